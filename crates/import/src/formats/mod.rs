@@ -1,0 +1,30 @@
+//! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
+
+use crate::{ImportError, Request, Result, Workspace, source::Source};
+use std::path::PathBuf;
+
+/// A foreign format.
+pub trait Format: Sync {
+    /// What `--format` calls it.
+    fn name(&self) -> &'static str;
+    /// One line for `--help`.
+    fn about(&self) -> &'static str;
+    /// The files a request reads, all checked to exist. Their lengths and times of change decide whether an
+    /// interrupted import can go on.
+    fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>>;
+    /// Describes what is in them. Steps that take long are recorded in the workspace.
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source>;
+}
+
+/// Every format, in the order `--help` lists them.
+pub fn all() -> Vec<&'static dyn Format> {
+    vec![]
+}
+
+/// The format of that name.
+pub fn by_name(name: &str) -> Result<&'static dyn Format> {
+    all().into_iter().find(|format| format.name() == name).ok_or_else(|| {
+        let names: Vec<_> = all().iter().map(|format| format.name()).collect();
+        ImportError::Request(format!("`{name}` is no format; use one of {}", names.join(", ")))
+    })
+}

@@ -1,0 +1,22 @@
+//! Foreign formats and generators, turned into datasets inside a memory budget. The only crate that knows
+//! foreign formats.
+//!
+//! A format reader describes what it found as a [`source::Source`]; [`build`] streams that into a dataset:
+//! edges through an external sort by target, rows straight through, everything resumable.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod formats;
+pub mod input;
+pub mod npy;
+mod request;
+pub mod sort;
+pub mod source;
+mod workspace;
+
+pub use error::{ImportError, Place, Result};
+pub use request::{EdgeColumnNames, Request, SplitChoice};
+pub use workspace::Workspace;
+
+/// Below this an import is refused: code, stacks and IO buffers alone take most of it.
+pub const MINIMUM_MEMORY_BYTES: u64 = 48 << 20;

@@ -1,0 +1,726 @@
+//! Reading numpy's `.npy`: header, then elements as a stream, from a file or from a member of an `.npz`.
+//! Version 1 to 3 headers, either byte order. Nothing is loaded whole.
+
+use crate::source::{
+    CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, IdSource, IdStream, RowSource, RowStream,
+};
+use crate::{Place, Result, input};
+use esker_types::Dtype;
+use half::{f16, slice::HalfFloatSliceExt};
+use std::{
+    io::{BufReader, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+/// Element types that Esker reads as numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Scalar {
+    Bool,
+    I8,
+    U8,
+    I16,
+    U16,
+    I32,
+    U32,
+    I64,
+    U64,
+    F16,
+    F32,
+    F64,
+}
+
+impl Scalar {
+    /// Bytes of an element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Scalar::Bool | Scalar::I8 | Scalar::U8 => 1,
+            Scalar::I16 | Scalar::U16 | Scalar::F16 => 2,
+            Scalar::I32 | Scalar::U32 | Scalar::F32 => 4,
+            Scalar::I64 | Scalar::U64 | Scalar::F64 => 8,
+        }
+    }
+
+    fn integral(self) -> bool {
+        !matches!(self, Scalar::F16 | Scalar::F32 | Scalar::F64)
+    }
+
+    /// The type and byte order (true: swap) that a numpy description such as `<f4` names.
+    pub fn from_descr(descr: &str) -> Option<(Scalar, bool)> {
+        let (order, code) = descr.split_at_checked(1)?;
+        let scalar = match code {
+            "b1" => Scalar::Bool,
+            "i1" => Scalar::I8,
+            "u1" => Scalar::U8,
+            "i2" => Scalar::I16,
+            "u2" => Scalar::U16,
+            "i4" => Scalar::I32,
+            "u4" => Scalar::U32,
+            "i8" => Scalar::I64,
+            "u8" => Scalar::U64,
+            "f2" => Scalar::F16,
+            "f4" => Scalar::F32,
+            "f8" => Scalar::F64,
+            _ => return None,
+        };
+        match order {
+            "<" | "|" | "=" => Some((scalar, false)),
+            ">" => Some((scalar, true)),
+            _ => None,
+        }
+    }
+}
+
+/// The header of an npy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Numpy's description of an element: `<f4`, `|O`, `<U19`.
+    pub descr: String,
+    /// Column-major.
+    pub fortran: bool,
+    /// Lengths of the axes.
+    pub shape: Vec<u64>,
+    /// Where elements start.
+    pub data_offset: u64,
+}
+
+impl Header {
+    /// Reads a header; `reader` then stands at the first element.
+    pub fn read(reader: &mut dyn Read, place: &Place) -> Result<Header> {
+        let mut start = [0u8; 10];
+        let bad = |found: &str| place.clone().bad("a numpy array (.npy)", found);
+        reader.read_exact(&mut start).map_err(|_| bad("fewer than 10 bytes"))?;
+        if &start[..6] != b"\x93NUMPY" {
+            return Err(bad("another file type (no \\x93NUMPY at the start)"));
+        }
+        let (length, prefix) = match start[6] {
+            1 => (u16::from_le_bytes([start[8], start[9]]) as u64, 10),
+            2 | 3 => {
+                let mut rest = [0u8; 2];
+                reader.read_exact(&mut rest).map_err(|_| bad("a cut header"))?;
+                (u32::from_le_bytes([start[8], start[9], rest[0], rest[1]]) as u64, 12)
+            }
+            version => return Err(bad(&format!("header version {version}"))),
+        };
+        if length > 1 << 20 {
+            return Err(bad(&format!("a header of {length} bytes")));
+        }
+        let mut text = vec![0u8; length as usize];
+        reader.read_exact(&mut text).map_err(|_| bad("a cut header"))?;
+        let text = String::from_utf8_lossy(&text);
+        let (descr, fortran, shape) =
+            parse_dictionary(&text).ok_or_else(|| bad(&format!("header {}", text.trim())))?;
+        Ok(Header { descr, fortran, shape, data_offset: prefix + length })
+    }
+
+    /// Number of elements; `None` when the product does not fit 64 bits.
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis))
+    }
+}
+
+/// Parses `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+fn parse_dictionary(text: &str) -> Option<(String, bool, Vec<u64>)> {
+    let value = |key: &str| {
+        let at = text.find(&format!("'{key}'"))? + key.len() + 2;
+        Some(text[at..].trim_start().strip_prefix(':')?.trim_start())
+    };
+    let descr = value("descr")?.strip_prefix('\'')?;
+    let descr = &descr[..descr.find('\'')?];
+    let fortran = match value("fortran_order")? {
+        rest if rest.starts_with("True") => true,
+        rest if rest.starts_with("False") => false,
+        _ => return None,
+    };
+    let shape = value("shape")?.strip_prefix('(')?;
+    let shape = shape[..shape.find(')')?]
+        .split(',')
+        .map(str::trim)
+        .filter(|axis| !axis.is_empty())
+        .map(|axis| axis.trim_end_matches('L').parse().ok())
+        .collect::<Option<Vec<u64>>>()?;
+    Some((descr.to_string(), fortran, shape))
+}
+
+/// An array on disk whose elements are numbers: an npy, a member of an npz, or raw values without a header.
+#[derive(Debug, Clone)]
+pub struct NpyArray {
+    path: PathBuf,
+    member: Option<input::Member>,
+    header: Header,
+    scalar: Scalar,
+    swap: bool,
+}
+
+impl NpyArray {
+    /// Opens `path`, checks its header against its length.
+    pub fn open(path: &Path) -> Result<NpyArray> {
+        let file = input::open(path)?;
+        let bytes = file.metadata().map_err(|error| Place::file(path).io(error))?.len();
+        let header = Header::read(&mut BufReader::new(file), &Place::file(path))?;
+        NpyArray::checked(path, None, header, bytes)
+    }
+
+    /// Opens a member of an npz; `member` is its name with or without `.npy`.
+    pub fn member(members: &[input::Member], path: &Path, name: &str) -> Result<NpyArray> {
+        let member = find_member(members, path, name)?;
+        let header = Header::read(&mut member.open()?, &member.place())?;
+        NpyArray::checked(path, Some(member.clone()), header, member.bytes)
+    }
+
+    /// Values without a header, as IGB's large files are: their shape must come from elsewhere.
+    pub fn raw(path: &Path, scalar: Scalar, shape: Vec<u64>) -> Result<NpyArray> {
+        let bytes = input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len();
+        let header = Header { descr: format!("raw {scalar:?}"), fortran: false, shape, data_offset: 0 };
+        let array = NpyArray { path: path.to_path_buf(), member: None, header, scalar, swap: false };
+        array.check_length(bytes)?;
+        Ok(array)
+    }
+
+    fn checked(path: &Path, member: Option<input::Member>, header: Header, bytes: u64) -> Result<NpyArray> {
+        let place = member.as_ref().map_or_else(|| Place::file(path), |member| member.place());
+        let Some((scalar, swap)) = Scalar::from_descr(&header.descr) else {
+            return Err(
+                place.bad("an array of integers, floats or booleans", format!("dtype {}", header.descr))
+            );
+        };
+        let array = NpyArray { path: path.to_path_buf(), member, header, scalar, swap };
+        array.check_length(bytes)?;
+        Ok(array)
+    }
+
+    fn check_length(&self, bytes: u64) -> Result<()> {
+        let wanted = self
+            .header
+            .elements()
+            .and_then(|elements| elements.checked_mul(self.scalar.bytes()))
+            .and_then(|payload| payload.checked_add(self.header.data_offset));
+        if wanted != Some(bytes) {
+            let wanted = wanted.map_or("more than 2^64".to_string(), |wanted| wanted.to_string());
+            let expected =
+                format!("{wanted} bytes for shape {:?} of {}", self.header.shape, self.header.descr);
+            return Err(self.place().bad(expected, format!("{bytes} bytes")));
+        }
+        Ok(())
+    }
+
+    /// Lengths of the axes.
+    pub fn shape(&self) -> &[u64] {
+        &self.header.shape
+    }
+
+    /// The element type.
+    pub fn scalar(&self) -> Scalar {
+        self.scalar
+    }
+
+    /// Column-major.
+    pub fn fortran(&self) -> bool {
+        self.header.fortran
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.header.elements().unwrap_or(0)
+    }
+
+    /// Where this array is, for messages.
+    pub fn place(&self) -> Place {
+        self.member.as_ref().map_or_else(|| Place::file(&self.path), |member| member.place())
+    }
+
+    /// Where a row of this array is, for messages.
+    pub fn row_place(&self, row: u64) -> Place {
+        let mut place = self.place();
+        if !place.detail.is_empty() {
+            place.detail.push_str(", ");
+        }
+        place.detail.push_str(&format!("row {row}"));
+        place
+    }
+
+    /// A stream of elements from number `first` on, in storage order.
+    pub fn stream(&self, first: u64) -> Result<Elements> {
+        let skip = self.header.data_offset + first * self.scalar.bytes();
+        let place = self.place();
+        let reader: Box<dyn Read + Send> = match &self.member {
+            Some(member) => {
+                let mut reader = member.open()?;
+                std::io::copy(&mut reader.by_ref().take(skip), &mut std::io::sink())
+                    .map_err(|error| place.clone().io(error))?;
+                reader
+            }
+            None => {
+                let mut file = input::open(&self.path)?;
+                file.seek(SeekFrom::Start(skip)).map_err(|error| place.clone().io(error))?;
+                Box::new(file)
+            }
+        };
+        Ok(Elements { reader, scalar: self.scalar, swap: self.swap, place, next: first, bytes: Vec::new() })
+    }
+}
+
+/// Finds `name` or `name.npy` among an archive's members.
+pub fn find_member<'a>(members: &'a [input::Member], path: &Path, name: &str) -> Result<&'a input::Member> {
+    members.iter().find(|m| m.name == name || m.name.strip_suffix(".npy") == Some(name)).ok_or_else(|| {
+        let names: Vec<_> = members.iter().map(|m| m.name.as_str()).take(16).collect();
+        Place::file(path).bad(format!("an array `{name}`"), format!("the arrays {}", names.join(", ")))
+    })
+}
+
+/// A stream of an array's elements, converted on the way.
+pub struct Elements {
+    reader: Box<dyn Read + Send>,
+    scalar: Scalar,
+    swap: bool,
+    place: Place,
+    next: u64,
+    bytes: Vec<u8>,
+}
+
+macro_rules! each {
+    ($bytes:expr, $type:ty, |$value:ident| $body:expr) => {
+        for chunk in $bytes.chunks_exact(size_of::<$type>()) {
+            let $value = <$type>::from_le_bytes(chunk.try_into().expect("chunks are exact"));
+            $body
+        }
+    };
+}
+
+impl Elements {
+    /// Reads `count` elements into `self.bytes`, in this machine's (little-endian) byte order.
+    fn load(&mut self, count: usize) -> Result<()> {
+        let width = self.scalar.bytes() as usize;
+        self.bytes.resize(count * width, 0);
+        self.reader.read_exact(&mut self.bytes).map_err(|error| self.place.clone().io(error))?;
+        if self.swap {
+            self.bytes.chunks_exact_mut(width).for_each(<[u8]>::reverse);
+        }
+        self.next += count as u64;
+        Ok(())
+    }
+
+    fn element_place(&self, back: usize) -> Place {
+        let mut place = self.place.clone();
+        if !place.detail.is_empty() {
+            place.detail.push_str(", ");
+        }
+        place.detail.push_str(&format!("element {}", self.next - back as u64));
+        place
+    }
+
+    /// Appends the next `count` elements, which must be whole numbers.
+    pub fn integers(&mut self, count: usize, out: &mut Vec<i64>) -> Result<()> {
+        if !self.scalar.integral() {
+            return Err(self.place.clone().bad("whole numbers", format!("dtype {:?}", self.scalar)));
+        }
+        self.load(count)?;
+        match self.scalar {
+            Scalar::Bool | Scalar::U8 => out.extend(self.bytes.iter().map(|v| *v as i64)),
+            Scalar::I8 => out.extend(self.bytes.iter().map(|v| *v as i8 as i64)),
+            Scalar::I16 => each!(self.bytes, i16, |v| out.push(v as i64)),
+            Scalar::U16 => each!(self.bytes, u16, |v| out.push(v as i64)),
+            Scalar::I32 => each!(self.bytes, i32, |v| out.push(v as i64)),
+            Scalar::U32 => each!(self.bytes, u32, |v| out.push(v as i64)),
+            Scalar::I64 => each!(self.bytes, i64, |v| out.push(v)),
+            Scalar::U64 => {
+                let first = out.len();
+                each!(self.bytes, u64, |v| out.push(v as i64));
+                if let Some(at) = out[first..].iter().position(|v| *v < 0) {
+                    let value = out[first + at] as u64;
+                    return Err(self.element_place(count - at).bad("a number below 2^63", value));
+                }
+            }
+            Scalar::F16 | Scalar::F32 | Scalar::F64 => unreachable!("refused above"),
+        }
+        Ok(())
+    }
+
+    /// Appends the next `count` elements, which must be whole and not negative: ids.
+    pub fn ids(&mut self, count: usize, out: &mut Vec<u64>) -> Result<()> {
+        let first = out.len();
+        let mut signed = Vec::with_capacity(count);
+        self.integers(count, &mut signed)?;
+        out.extend(signed.iter().map(|v| *v as u64));
+        // One pass that only looks at signs, then the slow search for the culprit.
+        if out[first..].iter().fold(0, |all, v| all | v) >> 63 != 0
+            && let Some(at) = signed.iter().position(|v| *v < 0)
+        {
+            return Err(self.element_place(count - at).bad("an id, 0 or more", signed[at]));
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with the next elements as f32.
+    pub fn floats(&mut self, out: &mut [f32]) -> Result<()> {
+        if self.scalar == Scalar::F32 && !self.swap {
+            self.reader
+                .read_exact(bytemuck::cast_slice_mut(out))
+                .map_err(|error| self.place.clone().io(error))?;
+            self.next += out.len() as u64;
+            return Ok(());
+        }
+        self.load(out.len())?;
+        macro_rules! convert {
+            ($type:ty) => {{
+                let mut slots = out.iter_mut();
+                each!(self.bytes, $type, |v| if let Some(slot) = slots.next() {
+                    *slot = v as f32
+                });
+            }};
+        }
+        match self.scalar {
+            Scalar::Bool | Scalar::U8 => convert!(u8),
+            Scalar::I8 => convert!(i8),
+            Scalar::I16 => convert!(i16),
+            Scalar::U16 => convert!(u16),
+            Scalar::I32 => convert!(i32),
+            Scalar::U32 => convert!(u32),
+            Scalar::I64 => convert!(i64),
+            Scalar::U64 => convert!(u64),
+            Scalar::F32 => convert!(f32),
+            Scalar::F64 => convert!(f64),
+            Scalar::F16 => {
+                let halves: Vec<f16> =
+                    self.bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+                halves.convert_to_f32_slice(out);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A matrix (or a vector, as a matrix of one column) as feature or label rows.
+pub struct NpyRows(NpyArray);
+
+impl NpyRows {
+    /// Checks that the array is a vector or a row-major matrix.
+    pub fn new(array: NpyArray) -> Result<NpyRows> {
+        let shape = array.shape();
+        if shape.len() > 2 || shape.is_empty() {
+            return Err(array.place().bad("a matrix or a vector", format!("shape {shape:?}")));
+        }
+        if shape.len() == 2 && array.fortran() && shape[0] > 1 && shape[1] > 1 {
+            let remedy = "a column-major matrix; save it again after numpy.ascontiguousarray";
+            return Err(array.place().bad("a row-major matrix", remedy));
+        }
+        Ok(NpyRows(array))
+    }
+}
+
+struct NpyRowStream(Elements);
+
+impl RowSource for NpyRows {
+    fn rows(&self) -> u64 {
+        self.0.shape()[0]
+    }
+    fn dim(&self) -> usize {
+        self.0.shape().get(1).copied().unwrap_or(1) as usize
+    }
+    fn natural_dtype(&self) -> Dtype {
+        if self.0.scalar() == Scalar::F16 { Dtype::F16 } else { Dtype::F32 }
+    }
+    fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
+        Ok(Box::new(NpyRowStream(self.0.stream(first * self.dim() as u64)?)))
+    }
+    fn place(&self, row: u64) -> Place {
+        self.0.row_place(row)
+    }
+}
+
+impl RowStream for NpyRowStream {
+    fn fill(&mut self, rows: &mut [f32]) -> Result<()> {
+        self.0.floats(rows)
+    }
+}
+
+/// An edge list in npy form: shape (2, E) or (E, 2), either order in storage, with optional columns of length E.
+pub struct NpyEdges {
+    ends: NpyArray,
+    pairs: bool,
+    count: u64,
+    relations: Option<NpyArray>,
+    weights: Option<NpyArray>,
+    times: Option<NpyArray>,
+}
+
+impl NpyEdges {
+    /// Takes the array for what its shape says; `pairs` settles (2, 2), where it says nothing: true for (E, 2).
+    pub fn new(ends: NpyArray, pairs: bool) -> Result<NpyEdges> {
+        let (count, by_pairs) = match *ends.shape() {
+            [2, 2] => (2, pairs),
+            [2, count] => (count, false),
+            [count, 2] => (count, true),
+            ref shape => {
+                return Err(ends
+                    .place()
+                    .bad("an edge list of shape (2, E) or (E, 2)", format!("shape {shape:?}")));
+            }
+        };
+        if !ends.scalar().integral() || ends.scalar() == Scalar::Bool {
+            return Err(ends.place().bad("an edge list of integers", format!("dtype {:?}", ends.scalar())));
+        }
+        // Column-major storage of one shape is row-major storage of the other.
+        let pairs = by_pairs != ends.fortran();
+        Ok(NpyEdges { ends, pairs, count, relations: None, weights: None, times: None })
+    }
+
+    fn column(&self, array: Option<NpyArray>, what: &str) -> Result<Option<NpyArray>> {
+        match array {
+            Some(array) if array.elements() != self.count => {
+                Err(array.place().bad(format!("{} {what}, one an edge", self.count), array.elements()))
+            }
+            array => Ok(array),
+        }
+    }
+
+    /// Adds columns of the edges' length.
+    pub fn with(
+        mut self,
+        relations: Option<NpyArray>,
+        weights: Option<NpyArray>,
+        times: Option<NpyArray>,
+    ) -> Result<NpyEdges> {
+        self.relations = self.column(relations, "relations")?;
+        self.weights = self.column(weights, "weights")?;
+        self.times = self.column(times, "times")?;
+        Ok(self)
+    }
+}
+
+struct NpyEdgeStream {
+    sources: Elements,
+    /// `None` when ends come in pairs from `sources`.
+    targets: Option<Elements>,
+    relations: Option<Elements>,
+    weights: Option<Elements>,
+    times: Option<Elements>,
+    left: u64,
+    ids: Vec<u64>,
+    other_ids: Vec<u64>,
+    integers: Vec<i64>,
+    floats: Vec<f32>,
+}
+
+impl EdgeSource for NpyEdges {
+    fn count(&self) -> Option<u64> {
+        Some(self.count)
+    }
+    fn columns(&self) -> EdgeColumns {
+        EdgeColumns {
+            relation: self.relations.is_some(),
+            weight: self.weights.is_some(),
+            time: self.times.is_some(),
+        }
+    }
+    fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
+        let skip = skip.min(self.count);
+        let column = |array: &Option<NpyArray>| array.as_ref().map(|array| array.stream(skip)).transpose();
+        Ok(Box::new(NpyEdgeStream {
+            sources: self.ends.stream(if self.pairs { skip * 2 } else { skip })?,
+            targets: if self.pairs { None } else { Some(self.ends.stream(self.count + skip)?) },
+            relations: column(&self.relations)?,
+            weights: column(&self.weights)?,
+            times: column(&self.times)?,
+            left: self.count - skip,
+            ids: Vec::new(),
+            other_ids: Vec::new(),
+            integers: Vec::new(),
+            floats: Vec::new(),
+        }))
+    }
+    fn place(&self, position: u64) -> Place {
+        let mut place = self.ends.row_place(position);
+        place.detail = place.detail.replace("row ", "edge ");
+        place
+    }
+}
+
+impl EdgeStream for NpyEdgeStream {
+    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+        out.clear();
+        let count = self.left.min(CHUNK as u64) as usize;
+        self.left -= count as u64;
+        if count == 0 {
+            return Ok(false);
+        }
+        self.ids.clear();
+        match &mut self.targets {
+            None => {
+                self.sources.ids(count * 2, &mut self.ids)?;
+                out.extend(self.ids.chunks_exact(2).map(|ends| Edge {
+                    source: ends[0],
+                    target: ends[1],
+                    ..Edge::default()
+                }));
+            }
+            Some(targets) => {
+                self.sources.ids(count, &mut self.ids)?;
+                self.other_ids.clear();
+                targets.ids(count, &mut self.other_ids)?;
+                let ends = self.ids.iter().zip(&self.other_ids);
+                out.extend(ends.map(|(source, target)| Edge {
+                    source: *source,
+                    target: *target,
+                    ..Edge::default()
+                }));
+            }
+        }
+        if let Some(relations) = &mut self.relations {
+            self.integers.clear();
+            relations.integers(count, &mut self.integers)?;
+            for (at, (edge, relation)) in out.iter_mut().zip(&self.integers).enumerate() {
+                edge.relation = u32::try_from(*relation).map_err(|_| {
+                    relations.element_place(count - at).bad("a relation number below 2^32", relation)
+                })?;
+            }
+        }
+        if let Some(weights) = &mut self.weights {
+            self.floats.resize(count, 0.0);
+            weights.floats(&mut self.floats)?;
+            out.iter_mut().zip(&self.floats).for_each(|(edge, weight)| edge.weight = *weight);
+        }
+        if let Some(times) = &mut self.times {
+            self.integers.clear();
+            times.integers(count, &mut self.integers)?;
+            out.iter_mut().zip(&self.integers).for_each(|(edge, time)| edge.time = *time);
+        }
+        Ok(true)
+    }
+}
+
+/// A list of node ids, or a mask (booleans) whose true positions are the ids.
+pub struct NpyIds(NpyArray);
+
+impl NpyIds {
+    /// Checks that the array is a vector of integers or booleans (a matrix of one column or row will do).
+    pub fn new(array: NpyArray) -> Result<NpyIds> {
+        if array.shape().iter().filter(|axis| **axis != 1).count() > 1 {
+            return Err(array.place().bad("a list of ids", format!("shape {:?}", array.shape())));
+        }
+        if !array.scalar().integral() {
+            return Err(array
+                .place()
+                .bad("a list of integer ids, or a boolean mask", format!("dtype {:?}", array.scalar())));
+        }
+        Ok(NpyIds(array))
+    }
+}
+
+struct NpyIdStream {
+    elements: Elements,
+    mask: bool,
+    left: u64,
+    position: u64,
+    flags: Vec<i64>,
+}
+
+impl IdSource for NpyIds {
+    fn open(&self) -> Result<Box<dyn IdStream>> {
+        Ok(Box::new(NpyIdStream {
+            elements: self.0.stream(0)?,
+            mask: self.0.scalar() == Scalar::Bool,
+            left: self.0.elements(),
+            position: 0,
+            flags: Vec::new(),
+        }))
+    }
+    fn place(&self, position: u64) -> Place {
+        self.0.row_place(position)
+    }
+}
+
+impl IdStream for NpyIdStream {
+    fn next(&mut self, out: &mut Vec<u64>) -> Result<bool> {
+        out.clear();
+        while out.is_empty() && self.left > 0 {
+            let count = self.left.min(CHUNK as u64) as usize;
+            self.left -= count as u64;
+            if self.mask {
+                self.flags.clear();
+                self.elements.integers(count, &mut self.flags)?;
+                let first = self.position;
+                out.extend((first..).zip(&self.flags).filter(|(_, flag)| **flag != 0).map(|(id, _)| id));
+            } else {
+                self.elements.ids(count, out)?;
+            }
+            self.position += count as u64;
+        }
+        Ok(!out.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.extend(data);
+        bytes
+    }
+
+    fn check_floats(descr: &str, data: &[u8], expected: &[f32]) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.npy");
+        std::fs::write(&path, npy(descr, &format!("({},)", expected.len()), data)).unwrap();
+        let array = NpyArray::open(&path).unwrap();
+        let mut out = vec![0.0; expected.len()];
+        array.stream(0).unwrap().floats(&mut out).unwrap();
+        assert_eq!(out, expected, "{descr}");
+        let mut last = [0.0];
+        array.stream(expected.len() as u64 - 1).unwrap().floats(&mut last).unwrap();
+        assert_eq!(last[0], expected[expected.len() - 1]);
+    }
+
+    #[test]
+    fn every_number_type_in_either_byte_order_reads_as_f32() {
+        check_floats("<f4", &[0, 0, 128, 63, 0, 0, 0, 192], &[1.0, -2.0]);
+        check_floats(">f4", &[63, 128, 0, 0, 192, 0, 0, 0], &[1.0, -2.0]);
+        check_floats("<f2", &[0, 60, 0, 192], &[1.0, -2.0]);
+        check_floats("<f8", &1.5f64.to_le_bytes(), &[1.5]);
+        check_floats("|u1", &[7, 255], &[7.0, 255.0]);
+        check_floats("|i1", &[7, 255], &[7.0, -1.0]);
+        check_floats("|b1", &[0, 1], &[0.0, 1.0]);
+        check_floats(">i2", &[1, 0], &[256.0]);
+        check_floats("<u4", &[1, 0, 0, 0], &[1.0]);
+        check_floats("<i8", &(-3i64).to_le_bytes(), &[-3.0]);
+    }
+
+    fn edges_of(shape: &str, ids: &[i64]) -> Result<Vec<(u64, u64)>> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("e.npy");
+        let data: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        std::fs::write(&path, npy("<i8", shape, &data)).unwrap();
+        let edges = NpyEdges::new(NpyArray::open(&path)?, false)?;
+        let (mut stream, mut chunk, mut all) = (edges.open(0)?, Vec::new(), Vec::new());
+        while stream.next(&mut chunk)? {
+            all.extend(chunk.iter().map(|edge| (edge.source, edge.target)));
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn edges_come_as_two_rows_or_as_pairs() {
+        assert_eq!(edges_of("(2, 3)", &[1, 2, 3, 4, 5, 6]).unwrap(), [(1, 4), (2, 5), (3, 6)]);
+        assert_eq!(edges_of("(3, 2)", &[1, 4, 2, 5, 3, 6]).unwrap(), [(1, 4), (2, 5), (3, 6)]);
+        assert!(edges_of("(6,)", &[1, 2, 3, 4, 5, 6]).is_err());
+    }
+
+    #[test]
+    fn a_negative_id_is_named_with_its_element() {
+        let message = edges_of("(2, 3)", &[1, 2, 3, 4, -5, 6]).unwrap_err().to_string();
+        assert!(message.contains("element 4") && message.contains("-5"), "{message}");
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_the_shape_is_an_error() {
+        let message = edges_of("(2, 3)", &[1, 2, 3, 4, 5]).unwrap_err().to_string();
+        assert!(message.contains("expected") && message.contains("found"), "{message}");
+        assert!(edges_of("(2, 4611686018427387904)", &[1, 2]).is_err());
+        assert!(edges_of("(9223372036854775807, 2)", &[1, 2]).is_err());
+    }
+}

@@ -1,0 +1,181 @@
+use crate::source::LabelKind;
+use crate::{ImportError, Result};
+use esker_types::Dtype;
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// What the user asked to import, resolved. Everything in it that shapes the result takes part in the
+/// fingerprint that decides whether an interrupted import can go on; memory and threads do not.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct Request {
+    /// The format's name.
+    pub format: String,
+    /// Directory or file that holds the dataset, for formats with a layout of their own.
+    pub from: Option<PathBuf>,
+    /// Name inside that directory (Planetoid: `cora`; OGB: the split).
+    pub name: Option<String>,
+    /// Edge list.
+    pub edges: Option<PathBuf>,
+    /// Dense feature matrix.
+    pub features: Option<PathBuf>,
+    /// Sparse feature matrix, a scipy CSR npz.
+    pub features_csr: Option<PathBuf>,
+    /// Labels.
+    pub labels: Option<PathBuf>,
+    /// What labels mean, when the format's guess is wrong.
+    pub label_kind: Option<LabelKind>,
+    /// NaN labels mean "no label".
+    pub nan_is_unlabelled: bool,
+    /// Training ids.
+    pub train: Option<PathBuf>,
+    /// Validation ids.
+    pub valid: Option<PathBuf>,
+    /// Test ids.
+    pub test: Option<PathBuf>,
+    /// A split to make, or a file with one.
+    pub split: Option<SplitChoice>,
+    /// Which of several splits in one file.
+    pub split_index: usize,
+    /// CSC: where each node's in-neighbours start.
+    pub indptr: Option<PathBuf>,
+    /// CSC: in-neighbours.
+    pub indices: Option<PathBuf>,
+    /// Field separator of text files.
+    pub delimiter: Option<char>,
+    /// Columns of the edge list by header name or number from 0: source, target and, optionally, relation, weight, time.
+    pub columns: EdgeColumnNames,
+    /// File of string ids, one a line, in the order of the feature rows.
+    pub node_ids: Option<PathBuf>,
+    /// Edge weights, an npy in edge order.
+    pub edge_weights: Option<PathBuf>,
+    /// Edge times, an npy in edge order.
+    pub edge_times: Option<PathBuf>,
+    /// Edge feature rows, an npy in edge order.
+    pub edge_features: Option<PathBuf>,
+    /// Ids in the edge list are strings even if they look like numbers.
+    pub string_ids: bool,
+    /// Number of nodes, when no file tells.
+    pub nodes: Option<u64>,
+    /// Take edges exactly as stored, whatever the format's users usually do.
+    pub as_stored: bool,
+    /// Add the reverse of every edge.
+    pub add_reverse: bool,
+    /// Keep one of several equal edges.
+    pub remove_duplicates: bool,
+    /// Drop self-loops.
+    pub remove_self_loops: bool,
+    /// Keep the largest weakly connected component.
+    pub largest_component: bool,
+    /// Divide each feature row by its sum.
+    pub row_normalise: bool,
+    /// Store features in this dtype.
+    pub dtype: Option<Dtype>,
+    /// Store out-neighbours too.
+    pub out_neighbours: bool,
+    /// Store each edge's position in the original list.
+    pub keep_positions: bool,
+    /// Seed of splits that are drawn.
+    pub seed: u64,
+    /// Store 64-bit ids even where 32 bits would do.
+    pub wide_ids: bool,
+}
+
+/// Names of the edge list's columns.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct EdgeColumnNames {
+    /// Message source.
+    pub source: Option<String>,
+    /// Message target.
+    pub target: Option<String>,
+    /// Kind of edge.
+    pub relation: Option<String>,
+    /// Weight.
+    pub weight: Option<String>,
+    /// Time.
+    pub time: Option<String>,
+}
+
+/// Where the split comes from when the format has none, or should not be asked.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SplitChoice {
+    /// So many training and validation nodes of each class, the other labelled nodes test.
+    PerClass {
+        /// Training nodes a class.
+        train: u64,
+        /// Validation nodes a class.
+        valid: u64,
+    },
+    /// Shares of the labelled nodes (of all nodes where there are no labels).
+    Share {
+        /// Training share.
+        train: f64,
+        /// Validation share.
+        valid: f64,
+        /// Test share.
+        test: f64,
+    },
+    /// A file that holds the split.
+    File(PathBuf),
+}
+
+impl FromStr for SplitChoice {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<SplitChoice, String> {
+        if let Some(counts) = word.strip_prefix("per-class:") {
+            let counts: Vec<u64> = counts
+                .split(',')
+                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no count; write per-class:20,30")))
+                .collect::<Result<_, _>>()?;
+            return match counts[..] {
+                [train, valid] => Ok(SplitChoice::PerClass { train, valid }),
+                _ => Err(format!("`{word}`: write per-class:TRAIN,VALID, as in per-class:20,30")),
+            };
+        }
+        if let Some(shares) = word.strip_prefix("share:") {
+            let shares: Vec<f64> = shares
+                .split(',')
+                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no share; write share:0.6,0.2,0.2")))
+                .collect::<Result<_, _>>()?;
+            return match shares[..] {
+                [train, valid, test]
+                    if shares.iter().all(|s| (0.0..=1.0).contains(s))
+                        && shares.iter().sum::<f64>() <= 1.0 + 1e-9 =>
+                {
+                    Ok(SplitChoice::Share { train, valid, test })
+                }
+                _ => Err(format!(
+                    "`{word}`: write share:TRAIN,VALID,TEST with shares that add up to at most 1"
+                )),
+            };
+        }
+        Ok(SplitChoice::File(word.into()))
+    }
+}
+
+impl Request {
+    /// The value of a flag that this format cannot do without.
+    pub fn need<'a>(&self, value: &'a Option<PathBuf>, flag: &str) -> Result<&'a Path> {
+        value.as_deref().ok_or_else(|| {
+            ImportError::Request(format!("--format {} needs {flag}; see `esker import --help`", self.format))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_are_read_as_people_write_them() {
+        assert_eq!("per-class:20,30".parse(), Ok(SplitChoice::PerClass { train: 20, valid: 30 }));
+        assert_eq!("share:0.6,0.2,0.2".parse(), Ok(SplitChoice::Share { train: 0.6, valid: 0.2, test: 0.2 }));
+        assert_eq!("S.npy".parse(), Ok(SplitChoice::File("S.npy".into())));
+        for word in ["per-class:20", "per-class:a,b", "share:0.9,0.9,0.1", "share:1"] {
+            assert!(word.parse::<SplitChoice>().is_err(), "{word}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! External sort of fixed-size records inside a memory budget.

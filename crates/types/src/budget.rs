@@ -1,0 +1,110 @@
+use crate::ByteCount;
+use std::{fs, path::Path};
+
+/// What a job may use. A promise: every buffer is sized from it before work starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Resident memory of this process, page cache not counted.
+    pub host_bytes: u64,
+}
+
+/// How much memory this machine lets this process use, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// The limit.
+    pub bytes: u64,
+    /// Where it comes from, in words for a user.
+    pub from: String,
+}
+
+impl Budget {
+    /// The budget for `--memory`, or four fifths of what the machine has to give.
+    pub fn resolve(asked: Option<ByteCount>) -> Budget {
+        let host_bytes = asked.map_or_else(|| machine_memory_limit().bytes / 5 * 4, |asked| asked.0);
+        Budget { host_bytes }
+    }
+}
+
+/// The smaller of the available memory and the cgroup limit (v1 or v2) of this process.
+pub fn machine_memory_limit() -> MemoryLimit {
+    let available = MemoryLimit {
+        bytes: meminfo_bytes("MemAvailable").unwrap_or(4 << 30),
+        from: "available memory (MemAvailable)".into(),
+    };
+    match cgroup_limit(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")) {
+        Some(limit) if limit.bytes < available.bytes => limit,
+        _ => available,
+    }
+}
+
+/// The most memory this process has had resident so far (`VmHWM`); 0 where the kernel does not say.
+pub fn peak_resident_bytes() -> u64 {
+    kib_line(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM").unwrap_or(0)
+}
+
+fn meminfo_bytes(key: &str) -> Option<u64> {
+    kib_line(&fs::read_to_string("/proc/meminfo").ok()?, key)
+}
+
+fn kib_line(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.split(':').next() == Some(key))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+}
+
+/// The tightest limit on the path from this process's group up to the root: any ancestor may hold it.
+fn cgroup_limit(membership: &Path, root: &Path) -> Option<MemoryLimit> {
+    let text = fs::read_to_string(membership).ok()?;
+    let mut tightest: Option<MemoryLimit> = None;
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
+        let (base, file) = match controllers {
+            "" => (root.to_path_buf(), "memory.max"),
+            c if c.split(',').any(|c| c == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        let mut directory = base.join(group.trim_start_matches('/'));
+        while directory.starts_with(&base) {
+            let path = directory.join(file);
+            let limit = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+            // v1 says "no limit" with a number near 2^63.
+            if let Some(bytes) = limit.filter(|bytes| *bytes < 1 << 60)
+                && tightest.as_ref().is_none_or(|t| bytes < t.bytes)
+            {
+                tightest = Some(MemoryLimit { bytes, from: format!("cgroup limit ({})", path.display()) });
+            }
+            if !directory.pop() {
+                break;
+            }
+        }
+    }
+    tightest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tightest_group_on_the_way_up_counts() {
+        let root = std::env::temp_dir().join(format!("esker-cgroup-{}", std::process::id()));
+        let group = root.join("memory/a/b");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(root.join("memory/a/memory.limit_in_bytes"), "1000000\n").unwrap();
+        fs::write(group.join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
+        let membership = root.join("cgroup");
+        fs::write(&membership, "5:cpu,cpuacct:/x\n3:memory:/a/b\n").unwrap();
+        assert_eq!(cgroup_limit(&membership, &root).unwrap().bytes, 1_000_000);
+        fs::write(&membership, "0::/a/b\n").unwrap();
+        assert_eq!(cgroup_limit(&membership, &root), None);
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/memory.max"), "2000000\n").unwrap();
+        assert_eq!(cgroup_limit(&membership, &root).unwrap().bytes, 2_000_000);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn this_process_has_a_peak() {
+        assert!(peak_resident_bytes() > 100_000);
+    }
+}

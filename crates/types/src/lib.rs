@@ -1,0 +1,18 @@
+//! The words every other crate speaks: ids, sizes, dtypes, budgets, progress and counter-based random numbers.
+//!
+//! Nothing here opens a dataset or knows a policy. The only files read are the kernel's own (`/proc`, cgroups),
+//! to learn how much memory this process may use and has used.
+#![forbid(unsafe_code)]
+
+mod budget;
+mod bytes;
+mod dtype;
+mod ids;
+mod progress;
+pub mod random;
+
+pub use budget::{Budget, MemoryLimit, machine_memory_limit, peak_resident_bytes};
+pub use bytes::{ByteCount, ParseBytesError, grouped};
+pub use dtype::{Dtype, ParseDtypeError};
+pub use ids::{IdWidth, NodeId};
+pub use progress::{Progress, Silent, Unit};
