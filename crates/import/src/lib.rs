@@ -5,6 +5,7 @@
 //! edges through an external sort by target, rows straight through, everything resumable.
 #![forbid(unsafe_code)]
 
+pub mod build;
 mod error;
 pub mod formats;
 pub mod input;
@@ -14,6 +15,7 @@ pub mod sort;
 pub mod source;
 mod workspace;
 
+pub use build::{Job, import};
 pub use error::{ImportError, Place, Result};
 pub use request::{EdgeColumnNames, Request, SplitChoice};
 pub use workspace::Workspace;
