@@ -8,6 +8,7 @@
 pub mod build;
 mod error;
 pub mod formats;
+pub mod generate;
 pub mod input;
 pub mod npy;
 mod request;
