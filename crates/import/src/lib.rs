@@ -5,8 +5,12 @@
 //! edges through an external sort by target, rows straight through, everything resumable.
 #![forbid(unsafe_code)]
 
+pub mod csr;
 mod error;
+#[cfg(test)]
+mod fixture;
 pub mod formats;
+pub mod idlist;
 pub mod input;
 pub mod npy;
 mod request;
