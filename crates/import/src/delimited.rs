@@ -73,7 +73,9 @@ impl Read for Bounded {
         if left == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("a record longer than {RECORD_BYTES} bytes; is a line end or a closing quote missing?"),
+                format!(
+                    "a record longer than {RECORD_BYTES} bytes; is a line end or a closing quote missing?"
+                ),
             ));
         }
         let count = self.reader.read(out)?;
@@ -100,8 +102,7 @@ impl Records {
             .quoting(dialect.quoting())
             .has_headers(false)
             .from_reader(bounded);
-        let mut records =
-            Records { path: path.to_path_buf(), reader, left, record: csv::ByteRecord::new() };
+        let mut records = Records { path: path.to_path_buf(), reader, left, record: csv::ByteRecord::new() };
         if dialect.header {
             records.advance()?;
         }
@@ -172,6 +173,48 @@ impl Records {
     pub fn name(&self, column: usize) -> Result<&[u8]> {
         let field = self.field(column)?;
         if field.is_empty() { Err(self.bad(column, "a name")) } else { Ok(field) }
+    }
+}
+
+/// A stream of lines, each a name.
+pub struct Lines {
+    path: PathBuf,
+    reader: Box<dyn BufRead + Send>,
+    line: Vec<u8>,
+    number: u64,
+}
+
+impl Lines {
+    /// Opens `path` before its first line.
+    pub fn open(path: &Path) -> Result<Lines> {
+        Ok(Lines { path: path.to_path_buf(), reader: input::open_text(path)?, line: Vec::new(), number: 0 })
+    }
+
+    /// Moves to the next line, which must not be empty; `false` when there is none.
+    pub fn advance(&mut self) -> Result<bool> {
+        self.line.clear();
+        self.number += 1;
+        let count = (&mut self.reader)
+            .take(RECORD_BYTES)
+            .read_until(b'\n', &mut self.line)
+            .map_err(|error| self.place().io(error))?;
+        if count as u64 == RECORD_BYTES {
+            return Err(self.place().bad("a name", format!("a line longer than {RECORD_BYTES} bytes")));
+        }
+        if count > 0 && self.name().is_empty() {
+            return Err(self.place().bad("a name", "an empty line"));
+        }
+        Ok(count > 0)
+    }
+
+    /// The current line, without spaces around it.
+    pub fn name(&self) -> &[u8] {
+        self.line.trim_ascii()
+    }
+
+    /// Where the current line is.
+    pub fn place(&self) -> Place {
+        Place::at(&self.path, format!("line {}", self.number))
     }
 }
 
@@ -410,8 +453,7 @@ pub fn read_attributes(
         };
     }
     if let Some(column) = layout.weight {
-        edge.weight =
-            parse_float(records.field(column)?).ok_or_else(|| records.bad(column, "a weight"))?;
+        edge.weight = parse_float(records.field(column)?).ok_or_else(|| records.bad(column, "a weight"))?;
     }
     if let Some(column) = layout.time {
         let text = std::str::from_utf8(records.field(column)?).unwrap_or_default();
@@ -471,7 +513,9 @@ mod tests {
     #[test]
     fn an_empty_field_is_nan_only_where_that_is_allowed() {
         assert!(rows_of("1,\n3,4\n", 2, true).unwrap()[1].is_nan());
-        assert!(message("1,\n3,4\n", 2).contains("x.csv, line 1: expected a number in column 1, found nothing"));
+        assert!(
+            message("1,\n3,4\n", 2).contains("x.csv, line 1: expected a number in column 1, found nothing")
+        );
     }
 
     #[test]

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod csr;
+pub mod delimited;
+pub mod dictionary;
 mod error;
 #[cfg(test)]
 mod fixture;
@@ -13,9 +15,12 @@ pub mod formats;
 pub mod idlist;
 pub mod input;
 pub mod npy;
+pub mod parquet_file;
+pub mod parquet_rows;
 mod request;
 pub mod sort;
 pub mod source;
+mod string_sort;
 mod workspace;
 
 pub use error::{ImportError, Place, Result};
