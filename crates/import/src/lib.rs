@@ -12,6 +12,7 @@ mod error;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
+pub mod given;
 pub mod idlist;
 pub mod input;
 pub mod npy;
