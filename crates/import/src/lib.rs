@@ -6,14 +6,24 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
+pub mod csr;
+pub mod delimited;
+pub mod dictionary;
 mod error;
+#[cfg(test)]
+mod fixture;
 pub mod formats;
 pub mod generate;
+pub mod given;
+pub mod idlist;
 pub mod input;
 pub mod npy;
+pub mod parquet_file;
+pub mod parquet_rows;
 mod request;
 pub mod sort;
 pub mod source;
+mod string_sort;
 mod workspace;
 
 pub use build::{Job, import};

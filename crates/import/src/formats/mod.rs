@@ -1,5 +1,14 @@
 //! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
 
+mod csc;
+mod csv;
+pub mod graphbolt;
+mod igb;
+mod npy;
+mod ogb;
+mod parquet;
+mod triples;
+
 use crate::{ImportError, Request, Result, Workspace, source::Source};
 use std::path::PathBuf;
 
@@ -18,7 +27,16 @@ pub trait Format: Sync {
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
-    vec![]
+    vec![
+        &npy::Npy,
+        &csc::Csc,
+        &csv::Csv,
+        &parquet::Parquet,
+        &triples::Triples,
+        &ogb::Ogb,
+        &igb::Igb,
+        &graphbolt::GraphBolt,
+    ]
 }
 
 /// The format of that name.
