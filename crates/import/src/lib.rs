@@ -13,6 +13,7 @@ pub mod formats;
 pub mod idlist;
 pub mod input;
 pub mod npy;
+pub mod pickle;
 mod request;
 pub mod sort;
 pub mod source;
