@@ -17,6 +17,7 @@ pub mod pickle;
 mod request;
 pub mod sort;
 pub mod source;
+mod torch;
 mod workspace;
 
 pub use error::{ImportError, Place, Result};

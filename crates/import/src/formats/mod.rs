@@ -1,5 +1,9 @@
 //! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
 
+mod classes;
+mod mag240m;
+mod papers100m;
+
 use crate::{ImportError, Request, Result, Workspace, source::Source};
 use std::path::PathBuf;
 
@@ -18,7 +22,7 @@ pub trait Format: Sync {
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
-    vec![]
+    vec![&mag240m::Mag240m, &papers100m::Papers100m]
 }
 
 /// The format of that name.

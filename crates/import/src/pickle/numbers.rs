@@ -87,7 +87,13 @@ pub(super) fn strings(element: ElementType, bytes: &[u8]) -> Option<Vec<String>>
     bytes.chunks_exact(width).map(|bytes| string(element, bytes)).collect()
 }
 
-impl Numbers<'_> {
+impl<'p> Numbers<'p> {
+    /// Elements in this machine's byte order, as torch stores them; `None` if they are not whole.
+    pub fn new(scalar: Scalar, bytes: &'p [u8]) -> Option<Numbers<'p>> {
+        let whole = bytes.len().is_multiple_of(scalar.bytes() as usize);
+        whole.then_some(Numbers { scalar, shape: &[], swap: false, fortran: false, bytes })
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.scalar.bytes() as usize
