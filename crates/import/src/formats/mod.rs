@@ -1,7 +1,9 @@
 //! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
 
 mod classes;
+mod gnn_npz;
 mod mag240m;
+mod masked_npz;
 mod papers100m;
 
 use crate::{ImportError, Request, Result, Workspace, source::Source};
@@ -22,7 +24,7 @@ pub trait Format: Sync {
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
-    vec![&mag240m::Mag240m, &papers100m::Papers100m]
+    vec![&gnn_npz::GnnNpz, &masked_npz::MaskedNpz, &mag240m::Mag240m, &papers100m::Papers100m]
 }
 
 /// The format of that name.

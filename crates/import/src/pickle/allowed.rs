@@ -86,7 +86,9 @@ pub(super) fn make(machine: &mut Machine, callable: Value, arguments: Value) -> 
         return numpy_scalar(machine, *element, *data);
     }
     let node = match (global, &arguments[..]) {
-        (Global::ElementType, [code, ..]) => element_type(machine, *code),
+        (Global::ElementType, [code, ..]) => {
+            short_text(machine, *code).and_then(|code| ElementType::from_code(&code)).map(Node::ElementType)
+        }
         (Global::ReconstructArray, _) => Some(empty_array()),
         (Global::ArrayFromBuffer, [data, element, shape, order]) => {
             array_from_buffer(machine, *data, *element, *shape, *order)
@@ -137,22 +139,6 @@ pub(super) fn build(machine: &mut Machine, object: Value, state: Value) -> Resul
         }
         _ => Err(machine.bad("a state as numpy and scipy write it", "another")),
     }
-}
-
-fn element_type<'a>(machine: &Machine<'a, '_>, code: Value) -> Option<Node<'a>> {
-    let code = short_text(machine, code)?;
-    let (swap, code) = match code.strip_prefix(['<', '|', '=']) {
-        Some(rest) => (false, rest),
-        None => (code.starts_with('>'), code.strip_prefix('>').unwrap_or(&code)),
-    };
-    let width = || code.get(1..).and_then(|digits| digits.parse().ok());
-    let kind = match code.as_bytes().first()? {
-        b'O' => Kind::Object,
-        b'U' => Kind::Text(width()?),
-        b'S' => Kind::Bytes(width()?),
-        _ => Kind::Number(Scalar::from_descr(&format!("|{code}"))?.0),
-    };
-    Some(Node::ElementType(ElementType { kind, swap }))
 }
 
 /// State `(3, '<', None, None, None, ...)`: version, byte order, then what structured types have.

@@ -69,6 +69,22 @@ struct ElementType {
     swap: bool,
 }
 
+impl ElementType {
+    /// The type that numpy's code for it names, with or without a byte order before it: `<f4`, `U19`, `O8`.
+    fn from_code(code: &str) -> Option<ElementType> {
+        let swap = code.starts_with('>');
+        let code = code.strip_prefix(['<', '|', '=', '>']).unwrap_or(code);
+        let width = || code.get(1..).and_then(|digits| digits.parse().ok());
+        let kind = match code.as_bytes().first()? {
+            b'O' => Kind::Object,
+            b'U' => Kind::Text(width()?),
+            b'S' => Kind::Bytes(width()?),
+            _ => Kind::Number(Scalar::from_descr(&format!("|{code}"))?.0),
+        };
+        Some(ElementType { kind, swap })
+    }
+}
+
 /// A numpy array; `data` is a byte string, or a list for arrays of objects.
 struct Array {
     element: ElementType,
@@ -139,6 +155,11 @@ pub fn read_object_npy<'a>(mut bytes: &'a [u8], place: &Place) -> Result<Pickle<
         return Err(place.clone().bad("an array of Python objects (|O)", format!("dtype {}", header.descr)));
     }
     read(bytes, place)
+}
+
+/// The strings of an npy: `descr` such as `<U19`, and its elements. `None` for another type or length.
+pub fn strings_of(descr: &str, bytes: &[u8]) -> Option<Vec<String>> {
+    numbers::strings(ElementType::from_code(descr)?, bytes)
 }
 
 /// For fuzzing: reads `bytes` as a pickle and looks at everything in it once.
