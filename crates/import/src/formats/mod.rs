@@ -5,6 +5,7 @@ mod gnn_npz;
 mod mag240m;
 mod masked_npz;
 mod papers100m;
+mod planetoid;
 
 use crate::{ImportError, Request, Result, Workspace, source::Source};
 use std::path::PathBuf;

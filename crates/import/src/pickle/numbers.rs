@@ -5,7 +5,7 @@ use crate::npy::Scalar;
 use crate::source::SparseRows;
 use crate::{Place, Result};
 use half::f16;
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 /// A numeric array. Its length is checked against its shape.
 #[derive(Debug, Clone)]
@@ -130,14 +130,18 @@ impl<'p> Numbers<'p> {
         }
     }
 
-    /// All elements, which must be whole numbers that are not negative.
-    pub fn ids(&self, place: &Place) -> Result<Vec<u64>> {
-        let id = |at: usize| match self.value(at) {
+    /// Element number `at`, which must be a whole number that is not negative.
+    fn id(&self, at: usize, place: &Place) -> Result<u64> {
+        match self.value(at) {
             Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
             Some(Value::Int(number)) => Err(element(place, at).bad("a number from 0 on", number)),
             _ => Err(place.clone().bad("whole numbers", format!("dtype {:?}", self.scalar))),
-        };
-        (0..self.len()).map(id).collect()
+        }
+    }
+
+    /// All elements, which must be whole numbers that are not negative.
+    pub fn ids(&self, place: &Place) -> Result<Vec<u64>> {
+        (0..self.len()).map(|at| self.id(at, place)).collect()
     }
 }
 
@@ -221,7 +225,8 @@ impl SparseMatrix<'_> {
             (first, _) => return bad("row 0".into(), "a start of 0", first.copied().unwrap_or(0)),
         }
         let mut columns = Vec::with_capacity(self.entries());
-        for (at, column) in self.indices.ids(self.place)?.into_iter().enumerate() {
+        for at in 0..self.entries() {
+            let column = self.indices.id(at, self.place)?;
             match u32::try_from(column) {
                 Ok(narrow) if column < self.columns => columns.push(narrow),
                 _ => return bad(format!("entry {at}"), &format!("a column below {}", self.columns), column),
@@ -233,8 +238,10 @@ impl SparseMatrix<'_> {
     /// The matrix as rows of features.
     pub fn to_rows(&self, path: &Path) -> Result<SparseRows> {
         let (starts, columns) = self.structure()?;
+        // One array after the other: each is copied into its place, and the copies must not add up.
+        let columns: Arc<[u32]> = columns.into();
         let values = (0..self.entries()).map(|at| self.values.float(at)).collect();
-        let (starts, columns) = (starts.into(), columns.into());
-        Ok(SparseRows { path: path.to_path_buf(), dim: self.columns as usize, starts, columns, values })
+        let (path, dim) = (path.to_path_buf(), self.columns as usize);
+        Ok(SparseRows { path, dim, starts: starts.into(), columns, values })
     }
 }
