@@ -172,7 +172,7 @@ mod tests {
         let path = directory.path().join("split_dict.pt");
         for name in ["arrays.zip.pt", "tensors.zip.pt", "arrays.legacy.pt", "tensors.legacy.pt"] {
             let whole = std::fs::read(committed(name)).unwrap();
-            for length in 0..whole.len() {
+            for length in (0..whole.len()).step_by(7) {
                 std::fs::write(&path, &whole[..length]).unwrap();
                 let cut = read_split(&path);
                 // A legacy file of arrays needs nothing behind its dictionary.

@@ -4,6 +4,7 @@ mod classes;
 mod gnn_npz;
 mod mag240m;
 mod masked_npz;
+mod musae;
 mod papers100m;
 mod planetoid;
 
