@@ -26,7 +26,14 @@ pub trait Format: Sync {
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
-    vec![&gnn_npz::GnnNpz, &masked_npz::MaskedNpz, &mag240m::Mag240m, &papers100m::Papers100m]
+    vec![
+        &planetoid::Planetoid,
+        &gnn_npz::GnnNpz,
+        &masked_npz::MaskedNpz,
+        &musae::Musae,
+        &mag240m::Mag240m,
+        &papers100m::Papers100m,
+    ]
 }
 
 /// The format of that name.
