@@ -5,6 +5,7 @@
 //! edges through an external sort by target, rows straight through, everything resumable.
 #![forbid(unsafe_code)]
 
+pub mod build;
 pub mod csr;
 mod error;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub mod source;
 mod torch;
 mod workspace;
 
+pub use build::{Job, import};
 pub use error::{ImportError, Place, Result};
 pub use request::{EdgeColumnNames, Request, SplitChoice};
 pub use workspace::Workspace;

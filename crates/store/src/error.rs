@@ -22,6 +22,66 @@ pub enum StoreError {
         /// The file being written.
         path: PathBuf,
     },
+    /// There is no manifest.
+    #[error("{path}: no Esker dataset (no esker.json in it){hint}")]
+    NotADataset {
+        /// The directory looked at.
+        path: PathBuf,
+        /// What it may be instead.
+        hint: String,
+    },
+    /// A manifest that is not what was written.
+    #[error("{path}: the manifest is damaged: {problem}; restore it from a copy, or make the dataset again")]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Written by a newer Esker.
+    #[error("{path}: format version {found}, this esker reads {supported}; use a newer esker")]
+    Version {
+        /// The manifest.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// Ours.
+        supported: u32,
+    },
+    /// A file that is shorter or longer than the manifest says.
+    #[error(
+        "{path}: the manifest promises {expected_bytes} bytes, the file has {found_bytes}; restore it from a copy, or make the dataset again"
+    )]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// By the manifest.
+        expected_bytes: u64,
+        /// In fact.
+        found_bytes: u64,
+    },
+    /// A file whose content contradicts its header or manifest.
+    #[error("{path}: expected {expected}, found {found}; run `esker verify`")]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+        /// By the manifest or the format.
+        expected: String,
+        /// In fact.
+        found: String,
+    },
+    /// The name is taken.
+    #[error("{path}: exists already; choose another name, or replace it with --overwrite")]
+    Exists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process is at it.
+    #[error("{path}: another esker is writing it; wait for it, or stop it")]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
 }
 
 /// Result of everything in this crate.
@@ -35,6 +95,15 @@ impl StoreError {
                 StoreError::DiskFull { path: path.to_path_buf() }
             }
             _ => StoreError::Io { path: path.to_path_buf(), source },
+        }
+    }
+
+    /// A content that contradicts what it should be.
+    pub fn inconsistent(path: &Path, expected: impl ToString, found: impl ToString) -> StoreError {
+        StoreError::Inconsistent {
+            path: path.to_path_buf(),
+            expected: expected.to_string(),
+            found: found.to_string(),
         }
     }
 }

@@ -1,8 +1,29 @@
-//! The dataset directory: create, open, verify, and a place for derived data.
+//! The dataset directory: create, open, verify, and a place for derived data. `docs/format.md` draws every byte.
+//!
+//! Knows files, not policies. What is written appears under its final name whole or not at all; what is opened is
+//! checked where that is cheap; `verify` checks every byte.
 #![forbid(unsafe_code)]
 
+mod array;
+mod dataset;
+mod derived;
 mod error;
 mod journal;
+mod manifest;
+mod names;
+mod sealed;
+mod staging;
+mod verify;
 
+pub use array::{ArrayFile, ArrayWriter, FileEntry};
+pub use dataset::Dataset;
+pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};
 pub use journal::Journal;
+pub use manifest::{
+    Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
+    RelationInfo, SplitInfo, SplitOver, file,
+};
+pub use names::{Names, NamesWriter};
+pub use staging::Staging;
+pub use verify::{Damage, verify};

@@ -57,7 +57,7 @@ impl fmt::Display for ByteCount {
             _ if bytes < 1 << 40 => ("GiB", 1 << 30),
             _ => ("TiB", 1 << 40),
         };
-        if bytes % scale == 0 && bytes / scale < 1024 {
+        if bytes.is_multiple_of(scale) && bytes / scale < 1024 {
             f.pad(&format!("{} {name}", bytes / scale))
         } else {
             f.pad(&format!("{:.1} {name}", bytes as f64 / scale as f64))

@@ -1,0 +1,194 @@
+//! Long sequential streams that keep the page cache small. Under a cgroup the page cache counts, and dirty pages
+//! cannot be reclaimed: a writer that runs ahead of the disk is stalled or killed. So writing starts write-back
+//! of each window at once, waits for the window before it, and drops that from the cache.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+const BUFFER_BYTES: usize = 1 << 20;
+const WINDOW_BYTES: u64 = 8 << 20;
+
+/// Writes a file from front to back.
+pub struct SequentialWriter {
+    file: File,
+    buffer: Vec<u8>,
+    handed_over: u64,
+    window_start: u64,
+}
+
+impl SequentialWriter {
+    /// Creates or truncates `path`.
+    pub fn create(path: &Path) -> io::Result<SequentialWriter> {
+        SequentialWriter::resume(path, 0)
+    }
+
+    /// Goes on behind the first `keep_bytes` of `path`; what lies behind them is cut off.
+    pub fn resume(path: &Path, keep_bytes: u64) -> io::Result<SequentialWriter> {
+        let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
+        let found_bytes = file.metadata()?.len();
+        if found_bytes < keep_bytes {
+            let text = format!("{keep_bytes} bytes were written earlier, the file has {found_bytes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        file.set_len(keep_bytes)?;
+        file.seek(SeekFrom::Start(keep_bytes))?;
+        let buffer = Vec::with_capacity(BUFFER_BYTES);
+        Ok(SequentialWriter { file, buffer, handed_over: keep_bytes, window_start: keep_bytes })
+    }
+
+    /// Bytes written so far, with those a resumed file kept.
+    pub fn position(&self) -> u64 {
+        self.handed_over + self.buffer.len() as u64
+    }
+
+    /// Everything written so far is on the disk when this returns.
+    pub fn sync(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.file.sync_all()
+    }
+
+    /// Writes what is left and syncs.
+    pub fn finish(mut self) -> io::Result<u64> {
+        self.sync()?;
+        drop_cached(&self.file, 0, 0);
+        Ok(self.handed_over)
+    }
+
+    fn hand_over(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.handed_over += bytes.len() as u64;
+        if self.handed_over - self.window_start >= WINDOW_BYTES {
+            self.turn_window();
+        }
+        Ok(())
+    }
+
+    /// Starts write-back of the window just filled, waits for the one before. Only advice: errors surface at `sync`.
+    fn turn_window(&mut self) {
+        let (start, length) = (self.window_start, self.handed_over - self.window_start);
+        start_writeback(&self.file, start, length);
+        if start > 0 {
+            wait_writeback(&self.file, 0, start);
+            drop_cached(&self.file, start.saturating_sub(WINDOW_BYTES * 2), start);
+        }
+        self.window_start = self.handed_over;
+    }
+}
+
+impl Write for SequentialWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
+            self.flush()?;
+        }
+        if bytes.len() >= BUFFER_BYTES {
+            self.hand_over(bytes)?;
+        } else {
+            self.buffer.extend_from_slice(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let result = self.hand_over(&buffer);
+        self.buffer = buffer;
+        self.buffer.clear();
+        result
+    }
+}
+
+/// Reads a file from an offset on, dropping what it has passed from the page cache.
+pub struct SequentialReader {
+    file: File,
+    position: u64,
+    dropped: u64,
+}
+
+impl SequentialReader {
+    /// Opens `path` at `offset`. Reads go straight to the file: ask for large pieces.
+    pub fn open(path: &Path, offset: u64) -> io::Result<SequentialReader> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(offset))?;
+        advise(&file, 0, 0, libc::POSIX_FADV_SEQUENTIAL);
+        Ok(SequentialReader { file, position: offset, dropped: offset })
+    }
+}
+
+impl Read for SequentialReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(out)?;
+        self.position += count as u64;
+        if self.position - self.dropped >= WINDOW_BYTES {
+            drop_cached(&self.file, self.dropped, self.position);
+            self.dropped = self.position;
+        }
+        Ok(count)
+    }
+}
+
+fn start_writeback(file: &File, start: u64, length: u64) {
+    // SAFETY: a system call on an open descriptor that takes numbers only.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), start as i64, length as i64, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+fn wait_writeback(file: &File, start: u64, length: u64) {
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: as above.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), start as i64, length as i64, flags);
+    }
+}
+
+/// Drops clean pages of `start..end` (`end` 0: to the end of the file) from the page cache.
+pub(crate) fn drop_cached(file: &File, start: u64, end: u64) {
+    let length = if end == 0 { 0 } else { end - start };
+    advise(file, start, length, libc::POSIX_FADV_DONTNEED);
+}
+
+fn advise(file: &File, start: u64, length: u64, advice: i32) {
+    // SAFETY: a system call on an open descriptor that takes numbers only; failure changes nothing.
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), start as i64, length as i64, advice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_in_any_pieces_is_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        let bytes: Vec<u8> =
+            (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut writer = SequentialWriter::create(&path).unwrap();
+        let (mut at, mut piece) = (0, 1);
+        while at < bytes.len() {
+            let end = (at + piece).min(bytes.len());
+            writer.write_all(&bytes[at..end]).unwrap();
+            (at, piece) = (end, piece * 3 % 3_000_017);
+        }
+        assert_eq!(writer.finish().unwrap(), bytes.len() as u64);
+        let mut found = Vec::new();
+        SequentialReader::open(&path, 5).unwrap().read_to_end(&mut found).unwrap();
+        assert!(found == bytes[5..]);
+    }
+
+    #[test]
+    fn a_resumed_file_keeps_its_start_and_loses_the_rest() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        std::fs::write(&path, "abcdef").unwrap();
+        let mut writer = SequentialWriter::resume(&path, 3).unwrap();
+        writer.write_all(b"XY").unwrap();
+        writer.finish().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcXY");
+        assert!(SequentialWriter::resume(&path, 6).is_err());
+    }
+}

@@ -1,0 +1,344 @@
+//! What a dataset is: counts, dtypes and files. The shape of `esker.json`.
+
+use crate::{ArrayFile, FileEntry, Result, StoreError, sealed};
+use esker_types::Dtype;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+use xxhash_rust::xxh3::Xxh3;
+
+/// The version this code writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Names of the files a dataset may have.
+pub mod file {
+    #![allow(missing_docs)]
+    pub const MANIFEST: &str = "esker.json";
+    pub const IN_OFFSETS: &str = "in-offsets";
+    pub const IN_NEIGHBOURS: &str = "in-neighbours";
+    pub const OUT_OFFSETS: &str = "out-offsets";
+    pub const OUT_NEIGHBOURS: &str = "out-neighbours";
+    pub const OUT_EDGE_IDS: &str = "out-edge-ids";
+    pub const EDGE_RELATION: &str = "edge-relation";
+    pub const EDGE_POSITION: &str = "edge-position";
+    pub const EDGE_WEIGHT: &str = "edge-weight";
+    pub const EDGE_TIME: &str = "edge-time";
+    pub const EDGE_FEATURES: &str = "edge-features";
+    pub const NODE_FEATURES: &str = "node-features";
+    pub const NODE_FEATURE_SCALES: &str = "node-feature-scales";
+    pub const NODE_LABELS: &str = "node-labels";
+    pub const NODE_NAMES: &str = "node-names";
+    pub const RELATION_NAMES: &str = "relation-names";
+    pub const CLASS_NAMES: &str = "class-names";
+    pub const SPLIT_TRAIN: &str = "split-train";
+    pub const SPLIT_VALID: &str = "split-valid";
+    pub const SPLIT_TEST: &str = "split-test";
+}
+
+/// A dataset's manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Format version.
+    pub esker: u32,
+    /// Seal over the whole file.
+    pub checksum: String,
+    /// Name of the content: a hash over all files. Derived data is tied to it.
+    pub id: String,
+    /// Program and version that wrote it.
+    pub made_by: String,
+    /// Where the data came from.
+    pub source: Provenance,
+    /// Nodes and what hangs on them.
+    pub nodes: NodeInfo,
+    /// Edges and what hangs on them.
+    pub edges: EdgeInfo,
+    /// What trains, validates and tests.
+    pub splits: Option<SplitInfo>,
+    /// Every array.
+    pub files: Vec<FileEntry>,
+}
+
+/// Where the data came from. Nothing in here depends on the machine, its memory or its threads.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Provenance {
+    /// The foreign format, or `generate`.
+    pub format: String,
+    /// What was asked for and decided.
+    pub options: BTreeMap<String, serde_json::Value>,
+}
+
+/// Nodes and what hangs on them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// How many.
+    pub count: u64,
+    /// Node types; one for now.
+    pub types: Vec<String>,
+    /// Feature rows.
+    pub features: Option<FeatureInfo>,
+    /// Labels.
+    pub labels: Option<LabelInfo>,
+    /// Whether nodes have string ids.
+    pub named: bool,
+}
+
+/// Feature rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FeatureInfo {
+    /// Numbers in a row.
+    pub dim: u64,
+    /// How each is stored.
+    pub dtype: Dtype,
+    /// For 8-bit rows: whether stored numbers are to be multiplied by a scale per column.
+    pub scaled: bool,
+    /// Whether each row was divided by its sum.
+    pub row_normalised: bool,
+}
+
+/// What labels mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LabelKind {
+    /// One class a node, i32, -1 for none.
+    Classes,
+    /// One byte a class and node: 0, 1, or 255 for unknown.
+    Multilabel,
+    /// f32 values, NaN for none.
+    Real,
+}
+
+/// Labels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LabelInfo {
+    /// What they mean.
+    pub kind: LabelKind,
+    /// Number of classes (of columns, for real values).
+    pub classes: u64,
+    /// Nodes that have one.
+    pub labelled: u64,
+    /// Whether classes have names.
+    pub named: bool,
+}
+
+/// Edges and what hangs on them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EdgeInfo {
+    /// How many, each direction counted.
+    pub count: u64,
+    /// Edge types; one for now.
+    pub types: Vec<String>,
+    /// Whether every edge is known to have its reverse.
+    pub undirected: bool,
+    /// The longest list of in-neighbours.
+    pub max_in_degree: u64,
+    /// Nodes without in-neighbours.
+    pub without_in_neighbours: u64,
+    /// Whether out-neighbours are stored too.
+    pub out_neighbours: bool,
+    /// Kinds of edges.
+    pub relations: Option<RelationInfo>,
+    /// Further columns by edge id.
+    pub columns: Vec<Column>,
+}
+
+/// Kinds of edges.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RelationInfo {
+    /// How many.
+    pub count: u64,
+    /// Whether they have names.
+    pub named: bool,
+}
+
+/// A column by edge id.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Column {
+    /// Its file.
+    pub name: String,
+    /// Elements a row.
+    pub width: u64,
+    /// Element type.
+    pub dtype: Dtype,
+}
+
+/// What splits divide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitOver {
+    /// Node ids, ascending.
+    Nodes,
+    /// Every edge of the graph trains; validation and test edges are (source, target, relation) rows.
+    Edges,
+}
+
+/// Sizes of the splits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SplitInfo {
+    /// What is divided.
+    pub over: SplitOver,
+    /// Training items.
+    pub train: u64,
+    /// Validation items.
+    pub valid: u64,
+    /// Test items.
+    pub test: u64,
+}
+
+impl Manifest {
+    /// Fills in the content id and the seal's blank.
+    pub fn complete(mut self) -> Manifest {
+        self.files.sort_by(|a, b| a.name.cmp(&b.name));
+        self.id = content_id(&self.files);
+        self.checksum = sealed::OPEN.to_string();
+        self
+    }
+
+    /// The text of `esker.json`.
+    pub fn to_text(&self) -> String {
+        sealed::seal(self)
+    }
+
+    /// Reads `esker.json`; the path is for messages.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Manifest> {
+        // A newer format may have another shape: look at the version alone first.
+        #[derive(Deserialize)]
+        struct VersionOnly {
+            esker: u64,
+        }
+        if let Ok(VersionOnly { esker }) = serde_json::from_slice(bytes)
+            && esker > FORMAT_VERSION as u64
+        {
+            return Err(StoreError::Version {
+                path: path.to_path_buf(),
+                found: esker,
+                supported: FORMAT_VERSION,
+            });
+        }
+        let manifest: Manifest = sealed::unseal(bytes, path)?;
+        manifest.check(path)?;
+        Ok(manifest)
+    }
+
+    /// The entry of a file.
+    pub fn entry(&self, name: &str) -> Option<&FileEntry> {
+        self.files.iter().find(|entry| entry.name == name)
+    }
+
+    /// Bytes of all arrays and the manifest itself.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|entry| entry.bytes).sum::<u64>() + self.to_text().len() as u64
+    }
+
+    /// The dtype node ids are stored in.
+    pub fn id_dtype(&self) -> Dtype {
+        self.entry(file::IN_NEIGHBOURS).map_or(Dtype::U32, |entry| entry.dtype)
+    }
+
+    /// Checks that the parts of the manifest agree with each other.
+    fn check(&self, path: &Path) -> Result<()> {
+        let damaged = |problem: String| StoreError::Manifest { path: path.to_path_buf(), problem };
+        if self.id != content_id(&self.files) {
+            return Err(damaged("its id does not belong to its files".into()));
+        }
+        if let Some(bad) = self.files.iter().find(|entry| !plain_name(&entry.name)) {
+            return Err(damaged(format!("`{}` is no file name of a dataset", bad.name)));
+        }
+        for (name, rows, columns, dtypes) in self.expected_files() {
+            let Some(entry) = self.entry(&name) else {
+                return Err(damaged(format!("it lists no file {name}")));
+            };
+            let fits = rows.is_none_or(|rows| rows == entry.rows)
+                && columns == entry.columns
+                && dtypes.contains(&entry.dtype);
+            if !fits {
+                let rows = rows.map_or("any number of".to_string(), |rows| rows.to_string());
+                let found = format!("{} rows of {} x {}", entry.rows, entry.columns, entry.dtype);
+                return Err(damaged(format!(
+                    "{name}: expected {rows} rows of {columns} x {dtypes:?}, found {found}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The files that the counts call for: name, rows when they are known, columns, dtypes allowed.
+    fn expected_files(&self) -> Vec<(String, Option<u64>, u64, Vec<Dtype>)> {
+        let (nodes, edges) = (self.nodes.count, self.edges.count);
+        let ids = vec![Dtype::U32, Dtype::U64];
+        let mut files = vec![
+            (file::IN_OFFSETS.to_string(), nodes.checked_add(1), 1, vec![Dtype::U64]),
+            (file::IN_NEIGHBOURS.to_string(), Some(edges), 1, ids.clone()),
+        ];
+        if self.edges.out_neighbours {
+            files.push((file::OUT_OFFSETS.into(), nodes.checked_add(1), 1, vec![Dtype::U64]));
+            files.push((file::OUT_NEIGHBOURS.into(), Some(edges), 1, ids.clone()));
+            files.push((file::OUT_EDGE_IDS.into(), Some(edges), 1, ids.clone()));
+        }
+        if let Some(relations) = &self.edges.relations {
+            files.push((file::EDGE_RELATION.into(), Some(edges), 1, vec![Dtype::U32]));
+            if relations.named {
+                push_names(&mut files, file::RELATION_NAMES, relations.count);
+            }
+        }
+        for column in &self.edges.columns {
+            files.push((column.name.clone(), Some(edges), column.width, vec![column.dtype]));
+        }
+        if let Some(features) = &self.nodes.features {
+            files.push((file::NODE_FEATURES.into(), Some(nodes), features.dim, vec![features.dtype]));
+            if features.scaled {
+                files.push((file::NODE_FEATURE_SCALES.into(), Some(features.dim), 1, vec![Dtype::F32]));
+            }
+        }
+        if let Some(labels) = &self.nodes.labels {
+            let (columns, dtype) = match labels.kind {
+                LabelKind::Classes => (1, Dtype::I32),
+                LabelKind::Multilabel => (labels.classes, Dtype::U8),
+                LabelKind::Real => (labels.classes, Dtype::F32),
+            };
+            files.push((file::NODE_LABELS.into(), Some(nodes), columns, vec![dtype]));
+            if labels.named {
+                push_names(&mut files, file::CLASS_NAMES, labels.classes);
+            }
+        }
+        if self.nodes.named {
+            push_names(&mut files, file::NODE_NAMES, nodes);
+        }
+        if let Some(splits) = &self.splits {
+            let columns = if splits.over == SplitOver::Nodes { 1 } else { 3 };
+            if splits.over == SplitOver::Nodes {
+                files.push((file::SPLIT_TRAIN.into(), Some(splits.train), 1, ids.clone()));
+            }
+            files.push((file::SPLIT_VALID.into(), Some(splits.valid), columns, ids.clone()));
+            files.push((file::SPLIT_TEST.into(), Some(splits.test), columns, ids));
+        }
+        files
+    }
+
+    /// Opens every file: lengths and headers.
+    pub(crate) fn open_files(&self, directory: &Path) -> Result<Vec<ArrayFile>> {
+        self.files.iter().map(|entry| ArrayFile::open(directory, entry)).collect()
+    }
+}
+
+type Expected = (String, Option<u64>, u64, Vec<Dtype>);
+
+fn push_names(files: &mut Vec<Expected>, name: &str, count: u64) {
+    files.push((format!("{name}-offsets"), count.checked_add(1), 1, vec![Dtype::U64]));
+    files.push((format!("{name}-bytes"), None, 1, vec![Dtype::U8]));
+}
+
+/// Lower-case letters, digits and dashes: nothing that could leave the directory.
+fn plain_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+/// A hash over names, shapes and checksums of files.
+pub(crate) fn content_id(files: &[FileEntry]) -> String {
+    let mut hash = Xxh3::new();
+    for entry in files {
+        let line =
+            format!("{} {} {} {} {}\n", entry.name, entry.dtype, entry.rows, entry.columns, entry.sums);
+        hash.update(line.as_bytes());
+    }
+    format!("{:032x}", hash.digest128())
+}
