@@ -20,10 +20,12 @@ pub mod input;
 pub mod npy;
 pub mod parquet_file;
 pub mod parquet_rows;
+pub mod pickle;
 mod request;
 pub mod sort;
 pub mod source;
 mod string_sort;
+mod torch;
 mod workspace;
 
 pub use build::{Job, import};
