@@ -47,7 +47,7 @@ impl Model {
     pub fn new(shape: &Shape) -> Model {
         let root = Key::new(shape.seed);
         let nodes = shape.nodes;
-        let community_nodes = (nodes / 4096).clamp(64, 8192);
+        let community_nodes = (nodes / 4096).clamp(256, 8192);
         let communities = (nodes / community_nodes).max(shape.classes).max(1);
         let dim = shape.dim as usize;
         let centroid_key = root.with(6);
