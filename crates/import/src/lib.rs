@@ -7,17 +7,23 @@
 
 pub mod build;
 pub mod csr;
+pub mod delimited;
+pub mod dictionary;
 mod error;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
+pub mod given;
 pub mod idlist;
 pub mod input;
 pub mod npy;
+pub mod parquet_file;
+pub mod parquet_rows;
 pub mod pickle;
 mod request;
 pub mod sort;
 pub mod source;
+mod string_sort;
 mod torch;
 mod workspace;
 

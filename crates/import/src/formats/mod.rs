@@ -1,12 +1,20 @@
 //! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
 
 mod classes;
+mod csc;
+mod csv;
 mod gnn_npz;
+pub mod graphbolt;
+mod igb;
 mod mag240m;
 mod masked_npz;
 mod musae;
+mod npy;
+mod ogb;
 mod papers100m;
+mod parquet;
 mod planetoid;
+mod triples;
 
 use crate::{ImportError, Request, Result, Workspace, source::Source};
 use std::path::PathBuf;
@@ -27,6 +35,14 @@ pub trait Format: Sync {
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
     vec![
+        &npy::Npy,
+        &csc::Csc,
+        &csv::Csv,
+        &parquet::Parquet,
+        &triples::Triples,
+        &ogb::Ogb,
+        &igb::Igb,
+        &graphbolt::GraphBolt,
         &planetoid::Planetoid,
         &gnn_npz::GnnNpz,
         &masked_npz::MaskedNpz,

@@ -1,0 +1,378 @@
+//! Delimited text, named file by file: `--edges E.tsv.gz`, with numbers or strings for ids and relations.
+
+use super::Format;
+use crate::delimited::{Dialect, EdgeLayout, Records, TextEdges, parse_id, read_attributes};
+use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
+use crate::source::{Edge, EdgeColumns, Source};
+use crate::{Place, Request, Result, Workspace, given, input};
+use esker_types::Unit;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Rows looked at to decide whether ids and relations are numbers.
+const SAMPLE_ROWS: usize = 1000;
+
+/// The format.
+pub struct Csv;
+
+impl Format for Csv {
+    fn name(&self) -> &'static str {
+        "csv"
+    }
+
+    fn about(&self) -> &'static str {
+        "delimited text, plain or .gz: --edges with source, target and perhaps relation columns, numbers or strings"
+    }
+
+    fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
+        let edges = request.need(&request.edges, "--edges E.csv")?;
+        let mut inputs = vec![input::existing(edges, "--edges names it")?];
+        inputs.extend(given::inputs(request)?);
+        Ok(inputs)
+    }
+
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+        let path = request.need(&request.edges, "--edges E.csv")?;
+        let plan = Plan::new(request, path)?;
+        let (relations, count) = match plan.named_relations {
+            true => plan.relations(path, workspace)?,
+            false => (None, None),
+        };
+        let edges = TextEdges {
+            path: path.to_path_buf(),
+            dialect: plan.dialect,
+            layout: plan.layout,
+            relations,
+            count,
+        };
+        let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());
+        let mut source = match plan.named_nodes {
+            false => given::open(request, workspace, None)?.with_edges(Box::new(edges)),
+            true => {
+                let numbered = Numbered::new(workspace, &edges, request.node_ids.as_deref())?;
+                let given = given::open(request, workspace, Some((numbered.nodes, "the edge list")))?;
+                let mut source = given.with_edges(numbered.edges(0, numbered.count));
+                source.node_names = Some(numbered.names());
+                source
+            }
+        };
+        source.relation_names = relation_names.unwrap_or_default();
+        Ok(source)
+    }
+}
+
+impl NamedEdges for TextEdges {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+    fn columns(&self) -> EdgeColumns {
+        self.layout.columns()
+    }
+    fn open(&self) -> Result<Box<dyn NamedEdgeStream>> {
+        let records = Records::open(&self.path, self.dialect)?;
+        Ok(Box::new(TextNames { records, layout: self.layout, relations: self.relations.clone() }))
+    }
+}
+
+/// Edges between named nodes in a text file.
+pub struct TextNames {
+    /// The file.
+    pub records: Records,
+    /// Its columns.
+    pub layout: EdgeLayout,
+    /// Numbers of its relations, where they have names.
+    pub relations: Option<Arc<Relations>>,
+}
+
+impl NamedEdgeStream for TextNames {
+    fn advance(&mut self) -> Result<bool> {
+        self.records.advance()
+    }
+    fn ends(&self) -> Result<[&[u8]; 2]> {
+        Ok([self.records.name(self.layout.source)?, self.records.name(self.layout.target)?])
+    }
+    fn attributes(&self) -> Result<Edge> {
+        read_attributes(&self.records, &self.layout, self.relations.as_deref())
+    }
+    fn place(&self) -> Place {
+        self.records.place()
+    }
+}
+
+/// How an edge list is to be read, decided from the flags and its first rows.
+struct Plan {
+    dialect: Dialect,
+    layout: EdgeLayout,
+    named_nodes: bool,
+    named_relations: bool,
+}
+
+impl Plan {
+    fn new(request: &Request, path: &Path) -> Result<Plan> {
+        let mut dialect = Dialect::guess(path, request.delimiter)?;
+        let mut records = Records::open(path, dialect)?;
+        let mut first = Vec::new();
+        if records.advance()? {
+            first = (0..records.width())
+                .map(|column| Ok(records.field(column)?.to_vec()))
+                .collect::<Result<Vec<Vec<u8>>>>()?;
+        }
+        if first.len() < 2 {
+            let expected = "at least two columns, source and target (another --delimiter?)";
+            return Err(Place::at(path, "line 1").bad(expected, first.len()));
+        }
+        let (mut layout, by_name) = layout(request, path, &first)?;
+        let mut names = Sample::default();
+        names.see(
+            &first[layout.source],
+            &first[layout.target],
+            layout.relation.map(|column| &first[column][..]),
+        );
+        let first_row = names;
+        names = Sample::default();
+        for _ in 0..SAMPLE_ROWS {
+            if !records.advance()? {
+                break;
+            }
+            let relation = layout.relation.map(|column| records.field(column)).transpose()?;
+            names.see(records.field(layout.source)?, records.field(layout.target)?, relation);
+            dialect.header |= names.rows == 1 && first_row.nodes && !names.nodes && !request.string_ids;
+        }
+        dialect.header |= by_name;
+        if !dialect.header {
+            names.nodes |= first_row.nodes;
+            names.relations |= first_row.relations;
+        } else if layout.relation.is_some() && request.columns == Default::default() {
+            name_third_column(&mut layout, &first);
+        }
+        Ok(Plan {
+            dialect,
+            layout,
+            named_nodes: names.nodes || request.string_ids || request.node_ids.is_some(),
+            named_relations: names.relations && layout.relation.is_some(),
+        })
+    }
+
+    /// The names of the relations and the number of edges, from one pass over the file.
+    fn relations(
+        &self,
+        path: &Path,
+        workspace: &mut Workspace,
+    ) -> Result<(Option<Arc<Relations>>, Option<u64>)> {
+        let (names, count) = workspace.step("relations", || {
+            let mut records = Records::open(path, self.dialect)?;
+            let (mut relations, mut count) = (Relations::default(), 0u64);
+            workspace.progress.stage("collect the relations", None, Unit::Count("edges"));
+            while records.advance()? {
+                if let Some(column) = self.layout.relation {
+                    relations.see(records.name(column)?, || records.place())?;
+                }
+                count += 1;
+                if count.is_multiple_of(1 << 16) {
+                    workspace.progress.advance(1 << 16);
+                }
+            }
+            workspace.progress.finish();
+            Ok((relations.into_names(), count))
+        })?;
+        workspace.hold(
+            "names of relations",
+            names.iter().map(|name: &String| name.len() as u64 * 3 + 128).sum(),
+        )?;
+        Ok((Some(Arc::new(Relations::new(names))), Some(count)))
+    }
+}
+
+/// Whether some node, some relation is no number.
+#[derive(Default, Clone, Copy)]
+struct Sample {
+    rows: u64,
+    nodes: bool,
+    relations: bool,
+}
+
+impl Sample {
+    fn see(&mut self, source: &[u8], target: &[u8], relation: Option<&[u8]>) {
+        // An empty field or a negative number is a mistake, to be reported as such, and no name.
+        let is_name = |field: &[u8]| {
+            !field.is_empty()
+                && parse_id(field).is_none()
+                && parse_id(field.strip_prefix(b"-").unwrap_or(b"x")).is_none()
+        };
+        self.rows += 1;
+        self.nodes |= is_name(source) || is_name(target);
+        self.relations |= relation.is_some_and(is_name);
+    }
+}
+
+/// Columns as the flags say, by name or number; whether a name was used.
+fn layout(request: &Request, path: &Path, first: &[Vec<u8>]) -> Result<(EdgeLayout, bool)> {
+    let columns = &request.columns;
+    let mut by_name = false;
+    let mut find = |word: &String| -> Result<usize> {
+        let number = word.parse::<usize>().ok();
+        let named = first.iter().position(|field| field == word.as_bytes());
+        by_name |= number.is_none();
+        number.or(named).filter(|column| *column < first.len()).ok_or_else(|| {
+            let names: Vec<_> = first.iter().map(|field| String::from_utf8_lossy(field)).collect();
+            Place::at(path, "line 1")
+                .bad(format!("a column `{word}`"), format!("the columns {}", names.join(", ")))
+        })
+    };
+    let mut optional = |word: &Option<String>| word.as_ref().map(&mut find).transpose();
+    let mut layout = EdgeLayout {
+        source: optional(&columns.source)?.unwrap_or(0),
+        target: optional(&columns.target)?.unwrap_or(1),
+        relation: optional(&columns.relation)?,
+        weight: optional(&columns.weight)?,
+        time: optional(&columns.time)?,
+    };
+    if *columns == Default::default() && first.len() > 2 {
+        layout.relation = Some(2);
+    }
+    Ok((layout, by_name))
+}
+
+/// A header that calls the third column weight or time is believed.
+fn name_third_column(layout: &mut EdgeLayout, header: &[Vec<u8>]) {
+    match header[2].to_ascii_lowercase().as_slice() {
+        b"weight" => (layout.relation, layout.weight) = (None, Some(2)),
+        b"time" | b"timestamp" => (layout.relation, layout.time) = (None, Some(2)),
+        _ => (),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EdgeColumnNames;
+    use crate::fixture;
+
+    type Found = (Vec<Edge>, Option<u64>, Vec<String>);
+
+    fn read(name: &str, bytes: &[u8], change: impl FnOnce(&mut Request)) -> Result<Found> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let mut request = Request { format: "csv".into(), edges: Some(path), ..Request::default() };
+        change(&mut request);
+        Csv.inputs(&request)?;
+        fixture::in_workspace(|workspace| {
+            let source = Csv.open(&request, workspace)?;
+            let (mut stream, mut chunk, mut edges) = (source.edges.open(0)?, Vec::new(), Vec::new());
+            while stream.next(&mut chunk)? {
+                edges.extend_from_slice(&chunk);
+            }
+            let tail = fixture::all_edges(&*source.edges, 1)?;
+            assert_eq!(tail.len(), edges.len().saturating_sub(1));
+            Ok((edges, source.nodes, source.relation_names))
+        })
+    }
+
+    fn ends(text: &str) -> Vec<(u64, u64, u32)> {
+        let (edges, ..) = read("e.csv", text.as_bytes(), |_| ()).unwrap();
+        edges.iter().map(|edge| (edge.source, edge.target, edge.relation)).collect()
+    }
+
+    fn message(text: &str) -> String {
+        read("e.csv", text.as_bytes(), |_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn numbers_are_read_with_and_without_a_header() {
+        assert_eq!(ends("1,2\n3,4\n"), [(1, 2, 0), (3, 4, 0)]);
+        assert_eq!(ends("src,dst\n1,2\n3,4\n"), [(1, 2, 0), (3, 4, 0)]);
+        assert_eq!(ends("1 2\n3 4"), [(1, 2, 0), (3, 4, 0)]);
+        assert_eq!(ends("7\t8\t1\r\n8\t7\t0\r\n"), [(7, 8, 1), (8, 7, 0)]);
+    }
+
+    #[test]
+    fn strings_are_numbered_by_first_appearance() {
+        let (edges, nodes, relations) =
+            read("e.tsv", b"b\ta\tlikes\na\tc\tknows\nc\tb\tlikes\n", |_| ()).unwrap();
+        let found: Vec<_> = edges.iter().map(|edge| (edge.source, edge.target, edge.relation)).collect();
+        assert_eq!(found, [(0, 1, 0), (1, 2, 1), (2, 0, 0)]);
+        assert_eq!((nodes, relations), (Some(3), vec!["likes".to_string(), "knows".to_string()]));
+    }
+
+    #[test]
+    fn numbers_are_names_when_the_user_says_so() {
+        let (edges, nodes, _) =
+            read("e.csv", b"70,80\n80,90\n", |request| request.string_ids = true).unwrap();
+        assert_eq!((edges[1].source, edges[1].target, nodes), (1, 2, Some(3)));
+    }
+
+    #[test]
+    fn columns_go_by_name_or_number() {
+        let text = b"when,to,from,how_much\n-5,1,2,0.5\n6,3,4,1.5\n";
+        let names = |source: &str, target: &str| EdgeColumnNames {
+            source: Some(source.into()),
+            target: Some(target.into()),
+            weight: Some("how_much".into()),
+            time: Some("0".into()),
+            ..Default::default()
+        };
+        let (edges, ..) = read("e.csv", text, |request| request.columns = names("from", "1")).unwrap();
+        assert_eq!(edges[0], Edge { source: 2, target: 1, time: -5, relation: 0, weight: 0.5 });
+        let error =
+            read("e.csv", text, |request| request.columns = names("of", "to")).unwrap_err().to_string();
+        assert!(
+            error.contains("expected a column `of`, found the columns when, to, from, how_much"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_third_column_called_weight_is_one() {
+        let (edges, ..) = read("e.csv", b"src,dst,weight\n1,2,0.5\n", |_| ()).unwrap();
+        assert_eq!(edges[0].weight, 0.5);
+    }
+
+    #[test]
+    fn bad_rows_are_named_with_line_and_value() {
+        assert!(message("1,2\n3\n").contains("e.csv, line 2: expected 2 fields"));
+        assert!(message("1,2\n3,\n").contains("line 2: expected an id"));
+        assert!(message("1,2\n3,-4\n").contains("found `-4`"));
+        assert!(message("1,2,x\na,b,\n").contains("line 2: expected a name in column 2, found nothing"));
+        assert!(
+            message("1,2,0.5x\n1,2,7\n3,4,\n").contains("line 3: expected a name in column 2, found nothing")
+        );
+        assert!(message("1\n2\n").contains("expected at least two columns"));
+        assert!(message("").contains("expected at least two columns"));
+        let late = "1,2\n".repeat(2000) + "3,x\n";
+        let found = message(&late);
+        assert!(found.contains("line 2001: expected an id") && found.contains("--string-ids"), "{found}");
+    }
+
+    #[test]
+    fn a_cut_gzip_file_is_named() {
+        let packed = fixture::gzip("1,2\n3,4\n".repeat(5000).as_bytes());
+        let error = read("e.csv.gz", &packed[..packed.len() / 2], |_| ()).unwrap_err().to_string();
+        assert!(error.contains("e.csv.gz"), "{error}");
+    }
+
+    #[test]
+    fn wordnet_comes_in_whole() {
+        let Some(data) = fixture::real_data("wordnet-synsets") else { return };
+        let file = |name: &str| Some(data.join(name));
+        let request = Request {
+            edges: file("edges.tsv.gz"),
+            delimiter: Some('\t'),
+            features_csr: file("features.npz"),
+            labels: file("labels.npy"),
+            split: file("split.npy").map(crate::SplitChoice::File),
+            ..Request::default()
+        };
+        fixture::in_workspace(|workspace| {
+            let source = Csv.open(&request, workspace).unwrap();
+            assert_eq!((source.nodes, source.relation_names.len()), (Some(117_659), 26));
+            let edges = fixture::all_edges(&*source.edges, 0).unwrap();
+            assert_eq!((edges.len(), edges[..2].to_vec()), (364_552, vec![(0, 1), (0, 2)]));
+            assert_eq!(source.features.unwrap().dim(), 1000);
+            let labels = fixture::all_rows(&*source.labels.unwrap().rows, 0).unwrap();
+            assert_eq!(labels.iter().copied().fold(0.0, f32::max), 44.0);
+        });
+    }
+}

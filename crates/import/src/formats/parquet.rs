@@ -1,0 +1,247 @@
+//! Parquet files, named one by one: `--edges E.parquet`, with integers or strings for ids and relations.
+
+use super::Format;
+use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
+use crate::parquet_file::{Kind, ParquetFile, TableStream, shown};
+use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, Source};
+use crate::{Place, Request, Result, Workspace, given, input};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The format.
+pub struct Parquet;
+
+impl Format for Parquet {
+    fn name(&self) -> &'static str {
+        "parquet"
+    }
+
+    fn about(&self) -> &'static str {
+        "parquet files: --edges with source, target and perhaps relation columns, and the files other flags name"
+    }
+
+    fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
+        let edges = request.need(&request.edges, "--edges E.parquet")?;
+        let mut inputs = vec![input::existing(edges, "--edges names it")?];
+        inputs.extend(given::inputs(request)?);
+        Ok(inputs)
+    }
+
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+        let file = ParquetFile::open(request.need(&request.edges, "--edges E.parquet")?)?;
+        let mut edges = ParquetEdges::new(file, request)?;
+        workspace.hold("reading the edge list", edges.file.read_bytes(&edges.layout))?;
+        if edges.kind(edges.relation) == Some(Kind::Text) {
+            let names = workspace.step("relations", || edges.relation_names())?;
+            edges.relations = Some(Arc::new(Relations::new(names)));
+        }
+        let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());
+        let mut source = if edges.kind(Some(0)) == Some(Kind::Text) {
+            let numbered = Numbered::new(workspace, &edges, request.node_ids.as_deref())?;
+            let given = given::open(request, workspace, Some((numbered.nodes, "the edge list")))?;
+            let mut source = given.with_edges(numbered.edges(0, numbered.count));
+            source.node_names = Some(numbered.names());
+            source
+        } else if request.node_ids.is_some() || request.string_ids {
+            let path = edges.file.path();
+            return Err(Place::file(path).bad("string ids, for --node-ids or --string-ids", "integers"));
+        } else {
+            given::open(request, workspace, None)?.with_edges(Box::new(edges))
+        };
+        source.relation_names = relation_names.unwrap_or_default();
+        Ok(source)
+    }
+}
+
+/// An edge list in a parquet file.
+#[derive(Clone)]
+struct ParquetEdges {
+    file: ParquetFile,
+    /// Columns to read: source, target, then those that `relation`, `weight` and `time` are places of.
+    layout: Vec<usize>,
+    relation: Option<usize>,
+    weight: Option<usize>,
+    time: Option<usize>,
+    relations: Option<Arc<Relations>>,
+}
+
+impl ParquetEdges {
+    fn new(file: ParquetFile, request: &Request) -> Result<ParquetEdges> {
+        let names = &request.columns;
+        let column = |word: &Option<String>, default: &str| file.find(word.as_deref().unwrap_or(default));
+        let mut layout = vec![column(&names.source, "0")?, column(&names.target, "1")?];
+        let mut add = |column: usize| {
+            layout.push(column);
+            layout.len() - 1
+        };
+        let mut optional = |word: &Option<String>| -> Result<Option<usize>> {
+            Ok(word.as_ref().map(|word| file.find(word)).transpose()?.map(&mut add))
+        };
+        let mut relation = optional(&names.relation)?;
+        let (weight, time) = (optional(&names.weight)?, optional(&names.time)?);
+        let third = file.columns().get(2).filter(|_| *names == Default::default());
+        if third.is_some_and(|third| matches!(third.kind, Kind::Whole | Kind::Text) && !third.list) {
+            relation = Some(add(2));
+        }
+        let edges = ParquetEdges { file, layout, relation, weight, time, relations: None };
+        edges.check()?;
+        Ok(edges)
+    }
+
+    fn check(&self) -> Result<()> {
+        let kinds = [self.kind(Some(0)), self.kind(Some(1))];
+        let bad = |slot: usize, expected: &str| {
+            let column = &self.file.columns()[self.layout[slot]];
+            let found = format!("{}{:?}", if column.list { "lists of " } else { "" }, column.kind);
+            Err(Place::at(self.file.path(), format!("column {}", column.name)).bad(expected, found))
+        };
+        for (slot, kind) in kinds.iter().enumerate() {
+            if self.is_list(slot) || !matches!(kind, Some(Kind::Whole | Kind::Text)) {
+                return bad(slot, "ids, integers or strings");
+            }
+        }
+        if kinds[0] != kinds[1] {
+            return bad(1, "ids like those of the source column");
+        }
+        for slot in self.relation.iter().chain(&self.weight).chain(&self.time) {
+            if self.is_list(*slot) || self.kind(Some(*slot)) == Some(Kind::Other) {
+                return bad(*slot, "one plain value an edge");
+            }
+        }
+        Ok(())
+    }
+
+    fn is_list(&self, slot: usize) -> bool {
+        self.file.columns()[self.layout[slot]].list
+    }
+
+    fn kind(&self, slot: Option<usize>) -> Option<Kind> {
+        Some(self.file.columns()[self.layout[slot?]].kind)
+    }
+
+    fn relation_names(&self) -> Result<Vec<String>> {
+        let mut relations = Relations::default();
+        let Some(slot) = self.relation else { return Ok(Vec::new()) };
+        let mut table = self.file.read(&[self.layout[slot]], 0)?;
+        loop {
+            let count = table.load(CHUNK)?;
+            if count == 0 {
+                return Ok(relations.into_names());
+            }
+            for (at, name) in table.texts(0)?.iter().enumerate() {
+                relations.see(name.data(), || table.place(at, count))?;
+            }
+        }
+    }
+
+    fn rows(&self, first: u64) -> Result<Rows> {
+        Ok(Rows { table: self.file.read(&self.layout, first)?, edges: self.clone(), at: 0, loaded: 0 })
+    }
+}
+
+/// The loaded rows of an edge list.
+struct Rows {
+    table: TableStream,
+    edges: ParquetEdges,
+    at: usize,
+    loaded: usize,
+}
+
+impl Rows {
+    /// Everything of the edge at `at` but its ends.
+    fn attributes_at(&self, at: usize) -> Result<Edge> {
+        let mut edge = Edge::default();
+        let place = || self.table.place(at, self.loaded);
+        if let Some(slot) = self.edges.relation {
+            edge.relation = match &self.edges.relations {
+                Some(relations) => {
+                    let name = &self.table.texts(slot)?[at];
+                    relations
+                        .number(name.data())
+                        .ok_or_else(|| place().bad("a relation seen before", shown(name)))?
+                }
+                None => {
+                    let number = self.table.whole(slot)?[at];
+                    number
+                        .try_into()
+                        .map_err(|_| place().bad("a relation number from 0 to 2^32 - 1", number))?
+                }
+            };
+        }
+        if let Some(slot) = self.edges.weight {
+            edge.weight = self.table.float(slot, at)?;
+        }
+        if let Some(slot) = self.edges.time {
+            edge.time = self.table.whole(slot)?[at];
+        }
+        Ok(edge)
+    }
+}
+
+impl EdgeSource for ParquetEdges {
+    fn count(&self) -> Option<u64> {
+        Some(self.file.rows())
+    }
+    fn columns(&self) -> EdgeColumns {
+        EdgeColumns {
+            relation: self.relation.is_some(),
+            weight: self.weight.is_some(),
+            time: self.time.is_some(),
+        }
+    }
+    fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
+        Ok(Box::new(self.rows(skip)?))
+    }
+    fn place(&self, position: u64) -> Place {
+        Place::row(self.file.path(), position)
+    }
+}
+
+impl EdgeStream for Rows {
+    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+        out.clear();
+        self.loaded = self.table.load(CHUNK)?;
+        for at in 0..self.loaded {
+            let id = |slot: usize| -> Result<u64> {
+                let id = self.table.whole(slot)?[at];
+                u64::try_from(id).map_err(|_| self.table.place(at, self.loaded).bad("an id, 0 or more", id))
+            };
+            out.push(Edge { source: id(0)?, target: id(1)?, ..self.attributes_at(at)? });
+        }
+        Ok(self.loaded > 0)
+    }
+}
+
+impl NamedEdges for ParquetEdges {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+    fn columns(&self) -> EdgeColumns {
+        EdgeSource::columns(self)
+    }
+    fn open(&self) -> Result<Box<dyn NamedEdgeStream>> {
+        Ok(Box::new(self.rows(0)?))
+    }
+}
+
+impl NamedEdgeStream for Rows {
+    fn advance(&mut self) -> Result<bool> {
+        self.at += 1;
+        if self.at >= self.loaded {
+            self.loaded = self.table.load(CHUNK)?;
+            self.at = 0;
+        }
+        Ok(self.loaded > 0)
+    }
+    fn ends(&self) -> Result<[&[u8]; 2]> {
+        Ok([self.table.texts(0)?[self.at].data(), self.table.texts(1)?[self.at].data()])
+    }
+    fn attributes(&self) -> Result<Edge> {
+        self.attributes_at(self.at)
+    }
+    fn place(&self) -> Place {
+        self.table.place(self.at, self.loaded)
+    }
+}

@@ -1,0 +1,383 @@
+//! The parts of a dataset that flags name one by one (`--features`, `--labels`, `--train`, ...), for the formats
+//! without a layout of their own.
+
+use crate::csr::open_csr;
+use crate::delimited::{Dialect, Lines, TextRows, scan_table};
+use crate::idlist::TextIds;
+use crate::npy::{NpyArray, NpyIds, NpyRows, Scalar};
+use crate::parquet_file::ParquetFile;
+use crate::parquet_rows::{ParquetIds, ParquetRows};
+use crate::source::{
+    EdgeSource, HeldIds, IdSource, LabelKind, Labels, NameSource, NameStream, RowSource, Source, Splits,
+    Treatment,
+};
+use crate::{ImportError, Place, Request, Result, SplitChoice, Workspace, input};
+use std::path::{Path, PathBuf};
+
+/// What the flags name, opened, with lengths that agree.
+pub struct Given {
+    /// Number of nodes, if a file or the user says.
+    pub nodes: Option<u64>,
+    /// Feature rows.
+    pub features: Option<Box<dyn RowSource>>,
+    /// Labels.
+    pub labels: Option<Labels>,
+    /// Who trains.
+    pub splits: Splits,
+}
+
+impl Given {
+    /// The source made of these and some edges.
+    pub fn with_edges(self, edges: Box<dyn EdgeSource>) -> Source {
+        Source {
+            nodes: self.nodes,
+            edges,
+            features: self.features,
+            labels: self.labels,
+            splits: self.splits,
+            usual: Treatment::AS_STORED,
+            node_names: None,
+            relation_names: Vec::new(),
+            class_names: Vec::new(),
+        }
+    }
+}
+
+/// The files that the flags name, checked to exist.
+pub fn inputs(request: &Request) -> Result<Vec<PathBuf>> {
+    let split = match &request.split {
+        Some(SplitChoice::File(path)) => Some(path),
+        _ => None,
+    };
+    let named = [
+        (request.features.as_ref(), "--features names it"),
+        (request.features_csr.as_ref(), "--features-csr names it"),
+        (request.labels.as_ref(), "--labels names it"),
+        (request.train.as_ref(), "--train names it"),
+        (request.valid.as_ref(), "--valid names it"),
+        (request.test.as_ref(), "--test names it"),
+        (split, "--split names it (or write per-class:20,30 or share:0.6,0.2,0.2)"),
+        (request.node_ids.as_ref(), "--node-ids names it"),
+        (request.edge_weights.as_ref(), "--edge-weights names it"),
+        (request.edge_times.as_ref(), "--edge-times names it"),
+    ];
+    named.into_iter().filter_map(|(path, need)| Some(input::existing(path?, need))).collect()
+}
+
+/// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
+pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &str)>) -> Result<Given> {
+    let mut count = Count::new(request, nodes);
+    if request.features.is_some() && request.features_csr.is_some() {
+        return Err(ImportError::Request("give --features or --features-csr, not both".into()));
+    }
+    let features = match (&request.features, &request.features_csr) {
+        (Some(path), _) => Some(open_rows(path, request, workspace, false)?.rows),
+        (_, Some(path)) => Some(open_csr(path)?),
+        _ => None,
+    };
+    if let Some(features) = &features {
+        count.check(features.rows(), "feature rows", &features.place(0).path)?;
+    }
+    let labels = request.labels.as_ref().map(|path| open_labels(path, request, workspace)).transpose()?;
+    if let Some(labels) = &labels {
+        count.check(labels.rows.rows(), "label rows", &labels.rows.place(0).path)?;
+    }
+    let splits = open_splits(request, workspace, &mut count)?;
+    Ok(Given { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
+}
+
+/// The number of nodes and who said it first.
+struct Count {
+    nodes: Option<(u64, String)>,
+}
+
+impl Count {
+    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Count {
+        let asked = request.nodes.map(|nodes| (nodes, "--nodes".to_string()));
+        Count { nodes: nodes.map(|(nodes, who)| (nodes, who.to_string())).or(asked) }
+    }
+
+    fn check(&mut self, found: u64, what: &str, path: &Path) -> Result<()> {
+        match &self.nodes {
+            Some((nodes, who)) if *nodes != found => {
+                Err(Place::file(path).bad(format!("{nodes} {what}, as {who} has nodes"), found))
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.nodes = Some((found, path.display().to_string()));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Rows, and whether their elements are integers by type.
+struct OpenRows {
+    rows: Box<dyn RowSource>,
+    whole: bool,
+}
+
+fn extension(path: &Path) -> String {
+    let name = path.to_string_lossy().to_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    name.rsplit_once('.').map(|(_, extension)| extension.to_string()).unwrap_or_default()
+}
+
+fn open_rows(
+    path: &Path,
+    request: &Request,
+    workspace: &mut Workspace,
+    missing_is_nan: bool,
+) -> Result<OpenRows> {
+    match extension(path).as_str() {
+        "npy" => {
+            let array = NpyArray::open(path)?;
+            let whole = !matches!(array.scalar(), Scalar::F16 | Scalar::F32 | Scalar::F64);
+            Ok(OpenRows { rows: Box::new(NpyRows::new(array)?), whole })
+        }
+        "parquet" => {
+            let rows = ParquetRows::new(ParquetFile::open(path)?)?;
+            workspace.hold(&format!("reading {}", path.display()), rows.read_bytes())?;
+            let whole = rows.whole();
+            Ok(OpenRows { rows: Box::new(rows), whole })
+        }
+        "csv" | "tsv" | "txt" => {
+            let dialect = Dialect::guess(path, request.delimiter)?;
+            let shape =
+                workspace.step(&format!("shape of {}", path.display()), || scan_table(path, dialect))?;
+            let dialect = Dialect { header: shape.header, ..dialect };
+            let rows = Box::new(TextRows::new(path, dialect, shape.rows, missing_is_nan)?);
+            Ok(OpenRows { rows, whole: shape.whole })
+        }
+        other => {
+            Err(Place::file(path)
+                .bad("a file called .npy, .csv, .tsv, .txt or .parquet", format!("`.{other}`")))
+        }
+    }
+}
+
+/// Integers in one column are classes, in several they are multilabel; floats are real numbers unless the user
+/// says `--label-kind classes` or that NaN means "no label", which only classes need.
+fn open_labels(path: &Path, request: &Request, workspace: &mut Workspace) -> Result<Labels> {
+    let OpenRows { rows, whole } = open_rows(path, request, workspace, request.nan_is_unlabelled)?;
+    let kind = request.label_kind.unwrap_or(match (whole, rows.dim()) {
+        (true, 1) => LabelKind::Classes,
+        (true, _) => LabelKind::Multilabel,
+        (false, 1) if request.nan_is_unlabelled => LabelKind::Classes,
+        (false, _) => LabelKind::Real,
+    });
+    if kind == LabelKind::Classes && rows.dim() != 1 {
+        let expected = "one column of classes (for several give --label-kind multilabel or real)";
+        return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
+    }
+    Ok(Labels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
+}
+
+fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) -> Result<Splits> {
+    let lists = [&request.train, &request.valid, &request.test];
+    let listed = lists.iter().any(|list| list.is_some());
+    match &request.split {
+        Some(SplitChoice::File(_)) if listed => {
+            Err(ImportError::Request("give --split FILE or --train, --valid and --test, not both".into()))
+        }
+        Some(SplitChoice::File(path)) => {
+            let rows = open_rows(path, request, workspace, false)?.rows;
+            count.check(rows.rows(), "split codes", path)?;
+            if rows.dim() != 1 {
+                let expected = "one number a node: 0 train, 1 valid, 2 test";
+                return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
+            }
+            Ok(Splits::Coded(rows))
+        }
+        // A split to draw is the builder's work.
+        _ if !listed => Ok(Splits::None),
+        _ => {
+            let mut open = |list: &Option<PathBuf>| match list {
+                Some(path) => open_ids(path, request, count),
+                None => Ok(HeldIds::boxed(Path::new("(no file)"), Vec::new())),
+            };
+            Ok(Splits::Nodes { train: open(lists[0])?, valid: open(lists[1])?, test: open(lists[2])? })
+        }
+    }
+}
+
+fn open_ids(path: &Path, request: &Request, count: &mut Count) -> Result<Box<dyn IdSource>> {
+    match extension(path).as_str() {
+        "npy" => {
+            let array = NpyArray::open(path)?;
+            if array.scalar() == Scalar::Bool {
+                return mask(array, path, request.split_index, count);
+            }
+            Ok(Box::new(NpyIds::new(array)?))
+        }
+        "parquet" => Ok(Box::new(ParquetIds::new(ParquetFile::open(path)?)?)),
+        _ => Ok(Box::new(TextIds::open(path)?)),
+    }
+}
+
+fn mask(array: NpyArray, path: &Path, split_index: usize, count: &mut Count) -> Result<Box<dyn IdSource>> {
+    if split_index != 0 {
+        return Err(ImportError::Request(format!(
+            "{}: --split-index {split_index} chooses among the splits of one file; a mask holds one",
+            path.display()
+        )));
+    }
+    count.check(array.elements(), "mask entries", path)?;
+    Ok(Box::new(NpyIds::new(array)?))
+}
+
+/// Names, one a line.
+pub struct LineNames {
+    path: PathBuf,
+    count: u64,
+}
+
+impl LineNames {
+    /// Counts the lines of `path`, once.
+    pub fn open(path: &Path, workspace: &Workspace) -> Result<LineNames> {
+        let count = workspace.step("count the node ids", || {
+            let (mut lines, mut count) = (Lines::open(path)?, 0u64);
+            while lines.advance()? {
+                count += 1;
+            }
+            Ok(count)
+        })?;
+        Ok(LineNames { path: path.to_path_buf(), count })
+    }
+}
+
+struct LineNameStream(Lines);
+
+impl NameSource for LineNames {
+    fn count(&self) -> u64 {
+        self.count
+    }
+    fn open(&self) -> Result<Box<dyn NameStream>> {
+        Ok(Box::new(LineNameStream(Lines::open(&self.path)?)))
+    }
+}
+
+impl NameStream for LineNameStream {
+    fn next(&mut self, out: &mut Vec<u8>) -> Result<bool> {
+        out.clear();
+        let found = self.0.advance()?;
+        if found {
+            out.extend_from_slice(self.0.name());
+        }
+        Ok(found)
+    }
+}
+
+/// Opens `--node-ids` as plain names, for formats whose ids are positions already; the names and their number.
+pub fn open_names(request: &Request, workspace: &Workspace) -> Result<Option<LineNames>> {
+    request.node_ids.as_ref().map(|path| LineNames::open(path, workspace)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{self, floats, integers, npy, shaped_integers};
+
+    /// Opens flags set by `set`, which also writes the files.
+    fn given(set: impl FnOnce(&Path, &mut Request)) -> Result<Given> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut request = Request { format: "npy".into(), ..Request::default() };
+        set(directory.path(), &mut request);
+        inputs(&request)?;
+        let result = fixture::in_workspace(|workspace| open(&request, workspace, None))?;
+        if let Some(features) = &result.features {
+            fixture::all_rows(&**features, 0)?;
+        }
+        Ok(result)
+    }
+
+    fn file(directory: &Path, name: &str, bytes: &[u8]) -> Option<PathBuf> {
+        std::fs::write(directory.join(name), bytes).unwrap();
+        Some(directory.join(name))
+    }
+
+    fn label_kind(name: &str, bytes: &[u8], set: impl FnOnce(&mut Request)) -> Result<LabelKind> {
+        let given = given(|directory, request| {
+            request.labels = file(directory, name, bytes);
+            set(request);
+        })?;
+        Ok(given.labels.unwrap().kind)
+    }
+
+    fn message(set: impl FnOnce(&Path, &mut Request)) -> String {
+        given(set).err().expect("an error").to_string()
+    }
+
+    #[test]
+    fn label_kinds_follow_type_and_width() {
+        let check = |name: &str, bytes: &[u8], kind| {
+            assert_eq!(label_kind(name, bytes, |_| ()).unwrap(), kind, "{name}")
+        };
+        check("y.npy", &integers(&[0, 1]), LabelKind::Classes);
+        check("y.npy", &shaped_integers("(2, 2)", &[0, 1, 1, 1]), LabelKind::Multilabel);
+        check("y.npy", &floats("(2,)", &[0.0, 1.0]), LabelKind::Real);
+        check("y.csv", b"0\n1\n", LabelKind::Classes);
+        check("y.csv", b"0.5\n1\n", LabelKind::Real);
+        check("y.tsv", b"0\t1\n1\t1\n", LabelKind::Multilabel);
+        let float = floats("(2,)", &[0.0, f32::NAN]);
+        let kind = |set: fn(&mut Request)| label_kind("y.npy", &float, set).unwrap();
+        assert_eq!(kind(|request| request.nan_is_unlabelled = true), LabelKind::Classes);
+        assert_eq!(kind(|request| request.label_kind = Some(LabelKind::Classes)), LabelKind::Classes);
+    }
+
+    #[test]
+    fn lengths_that_differ_are_named() {
+        let found = message(|directory, request| {
+            request.features = file(directory, "x.npy", &floats("(3, 2)", &[0.0; 6]));
+            request.labels = file(directory, "y.npy", &integers(&[0, 1]));
+        });
+        assert!(found.contains("y.npy: expected 3 label rows, as") && found.ends_with("found 2"), "{found}");
+        let found = message(|directory, request| {
+            request.nodes = Some(3);
+            request.train = file(directory, "a.npy", &npy("|b1", "(2,)", &[1, 0]));
+        });
+        assert!(found.contains("a.npy: expected 3 mask entries, as --nodes"), "{found}");
+        let found = message(|directory, request| {
+            request.nodes = Some(3);
+            request.split = Some(SplitChoice::File(file(directory, "s.npy", &integers(&[0, 1])).unwrap()));
+        });
+        assert!(found.contains("s.npy: expected 3 split codes"), "{found}");
+    }
+
+    #[test]
+    fn files_that_are_missing_or_of_another_type_are_named() {
+        let found = message(|directory, request| request.labels = Some(directory.join("y.npy")));
+        assert!(found.contains("y.npy: not found; --labels names it"), "{found}");
+        let found = message(|directory, request| request.features = file(directory, "x.h5", b"?"));
+        assert!(found.contains("x.h5: expected a file called .npy, .csv"), "{found}");
+        let found = message(|directory, request| request.features = file(directory, "x.npy", b"1,2\n"));
+        assert!(found.contains("x.npy: expected a numpy array"), "{found}");
+    }
+
+    #[test]
+    fn lists_come_as_npy_masks_or_text_and_some_may_be_absent() {
+        let given = given(|directory, request| {
+            request.nodes = Some(4);
+            request.train = file(directory, "a.npy", &npy("|b1", "(4,)", &[1, 0, 0, 1]));
+            request.test = file(directory, "c.csv.gz", &fixture::gzip(b"2\n1\n"));
+        });
+        let Splits::Nodes { train, valid, .. } = given.unwrap().splits else { panic!("lists") };
+        assert_eq!(fixture::all_ids(&*valid).unwrap(), [0u64; 0]);
+        // The files are gone with their directory: opening says so instead of giving nothing.
+        assert!(fixture::all_ids(&*train).is_err());
+    }
+
+    #[test]
+    fn contradicting_flags_are_refused() {
+        let both = message(|directory, request| {
+            request.features = file(directory, "x.npy", &floats("(1, 1)", &[0.0]));
+            request.features_csr = file(directory, "x.npz", b"");
+        });
+        assert!(both.contains("not both"), "{both}");
+        let both = message(|directory, request| {
+            request.train = file(directory, "a.npy", &integers(&[0]));
+            request.split = Some(SplitChoice::File(file(directory, "s.npy", &integers(&[0])).unwrap()));
+        });
+        assert!(both.contains("not both"), "{both}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Feature and label rows, and lists of ids, out of parquet files.
+
+use crate::parquet_file::{Kind, ParquetFile, TableStream};
+use crate::source::{CHUNK, IdSource, IdStream, RowSource, RowStream};
+use crate::{Place, Result};
+
+/// Elements read at a time from a list column.
+const LIST_ELEMENTS: usize = 1 << 18;
+
+/// All columns of numbers side by side, or one column of lists, as rows.
+pub struct ParquetRows {
+    file: ParquetFile,
+    columns: Vec<usize>,
+    dim: usize,
+}
+
+impl ParquetRows {
+    /// Chooses the columns; strings and others are left out.
+    pub fn new(file: ParquetFile) -> Result<ParquetRows> {
+        let number = |index: &usize| matches!(file.columns()[*index].kind, Kind::Whole | Kind::Float);
+        let numbers: Vec<usize> = (0..file.columns().len()).filter(number).collect();
+        let lists = numbers.iter().filter(|index| file.columns()[**index].list).count();
+        let dim = match (numbers.len(), lists) {
+            (0, _) => return Err(Place::file(file.path()).bad("columns of numbers", "none")),
+            (count, 0) => count,
+            (1, 1) => first_length(&file, numbers[0])?,
+            (count, lists) => {
+                let found = format!("{lists} columns of lists among {count}");
+                return Err(Place::file(file.path()).bad("columns of numbers, or one column of lists", found));
+            }
+        };
+        Ok(ParquetRows { file, columns: numbers, dim })
+    }
+
+    /// Whether every element is an integer or a boolean.
+    pub fn whole(&self) -> bool {
+        self.columns.iter().all(|index| self.file.columns()[*index].kind == Kind::Whole)
+    }
+
+    /// About what a stream keeps in memory.
+    pub fn read_bytes(&self) -> u64 {
+        self.file.read_bytes(&self.columns)
+    }
+}
+
+fn first_length(file: &ParquetFile, column: usize) -> Result<usize> {
+    let mut stream = file.read(&[column], 0)?;
+    if stream.load(1)? == 0 {
+        return Err(Place::file(file.path()).bad("rows", "none"));
+    }
+    match stream.elements(0) {
+        0 => Err(Place::row(file.path(), 0).bad("a list of numbers", "an empty one")),
+        length => Ok(length),
+    }
+}
+
+struct ParquetRowStream {
+    table: TableStream,
+    dim: usize,
+    lists: bool,
+}
+
+impl RowSource for ParquetRows {
+    fn rows(&self) -> u64 {
+        self.file.rows()
+    }
+    fn dim(&self) -> usize {
+        self.dim
+    }
+    fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
+        let lists = self.file.columns()[self.columns[0]].list;
+        Ok(Box::new(ParquetRowStream { table: self.file.read(&self.columns, first)?, dim: self.dim, lists }))
+    }
+    fn place(&self, row: u64) -> Place {
+        Place::row(self.file.path(), row)
+    }
+}
+
+impl RowStream for ParquetRowStream {
+    fn fill(&mut self, rows: &mut [f32]) -> Result<()> {
+        let most = (LIST_ELEMENTS / self.dim).max(1);
+        let mut at = 0;
+        while at < rows.len() {
+            let count = self.table.load(most.min((rows.len() - at) / self.dim))?;
+            if count == 0 {
+                return Err(self.table.place(0, 0).bad("another row", "the end of the file"));
+            }
+            let out = &mut rows[at..at + count * self.dim];
+            if self.lists {
+                self.table.check_lists(0, self.dim, count)?;
+                for (index, value) in out.iter_mut().enumerate() {
+                    *value = self.table.float(0, index)?;
+                }
+            } else {
+                for (row, values) in out.chunks_exact_mut(self.dim).enumerate() {
+                    for (column, value) in values.iter_mut().enumerate() {
+                        *value = self.table.float(column, row)?;
+                    }
+                }
+            }
+            at += count * self.dim;
+        }
+        Ok(())
+    }
+}
+
+/// The first column of a file as a list of node ids.
+pub struct ParquetIds(ParquetFile);
+
+impl ParquetIds {
+    /// Checks that the first column holds integers.
+    pub fn new(file: ParquetFile) -> Result<ParquetIds> {
+        let column = &file.columns()[0];
+        if column.kind != Kind::Whole || column.list {
+            let place = Place::at(file.path(), format!("column {}", column.name));
+            return Err(place.bad("a column of ids", format!("{:?}", column.kind)));
+        }
+        Ok(ParquetIds(file))
+    }
+}
+
+impl IdSource for ParquetIds {
+    fn open(&self) -> Result<Box<dyn IdStream>> {
+        Ok(Box::new(ParquetIdStream(self.0.read(&[0], 0)?)))
+    }
+    fn place(&self, position: u64) -> Place {
+        Place::row(self.0.path(), position)
+    }
+}
+
+struct ParquetIdStream(TableStream);
+
+impl IdStream for ParquetIdStream {
+    fn next(&mut self, out: &mut Vec<u64>) -> Result<bool> {
+        out.clear();
+        let count = self.0.load(CHUNK)?;
+        if count > 0 {
+            for (at, id) in self.0.whole(0)?.iter().enumerate() {
+                let id =
+                    u64::try_from(*id).map_err(|_| self.0.place(at, count).bad("an id, 0 or more", id))?;
+                out.push(id);
+            }
+        }
+        Ok(count > 0)
+    }
+}
