@@ -4,6 +4,7 @@
 
 use super::{Format, classes};
 use crate::csr::{CsrEdges, CsrRows};
+use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{Header, NpyArray, NpyRows, find_member};
 use crate::pickle;
@@ -27,7 +28,9 @@ impl Format for GnnNpz {
     }
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from FILE.npz")?;
-        Ok(vec![input::existing(from, "the npz to import")?])
+        let mut inputs = vec![input::existing(from, "the npz to import")?];
+        inputs.extend(given::split_inputs(request)?);
+        Ok(inputs)
     }
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let path = request.need(&request.from, "--from FILE.npz")?;
@@ -47,7 +50,7 @@ impl Format for GnnNpz {
             edges,
             features,
             labels,
-            splits: Splits::None,
+            splits: given::open_named_splits(request, workspace, nodes)?.unwrap_or(Splits::None),
             usual: Treatment::UNDIRECTED,
             node_names: None,
             relation_names: Vec::new(),
