@@ -13,6 +13,7 @@ mod error;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
+pub mod generate;
 pub mod given;
 pub mod idlist;
 pub mod input;

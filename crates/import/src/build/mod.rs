@@ -9,12 +9,13 @@ mod selection;
 mod splits;
 mod topology;
 
+pub(crate) use edges::EdgePlan;
 pub(crate) use rows::{FeaturePlan, write_features};
-pub(crate) use topology::{ListWriter, TopologyResult};
+pub(crate) use selection::share_of;
+pub(crate) use topology::{IdWriter, ListWriter, TopologyResult, out_neighbours};
 
 use crate::source::{NameSource, RowSource, Source, Treatment};
 use crate::{ImportError, MINIMUM_MEMORY_BYTES, Request, Result, Workspace, formats};
-use edges::EdgePlan;
 use esker_store::{
     EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo, Provenance,
     RelationInfo, Staging, file,
@@ -116,7 +117,7 @@ impl Builder<'_> {
         let nodes = topology.nodes;
         let mut files = topology.files.clone();
         let out_files =
-            topology::out_neighbours(request.out_neighbours, self.staging.directory(), &topology, workspace)?;
+            out_neighbours(request.out_neighbours, self.staging.directory(), &topology, workspace)?;
         files.extend(out_files);
         let mut columns = topology.columns.clone();
         if let Some(path) = &request.edge_features {
