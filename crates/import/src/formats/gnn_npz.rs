@@ -3,7 +3,7 @@
 //! (`adj_data`, `adj_indices`, ...), and copies that pickle whole scipy matrices (`adj_matrix`, `node_attr`).
 
 use super::{Format, classes};
-use crate::csr::{CsrEdges, CsrRows};
+use crate::csr::{CsrEdges, CsrRows, check_columns};
 use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{Header, NpyArray, NpyRows, find_member};
@@ -101,7 +101,9 @@ impl Archive<'_> {
 
     fn features(&self, workspace: &mut Workspace) -> Result<Option<Box<dyn RowSource>>> {
         if self.find(&["attr_indptr"]).is_some() {
-            return Ok(Some(Box::new(CsrRows::open(&self.members, self.path, "attr_")?)));
+            let matrix = CsrRows::open(&self.members, self.path, "attr_")?;
+            check_columns(matrix.dim() as u64, self.member("attr_shape")?.place())?;
+            return Ok(Some(Box::new(matrix)));
         }
         let Some(name) = self.find(&["node_attr", "attr_matrix"]) else { return Ok(None) };
         let member = self.member(name)?;

@@ -3,6 +3,7 @@
 //! Published splits come beside it, as an npy of dictionaries. Edges stream; features and labels are held.
 
 use super::Format;
+use crate::csr::check_columns;
 use crate::given;
 use crate::input::{self, Member};
 use crate::npy::Header;
@@ -261,6 +262,7 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
         return Err(text.place().bad("each node once", format!("node {} twice", pair[0].0)));
     }
     let dim = bags.columns.iter().max().map_or(0, |largest| *largest as usize + 1);
+    check_columns(dim as u64, text.place())?;
     let (mut starts, mut columns) = (vec![0], Vec::with_capacity(bags.columns.len()));
     let (mut spans, mut bag) = (spans.into_iter().peekable(), Vec::new());
     for node in 0..nodes {
@@ -480,6 +482,12 @@ mod tests {
         check_refused("a,b\n0,x\n", FEATURES, TARGET, &["tiny_edges.csv, row 0", "`0,x`"]);
         check_refused(EDGES, r#"{"7": [1]}"#, TARGET, &["tiny_features.json", "`7`", "below 4", "line 1"]);
         check_refused(EDGES, r#"{"0": [-1]}"#, TARGET, &["tiny_features.json", "-1"]);
+        check_refused(
+            EDGES,
+            r#"{"0": [4294967295]}"#,
+            TARGET,
+            &["tiny_features.json", "columns", "4294967296"],
+        );
         check_refused(EDGES, r#"{"0": [1], "0": []}"#, TARGET, &["node 0 twice"]);
         check_refused(EDGES, r#"{"0": [1]"#, TARGET, &["tiny_features.json", "EOF"]);
         check_refused(EDGES, FEATURES, "id,target\n0,1\n2,1\n", &["tiny_target.csv", "so 1", "found 2"]);

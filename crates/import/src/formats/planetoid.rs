@@ -323,6 +323,20 @@ mod tests {
         check_refused("ally", |b| *b = b"].".to_vec(), &["ind.tiny.ally", "array of numbers"]);
     }
 
+    #[test]
+    fn damaged_parts_never_panic() {
+        let directory = copy();
+        let wholes: Vec<_> = PARTS.map(|part| directory.path().join(format!("ind.tiny.{part}"))).into();
+        for seed in 0..400u64 {
+            let path = &wholes[seed as usize % wholes.len()];
+            let whole = fs::read(path).unwrap();
+            fs::write(path, fixture::damaged(&whole, &whole, seed)).unwrap();
+            let outcome = std::panic::catch_unwind(|| open(directory.path(), "tiny").is_ok());
+            assert!(outcome.is_ok(), "seed {seed}");
+            fs::write(path, whole).unwrap();
+        }
+    }
+
     struct Published {
         nodes: u64,
         directed: usize,
