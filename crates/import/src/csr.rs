@@ -14,6 +14,17 @@ use std::{
 /// Longest text member (`format`) worth reading.
 const TEXT_BYTES: u64 = 4096;
 
+/// Most columns of a sparse feature matrix: rows are made dense, and a sparse file can claim any number for free.
+pub const MOST_COLUMNS: u64 = 1 << 24;
+
+/// Refuses feature matrices without columns, and those whose dense rows no machine should make.
+pub fn check_columns(columns: u64, place: Place) -> Result<()> {
+    if (1..=MOST_COLUMNS).contains(&columns) {
+        return Ok(());
+    }
+    Err(place.bad(format!("1 to {MOST_COLUMNS} columns, as feature rows are stored dense"), columns))
+}
+
 /// Opens a CSR matrix saved by `scipy.sparse.save_npz`.
 pub fn open_csr(path: &Path) -> Result<Box<dyn RowSource>> {
     let members = input::zip_members(path)?;
@@ -24,7 +35,9 @@ pub fn open_csr(path: &Path) -> Result<Box<dyn RowSource>> {
             .place()
             .bad("a matrix in csr form", format!("`{format}`; save it again after `.tocsr()`")));
     }
-    Ok(Box::new(CsrRows::open(&members, path, "")?))
+    let matrix = CsrRows::open(&members, path, "")?;
+    check_columns(matrix.dim, Place::file(path))?;
+    Ok(Box::new(matrix))
 }
 
 /// A scalar member that holds a string: numpy writes it as bytes (`|S3`) or as 32-bit characters (`<U3`).
@@ -370,6 +383,8 @@ mod tests {
         check_refused(|m| m.values.push(6.0), &["data.npy", "6 values", "found 7"]);
         check_refused(|m| m.shape.push(6), &["shape.npy", "found 3"]);
         check_refused(|m| m.shape[0] = i64::MAX, &["indptr.npy"]);
+        check_refused(|m| m.shape[1] = i64::MAX, &["features.npz", "columns", "9223372036854775807"]);
+        check_refused(|m| m.shape[1] = 0, &["features.npz", "columns", "found 0"]);
     }
 
     #[test]

@@ -112,3 +112,33 @@ pub fn split_sizes(splits: &Splits) -> Result<[usize; 3]> {
     let Splits::Nodes { train, valid, test } = splits else { panic!("no lists of nodes") };
     Ok([all_ids(&**train)?.len(), all_ids(&**valid)?.len(), all_ids(&**test)?.len()])
 }
+
+/// A small generator, so that a failure can be repeated from its printed seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % limit.max(1)
+    }
+}
+
+/// `whole` with a few bytes flipped, cut, or taken from `other`: the same for the same seed.
+pub fn damaged(whole: &[u8], other: &[u8], seed: u64) -> Vec<u8> {
+    let (mut bytes, mut random) = (whole.to_vec(), Random(seed));
+    for _ in 0..1 + random.below(4) {
+        let at = random.below(bytes.len());
+        match random.below(5) {
+            0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+            1 if !bytes.is_empty() => bytes[at] = random.below(256) as u8,
+            2 => bytes.truncate(bytes.len() - random.below(bytes.len() / 4)),
+            3 => {
+                let from = random.below(other.len());
+                let piece = &other[from..(from + random.below(64)).min(other.len())];
+                bytes.splice(at..at, piece.iter().copied());
+            }
+            _ => drop(bytes.drain(at..(at + random.below(8)).min(bytes.len()))),
+        }
+    }
+    bytes
+}

@@ -64,6 +64,22 @@ pub fn inputs(request: &Request) -> Result<Vec<PathBuf>> {
     named.into_iter().filter_map(|(path, need)| Some(input::existing(path?, need))).collect()
 }
 
+/// The files of a split that flags name, checked to exist.
+pub fn split_inputs(request: &Request) -> Result<Vec<PathBuf>> {
+    let (split, train) = (request.split.clone(), request.train.clone());
+    let (valid, test) = (request.valid.clone(), request.test.clone());
+    inputs(&Request { split, train, valid, test, ..Request::default() })
+}
+
+/// The split that flags name, for formats that bring one of their own: given, it takes the place of theirs.
+pub fn open_named_splits(request: &Request, workspace: &mut Workspace, nodes: u64) -> Result<Option<Splits>> {
+    let mut count = Count::new(request, Some((nodes, "the dataset")));
+    match open_splits(request, workspace, &mut count)? {
+        Splits::None => Ok(None),
+        splits => Ok(Some(splits)),
+    }
+}
+
 /// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
 pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &str)>) -> Result<Given> {
     let mut count = Count::new(request, nodes);

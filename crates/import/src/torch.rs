@@ -180,4 +180,18 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn damaged_files_never_panic() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("split_dict.pt");
+        for name in ["tensors.zip.pt", "tensors.legacy.pt", "arrays.legacy.pt"] {
+            let whole = std::fs::read(committed(name)).unwrap();
+            for seed in 0..500 {
+                std::fs::write(&path, crate::fixture::damaged(&whole, &whole, seed)).unwrap();
+                let outcome = std::panic::catch_unwind(|| read_split(&path).is_ok());
+                assert!(outcome.is_ok(), "{name}, seed {seed}");
+            }
+        }
+    }
 }

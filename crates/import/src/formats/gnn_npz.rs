@@ -3,7 +3,8 @@
 //! (`adj_data`, `adj_indices`, ...), and copies that pickle whole scipy matrices (`adj_matrix`, `node_attr`).
 
 use super::{Format, classes};
-use crate::csr::{CsrEdges, CsrRows};
+use crate::csr::{CsrEdges, CsrRows, check_columns};
+use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{Header, NpyArray, NpyRows, find_member};
 use crate::pickle;
@@ -27,7 +28,9 @@ impl Format for GnnNpz {
     }
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from FILE.npz")?;
-        Ok(vec![input::existing(from, "the npz to import")?])
+        let mut inputs = vec![input::existing(from, "the npz to import")?];
+        inputs.extend(given::split_inputs(request)?);
+        Ok(inputs)
     }
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let path = request.need(&request.from, "--from FILE.npz")?;
@@ -47,7 +50,7 @@ impl Format for GnnNpz {
             edges,
             features,
             labels,
-            splits: Splits::None,
+            splits: given::open_named_splits(request, workspace, nodes)?.unwrap_or(Splits::None),
             usual: Treatment::UNDIRECTED,
             node_names: None,
             relation_names: Vec::new(),
@@ -98,7 +101,9 @@ impl Archive<'_> {
 
     fn features(&self, workspace: &mut Workspace) -> Result<Option<Box<dyn RowSource>>> {
         if self.find(&["attr_indptr"]).is_some() {
-            return Ok(Some(Box::new(CsrRows::open(&self.members, self.path, "attr_")?)));
+            let matrix = CsrRows::open(&self.members, self.path, "attr_")?;
+            check_columns(matrix.dim() as u64, self.member("attr_shape")?.place())?;
+            return Ok(Some(Box::new(matrix)));
         }
         let Some(name) = self.find(&["node_attr", "attr_matrix"]) else { return Ok(None) };
         let member = self.member(name)?;

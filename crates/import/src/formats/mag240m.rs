@@ -2,6 +2,7 @@
 //! files; the lists of the split, which stand in a torch file, are held.
 
 use super::{Format, classes};
+use crate::given;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
 use crate::source::{HeldIds, RowSource, Source, Splits, Treatment};
 use crate::{Place, Request, Result, Workspace, input, torch};
@@ -44,19 +45,25 @@ impl Format for Mag240m {
     }
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let Files { features, labels, edges, split } = files(request)?;
-        Ok(vec![features, labels, edges, split])
+        let mut inputs = vec![features, labels, edges, split];
+        inputs.extend(given::split_inputs(request)?);
+        Ok(inputs)
     }
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let files = files(request)?;
         let features = NpyRows::new(NpyArray::open(&files.features)?)?;
         let nodes = features.rows();
         let labels = classes::from_npy(NpyArray::open(&files.labels)?, nodes, request, true)?;
+        let splits = match given::open_named_splits(request, workspace, nodes)? {
+            Some(splits) => splits,
+            None => splits(&files.split, workspace)?,
+        };
         Ok(Source {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(NpyArray::open(&files.edges)?, false)?),
             features: Some(Box::new(features)),
             labels: Some(labels),
-            splits: splits(&files.split, workspace)?,
+            splits,
             usual: Treatment::AS_STORED,
             node_names: None,
             relation_names: Vec::new(),

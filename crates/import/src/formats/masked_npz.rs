@@ -2,6 +2,7 @@
 //! arrays, and the splits as boolean masks, several to a file. Everything streams.
 
 use super::{Format, classes};
+use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{NpyArray, NpyEdges, NpyRows, Scalar};
 use crate::source::{CHUNK, IdSource, IdStream, RowSource, Source, Splits, Treatment};
@@ -19,20 +20,26 @@ impl Format for MaskedNpz {
     }
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from FILE.npz")?;
-        Ok(vec![input::existing(from, "the npz to import")?])
+        let mut inputs = vec![input::existing(from, "the npz to import")?];
+        inputs.extend(given::split_inputs(request)?);
+        Ok(inputs)
     }
-    fn open(&self, request: &Request, _: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let path = request.need(&request.from, "--from FILE.npz")?;
         let members = input::zip_members(path)?;
         let array = |name: &str| NpyArray::member(&members, path, name);
         let features = NpyRows::new(array("node_features")?)?;
         let nodes = features.rows();
+        let splits = match given::open_named_splits(request, workspace, nodes)? {
+            Some(splits) => splits,
+            None => splits(&members, path, nodes, request.split_index)?,
+        };
         Ok(Source {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(array("edges")?, true)?),
             features: Some(Box::new(features)),
             labels: Some(classes::from_npy(array("node_labels")?, nodes, request, false)?),
-            splits: splits(&members, path, nodes, request.split_index)?,
+            splits,
             usual: Treatment::UNDIRECTED,
             node_names: None,
             relation_names: Vec::new(),
@@ -159,6 +166,18 @@ mod tests {
     fn masks_of_another_length_or_type_are_refused() {
         check_refused(fixture::npy("|b1", "(3, 2)", &[0; 6]), 0, &["train_masks", "rows of 3", "[3, 2]"]);
         check_refused(fixture::shaped_integers("(2, 3)", &[0; 6]), 0, &["boolean", "I64"]);
+    }
+
+    #[test]
+    fn lists_that_flags_name_take_the_place_of_the_masks() {
+        let Some(path) = fixture::real_data("tolokers/tolokers.npz") else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let train = directory.path().join("train.csv");
+        std::fs::write(&train, "5\n7\n").unwrap();
+        let request = Request { from: Some(path), train: Some(train), ..Request::default() };
+        assert_eq!(MaskedNpz.inputs(&request).unwrap().len(), 2);
+        let source = fixture::in_workspace(|workspace| MaskedNpz.open(&request, workspace)).unwrap();
+        assert_eq!(fixture::split_sizes(&source.splits).unwrap(), [2, 0, 0]);
     }
 
     #[test]

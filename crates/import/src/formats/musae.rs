@@ -3,7 +3,10 @@
 //! Published splits come beside it, as an npy of dictionaries. Edges stream; features and labels are held.
 
 use super::Format;
+use crate::csr::check_columns;
+use crate::given;
 use crate::input::{self, Member};
+use crate::npy::Header;
 use crate::pickle;
 use crate::source::{
     CHUNK, Edge, EdgeSource, EdgeStream, HeldIds, HeldRows, LabelKind, Labels, Source, SparseRows, Splits,
@@ -35,8 +38,9 @@ impl Format for Musae {
         let files = Files::find(request)?;
         let mut inputs: Vec<PathBuf> =
             [&files.edges, &files.features, &files.target].map(|text| text.path().to_path_buf()).into();
-        inputs.dedup();
         inputs.extend(files.splits);
+        inputs.extend(given::split_inputs(request)?);
+        inputs.dedup();
         Ok(inputs)
     }
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
@@ -48,8 +52,8 @@ impl Format for Musae {
         let nodes = targets.classes.len() as u64;
         let features = features(&files.features, nodes)?;
         let splits = match &files.splits {
-            Some(path) => splits(path, request.split_index, workspace)?,
-            None => Splits::None,
+            Some(path) if holds_objects(path)? => splits(path, request.split_index, workspace)?,
+            _ => given::open_named_splits(request, workspace, nodes)?.unwrap_or(Splits::None),
         };
         let rows =
             HeldRows { path: files.target.path().to_path_buf(), dim: 1, values: targets.classes.into() };
@@ -128,7 +132,9 @@ impl Files {
             Some(SplitChoice::File(path)) => {
                 Some(input::existing(path, "the file that --split names, an npy of dictionaries")?)
             }
+            // A split to draw, or lists of ids: they are not in the files.
             Some(_) => None,
+            None if request.train.is_some() => None,
             None => ending("-splits.npy"),
         };
         let zip = if from.is_dir() { ending(".zip") } else { Some(from.to_path_buf()) };
@@ -256,6 +262,7 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
         return Err(text.place().bad("each node once", format!("node {} twice", pair[0].0)));
     }
     let dim = bags.columns.iter().max().map_or(0, |largest| *largest as usize + 1);
+    check_columns(dim as u64, text.place())?;
     let (mut starts, mut columns) = (vec![0], Vec::with_capacity(bags.columns.len()));
     let (mut spans, mut bag) = (spans.into_iter().peekable(), Vec::new());
     for node in 0..nodes {
@@ -272,6 +279,12 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
     let values = vec![1.0; columns.len()].into();
     let path = text.path().to_path_buf();
     Ok(SparseRows { path, dim, starts: starts.into(), columns: columns.into(), values })
+}
+
+/// Whether `path` is an npy of dictionaries, and not one of the forms that other formats share.
+fn holds_objects(path: &Path) -> Result<bool> {
+    let header = Header::read(&mut BufReader::new(input::open(path)?), &Place::file(path));
+    Ok(header.is_ok_and(|header| header.descr == "|O"))
 }
 
 fn splits(path: &Path, index: usize, workspace: &mut Workspace) -> Result<Splits> {
@@ -436,6 +449,10 @@ mod tests {
         assert_eq!(sizes(open(directory.path(), Some(splits.clone()), 0)), [2, 1, 1]);
         fs::copy(splits, directory.path().join("tiny-splits.npy")).unwrap();
         assert_eq!(sizes(open(directory.path(), None, 1)), [1, 1, 2]);
+        let codes = directory.path().join("codes.npy");
+        fs::write(&codes, fixture::integers(&[0, 0, 1, 2])).unwrap();
+        let source = open(directory.path(), Some(codes), 0).unwrap();
+        assert!(matches!(source.splits, Splits::Coded(_)));
         let message = open(directory.path(), None, 2).err().unwrap().to_string();
         assert!(message.contains("2 splits"), "{message}");
     }
@@ -465,6 +482,12 @@ mod tests {
         check_refused("a,b\n0,x\n", FEATURES, TARGET, &["tiny_edges.csv, row 0", "`0,x`"]);
         check_refused(EDGES, r#"{"7": [1]}"#, TARGET, &["tiny_features.json", "`7`", "below 4", "line 1"]);
         check_refused(EDGES, r#"{"0": [-1]}"#, TARGET, &["tiny_features.json", "-1"]);
+        check_refused(
+            EDGES,
+            r#"{"0": [4294967295]}"#,
+            TARGET,
+            &["tiny_features.json", "columns", "4294967296"],
+        );
         check_refused(EDGES, r#"{"0": [1], "0": []}"#, TARGET, &["node 0 twice"]);
         check_refused(EDGES, r#"{"0": [1]"#, TARGET, &["tiny_features.json", "EOF"]);
         check_refused(EDGES, FEATURES, "id,target\n0,1\n2,1\n", &["tiny_target.csv", "so 1", "found 2"]);

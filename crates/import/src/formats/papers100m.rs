@@ -2,6 +2,7 @@
 //! are unpacked as they stream (zip64 members cannot be mapped).
 
 use super::{Format, classes};
+use crate::given;
 use crate::idlist::TextIds;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
 use crate::source::{IdSource, RowSource, Source, Splits, Treatment};
@@ -52,21 +53,27 @@ impl Format for Papers100m {
     }
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let Files { data, labels, splits: [train, valid, test] } = files(request)?;
-        Ok(vec![data, labels, train, valid, test])
+        let mut inputs = vec![data, labels, train, valid, test];
+        inputs.extend(given::split_inputs(request)?);
+        Ok(inputs)
     }
-    fn open(&self, request: &Request, _: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let Files { data, labels, splits: [train, valid, test] } = files(request)?;
         let members = input::zip_members(&data)?;
         let features = NpyRows::new(NpyArray::member(&members, &data, "node_feat")?)?;
         let nodes = features.rows();
         let label_members = input::zip_members(&labels)?;
         let label_array = NpyArray::member(&label_members, &labels, "node_label")?;
+        let splits = match given::open_named_splits(request, workspace, nodes)? {
+            Some(splits) => splits,
+            None => Splits::Nodes { train: ids(&train)?, valid: ids(&valid)?, test: ids(&test)? },
+        };
         Ok(Source {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(NpyArray::member(&members, &data, "edge_index")?, false)?),
             features: Some(Box::new(features)),
             labels: Some(classes::from_npy(label_array, nodes, request, true)?),
-            splits: Splits::Nodes { train: ids(&train)?, valid: ids(&valid)?, test: ids(&test)? },
+            splits,
             usual: Treatment::AS_STORED,
             node_names: None,
             relation_names: Vec::new(),

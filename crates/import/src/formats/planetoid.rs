@@ -3,6 +3,7 @@
 //! `test.index`. Citeseer's list leaves out some isolated nodes: they get empty rows and no label.
 
 use super::Format;
+use crate::given;
 use crate::idlist::TextIds;
 use crate::pickle::{self, Pickle, Value};
 use crate::source::{
@@ -33,20 +34,24 @@ impl Format for Planetoid {
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let folder = Folder::of(request)?;
         let need = "a part of every Planetoid dataset; is --name right?";
-        PARTS.iter().map(|part| input::existing(&folder.path(part), need)).collect()
+        let parts = PARTS.iter().map(|part| input::existing(&folder.path(part), need));
+        parts.chain(given::split_inputs(request)?.into_iter().map(Ok)).collect()
     }
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         self.inputs(request)?;
         let folder = Folder::of(request)?;
         folder.hold(workspace)?;
         let order = Order::read(&folder)?;
-        let train_nodes = folder.matrix("x", |matrix| Ok(matrix.rows()))?;
+        let splits = match given::open_named_splits(request, workspace, order.nodes())? {
+            Some(splits) => splits,
+            None => splits(&folder, &order)?,
+        };
         Ok(Source {
             nodes: Some(order.nodes()),
             edges: Box::new(edges(&folder)?),
             features: Some(Box::new(features(&folder, &order)?)),
             labels: Some(labels(&folder, &order, request)?),
-            splits: splits(&folder, &order, train_nodes)?,
+            splits,
             usual: Treatment { add_reverse: true, remove_duplicates: true, remove_self_loops: true },
             node_names: None,
             relation_names: Vec::new(),
@@ -223,7 +228,8 @@ fn labels(folder: &Folder, order: &Order, request: &Request) -> Result<Labels> {
     Ok(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
 }
 
-fn splits(folder: &Folder, order: &Order, train_nodes: u64) -> Result<Splits> {
+fn splits(folder: &Folder, order: &Order) -> Result<Splits> {
+    let train_nodes = folder.matrix("x", |matrix| Ok(matrix.rows()))?;
     let (labelled, _) = folder.classes("y")?;
     if labelled.len() as u64 != train_nodes {
         let expected = format!("{train_nodes} rows, as in x");
@@ -315,6 +321,20 @@ mod tests {
         check_refused("test.index", |b| b.extend(b"509\n"), &["tx", "4 rows"]);
         check_refused("graph", |b| *b = b"].".to_vec(), &["ind.tiny.graph", "a dictionary", "a list of 0"]);
         check_refused("ally", |b| *b = b"].".to_vec(), &["ind.tiny.ally", "array of numbers"]);
+    }
+
+    #[test]
+    fn damaged_parts_never_panic() {
+        let directory = copy();
+        let wholes: Vec<_> = PARTS.map(|part| directory.path().join(format!("ind.tiny.{part}"))).into();
+        for seed in 0..400u64 {
+            let path = &wholes[seed as usize % wholes.len()];
+            let whole = fs::read(path).unwrap();
+            fs::write(path, fixture::damaged(&whole, &whole, seed)).unwrap();
+            let outcome = std::panic::catch_unwind(|| open(directory.path(), "tiny").is_ok());
+            assert!(outcome.is_ok(), "seed {seed}");
+            fs::write(path, whole).unwrap();
+        }
     }
 
     struct Published {

@@ -1,6 +1,7 @@
 //! Arrays of numbers and strings inside a pickle, and the CSR matrices made of them.
 
 use super::{ElementType, Kind, Node, Pickle, Value};
+use crate::csr::check_columns;
 use crate::npy::Scalar;
 use crate::source::SparseRows;
 use crate::{Place, Result};
@@ -237,6 +238,7 @@ impl SparseMatrix<'_> {
 
     /// The matrix as rows of features.
     pub fn to_rows(&self, path: &Path) -> Result<SparseRows> {
+        check_columns(self.columns, self.place.clone())?;
         let (starts, columns) = self.structure()?;
         // One array after the other: each is copied into its place, and the copies must not add up.
         let columns: Arc<[u32]> = columns.into();
