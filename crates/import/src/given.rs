@@ -76,11 +76,11 @@ pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &s
         _ => None,
     };
     if let Some(features) = &features {
-        count.check(features.rows(), "feature rows", &features.place(0).path)?;
+        count.check_rows(&**features, "feature rows")?;
     }
     let labels = request.labels.as_ref().map(|path| open_labels(path, request, workspace)).transpose()?;
     if let Some(labels) = &labels {
-        count.check(labels.rows.rows(), "label rows", &labels.rows.place(0).path)?;
+        count.check_rows(&*labels.rows, "label rows")?;
     }
     let splits = open_splits(request, workspace, &mut count)?;
     Ok(Given { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
@@ -95,6 +95,14 @@ impl Count {
     fn new(request: &Request, nodes: Option<(u64, &str)>) -> Count {
         let asked = request.nodes.map(|nodes| (nodes, "--nodes".to_string()));
         Count { nodes: nodes.map(|(nodes, who)| (nodes, who.to_string())).or(asked) }
+    }
+
+    fn check_rows(&mut self, rows: &dyn RowSource, what: &str) -> Result<()> {
+        let path = rows.place(0).path;
+        if rows.dim() == 0 {
+            return Err(Place::file(&path).bad(format!("{what} of at least one number"), "rows of none"));
+        }
+        self.check(rows.rows(), what, &path)
     }
 
     fn check(&mut self, found: u64, what: &str, path: &Path) -> Result<()> {
@@ -182,7 +190,7 @@ fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) 
         }
         Some(SplitChoice::File(path)) => {
             let rows = open_rows(path, request, workspace, false)?.rows;
-            count.check(rows.rows(), "split codes", path)?;
+            count.check_rows(&*rows, "split codes")?;
             if rows.dim() != 1 {
                 let expected = "one number a node: 0 train, 1 valid, 2 test";
                 return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));

@@ -13,6 +13,7 @@ mod error;
 mod fixture;
 pub mod formats;
 pub mod given;
+pub mod hostile;
 pub mod idlist;
 pub mod input;
 pub mod npy;
