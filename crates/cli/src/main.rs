@@ -1,1 +1,76 @@
-fn main() {}
+//! The `esker` program: parse, match on the verb, run.
+#![forbid(unsafe_code)]
+
+mod doctor;
+mod generate;
+mod gpu;
+mod import;
+mod info;
+mod output;
+mod progress;
+mod quickstart;
+mod verify;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Trains graph neural networks on graphs far larger than memory, on one machine.
+#[derive(Parser)]
+#[command(
+    name = "esker",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
+Start here:
+  esker quickstart                                       make a graph and look at it
+  esker doctor                                           what this machine can do
+  esker import cora --format planetoid --from DIR --name cora
+  esker info cora
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 `verify` found damage."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Quickstart(quickstart::Arguments),
+    Doctor(doctor::Arguments),
+    Generate(Box<generate::Arguments>),
+    Import(Box<import::Arguments>),
+    Info(info::Arguments),
+    Verify(verify::Arguments),
+    /// Print a completion script for your shell
+    #[command(
+        after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
+    )]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.verb {
+        Verb::Quickstart(arguments) => quickstart::run(&arguments),
+        Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Generate(arguments) => generate::run(&arguments),
+        Verb::Import(arguments) => import::run(&arguments),
+        Verb::Info(arguments) => info::run(&arguments),
+        Verb::Verify(arguments) => verify::run(&arguments),
+        Verb::Completions { shell } => completions(shell),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "esker", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}

@@ -3,10 +3,13 @@
 
 use crate::input::Member;
 use crate::npy::{Elements, Header, NpyArray, Scalar, find_member};
-use crate::source::{CHUNK, RowSource, RowStream};
+use crate::source::{CHUNK, Edge, EdgeSource, EdgeStream, RowSource, RowStream};
 use crate::{Place, Result, input};
 use esker_types::Dtype;
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Longest text member (`format`) worth reading.
 const TEXT_BYTES: u64 = 4096;
@@ -85,15 +88,19 @@ impl CsrRows {
         self.columns.elements()
     }
 
-    /// Hands over `(row, column)` of every entry in storage order.
-    pub fn for_each_entry(&self, mut visit: impl FnMut(u64, u64)) -> Result<()> {
+    /// Row starts and columns of the whole matrix, checked, for matrices that are small or wanted as edges.
+    pub fn structure(&self) -> Result<(Vec<u64>, Vec<u32>)> {
+        if self.dim > u32::MAX as u64 {
+            return Err(Place::file(&self.path).bad("fewer than 2^32 columns", self.dim));
+        }
+        let (mut starts, mut columns) = (vec![0], Vec::new());
         let mut walk = self.walk(0)?;
         while walk.row < walk.rows {
             let count = (walk.rows - walk.row).min(CHUNK as u64) as usize;
-            let first = walk.row;
-            walk.rows(count, |row, column, _| visit(first + row as u64, column as u64))?;
+            walk.rows(count, |_, column, _| columns.push(column as u32))?;
+            starts.extend_from_slice(&walk.ends);
         }
-        Ok(())
+        Ok((starts, columns))
     }
 
     fn walk(&self, first: u64) -> Result<Walk> {
@@ -231,6 +238,58 @@ impl RowStream for Walk {
     }
 }
 
+/// The entries of a square matrix held in memory, as edges from row to column.
+pub struct CsrEdges {
+    path: PathBuf,
+    starts: Arc<[u64]>,
+    columns: Arc<[u32]>,
+}
+
+impl CsrEdges {
+    /// `starts` goes up from 0 to the number of `columns`, and has one more number than there are rows.
+    pub fn new(path: &Path, starts: Vec<u64>, columns: Vec<u32>) -> CsrEdges {
+        assert_eq!(starts.last().copied(), Some(columns.len() as u64), "row starts fit the columns");
+        CsrEdges { path: path.to_path_buf(), starts: starts.into(), columns: columns.into() }
+    }
+}
+
+struct CsrEdgeStream {
+    starts: Arc<[u64]>,
+    columns: Arc<[u32]>,
+    position: usize,
+    row: usize,
+}
+
+impl EdgeSource for CsrEdges {
+    fn count(&self) -> Option<u64> {
+        Some(self.columns.len() as u64)
+    }
+    fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
+        let position = (skip as usize).min(self.columns.len());
+        let (starts, columns) = (self.starts.clone(), self.columns.clone());
+        Ok(Box::new(CsrEdgeStream { starts, columns, position, row: 0 }))
+    }
+    fn place(&self, position: u64) -> Place {
+        Place::at(&self.path, format!("edge {position}"))
+    }
+}
+
+impl EdgeStream for CsrEdgeStream {
+    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+        out.clear();
+        let end = (self.position + CHUNK).min(self.columns.len());
+        for position in self.position..end {
+            while self.starts[self.row + 1] <= position as u64 {
+                self.row += 1;
+            }
+            let (source, target) = (self.row as u64, self.columns[position] as u64);
+            out.push(Edge { source, target, ..Edge::default() });
+        }
+        self.position = end;
+        Ok(!out.is_empty())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,6 +370,15 @@ mod tests {
         check_refused(|m| m.values.push(6.0), &["data.npy", "6 values", "found 7"]);
         check_refused(|m| m.shape.push(6), &["shape.npy", "found 3"]);
         check_refused(|m| m.shape[0] = i64::MAX, &["indptr.npy"]);
+    }
+
+    #[test]
+    fn the_entries_of_a_held_matrix_are_edges() {
+        let edges = CsrEdges::new(Path::new("a"), vec![0, 2, 2, 5, 6], vec![2, 0, 1, 1, 2, 0]);
+        let expected = [(0, 2), (0, 0), (2, 1), (2, 1), (2, 2), (3, 0)];
+        for skip in 0..=6 {
+            assert_eq!(fixture::all_edges(&edges, skip).unwrap(), expected[skip as usize..]);
+        }
     }
 
     #[test]

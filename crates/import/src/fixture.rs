@@ -1,6 +1,6 @@
 //! Little foreign files for the tests, and sources read to their end.
 
-use crate::source::{EdgeSource, IdSource, RowSource};
+use crate::source::{EdgeSource, IdSource, RowSource, Splits};
 use crate::{Result, Workspace};
 use esker_types::{Budget, Silent};
 use std::{
@@ -105,4 +105,10 @@ pub fn in_workspace<T>(work: impl FnOnce(&mut Workspace) -> T) -> T {
         journal: &journal,
         progress: &Silent,
     })
+}
+
+/// How many nodes train, validate and test.
+pub fn split_sizes(splits: &Splits) -> Result<[usize; 3]> {
+    let Splits::Nodes { train, valid, test } = splits else { panic!("no lists of nodes") };
+    Ok([all_ids(&**train)?.len(), all_ids(&**valid)?.len(), all_ids(&**test)?.len()])
 }

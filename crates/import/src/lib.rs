@@ -5,6 +5,7 @@
 //! edges through an external sort by target, rows straight through, everything resumable.
 #![forbid(unsafe_code)]
 
+pub mod build;
 pub mod csr;
 pub mod delimited;
 pub mod dictionary;
@@ -12,6 +13,7 @@ mod error;
 #[cfg(test)]
 mod fixture;
 pub mod formats;
+pub mod generate;
 pub mod given;
 pub mod hostile;
 pub mod idlist;
@@ -19,12 +21,15 @@ pub mod input;
 pub mod npy;
 pub mod parquet_file;
 pub mod parquet_rows;
+pub mod pickle;
 mod request;
 pub mod sort;
 pub mod source;
 mod string_sort;
+mod torch;
 mod workspace;
 
+pub use build::{Job, import};
 pub use error::{ImportError, Place, Result};
 pub use request::{EdgeColumnNames, Request, SplitChoice};
 pub use workspace::Workspace;

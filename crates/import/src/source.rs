@@ -122,17 +122,7 @@ pub trait RowStream: Send {
     fn fill(&mut self, rows: &mut [f32]) -> Result<()>;
 }
 
-/// What labels mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LabelKind {
-    /// One class a node: whole numbers from 0, -1 (or NaN where the format says so) for none.
-    Classes,
-    /// A row of 0 and 1 a node.
-    Multilabel,
-    /// A row of real numbers a node.
-    Real,
-}
+pub use esker_store::LabelKind;
 
 /// Labels by node.
 pub struct Labels {

@@ -54,3 +54,18 @@ impl Workspace<'_> {
         self.directory.join(name)
     }
 }
+
+impl Workspace<'_> {
+    /// What a sort may use: the budget without code, stacks, stream buffers and the writers' blocks.
+    pub fn sort_bytes(&self) -> u64 {
+        self.budget
+            .host_bytes
+            .saturating_sub(crate::MINIMUM_MEMORY_BYTES / 2)
+            .max(crate::MINIMUM_MEMORY_BYTES / 2)
+    }
+
+    /// What one chunk of rows in flight may use.
+    pub fn chunk_bytes(&self) -> u64 {
+        (self.budget.host_bytes / 16).clamp(1 << 20, 16 << 20)
+    }
+}

@@ -1,12 +1,19 @@
 //! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
 
+mod classes;
 mod csc;
 mod csv;
+mod gnn_npz;
 pub mod graphbolt;
 mod igb;
+mod mag240m;
+mod masked_npz;
+mod musae;
 mod npy;
 mod ogb;
+mod papers100m;
 mod parquet;
+mod planetoid;
 mod triples;
 
 use crate::{ImportError, Request, Result, Workspace, source::Source};
@@ -36,6 +43,12 @@ pub fn all() -> Vec<&'static dyn Format> {
         &ogb::Ogb,
         &igb::Igb,
         &graphbolt::GraphBolt,
+        &planetoid::Planetoid,
+        &gnn_npz::GnnNpz,
+        &masked_npz::MaskedNpz,
+        &musae::Musae,
+        &mag240m::Mag240m,
+        &papers100m::Papers100m,
     ]
 }
 

@@ -1,0 +1,195 @@
+use crate::output::{print, print_json};
+use crate::progress::Shown;
+use esker_import::Job;
+use esker_import::generate::{PRESETS, Popularity, Preset, Shape};
+use esker_store::Dataset;
+use esker_types::{Budget, ByteCount, Dtype, peak_resident_bytes};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Generate a graph of any size, with communities, features and labels that a GNN can learn
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker generate papers --preset papers100m --scale 0.01 --memory 512MiB --seed 1
+  esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
+
+Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16,
+the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win.
+The same flags give the same bytes, whatever --memory and --threads are.")]
+pub struct Arguments {
+    /// Where the dataset goes
+    out: PathBuf,
+    /// Shape of a real graph: papers100m, mag240m, friendster or igb
+    #[arg(long)]
+    preset: Option<String>,
+    /// Part of the preset's nodes to make
+    #[arg(long, default_value_t = 1.0, requires = "preset")]
+    scale: f64,
+    /// Number of nodes
+    #[arg(long)]
+    nodes: Option<u64>,
+    /// Mean in-degree
+    #[arg(long)]
+    degree: Option<f64>,
+    /// Numbers in a feature row
+    #[arg(long)]
+    dim: Option<u64>,
+    /// How features are stored: f32, f16, bf16, u8 or i8
+    #[arg(long)]
+    dtype: Option<Dtype>,
+    /// Number of classes
+    #[arg(long)]
+    classes: Option<u64>,
+    /// Share of edges inside a class
+    #[arg(long)]
+    homophily: Option<f64>,
+    /// Distance of class centroids, against noise of deviation 1
+    #[arg(long)]
+    signal: Option<f64>,
+    /// Share of labels drawn at random
+    #[arg(long)]
+    label_noise: Option<f64>,
+    /// Share of nodes that train
+    #[arg(long)]
+    train: Option<f64>,
+    /// Share of nodes that validate
+    #[arg(long)]
+    valid: Option<f64>,
+    /// Share of nodes that test
+    #[arg(long)]
+    test: Option<f64>,
+    /// Every edge in both directions
+    #[arg(long)]
+    undirected: bool,
+    /// Store out-neighbours too
+    #[arg(long)]
+    out_neighbours: bool,
+    /// Seed of everything drawn
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Flags of every verb that makes a dataset.
+#[derive(clap::Args, Default)]
+pub struct Common {
+    /// Memory to use, as in 512MiB; default: four fifths of what is available
+    #[arg(long)]
+    pub memory: Option<ByteCount>,
+    /// Threads; default: all cores
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Replace a dataset of that name
+    #[arg(long)]
+    pub overwrite: bool,
+    /// One JSON object on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Common {
+    /// Sets up threads, makes the dataset, shows it and the memory it took.
+    pub fn make(
+        &self,
+        out: &std::path::Path,
+        make: impl FnOnce(&Job) -> esker_import::Result<esker_store::Manifest>,
+    ) -> anyhow::Result<ExitCode> {
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+        }
+        let started = Instant::now();
+        let budget = Budget::resolve(self.memory);
+        let progress = Shown::new();
+        make(&Job { target: out, overwrite: self.overwrite, budget, progress: &progress })?;
+        let dataset = Dataset::open(out)?;
+        let (seconds, peak) = (started.elapsed().as_secs_f64(), peak_resident_bytes());
+        if self.json {
+            let mut value = crate::info::as_json(&dataset)?;
+            value["seconds"] = seconds.into();
+            value["peak_host_bytes"] = peak.into();
+            value["budget_host_bytes"] = budget.host_bytes.into();
+            return print_json(&value);
+        }
+        let promised = ByteCount(budget.host_bytes);
+        print(&format!(
+            "{}made in {seconds:.1} s; peak memory {} of {promised}\n",
+            crate::info::as_text(&dataset)?,
+            ByteCount(peak)
+        ))
+    }
+}
+
+impl Arguments {
+    /// The shape as asked for: the preset, or a middling default, with single flags on top.
+    fn shape(&self) -> anyhow::Result<Shape> {
+        let base = match &self.preset {
+            Some(name) => {
+                let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+                let preset = Preset::by_name(name).ok_or_else(|| {
+                    anyhow::anyhow!("`{name}` is no preset; use one of {}", names.join(", "))
+                })?;
+                anyhow::ensure!(
+                    self.scale > 0.0 && self.scale <= 100.0,
+                    "--scale {}: above 0, at most 100",
+                    self.scale
+                );
+                preset.shape(self.scale)
+            }
+            None => {
+                let nodes =
+                    self.nodes.ok_or_else(|| anyhow::anyhow!("say --preset NAME --scale S, or --nodes N"))?;
+                default_shape(nodes)
+            }
+        };
+        // A preset scaled far down has fewer nodes than classes.
+        let nodes = self.nodes.unwrap_or(base.nodes);
+        let classes = self.classes.unwrap_or(base.classes.min((nodes / 16).max(1)));
+        Ok(Shape {
+            nodes,
+            classes,
+            degree: self.degree.unwrap_or(base.degree),
+            dim: self.dim.unwrap_or(base.dim),
+            dtype: self.dtype.unwrap_or(base.dtype),
+            homophily: self.homophily.unwrap_or(base.homophily),
+            signal: self.signal.unwrap_or(base.signal),
+            label_noise: self.label_noise.unwrap_or(base.label_noise),
+            train: self.train.unwrap_or(base.train),
+            valid: self.valid.unwrap_or(base.valid),
+            test: self.test.unwrap_or(base.test),
+            undirected: self.undirected,
+            out_neighbours: self.out_neighbours,
+            seed: self.seed,
+            ..base
+        })
+    }
+}
+
+/// A middling graph: skewed like most, five per cent of the nodes train.
+pub fn default_shape(nodes: u64) -> Shape {
+    Shape {
+        preset: None,
+        nodes,
+        degree: 15.0,
+        dim: 128,
+        dtype: Dtype::F32,
+        classes: 32,
+        homophily: 0.7,
+        signal: 0.12,
+        label_noise: 0.1,
+        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
+        train: 0.05,
+        valid: 0.01,
+        test: 0.02,
+        undirected: false,
+        out_neighbours: false,
+        seed: 1,
+    }
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let shape = arguments.shape()?;
+    arguments.common.make(&arguments.out, |job| esker_import::generate::generate(&shape, job))
+}

@@ -1,0 +1,160 @@
+use crate::output::{Table, print, print_json};
+use esker_store::{Dataset, LabelKind, Manifest, SplitOver};
+use esker_types::{ByteCount, grouped};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Show what is in a dataset
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker info cora
+  esker info cora --json | python3 -m json.tool
+
+Opening checks lengths, headers and the ends of the offsets; `esker verify` checks every byte.")]
+pub struct Arguments {
+    /// The dataset
+    dataset: PathBuf,
+    /// One JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let dataset = Dataset::open(&arguments.dataset)?;
+    if arguments.json {
+        return print_json(&as_json(&dataset)?);
+    }
+    print(&as_text(&dataset)?)
+}
+
+/// Everything about a dataset, for machines.
+pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
+    let manifest = dataset.manifest();
+    let (nodes, edges) = (&manifest.nodes, &manifest.edges);
+    let features = nodes.features.as_ref();
+    let labels = nodes.labels.as_ref();
+    let splits = manifest.splits.as_ref();
+    let derived: Vec<_> = dataset
+        .all_derived()?
+        .into_iter()
+        .map(|(name, derived, fresh)| {
+            let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+            json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes})
+        })
+        .collect();
+    Ok(json!({
+        "path": dataset.directory(),
+        "id": manifest.id,
+        "format_version": manifest.esker,
+        "made_by": manifest.made_by,
+        "source": manifest.source,
+        "nodes": nodes.count,
+        "edges": edges.count,
+        "undirected": edges.undirected,
+        "id_dtype": manifest.id_dtype(),
+        "max_in_degree": edges.max_in_degree,
+        "without_in_neighbours": edges.without_in_neighbours,
+        "out_neighbours": edges.out_neighbours,
+        "edge_columns": edges.columns,
+        "feature_dim": features.map(|features| features.dim),
+        "feature_dtype": features.map(|features| features.dtype),
+        "feature_scaled": features.map(|features| features.scaled),
+        "row_normalised": features.map(|features| features.row_normalised),
+        "label_kind": labels.map(|labels| labels.kind),
+        "classes": labels.map(|labels| labels.classes),
+        "labelled": labels.map(|labels| labels.labelled),
+        "relations": edges.relations.as_ref().map(|relations| relations.count),
+        "named_nodes": nodes.named,
+        "split_over": splits.map(|splits| splits.over),
+        "train": splits.map(|splits| splits.train),
+        "valid": splits.map(|splits| splits.valid),
+        "test": splits.map(|splits| splits.test),
+        "bytes": manifest.bytes(),
+        "files": manifest.files,
+        "derived": derived,
+    }))
+}
+
+/// Everything about a dataset, for people.
+pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
+    let manifest = dataset.manifest();
+    let name = dataset.directory().display();
+    let mut text = format!("{name}  {}, {}\n", ByteCount(manifest.bytes()), origin(manifest));
+    let mut table = Table::new();
+    table.row("nodes", grouped(manifest.nodes.count));
+    table.row("edges", edges_line(manifest));
+    if let Some(relations) = &manifest.edges.relations {
+        let named = if relations.named { ", named" } else { "" };
+        table.row("relations", format!("{}{named}", grouped(relations.count)));
+    }
+    for column in &manifest.edges.columns {
+        table.row("edge column", format!("{} ({} x {})", column.name, column.width, column.dtype));
+    }
+    if let Some(features) = &manifest.nodes.features {
+        let row_bytes = features.dim * features.dtype.bytes();
+        let scaled = if features.scaled { ", scaled by column" } else { "" };
+        let normalised = if features.row_normalised { ", rows sum to 1" } else { "" };
+        let row = ByteCount(row_bytes);
+        let all = ByteCount(row_bytes * manifest.nodes.count);
+        table.row(
+            "features",
+            format!("{} x {}, {row} a row, {all}{scaled}{normalised}", features.dim, features.dtype),
+        );
+    }
+    if let Some(labels) = &manifest.nodes.labels {
+        let what = match labels.kind {
+            LabelKind::Classes => "classes",
+            LabelKind::Multilabel => "labels, several a node",
+            LabelKind::Real => "real values a node",
+        };
+        let named = if labels.named { ", named" } else { "" };
+        let missing = manifest.nodes.count - labels.labelled;
+        let missing =
+            if missing > 0 { format!(", {} nodes without", grouped(missing)) } else { String::new() };
+        table.row("labels", format!("{} {what}{named}{missing}", grouped(labels.classes)));
+    }
+    if let Some(splits) = &manifest.splits {
+        let what = if splits.over == SplitOver::Nodes { "nodes" } else { "edges" };
+        let sizes = [splits.train, splits.valid, splits.test].map(grouped);
+        table.row("splits", format!("train {}, valid {}, test {} {what}", sizes[0], sizes[1], sizes[2]));
+    }
+    if manifest.nodes.named {
+        table.row("names", "nodes have string ids");
+    }
+    text.push_str(&table.render());
+    text.push_str("  files\n");
+    let width = manifest.files.iter().map(|entry| entry.name.len()).max().unwrap_or(0) + 4;
+    for entry in &manifest.files {
+        let shape = format!("{} x {} {}", grouped(entry.rows), entry.columns, entry.dtype);
+        let file = format!("{}.bin", entry.name);
+        text.push_str(&format!("    {file:width$}  {:>10}  {shape}\n", ByteCount(entry.bytes).to_string()));
+    }
+    for (name, derived, fresh) in dataset.all_derived()? {
+        let state = if fresh { "" } else { ", stale: will be made again" };
+        text.push_str(&format!("  derived {name}: {}{state}\n", derived.manifest.kind));
+    }
+    Ok(text)
+}
+
+fn origin(manifest: &Manifest) -> String {
+    match manifest.source.options.get("preset").and_then(|preset| preset.as_str()) {
+        Some(preset) => format!("generated in the shape of {preset}"),
+        None if manifest.source.format == "generate" => "generated".to_string(),
+        None => format!("imported from {}", manifest.source.format),
+    }
+}
+
+fn edges_line(manifest: &Manifest) -> String {
+    let edges = &manifest.edges;
+    let mean = edges.count as f64 / manifest.nodes.count.max(1) as f64;
+    let pairs = if edges.undirected { "each in both directions, " } else { "" };
+    let out = if edges.out_neighbours { ", out-neighbours stored too" } else { "" };
+    let lonely = grouped(edges.without_in_neighbours);
+    format!(
+        "{} ({pairs}in-degree {mean:.1} mean, {} most, {lonely} nodes with none{out})",
+        grouped(edges.count),
+        grouped(edges.max_in_degree)
+    )
+}

@@ -1,0 +1,78 @@
+use crate::output::print_json;
+use crate::progress::Shown;
+use esker_store::Dataset;
+use esker_types::{ByteCount, Silent};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Check every byte of a dataset
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker verify papers
+  esker verify papers --json
+
+Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of
+every damaged block. Exit code 3 when there is damage.")]
+pub struct Arguments {
+    /// The dataset
+    dataset: PathBuf,
+    /// Threads that read and hash
+    #[arg(long)]
+    threads: Option<usize>,
+    /// One JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+const DAMAGED: u8 = 3;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    let opened = Dataset::open(&arguments.dataset);
+    let dataset = match opened {
+        Err(error) if arguments.json => {
+            print_json(
+                &json!({"path": arguments.dataset, "ok": false, "error": error.to_string(), "damage": []}),
+            )?;
+            return Ok(ExitCode::from(DAMAGED));
+        }
+        opened => opened?,
+    };
+    let threads =
+        arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    let damage = if arguments.json {
+        esker_store::verify(&dataset, threads, &Silent)?
+    } else {
+        esker_store::verify(&dataset, threads, &Shown::new())?
+    };
+    let (bytes, seconds) = (dataset.manifest().bytes(), started.elapsed().as_secs_f64());
+    if arguments.json {
+        let ok = damage.is_empty();
+        print_json(&json!({
+            "path": dataset.directory(), "id": dataset.manifest().id, "ok": ok, "bytes": bytes, "seconds": seconds,
+            "damage": damage,
+        }))?;
+    } else if damage.is_empty() {
+        let rate = ByteCount((bytes as f64 / seconds.max(1e-9)) as u64);
+        crate::output::print(&format!(
+            "{}: whole. {} checked in {seconds:.1} s ({rate}/s)\n",
+            dataset.directory().display(),
+            ByteCount(bytes)
+        ))?;
+    } else {
+        for part in damage.iter().take(20) {
+            let end = part.offset + part.bytes;
+            eprintln!("{}: bytes {} to {end}: {}", part.path.display(), part.offset, part.problem);
+        }
+        if damage.len() > 20 {
+            eprintln!("and {} more", damage.len() - 20);
+        }
+        eprintln!(
+            "error: the dataset is damaged; restore these files from a copy, or make the dataset again"
+        );
+    }
+    Ok(if damage.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+}

@@ -1,0 +1,282 @@
+//! Edges on their way to the topology: checked, treated, packed into records, sorted by (target, source).
+
+use super::selection::Selection;
+use super::topology::{self, TopologyResult};
+use crate::sort::{Run, Sorter};
+use crate::source::{Edge, EdgeColumns, EdgeSource, EdgeStream, Treatment};
+use crate::{Place, Result, Workspace};
+use bytemuck::{Pod, Zeroable};
+use esker_types::Unit;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// A stream of edges whose ids are known to be below the number of nodes.
+pub struct CheckedEdges<'a> {
+    source: &'a dyn EdgeSource,
+    stream: Box<dyn EdgeStream>,
+    nodes: Option<u64>,
+    /// Position of the next edge.
+    pub position: u64,
+}
+
+impl<'a> CheckedEdges<'a> {
+    /// Starts at edge `skip`.
+    pub fn open(source: &'a dyn EdgeSource, nodes: Option<u64>, skip: u64) -> Result<CheckedEdges<'a>> {
+        Ok(CheckedEdges { source, stream: source.open(skip)?, nodes, position: skip })
+    }
+
+    /// The next edges; `false` when there are no more.
+    pub fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+        let more = self.stream.next(out)?;
+        // 2^56 nodes are beyond any disk; the bound keeps sums of ids inside 64 bits.
+        let nodes = self.nodes.unwrap_or(1 << 56);
+        if out.iter().fold(0, |top, edge| top.max(edge.source).max(edge.target)) >= nodes {
+            let (at, edge) = out
+                .iter()
+                .enumerate()
+                .find(|(_, edge)| edge.source.max(edge.target) >= nodes)
+                .expect("the maximum is one of them");
+            let id = if edge.source >= nodes { edge.source } else { edge.target };
+            let place = self.source.place(self.position + at as u64);
+            return Err(place.bad(format!("node ids below {nodes}, the number of nodes"), id));
+        }
+        self.position += out.len() as u64;
+        Ok(more)
+    }
+}
+
+/// An edge as a fixed-size record that sorts by target, then source.
+pub trait EdgeRecord: Pod + Ord + Send + Sync {
+    fn pack(edge: &Edge, position: u64) -> Self;
+    fn target(&self) -> u64;
+    fn source(&self) -> u64;
+    /// Same ends and relation.
+    fn same_edge(&self, other: &Self) -> bool;
+    fn relation(&self) -> u32 {
+        0
+    }
+    fn weight(&self) -> f32 {
+        0.0
+    }
+    fn time(&self) -> i64 {
+        0
+    }
+    fn position(&self) -> u64 {
+        0
+    }
+}
+
+/// Two 32-bit ends in one word: all that most graphs need.
+impl EdgeRecord for u64 {
+    fn pack(edge: &Edge, _: u64) -> u64 {
+        edge.target << 32 | edge.source
+    }
+    fn target(&self) -> u64 {
+        self >> 32
+    }
+    fn source(&self) -> u64 {
+        self & 0xffff_ffff
+    }
+    fn same_edge(&self, other: &u64) -> bool {
+        self == other
+    }
+}
+
+/// Everything an edge may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WideEdge {
+    target: u64,
+    source: u64,
+    position: u64,
+    time: i64,
+    relation: u32,
+    weight_bits: u32,
+}
+
+impl Ord for WideEdge {
+    fn cmp(&self, other: &WideEdge) -> std::cmp::Ordering {
+        let key = |edge: &WideEdge| (edge.target, edge.source, edge.relation, edge.position, edge.time);
+        key(self).cmp(&key(other)).then(self.weight_bits.cmp(&other.weight_bits))
+    }
+}
+
+impl PartialOrd for WideEdge {
+    fn partial_cmp(&self, other: &WideEdge) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl EdgeRecord for WideEdge {
+    fn pack(edge: &Edge, position: u64) -> WideEdge {
+        WideEdge {
+            target: edge.target,
+            source: edge.source,
+            position,
+            time: edge.time,
+            relation: edge.relation,
+            weight_bits: edge.weight.to_bits(),
+        }
+    }
+    fn target(&self) -> u64 {
+        self.target
+    }
+    fn source(&self) -> u64 {
+        self.source
+    }
+    fn same_edge(&self, other: &WideEdge) -> bool {
+        (self.target, self.source, self.relation) == (other.target, other.source, other.relation)
+    }
+    fn relation(&self) -> u32 {
+        self.relation
+    }
+    fn weight(&self) -> f32 {
+        f32::from_bits(self.weight_bits)
+    }
+    fn time(&self) -> i64 {
+        self.time
+    }
+    fn position(&self) -> u64 {
+        self.position
+    }
+}
+
+/// How far the edges have come: the runs sorted so far and the edges they hold.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Spooled {
+    runs: Vec<Run>,
+    position: u64,
+    /// Largest id so far, plus one.
+    ids_end: u64,
+    relations: u64,
+}
+
+/// What to do with a source's edges.
+pub struct EdgePlan<'a> {
+    pub source: &'a dyn EdgeSource,
+    pub treatment: Treatment,
+    pub stated_nodes: Option<u64>,
+    pub selection: Option<&'a Selection>,
+    pub keep_positions: bool,
+    pub wide_ids: bool,
+}
+
+impl EdgePlan<'_> {
+    /// Sorts the edges and writes in-neighbours and columns.
+    pub fn build(&self, directory: &Path, workspace: &Workspace) -> Result<TopologyResult> {
+        if let Some(done) = workspace.journal.done("topology") {
+            return Ok(done);
+        }
+        let columns = self.source.columns();
+        let few_nodes = self.stated_nodes.is_none_or(|nodes| nodes <= 1 << 32);
+        if columns.none()
+            && !self.keep_positions
+            && few_nodes
+            && workspace.journal.done::<bool>("ids are wide").is_none()
+            && let Some(result) = self.build_with::<u64>(directory, workspace)?
+        {
+            return Ok(result);
+        }
+        let result = self.build_with::<WideEdge>(directory, workspace)?;
+        Ok(result.expect("wide records hold every id"))
+    }
+
+    /// `None` when an id does not fit the record.
+    fn build_with<R: EdgeRecord>(
+        &self,
+        directory: &Path,
+        workspace: &Workspace,
+    ) -> Result<Option<TopologyResult>> {
+        let Some((sorter, spooled)) = self.spool::<R>(workspace)? else {
+            workspace.journal.forget("edge runs")?;
+            workspace.journal.record("ids are wide", &true)?;
+            return Ok(None);
+        };
+        let nodes = match (self.selection, self.stated_nodes) {
+            (Some(selection), _) => selection.len(),
+            (None, Some(nodes)) => nodes,
+            (None, None) => spooled.ids_end,
+        };
+        let mut sorted = sorter.finish()?;
+        let layout = topology::EdgeLayout {
+            nodes,
+            columns: self.columns(),
+            remove_duplicates: self.treatment.remove_duplicates,
+            relations: spooled.relations,
+            wide_ids: self.wide_ids,
+        };
+        let result = topology::write_sorted(&mut sorted, &layout, directory, workspace)?;
+        workspace.journal.record("topology", &result)?;
+        sorted.remove_files()?;
+        Ok(Some(result))
+    }
+
+    fn columns(&self) -> topology::ColumnChoice {
+        let EdgeColumns { relation, weight, time } = self.source.columns();
+        topology::ColumnChoice { relation, weight, time, position: self.keep_positions }
+    }
+
+    fn spool<R: EdgeRecord>(&self, workspace: &Workspace) -> Result<Option<(Sorter<R>, Spooled)>> {
+        let directory = &workspace.directory;
+        let mut spooled: Spooled = workspace.journal.done("edge runs").unwrap_or_default();
+        if !spooled.runs.iter().all(|run| run.is_whole::<R>(directory)) {
+            spooled = Spooled::default();
+        }
+        let memory_bytes = workspace.sort_bytes();
+        let mut sorter = Sorter::resume(directory.clone(), "edges", memory_bytes, spooled.runs.clone())?;
+        workspace.progress.stage("sort edges", self.source.count(), Unit::Count("edges"));
+        workspace.progress.advance(spooled.position);
+        let mut edges = CheckedEdges::open(self.source, self.stated_nodes, spooled.position)?;
+        let (mut chunk, mut records) = (Vec::new(), Vec::<R>::new());
+        loop {
+            let start = edges.position;
+            if !edges.next(&mut chunk)? {
+                break;
+            }
+            let top = chunk.iter().fold(0, |top, edge| top.max(edge.source).max(edge.target));
+            if size_of::<R>() == 8 && top >> 32 != 0 {
+                return Ok(None);
+            }
+            spooled.ids_end = spooled.ids_end.max(top + 1);
+            records.clear();
+            self.treat(&chunk, start, &mut records, &mut spooled.relations);
+            if sorter.is_full_for(records.len()) {
+                spooled.runs = sorter.spill()?.to_vec();
+                spooled.position = start;
+                workspace.journal.record("edge runs", &spooled)?;
+            }
+            sorter.push(&records)?;
+            workspace.progress.advance(chunk.len() as u64);
+        }
+        if let Some(count) = self.source.count().filter(|count| *count != edges.position) {
+            let place = Place { detail: String::new(), ..self.source.place(0) };
+            return Err(place.bad(format!("{count} edges"), edges.position));
+        }
+        workspace.progress.finish();
+        Ok(Some((sorter, spooled)))
+    }
+
+    fn treat<R: EdgeRecord>(&self, edges: &[Edge], start: u64, records: &mut Vec<R>, relations: &mut u64) {
+        for (edge, position) in edges.iter().zip(start..) {
+            let mut edge = *edge;
+            if let Some(selection) = self.selection {
+                // Both ends are in the same component: both stay or both go.
+                let (Some(source), Some(target)) = (selection.rank(edge.source), selection.rank(edge.target))
+                else {
+                    continue;
+                };
+                (edge.source, edge.target) = (source, target);
+            }
+            *relations = (*relations).max(edge.relation as u64 + 1);
+            let is_loop = edge.source == edge.target;
+            if is_loop && self.treatment.remove_self_loops {
+                continue;
+            }
+            records.push(R::pack(&edge, position));
+            if self.treatment.add_reverse && !is_loop {
+                (edge.source, edge.target) = (edge.target, edge.source);
+                records.push(R::pack(&edge, position));
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Streams a [`Source`] into a dataset: topology through an external sort, rows straight through, all of it inside
+//! the memory budget and resumable. Knows no format.
+
+mod components;
+mod edges;
+mod labels;
+mod rows;
+mod selection;
+mod splits;
+mod topology;
+
+pub(crate) use edges::EdgePlan;
+pub(crate) use rows::{FeaturePlan, write_features};
+pub(crate) use selection::share_of;
+pub(crate) use topology::{IdWriter, ListWriter, TopologyResult, out_neighbours};
+
+use crate::source::{NameSource, RowSource, Source, Treatment};
+use crate::{ImportError, MINIMUM_MEMORY_BYTES, Request, Result, Workspace, formats};
+use esker_store::{
+    EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo, Provenance,
+    RelationInfo, Staging, file,
+};
+use esker_types::{Budget, Progress, Unit};
+use selection::Selection;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// How to carry a job out; none of it shapes the result.
+pub struct Job<'a> {
+    /// Where the dataset goes.
+    pub target: &'a Path,
+    /// Whether a dataset of that name may be replaced.
+    pub overwrite: bool,
+    /// What may be used.
+    pub budget: Budget,
+    /// Where to report.
+    pub progress: &'a dyn Progress,
+}
+
+impl Job<'_> {
+    /// Refuses budgets that cannot hold even the fixed buffers.
+    pub(crate) fn check_budget(&self) -> Result<()> {
+        if self.budget.host_bytes < MINIMUM_MEMORY_BYTES {
+            return Err(ImportError::OverBudget {
+                what: "making a dataset".into(),
+                needs_bytes: MINIMUM_MEMORY_BYTES,
+                budget_bytes: self.budget.host_bytes,
+                minimum_bytes: MINIMUM_MEMORY_BYTES,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Imports a foreign dataset.
+pub fn import(request: &Request, job: &Job) -> Result<Manifest> {
+    job.check_budget()?;
+    let format = formats::by_name(&request.format)?;
+    let mut inputs = format.inputs(request)?;
+    inputs.extend(request.edge_features.clone());
+    let staging = Staging::begin(job.target, job.overwrite)?;
+    let (journal, resumed) = staging.journal(&fingerprint(request, &inputs)?)?;
+    if resumed {
+        job.progress.note("an earlier run of this import was interrupted: going on where it stopped");
+    }
+    let mut workspace = Workspace {
+        directory: staging.work_directory(),
+        budget: job.budget,
+        journal: &journal,
+        progress: job.progress,
+    };
+    let source = format.open(request, &mut workspace)?;
+    let manifest = Builder { source: &source, request, staging: &staging, workspace: &workspace }.build()?;
+    staging.publish(&manifest)?;
+    Ok(manifest)
+}
+
+/// Names the job by everything that shapes its result: the request, and each input's length and time of change.
+fn fingerprint(request: &Request, inputs: &[PathBuf]) -> Result<String> {
+    let mut text = serde_json::to_string(request).expect("requests are plain data");
+    text.push_str(env!("CARGO_PKG_VERSION"));
+    for path in inputs {
+        let found = std::fs::metadata(path).map_err(|error| crate::Place::file(path).io(error))?;
+        text.push_str(&format!("{} {} {:?}\n", path.display(), found.len(), found.modified().ok()));
+    }
+    Ok(format!("{:032x}", xxh3_128(text.as_bytes())))
+}
+
+struct Builder<'a> {
+    source: &'a Source,
+    request: &'a Request,
+    staging: &'a Staging,
+    workspace: &'a Workspace<'a>,
+}
+
+impl Builder<'_> {
+    fn build(&self) -> Result<Manifest> {
+        let (request, source, workspace) = (self.request, self.source, self.workspace);
+        let treatment = self.treatment();
+        let stated = self.stated_nodes()?;
+        let selection = if request.largest_component {
+            Some(components::largest(source.edges.as_ref(), stated, workspace)?)
+        } else {
+            None
+        };
+        let selection = selection.as_ref();
+        let plan = EdgePlan {
+            source: source.edges.as_ref(),
+            treatment,
+            stated_nodes: stated,
+            selection,
+            keep_positions: request.keep_positions || request.edge_features.is_some(),
+            wide_ids: request.wide_ids,
+        };
+        let topology = plan.build(self.staging.directory(), workspace)?;
+        let nodes = topology.nodes;
+        let mut files = topology.files.clone();
+        let out_files =
+            out_neighbours(request.out_neighbours, self.staging.directory(), &topology, workspace)?;
+        files.extend(out_files);
+        let mut columns = topology.columns.clone();
+        if let Some(path) = &request.edge_features {
+            let (column, entry) = rows::edge_features(path, self.staging.directory(), &topology, workspace)?;
+            columns.push(column);
+            files.push(entry);
+        }
+        let features = match &source.features {
+            Some(rows) => {
+                let plan = FeaturePlan { dtype: request.dtype, row_normalise: request.row_normalise };
+                let (info, entries) =
+                    write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
+                files.extend(entries);
+                Some(info)
+            }
+            None => None,
+        };
+        let labels = self.labels(selection, &mut files)?;
+        let label_entry = files.iter().find(|entry| entry.name == file::NODE_LABELS).cloned();
+        let split_plan = splits::SplitPlan {
+            source: &source.splits,
+            choice: request.split.as_ref(),
+            seed: request.seed,
+            nodes,
+            edges: topology.edges,
+            id_width: topology.id_width,
+            selection,
+            has_relations: source.edges.columns().relation,
+        };
+        let splits = split_plan.build(
+            self.staging.directory(),
+            labels.as_ref().zip(label_entry.as_ref()),
+            workspace,
+        )?;
+        if let Some((_, entries)) = &splits {
+            files.extend(entries.clone());
+        }
+        let named =
+            self.names("node names", file::NODE_NAMES, source.node_names.as_deref(), selection, &mut files)?;
+        let relations = self.relations(&topology, &mut files)?;
+        Ok(Manifest {
+            esker: FORMAT_VERSION,
+            checksum: String::new(),
+            id: String::new(),
+            made_by: format!("esker {}", env!("CARGO_PKG_VERSION")),
+            source: self.provenance(treatment),
+            nodes: NodeInfo { count: nodes, types: vec!["node".into()], features, labels, named },
+            edges: EdgeInfo {
+                count: topology.edges,
+                types: vec!["edge".into()],
+                undirected: treatment.add_reverse && treatment.remove_duplicates,
+                max_in_degree: topology.max_in_degree,
+                without_in_neighbours: topology.without_in_neighbours,
+                out_neighbours: request.out_neighbours,
+                relations,
+                columns,
+            },
+            splits: splits.map(|(info, _)| info),
+            files,
+        }
+        .complete())
+    }
+
+    fn treatment(&self) -> Treatment {
+        let usual = if self.request.as_stored { Treatment::AS_STORED } else { self.source.usual };
+        Treatment {
+            add_reverse: usual.add_reverse || self.request.add_reverse,
+            remove_duplicates: usual.remove_duplicates || self.request.remove_duplicates,
+            remove_self_loops: usual.remove_self_loops || self.request.remove_self_loops,
+        }
+    }
+
+    /// The number of nodes by everything that tells it, which must agree.
+    fn stated_nodes(&self) -> Result<Option<u64>> {
+        let mut stated = self.source.nodes.or(self.request.nodes);
+        let rows: [Option<&dyn RowSource>; 2] =
+            [self.source.features.as_deref(), self.source.labels.as_ref().map(|labels| labels.rows.as_ref())];
+        for rows in rows.into_iter().flatten() {
+            let expected = *stated.get_or_insert(rows.rows());
+            if rows.rows() != expected {
+                let place = crate::Place { detail: String::new(), ..rows.place(0) };
+                return Err(
+                    place.bad(format!("{expected} rows, one a node"), format!("{} rows", rows.rows()))
+                );
+            }
+        }
+        Ok(stated)
+    }
+
+    fn labels(&self, selection: Option<&Selection>, files: &mut Vec<FileEntry>) -> Result<Option<LabelInfo>> {
+        let Some(given) = &self.source.labels else { return Ok(None) };
+        let plan = labels::LabelPlan {
+            rows: given.rows.as_ref(),
+            kind: self.request.label_kind.unwrap_or(given.kind),
+            nan_is_unlabelled: given.nan_is_unlabelled || self.request.nan_is_unlabelled,
+        };
+        let (mut info, entry) = plan.write(selection, self.staging.directory(), self.workspace)?;
+        files.push(entry);
+        let names = &self.source.class_names;
+        if info.kind == esker_store::LabelKind::Classes
+            && names.len() as u64 >= info.classes
+            && !names.is_empty()
+        {
+            info.classes = names.len() as u64;
+            info.named = true;
+            files.extend(self.few_names(file::CLASS_NAMES, names)?);
+        }
+        Ok(Some(info))
+    }
+
+    fn relations(
+        &self,
+        topology: &TopologyResult,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<Option<RelationInfo>> {
+        if !self.source.edges.columns().relation {
+            return Ok(None);
+        }
+        let names = &self.source.relation_names;
+        let count = (names.len() as u64).max(topology.relations);
+        let named = !names.is_empty() && names.len() as u64 == count;
+        if named {
+            files.extend(self.few_names(file::RELATION_NAMES, names)?);
+        }
+        Ok(Some(RelationInfo { count, named }))
+    }
+
+    fn few_names(&self, name: &str, names: &[String]) -> Result<Vec<FileEntry>> {
+        self.workspace.step(name, || {
+            let mut writer = NamesWriter::create(self.staging.directory(), name)?;
+            for name in names {
+                writer.push(name.as_bytes())?;
+            }
+            Ok(writer.finish()?)
+        })
+    }
+
+    fn names(
+        &self,
+        stage: &str,
+        name: &str,
+        names: Option<&dyn NameSource>,
+        selection: Option<&Selection>,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<bool> {
+        let Some(names) = names else { return Ok(false) };
+        let entries = self.workspace.step(name, || {
+            self.workspace.progress.stage(stage, Some(names.count()), Unit::Count("names"));
+            let mut writer = NamesWriter::create(self.staging.directory(), name)?;
+            let (mut stream, mut text, mut id) = (names.open()?, Vec::new(), 0);
+            while stream.next(&mut text)? {
+                if selection.is_none_or(|selection| selection.contains(id)) {
+                    writer.push(&text)?;
+                }
+                id += 1;
+                self.workspace.progress.advance(1);
+            }
+            let entries = writer.finish()?;
+            self.workspace.progress.finish();
+            Ok(entries)
+        })?;
+        files.extend(entries);
+        Ok(true)
+    }
+
+    /// What shaped the dataset, for people who find it later. File names only: paths are of one machine.
+    fn provenance(&self, treatment: Treatment) -> Provenance {
+        let serde_json::Value::Object(asked) = serde_json::to_value(self.request).expect("plain data") else {
+            unreachable!("a request is an object")
+        };
+        let mut options: BTreeMap<String, serde_json::Value> = asked
+            .into_iter()
+            .filter(|(key, value)| key != "format" && !is_default(value))
+            .map(|(key, value)| (key, base_name(value)))
+            .collect();
+        options.insert("edges_treated".into(), serde_json::to_value(treatment).expect("plain data"));
+        Provenance { format: self.request.format.clone(), options }
+    }
+}
+
+fn is_default(value: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_u64() == Some(0),
+        Value::Object(map) => map.values().all(is_default),
+        _ => false,
+    }
+}
+
+fn base_name(value: serde_json::Value) -> serde_json::Value {
+    match value {
+        serde_json::Value::String(text) => {
+            let name = Path::new(&text).file_name().map(|name| name.to_string_lossy().into_owned());
+            name.unwrap_or(text).into()
+        }
+        serde_json::Value::Object(map) => {
+            map.into_iter().map(|(key, value)| (key, base_name(value))).collect()
+        }
+        value => value,
+    }
+}

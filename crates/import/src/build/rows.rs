@@ -1,0 +1,308 @@
+//! Feature rows: choosing how to store them, converting, writing. Rows pass through in order, a chunk at a time.
+
+use super::selection::Selection;
+use super::topology::TopologyResult;
+use crate::npy::{NpyArray, NpyRows};
+use crate::source::{RowSource, RowStream};
+use crate::{ImportError, Result, Workspace};
+use esker_store::{ArrayFile, ArrayWriter, Column, FeatureInfo, FileEntry, file};
+use esker_types::{Dtype, Unit};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Bytes of rows between two checkpoints: what a kill may cost.
+const CHECKPOINT_BYTES: u64 = 256 << 20;
+
+/// What the user asked of features.
+pub(crate) struct FeaturePlan {
+    pub dtype: Option<Dtype>,
+    pub row_normalise: bool,
+}
+
+/// How rows are stored.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Storage {
+    dtype: Dtype,
+    /// For 8-bit rows that are not whole numbers: what a stored 1 stands for, by column.
+    scales: Option<Vec<f32>>,
+}
+
+/// Reads rows in chunks that fit the budget, normalised if asked for, unselected ones left out.
+struct Chunks<'a> {
+    rows: &'a dyn RowSource,
+    stream: Box<dyn RowStream>,
+    selection: Option<&'a Selection>,
+    row_normalise: bool,
+    buffer: Vec<f32>,
+    chunk_rows: u64,
+    /// Next row of the source.
+    next: u64,
+}
+
+impl<'a> Chunks<'a> {
+    fn open(
+        rows: &'a dyn RowSource,
+        row_normalise: bool,
+        selection: Option<&'a Selection>,
+        first: u64,
+        workspace: &Workspace,
+    ) -> Result<Chunks<'a>> {
+        let chunk_rows = (workspace.chunk_bytes() / (rows.dim() as u64 * 4).max(1)).max(1);
+        let stream = rows.open(first)?;
+        Ok(Chunks { rows, stream, selection, row_normalise, buffer: Vec::new(), chunk_rows, next: first })
+    }
+
+    /// The next rows that stay, and the source row of the first one read; `None` at the end.
+    fn next(&mut self) -> Result<Option<(u64, &mut [f32])>> {
+        let (dim, first) = (self.rows.dim(), self.next);
+        let count = self.chunk_rows.min(self.rows.rows() - self.next);
+        if count == 0 {
+            return Ok(None);
+        }
+        self.buffer.resize(count as usize * dim, 0.0);
+        self.stream.fill(&mut self.buffer)?;
+        self.next += count;
+        if let Some(selection) = self.selection {
+            let mut kept = 0;
+            for row in 0..count as usize {
+                if selection.contains(first + row as u64) {
+                    self.buffer.copy_within(row * dim..(row + 1) * dim, kept * dim);
+                    kept += 1;
+                }
+            }
+            self.buffer.truncate(kept * dim);
+        }
+        if self.row_normalise && dim > 0 {
+            self.buffer.chunks_exact_mut(dim).for_each(normalise);
+        }
+        Ok(Some((first, &mut self.buffer)))
+    }
+}
+
+/// Divides a row by its sum; a row that sums to nothing stays as it is.
+fn normalise(row: &mut [f32]) {
+    let sum: f64 = row.iter().map(|value| *value as f64).sum();
+    if sum != 0.0 && sum.is_finite() {
+        row.iter_mut().for_each(|value| *value = (*value as f64 / sum) as f32);
+    }
+}
+
+/// Writes feature rows; returns what the manifest says of them and their files.
+pub(crate) fn write_features(
+    rows: &dyn RowSource,
+    plan: &FeaturePlan,
+    selection: Option<&Selection>,
+    directory: &Path,
+    workspace: &Workspace,
+) -> Result<(FeatureInfo, Vec<FileEntry>)> {
+    if rows.dim() == 0 {
+        return Err(rows.place(0).bad("feature rows of at least one number", "rows of none"));
+    }
+    let storage: Storage =
+        workspace.step("feature dtype", || choose_storage(rows, plan, selection, workspace))?;
+    let entries =
+        workspace.step("features", || write_rows(rows, plan, selection, &storage, directory, workspace))?;
+    let info = FeatureInfo {
+        dim: rows.dim() as u64,
+        dtype: storage.dtype,
+        scaled: storage.scales.is_some(),
+        row_normalised: plan.row_normalise,
+    };
+    Ok((info, entries))
+}
+
+fn choose_storage(
+    rows: &dyn RowSource,
+    plan: &FeaturePlan,
+    selection: Option<&Selection>,
+    workspace: &Workspace,
+) -> Result<Storage> {
+    let exact = |dtype| Storage { dtype, scales: None };
+    match plan.dtype {
+        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::Bf16)) => return Ok(exact(dtype)),
+        Some(Dtype::U8 | Dtype::I8) => {}
+        Some(dtype) => {
+            let text = format!("--dtype {dtype}: features are stored as f32, f16, bf16, u8 or i8");
+            return Err(ImportError::Request(text));
+        }
+        None if rows.natural_dtype() != Dtype::F32 || plan.row_normalise => {
+            return Ok(exact(rows.natural_dtype()));
+        }
+        None => {}
+    }
+    let wanted = plan.dtype.unwrap_or(Dtype::U8);
+    let range = if wanted == Dtype::U8 { 0.0..=255.0 } else { -128.0..=127.0 };
+    workspace.progress.stage("look at features", Some(rows.rows()), Unit::Count("rows"));
+    let mut chunks = Chunks::open(rows, plan.row_normalise, selection, 0, workspace)?;
+    let (mut integral, mut largest, dim) = (true, vec![0f32; rows.dim()], rows.dim());
+    while let Some((first, chunk)) = chunks.next()? {
+        integral = integral && chunk.iter().all(|value| range.contains(value) && value.fract() == 0.0);
+        if !integral && plan.dtype.is_none() {
+            break;
+        }
+        for (index, row) in chunk.chunks_exact(dim).enumerate() {
+            if let Some(value) = row.iter().find(|v| !v.is_finite() || (wanted == Dtype::U8 && **v < 0.0)) {
+                let expected =
+                    if wanted == Dtype::U8 { "numbers from 0 up for u8; use i8" } else { "finite numbers" };
+                return Err(rows.place(first + index as u64).bad(expected, value));
+            }
+            largest.iter_mut().zip(row).for_each(|(largest, value)| *largest = largest.max(value.abs()));
+        }
+        workspace.progress.advance((chunk.len() / dim) as u64);
+    }
+    workspace.progress.finish();
+    Ok(match (integral, plan.dtype) {
+        (true, _) => exact(wanted),
+        (false, None) => exact(Dtype::F32),
+        (false, Some(_)) => {
+            let top = if wanted == Dtype::U8 { 255.0 } else { 127.0 };
+            let scale = |largest: f32| if largest == 0.0 { 1.0 } else { largest / top };
+            Storage { dtype: wanted, scales: Some(largest.into_iter().map(scale).collect()) }
+        }
+    })
+}
+
+fn write_rows(
+    rows: &dyn RowSource,
+    plan: &FeaturePlan,
+    selection: Option<&Selection>,
+    storage: &Storage,
+    directory: &Path,
+    workspace: &Workspace,
+) -> Result<Vec<FileEntry>> {
+    let dim = rows.dim() as u64;
+    let kept_rows = selection.map_or(rows.rows(), Selection::len);
+    let row_bytes = dim * storage.dtype.bytes();
+    // Source rows read, rows written.
+    let (read, written): (u64, u64) = workspace.journal.done("feature rows").unwrap_or((0, 0));
+    let resumed = ArrayWriter::resume(directory, file::NODE_FEATURES, storage.dtype, dim, written);
+    let (mut writer, read, mut written) = match resumed {
+        Ok(writer) => (writer, read, written),
+        // The checkpoint's file is gone or cut: start over.
+        Err(_) => (ArrayWriter::create(directory, file::NODE_FEATURES, storage.dtype, dim)?, 0, 0),
+    };
+    workspace.progress.stage("write features", Some(kept_rows * row_bytes), Unit::Bytes);
+    workspace.progress.advance(written * row_bytes);
+    let mut chunks = Chunks::open(rows, plan.row_normalise, selection, read, workspace)?;
+    let (mut bytes, mut not_finite, mut since_checkpoint) = (Vec::new(), None, 0);
+    while let Some((first, chunk)) = chunks.next()? {
+        let problem = convert(chunk, storage, rows.dim(), &mut bytes);
+        if let Some((index, value)) = problem {
+            let expected = format!("numbers that fit {}; use --dtype bf16 or f32", storage.dtype);
+            return Err(rows.place(first + (index / rows.dim()) as u64).bad(expected, value));
+        }
+        if not_finite.is_none() {
+            not_finite = chunk.iter().position(|v| !v.is_finite()).map(|at| first + (at / rows.dim()) as u64);
+        }
+        writer.write(&bytes)?;
+        written += (chunk.len() / rows.dim()) as u64;
+        since_checkpoint += bytes.len() as u64;
+        workspace.progress.advance(bytes.len() as u64);
+        if since_checkpoint >= CHECKPOINT_BYTES {
+            writer.checkpoint()?;
+            workspace.journal.record("feature rows", &(chunks.next, written))?;
+            since_checkpoint = 0;
+        }
+    }
+    if let Some(row) = not_finite {
+        workspace.progress.note(&format!(
+            "{}: NaN or infinite features; training on them gives NaN losses",
+            rows.place(row)
+        ));
+    }
+    let mut entries = vec![writer.finish()?];
+    if let Some(scales) = &storage.scales {
+        let mut writer = ArrayWriter::create(directory, file::NODE_FEATURE_SCALES, Dtype::F32, 1)?;
+        writer.write_elements(scales)?;
+        entries.push(writer.finish()?);
+    }
+    workspace.progress.finish();
+    Ok(entries)
+}
+
+/// Puts `values` into `bytes` as they are stored; the position and value of one that does not fit, if any.
+fn convert(values: &[f32], storage: &Storage, dim: usize, bytes: &mut Vec<u8>) -> Option<(usize, f32)> {
+    bytes.clear();
+    match storage.dtype {
+        Dtype::F16 => {
+            bytes.resize(values.len() * 2, 0);
+            let halves: &mut [f16] = bytemuck::cast_slice_mut(bytes);
+            halves.convert_from_f32_slice(values);
+            let overflow =
+                values.iter().zip(halves.iter()).position(|(v, half)| half.is_infinite() && v.is_finite());
+            return overflow.map(|at| (at, values[at]));
+        }
+        Dtype::Bf16 => {
+            bytes.resize(values.len() * 2, 0);
+            let halves: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
+            halves.convert_from_f32_slice(values);
+        }
+        Dtype::U8 | Dtype::I8 => {
+            bytes.reserve(values.len());
+            let quantise = |value: f32| match storage.dtype {
+                Dtype::U8 => value.round() as u8,
+                _ => value.round() as i8 as u8,
+            };
+            match &storage.scales {
+                None => bytes.extend(values.iter().map(|value| quantise(*value))),
+                Some(scales) => {
+                    for row in values.chunks_exact(dim) {
+                        bytes.extend(row.iter().zip(scales).map(|(value, scale)| quantise(value / scale)));
+                    }
+                }
+            }
+        }
+        _ => bytes.extend_from_slice(bytemuck::cast_slice(values)),
+    }
+    None
+}
+
+/// Edge feature rows, brought from the order of their file into the order of edge ids. Each pass over the file
+/// fills as many edges as fit half the budget.
+pub(crate) fn edge_features(
+    path: &Path,
+    directory: &Path,
+    topology: &TopologyResult,
+    workspace: &Workspace,
+) -> Result<(Column, FileEntry)> {
+    let rows = NpyRows::new(NpyArray::open(path)?)?;
+    let dim = rows.dim();
+    let entry = workspace.step("edge features", || {
+        let positions = topology.files.iter().find(|entry| entry.name == file::EDGE_POSITION);
+        let positions = ArrayFile::open(directory, positions.expect("kept with edge features"))?;
+        let mut positions = positions.elements(0)?;
+        let mut writer = ArrayWriter::create(directory, file::EDGE_FEATURES, Dtype::F32, dim as u64)?;
+        let edge_bytes = dim as u64 * 4 + 16;
+        let most =
+            ((workspace.sort_bytes() / 2 / edge_bytes).max(1) as usize).min(topology.edges.max(1) as usize);
+        let stage_rows = rows.rows() * topology.edges.div_ceil(most as u64);
+        workspace.progress.stage("edge features", Some(stage_rows), Unit::Count("rows"));
+        let (mut wanted, mut taken, mut row) = (vec![0u64; most], vec![0f32; most * dim], vec![0f32; dim]);
+        loop {
+            let count = positions.fill(&mut wanted)?;
+            if count == 0 {
+                break;
+            }
+            let mut order: Vec<(u64, u32)> = wanted[..count].iter().copied().zip(0..).collect();
+            order.sort_unstable();
+            if let Some((position, _)) = order.last().filter(|(position, _)| *position >= rows.rows()) {
+                let place = crate::Place::file(path);
+                return Err(place.bad(format!("a row for edge {position}"), format!("{} rows", rows.rows())));
+            }
+            let (mut stream, mut at) = (rows.open(0)?, 0);
+            for (position, slot) in order {
+                while at <= position {
+                    stream.fill(&mut row)?;
+                    at += 1;
+                    workspace.progress.advance(1);
+                }
+                taken[slot as usize * dim..][..dim].copy_from_slice(&row);
+            }
+            writer.write_elements(&taken[..count * dim])?;
+        }
+        workspace.progress.finish();
+        Ok(writer.finish()?)
+    })?;
+    Ok((Column { name: entry.name.clone(), width: entry.columns, dtype: entry.dtype }, entry))
+}

@@ -1,0 +1,302 @@
+//! Which nodes (or edges) train, validate and test: as given, coded, or drawn by a seed.
+
+use super::edges::CheckedEdges;
+use super::selection::{Bitmap, Selection, SmallestPriorities, share_of};
+use super::topology::IdWriter;
+use crate::source::{EdgeSource, IdSource, RowSource, Splits};
+use crate::{ImportError, MINIMUM_MEMORY_BYTES, Result, SplitChoice, Workspace};
+use esker_store::{ArrayFile, FileEntry, LabelInfo, LabelKind, SplitInfo, SplitOver, file};
+use esker_types::random::{Key, Permutation};
+use esker_types::{IdWidth, Unit};
+use std::path::Path;
+
+const NAMES: [&str; 3] = [file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST];
+
+/// Where splits come from.
+pub(super) struct SplitPlan<'a> {
+    pub source: &'a Splits,
+    pub choice: Option<&'a SplitChoice>,
+    pub seed: u64,
+    pub nodes: u64,
+    pub edges: u64,
+    pub id_width: IdWidth,
+    pub selection: Option<&'a Selection>,
+    pub has_relations: bool,
+}
+
+impl SplitPlan<'_> {
+    /// Writes the splits, if there are any. `labels` has been written to `directory` already.
+    pub fn build(
+        &self,
+        directory: &Path,
+        labels: Option<(&LabelInfo, &FileEntry)>,
+        workspace: &Workspace,
+    ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
+        workspace.step("splits", || {
+            workspace.progress.stage("write splits", None, Unit::Count("ids"));
+            let result = self.write(directory, labels, workspace)?;
+            workspace.progress.finish();
+            Ok(result)
+        })
+    }
+
+    fn write(
+        &self,
+        directory: &Path,
+        labels: Option<(&LabelInfo, &FileEntry)>,
+        workspace: &Workspace,
+    ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
+        if let (Splits::Edges { valid, test }, None | Some(SplitChoice::File(_))) = (self.source, self.choice)
+        {
+            return self.write_edges(directory, valid.as_ref(), test.as_ref(), workspace).map(Some);
+        }
+        let needs_bytes = Bitmap::memory_bytes(self.nodes) * 3;
+        if needs_bytes + MINIMUM_MEMORY_BYTES / 2 > workspace.budget.host_bytes {
+            return Err(ImportError::OverBudget {
+                what: format!("splitting {} nodes", self.nodes),
+                needs_bytes,
+                budget_bytes: workspace.budget.host_bytes,
+                minimum_bytes: needs_bytes + MINIMUM_MEMORY_BYTES / 2,
+            });
+        }
+        let mut sets = [Bitmap::new(self.nodes), Bitmap::new(self.nodes), Bitmap::new(self.nodes)];
+        match (self.choice, self.source) {
+            (Some(SplitChoice::PerClass { train, valid }), _) => {
+                self.per_class(*train, *valid, directory, labels, &mut sets)?;
+            }
+            (Some(SplitChoice::Share { train, valid, test }), _) => {
+                self.by_share([*train, *valid, *test], directory, labels, &mut sets)?;
+            }
+            (_, Splits::Nodes { train, valid, test }) => {
+                for (index, ids) in [train, valid, test].into_iter().enumerate() {
+                    self.read_ids(ids.as_ref(), index, &mut sets, workspace)?;
+                }
+            }
+            (_, Splits::Coded(codes)) => self.read_codes(codes.as_ref(), &mut sets)?,
+            (_, Splits::None) => return Ok(None),
+            (_, Splits::Edges { .. }) => unreachable!("written above"),
+        }
+        self.check_labelled(directory, labels, &sets)?;
+        let mut files = Vec::new();
+        for (name, set) in NAMES.into_iter().zip(&sets) {
+            let mut writer = IdWriter::create(directory, name, self.id_width, 1)?;
+            for node in set.iter() {
+                writer.push(node)?;
+            }
+            files.push(writer.finish()?);
+        }
+        let [train, valid, test] = sets.map(|set| set.len());
+        Ok(Some((SplitInfo { over: SplitOver::Nodes, train, valid, test }, files)))
+    }
+
+    fn read_ids(
+        &self,
+        ids: &dyn IdSource,
+        index: usize,
+        sets: &mut [Bitmap; 3],
+        workspace: &Workspace,
+    ) -> Result<()> {
+        let of = self.selection.map_or(self.nodes, Selection::of);
+        let (mut stream, mut chunk, mut position) = (ids.open()?, Vec::new(), 0);
+        while stream.next(&mut chunk)? {
+            for id in &chunk {
+                if *id >= of {
+                    let expected = format!("node ids below {of}, the number of nodes");
+                    return Err(ids.place(position).bad(expected, id));
+                }
+                let kept = self.selection.map_or(Some(*id), |selection| selection.rank(*id));
+                if let Some(node) = kept {
+                    if let Some(other) = (0..3).find(|other| sets[*other].contains(node)) {
+                        let found = format!("node {id}, which is in {} already", NAMES[other]);
+                        return Err(ids.place(position).bad("each node once, in one split", found));
+                    }
+                    sets[index].insert(node);
+                }
+                position += 1;
+            }
+            workspace.progress.advance(chunk.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn read_codes(&self, codes: &dyn RowSource, sets: &mut [Bitmap; 3]) -> Result<()> {
+        let of = self.selection.map_or(self.nodes, Selection::of);
+        if codes.dim() != 1 || codes.rows() != of {
+            let found = format!("{} rows of {}", codes.rows(), codes.dim());
+            return Err(codes.place(0).bad(format!("{of} split codes, one a node"), found));
+        }
+        let (mut stream, mut values, mut id) = (codes.open(0)?, Vec::new(), 0);
+        while id < of {
+            values.resize((of - id).min(1 << 14) as usize, 0.0);
+            stream.fill(&mut values)?;
+            for code in &values {
+                let node = self.selection.map_or(Some(id), |selection| selection.rank(id));
+                if let (Some(node), Some(index)) =
+                    (node, [0.0, 1.0, 2.0].iter().position(|known| known == code))
+                {
+                    sets[index].insert(node);
+                }
+                id += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn per_class(
+        &self,
+        train: u64,
+        valid: u64,
+        directory: &Path,
+        labels: Option<(&LabelInfo, &FileEntry)>,
+        sets: &mut [Bitmap; 3],
+    ) -> Result<()> {
+        let Some((info, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
+            return Err(ImportError::Request("--split per-class needs labels that are classes".into()));
+        };
+        let key = Key::new(self.seed).with(0x5b117);
+        let wanted = (train + valid) as usize;
+        let mut samples: Vec<_> = (0..info.classes).map(|_| SmallestPriorities::new(wanted)).collect();
+        for_each_class(directory, entry, |node, class| {
+            samples[class as usize].offer(key.at(node), node);
+            sets[2].insert(node);
+        })?;
+        let test = std::mem::replace(&mut sets[2], Bitmap::new(self.nodes));
+        for (class, sample) in samples.into_iter().enumerate() {
+            // A class nobody has (a gap in the numbers) asks for nothing.
+            if sample.offered > 0 && sample.offered < wanted as u64 {
+                let text = format!(
+                    "--split per-class:{train},{valid}: class {class} has {} nodes, {wanted} are needed; choose smaller numbers",
+                    sample.offered
+                );
+                return Err(ImportError::Request(text));
+            }
+            for (index, node) in sample.into_items().into_iter().enumerate() {
+                sets[(index as u64 >= train) as usize].insert(node);
+            }
+        }
+        let [train_set, valid_set, test_set] = sets;
+        for node in test.iter().filter(|node| !train_set.contains(*node) && !valid_set.contains(*node)) {
+            test_set.insert(node);
+        }
+        Ok(())
+    }
+
+    fn by_share(
+        &self,
+        shares: [f64; 3],
+        directory: &Path,
+        labels: Option<(&LabelInfo, &FileEntry)>,
+        sets: &mut [Bitmap; 3],
+    ) -> Result<()> {
+        let classes = labels.filter(|(info, _)| info.kind == LabelKind::Classes);
+        let of = classes.map_or(self.nodes, |(info, _)| info.labelled);
+        let order = Permutation::new(of, Key::new(self.seed).with(0x54a5e));
+        let train_end = share_of(of, shares[0]);
+        let valid_end = train_end + share_of(of, shares[1]);
+        // Shares that add up to one leave nobody out, whatever rounding did.
+        let all = shares.iter().sum::<f64>() > 1.0 - 1e-9;
+        let test_end = if all { of } else { (valid_end + share_of(of, shares[2])).min(of) };
+        let mut item = 0;
+        let mut place = |node: u64| {
+            let at = order.forward(item);
+            item += 1;
+            if let Some(index) = [train_end, valid_end, test_end].iter().position(|end| at < *end) {
+                sets[index].insert(node);
+            }
+        };
+        match classes {
+            Some((_, entry)) => for_each_class(directory, entry, |node, _| place(node))?,
+            None => (0..self.nodes).for_each(place),
+        }
+        Ok(())
+    }
+
+    /// A training node without a label would be a silent hole in the loss.
+    fn check_labelled(
+        &self,
+        directory: &Path,
+        labels: Option<(&LabelInfo, &FileEntry)>,
+        sets: &[Bitmap; 3],
+    ) -> Result<()> {
+        let Some((info, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
+            return Ok(());
+        };
+        if info.labelled == self.nodes {
+            return Ok(());
+        }
+        let mut unlabelled = None;
+        let array = ArrayFile::open(directory, entry)?;
+        let (mut elements, mut chunk, mut node) = (array.elements(0)?, vec![0i32; 1 << 14], 0u64);
+        while unlabelled.is_none() {
+            let count = elements.fill(&mut chunk)?;
+            if count == 0 {
+                break;
+            }
+            let lacking = |(node, class): &(u64, &i32)| **class < 0 && sets[0].contains(*node);
+            unlabelled = (node..).zip(&chunk[..count]).find(lacking).map(|(node, _)| node);
+            node += count as u64;
+        }
+        match unlabelled {
+            Some(node) => {
+                let text = format!(
+                    "node {node} is in the training split and has no label; fix the split or the labels"
+                );
+                Err(ImportError::Request(text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn write_edges(
+        &self,
+        directory: &Path,
+        valid: &dyn EdgeSource,
+        test: &dyn EdgeSource,
+        workspace: &Workspace,
+    ) -> Result<(SplitInfo, Vec<FileEntry>)> {
+        let of = self.selection.map_or(self.nodes, Selection::of);
+        let mut files = Vec::new();
+        for (name, edges) in [(file::SPLIT_VALID, valid), (file::SPLIT_TEST, test)] {
+            // Relations are 32-bit: either width holds them.
+            let mut writer = IdWriter::create(directory, name, self.id_width, 3)?;
+            let (mut stream, mut chunk) = (CheckedEdges::open(edges, Some(of), 0)?, Vec::new());
+            while stream.next(&mut chunk)? {
+                for edge in &chunk {
+                    let rank = |node| self.selection.map_or(Some(node), |selection| selection.rank(node));
+                    if let (Some(source), Some(target)) = (rank(edge.source), rank(edge.target)) {
+                        writer.push(source)?;
+                        writer.push(target)?;
+                        writer.push(if self.has_relations { edge.relation as u64 } else { 0 })?;
+                    }
+                }
+                workspace.progress.advance(chunk.len() as u64);
+            }
+            files.push(writer.finish()?);
+        }
+        let info = SplitInfo {
+            over: SplitOver::Edges,
+            train: self.edges,
+            valid: files[0].rows,
+            test: files[1].rows,
+        };
+        Ok((info, files))
+    }
+}
+
+/// Streams the labelled nodes and their classes.
+fn for_each_class(directory: &Path, entry: &FileEntry, mut take: impl FnMut(u64, i32)) -> Result<()> {
+    let array = ArrayFile::open(directory, entry)?;
+    let (mut elements, mut chunk, mut node) = (array.elements(0)?, vec![0i32; 1 << 14], 0u64);
+    loop {
+        let count = elements.fill(&mut chunk)?;
+        if count == 0 {
+            return Ok(());
+        }
+        for class in &chunk[..count] {
+            if *class >= 0 {
+                take(node, *class);
+            }
+            node += 1;
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Cora, Citeseer and Pubmed as Planetoid pickled them (Yang et al., 2016): `ind.NAME.{x,tx,allx,y,ty,ally,graph}`
+//! and `ind.NAME.test.index`. Rows of `allx` come first; row `i` of `tx` belongs to the node in line `i` of
+//! `test.index`. Citeseer's list leaves out some isolated nodes: they get empty rows and no label.
+
+use super::Format;
+use crate::idlist::TextIds;
+use crate::pickle::{self, Pickle, Value};
+use crate::source::{
+    Edge, EdgeColumns, HeldEdges, HeldIds, HeldRows, IdSource, LabelKind, Labels, RowSource, Source,
+    SparseRows, Splits, Treatment,
+};
+use crate::{ImportError, Place, Request, Result, Workspace, input};
+use std::path::{Path, PathBuf};
+
+pub(super) struct Planetoid;
+
+/// Everybody validates on the 500 nodes after the training nodes.
+const VALID_NODES: u64 = 500;
+/// A neighbour takes 3 bytes or more in the file, then 16 as a value and 32 as an edge.
+const BYTES_PER_GRAPH_BYTE: u64 = 17;
+/// Matrices are in memory as the file has them, as rows, and in one piece with the rows of the test nodes.
+const BYTES_PER_MATRIX_BYTE: u64 = 3;
+
+const PARTS: [&str; 8] = ["x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"];
+
+impl Format for Planetoid {
+    fn name(&self) -> &'static str {
+        "planetoid"
+    }
+    fn about(&self) -> &'static str {
+        "Planetoid pickles: --from DIR --name cora (citeseer, pubmed); edges are made undirected, loops dropped"
+    }
+    fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
+        let folder = Folder::of(request)?;
+        let need = "a part of every Planetoid dataset; is --name right?";
+        PARTS.iter().map(|part| input::existing(&folder.path(part), need)).collect()
+    }
+    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+        self.inputs(request)?;
+        let folder = Folder::of(request)?;
+        folder.hold(workspace)?;
+        let order = Order::read(&folder)?;
+        let train_nodes = folder.matrix("x", |matrix| Ok(matrix.rows()))?;
+        Ok(Source {
+            nodes: Some(order.nodes()),
+            edges: Box::new(edges(&folder)?),
+            features: Some(Box::new(features(&folder, &order)?)),
+            labels: Some(labels(&folder, &order, request)?),
+            splits: splits(&folder, &order, train_nodes)?,
+            usual: Treatment { add_reverse: true, remove_duplicates: true, remove_self_loops: true },
+            node_names: None,
+            relation_names: Vec::new(),
+            class_names: Vec::new(),
+        })
+    }
+}
+
+struct Folder {
+    directory: PathBuf,
+    name: String,
+}
+
+impl Folder {
+    fn of(request: &Request) -> Result<Folder> {
+        let directory = request.need(&request.from, "--from DIR")?.to_path_buf();
+        let Some(name) = request.name.clone() else {
+            let need = "--format planetoid needs --name NAME, as in --name cora for ind.cora.x";
+            return Err(ImportError::Request(need.to_string()));
+        };
+        Ok(Folder { directory, name })
+    }
+
+    fn path(&self, part: &str) -> PathBuf {
+        self.directory.join(format!("ind.{}.{part}", self.name))
+    }
+
+    fn hold(&self, workspace: &mut Workspace) -> Result<()> {
+        let mut needs_bytes = 0u64;
+        for part in PARTS {
+            let path = self.path(part);
+            let bytes = std::fs::metadata(&path).map_err(|error| Place::file(&path).io(error))?.len();
+            let times = if part == "graph" { BYTES_PER_GRAPH_BYTE } else { BYTES_PER_MATRIX_BYTE };
+            needs_bytes = needs_bytes.saturating_add(bytes.saturating_mul(times));
+        }
+        workspace.hold("a Planetoid dataset, which is pickled whole,", needs_bytes)
+    }
+
+    fn pickled<T>(&self, part: &str, look: impl FnOnce(&Pickle, &Path) -> Result<T>) -> Result<T> {
+        let path = self.path(part);
+        let bytes = input::read_whole(&path, u64::MAX)?;
+        look(&pickle::read(&bytes, &Place::file(&path))?, &path)
+    }
+
+    fn matrix<T>(&self, part: &str, look: impl FnOnce(SparseRows) -> Result<T>) -> Result<T> {
+        self.pickled(part, |pickle, path| look(pickle.sparse(pickle.root())?.to_rows(path)?))
+    }
+
+    /// The class of each row of a matrix of 0 and 1; NaN where a row has no 1. And the number of classes.
+    fn classes(&self, part: &str) -> Result<(Vec<f32>, u64)> {
+        self.pickled(part, |pickle, path| {
+            let matrix = pickle.numbers(pickle.root())?;
+            let [rows, columns] = *matrix.shape else {
+                return Err(pickle.bad("labels", "a matrix of nodes by classes", pickle.root()));
+            };
+            let class = |row: u64| {
+                let set = |column: &u64| matrix.float(matrix.position(row as usize, *column as usize)) != 0.0;
+                let mut classes = (0..columns).filter(set);
+                match (classes.next(), classes.next()) {
+                    (None, _) => Ok(f32::NAN),
+                    (Some(class), None) => Ok(class as f32),
+                    (Some(_), Some(_)) => Err(Place::row(path, row).bad("one class", "several")),
+                }
+            };
+            // A matrix without columns has no data that would bound its rows.
+            let rows = if columns == 0 { 0 } else { rows };
+            Ok(((0..rows).map(class).collect::<Result<_>>()?, columns))
+        })
+    }
+}
+
+/// Which node each test row belongs to.
+struct Order {
+    path: PathBuf,
+    /// Nodes of `allx`.
+    first: u64,
+    /// For each later node the row of `tx`; `None` for those that the list leaves out.
+    rows: Vec<Option<usize>>,
+}
+
+impl Order {
+    fn read(folder: &Folder) -> Result<Order> {
+        let path = folder.path("test.index");
+        let mut ids = Vec::new();
+        let (mut stream, mut chunk) = (TextIds::open(&path)?.open()?, Vec::new());
+        while stream.next(&mut chunk)? {
+            ids.extend_from_slice(&chunk);
+        }
+        let first = folder.matrix("allx", |matrix| Ok(matrix.rows()))?;
+        if ids.iter().min() != Some(&first) {
+            let found = ids.iter().min().map_or("none".to_string(), u64::to_string);
+            return Err(Place::file(&path).bad(format!("ids from {first}, the rows of allx, on"), found));
+        }
+        // Gaps are few: a forged id must not decide how much is allocated.
+        let most = first + 2 * ids.len() as u64 + 1024;
+        let mut rows = Vec::new();
+        for (row, id) in ids.iter().enumerate() {
+            let offset = (*id - first) as usize;
+            if *id >= most || rows.get(offset).is_some_and(Option::is_some) {
+                let expected = format!("a node id below {most} that was not listed before");
+                return Err(Place::row(&path, row as u64).bad(expected, id));
+            }
+            rows.resize(rows.len().max(offset + 1), None);
+            rows[offset] = Some(row);
+        }
+        Ok(Order { path, first, rows })
+    }
+
+    fn nodes(&self) -> u64 {
+        self.first + self.rows.len() as u64
+    }
+
+    fn listed(&self) -> u64 {
+        self.rows.iter().flatten().count() as u64
+    }
+}
+
+fn edges(folder: &Folder) -> Result<HeldEdges> {
+    folder.pickled("graph", |pickle, path| {
+        let Some(pairs) = pickle.pairs(pickle.root()) else {
+            return Err(pickle.bad("graph", "a dictionary from node to neighbours", pickle.root()));
+        };
+        let mut edges = Vec::new();
+        for (node, neighbours) in pairs {
+            let source = match node {
+                Value::Int(node) if *node >= 0 => *node as u64,
+                other => return Err(pickle.bad("a key", "a node id", *other)),
+            };
+            let ends = pickle.ids(*neighbours)?;
+            edges.extend(ends.into_iter().map(|target| Edge { source, target, ..Edge::default() }));
+        }
+        Ok(HeldEdges { path: path.to_path_buf(), edges: edges.into(), columns: EdgeColumns::default() })
+    })
+}
+
+fn features(folder: &Folder, order: &Order) -> Result<SparseRows> {
+    let all = folder.matrix("allx", Ok)?;
+    let test = folder.matrix("tx", Ok)?;
+    if test.dim() != all.dim() || test.rows() != order.listed() {
+        let expected = format!("{} rows, one an id of test.index, of {} columns", order.listed(), all.dim());
+        return Err(Place::file(&test.path).bad(expected, format!("{} of {}", test.rows(), test.dim())));
+    }
+    let mut starts = all.starts.to_vec();
+    let mut columns = all.columns.to_vec();
+    let mut values = all.values.to_vec();
+    for row in &order.rows {
+        if let Some(row) = *row {
+            let entries = test.starts[row] as usize..test.starts[row + 1] as usize;
+            columns.extend_from_slice(&test.columns[entries.clone()]);
+            values.extend_from_slice(&test.values[entries]);
+        }
+        starts.push(columns.len() as u64);
+    }
+    let (path, dim) = (all.path, all.dim);
+    Ok(SparseRows { path, dim, starts: starts.into(), columns: columns.into(), values: values.into() })
+}
+
+fn labels(folder: &Folder, order: &Order, request: &Request) -> Result<Labels> {
+    let (mut values, columns) = folder.classes("ally")?;
+    if values.len() as u64 != order.first {
+        let expected = format!("{} rows, as in allx", order.first);
+        return Err(Place::file(&folder.path("ally")).bad(expected, values.len()));
+    }
+    let (test, test_columns) = folder.classes("ty")?;
+    if test.len() as u64 != order.listed() || test_columns != columns {
+        let expected = format!("{} rows, as in tx, of {columns} classes", order.listed());
+        return Err(
+            Place::file(&folder.path("ty")).bad(expected, format!("{} of {test_columns}", test.len()))
+        );
+    }
+    values.extend(order.rows.iter().map(|row| row.map_or(f32::NAN, |row| test[row])));
+    let rows = HeldRows { path: folder.path("ally"), dim: 1, values: values.into() };
+    let kind = request.label_kind.unwrap_or(LabelKind::Classes);
+    Ok(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
+}
+
+fn splits(folder: &Folder, order: &Order, train_nodes: u64) -> Result<Splits> {
+    let (labelled, _) = folder.classes("y")?;
+    if labelled.len() as u64 != train_nodes {
+        let expected = format!("{train_nodes} rows, as in x");
+        return Err(Place::file(&folder.path("y")).bad(expected, labelled.len()));
+    }
+    let valid = train_nodes..train_nodes + VALID_NODES;
+    if valid.end > order.first {
+        let expected = format!("{} rows: those of x, and {VALID_NODES} to validate on", valid.end);
+        return Err(Place::file(&folder.path("allx")).bad(expected, order.first));
+    }
+    let listed = (order.first..).zip(&order.rows).filter(|(_, row)| row.is_some());
+    let path = folder.path("x");
+    Ok(Splits::Nodes {
+        train: HeldIds::boxed(&path, Vec::from_iter(0..train_nodes)),
+        valid: HeldIds::boxed(&path, Vec::from_iter(valid)),
+        test: HeldIds::boxed(&order.path, listed.map(|(node, _)| node).collect::<Vec<u64>>()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use rustc_hash::FxHashSet;
+    use std::fs;
+
+    fn open(from: &Path, name: &str) -> Result<Source> {
+        let request = Request {
+            from: Some(from.to_path_buf()),
+            name: Some(name.to_string()),
+            format: "planetoid".to_string(),
+            ..Request::default()
+        };
+        fixture::in_workspace(|workspace| Planetoid.open(&request, workspace))
+    }
+
+    /// A copy of the committed dataset, to be broken.
+    fn copy() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for part in PARTS {
+            let name = format!("ind.tiny.{part}");
+            fs::copy(fixture::committed("planetoid").join(&name), directory.path().join(&name)).unwrap();
+        }
+        directory
+    }
+
+    fn check_refused(part: &str, break_it: impl FnOnce(&mut Vec<u8>), words: &[&str]) {
+        let directory = copy();
+        let path = directory.path().join(format!("ind.tiny.{part}"));
+        let mut bytes = fs::read(&path).unwrap();
+        break_it(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        let message = open(directory.path(), "tiny").err().unwrap().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+
+    #[test]
+    fn test_rows_go_where_the_index_says_and_gaps_stay_empty() {
+        let source = open(&fixture::committed("planetoid"), "tiny").unwrap();
+        assert_eq!(source.nodes, Some(509));
+        let features = source.features.unwrap();
+        // test.index says 507, 505, 508; nobody says 506.
+        let expected = [0.0, 11.0, 0.0, 0.0, 10.0, 0.0, 12.0, 0.0];
+        assert_eq!(fixture::all_rows(&*features, 505).unwrap(), expected);
+        let labels = fixture::all_rows(&*source.labels.unwrap().rows, 505).unwrap();
+        assert_eq!((labels[0], labels[2], labels[3]), (1.0, 0.0, 0.0));
+        assert!(labels[1].is_nan());
+        assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 1), (0, 505), (1, 0), (505, 0)]);
+        let Splits::Nodes { train, valid, test } = source.splits else { panic!("no split") };
+        assert_eq!(fixture::all_ids(&*train).unwrap(), [0, 1]);
+        assert_eq!(fixture::all_ids(&*valid).unwrap(), Vec::from_iter(2..502));
+        assert_eq!(fixture::all_ids(&*test).unwrap(), [505, 507, 508]);
+    }
+
+    #[test]
+    fn a_missing_part_or_name_is_told() {
+        let message = open(&fixture::committed("planetoid"), "cora").err().unwrap().to_string();
+        assert!(message.contains("ind.cora.x: not found"), "{message}");
+        let request = Request { from: Some("here".into()), ..Request::default() };
+        assert!(Planetoid.inputs(&request).unwrap_err().to_string().contains("--name"));
+    }
+
+    #[test]
+    fn broken_parts_are_named() {
+        check_refused("allx", |bytes| bytes.truncate(200), &["ind.tiny.allx, byte", "end of the file"]);
+        check_refused("test.index", |b| b.extend(b"505\n"), &["test.index, row 3", "found 505"]);
+        check_refused("test.index", |b| b.extend(b"99999999999\n"), &["test.index, row 3", "99999999999"]);
+        check_refused("test.index", |b| b.extend(b"4\n"), &["test.index", "from 505", "found 4"]);
+        check_refused("test.index", |b| b.extend(b"509\n"), &["tx", "4 rows"]);
+        check_refused("graph", |b| *b = b"].".to_vec(), &["ind.tiny.graph", "a dictionary", "a list of 0"]);
+        check_refused("ally", |b| *b = b"].".to_vec(), &["ind.tiny.ally", "array of numbers"]);
+    }
+
+    struct Published {
+        nodes: u64,
+        directed: usize,
+        dim: usize,
+        classes: usize,
+        train: usize,
+        unlabelled: usize,
+    }
+
+    fn check_real(name: &str, published: Published) {
+        let Some(path) = fixture::real_data(name) else { return };
+        let source = open(&path, name).unwrap();
+        assert_eq!(source.nodes, Some(published.nodes));
+        let edges = fixture::all_edges(&*source.edges, 0).unwrap();
+        let both = edges.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]).filter(|(a, b)| a != b);
+        assert_eq!(both.collect::<FxHashSet<_>>().len(), published.directed);
+        let features = source.features.unwrap();
+        assert_eq!((features.rows(), features.dim()), (published.nodes, published.dim));
+        let labels = fixture::all_rows(&*source.labels.unwrap().rows, 0).unwrap();
+        assert_eq!(labels.iter().filter(|label| label.is_nan()).count(), published.unlabelled);
+        assert_eq!(labels.iter().copied().fold(0.0, f32::max), published.classes as f32 - 1.0);
+        assert_eq!(fixture::split_sizes(&source.splits).unwrap(), [published.train, 500, 1000]);
+    }
+
+    #[test]
+    fn cora_has_its_published_size() {
+        let (nodes, directed, dim, classes) = (2_708, 10_556, 1_433, 7);
+        check_real("cora", Published { nodes, directed, dim, classes, train: 140, unlabelled: 0 });
+    }
+
+    #[test]
+    fn citeseer_has_its_published_size() {
+        let (nodes, directed, dim, classes) = (3_327, 9_104, 3_703, 6);
+        check_real("citeseer", Published { nodes, directed, dim, classes, train: 120, unlabelled: 15 });
+    }
+
+    #[test]
+    fn pubmed_has_its_published_size() {
+        let (nodes, directed, dim, classes) = (19_717, 88_648, 500, 3);
+        check_real("pubmed", Published { nodes, directed, dim, classes, train: 60, unlabelled: 0 });
+    }
+}

@@ -1,0 +1,400 @@
+//! Generated graphs: streamed, seeded, the same bytes for any number of threads and any memory budget.
+
+mod model;
+mod presets;
+
+pub use presets::{PRESETS, Preset};
+
+use crate::build::{EdgePlan, FeaturePlan, Job, ListWriter, TopologyResult, out_neighbours, write_features};
+use crate::source::{CHUNK, Edge, EdgeSource, EdgeStream, RowSource, RowStream, Treatment};
+use crate::{ImportError, Place, Result, Workspace};
+use esker_store::{
+    ArrayWriter, EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
+    SplitInfo, SplitOver, Staging, file,
+};
+use esker_types::{Dtype, IdWidth, Unit};
+use model::Model;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What to generate. Everything in here shapes the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shape {
+    /// The preset it came from, if any.
+    pub preset: Option<String>,
+    /// Nodes.
+    pub nodes: u64,
+    /// Mean in-degree.
+    pub degree: f64,
+    /// Numbers in a feature row.
+    pub dim: u64,
+    /// How they are stored.
+    pub dtype: Dtype,
+    /// Classes.
+    pub classes: u64,
+    /// Share of edges drawn from the target's own class.
+    pub homophily: f64,
+    /// How far class centroids stand apart, against noise of deviation 1.
+    pub signal: f64,
+    /// Share of labels drawn anew, after edges and features: no model can reach accuracy 1.
+    pub label_noise: f64,
+    /// How skewed popularity is.
+    pub popularity: Popularity,
+    /// Share of nodes that train.
+    pub train: f64,
+    /// Share of nodes that validate.
+    pub valid: f64,
+    /// Share of nodes that test.
+    pub test: f64,
+    /// Every edge in both directions.
+    pub undirected: bool,
+    /// Store out-neighbours too.
+    pub out_neighbours: bool,
+    /// Seed of everything.
+    pub seed: u64,
+}
+
+/// How draws fall on nodes by popularity rank x in 0..1: with density (x + plateau)^-exponent, and, for a small
+/// share of the draws, far more steeply, which makes the few hubs that real graphs have.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Popularity {
+    /// How fast popularity falls.
+    pub exponent: f64,
+    /// The share of nodes that are about equally popular at the top.
+    pub plateau: f64,
+    /// Share of draws that go to hubs.
+    pub hubs: f64,
+}
+
+impl Shape {
+    fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(ImportError::Request(text));
+        if self.nodes == 0 || self.dim == 0 || self.classes == 0 {
+            return refuse("--nodes, --dim and --classes must be at least 1".into());
+        }
+        if self.classes > self.nodes || self.classes > 1 << 24 {
+            return refuse(format!("--classes {}: at most one a node, and at most 2^24", self.classes));
+        }
+        if !(self.degree >= 0.0 && self.degree <= 1e6) {
+            return refuse(format!("--degree {}: from 0 to 1 000 000", self.degree));
+        }
+        for (flag, share) in [("homophily", self.homophily), ("label-noise", self.label_noise)] {
+            if !(0.0..=1.0).contains(&share) {
+                return refuse(format!("--{flag} {share}: from 0 to 1"));
+            }
+        }
+        let shares = [self.train, self.valid, self.test];
+        if shares.iter().any(|share| !(0.0..=1.0).contains(share)) || shares.iter().sum::<f64>() > 1.0 + 1e-9
+        {
+            return refuse(
+                "the shares of train, valid and test must be from 0 to 1 and add up to at most 1".into(),
+            );
+        }
+        if !self.dtype.holds_features() {
+            return refuse(format!(
+                "--dtype {}: features are stored as f32, f16, bf16, u8 or i8",
+                self.dtype
+            ));
+        }
+        Ok(())
+    }
+
+    /// About how many bytes the dataset will take.
+    pub fn estimated_bytes(&self) -> u64 {
+        let edges = (self.nodes as f64 * self.degree) as u64;
+        let id_bytes = IdWidth::for_nodes(self.nodes).dtype().bytes();
+        let lists = edges * id_bytes + self.nodes * 8;
+        let out = if self.out_neighbours { lists + edges * 4 } else { 0 };
+        lists + out + self.nodes.saturating_mul(self.dim * self.dtype.bytes() + 4)
+    }
+}
+
+/// Generates a dataset.
+pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
+    job.check_budget()?;
+    shape.check()?;
+    let staging = Staging::begin(job.target, job.overwrite)?;
+    let text = serde_json::to_string(shape).expect("shapes are plain data");
+    let fingerprint = format!("generate {} {text}", env!("CARGO_PKG_VERSION"));
+    let (journal, resumed) = staging.journal(&fingerprint)?;
+    if resumed {
+        job.progress.note("an earlier run of this was interrupted: going on where it stopped");
+    } else {
+        check_space(shape, staging.directory())?;
+    }
+    let workspace = Workspace {
+        directory: staging.work_directory(),
+        budget: job.budget,
+        journal: &journal,
+        progress: job.progress,
+    };
+    let model = Arc::new(Model::new(shape));
+    let manifest = build(shape, &model, &staging, &workspace)?;
+    staging.publish(&manifest)?;
+    Ok(manifest)
+}
+
+fn check_space(shape: &Shape, directory: &Path) -> Result<()> {
+    let needs = shape.estimated_bytes();
+    if let Ok(free) = esker_io::available_bytes(directory)
+        && free < needs
+    {
+        let (needs, free) = (esker_types::ByteCount(needs), esker_types::ByteCount(free));
+        return Err(ImportError::Request(format!(
+            "{}: this graph takes about {needs}, the disk has {free} free; choose a smaller --scale or another disk",
+            directory.display()
+        )));
+    }
+    Ok(())
+}
+
+fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Workspace) -> Result<Manifest> {
+    let directory = staging.directory();
+    let topology = if shape.undirected {
+        let edges = GeneratedEdges(model.clone());
+        let plan = EdgePlan {
+            source: &edges,
+            treatment: Treatment::UNDIRECTED,
+            stated_nodes: Some(shape.nodes),
+            selection: None,
+            keep_positions: false,
+            wide_ids: false,
+        };
+        plan.build(directory, workspace)?
+    } else {
+        workspace.step("topology", || write_lists(model, directory, workspace))?
+    };
+    let mut files = topology.files.clone();
+    files.extend(out_neighbours(shape.out_neighbours, directory, &topology, workspace)?);
+    let rows = GeneratedRows(model.clone());
+    let plan = FeaturePlan { dtype: Some(shape.dtype), row_normalise: false };
+    let (features, entries) = write_features(&rows, &plan, None, directory, workspace)?;
+    files.extend(entries);
+    files.push(workspace.step("labels", || write_labels(model, directory, workspace))?);
+    let (splits, entries) =
+        workspace.step("splits", || write_splits(model, topology.id_width, directory, workspace))?;
+    files.extend(entries);
+    let serde_json::Value::Object(options) = serde_json::to_value(shape).expect("shapes are plain data")
+    else {
+        unreachable!("a shape is an object")
+    };
+    let source = Provenance { format: "generate".into(), options: options.into_iter().collect() };
+    let labels =
+        LabelInfo { kind: LabelKind::Classes, classes: shape.classes, labelled: shape.nodes, named: false };
+    Ok(Manifest {
+        esker: FORMAT_VERSION,
+        checksum: String::new(),
+        id: String::new(),
+        made_by: format!("esker {}", env!("CARGO_PKG_VERSION")),
+        source,
+        nodes: NodeInfo {
+            count: shape.nodes,
+            types: vec!["node".into()],
+            features: Some(features),
+            labels: Some(labels),
+            named: false,
+        },
+        edges: EdgeInfo {
+            count: topology.edges,
+            types: vec!["edge".into()],
+            undirected: shape.undirected,
+            max_in_degree: topology.max_in_degree,
+            without_in_neighbours: topology.without_in_neighbours,
+            out_neighbours: shape.out_neighbours,
+            relations: None,
+            columns: Vec::new(),
+        },
+        splits: Some(splits),
+        files,
+    }
+    .complete())
+}
+
+/// Nodes whose lists one task draws.
+const BLOCK_NODES: u64 = 2048;
+
+/// Neighbour lists come out sorted by target, so no sort is needed: blocks are drawn in parallel, written in order.
+fn write_lists(model: &Model, directory: &Path, workspace: &Workspace) -> Result<TopologyResult> {
+    workspace.progress.stage("draw edges", Some(model.nodes()), Unit::Count("nodes"));
+    let width = IdWidth::for_nodes(model.nodes());
+    let mut lists =
+        ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], model.nodes(), width)?;
+    let window = BLOCK_NODES * rayon::current_num_threads() as u64 * 2;
+    let mut first = 0;
+    while first < model.nodes() {
+        let end = (first + window).min(model.nodes());
+        for (start, block) in draw_blocks(model, first, end) {
+            for (node, list) in (start..).zip(block.lists()) {
+                for source in list {
+                    lists.push(node, *source)?;
+                }
+            }
+        }
+        workspace.progress.advance(end - first);
+        first = end;
+    }
+    let result = lists.finish()?;
+    workspace.progress.finish();
+    Ok(result)
+}
+
+/// The lists of consecutive nodes.
+struct Block {
+    sources: Vec<u64>,
+    ends: Vec<usize>,
+}
+
+impl Block {
+    fn lists(&self) -> impl Iterator<Item = &[u64]> {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        starts.zip(&self.ends).map(|(start, end)| &self.sources[*start..*end])
+    }
+}
+
+fn draw_blocks(model: &Model, first: u64, end: u64) -> Vec<(u64, Block)> {
+    let starts: Vec<u64> = (first..end).step_by(BLOCK_NODES as usize).collect();
+    starts
+        .into_par_iter()
+        .map(|start| {
+            let mut block = Block { sources: Vec::new(), ends: Vec::with_capacity(BLOCK_NODES as usize) };
+            let mut list = Vec::new();
+            for node in start..(start + BLOCK_NODES).min(end) {
+                model.in_neighbours(node, &mut list);
+                block.sources.extend_from_slice(&list);
+                block.ends.push(block.sources.len());
+            }
+            (start, block)
+        })
+        .collect()
+}
+
+/// The drawn edges as a stream, for what needs a sort.
+struct GeneratedEdges(Arc<Model>);
+
+struct GeneratedEdgeStream {
+    model: Arc<Model>,
+    next_node: u64,
+    waiting: Vec<Edge>,
+    skip: u64,
+}
+
+impl EdgeSource for GeneratedEdges {
+    fn count(&self) -> Option<u64> {
+        None
+    }
+    fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
+        Ok(Box::new(GeneratedEdgeStream { model: self.0.clone(), next_node: 0, waiting: Vec::new(), skip }))
+    }
+    fn place(&self, position: u64) -> Place {
+        Place::at(Path::new("generated graph"), format!("edge {position}"))
+    }
+}
+
+impl EdgeStream for GeneratedEdgeStream {
+    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+        out.clear();
+        while self.waiting.is_empty() && self.next_node < self.model.nodes() {
+            let end = (self.next_node + BLOCK_NODES * 4).min(self.model.nodes());
+            for (start, block) in draw_blocks(&self.model, self.next_node, end) {
+                for (target, list) in (start..).zip(block.lists()) {
+                    self.waiting.extend(list.iter().map(|source| Edge {
+                        source: *source,
+                        target,
+                        ..Edge::default()
+                    }));
+                }
+            }
+            self.next_node = end;
+            let dropped = self.skip.min(self.waiting.len() as u64);
+            self.waiting.drain(..dropped as usize);
+            self.skip -= dropped;
+            // Handed over from the back, so turn it around.
+            self.waiting.reverse();
+        }
+        let count = self.waiting.len().min(CHUNK);
+        out.extend(self.waiting.drain(self.waiting.len() - count..).rev());
+        Ok(!out.is_empty())
+    }
+}
+
+/// Feature rows, drawn as they are asked for.
+struct GeneratedRows(Arc<Model>);
+
+struct GeneratedRowStream {
+    model: Arc<Model>,
+    next: u64,
+}
+
+impl RowSource for GeneratedRows {
+    fn rows(&self) -> u64 {
+        self.0.nodes()
+    }
+    fn dim(&self) -> usize {
+        self.0.dim()
+    }
+    fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
+        Ok(Box::new(GeneratedRowStream { model: self.0.clone(), next: first }))
+    }
+    fn place(&self, row: u64) -> Place {
+        Place::row(Path::new("generated graph"), row)
+    }
+}
+
+impl RowStream for GeneratedRowStream {
+    fn fill(&mut self, rows: &mut [f32]) -> Result<()> {
+        let dim = self.model.dim();
+        let first = self.next;
+        rows.par_chunks_exact_mut(dim).with_min_len(64).enumerate().for_each(|(index, row)| {
+            self.model.features(first + index as u64, row);
+        });
+        self.next += (rows.len() / dim) as u64;
+        Ok(())
+    }
+}
+
+fn write_labels(model: &Model, directory: &Path, workspace: &Workspace) -> Result<FileEntry> {
+    workspace.progress.stage("write labels", Some(model.nodes()), Unit::Count("nodes"));
+    let mut writer = ArrayWriter::create(directory, file::NODE_LABELS, Dtype::I32, 1)?;
+    let mut first = 0;
+    while first < model.nodes() {
+        let end = (first + (1 << 16)).min(model.nodes());
+        let labels: Vec<i32> = (first..end).into_par_iter().map(|node| model.label(node) as i32).collect();
+        writer.write_elements(&labels)?;
+        workspace.progress.advance(end - first);
+        first = end;
+    }
+    workspace.progress.finish();
+    Ok(writer.finish()?)
+}
+
+fn write_splits(
+    model: &Model,
+    width: IdWidth,
+    directory: &Path,
+    workspace: &Workspace,
+) -> Result<(SplitInfo, Vec<FileEntry>)> {
+    workspace.progress.stage("write splits", Some(model.nodes()), Unit::Count("nodes"));
+    let names = [file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST];
+    let mut writers = Vec::new();
+    for name in names {
+        writers.push(crate::build::IdWriter::create(directory, name, width, 1)?);
+    }
+    let mut first = 0;
+    while first < model.nodes() {
+        let end = (first + (1 << 16)).min(model.nodes());
+        let splits: Vec<Option<usize>> = (first..end).into_par_iter().map(|node| model.split(node)).collect();
+        for (node, split) in (first..).zip(splits) {
+            if let Some(split) = split {
+                writers[split].push(node)?;
+            }
+        }
+        workspace.progress.advance(end - first);
+        first = end;
+    }
+    let files: Vec<FileEntry> = writers.into_iter().map(|writer| writer.finish()).collect::<Result<_>>()?;
+    workspace.progress.finish();
+    let [train, valid, test] = [files[0].rows, files[1].rows, files[2].rows];
+    Ok((SplitInfo { over: SplitOver::Nodes, train, valid, test }, files))
+}

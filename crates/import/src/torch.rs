@@ -1,0 +1,183 @@
+//! Lists of ids in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's
+//! containers. The newer one is a zip archive (`NAME/data.pkl` and a member for each storage); the older one is a
+//! row of pickles, with the storages behind them.
+
+use crate::pickle::{self, Pickle, TensorView, Value};
+use crate::{ImportError, Place, Result, input};
+use std::{io::Read, path::Path};
+
+/// The ids under one key of a dictionary.
+#[derive(Debug, PartialEq, Eq)]
+pub struct IdList {
+    /// The key they were found under.
+    pub key: String,
+    /// The ids.
+    pub ids: Vec<u64>,
+}
+
+/// The three lists of a split.
+#[derive(Debug)]
+pub struct Split {
+    /// Training nodes.
+    pub train: IdList,
+    /// Validation nodes.
+    pub valid: IdList,
+    /// Test nodes, under whichever key there is.
+    pub test: IdList,
+}
+
+/// Where the test nodes are looked for, in this order: the later ones are OGB-LSC's, whose labels are hidden.
+const TEST_KEYS: [&str; 3] = ["test", "test-dev", "test-whole"];
+
+/// Reads the dictionary of a split.
+pub fn read_split(path: &Path) -> Result<Split> {
+    let mut start = Vec::new();
+    input::open(path)?.take(2).read_to_end(&mut start).map_err(|error| Place::file(path).io(error))?;
+    if start == b"PK" { read_zip(path) } else { read_legacy(path, &input::read_whole(path, u64::MAX)?) }
+}
+
+fn read_zip(path: &Path) -> Result<Split> {
+    let members = input::zip_members(path)?;
+    let Some((root, main)) =
+        members.iter().find_map(|member| Some((member.name.strip_suffix("data.pkl")?, member)))
+    else {
+        return Err(Place::file(path).bad("a member data.pkl, as torch.save writes it", "none"));
+    };
+    if let Some(order) = members.iter().find(|member| member.name == format!("{root}byteorder"))
+        && order.read_whole(16)? != b"little"
+    {
+        return Err(order.place().bad("`little`", "another byte order"));
+    }
+    let bytes = main.read_whole(u64::MAX)?;
+    let pickle = pickle::read(&bytes, &main.place())?;
+    split(&pickle, |tensor| {
+        let name = format!("{root}data/{}", tensor.key);
+        match members.iter().find(|member| member.name == name) {
+            Some(member) => member.read_whole(u64::MAX),
+            None => Err(Place::file(path).bad(format!("a member {name}"), "none")),
+        }
+    })
+}
+
+fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
+    let mut at = 0;
+    let mut next = |what: &str| {
+        let place = Place::at(path, format!("{what} at byte {at}"));
+        let (pickle, used) = pickle::read_first(&whole[at..], &place)?;
+        at += used;
+        Ok::<_, ImportError>(pickle)
+    };
+    next("torch's magic number")?;
+    let version = next("torch's version")?;
+    if version.root() != Value::Int(1001) {
+        return Err(version.bad("version", "1001, as torch.save writes it", version.root()));
+    }
+    next("system information")?;
+    let pickle = next("dictionary")?;
+    // Only tensors need what follows; numpy arrays stand in the pickle itself.
+    let keys = next("storage keys").ok();
+    let storages = &whole[at..];
+    split(&pickle, |tensor| {
+        let bad = |found: &str| Place::file(path).bad(format!("storage `{}`", tensor.key), found);
+        let keys = keys.as_ref().ok_or_else(|| bad("no list of storages"))?;
+        let mut rest = storages;
+        for key in keys.items(keys.root()).unwrap_or_default() {
+            let Some((count, data)) = rest.split_first_chunk::<8>() else { break };
+            // Storages of other types may stand before this one, but split files hold one type only.
+            let bytes = u64::from_le_bytes(*count).checked_mul(tensor.scalar.bytes());
+            let Some(data) = bytes.and_then(|bytes| data.split_at_checked(usize::try_from(bytes).ok()?))
+            else {
+                return Err(bad("the end of the file"));
+            };
+            if keys.text(*key).is_some_and(|key| key == tensor.key) {
+                return Ok(data.0.to_vec());
+            }
+            rest = data.1;
+        }
+        Err(bad("none of that name"))
+    })
+}
+
+fn split(pickle: &Pickle, storage: impl Fn(&TensorView) -> Result<Vec<u8>>) -> Result<Split> {
+    let root = pickle.root();
+    let list = |keys: &[&str]| {
+        let found = keys.iter().find_map(|key| Some((*key, pickle.get(root, key)?)));
+        let Some((key, value)) = found else {
+            return Err(pickle.bad("dictionary", &format!("a key `{}`", keys.join("` or `")), root));
+        };
+        let ids = match pickle.tensor(value) {
+            Some(tensor) => tensor_ids(pickle, value, &tensor, &storage(&tensor)?)?,
+            None => pickle.ids(value)?,
+        };
+        Ok(IdList { key: key.to_string(), ids })
+    };
+    Ok(Split { train: list(&["train"])?, valid: list(&["valid"])?, test: list(&TEST_KEYS)? })
+}
+
+fn tensor_ids(pickle: &Pickle, value: Value, tensor: &TensorView, storage: &[u8]) -> Result<Vec<u64>> {
+    let bad = |expected: &str| pickle.bad("tensor", expected, value);
+    let ([length], [stride]) = (tensor.shape, tensor.strides) else {
+        return Err(bad("one axis"));
+    };
+    let numbers = pickle::Numbers::new(tensor.scalar, storage).ok_or_else(|| bad("whole elements"))?;
+    let last = length.saturating_sub(1).checked_mul(*stride).and_then(|last| last.checked_add(tensor.offset));
+    // The length too, because a stride of 0 would let a forged one ask for any amount of memory.
+    let inside =
+        *length <= tensor.elements && last.is_some_and(|last| *length == 0 || last < tensor.elements);
+    if numbers.len() as u64 != tensor.elements || !inside {
+        return Err(bad(&format!("a view inside a storage of {} elements", numbers.len())));
+    }
+    let id = |at: u64| match numbers.value((tensor.offset + at * stride) as usize) {
+        Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
+        other => Err(pickle.bad(&format!("tensor, element {at}"), "a node id", other.unwrap_or(Value::None))),
+    };
+    (0..*length).map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::committed;
+
+    fn check(name: &str) {
+        let split = read_split(&committed(name)).unwrap();
+        let ids = [split.train, split.valid, split.test].map(|list| (list.key, list.ids));
+        let expected = [("train", vec![0, 2, 5]), ("valid", vec![1]), ("test-dev", vec![3, 4])];
+        assert_eq!(ids, expected.map(|(key, ids)| (key.to_string(), ids)), "{name}");
+    }
+
+    #[test]
+    fn arrays_and_tensors_read_from_both_containers() {
+        check("arrays.zip.pt");
+        check("tensors.zip.pt");
+        check("arrays.legacy.pt");
+        check("tensors.legacy.pt");
+    }
+
+    #[test]
+    fn a_missing_key_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("split_dict.pt");
+        let mut whole = std::fs::read(committed("arrays.legacy.pt")).unwrap();
+        let at = whole.windows(8).position(|word| word == b"test-dev").unwrap();
+        whole[at] = b'b';
+        std::fs::write(&path, whole).unwrap();
+        let message = read_split(&path).unwrap_err().to_string();
+        assert!(message.contains("`test-dev`") && message.contains("dictionary of 3"), "{message}");
+    }
+
+    #[test]
+    fn cut_files_are_errors() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("split_dict.pt");
+        for name in ["arrays.zip.pt", "tensors.zip.pt", "arrays.legacy.pt", "tensors.legacy.pt"] {
+            let whole = std::fs::read(committed(name)).unwrap();
+            for length in (0..whole.len()).step_by(7) {
+                std::fs::write(&path, &whole[..length]).unwrap();
+                let cut = read_split(&path);
+                // A legacy file of arrays needs nothing behind its dictionary.
+                assert!(cut.is_err() || name == "arrays.legacy.pt", "{name} cut to {length} bytes");
+            }
+        }
+    }
+}
