@@ -5,7 +5,7 @@ use esker_import::{Result, hostile};
 use esker_types::{peak_resident_bytes, random::Key};
 use std::path::Path;
 
-const MUTATIONS: u64 = 1500;
+const MUTATIONS: u64 = 4000;
 /// One page of the largest accepted size, read and unpacked, beside everything else.
 const MOST_BYTES: u64 = 900 << 20;
 
