@@ -66,7 +66,7 @@ pub fn inputs(request: &Request) -> Result<Vec<PathBuf>> {
 
 /// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
 pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &str)>) -> Result<Given> {
-    let mut count = Count::new(request, nodes);
+    let mut count = Count::new(request, nodes)?;
     if request.features.is_some() && request.features_csr.is_some() {
         return Err(ImportError::Request("give --features or --features-csr, not both".into()));
     }
@@ -92,9 +92,14 @@ struct Count {
 }
 
 impl Count {
-    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Count {
-        let asked = request.nodes.map(|nodes| (nodes, "--nodes".to_string()));
-        Count { nodes: nodes.map(|(nodes, who)| (nodes, who.to_string())).or(asked) }
+    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Result<Count> {
+        if let (Some(asked), Some((nodes, who))) = (request.nodes, nodes)
+            && asked != nodes
+        {
+            return Err(ImportError::Request(format!("--nodes says {asked}, but {who} has {nodes}")));
+        }
+        let asked = request.nodes.map(|nodes| (nodes, "--nodes"));
+        Ok(Count { nodes: nodes.or(asked).map(|(nodes, who)| (nodes, who.to_string())) })
     }
 
     fn check_rows(&mut self, rows: &dyn RowSource, what: &str) -> Result<()> {
@@ -377,6 +382,9 @@ mod tests {
 
     #[test]
     fn contradicting_flags_are_refused() {
+        let request = Request { nodes: Some(3), ..Request::default() };
+        let nodes = fixture::in_workspace(|workspace| open(&request, workspace, Some((2, "--indptr"))));
+        assert_eq!(nodes.err().unwrap().to_string(), "--nodes says 3, but --indptr has 2");
         let both = message(|directory, request| {
             request.features = file(directory, "x.npy", &floats("(1, 1)", &[0.0]));
             request.features_csr = file(directory, "x.npz", b"");
