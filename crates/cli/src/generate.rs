@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Share of labels drawn at random
     #[arg(long)]
     label_noise: Option<f64>,
+    /// How skewed popularity is: EXPONENT,PLATEAU,HUBS (see docs/generate.md)
+    #[arg(long, value_parser = popularity, value_name = "E,P,H")]
+    popularity: Option<Popularity>,
     /// Share of nodes that train
     #[arg(long)]
     train: Option<f64>,
@@ -156,6 +159,7 @@ impl Arguments {
             homophily: self.homophily.unwrap_or(base.homophily),
             signal: self.signal.unwrap_or(base.signal),
             label_noise: self.label_noise.unwrap_or(base.label_noise),
+            popularity: self.popularity.unwrap_or(base.popularity),
             train: self.train.unwrap_or(base.train),
             valid: self.valid.unwrap_or(base.valid),
             test: self.test.unwrap_or(base.test),
@@ -164,6 +168,24 @@ impl Arguments {
             seed: self.seed,
             ..base
         })
+    }
+}
+
+fn popularity(word: &str) -> Result<Popularity, String> {
+    let numbers: Option<Vec<f64>> = word.split(',').map(|number| number.trim().parse().ok()).collect();
+    match numbers.as_deref() {
+        Some(&[exponent, plateau, hubs])
+            if exponent > 1.0
+                && exponent < 10.0
+                && plateau > 0.0
+                && plateau <= 1.0
+                && (0.0..=1.0).contains(&hubs) =>
+        {
+            Ok(Popularity { exponent, plateau, hubs })
+        }
+        _ => Err(format!(
+            "`{word}`: three numbers: exponent above 1, plateau above 0, hubs from 0 to 1, as in 2.4,0.02,0.02"
+        )),
     }
 }
 

@@ -132,14 +132,21 @@ fn choose_storage(
         None => {}
     }
     let wanted = plan.dtype.unwrap_or(Dtype::U8);
-    let range = if wanted == Dtype::U8 { 0.0..=255.0 } else { -128.0..=127.0 };
+    // Casts saturate and turn NaN into 0, so coming back equal means: whole, in range.
+    let fits = |value: &f32| match wanted {
+        Dtype::U8 => (*value as u8) as f32 == *value,
+        _ => (*value as i8) as f32 == *value,
+    };
     workspace.progress.stage("look at features", Some(rows.rows()), Unit::Count("rows"));
     let mut chunks = Chunks::open(rows, plan.row_normalise, selection, 0, workspace)?;
     let (mut integral, mut largest, dim) = (true, vec![0f32; rows.dim()], rows.dim());
     while let Some((first, chunk)) = chunks.next()? {
-        integral = integral && chunk.iter().all(|value| range.contains(value) && value.fract() == 0.0);
-        if !integral && plan.dtype.is_none() {
-            break;
+        integral = integral && chunk.iter().all(fits);
+        workspace.progress.advance((chunk.len() / dim) as u64);
+        match (plan.dtype, integral) {
+            (None, true) => continue,
+            (None, false) => break,
+            (Some(_), _) => {}
         }
         for (index, row) in chunk.chunks_exact(dim).enumerate() {
             if let Some(value) = row.iter().find(|v| !v.is_finite() || (wanted == Dtype::U8 && **v < 0.0)) {
@@ -149,7 +156,6 @@ fn choose_storage(
             }
             largest.iter_mut().zip(row).for_each(|(largest, value)| *largest = largest.max(value.abs()));
         }
-        workspace.progress.advance((chunk.len() / dim) as u64);
     }
     workspace.progress.finish();
     Ok(match (integral, plan.dtype) {
@@ -245,7 +251,9 @@ fn convert(values: &[f32], storage: &Storage, dim: usize, bytes: &mut Vec<u8>) -
                 _ => value.round() as i8 as u8,
             };
             match &storage.scales {
-                None => bytes.extend(values.iter().map(|value| quantise(*value))),
+                // Known to be whole numbers in range.
+                None if storage.dtype == Dtype::U8 => bytes.extend(values.iter().map(|value| *value as u8)),
+                None => bytes.extend(values.iter().map(|value| *value as i8 as u8)),
                 Some(scales) => {
                     for row in values.chunks_exact(dim) {
                         bytes.extend(row.iter().zip(scales).map(|(value, scale)| quantise(value / scale)));

@@ -32,6 +32,9 @@ impl SplitPlan<'_> {
         labels: Option<(&LabelInfo, &FileEntry)>,
         workspace: &Workspace,
     ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
+        if self.choice.is_none() && matches!(self.source, Splits::None) {
+            return Ok(None);
+        }
         workspace.step("splits", || {
             workspace.progress.stage("write splits", None, Unit::Count("ids"));
             let result = self.write(directory, labels, workspace)?;
