@@ -475,6 +475,7 @@ mod tests {
     use proptest::prelude::*;
 
     type Pair = (String, String);
+    type Found = (Vec<(u64, u64)>, Vec<String>);
 
     struct Pairs(Vec<Pair>);
     struct PairStream(Vec<Pair>, usize);
@@ -509,11 +510,7 @@ mod tests {
     }
 
     /// Ends of the edges by name, read back through the numbers, and the names.
-    fn number(
-        pairs: &[Pair],
-        node_ids: Option<&str>,
-        budget_bytes: u64,
-    ) -> Result<(Vec<(u64, u64)>, Vec<String>)> {
+    fn number(pairs: &[Pair], node_ids: Option<&str>, budget_bytes: u64) -> Result<Found> {
         fixture::in_workspace(|workspace| {
             workspace.budget.host_bytes = budget_bytes;
             let path = node_ids.map(|text| {

@@ -82,7 +82,7 @@ pub fn open_named_splits(request: &Request, workspace: &mut Workspace, nodes: u6
 
 /// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
 pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &str)>) -> Result<Given> {
-    let mut count = Count::new(request, nodes);
+    let mut count = Count::new(request, nodes)?;
     if request.features.is_some() && request.features_csr.is_some() {
         return Err(ImportError::Request("give --features or --features-csr, not both".into()));
     }
@@ -92,11 +92,11 @@ pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &s
         _ => None,
     };
     if let Some(features) = &features {
-        count.check(features.rows(), "feature rows", &features.place(0).path)?;
+        count.check_rows(&**features, "feature rows")?;
     }
     let labels = request.labels.as_ref().map(|path| open_labels(path, request, workspace)).transpose()?;
     if let Some(labels) = &labels {
-        count.check(labels.rows.rows(), "label rows", &labels.rows.place(0).path)?;
+        count.check_rows(&*labels.rows, "label rows")?;
     }
     let splits = open_splits(request, workspace, &mut count)?;
     Ok(Given { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
@@ -108,9 +108,22 @@ struct Count {
 }
 
 impl Count {
-    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Count {
-        let asked = request.nodes.map(|nodes| (nodes, "--nodes".to_string()));
-        Count { nodes: nodes.map(|(nodes, who)| (nodes, who.to_string())).or(asked) }
+    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Result<Count> {
+        if let (Some(asked), Some((nodes, who))) = (request.nodes, nodes)
+            && asked != nodes
+        {
+            return Err(ImportError::Request(format!("--nodes says {asked}, but {who} has {nodes}")));
+        }
+        let asked = request.nodes.map(|nodes| (nodes, "--nodes"));
+        Ok(Count { nodes: nodes.or(asked).map(|(nodes, who)| (nodes, who.to_string())) })
+    }
+
+    fn check_rows(&mut self, rows: &dyn RowSource, what: &str) -> Result<()> {
+        let path = rows.place(0).path;
+        if rows.dim() == 0 {
+            return Err(Place::file(&path).bad(format!("{what} of at least one number"), "rows of none"));
+        }
+        self.check(rows.rows(), what, &path)
     }
 
     fn check(&mut self, found: u64, what: &str, path: &Path) -> Result<()> {
@@ -198,7 +211,7 @@ fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) 
         }
         Some(SplitChoice::File(path)) => {
             let rows = open_rows(path, request, workspace, false)?.rows;
-            count.check(rows.rows(), "split codes", path)?;
+            count.check_rows(&*rows, "split codes")?;
             if rows.dim() != 1 {
                 let expected = "one number a node: 0 train, 1 valid, 2 test";
                 return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
@@ -385,6 +398,9 @@ mod tests {
 
     #[test]
     fn contradicting_flags_are_refused() {
+        let request = Request { nodes: Some(3), ..Request::default() };
+        let nodes = fixture::in_workspace(|workspace| open(&request, workspace, Some((2, "--indptr"))));
+        assert_eq!(nodes.err().unwrap().to_string(), "--nodes says 3, but --indptr has 2");
         let both = message(|directory, request| {
             request.features = file(directory, "x.npy", &floats("(1, 1)", &[0.0]));
             request.features_csr = file(directory, "x.npz", b"");

@@ -15,6 +15,7 @@ mod fixture;
 pub mod formats;
 pub mod generate;
 pub mod given;
+pub mod hostile;
 pub mod idlist;
 pub mod input;
 pub mod npy;

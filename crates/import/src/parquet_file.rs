@@ -474,3 +474,35 @@ fn half(value: &FixedLenByteArray) -> f32 {
 pub fn shown(text: &ByteArray) -> String {
     quoted(text.data())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_sizes_are_found_before_the_page_is_unpacked() {
+        // Type 0, then 2^30 bytes as a zigzag varint.
+        assert_eq!(unpacked_page_bytes(&[0x15, 0, 0x15, 0x80, 0x80, 0x80, 0x80, 0x08, 0x15]), Some(1 << 30));
+        assert_eq!(unpacked_page_bytes(&[0x15, 4, 0x15, 0x14, 0x15]), Some(10));
+        assert_eq!(unpacked_page_bytes(&[0x15, 4]), None);
+        assert_eq!(unpacked_page_bytes(&[0x19, 4, 0x15, 0x14]), None);
+    }
+
+    #[test]
+    fn a_page_that_claims_too_much_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("page");
+        std::fs::write(&path, [0x15, 0, 0x15, 0x80, 0x80, 0x80, 0x80, 0x08, 0x15]).unwrap();
+        let pages = Pages(File::open(&path).unwrap());
+        let message = pages.get_read(0).err().unwrap().to_string();
+        assert!(message.contains("a page of 1073741824 bytes"), "{message}");
+        assert!(pages.get_bytes(4, 100).is_err());
+        assert_eq!(pages.get_bytes(4, 3).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_panic_inside_the_decoder_is_an_error_that_names_the_file() {
+        let error = fenced::<()>(Path::new("e.parquet"), || panic!("as damaged files make it")).unwrap_err();
+        assert!(error.to_string().starts_with("e.parquet: expected readable parquet data"), "{error}");
+    }
+}

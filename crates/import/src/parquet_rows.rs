@@ -144,3 +144,55 @@ impl IdStream for ParquetIdStream {
         Ok(count > 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn rows_of(name: &str, first: u64) -> Result<(usize, Vec<f32>)> {
+        let rows = ParquetRows::new(ParquetFile::open(&fixture::committed("parquet").join(name))?)?;
+        let values = fixture::all_rows(&rows, first)?;
+        Ok((rows.dim(), values))
+    }
+
+    #[test]
+    fn columns_of_numbers_stand_side_by_side() {
+        let (dim, values) = rows_of("columns.parquet", 38).unwrap();
+        assert_eq!((dim, values.len()), (3, 62 * 3));
+        assert_eq!(values[..6], [9.5, 0.0, 4.75, 9.75, 1.0, 4.875]);
+        assert_eq!(values[values.len() - 3..], [24.75, 1.0, 12.375]);
+    }
+
+    #[test]
+    fn lists_are_rows() {
+        for name in ["lists.parquet", "fixed.parquet"] {
+            let (dim, values) = rows_of(name, 1).unwrap();
+            assert_eq!((dim, &values[..3], values.len()), (3, &[1.0, 1.5, -1.0][..], 297), "{name}");
+            assert_eq!(values[values.len() - 3..], [99.0, 99.5, -99.0], "{name}");
+        }
+    }
+
+    #[test]
+    fn lists_that_differ_in_length_or_hold_nulls_are_named() {
+        let message = |name: &str| rows_of(name, 0).unwrap_err().to_string();
+        assert!(
+            message("ragged.parquet")
+                .contains("ragged.parquet, row 2: expected 2 elements, as in the first row, found 1")
+        );
+        let found = message("hole.parquet");
+        assert!(found.contains("hole.parquet, row 1: expected a value in column x, found null"), "{found}");
+        assert!(
+            message("empty_list.parquet").contains("empty_list.parquet, row 1: expected a value in column x")
+        );
+        assert!(message("names.parquet").contains("expected columns of numbers, found none"));
+    }
+
+    #[test]
+    fn the_first_column_is_a_list_of_ids() {
+        let path = fixture::committed("parquet");
+        let ids = ParquetIds::new(ParquetFile::open(&path.join("ids.parquet")).unwrap()).unwrap();
+        assert_eq!(fixture::all_ids(&ids).unwrap(), [5, 3, 99]);
+        assert!(ParquetIds::new(ParquetFile::open(&path.join("lists.parquet")).unwrap()).is_err());
+    }
+}

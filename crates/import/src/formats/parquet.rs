@@ -245,3 +245,109 @@ impl NamedEdgeStream for Rows {
         self.table.place(self.at, self.loaded)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EdgeColumnNames;
+    use crate::fixture;
+
+    fn open<T>(
+        file: &str,
+        change: impl FnOnce(&mut Request),
+        look: impl FnOnce(Source) -> Result<T>,
+    ) -> Result<T> {
+        let edges = Some(fixture::committed("parquet").join(file));
+        let mut request = Request { edges, ..Request::default() };
+        change(&mut request);
+        Parquet.inputs(&request)?;
+        fixture::in_workspace(|workspace| look(Parquet.open(&request, workspace)?))
+    }
+
+    fn message(file: &str, change: impl FnOnce(&mut Request)) -> String {
+        open(file, change, |source| fixture::all_edges(&*source.edges, 0)).unwrap_err().to_string()
+    }
+
+    fn edges(source: &Source) -> Result<Vec<Edge>> {
+        let (mut stream, mut chunk, mut all) = (source.edges.open(0)?, Vec::new(), Vec::new());
+        while stream.next(&mut chunk)? {
+            all.extend_from_slice(&chunk);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn numbers_are_read_over_row_groups_from_any_row() {
+        let check = |source: Source| {
+            assert_eq!(source.edges.count(), Some(100));
+            assert!(source.edges.columns().relation);
+            let all = edges(&source)?;
+            assert!(
+                all.iter()
+                    .zip(0..)
+                    .all(|(edge, k)| (edge.source, edge.target, edge.relation)
+                        == (k, k * 7 % 100, k as u32 % 3))
+            );
+            for skip in [0, 1, 39, 40, 41, 99, 100] {
+                assert_eq!(fixture::all_edges(&*source.edges, skip)?.len() as u64, 100 - skip, "from {skip}");
+            }
+            Ok(())
+        };
+        open("numbers.parquet", |_| (), check).unwrap();
+    }
+
+    #[test]
+    fn columns_go_by_name_or_number() {
+        let names = EdgeColumnNames {
+            source: Some("target".into()),
+            target: Some("0".into()),
+            weight: Some("weight".into()),
+            time: Some("when".into()),
+            ..Default::default()
+        };
+        let all =
+            open("numbers.parquet", |request| request.columns = names, |source| edges(&source)).unwrap();
+        assert_eq!(all[3], Edge { source: 21, target: 3, time: -47, relation: 0, weight: 1.5 });
+        let wrong = EdgeColumnNames { source: Some("src".into()), ..Default::default() };
+        let found = message("numbers.parquet", |request| request.columns = wrong);
+        assert!(found.contains("expected a column `src`, found the columns source, target, kind"), "{found}");
+    }
+
+    #[test]
+    fn unsigned_numbers_keep_their_sign() {
+        let ends = open("unsigned.parquet", |_| (), |source| fixture::all_edges(&*source.edges, 0)).unwrap();
+        assert_eq!(ends, [(u32::MAX as u64, 0)]);
+    }
+
+    #[test]
+    fn strings_are_numbered_by_first_appearance() {
+        let check = |source: Source| {
+            assert_eq!((source.nodes, source.relation_names.join(" ")), (Some(100), "knows likes".into()));
+            // node 0 -> node 0, node 0 -> node 1, node 1 -> node 2, ...
+            let all = edges(&source)?;
+            assert!(
+                all.iter()
+                    .zip(0..)
+                    .all(|(edge, k)| (edge.source, edge.target, edge.relation as u64) == (k / 2, k, k % 2))
+            );
+            Ok(())
+        };
+        open("names.parquet", |_| (), check).unwrap();
+    }
+
+    #[test]
+    fn nulls_negatives_and_other_types_are_named() {
+        let found = message("nulls.parquet", |_| ());
+        assert!(
+            found.contains("nulls.parquet, row 2: expected a value in column source, found null"),
+            "{found}"
+        );
+        let found = message("negative.parquet", |_| ());
+        assert!(found.contains("negative.parquet, row 2: expected an id, 0 or more, found -3"), "{found}");
+        let found = message("columns.parquet", |_| ());
+        assert!(found.contains("column a: expected ids, integers or strings, found Float"), "{found}");
+        assert!(message("make.py", |_| ()).contains("make.py: expected readable parquet data"));
+        let found = message("numbers.parquet", |request| request.string_ids = true);
+        assert!(found.contains("expected string ids"), "{found}");
+    }
+}
