@@ -73,7 +73,7 @@ pub fn split_inputs(request: &Request) -> Result<Vec<PathBuf>> {
 
 /// The split that flags name, for formats that bring one of their own: given, it takes the place of theirs.
 pub fn open_named_splits(request: &Request, workspace: &mut Workspace, nodes: u64) -> Result<Option<Splits>> {
-    let mut count = Count::new(request, Some((nodes, "the dataset")));
+    let mut count = Count::new(request, Some((nodes, "the dataset")))?;
     match open_splits(request, workspace, &mut count)? {
         Splits::None => Ok(None),
         splits => Ok(Some(splits)),

@@ -157,6 +157,33 @@ impl FromStr for SplitChoice {
 }
 
 impl Request {
+    /// The reading flags that were given, by name. Those that every format obeys are not among them.
+    pub(crate) fn given_flags(&self) -> Vec<&'static str> {
+        let flags = [
+            ("from", self.from.is_some()),
+            ("name", self.name.is_some()),
+            ("edges", self.edges.is_some()),
+            ("indptr", self.indptr.is_some()),
+            ("indices", self.indices.is_some()),
+            ("features", self.features.is_some()),
+            ("features-csr", self.features_csr.is_some()),
+            ("labels", self.labels.is_some()),
+            ("train", self.train.is_some()),
+            ("valid", self.valid.is_some()),
+            ("test", self.test.is_some()),
+            ("split", matches!(self.split, Some(SplitChoice::File(_)))),
+            ("split-index", self.split_index != 0),
+            ("delimiter", self.delimiter.is_some()),
+            ("columns", self.columns != EdgeColumnNames::default()),
+            ("node-ids", self.node_ids.is_some()),
+            ("edge-weights", self.edge_weights.is_some()),
+            ("edge-times", self.edge_times.is_some()),
+            ("string-ids", self.string_ids),
+            ("nodes", self.nodes.is_some()),
+        ];
+        flags.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
     /// The value of a flag that this format cannot do without.
     pub fn need<'a>(&self, value: &'a Option<PathBuf>, flag: &str) -> Result<&'a Path> {
         value.as_deref().ok_or_else(|| {

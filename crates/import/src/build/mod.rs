@@ -56,6 +56,7 @@ impl Job<'_> {
 /// Imports a foreign dataset.
 pub fn import(request: &Request, job: &Job) -> Result<Manifest> {
     job.check_budget()?;
+    formats::check_flags(request)?;
     let format = formats::by_name(&request.format)?;
     let mut inputs = format.inputs(request)?;
     inputs.extend(request.edge_features.clone());

@@ -19,6 +19,23 @@ impl Format for Csc {
         "in-neighbours as --indptr and --indices, and the files other flags name"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &[
+            "indptr",
+            "indices",
+            "edge-weights",
+            "features",
+            "features-csr",
+            "labels",
+            "train",
+            "valid",
+            "test",
+            "split",
+            "nodes",
+            "delimiter",
+        ]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let indptr = request.need(&request.indptr, "--indptr P.npy")?;
         let indices = request.need(&request.indices, "--indices I.npy")?;

@@ -26,6 +26,24 @@ impl Format for Csv {
         "delimited text, plain or .gz: --edges with source, target and perhaps relation columns, numbers or strings"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &[
+            "edges",
+            "columns",
+            "string-ids",
+            "node-ids",
+            "features",
+            "features-csr",
+            "labels",
+            "train",
+            "valid",
+            "test",
+            "split",
+            "nodes",
+            "delimiter",
+        ]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let edges = request.need(&request.edges, "--edges E.csv")?;
         let mut inputs = vec![input::existing(edges, "--edges names it")?];

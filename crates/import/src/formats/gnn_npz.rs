@@ -26,6 +26,10 @@ impl Format for GnnNpz {
     fn about(&self) -> &'static str {
         "gnn-benchmark npz (Amazon, Coauthor): --from FILE.npz; edges are made undirected"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        super::FROM
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from FILE.npz")?;
         let mut inputs = vec![input::existing(from, "the npz to import")?];

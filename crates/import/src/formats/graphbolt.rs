@@ -87,6 +87,10 @@ impl Format for GraphBolt {
         "a GraphBolt dataset: --from its directory or metadata.yaml; --name chooses among several tasks"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &["from", "name"]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let description = Description::read(request)?;
         let mut inputs = vec![description.yaml.clone(), description.edges.1.clone()];

@@ -28,6 +28,10 @@ impl Format for Igb {
         "an IGB graph: --from its size directory or processed/; --name 19 or 2K chooses the labels"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &["from", "name"]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let files = Files::find(request)?;
         Ok([files.edges, files.features, files.labels].into_iter().chain(files.mapping).collect())

@@ -43,6 +43,10 @@ impl Format for Mag240m {
     fn about(&self) -> &'static str {
         "MAG240M's papers and citations, unpacked: --from DIR with processed/ and split_dict.pt"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        super::FROM
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let Files { features, labels, edges, split } = files(request)?;
         let mut inputs = vec![features, labels, edges, split];

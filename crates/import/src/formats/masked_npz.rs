@@ -18,6 +18,10 @@ impl Format for MaskedNpz {
     fn about(&self) -> &'static str {
         "npz with masks (tolokers and its kin): --from FILE.npz [--split-index N]; edges are made undirected"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        super::FROM
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from FILE.npz")?;
         let mut inputs = vec![input::existing(from, "the npz to import")?];

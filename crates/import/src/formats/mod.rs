@@ -25,12 +25,17 @@ pub trait Format: Sync {
     fn name(&self) -> &'static str;
     /// One line for `--help`.
     fn about(&self) -> &'static str;
+    /// The reading flags it understands; giving another is an error, not a silence.
+    fn flags(&self) -> &'static [&'static str];
     /// The files a request reads, all checked to exist. Their lengths and times of change decide whether an
     /// interrupted import can go on.
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>>;
     /// Describes what is in them. Steps that take long are recorded in the workspace.
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source>;
 }
+
+/// Flags of formats that are a directory or file of their own, with or without a split inside.
+const FROM: &[&str] = &["from", "train", "valid", "test", "split", "split-index"];
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
@@ -58,4 +63,18 @@ pub fn by_name(name: &str) -> Result<&'static dyn Format> {
         let names: Vec<_> = all().iter().map(|format| format.name()).collect();
         ImportError::Request(format!("`{name}` is no format; use one of {}", names.join(", ")))
     })
+}
+
+/// Refuses a flag that the request's format would not look at.
+pub fn check_flags(request: &Request) -> Result<()> {
+    let format = by_name(&request.format)?;
+    match request.given_flags().into_iter().find(|flag| !format.flags().contains(flag)) {
+        Some(flag) => {
+            let known: Vec<String> = format.flags().iter().map(|flag| format!("--{flag}")).collect();
+            let text =
+                format!("--format {} does not read --{flag}; it reads {}", format.name(), known.join(", "));
+            Err(ImportError::Request(text))
+        }
+        None => Ok(()),
+    }
 }

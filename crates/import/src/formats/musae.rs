@@ -34,6 +34,10 @@ impl Format for Musae {
     fn about(&self) -> &'static str {
         "MUSAE networks (deezer_europe): --from DIR or ZIP [--split FILE.npy --split-index N]; made undirected"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        super::FROM
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let files = Files::find(request)?;
         let mut inputs: Vec<PathBuf> =

@@ -18,6 +18,24 @@ impl Format for Npy {
         "numpy arrays: --edges of shape (2, E) or (E, 2), and the files other flags name"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &[
+            "edges",
+            "edge-weights",
+            "edge-times",
+            "node-ids",
+            "features",
+            "features-csr",
+            "labels",
+            "train",
+            "valid",
+            "test",
+            "split",
+            "nodes",
+            "delimiter",
+        ]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let edges = request.need(&request.edges, "--edges E.npy")?;
         let mut inputs = vec![input::existing(edges, "--edges names it")?];

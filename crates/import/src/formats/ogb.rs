@@ -23,6 +23,10 @@ impl Format for Ogb {
         "an OGB node dataset: --from the directory with raw/ and split/; --name chooses among several splits"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &["from", "name"]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let files = Files::find(request)?;
         let all =

@@ -51,6 +51,10 @@ impl Format for Papers100m {
     fn about(&self) -> &'static str {
         "ogbn-papers100M, unpacked: --from DIR with raw/data.npz, raw/node-label.npz, split/time/"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        super::FROM
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let Files { data, labels, splits: [train, valid, test] } = files(request)?;
         let mut inputs = vec![data, labels, train, valid, test];

@@ -22,6 +22,24 @@ impl Format for Parquet {
         "parquet files: --edges with source, target and perhaps relation columns, and the files other flags name"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &[
+            "edges",
+            "columns",
+            "string-ids",
+            "node-ids",
+            "features",
+            "features-csr",
+            "labels",
+            "train",
+            "valid",
+            "test",
+            "split",
+            "nodes",
+            "delimiter",
+        ]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let edges = request.need(&request.edges, "--edges E.parquet")?;
         let mut inputs = vec![input::existing(edges, "--edges names it")?];

@@ -31,6 +31,10 @@ impl Format for Planetoid {
     fn about(&self) -> &'static str {
         "Planetoid pickles: --from DIR --name cora (citeseer, pubmed); edges are made undirected, loops dropped"
     }
+    fn flags(&self) -> &'static [&'static str] {
+        &["from", "name", "train", "valid", "test", "split"]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let folder = Folder::of(request)?;
         let need = "a part of every Planetoid dataset; is --name right?";

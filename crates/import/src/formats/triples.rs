@@ -26,6 +26,10 @@ impl Format for Triples {
         "a knowledge graph: --from a directory with train, valid and test .txt or .tsv, plain or .gz"
     }
 
+    fn flags(&self) -> &'static [&'static str] {
+        &["from"]
+    }
+
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
         let from = request.need(&request.from, "--from DIR")?;
         ["train", "valid", "test"].into_iter().map(|name| find(from, name)).collect()
