@@ -1,1 +1,74 @@
-fn main() {}
+//! `cargo xtask`: the repository's chores.
+
+use anyhow::{Context, Result, bail};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+const HELP: &str = "\
+cargo xtask test              everything CI runs: format, lints, tidy, tests, documentation
+cargo xtask tidy              the repository's own rules
+cargo xtask prove ITEM|all    run a proof at full size, write bench/record/ITEM.json
+cargo xtask fuzz [TARGET] [--seconds N]
+                              throw damaged input at the parsers
+";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["test"] => test(),
+        ["tidy"] => xtask::tidy::check(),
+        ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
+        ["prove", item] => xtask::prove::run(item),
+        ["prove"] => xtask::prove::run(""),
+        ["fuzz", ref rest @ ..] => fuzz(rest),
+        _ => {
+            print!("{HELP}");
+            return if words.is_empty() || words == ["--help"] {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(2)
+            };
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test() -> Result<()> {
+    let started = Instant::now();
+    cargo("format", &["fmt", "--all", "--", "--check"])?;
+    xtask::tidy::check()?;
+    cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    cargo("tests", &["test", "--workspace"])?;
+    cargo("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
+    println!(
+        "all good in {:.0} s (there is no Python module yet, so no Python tests)",
+        started.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn fuzz(rest: &[&str]) -> Result<()> {
+    let words = [&["run", "--release", "--package", "esker-fuzz", "--"][..], rest].concat();
+    cargo("fuzz", &words)
+}
+
+fn cargo(what: &str, words: &[&str]) -> Result<()> {
+    println!("== {what}: cargo {}", words.join(" "));
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    command.args(words).current_dir(xtask::root());
+    if words[0] == "doc" {
+        command.env("RUSTDOCFLAGS", "-D warnings");
+    }
+    let status = command.status().with_context(|| format!("cargo {}", words.join(" ")))?;
+    if !status.success() {
+        bail!("{what} failed");
+    }
+    Ok(())
+}

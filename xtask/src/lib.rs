@@ -1,0 +1,20 @@
+//! Chores and proofs of this repository. Proofs are functions of a size, so that tests run them small and
+//! `cargo xtask prove` runs them in full.
+#![forbid(unsafe_code)]
+
+pub mod cgroup;
+pub mod prove;
+pub mod tidy;
+
+use std::path::{Path, PathBuf};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+/// The real datasets, which lie beside the checkout where they are present at all.
+pub fn real_data() -> Option<PathBuf> {
+    let path = root().parent()?.join("shared/data");
+    path.is_dir().then_some(path)
+}

@@ -1,0 +1,166 @@
+//! What an issue must show, as functions of a size.
+
+pub mod damage;
+pub mod import;
+pub mod kill;
+pub mod real;
+pub mod threads;
+pub mod verify;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A proof that `cargo xtask prove` runs in full.
+pub struct Item {
+    /// What `prove` calls it.
+    pub name: &'static str,
+    /// What it shows.
+    pub about: &'static str,
+    run: fn(&Bench) -> Result<Value>,
+}
+
+/// Every proof.
+pub const ITEMS: &[Item] = &[
+    Item {
+        name: "import-real",
+        about: "every real dataset imports with the counts its source gives",
+        run: real::full,
+    },
+    Item {
+        name: "import-scale",
+        about: "100 million edges in 256 MiB inside a cgroup of 384 MiB",
+        run: import::full,
+    },
+    Item {
+        name: "generate",
+        about: "papers100m x 0.05 under 512 MiB, the same bytes with 1 and 2 threads",
+        run: threads::full,
+    },
+    Item {
+        name: "kill",
+        about: "SIGKILL at 50 random moments of an import and of a generate",
+        run: kill::full,
+    },
+    Item { name: "damage", about: "flipped bytes and cut files are found and named", run: damage::full },
+    Item {
+        name: "verify-speed",
+        about: "verify against the raw read rate of the disk, in one run",
+        run: verify::full,
+    },
+];
+
+/// Where a proof works: the program under test and an empty directory.
+pub struct Bench {
+    /// The `esker` program.
+    pub esker: PathBuf,
+    /// Scratch space, removed when dropped.
+    pub directory: PathBuf,
+}
+
+static BENCHES: AtomicU64 = AtomicU64::new(0);
+
+impl Bench {
+    /// Scratch space below `parent`.
+    pub fn new(esker: &Path, parent: &Path) -> Result<Bench> {
+        let number = BENCHES.fetch_add(1, Ordering::Relaxed);
+        let directory = parent.join(format!("esker-bench-{}-{number}", std::process::id()));
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        Ok(Bench { esker: esker.to_path_buf(), directory })
+    }
+
+    /// A path in the scratch space.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// `esker` with these words.
+    pub fn esker(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.esker);
+        command.current_dir(&self.directory).args(words);
+        command
+    }
+
+    /// Runs `esker` with these words and `--json`; an exit code other than 0 is an error with what it said.
+    pub fn json(&self, words: &[&str]) -> Result<Value> {
+        self.json_of(self.esker(words).arg("--json"))
+    }
+
+    /// Runs a command that prints one JSON object.
+    pub fn json_of(&self, command: &mut Command) -> Result<Value> {
+        let output = succeed(command)?;
+        serde_json::from_slice(&output.stdout).context("standard output is no JSON object")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Runs a command that must succeed.
+pub fn succeed(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(output)
+}
+
+/// Runs the named proof at full size with a release build and writes its record.
+pub fn run(name: &str) -> Result<()> {
+    let item = ITEMS.iter().find(|item| item.name == name).with_context(|| {
+        let known: Vec<String> =
+            ITEMS.iter().map(|item| format!("  {:14} {}", item.name, item.about)).collect();
+        format!("`{name}` is no proof; there are\n{}", known.join("\n"))
+    })?;
+    let root = crate::root();
+    let status = Command::new("cargo")
+        .args(["build", "--release", "--package", "esker"])
+        .current_dir(&root)
+        .status()?;
+    if !status.success() {
+        bail!("the release build failed");
+    }
+    let bench = Bench::new(&root.join("target/release/esker"), &root.join("target"))?;
+    let result = (item.run)(&bench)?;
+    let record = json!({
+        "item": item.name,
+        "shows": item.about,
+        "date": said("date", &["-u", "+%Y-%m-%d"]),
+        "commit": said("git", &["rev-parse", "--short", "HEAD"]),
+        "command": format!("cargo xtask prove {}", item.name),
+        "machine": machine(),
+        "result": result,
+    });
+    let path = root.join("bench/record").join(format!("{}.json", item.name));
+    fs::create_dir_all(path.parent().unwrap_or(&root))?;
+    fs::write(&path, format!("{record:#}\n"))?;
+    println!("{record:#}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
+    Ok(())
+}
+
+fn said(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).current_dir(crate::root()).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_string()).unwrap_or_default()
+}
+
+fn machine() -> Value {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        cpu.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1)).unwrap_or("").trim();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory =
+        memory.lines().next().unwrap_or("").split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    json!({
+        "cores": cores,
+        "cpu": model,
+        "memory_bytes": memory.map(|kib| kib * 1024),
+        "kernel": said("uname", &["-r"]),
+    })
+}

@@ -1,0 +1,247 @@
+//! The repository's own rules, checked by reading it.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The direction of the data flow: a crate depends only on crates before it.
+const CRATES: [&str; 14] = [
+    "types",
+    "io",
+    "store",
+    "import",
+    "sample",
+    "plan",
+    "cuda",
+    "nn",
+    "fetch",
+    "strategies",
+    "train",
+    "report",
+    "cli",
+    "py",
+];
+
+/// The crates that may use `unsafe`.
+const UNSAFE_CRATES: [&str; 4] = ["io", "cuda", "nn", "py"];
+
+/// Words that mark unfinished work. Split, so that this file passes its own test.
+const UNFINISHED: [&str; 5] = [
+    concat!("todo", "!("),
+    concat!("unimplemented", "!("),
+    concat!("dbg", "!("),
+    concat!("FIX", "ME"),
+    concat!("XX", "X"),
+];
+
+/// Checks everything; an error lists every finding.
+pub fn check() -> Result<()> {
+    let root = crate::root();
+    let mut findings = Vec::new();
+    check_directions(&root, &mut findings)?;
+    check_unsafe(&root, &mut findings)?;
+    check_unfinished(&root, &mut findings)?;
+    check_documents(&root, &mut findings)?;
+    if findings.is_empty() {
+        println!(
+            "== tidy: {} crates, {} commands in documents",
+            crates(&root)?.len(),
+            commands(&root)?.len()
+        );
+        return Ok(());
+    }
+    bail!("not tidy:\n  {}", findings.join("\n  "))
+}
+
+/// The folders under `crates/`.
+fn crates(root: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root.join("crates"))? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn check_directions(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for name in crates(root)? {
+        let Some(place) = CRATES.iter().position(|known| *known == name) else {
+            findings.push(format!(
+                "crates/{name} has no place in the data flow; see ARCHITECTURE.md and xtask/src/tidy.rs"
+            ));
+            continue;
+        };
+        let manifest = fs::read_to_string(root.join("crates").join(&name).join("Cargo.toml"))?;
+        for used in esker_dependencies(&manifest) {
+            if !CRATES[..place].contains(&used.as_str()) {
+                findings.push(format!(
+                    "crates/{name} depends on {used}, which is not before it in the data flow"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The `esker-*` crates under `[dependencies]`; what tests use is free.
+fn esker_dependencies(manifest: &str) -> Vec<String> {
+    let mut section = "";
+    let mut used = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[dependencies]"
+            && let Some(rest) = line.strip_prefix("esker-")
+        {
+            used.push(rest.split(['.', ' ', '=']).next().unwrap_or("").to_string());
+        }
+    }
+    used
+}
+
+fn check_unsafe(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for name in crates(root)?.iter().filter(|name| !UNSAFE_CRATES.contains(&name.as_str())) {
+        let source = root.join("crates").join(name).join("src");
+        let entry =
+            ["lib.rs", "main.rs"].map(|file| source.join(file)).into_iter().find(|path| path.is_file());
+        let text =
+            fs::read_to_string(entry.with_context(|| format!("crates/{name} has no lib.rs or main.rs"))?)?;
+        if !text.contains("#![forbid(unsafe_code)]") {
+            findings.push(format!("crates/{name} must say #![forbid(unsafe_code)]"));
+        }
+    }
+    for name in UNSAFE_CRATES {
+        for path in files(&root.join("crates").join(name), "rs")? {
+            let text = fs::read_to_string(&path)?;
+            let lines: Vec<&str> = text.lines().collect();
+            for (index, line) in lines.iter().enumerate() {
+                let opens = line.contains("unsafe {") || line.trim_start().starts_with("unsafe impl");
+                let explained =
+                    lines[index.saturating_sub(4)..=index].iter().any(|line| line.contains("SAFETY:"));
+                if opens && !explained {
+                    findings.push(format!(
+                        "{}:{}: unsafe without a SAFETY comment",
+                        path.display(),
+                        index + 1
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_unfinished(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for folder in ["crates", "xtask", "fuzz"] {
+        for path in files(&root.join(folder), "rs")? {
+            for (index, line) in fs::read_to_string(&path)?.lines().enumerate() {
+                if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
+                    findings.push(format!("{}:{}: {word}", path.display(), index + 1));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The documents whose commands are executed by a test.
+pub fn documents(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut documents =
+        vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("ARCHITECTURE.md")];
+    documents.extend(files(&root.join("docs"), "md")?);
+    Ok(documents)
+}
+
+/// A command in a document.
+#[derive(Debug, Clone)]
+pub struct Documented {
+    /// The document.
+    pub path: PathBuf,
+    /// Its line, from 1.
+    pub line: usize,
+    /// The command, continuation lines joined.
+    pub command: String,
+}
+
+/// Every command in the `sh` blocks of the documents, in order.
+pub fn commands(root: &Path) -> Result<Vec<Documented>> {
+    let mut commands: Vec<Documented> = Vec::new();
+    for path in documents(root)? {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let (mut inside, mut open) = (false, false);
+        for (index, line) in text.lines().enumerate() {
+            if let Some(language) = line.strip_prefix("```") {
+                inside = !inside && language == "sh";
+                continue;
+            }
+            let words = line.split(" #").next().unwrap_or("").trim();
+            if !inside || words.is_empty() || words.starts_with('#') {
+                continue;
+            }
+            let continues = words.ends_with('\\');
+            let words = words.trim_end_matches('\\').trim();
+            match commands.last_mut().filter(|_| open) {
+                Some(last) => last.command = format!("{} {words}", last.command),
+                None => commands.push(Documented {
+                    path: path.clone(),
+                    line: index + 1,
+                    command: words.to_string(),
+                }),
+            }
+            open = continues;
+        }
+    }
+    Ok(commands)
+}
+
+/// A command outside an `sh` block would escape the test that runs them.
+fn check_documents(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for path in documents(root)? {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let (mut fence, place) = (None, path.strip_prefix(root).unwrap_or(&path).display().to_string());
+        for (index, line) in text.lines().enumerate() {
+            if let Some(language) = line.strip_prefix("```") {
+                fence = if fence.is_some() { None } else { Some(language.to_string()) };
+            } else if fence.as_deref().is_some_and(|language| language != "sh")
+                && ["esker ", "cargo ", "$ "].iter().any(|start| line.trim_start().starts_with(start))
+            {
+                findings.push(format!("{place}:{}: a command outside an sh block is never run", index + 1));
+            }
+        }
+    }
+    let readme = fs::read_to_string(root.join("README.md"))?;
+    for command in ["cargo run --release -- quickstart", "cargo xtask test"] {
+        if !readme.contains(command) {
+            findings.push(format!("README.md does not show `{command}`"));
+        }
+    }
+    Ok(())
+}
+
+/// Files below a folder by ending; nothing when there is no such folder.
+fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    if folder.is_dir() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+                found.extend(files(&path, ending)?);
+            } else if path.extension().is_some_and(|e| e == ending) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dependency_against_the_flow_is_seen() {
+        let manifest = "[dependencies]\nesker-types.workspace = true\nesker-store = { path = \"x\" }\n[dev-dependencies]\nesker-cli = \"1\"\n";
+        assert_eq!(esker_dependencies(manifest), ["types", "store"]);
+    }
+}
