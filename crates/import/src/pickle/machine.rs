@@ -414,7 +414,7 @@ fn unescape_bytes(text: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Python's raw-unicode-escape: latin-1, with `\uXXXX` and `\UXXXXXXXX` for the rest.
+/// Python's raw-unicode-escape: latin-1, with `\uHHHH` and `\UHHHHHHHH` for the rest.
 fn unescape_text(text: &[u8]) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,0 +1,140 @@
+//! The program as a user meets it: outputs, exit codes, messages.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn esker(directory: &Path, words: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_esker")).args(words.split(' ')).current_dir(directory).output().unwrap()
+}
+
+fn check_refusal(words: &str, code: i32, expected: &[&str]) {
+    let directory = tempfile::tempdir().unwrap();
+    let output = esker(directory.path(), words);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+    expected.iter().for_each(|word| assert!(said.contains(word), "{words}: `{word}` is not in: {said}"));
+    let left: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name.to_string_lossy().ends_with(".partial")), "{words}: left {left:?}");
+}
+
+#[test]
+fn json_is_one_object_alone_on_standard_output() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = [
+        "nodes",
+        "edges",
+        "feature_dim",
+        "feature_dtype",
+        "classes",
+        "relations",
+        "train",
+        "valid",
+        "test",
+        "bytes",
+    ];
+    let made = esker(directory.path(), "generate g --nodes 500 --dim 8 --classes 3 --json");
+    let shown = esker(directory.path(), "info g --json");
+    for output in [made, shown] {
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        keys.iter().for_each(|key| assert!(value.get(key).is_some(), "{key}"));
+        assert_eq!((value["nodes"].as_u64(), value["classes"].as_u64()), (Some(500), Some(3)));
+    }
+    let verified = esker(directory.path(), "verify g --json");
+    let value: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert_eq!(value["ok"], true);
+}
+
+#[test]
+fn doctor_answers_with_every_finding() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = esker(directory.path(), "doctor --json");
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for key in
+        ["io_uring", "direct_io", "direct_offset_align", "disk", "memory_bytes", "locked_memory_bytes", "gpu"]
+    {
+        assert!(value.get(key).is_some(), "{key}");
+    }
+    assert!(value["disk"]["sequential_bytes_per_second"].as_f64().unwrap() > 0.0);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "doctor left its file behind");
+}
+
+#[test]
+fn wrong_usage_is_told_with_what_would_be_right() {
+    check_refusal("generate g", 1, &["--preset", "--nodes"]);
+    check_refusal("generate g --preset reddit", 1, &["reddit", "papers100m"]);
+    check_refusal("generate g --nodes 0", 1, &["at least 1"]);
+    check_refusal("generate g --nodes 100 --memory 1MiB", 1, &["48 MiB", "--memory"]);
+    check_refusal("generate g --nodes 100 --memory lots", 2, &["lots", "8GiB"]);
+    check_refusal("generate g --nodes 1000000000000 --dim 1000", 1, &["takes about", "free"]);
+    check_refusal("import g --format dgl", 1, &["dgl", "planetoid", "graphbolt"]);
+    check_refusal("import g --format npy", 1, &["--edges"]);
+    check_refusal("import g --format npy --edges none.npy", 1, &["none.npy", "not found"]);
+    check_refusal("import g --format triples --from . --labels y.npy", 1, &["does not read --labels"]);
+    check_refusal("info nothing", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("verify nothing", 1, &["nothing"]);
+    check_refusal("inform", 2, &["info"]);
+}
+
+#[test]
+fn a_directory_without_permission_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let closed = directory.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
+    let output = esker(directory.path(), "generate closed/g --nodes 100 --dim 2");
+    if output.status.success() {
+        println!("skipped: this user may write everywhere");
+        return;
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("closed/g") && said.contains("ermission"), "{said}");
+}
+
+#[test]
+fn completions_know_the_verbs() {
+    let directory = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script =
+            String::from_utf8(esker(directory.path(), &format!("completions {shell}")).stdout).unwrap();
+        ["generate", "import", "verify", "doctor"]
+            .iter()
+            .for_each(|verb| assert!(script.contains(verb), "{shell}"));
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_clear_error_and_the_work_goes_on_once_there_is_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = directory.path().join("small");
+    fs::create_dir(&mount).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=3m", "tmpfs"]).arg(&mount).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no small file system can be mounted here");
+        return;
+    }
+    let edges: Vec<u8> = (0..400_000u64).flat_map(|i| (i * 7919 % 100_000).to_le_bytes()).collect();
+    let mut npy = b"\x93NUMPY\x01\x00\x46\x00".to_vec();
+    npy.extend(
+        format!("{:<69}\n", "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 200000), }").as_bytes(),
+    );
+    npy.extend(edges);
+    fs::write(directory.path().join("edges.npy"), npy).unwrap();
+    let words = "import small/g --format npy --edges edges.npy --keep-positions --out-neighbours";
+    let refused = esker(directory.path(), words);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let gone = !mount.join("g").exists();
+    let grown = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&mount).output().unwrap();
+    let again = esker(directory.path(), words);
+    let verified = esker(directory.path(), "verify small/g");
+    Command::new("umount").arg(&mount).output().unwrap();
+    assert!(
+        !refused.status.success() && said.contains("no space left") && said.contains("small/g"),
+        "{said}"
+    );
+    assert!(gone && grown.status.success());
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    assert!(verified.status.success());
+}
