@@ -41,8 +41,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         opened => opened?,
     };
-    let threads =
-        arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    // More than cores: each waits for its reads most of the time.
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = arguments.threads.unwrap_or((cores * 2).max(4));
     let damage = if arguments.json {
         esker_store::verify(&dataset, threads, &Silent)?
     } else {
