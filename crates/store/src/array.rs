@@ -151,6 +151,16 @@ impl ArrayWriter {
 
     /// Appends bytes: whole elements in this machine's little-endian order.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        // Whole blocks go straight through; only what straddles a block's edge is copied.
+        if self.block.is_empty() {
+            let (whole, rest) = bytes.split_at(bytes.len() / BLOCK_BYTES as usize * BLOCK_BYTES as usize);
+            for block in whole.chunks_exact(BLOCK_BYTES as usize) {
+                let sum = xxh3_64(block).to_le_bytes();
+                self.sums.write_all(&sum).map_err(StoreError::io(&self.sums_path))?;
+            }
+            self.file.write_all(whole).map_err(StoreError::io(&self.path))?;
+            bytes = rest;
+        }
         while !bytes.is_empty() {
             let room = BLOCK_BYTES as usize - self.block.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));

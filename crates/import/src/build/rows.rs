@@ -191,17 +191,16 @@ fn write_rows(
     workspace.progress.stage("write features", Some(kept_rows * row_bytes), Unit::Bytes);
     workspace.progress.advance(written * row_bytes);
     let mut chunks = Chunks::open(rows, plan.row_normalise, selection, read, workspace)?;
-    let (mut bytes, mut not_finite, mut since_checkpoint) = (Vec::new(), None, 0);
+    let (mut buffer, mut not_finite, mut since_checkpoint) = (Vec::new(), None, 0);
     while let Some((first, chunk)) = chunks.next()? {
-        let problem = convert(chunk, storage, rows.dim(), &mut bytes);
-        if let Some((index, value)) = problem {
+        let bytes = convert(chunk, storage, rows.dim(), &mut buffer).map_err(|(index, value)| {
             let expected = format!("numbers that fit {}; use --dtype bf16 or f32", storage.dtype);
-            return Err(rows.place(first + (index / rows.dim()) as u64).bad(expected, value));
-        }
+            rows.place(first + (index / rows.dim()) as u64).bad(expected, value)
+        })?;
         if not_finite.is_none() {
             not_finite = chunk.iter().position(|v| !v.is_finite()).map(|at| first + (at / rows.dim()) as u64);
         }
-        writer.write(&bytes)?;
+        writer.write(bytes)?;
         written += (chunk.len() / rows.dim()) as u64;
         since_checkpoint += bytes.len() as u64;
         workspace.progress.advance(bytes.len() as u64);
@@ -227,8 +226,14 @@ fn write_rows(
     Ok(entries)
 }
 
-/// Puts `values` into `bytes` as they are stored; the position and value of one that does not fit, if any.
-fn convert(values: &[f32], storage: &Storage, dim: usize, bytes: &mut Vec<u8>) -> Option<(usize, f32)> {
+/// `values` as they are stored, in `bytes` where they must be converted; or the position and value of one that does
+/// not fit.
+fn convert<'a>(
+    values: &'a [f32],
+    storage: &Storage,
+    dim: usize,
+    bytes: &'a mut Vec<u8>,
+) -> Result<&'a [u8], (usize, f32)> {
     bytes.clear();
     match storage.dtype {
         Dtype::F16 => {
@@ -237,7 +242,9 @@ fn convert(values: &[f32], storage: &Storage, dim: usize, bytes: &mut Vec<u8>) -
             halves.convert_from_f32_slice(values);
             let overflow =
                 values.iter().zip(halves.iter()).position(|(v, half)| half.is_infinite() && v.is_finite());
-            return overflow.map(|at| (at, values[at]));
+            if let Some(at) = overflow {
+                return Err((at, values[at]));
+            }
         }
         Dtype::Bf16 => {
             bytes.resize(values.len() * 2, 0);
@@ -261,9 +268,9 @@ fn convert(values: &[f32], storage: &Storage, dim: usize, bytes: &mut Vec<u8>) -
                 }
             }
         }
-        _ => bytes.extend_from_slice(bytemuck::cast_slice(values)),
+        _ => return Ok(bytemuck::cast_slice(values)),
     }
-    None
+    Ok(bytes)
 }
 
 /// Edge feature rows, brought from the order of their file into the order of edge ids. Each pass over the file
