@@ -6,6 +6,7 @@ use esker_types::{ByteCount, grouped, machine_memory_limit};
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,10 +54,14 @@ struct Disk {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let directory = fs::canonicalize(&arguments.dir)
         .map_err(|error| anyhow::anyhow!("{}: {error}", arguments.dir.display()))?;
-    let probe = Probe::create(&directory)?;
-    let ring = esker_io::io_uring(&probe.path);
-    let direct = esker_io::direct_io(&probe.path);
-    let disk = probe.measure()?;
+    let probe = Probe::create(&directory).map_err(|error| error.to_string());
+    // Without a file of our own, any file will do to see whether io_uring works.
+    let ring = esker_io::io_uring(probe.as_ref().map_or(Path::new("/proc/self/exe"), |probe| &probe.path));
+    let direct = probe.as_ref().map_err(Clone::clone).and_then(|probe| esker_io::direct_io(&probe.path));
+    let disk = probe
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|probe| probe.measure().map_err(|error| error.to_string()));
     let memory = machine_memory_limit();
     let locked = esker_io::locked_memory_limit();
     let gpu = gpu::look();
@@ -82,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ];
     if arguments.json {
         return print_json(&serde_json::json!({
-            "directory": directory,
+            "directory": directory.to_string_lossy(),
             "cores": cores,
             "memory_bytes": memory.bytes,
             "memory_from": memory.from,
@@ -92,7 +97,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "direct_io_refusal": direct.as_ref().err(),
             "direct_offset_align": direct.as_ref().ok().map(|direct| direct.offset_align),
             "direct_memory_align": direct.as_ref().ok().map(|direct| direct.memory_align),
-            "disk": disk,
+            "disk": disk.as_ref().ok(),
+            "disk_refusal": disk.as_ref().err(),
             "locked_memory_bytes": locked,
             "gpu": gpu,
             "findings": findings,
@@ -170,7 +176,18 @@ fn direct_finding(direct: &Result<esker_io::DirectIo, String>) -> Finding {
     }
 }
 
-fn disk_finding(disk: &Disk, free_bytes: u64) -> Finding {
+fn disk_finding(disk: &Result<Disk, String>, free_bytes: u64) -> Finding {
+    let disk = match disk {
+        Ok(disk) => disk,
+        Err(why) => {
+            return finding(
+                "disk",
+                false,
+                why.clone(),
+                "not measured; datasets need a directory that can be written",
+            );
+        }
+    };
     let sequential = disk.sequential_bytes_per_second;
     let random = disk.random_reads_per_second * SMALL_BYTES as f64;
     let found = format!(
@@ -232,16 +249,11 @@ fn gpu_finding(found: &gpu::Found) -> Finding {
     finding("GPU", false, text, &follows)
 }
 
-/// A file to read, removed when dropped.
+/// A file to read. It has no name any more, so nothing is left behind however this ends.
 struct Probe {
     path: PathBuf,
     bytes: u64,
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
+    _file: fs::File,
 }
 
 impl Probe {
@@ -253,22 +265,22 @@ impl Probe {
             "{}: less than 20 MiB free; free some to measure the disk",
             directory.display()
         );
-        let path = directory.join(format!(".esker-doctor-{}", std::process::id()));
-        let probe = Probe { path, bytes };
-        let named = |error| anyhow::anyhow!("{}: {error}", probe.path.display());
-        let mut writer = esker_io::SequentialWriter::create(&probe.path).map_err(named)?;
+        let name = directory.join(format!(".esker-doctor-{}", std::process::id()));
+        let named = |error| anyhow::anyhow!("{}: {error}", name.display());
+        let mut writer = esker_io::SequentialWriter::create(&name).map_err(named)?;
+        let file = fs::File::open(&name).map_err(named)?;
+        fs::remove_file(&name).map_err(named)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let mut block = vec![0u8; 1 << 20];
         let key = Key::new(1);
         for at in 0..bytes / block.len() as u64 {
             // Not compressible, not shareable: some disks cheat on zeros.
-            block
-                .chunks_exact_mut(8)
-                .zip(0..)
-                .for_each(|(word, i)| word.copy_from_slice(&key.at(at << 20 | i).to_le_bytes()));
+            let words = block.chunks_exact_mut(8).zip(0..);
+            words.for_each(|(word, i)| word.copy_from_slice(&key.at(at << 20 | i).to_le_bytes()));
             writer.write_all(&block).map_err(named)?;
         }
         writer.finish().map_err(named)?;
-        Ok(probe)
+        Ok(Probe { path, bytes, _file: file })
     }
 
     fn measure(&self) -> anyhow::Result<Disk> {

@@ -83,8 +83,8 @@ pub struct Common {
     #[arg(long)]
     pub memory: Option<ByteCount>,
     /// Threads; default: all cores
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
     /// Replace a dataset of that name
     #[arg(long)]
     pub overwrite: bool,
@@ -101,7 +101,7 @@ impl Common {
         make: impl FnOnce(&Job) -> esker_import::Result<esker_store::Manifest>,
     ) -> anyhow::Result<ExitCode> {
         if let Some(threads) = self.threads {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+            rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
         }
         let started = Instant::now();
         let budget = Budget::resolve(self.memory);

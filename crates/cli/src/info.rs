@@ -39,13 +39,17 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
     let derived: Vec<_> = dataset
         .all_derived()?
         .into_iter()
-        .map(|(name, derived, fresh)| {
-            let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-            json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes})
+        .map(|(name, derived)| match derived {
+            Ok(derived) => {
+                let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+                let fresh = dataset.is_fresh(&derived);
+                json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes})
+            }
+            Err(error) => json!({"name": name, "fresh": false, "error": error.to_string()}),
         })
         .collect();
     Ok(json!({
-        "path": dataset.directory(),
+        "path": dataset.directory().to_string_lossy(),
         "id": manifest.id,
         "format_version": manifest.esker,
         "made_by": manifest.made_by,
@@ -131,9 +135,13 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
         let file = format!("{}.bin", entry.name);
         text.push_str(&format!("    {file:width$}  {:>10}  {shape}\n", ByteCount(entry.bytes).to_string()));
     }
-    for (name, derived, fresh) in dataset.all_derived()? {
-        let state = if fresh { "" } else { ", stale: will be made again" };
-        text.push_str(&format!("  derived {name}: {}{state}\n", derived.manifest.kind));
+    for (name, derived) in dataset.all_derived()? {
+        let state = match &derived {
+            Ok(derived) if dataset.is_fresh(derived) => derived.manifest.kind.clone(),
+            Ok(derived) => format!("{}, stale: will be made again", derived.manifest.kind),
+            Err(_) => "damaged: will be made again".to_string(),
+        };
+        text.push_str(&format!("  derived {name}: {state}\n"));
     }
     Ok(text)
 }

@@ -64,7 +64,14 @@ fn main() -> ExitCode {
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        // Some messages carry their cause already.
+        let mut text = error.to_string();
+        for cause in error.chain().skip(1).map(|cause| cause.to_string()) {
+            if !text.contains(&cause) {
+                text = format!("{text}: {cause}");
+            }
+        }
+        note!("error: {text}");
         ExitCode::FAILURE
     })
 }

@@ -32,3 +32,14 @@ impl Table {
         self.0.iter().map(|(name, value)| format!("  {name:width$}  {value}\n")).collect()
     }
 }
+
+/// Says something on standard error. A reader that has gone away is no reason to stop working.
+pub fn say(text: std::fmt::Arguments) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// `eprintln!` that survives a closed pipe.
+#[macro_export]
+macro_rules! note {
+    ($($words:tt)*) => { $crate::output::say(format_args!($($words)*)) };
+}

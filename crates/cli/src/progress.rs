@@ -1,5 +1,6 @@
 //! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log.
 
+use crate::note;
 use esker_types::{ByteCount, Progress, Unit, grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -97,7 +98,7 @@ impl Progress for Shown {
         match &stage.bar {
             Some(bar) => bar.set_position(done),
             None if Instant::now() >= stage.next_line => {
-                eprintln!("{}", stage.line(done));
+                note!("{}", stage.line(done));
                 stage.next_line = Instant::now() + LOG_EVERY;
             }
             None => {}
@@ -109,13 +110,13 @@ impl Progress for Shown {
         if let Some(bar) = &stage.bar {
             bar.finish_and_clear();
         }
-        eprintln!("{}", Stage { total: None, ..stage }.line(self.done.load(Ordering::Relaxed)));
+        note!("{}", Stage { total: None, ..stage }.line(self.done.load(Ordering::Relaxed)));
     }
 
     fn note(&self, text: &str) {
         match self.lock().as_ref().and_then(|stage| stage.bar.as_ref()) {
             Some(bar) => bar.println(format!("note: {text}")),
-            None => eprintln!("note: {text}"),
+            None => note!("note: {text}"),
         }
     }
 }

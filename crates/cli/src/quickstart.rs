@@ -1,4 +1,5 @@
 use crate::generate::{Common, default_shape};
+use crate::note;
 use esker_import::generate::Shape;
 use esker_types::ByteCount;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 Example:
   esker quickstart
 
-Training comes with a later release: until then this stops once the graph is made, checked and shown.")]
+Training comes with a later release: until then this stops once the graph is made and shown.")]
 pub struct Arguments {
     /// Where the graph goes
     #[arg(long, default_value = "esker-quickstart")]
@@ -26,15 +27,18 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = &arguments.out;
     if out.exists() {
-        eprintln!("{} is there already: showing it", out.display());
+        note!("{} is there already: showing it", out.display());
         let dataset = esker_store::Dataset::open(out)?;
+        let found = dataset.manifest().nodes.count;
+        anyhow::ensure!(
+            found == arguments.nodes,
+            "{}: has {found} nodes, not {}; remove it, or choose another --out",
+            out.display(),
+            arguments.nodes
+        );
         return crate::output::print(&format!("{}{}", crate::info::as_text(&dataset)?, next_steps(out)));
     }
-    eprintln!(
-        "Making a graph of {} nodes inside {}:",
-        esker_types::grouped(arguments.nodes),
-        arguments.memory
-    );
+    note!("Making a graph of {} nodes inside {}:", esker_types::grouped(arguments.nodes), arguments.memory);
     let shape = Shape { dim: 256, classes: 32.min(arguments.nodes), ..default_shape(arguments.nodes) };
     let common = Common { memory: Some(arguments.memory), ..Common::default() };
     common.make(out, |job| esker_import::generate::generate(&shape, job))?;

@@ -1,6 +1,6 @@
+use crate::note;
 use crate::output::print_json;
 use crate::progress::Shown;
-use esker_store::Dataset;
 use esker_types::{ByteCount, Silent};
 use serde_json::json;
 use std::path::PathBuf;
@@ -31,49 +31,40 @@ const DAMAGED: u8 = 3;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    let opened = Dataset::open(&arguments.dataset);
-    let dataset = match opened {
-        Err(error) if arguments.json => {
-            print_json(
-                &json!({"path": arguments.dataset, "ok": false, "error": error.to_string(), "damage": []}),
-            )?;
-            return Ok(ExitCode::from(DAMAGED));
-        }
-        opened => opened?,
-    };
     // More than cores: each waits for its reads most of the time.
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = arguments.threads.unwrap_or((cores * 2).max(4));
-    let damage = if arguments.json {
-        esker_store::verify(&dataset, threads, &Silent)?
+    let path = &arguments.dataset;
+    let verified = if arguments.json {
+        esker_store::verify(path, threads, &Silent)?
     } else {
-        esker_store::verify(&dataset, threads, &Shown::new())?
+        esker_store::verify(path, threads, &Shown::new())?
     };
-    let (bytes, seconds) = (dataset.manifest().bytes(), started.elapsed().as_secs_f64());
+    let (damage, bytes, seconds) = (verified.damage, verified.bytes, started.elapsed().as_secs_f64());
     if arguments.json {
         let ok = damage.is_empty();
         print_json(&json!({
-            "path": dataset.directory(), "id": dataset.manifest().id, "ok": ok, "bytes": bytes, "seconds": seconds,
-            "damage": damage,
+            "path": path.to_string_lossy(), "id": verified.id, "ok": ok, "bytes": bytes, "seconds": seconds,
+            "damage": damage.iter().map(|part| json!({
+                "path": part.path.to_string_lossy(), "offset": part.offset, "bytes": part.bytes, "problem": part.problem,
+            })).collect::<Vec<_>>(),
         }))?;
     } else if damage.is_empty() {
         let rate = ByteCount((bytes as f64 / seconds.max(1e-9)) as u64);
         crate::output::print(&format!(
             "{}: whole. {} checked in {seconds:.1} s ({rate}/s)\n",
-            dataset.directory().display(),
+            path.display(),
             ByteCount(bytes)
         ))?;
     } else {
         for part in damage.iter().take(20) {
             let end = part.offset + part.bytes;
-            eprintln!("{}: bytes {} to {end}: {}", part.path.display(), part.offset, part.problem);
+            note!("{}: bytes {} to {end}: {}", part.path.display(), part.offset, part.problem);
         }
         if damage.len() > 20 {
-            eprintln!("and {} more", damage.len() - 20);
+            note!("and {} more", damage.len() - 20);
         }
-        eprintln!(
-            "error: the dataset is damaged; restore these files from a copy, or make the dataset again"
-        );
+        note!("error: the dataset is damaged; restore these files from a copy, or make the dataset again");
     }
     Ok(if damage.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
 }

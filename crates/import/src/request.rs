@@ -157,6 +157,35 @@ impl FromStr for SplitChoice {
 }
 
 impl Request {
+    /// The same with what is no UTF-8 in a path replaced, for people to read.
+    pub(crate) fn with_readable_paths(&self) -> Request {
+        let mut request = self.clone();
+        let split = match &mut request.split {
+            Some(SplitChoice::File(path)) => Some(path),
+            _ => None,
+        };
+        let paths = [
+            &mut request.from,
+            &mut request.edges,
+            &mut request.features,
+            &mut request.features_csr,
+            &mut request.labels,
+            &mut request.train,
+            &mut request.valid,
+            &mut request.test,
+            &mut request.indptr,
+            &mut request.indices,
+            &mut request.node_ids,
+            &mut request.edge_weights,
+            &mut request.edge_times,
+            &mut request.edge_features,
+        ];
+        for path in paths.into_iter().flatten().chain(split) {
+            *path = path.to_string_lossy().into_owned().into();
+        }
+        request
+    }
+
     /// The reading flags that were given, by name. Those that every format obeys are not among them.
     pub(crate) fn given_flags(&self) -> Vec<&'static str> {
         let flags = [

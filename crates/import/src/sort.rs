@@ -40,6 +40,8 @@ pub struct Sorter<R> {
     capacity: usize,
     memory_bytes: usize,
     runs: Vec<Run>,
+    /// Runs merged into longer ones. Kept until the end: a resumed sort starts from them.
+    spent: Vec<PathBuf>,
     /// Numbers the files, so that a run replaced by a merge never shares its name with another.
     files: u64,
 }
@@ -63,6 +65,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
             memory_bytes,
             files: files.map_or(0, |last| last + 1),
             runs,
+            spent: Vec::new(),
         })
     }
 
@@ -110,7 +113,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
     pub fn finish(mut self) -> Result<Sorted<R>> {
         if self.runs.is_empty() {
             self.buffer.par_sort_unstable();
-            return Ok(Sorted { parts: Vec::new(), whole: Some(self.buffer) });
+            return Ok(Sorted { parts: Vec::new(), whole: Some(self.buffer), spent: Vec::new() });
         }
         self.spill()?;
         self.buffer = Vec::new();
@@ -127,12 +130,12 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
                 writer.write_all(bytemuck::cast_slice(&chunk)).map_err(StoreError::io(&path))?;
             }
             writer.finish().map_err(StoreError::io(&path))?;
-            sorted.remove_files()?;
+            self.spent.extend(sorted.parts.iter().map(|part| part.path.clone()));
             // Behind the others, so that the next round merges runs of about the same size.
             self.runs = rest;
             self.runs.push(Run { records, ..merged });
         }
-        self.open_runs(&self.runs)
+        Ok(Sorted { spent: std::mem::take(&mut self.spent), ..self.open_runs(&self.runs)? })
     }
 
     /// Of the budget, what loaded parts may take: as much again goes to the merged piece, half to the sort's scratch.
@@ -145,7 +148,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         let capacity = (part_bytes / size_of::<R>()).max(1);
         let parts =
             runs.iter().map(|run| Part::open(&self.directory, run, capacity)).collect::<Result<_>>()?;
-        Ok(Sorted { parts, whole: None })
+        Ok(Sorted { parts, whole: None, spent: Vec::new() })
     }
 }
 
@@ -186,6 +189,7 @@ impl<R: Pod + Ord> Part<R> {
 pub struct Sorted<R> {
     parts: Vec<Part<R>>,
     whole: Option<Vec<R>>,
+    spent: Vec<PathBuf>,
 }
 
 impl<R: Pod + Ord + Send + Sync> Sorted<R> {
@@ -215,8 +219,8 @@ impl<R: Pod + Ord + Send + Sync> Sorted<R> {
 
     /// Removes the run files. Call it when everything made from them is safe on disk.
     pub fn remove_files(self) -> Result<()> {
-        for part in &self.parts {
-            std::fs::remove_file(&part.path).map_err(StoreError::io(&part.path))?;
+        for path in self.parts.iter().map(|part| &part.path).chain(&self.spent) {
+            std::fs::remove_file(path).map_err(StoreError::io(path))?;
         }
         Ok(())
     }

@@ -36,26 +36,41 @@ impl Workspace<'_> {
     /// Takes `bytes` out of the budget for something that stays in memory for the whole import, or says why not.
     pub fn hold(&mut self, what: &str, bytes: u64) -> Result<()> {
         // Sorting and copying want some room too.
-        let room = self.budget.host_bytes.saturating_sub(crate::MINIMUM_MEMORY_BYTES);
-        if bytes > room {
+        self.require(what, bytes, crate::MINIMUM_MEMORY_BYTES)?;
+        self.budget.host_bytes -= bytes;
+        Ok(())
+    }
+
+    /// Checks that `bytes` for a step fit the budget and leave `room_bytes` for the rest.
+    pub fn require(&self, what: &str, bytes: u64, room_bytes: u64) -> Result<()> {
+        let minimum_bytes = bytes.saturating_add(room_bytes);
+        if minimum_bytes > self.budget.host_bytes {
             return Err(ImportError::OverBudget {
                 what: what.to_string(),
                 needs_bytes: bytes,
                 budget_bytes: self.budget.host_bytes,
-                minimum_bytes: bytes + crate::MINIMUM_MEMORY_BYTES,
+                minimum_bytes,
             });
         }
-        self.budget.host_bytes -= bytes;
         Ok(())
+    }
+
+    /// The same place with `bytes` less to use.
+    pub fn without(&self, bytes: u64) -> Workspace<'_> {
+        let budget = Budget { host_bytes: self.budget.host_bytes.saturating_sub(bytes) };
+        Workspace {
+            directory: self.directory.clone(),
+            budget,
+            journal: self.journal,
+            progress: self.progress,
+        }
     }
 
     /// A path in the work directory.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.directory.join(name)
     }
-}
 
-impl Workspace<'_> {
     /// What a sort may use: the budget without code, stacks, stream buffers and the writers' blocks.
     pub fn sort_bytes(&self) -> u64 {
         self.budget

@@ -33,7 +33,7 @@ fn make(request: &Request, target: &Path, memory_bytes: u64) -> Manifest {
     let job = Job { target, overwrite: true, budget: Budget { host_bytes: memory_bytes }, progress: &Silent };
     let manifest = import(request, &job).unwrap();
     let dataset = Dataset::open(target).unwrap();
-    assert_eq!(verify(&dataset, 2, &Silent).unwrap(), []);
+    assert_eq!(verify(target, 2, &Silent).unwrap().damage, []);
     assert_eq!(dataset.manifest().id, manifest.id);
     manifest
 }
@@ -383,6 +383,108 @@ fn a_budget_too_small_is_refused_with_one_that_would_do() {
         Job { target: &target, overwrite: false, budget: Budget { host_bytes: 1 << 20 }, progress: &Silent };
     let error = import(&request, &job).unwrap_err().to_string();
     assert!(error.contains("--memory") && error.contains("48 MiB"), "{error}");
+}
+
+#[test]
+fn graphs_without_edges_or_without_nodes_are_graphs() {
+    let directory = tempfile::tempdir().unwrap();
+    for nodes in [0, 1, 7] {
+        let request = Request {
+            nodes: Some(nodes),
+            out_neighbours: true,
+            split: Some("share:0.5,0.25,0.25".parse().unwrap()),
+            ..edge_request(directory.path(), &[])
+        };
+        let manifest = make(&request, &directory.path().join("out"), 64 << 20);
+        assert_eq!((manifest.nodes.count, manifest.edges.count), (nodes, 0));
+    }
+}
+
+#[test]
+fn errors_name_the_row_of_the_file_even_when_nodes_are_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    // The largest component is the upper half; its first chunk keeps no row at all.
+    let edges: Vec<(u64, u64)> = (1000..1999).map(|node| (node, node + 1)).collect();
+    let mut rows = vec![0.5f32; 2000 * 1024];
+    let request = |rows: &[f32]| Request {
+        largest_component: true,
+        dtype: Some(Dtype::F16),
+        features: Some(floats(&directory.path().join("x.npy"), &[2000, 1024], rows)),
+        ..edge_request(directory.path(), &edges)
+    };
+    let manifest = make(&request(&rows), &directory.path().join("out"), 64 << 20);
+    assert_eq!(manifest.nodes.count, 1000);
+    rows[1500 * 1024 + 3] = 1e9;
+    let error = refusal(&request(&rows), directory.path());
+    assert!(error.contains("x.npy, row 1500"), "{error}");
+}
+
+#[test]
+fn what_would_have_no_effect_or_lose_something_is_refused() {
+    let edges = [(0, 1), (1, 2)];
+    check_refusal(
+        |d| Request { dtype: Some(Dtype::F16), ..edge_request(d, &edges) },
+        &["--dtype", "no features"],
+    );
+    check_refusal(
+        |d| Request {
+            edge_features: Some(floats(&d.join("f.npy"), &[3, 1], &[0.; 3])),
+            ..edge_request(d, &edges)
+        },
+        &["f.npy", "2 rows", "3 rows"],
+    );
+    check_refusal(
+        |d| Request {
+            edge_features: Some(floats(&d.join("f.npy"), &[2, 0], &[])),
+            ..edge_request(d, &edges)
+        },
+        &["f.npy", "2 rows of 0"],
+    );
+    check_refusal(
+        |d| Request {
+            labels: Some(integers(&d.join("y.npy"), &[3], &[0, 1, 2])),
+            split: Some(SplitChoice::PerClass { train: u64::MAX, valid: 1 }),
+            ..edge_request(d, &edges)
+        },
+        &["per-class", "only 3 nodes"],
+    );
+    check_refusal(|d| edge_request(d, &[(0, 1), (0, 1 << 50)]), &["edges.npy, edge 1", "free on this disk"]);
+    check_refusal(|d| edge_request(d, &[(0, 1), (0, 1 << 60)]), &["edges.npy, edge 1", "a dataset can have"]);
+}
+
+#[test]
+fn only_datasets_are_overwritten_and_only_our_own_unfinished_work_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let request = edge_request(directory.path(), &[(0, 1)]);
+    let attempt = |name: &str| {
+        let target = directory.path().join(name);
+        let job = Job {
+            target: &target,
+            overwrite: true,
+            budget: Budget { host_bytes: 64 << 20 },
+            progress: &Silent,
+        };
+        import(&request, &job).map(|_| ()).map_err(|error| error.to_string())
+    };
+    for name in ["precious", "mine.partial"] {
+        fs::create_dir(directory.path().join(name)).unwrap();
+        fs::write(directory.path().join(name).join("thesis.txt"), "x").unwrap();
+    }
+    assert!(attempt("precious").unwrap_err().contains("not Esker's"));
+    assert!(attempt("mine").unwrap_err().contains("not Esker's"));
+    assert!(attempt("mine.partial").is_err());
+    assert!(attempt("edges.npy").is_err());
+    assert!(
+        directory.path().join("precious/thesis.txt").exists()
+            && directory.path().join("mine.partial/thesis.txt").exists()
+    );
+    attempt("good").unwrap();
+    fs::rename(directory.path().join("edges.npy"), directory.path().join("good/edges.npy")).unwrap();
+    let inside = Request { edges: Some(directory.path().join("good/edges.npy")), ..request.clone() };
+    let target = directory.path().join("good");
+    let job =
+        Job { target: &target, overwrite: true, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent };
+    assert!(import(&inside, &job).unwrap_err().to_string().contains("inside the dataset"));
 }
 
 #[test]

@@ -6,10 +6,12 @@
 
 mod aligned;
 mod direct;
+mod exchange;
 mod probe;
 mod sequential;
 
 pub use aligned::AlignedBuffer;
 pub use direct::{DIRECT_ALIGN, DirectFile};
+pub use exchange::exchange;
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use sequential::{SequentialReader, SequentialWriter};

@@ -16,6 +16,7 @@ pub struct SequentialWriter {
     buffer: Vec<u8>,
     handed_over: u64,
     window_start: u64,
+    window_before: u64,
 }
 
 impl SequentialWriter {
@@ -35,7 +36,13 @@ impl SequentialWriter {
         file.set_len(keep_bytes)?;
         file.seek(SeekFrom::Start(keep_bytes))?;
         let buffer = Vec::with_capacity(BUFFER_BYTES);
-        Ok(SequentialWriter { file, buffer, handed_over: keep_bytes, window_start: keep_bytes })
+        Ok(SequentialWriter {
+            file,
+            buffer,
+            handed_over: keep_bytes,
+            window_start: keep_bytes,
+            window_before: keep_bytes,
+        })
     }
 
     /// Bytes written so far, with those a resumed file kept.
@@ -60,20 +67,21 @@ impl SequentialWriter {
         self.file.write_all(bytes)?;
         self.handed_over += bytes.len() as u64;
         if self.handed_over - self.window_start >= WINDOW_BYTES {
-            self.turn_window();
+            self.turn_window()?;
         }
         Ok(())
     }
 
-    /// Starts write-back of the window just filled, waits for the one before. Only advice: errors surface at `sync`.
-    fn turn_window(&mut self) {
+    /// Starts write-back of the window just filled, waits for the one before. Waiting consumes a write-back error, so
+    /// it must be reported here: a later sync would not see it again.
+    fn turn_window(&mut self) -> io::Result<()> {
         let (start, length) = (self.window_start, self.handed_over - self.window_start);
-        start_writeback(&self.file, start, length);
-        if start > 0 {
-            wait_writeback(&self.file, 0, start);
-            drop_cached(&self.file, start.saturating_sub(WINDOW_BYTES * 2), start);
-        }
-        self.window_start = self.handed_over;
+        sync_range(&self.file, start, length, libc::SYNC_FILE_RANGE_WRITE)?;
+        let before = self.window_before;
+        sync_range(&self.file, before, start - before, WAIT_FLAGS)?;
+        drop_cached(&self.file, before, start);
+        (self.window_before, self.window_start) = (start, self.handed_over);
+        Ok(())
     }
 }
 
@@ -128,25 +136,27 @@ impl Read for SequentialReader {
     }
 }
 
-fn start_writeback(file: &File, start: u64, length: u64) {
-    // SAFETY: a system call on an open descriptor that takes numbers only.
-    unsafe {
-        libc::sync_file_range(file.as_raw_fd(), start as i64, length as i64, libc::SYNC_FILE_RANGE_WRITE);
-    }
-}
+const WAIT_FLAGS: u32 =
+    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
-fn wait_writeback(file: &File, start: u64, length: u64) {
-    let flags =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: as above.
-    unsafe {
-        libc::sync_file_range(file.as_raw_fd(), start as i64, length as i64, flags);
+fn sync_range(file: &File, start: u64, length: u64, flags: u32) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    // SAFETY: a system call on an open descriptor that takes numbers only.
+    let code = unsafe { libc::sync_file_range(file.as_raw_fd(), start as i64, length as i64, flags) };
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        _ if code == 0 => Ok(()),
+        // File systems without it write back when they like; the sync at the end still tells.
+        Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE | libc::EOPNOTSUPP) => Ok(()),
+        _ => Err(error),
     }
 }
 
 /// Drops clean pages of `start..end` (`end` 0: to the end of the file) from the page cache.
 pub(crate) fn drop_cached(file: &File, start: u64, end: u64) {
-    let length = if end == 0 { 0 } else { end - start };
+    let length = end.saturating_sub(start);
     advise(file, start, length, libc::POSIX_FADV_DONTNEED);
 }
 

@@ -49,37 +49,38 @@ impl Dataset {
         format!("{:032x}", hash.digest128())
     }
 
-    /// The derived data `name`, if it is there and was made from exactly this; `None` means: make it.
-    pub fn derived(&self, name: &str, kind: &str, parameters: &serde_json::Value) -> Result<Option<Derived>> {
-        let found = open(&self.derived_directory().join(name))?;
-        Ok(found.filter(|derived| derived.manifest.inputs == self.inputs_of(kind, parameters)))
+    /// The derived data `name`, if it is there, whole, and made from exactly this; `None` means: make it.
+    pub fn derived(&self, name: &str, kind: &str, parameters: &serde_json::Value) -> Option<Derived> {
+        let found = open(&self.derived_directory().join(name)).ok()?;
+        (found.manifest.inputs == self.inputs_of(kind, parameters)).then_some(found)
     }
 
-    /// Everything under `derived/` that opens, with whether it still belongs to this dataset.
-    pub fn all_derived(&self) -> Result<Vec<(String, Derived, bool)>> {
+    /// Everything under `derived/`, by name; what does not open with the reason.
+    pub fn all_derived(&self) -> Result<Vec<(String, Result<Derived>)>> {
         let directory = self.derived_directory();
         let mut all = Vec::new();
         let Ok(entries) = fs::read_dir(&directory) else { return Ok(all) };
         for entry in entries {
             let path = entry.map_err(StoreError::io(&directory))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if !name.ends_with(".partial")
-                && let Some(derived) = open(&path)?
-            {
-                let current = self.inputs_of(&derived.manifest.kind, &derived.manifest.parameters);
-                let fresh = derived.manifest.inputs == current;
-                all.push((name, derived, fresh));
+            if path.is_dir() && !name.ends_with(".partial") {
+                all.push((name, open(&path)));
             }
         }
         all.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(all)
     }
 
+    /// Whether derived data belongs to this dataset as it is now.
+    pub fn is_fresh(&self, derived: &Derived) -> bool {
+        derived.manifest.inputs == self.inputs_of(&derived.manifest.kind, &derived.manifest.parameters)
+    }
+
     /// Starts making `name`, in place of whatever has that name.
     pub fn derive(&self, name: &str) -> Result<Staging> {
         let directory = self.derived_directory();
         fs::create_dir_all(&directory).map_err(StoreError::io(&directory))?;
-        Staging::begin(&directory.join(name), true)
+        Staging::begin_with(&directory.join(name), true, MANIFEST)
     }
 
     fn derived_directory(&self) -> PathBuf {
@@ -105,15 +106,106 @@ impl Staging {
             files,
         };
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
-        self.publish_as(MANIFEST, &sealed::seal(&manifest), |name| listed.iter().any(|listed| listed == name))
+        self.complete(&sealed::seal(&manifest), &manifest.inputs, &listed, |directory| {
+            open(directory).map(drop)
+        })?;
+        self.put_in_place()
     }
 }
 
-fn open(directory: &Path) -> Result<Option<Derived>> {
+fn open(directory: &Path) -> Result<Derived> {
     let path = directory.join(MANIFEST);
-    let Ok(bytes) = fs::read(&path) else { return Ok(None) };
+    let bytes = fs::read(&path).map_err(StoreError::io(&path))?;
     let manifest: DerivedManifest = sealed::unseal(&bytes, &path)?;
+    if manifest.esker_derived > VERSION {
+        return Err(StoreError::Version { path, found: manifest.esker_derived as u64, supported: VERSION });
+    }
+    crate::manifest::check_names(&manifest.files, &path)?;
     let arrays =
         manifest.files.iter().map(|entry| ArrayFile::open(directory, entry)).collect::<Result<_>>()?;
-    Ok(Some(Derived { directory: directory.to_path_buf(), manifest, arrays }))
+    Ok(Derived { directory: directory.to_path_buf(), manifest, arrays })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ArrayWriter, EdgeInfo, FORMAT_VERSION, Manifest, NodeInfo, Provenance, file};
+    use esker_types::Dtype;
+    use serde_json::json;
+
+    /// A dataset of `nodes` nodes without edges.
+    fn dataset(directory: &Path, nodes: u64) -> Dataset {
+        let target = directory.join(format!("of-{nodes}"));
+        let staging = Staging::begin(&target, false).unwrap();
+        let mut offsets = ArrayWriter::create(staging.directory(), file::IN_OFFSETS, Dtype::U64, 1).unwrap();
+        offsets.write_elements(&vec![0u64; nodes as usize + 1]).unwrap();
+        let neighbours =
+            ArrayWriter::create(staging.directory(), file::IN_NEIGHBOURS, Dtype::U32, 1).unwrap();
+        let manifest = Manifest {
+            esker: FORMAT_VERSION,
+            checksum: String::new(),
+            id: String::new(),
+            made_by: "test".into(),
+            source: Provenance::default(),
+            nodes: NodeInfo { count: nodes, types: vec![], features: None, labels: None, named: false },
+            edges: EdgeInfo {
+                count: 0,
+                types: vec![],
+                undirected: false,
+                max_in_degree: 0,
+                without_in_neighbours: nodes,
+                out_neighbours: false,
+                relations: None,
+                columns: vec![],
+            },
+            splits: None,
+            files: vec![offsets.finish().unwrap(), neighbours.finish().unwrap()],
+        };
+        staging.publish(&manifest.complete(), "test").unwrap();
+        Dataset::open(&target).unwrap()
+    }
+
+    fn make(dataset: &Dataset, parameters: &serde_json::Value) {
+        let staging = dataset.derive("extents").unwrap();
+        let mut writer = ArrayWriter::create(staging.directory(), "rows", Dtype::U8, 1).unwrap();
+        writer.write(b"abc").unwrap();
+        let files = vec![writer.finish().unwrap()];
+        staging.publish_derived(dataset, "packed", parameters.clone(), files).unwrap();
+    }
+
+    #[test]
+    fn derived_data_is_used_while_its_inputs_match_and_made_again_when_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let dataset = dataset(directory.path(), 5);
+        let (eight, nine) = (json!({"batch": 8}), json!({"batch": 9}));
+        assert!(dataset.derived("extents", "packed", &eight).is_none());
+        make(&dataset, &eight);
+        assert!(dataset.derived("extents", "packed", &eight).is_some());
+        assert!(dataset.derived("extents", "packed", &nine).is_none());
+        assert!(dataset.derived("extents", "partitions", &eight).is_none());
+        make(&dataset, &nine);
+        assert!(dataset.derived("extents", "packed", &nine).is_some());
+    }
+
+    #[test]
+    fn derived_data_of_another_dataset_or_damaged_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let (five, six) = (dataset(directory.path(), 5), dataset(directory.path(), 6));
+        let parameters = json!({});
+        make(&five, &parameters);
+        fs::create_dir(six.derived_directory()).unwrap();
+        fs::rename(five.derived_directory().join("extents"), six.derived_directory().join("extents"))
+            .unwrap();
+        assert!(six.derived("extents", "packed", &parameters).is_none());
+        assert_eq!(six.all_derived().unwrap().len(), 1);
+        make(&five, &parameters);
+        let manifest = five.derived_directory().join("extents").join(MANIFEST);
+        let text = fs::read_to_string(&manifest).unwrap().replace("packed", "pocked");
+        fs::write(&manifest, text).unwrap();
+        assert!(five.derived("extents", "packed", &parameters).is_none());
+        let damage = crate::verify(five.directory(), 1, &esker_types::Silent).unwrap().damage;
+        assert!(damage.len() == 1 && damage[0].path == manifest, "{damage:?}");
+        make(&five, &parameters);
+        assert!(five.derived("extents", "packed", &parameters).is_some());
+    }
 }

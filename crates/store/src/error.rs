@@ -76,6 +76,12 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// The name belongs to something that is no dataset.
+    #[error("{path}: exists and is not Esker's to replace; move it away, or choose another name")]
+    Foreign {
+        /// The file or directory.
+        path: PathBuf,
+    },
     /// Another process is at it.
     #[error("{path}: another esker is writing it; wait for it, or stop it")]
     Busy {

@@ -21,9 +21,9 @@ pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};
 pub use journal::Journal;
 pub use manifest::{
-    Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
-    RelationInfo, SplitInfo, SplitOver, file,
+    Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,
+    Provenance, RelationInfo, SplitInfo, SplitOver, file,
 };
 pub use names::{Names, NamesWriter};
 pub use staging::Staging;
-pub use verify::{Damage, verify};
+pub use verify::{Damage, Verified, verify};

@@ -10,6 +10,9 @@ use xxhash_rust::xxh3::Xxh3;
 /// The version this code writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
+/// More nodes or edges than this are beyond any disk; the bound keeps sums inside 64 bits.
+pub const MOST_NODES: u64 = 1 << 56;
+
 /// Names of the files a dataset may have.
 pub mod file {
     #![allow(missing_docs)]
@@ -200,19 +203,14 @@ impl Manifest {
 
     /// Reads `esker.json`; the path is for messages.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Manifest> {
-        // A newer format may have another shape: look at the version alone first.
+        // The seal first: a flipped version is damage. Then the version alone: a newer format may have another shape.
         #[derive(Deserialize)]
         struct VersionOnly {
             esker: u64,
         }
-        if let Ok(VersionOnly { esker }) = serde_json::from_slice(bytes)
-            && esker > FORMAT_VERSION as u64
-        {
-            return Err(StoreError::Version {
-                path: path.to_path_buf(),
-                found: esker,
-                supported: FORMAT_VERSION,
-            });
+        let VersionOnly { esker: found } = sealed::unseal(bytes, path)?;
+        if found > FORMAT_VERSION as u64 {
+            return Err(StoreError::Version { path: path.to_path_buf(), found, supported: FORMAT_VERSION });
         }
         let manifest: Manifest = sealed::unseal(bytes, path)?;
         manifest.check(path)?;
@@ -240,8 +238,12 @@ impl Manifest {
         if self.id != content_id(&self.files) {
             return Err(damaged("its id does not belong to its files".into()));
         }
-        if let Some(bad) = self.files.iter().find(|entry| !plain_name(&entry.name)) {
-            return Err(damaged(format!("`{}` is no file name of a dataset", bad.name)));
+        check_names(&self.files, path)?;
+        if self.nodes.count > MOST_NODES || self.edges.count > MOST_NODES {
+            return Err(damaged(format!(
+                "{} nodes and {} edges are too many",
+                self.nodes.count, self.edges.count
+            )));
         }
         for (name, rows, columns, dtypes) in self.expected_files() {
             let Some(entry) = self.entry(&name) else {
@@ -266,11 +268,11 @@ impl Manifest {
         let (nodes, edges) = (self.nodes.count, self.edges.count);
         let ids = vec![Dtype::U32, Dtype::U64];
         let mut files = vec![
-            (file::IN_OFFSETS.to_string(), nodes.checked_add(1), 1, vec![Dtype::U64]),
+            (file::IN_OFFSETS.to_string(), Some(nodes + 1), 1, vec![Dtype::U64]),
             (file::IN_NEIGHBOURS.to_string(), Some(edges), 1, ids.clone()),
         ];
         if self.edges.out_neighbours {
-            files.push((file::OUT_OFFSETS.into(), nodes.checked_add(1), 1, vec![Dtype::U64]));
+            files.push((file::OUT_OFFSETS.into(), Some(nodes + 1), 1, vec![Dtype::U64]));
             files.push((file::OUT_NEIGHBOURS.into(), Some(edges), 1, ids.clone()));
             files.push((file::OUT_EDGE_IDS.into(), Some(edges), 1, ids.clone()));
         }
@@ -323,8 +325,19 @@ impl Manifest {
 type Expected = (String, Option<u64>, u64, Vec<Dtype>);
 
 fn push_names(files: &mut Vec<Expected>, name: &str, count: u64) {
-    files.push((format!("{name}-offsets"), count.checked_add(1), 1, vec![Dtype::U64]));
+    files.push((format!("{name}-offsets"), Some(count + 1), 1, vec![Dtype::U64]));
     files.push((format!("{name}-bytes"), None, 1, vec![Dtype::U8]));
+}
+
+/// Names that could leave the directory are damage.
+pub(crate) fn check_names(files: &[FileEntry], path: &Path) -> Result<()> {
+    match files.iter().find(|entry| !plain_name(&entry.name)) {
+        Some(bad) => {
+            let problem = format!("`{}` is no file name of a dataset", bad.name);
+            Err(StoreError::Manifest { path: path.to_path_buf(), problem })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Lower-case letters, digits and dashes: nothing that could leave the directory.

@@ -1,45 +1,62 @@
 //! Building a directory of arrays so that it appears whole or not at all.
 //!
 //! Everything is written to `NAME.partial`, which nothing opens because its manifest is written last; then the
-//! directory is synced and renamed. Killed before the rename, the next run of the same job finds its journal and
-//! goes on; killed behind it, the dataset is there and only leftovers of the work remain inside.
+//! directory is synced and renamed. Killed before the manifest, the next run of the same job finds its journal and
+//! goes on; killed between manifest and rename, it finds the job's fingerprint in `lock` and only renames.
 
 use crate::journal::{replace_file, sync_directory};
-use crate::{Journal, Manifest, Result, StoreError, file};
+use crate::{Dataset, Journal, Manifest, Result, StoreError, file};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Marks a directory as one of ours; held locked while it is being built, holds the fingerprint once it is complete.
+const LOCK: &str = "lock";
+const WORK: &str = "work";
 
 /// A directory being built.
 pub struct Staging {
     target: PathBuf,
     directory: PathBuf,
+    /// The name of the manifest that makes it complete.
+    manifest_name: &'static str,
     overwrite: bool,
-    _lock: File,
+    lock: File,
 }
 
 impl Staging {
-    /// Starts (or goes on) building `target`. `overwrite` allows a directory of that name to be replaced at the end.
+    /// Starts (or goes on) building the dataset `target`. `overwrite` allows a dataset of that name to be replaced at
+    /// the end; anything else of that name is never touched.
     pub fn begin(target: &Path, overwrite: bool) -> Result<Staging> {
-        let name = target.file_name().ok_or_else(|| StoreError::Io {
-            path: target.to_path_buf(),
-            source: io::Error::other("this path has no last name to create"),
-        })?;
-        if target.exists() && !overwrite {
-            return Err(StoreError::Exists { path: target.to_path_buf() });
-        }
-        let mut partial = name.to_owned();
+        Staging::begin_with(target, overwrite, file::MANIFEST)
+    }
+
+    pub(crate) fn begin_with(target: &Path, overwrite: bool, manifest_name: &'static str) -> Result<Staging> {
+        let name = target.file_name().map(|name| name.to_owned());
+        let Some(mut partial) = name.filter(|name| !name.as_encoded_bytes().ends_with(b".partial")) else {
+            let source = io::Error::other("a dataset cannot have this name; choose another");
+            return Err(StoreError::Io { path: target.to_path_buf(), source });
+        };
+        check_replaceable(target, overwrite, manifest_name)?;
         partial.push(".partial");
         let directory = target.with_file_name(partial);
+        if !is_empty(&directory)? && !directory.join(LOCK).exists() {
+            return Err(StoreError::Foreign { path: directory });
+        }
         fs::create_dir_all(&directory).map_err(StoreError::io(&directory))?;
-        let lock_path = directory.join("lock");
-        let lock = File::create(&lock_path).map_err(StoreError::io(&lock_path))?;
+        let lock_path = directory.join(LOCK);
+        let lock = File::options().create(true).truncate(false).read(true).write(true).open(&lock_path);
+        let lock = lock.map_err(StoreError::io(&lock_path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::Busy { path: target.to_path_buf() }),
             Err(TryLockError::Error(error)) => return Err(StoreError::io(&lock_path)(error)),
         }
-        Ok(Staging { target: target.to_path_buf(), directory, overwrite, _lock: lock })
+        // Whoever held the lock until now may have finished and renamed the directory away.
+        if !lock_path.exists() {
+            return Err(StoreError::Busy { path: target.to_path_buf() });
+        }
+        Ok(Staging { target: target.to_path_buf(), directory, manifest_name, overwrite, lock })
     }
 
     /// Where arrays go.
@@ -49,14 +66,21 @@ impl Staging {
 
     /// Where temporary files go.
     pub fn work_directory(&self) -> PathBuf {
-        self.directory.join("work")
+        self.directory.join(WORK)
+    }
+
+    /// Whether an earlier run of the job that `fingerprint` names completed everything but the rename.
+    pub fn is_complete(&self, fingerprint: &str) -> bool {
+        let marked = fs::read_to_string(self.directory.join(LOCK)).is_ok_and(|text| text == fingerprint);
+        marked && self.directory.join(self.manifest_name).exists()
     }
 
     /// The journal of the job that `fingerprint` names; what another job left here is removed first.
     pub fn journal(&self, fingerprint: &str) -> Result<(Journal, bool)> {
+        self.lock.set_len(0).map_err(StoreError::io(&self.directory))?;
         let (journal, resumed) = Journal::open(&self.work_directory(), fingerprint)?;
         if !resumed {
-            self.keep_only(|name| name == "lock" || name == "work")?;
+            self.keep_only(|name| name == LOCK || name == WORK)?;
         }
         Ok((journal, resumed))
     }
@@ -71,37 +95,91 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a dataset's manifest and gives the directory its name.
-    pub fn publish(self, manifest: &Manifest) -> Result<()> {
+    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name.
+    pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<()> {
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
-        self.publish_as(file::MANIFEST, &manifest.to_text(), |name| {
-            listed.iter().any(|listed| listed == name)
-        })
+        self.complete(&manifest.to_text(), fingerprint, &listed, |directory| {
+            Dataset::open(directory).map(drop)
+        })?;
+        self.put_in_place()
     }
 
-    pub(crate) fn publish_as(
-        self,
-        manifest_name: &str,
+    /// Writes the manifest and, if `check` agrees, marks the directory as complete: only the rename is missing then.
+    pub(crate) fn complete(
+        &self,
         text: &str,
-        keep: impl Fn(&str) -> bool,
+        fingerprint: &str,
+        listed: &[String],
+        check: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
-        self.keep_only(|name| name == "lock" || name == "work" || keep(name))?;
-        replace_file(&self.directory.join(manifest_name), text.as_bytes())?;
+        self.keep_only(|name| name == LOCK || name == WORK || listed.iter().any(|listed| listed == name))?;
+        replace_file(&self.directory.join(self.manifest_name), text.as_bytes())?;
+        check(&self.directory)?;
+        let lock_path = self.directory.join(LOCK);
+        // Not replaced by rename: the file that is locked must stay the one of this name.
+        fs::write(&lock_path, fingerprint)
+            .and_then(|()| self.lock.sync_all())
+            .map_err(StoreError::io(&lock_path))?;
+        remove(&self.work_directory())?;
+        sync_directory(&self.directory)
+    }
+
+    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced.
+    pub fn put_in_place(self) -> Result<()> {
         let parent = match self.target.parent() {
             Some(parent) if parent != Path::new("") => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        if self.target.exists() {
-            if !self.overwrite {
-                return Err(StoreError::Exists { path: self.target.clone() });
+        check_replaceable(&self.target, self.overwrite, self.manifest_name)?;
+        if self.target.symlink_metadata().is_ok() {
+            // Marked as ours, so that a kill from here on leaves something the next run may remove.
+            let lock_path = self.target.join(LOCK);
+            fs::write(&lock_path, "replaced").map_err(StoreError::io(&lock_path))?;
+            match esker_io::exchange(&self.directory, &self.target) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    // Without an atomic swap there is a moment with no dataset; never one with half of one.
+                    let aside = self.directory.with_extension("replaced");
+                    remove(&aside)?;
+                    fs::rename(&self.target, &aside).map_err(StoreError::io(&self.target))?;
+                    fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
+                    fs::rename(&aside, &self.directory).map_err(StoreError::io(&aside))?;
+                }
+                Err(error) => return Err(StoreError::io(&self.target)(error)),
             }
-            remove(&self.target)?;
+            sync_directory(&parent)?;
+            remove(&self.directory)?;
+        } else {
+            fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
+            sync_directory(&parent)?;
         }
-        fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
-        sync_directory(&parent)?;
-        // Whole and named: the rest is tidying, and may be lost to a kill.
-        remove(&self.target.join("work"))?;
-        remove(&self.target.join("lock"))
+        remove(&self.target.join(LOCK))
+    }
+}
+
+/// Only a dataset may be replaced, and only when that was asked for; an empty directory is no loss.
+fn check_replaceable(target: &Path, overwrite: bool, manifest_name: &str) -> Result<()> {
+    if target.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let is_dataset = target.join(manifest_name).is_file() && !target.is_symlink();
+    match (is_dataset, overwrite) {
+        (true, true) => Ok(()),
+        (true, false) => Err(StoreError::Exists { path: target.to_path_buf() }),
+        _ if target.is_dir() && !target.is_symlink() && is_empty(target)? => {
+            fs::remove_dir(target).map_err(StoreError::io(target))
+        }
+        _ => Err(StoreError::Foreign { path: target.to_path_buf() }),
+    }
+}
+
+/// Whether there is nothing of that name, or a directory with nothing in it.
+fn is_empty(path: &Path) -> Result<bool> {
+    match fs::read_dir(path) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path.symlink_metadata().is_err()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(path.symlink_metadata().is_err()),
+        Err(error) => Err(StoreError::io(path)(error)),
     }
 }
 

@@ -2,10 +2,10 @@
 //! should (ids below the node count, offsets that rise, labels below the class count).
 
 use crate::array::{BLOCK_BYTES, Layout, PAGE_BYTES, header_page};
-use crate::{Dataset, FileEntry, LabelKind, Result, SplitOver, StoreError, file};
+use crate::{ArrayFile, Dataset, FileEntry, LabelKind, Manifest, Result, SplitOver, StoreError, file};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, DirectFile};
 use esker_types::{Dtype, Progress, Unit};
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -28,32 +28,86 @@ pub struct Damage {
     pub problem: String,
 }
 
-/// Checks every byte with `threads` threads. An empty list means the dataset is what was written. The manifest's own
-/// seal was checked when it was opened.
-pub fn verify(dataset: &Dataset, threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
-    let manifest = dataset.manifest();
-    let mut arrays: Vec<(PathBuf, FileEntry)> =
-        dataset.arrays().iter().map(|array| (array.path().to_path_buf(), array.entry().clone())).collect();
-    for (_, derived, _) in dataset.all_derived()? {
-        arrays.extend(derived.arrays.iter().map(|array| (array.path().to_path_buf(), array.entry().clone())));
+/// What [`verify`] found.
+#[derive(Debug)]
+pub struct Verified {
+    /// The dataset's id, if its manifest could be read.
+    pub id: Option<String>,
+    /// Bytes checked.
+    pub bytes: u64,
+    /// Every damaged place; none means the dataset is what was written.
+    pub damage: Vec<Damage>,
+}
+
+/// Checks every byte of the dataset in `directory` with `threads` threads. Damage of any kind, up to a manifest that
+/// cannot be read, is a finding; an error is a directory that is no dataset, or a disk that does not answer.
+pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Verified> {
+    let path = directory.join(file::MANIFEST);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Dataset::open(directory).map(|_| Vec::new())?
+        }
+        read => read.map_err(StoreError::io(&path))?,
+    };
+    let manifest = match Manifest::from_bytes(&text, &path) {
+        Ok(manifest) => manifest,
+        Err(StoreError::Manifest { problem, .. }) => {
+            let damage = vec![Damage { path, offset: 0, bytes: text.len() as u64, problem }];
+            return Ok(Verified { id: None, bytes: text.len() as u64, damage });
+        }
+        Err(error) => return Err(error),
+    };
+    let mut arrays: Vec<(PathBuf, &FileEntry, Rule)> = manifest
+        .files
+        .iter()
+        .map(|entry| (entry.path(directory), entry, Rule::of(entry, &manifest)))
+        .collect();
+    let (mut damage, mut derived) = (Vec::new(), Vec::new());
+    if let Ok(dataset) = Dataset::open(directory) {
+        derived = dataset.all_derived()?;
     }
-    let total: u64 = arrays.iter().map(|(_, entry)| entry.bytes).sum();
-    progress.stage("verify", Some(total), Unit::Bytes);
-    let mut damage = Vec::new();
-    for (path, entry) in &arrays {
-        let rule =
-            if path.parent() == Some(dataset.directory()) { Rule::of(entry, dataset) } else { Rule::Any };
-        damage.extend(verify_file(path, entry, rule, threads, progress)?);
+    for (_, derived) in &derived {
+        match derived {
+            Ok(derived) => {
+                let files = derived.manifest.files.iter();
+                arrays.extend(files.map(|entry| (entry.path(&derived.directory), entry, Rule::Any)));
+            }
+            Err(error) => damage.push(derived_damage(error)),
+        }
+    }
+    let bytes = text.len() as u64 + arrays.iter().map(|(_, entry, _)| entry.bytes).sum::<u64>();
+    progress.stage("verify", Some(bytes), Unit::Bytes);
+    for (path, entry, rule) in &arrays {
+        damage.extend(verify_file(path, entry, *rule, threads, progress)?);
     }
     if damage.is_empty() {
-        check_offsets_rise(dataset, file::IN_OFFSETS, &mut damage)?;
-        if manifest.edges.out_neighbours {
-            check_offsets_rise(dataset, file::OUT_OFFSETS, &mut damage)?;
+        let rising = [(file::IN_OFFSETS, false), (file::OUT_OFFSETS, false)]
+            .into_iter()
+            .chain([file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST].map(|name| (name, true)));
+        let names =
+            [file::NODE_NAMES, file::RELATION_NAMES, file::CLASS_NAMES].map(|name| format!("{name}-offsets"));
+        let rising = rising.chain(names.iter().map(|name| (name.as_str(), false)));
+        for (name, strictly) in rising {
+            if let Some(entry) = manifest.entry(name).filter(|entry| entry.columns == 1) {
+                check_rising(&ArrayFile::open(directory, entry)?, strictly, &mut damage)?;
+            }
         }
     }
     progress.finish();
     damage.sort();
-    Ok(damage)
+    Ok(Verified { id: Some(manifest.id.clone()), bytes, damage })
+}
+
+fn derived_damage(error: &StoreError) -> Damage {
+    let path = match error {
+        StoreError::Io { path, .. }
+        | StoreError::Manifest { path, .. }
+        | StoreError::WrongLength { path, .. }
+        | StoreError::Version { path, .. }
+        | StoreError::Inconsistent { path, .. } => path.clone(),
+        _ => PathBuf::new(),
+    };
+    Damage { path, offset: 0, bytes: 0, problem: format!("derived data does not open: {error}") }
 }
 
 /// What the numbers of a file must be.
@@ -66,11 +120,12 @@ enum Rule {
     Class(u64),
     /// 0, 1 or 255.
     Flag,
+    /// Source and target below the first, relation below the second.
+    Edge(u64, u64),
 }
 
 impl Rule {
-    fn of(entry: &FileEntry, dataset: &Dataset) -> Rule {
-        let manifest = dataset.manifest();
+    fn of(entry: &FileEntry, manifest: &Manifest) -> Rule {
         let (nodes, edges) = (manifest.nodes.count, manifest.edges.count);
         match entry.name.as_str() {
             file::IN_NEIGHBOURS | file::OUT_NEIGHBOURS => Rule::Below(nodes),
@@ -82,6 +137,9 @@ impl Rule {
             {
                 Rule::Below(nodes)
             }
+            file::SPLIT_VALID | file::SPLIT_TEST => {
+                Rule::Edge(nodes, manifest.edges.relations.as_ref().map_or(1, |relations| relations.count))
+            }
             file::NODE_LABELS => match &manifest.nodes.labels {
                 Some(labels) if labels.kind == LabelKind::Classes => Rule::Class(labels.classes),
                 Some(labels) if labels.kind == LabelKind::Multilabel => Rule::Flag,
@@ -91,8 +149,8 @@ impl Rule {
         }
     }
 
-    /// The first number of `bytes` that breaks the rule.
-    fn broken_by(self, dtype: Dtype, bytes: &[u8]) -> Option<(u64, String)> {
+    /// The first number of `bytes`, which start with element number `first`, that breaks the rule.
+    fn broken_by(self, dtype: Dtype, first: u64, bytes: &[u8]) -> Option<(u64, String)> {
         let found = |at: usize, value: String| Some(((at as u64) * dtype.bytes(), value));
         match (self, dtype) {
             (Rule::Any, _) => None,
@@ -115,6 +173,14 @@ impl Rule {
                 let words = || bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 let at = words().position(|word| word < -1 || word as i64 >= classes as i64)?;
                 found(at, words().nth(at)?.to_string())
+            }
+            (Rule::Edge(nodes, relations), _) => {
+                let width = dtype.bytes() as usize;
+                let word = |b: &[u8]| b.iter().rev().fold(0u64, |word, byte| word << 8 | *byte as u64);
+                let mut words = bytes.chunks_exact(width).map(word).enumerate();
+                let bound = |at: usize| if (first + at as u64) % 3 == 2 { relations } else { nodes };
+                let (at, value) = words.find(|(at, word)| *word >= bound(*at))?;
+                found(at, value.to_string())
             }
             (Rule::Flag, Dtype::U8) => {
                 let at = bytes.iter().position(|byte| !matches!(byte, 0 | 1 | 255))?;
@@ -227,10 +293,12 @@ impl Scan<'_> {
         } else {
             let payload =
                 (self.layout.payload_bytes - start.min(self.layout.payload_bytes)).min(block.len() as u64);
-            self.rule.broken_by(self.entry.dtype, &block[..payload as usize]).map(|(at, value)| {
-                let problem = format!("{value} is out of range ({:?})", self.rule);
-                damage(PAGE_BYTES + start + at, self.entry.dtype.bytes(), problem)
-            })
+            self.rule
+                .broken_by(self.entry.dtype, start / self.entry.dtype.bytes(), &block[..payload as usize])
+                .map(|(at, value)| {
+                    let problem = format!("{value} is out of range ({:?})", self.rule);
+                    damage(PAGE_BYTES + start + at, self.entry.dtype.bytes(), problem)
+                })
         };
         if let Some(problem) = problem {
             self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(problem);
@@ -238,27 +306,24 @@ impl Scan<'_> {
     }
 }
 
-fn check_offsets_rise(dataset: &Dataset, name: &str, damage: &mut Vec<Damage>) -> Result<()> {
-    let Some(array) = dataset.array(name) else { return Ok(()) };
-    let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; 1 << 16]);
-    let (mut last, mut at) = (0, 0u64);
+/// Offsets rise, ids of a split rise strictly.
+fn check_rising(array: &ArrayFile, strictly: bool, damage: &mut Vec<Damage>) -> Result<()> {
+    let width = array.entry().dtype.bytes();
+    let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; 1 << 14]);
+    let (mut least, mut at) = (0, 0u64);
     loop {
-        let count = elements.fill(&mut chunk)?;
+        let count = elements.fill_ids(&mut chunk)?;
         if count == 0 {
             return Ok(());
         }
-        for offset in &chunk[..count] {
-            if *offset < last {
-                let problem = format!("offset {offset} after {last}: offsets must rise");
-                damage.push(Damage {
-                    path: array.path().into(),
-                    offset: PAGE_BYTES + at * 8,
-                    bytes: 8,
-                    problem,
-                });
+        for value in &chunk[..count] {
+            if *value < least {
+                let problem = format!("{value} where at least {least} must stand: the numbers must rise");
+                let offset = PAGE_BYTES + at * width;
+                damage.push(Damage { path: array.path().into(), offset, bytes: width, problem });
                 return Ok(());
             }
-            (last, at) = (*offset, at + 1);
+            (least, at) = (value + strictly as u64, at + 1);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::edges::CheckedEdges;
 use super::selection::{Bitmap, Selection};
 use crate::source::EdgeSource;
-use crate::{ImportError, MINIMUM_MEMORY_BYTES, Result, Workspace};
+use crate::{MINIMUM_MEMORY_BYTES, Result, Workspace};
 use esker_types::Unit;
 
 /// The nodes of the largest component; of several equally large ones, the one with the smallest node.
@@ -45,16 +45,8 @@ pub fn largest(edges: &dyn EdgeSource, stated: Option<u64>, workspace: &Workspac
 
 /// Parents and sizes take a word a node each, the selection a little over a bit.
 fn check_budget(nodes: u64, workspace: &Workspace) -> Result<()> {
-    let needs_bytes = nodes.saturating_mul(16).saturating_add(Bitmap::memory_bytes(nodes) * 9 / 8);
-    if needs_bytes + MINIMUM_MEMORY_BYTES / 2 > workspace.budget.host_bytes {
-        return Err(ImportError::OverBudget {
-            what: format!("--largest-component of {nodes} nodes"),
-            needs_bytes,
-            budget_bytes: workspace.budget.host_bytes,
-            minimum_bytes: needs_bytes + MINIMUM_MEMORY_BYTES / 2,
-        });
-    }
-    Ok(())
+    let bytes = nodes.saturating_mul(16).saturating_add(Selection::memory_bytes(nodes));
+    workspace.require(&format!("--largest-component of {nodes} nodes"), bytes, MINIMUM_MEMORY_BYTES / 2)
 }
 
 fn root(parents: &mut [u64], mut node: u64) -> u64 {

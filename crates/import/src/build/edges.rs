@@ -6,7 +6,8 @@ use crate::sort::{Run, Sorter};
 use crate::source::{Edge, EdgeColumns, EdgeSource, EdgeStream, Treatment};
 use crate::{Place, Result, Workspace};
 use bytemuck::{Pod, Zeroable};
-use esker_types::Unit;
+use esker_store::MOST_NODES;
+use esker_types::{ByteCount, Unit};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -27,9 +28,10 @@ impl<'a> CheckedEdges<'a> {
 
     /// The next edges; `false` when there are no more.
     pub fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
-        let more = self.stream.next(out)?;
-        // 2^56 nodes are beyond any disk; the bound keeps sums of ids inside 64 bits.
-        let nodes = self.nodes.unwrap_or(1 << 56);
+        if !self.stream.next(out)? || out.is_empty() {
+            return Ok(false);
+        }
+        let nodes = self.nodes.unwrap_or(MOST_NODES);
         if out.iter().fold(0, |top, edge| top.max(edge.source).max(edge.target)) >= nodes {
             let (at, edge) = out
                 .iter()
@@ -38,10 +40,12 @@ impl<'a> CheckedEdges<'a> {
                 .expect("the maximum is one of them");
             let id = if edge.source >= nodes { edge.source } else { edge.target };
             let place = self.source.place(self.position + at as u64);
-            return Err(place.bad(format!("node ids below {nodes}, the number of nodes"), id));
+            let bound =
+                if self.nodes.is_some() { "the number of nodes" } else { "the most a dataset can have" };
+            return Err(place.bad(format!("node ids below {nodes}, {bound}"), id));
         }
         self.position += out.len() as u64;
-        Ok(more)
+        Ok(true)
     }
 }
 
@@ -146,9 +150,12 @@ impl EdgeRecord for WideEdge {
 struct Spooled {
     runs: Vec<Run>,
     position: u64,
-    /// Largest id so far, plus one.
+    /// Largest id so far, plus one, and about where it stood.
     ids_end: u64,
+    ids_end_position: u64,
     relations: u64,
+    /// All edges of the source, once it is read to its end.
+    edges: u64,
 }
 
 /// What to do with a source's edges.
@@ -197,12 +204,14 @@ impl EdgePlan<'_> {
             (None, Some(nodes)) => nodes,
             (None, None) => spooled.ids_end,
         };
+        self.check_space(nodes, &spooled, directory)?;
         let mut sorted = sorter.finish()?;
         let layout = topology::EdgeLayout {
             nodes,
             columns: self.columns(),
             remove_duplicates: self.treatment.remove_duplicates,
             relations: spooled.relations,
+            source_edges: spooled.edges,
             wide_ids: self.wide_ids,
         };
         let result = topology::write_sorted(&mut sorted, &layout, directory, workspace)?;
@@ -237,7 +246,10 @@ impl EdgePlan<'_> {
             if size_of::<R>() == 8 && top >> 32 != 0 {
                 return Ok(None);
             }
-            spooled.ids_end = spooled.ids_end.max(top + 1);
+            if top >= spooled.ids_end {
+                let at = chunk.iter().position(|edge| edge.source.max(edge.target) == top).unwrap_or(0);
+                (spooled.ids_end, spooled.ids_end_position) = (top + 1, start + at as u64);
+            }
             records.clear();
             self.treat(&chunk, start, &mut records, &mut spooled.relations);
             if sorter.is_full_for(records.len()) {
@@ -252,8 +264,27 @@ impl EdgePlan<'_> {
             let place = Place { detail: String::new(), ..self.source.place(0) };
             return Err(place.bad(format!("{count} edges"), edges.position));
         }
+        spooled.edges = edges.position;
         workspace.progress.finish();
         Ok(Some((sorter, spooled)))
+    }
+
+    /// One wrong id can ask for terabytes of offsets: better to say so than to fill the disk.
+    fn check_space(&self, nodes: u64, spooled: &Spooled, directory: &Path) -> Result<()> {
+        let needs = nodes.saturating_add(1).saturating_mul(8);
+        let free = esker_io::available_bytes(directory).unwrap_or(u64::MAX);
+        if needs > free {
+            let (needs, free) = (ByteCount(needs), ByteCount(free));
+            let place = match self.stated_nodes {
+                Some(_) => Place { detail: String::new(), ..self.source.place(0) },
+                None => self.source.place(spooled.ids_end_position),
+            };
+            let expected = format!("node ids whose offsets fit the {free} free on this disk");
+            return Err(
+                place.bad(expected, format!("ids up to {}, which take {needs}", nodes.saturating_sub(1)))
+            );
+        }
+        Ok(())
     }
 
     fn treat<R: EdgeRecord>(&self, edges: &[Edge], start: u64, records: &mut Vec<R>, relations: &mut u64) {

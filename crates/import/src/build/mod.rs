@@ -3,6 +3,7 @@
 
 mod components;
 mod edges;
+mod job;
 mod labels;
 mod rows;
 mod selection;
@@ -10,80 +11,53 @@ mod splits;
 mod topology;
 
 pub(crate) use edges::EdgePlan;
+pub use job::Job;
 pub(crate) use rows::{FeaturePlan, write_features};
 pub(crate) use selection::share_of;
 pub(crate) use topology::{IdWriter, ListWriter, TopologyResult, out_neighbours};
 
 use crate::source::{NameSource, RowSource, Source, Treatment};
-use crate::{ImportError, MINIMUM_MEMORY_BYTES, Request, Result, Workspace, formats};
+use crate::{ImportError, Request, Result, Workspace, formats};
 use esker_store::{
     EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo, Provenance,
     RelationInfo, Staging, file,
 };
-use esker_types::{Budget, Progress, Unit};
+use esker_types::Unit;
 use selection::Selection;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// How to carry a job out; none of it shapes the result.
-pub struct Job<'a> {
-    /// Where the dataset goes.
-    pub target: &'a Path,
-    /// Whether a dataset of that name may be replaced.
-    pub overwrite: bool,
-    /// What may be used.
-    pub budget: Budget,
-    /// Where to report.
-    pub progress: &'a dyn Progress,
-}
-
-impl Job<'_> {
-    /// Refuses budgets that cannot hold even the fixed buffers.
-    pub(crate) fn check_budget(&self) -> Result<()> {
-        if self.budget.host_bytes < MINIMUM_MEMORY_BYTES {
-            return Err(ImportError::OverBudget {
-                what: "making a dataset".into(),
-                needs_bytes: MINIMUM_MEMORY_BYTES,
-                budget_bytes: self.budget.host_bytes,
-                minimum_bytes: MINIMUM_MEMORY_BYTES,
-            });
-        }
-        Ok(())
-    }
-}
-
 /// Imports a foreign dataset.
 pub fn import(request: &Request, job: &Job) -> Result<Manifest> {
-    job.check_budget()?;
     formats::check_flags(request)?;
     let format = formats::by_name(&request.format)?;
     let mut inputs = format.inputs(request)?;
     inputs.extend(request.edge_features.clone());
-    let staging = Staging::begin(job.target, job.overwrite)?;
-    let (journal, resumed) = staging.journal(&fingerprint(request, &inputs)?)?;
-    if resumed {
-        job.progress.note("an earlier run of this import was interrupted: going on where it stopped");
+    for input in &inputs {
+        // --overwrite must not delete what it reads.
+        if let (Ok(input), Ok(target)) = (input.canonicalize(), job.target.canonicalize())
+            && input.starts_with(&target)
+        {
+            return Err(ImportError::Request(format!(
+                "{}: lies inside the dataset to be written",
+                input.display()
+            )));
+        }
     }
-    let mut workspace = Workspace {
-        directory: staging.work_directory(),
-        budget: job.budget,
-        journal: &journal,
-        progress: job.progress,
-    };
-    let source = format.open(request, &mut workspace)?;
-    let manifest = Builder { source: &source, request, staging: &staging, workspace: &workspace }.build()?;
-    staging.publish(&manifest)?;
-    Ok(manifest)
+    job.make(&fingerprint(request, &inputs)?, |staging, workspace| {
+        let source = format.open(request, workspace)?;
+        Builder { source: &source, request, staging, workspace }.build()
+    })
 }
 
 /// Names the job by everything that shapes its result: the request, and each input's length and time of change.
 fn fingerprint(request: &Request, inputs: &[PathBuf]) -> Result<String> {
-    let mut text = serde_json::to_string(request).expect("requests are plain data");
-    text.push_str(env!("CARGO_PKG_VERSION"));
+    // Debug keeps what is no UTF-8 in a path apart.
+    let mut text = format!("{request:?}{}", env!("CARGO_PKG_VERSION"));
     for path in inputs {
         let found = std::fs::metadata(path).map_err(|error| crate::Place::file(path).io(error))?;
-        text.push_str(&format!("{} {} {:?}\n", path.display(), found.len(), found.modified().ok()));
+        text.push_str(&format!("{:?} {} {:?}\n", path, found.len(), found.modified().ok()));
     }
     Ok(format!("{:032x}", xxh3_128(text.as_bytes())))
 }
@@ -98,6 +72,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         let (request, source, workspace) = (self.request, self.source, self.workspace);
+        self.check_asked()?;
         let treatment = self.treatment();
         let stated = self.stated_nodes()?;
         let selection = if request.largest_component {
@@ -106,6 +81,9 @@ impl Builder<'_> {
             None
         };
         let selection = selection.as_ref();
+        // The selection stays in memory from here on.
+        let workspace =
+            &workspace.without(selection.map_or(0, |selection| Selection::memory_bytes(selection.of())));
         let plan = EdgePlan {
             source: source.edges.as_ref(),
             treatment,
@@ -180,6 +158,23 @@ impl Builder<'_> {
             files,
         }
         .complete())
+    }
+
+    /// Refuses what would have no effect.
+    fn check_asked(&self) -> Result<()> {
+        let (request, source) = (self.request, self.source);
+        let idle = [
+            ("--dtype", request.dtype.is_some() && source.features.is_none(), "features"),
+            ("--row-normalise", request.row_normalise && source.features.is_none(), "features"),
+            ("--label-kind", request.label_kind.is_some() && source.labels.is_none(), "labels"),
+            ("--nan-is-unlabelled", request.nan_is_unlabelled && source.labels.is_none(), "labels"),
+        ];
+        match idle.into_iter().find(|(_, idle, _)| *idle) {
+            Some((flag, _, what)) => {
+                Err(ImportError::Request(format!("{flag} has nothing to work on: there are no {what}")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn treatment(&self) -> Treatment {
@@ -286,7 +281,9 @@ impl Builder<'_> {
 
     /// What shaped the dataset, for people who find it later. File names only: paths are of one machine.
     fn provenance(&self, treatment: Treatment) -> Provenance {
-        let serde_json::Value::Object(asked) = serde_json::to_value(self.request).expect("plain data") else {
+        let serde_json::Value::Object(asked) =
+            serde_json::to_value(self.request.with_readable_paths()).expect("plain data")
+        else {
             unreachable!("a request is an object")
         };
         let mut options: BTreeMap<String, serde_json::Value> = asked

@@ -5,10 +5,11 @@ use super::topology::TopologyResult;
 use crate::npy::{NpyArray, NpyRows};
 use crate::source::{RowSource, RowStream};
 use crate::{ImportError, Result, Workspace};
-use esker_store::{ArrayFile, ArrayWriter, Column, FeatureInfo, FileEntry, file};
+use esker_store::{ArrayFile, ArrayWriter, Column, FeatureInfo, FileEntry, StoreError, file};
 use esker_types::{Dtype, Unit};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::Path;
 
 /// Bytes of rows between two checkpoints: what a kill may cost.
@@ -77,6 +78,14 @@ impl<'a> Chunks<'a> {
             self.buffer.chunks_exact_mut(dim).for_each(normalise);
         }
         Ok(Some((first, &mut self.buffer)))
+    }
+}
+
+/// The source row of the kept row number `index` in a chunk that starts at source row `first`.
+fn source_row(selection: Option<&Selection>, first: u64, index: usize) -> u64 {
+    match selection {
+        Some(selection) => (first..).filter(|row| selection.contains(*row)).nth(index).unwrap_or(first),
+        None => first + index as u64,
     }
 }
 
@@ -152,7 +161,7 @@ fn choose_storage(
             if let Some(value) = row.iter().find(|v| !v.is_finite() || (wanted == Dtype::U8 && **v < 0.0)) {
                 let expected =
                     if wanted == Dtype::U8 { "numbers from 0 up for u8; use i8" } else { "finite numbers" };
-                return Err(rows.place(first + index as u64).bad(expected, value));
+                return Err(rows.place(source_row(selection, first, index)).bad(expected, value));
             }
             largest.iter_mut().zip(row).for_each(|(largest, value)| *largest = largest.max(value.abs()));
         }
@@ -185,20 +194,29 @@ fn write_rows(
     let resumed = ArrayWriter::resume(directory, file::NODE_FEATURES, storage.dtype, dim, written);
     let (mut writer, read, mut written) = match resumed {
         Ok(writer) => (writer, read, written),
-        // The checkpoint's file is gone or cut: start over.
-        Err(_) => (ArrayWriter::create(directory, file::NODE_FEATURES, storage.dtype, dim)?, 0, 0),
+        // What the journal counts on is not there: a kill came between the finished array and its record.
+        Err(StoreError::WrongLength { .. }) => {
+            (ArrayWriter::create(directory, file::NODE_FEATURES, storage.dtype, dim)?, 0, 0)
+        }
+        Err(StoreError::Io { source, .. })
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) =>
+        {
+            (ArrayWriter::create(directory, file::NODE_FEATURES, storage.dtype, dim)?, 0, 0)
+        }
+        Err(error) => return Err(error.into()),
     };
     workspace.progress.stage("write features", Some(kept_rows * row_bytes), Unit::Bytes);
     workspace.progress.advance(written * row_bytes);
     let mut chunks = Chunks::open(rows, plan.row_normalise, selection, read, workspace)?;
-    let (mut buffer, mut not_finite, mut since_checkpoint) = (Vec::new(), None, 0);
+    let (mut room, mut not_finite, mut since_checkpoint) = (Converted::default(), None, 0);
     while let Some((first, chunk)) = chunks.next()? {
-        let bytes = convert(chunk, storage, rows.dim(), &mut buffer).map_err(|(index, value)| {
-            let expected = format!("numbers that fit {}; use --dtype bf16 or f32", storage.dtype);
-            rows.place(first + (index / rows.dim()) as u64).bad(expected, value)
+        let bytes = convert(chunk, storage, rows.dim(), &mut room).map_err(|(index, value)| {
+            let expected = format!("numbers that fit {}; use --dtype f32", storage.dtype);
+            rows.place(source_row(selection, first, index / rows.dim())).bad(expected, value)
         })?;
         if not_finite.is_none() {
-            not_finite = chunk.iter().position(|v| !v.is_finite()).map(|at| first + (at / rows.dim()) as u64);
+            let at = chunk.iter().position(|value| !value.is_finite());
+            not_finite = at.map(|at| source_row(selection, first, at / rows.dim()));
         }
         writer.write(bytes)?;
         written += (chunk.len() / rows.dim()) as u64;
@@ -226,51 +244,67 @@ fn write_rows(
     Ok(entries)
 }
 
-/// `values` as they are stored, in `bytes` where they must be converted; or the position and value of one that does
+/// Room for converted values.
+#[derive(Default)]
+struct Converted {
+    bytes: Vec<u8>,
+    halves: Vec<u16>,
+}
+
+/// `values` as they are stored, in `room` where they must be converted; or the position and value of one that does
 /// not fit.
 fn convert<'a>(
     values: &'a [f32],
     storage: &Storage,
     dim: usize,
-    bytes: &'a mut Vec<u8>,
+    room: &'a mut Converted,
 ) -> Result<&'a [u8], (usize, f32)> {
-    bytes.clear();
     match storage.dtype {
-        Dtype::F16 => {
-            bytes.resize(values.len() * 2, 0);
-            let halves: &mut [f16] = bytemuck::cast_slice_mut(bytes);
-            halves.convert_from_f32_slice(values);
-            let overflow =
-                values.iter().zip(halves.iter()).position(|(v, half)| half.is_infinite() && v.is_finite());
-            if let Some(at) = overflow {
-                return Err((at, values[at]));
+        Dtype::F16 | Dtype::Bf16 => {
+            room.halves.resize(values.len(), 0);
+            let overflow = if storage.dtype == Dtype::F16 {
+                let halves: &mut [f16] = bytemuck::cast_slice_mut(&mut room.halves);
+                halves.convert_from_f32_slice(values);
+                values
+                    .iter()
+                    .zip(halves.iter())
+                    .position(|(value, half)| half.is_infinite() && value.is_finite())
+            } else {
+                let halves: &mut [bf16] = bytemuck::cast_slice_mut(&mut room.halves);
+                halves.convert_from_f32_slice(values);
+                values
+                    .iter()
+                    .zip(halves.iter())
+                    .position(|(value, half)| half.is_infinite() && value.is_finite())
+            };
+            match overflow {
+                Some(at) => Err((at, values[at])),
+                None => Ok(bytemuck::cast_slice(&room.halves)),
             }
         }
-        Dtype::Bf16 => {
-            bytes.resize(values.len() * 2, 0);
-            let halves: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
-            halves.convert_from_f32_slice(values);
-        }
         Dtype::U8 | Dtype::I8 => {
-            bytes.reserve(values.len());
+            room.bytes.clear();
             let quantise = |value: f32| match storage.dtype {
                 Dtype::U8 => value.round() as u8,
                 _ => value.round() as i8 as u8,
             };
             match &storage.scales {
                 // Known to be whole numbers in range.
-                None if storage.dtype == Dtype::U8 => bytes.extend(values.iter().map(|value| *value as u8)),
-                None => bytes.extend(values.iter().map(|value| *value as i8 as u8)),
+                None if storage.dtype == Dtype::U8 => {
+                    room.bytes.extend(values.iter().map(|value| *value as u8))
+                }
+                None => room.bytes.extend(values.iter().map(|value| *value as i8 as u8)),
                 Some(scales) => {
                     for row in values.chunks_exact(dim) {
-                        bytes.extend(row.iter().zip(scales).map(|(value, scale)| quantise(value / scale)));
+                        room.bytes
+                            .extend(row.iter().zip(scales).map(|(value, scale)| quantise(value / scale)));
                     }
                 }
             }
+            Ok(&room.bytes)
         }
-        _ => return Ok(bytemuck::cast_slice(values)),
+        _ => Ok(bytemuck::cast_slice(values)),
     }
-    Ok(bytes)
 }
 
 /// Edge feature rows, brought from the order of their file into the order of edge ids. Each pass over the file
@@ -283,14 +317,20 @@ pub(crate) fn edge_features(
 ) -> Result<(Column, FileEntry)> {
     let rows = NpyRows::new(NpyArray::open(path)?)?;
     let dim = rows.dim();
+    if dim == 0 || rows.rows() != topology.source_edges {
+        let found = format!("{} rows of {dim}", rows.rows());
+        return Err(
+            crate::Place::file(path).bad(format!("{} rows, one an edge", topology.source_edges), found)
+        );
+    }
     let entry = workspace.step("edge features", || {
         let positions = topology.files.iter().find(|entry| entry.name == file::EDGE_POSITION);
         let positions = ArrayFile::open(directory, positions.expect("kept with edge features"))?;
         let mut positions = positions.elements(0)?;
         let mut writer = ArrayWriter::create(directory, file::EDGE_FEATURES, Dtype::F32, dim as u64)?;
         let edge_bytes = dim as u64 * 4 + 16;
-        let most =
-            ((workspace.sort_bytes() / 2 / edge_bytes).max(1) as usize).min(topology.edges.max(1) as usize);
+        let most = (workspace.sort_bytes() / 2 / edge_bytes)
+            .clamp(1, topology.edges.clamp(1, u32::MAX as u64)) as usize;
         let stage_rows = rows.rows() * topology.edges.div_ceil(most as u64);
         workspace.progress.stage("edge features", Some(stage_rows), Unit::Count("rows"));
         let (mut wanted, mut taken, mut row) = (vec![0u64; most], vec![0f32; most * dim], vec![0f32; dim]);
@@ -301,19 +341,15 @@ pub(crate) fn edge_features(
             }
             let mut order: Vec<(u64, u32)> = wanted[..count].iter().copied().zip(0..).collect();
             order.sort_unstable();
-            if let Some((position, _)) = order.last().filter(|(position, _)| *position >= rows.rows()) {
-                let place = crate::Place::file(path);
-                return Err(place.bad(format!("a row for edge {position}"), format!("{} rows", rows.rows())));
-            }
             let (mut stream, mut at) = (rows.open(0)?, 0);
             for (position, slot) in order {
                 while at <= position {
                     stream.fill(&mut row)?;
                     at += 1;
-                    workspace.progress.advance(1);
                 }
                 taken[slot as usize * dim..][..dim].copy_from_slice(&row);
             }
+            workspace.progress.advance(at);
             writer.write_elements(&taken[..count * dim])?;
         }
         workspace.progress.finish();

@@ -59,6 +59,11 @@ impl Selection {
         Selection { bits, ranks, total }
     }
 
+    /// What a selection among so many nodes takes.
+    pub fn memory_bytes(of: u64) -> u64 {
+        Bitmap::memory_bytes(of) / 8 * 9
+    }
+
     /// Whether a node stays.
     pub fn contains(&self, node: u64) -> bool {
         self.bits.contains(node)

@@ -8,6 +8,7 @@ use crate::{ImportError, MINIMUM_MEMORY_BYTES, Result, SplitChoice, Workspace};
 use esker_store::{ArrayFile, FileEntry, LabelInfo, LabelKind, SplitInfo, SplitOver, file};
 use esker_types::random::{Key, Permutation};
 use esker_types::{IdWidth, Unit};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 const NAMES: [&str; 3] = [file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST];
@@ -53,19 +54,12 @@ impl SplitPlan<'_> {
         {
             return self.write_edges(directory, valid.as_ref(), test.as_ref(), workspace).map(Some);
         }
-        let needs_bytes = Bitmap::memory_bytes(self.nodes) * 3;
-        if needs_bytes + MINIMUM_MEMORY_BYTES / 2 > workspace.budget.host_bytes {
-            return Err(ImportError::OverBudget {
-                what: format!("splitting {} nodes", self.nodes),
-                needs_bytes,
-                budget_bytes: workspace.budget.host_bytes,
-                minimum_bytes: needs_bytes + MINIMUM_MEMORY_BYTES / 2,
-            });
-        }
+        let bytes = Bitmap::memory_bytes(self.nodes) * 4;
+        workspace.require(&format!("splitting {} nodes", self.nodes), bytes, MINIMUM_MEMORY_BYTES / 2)?;
         let mut sets = [Bitmap::new(self.nodes), Bitmap::new(self.nodes), Bitmap::new(self.nodes)];
         match (self.choice, self.source) {
             (Some(SplitChoice::PerClass { train, valid }), _) => {
-                self.per_class(*train, *valid, directory, labels, &mut sets)?;
+                self.per_class(*train, *valid, directory, labels, &mut sets, workspace)?;
             }
             (Some(SplitChoice::Share { train, valid, test }), _) => {
                 self.by_share([*train, *valid, *test], directory, labels, &mut sets)?;
@@ -75,7 +69,7 @@ impl SplitPlan<'_> {
                     self.read_ids(ids.as_ref(), index, &mut sets, workspace)?;
                 }
             }
-            (_, Splits::Coded(codes)) => self.read_codes(codes.as_ref(), &mut sets)?,
+            (_, Splits::Coded(codes)) => self.read_codes(codes.as_ref(), &mut sets, workspace)?,
             (_, Splits::None) => return Ok(None),
             (_, Splits::Edges { .. }) => unreachable!("written above"),
         }
@@ -122,25 +116,32 @@ impl SplitPlan<'_> {
         Ok(())
     }
 
-    fn read_codes(&self, codes: &dyn RowSource, sets: &mut [Bitmap; 3]) -> Result<()> {
+    fn read_codes(&self, codes: &dyn RowSource, sets: &mut [Bitmap; 3], workspace: &Workspace) -> Result<()> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         if codes.dim() != 1 || codes.rows() != of {
             let found = format!("{} rows of {}", codes.rows(), codes.dim());
             return Err(codes.place(0).bad(format!("{of} split codes, one a node"), found));
         }
-        let (mut stream, mut values, mut id) = (codes.open(0)?, Vec::new(), 0);
+        let (mut stream, mut values, mut id, mut others) = (codes.open(0)?, Vec::new(), 0, 0);
         while id < of {
             values.resize((of - id).min(1 << 14) as usize, 0.0);
             stream.fill(&mut values)?;
             for code in &values {
+                let index = [0.0, 1.0, 2.0].iter().position(|known| known == code);
+                others += index.is_none() as u64;
                 let node = self.selection.map_or(Some(id), |selection| selection.rank(id));
-                if let (Some(node), Some(index)) =
-                    (node, [0.0, 1.0, 2.0].iter().position(|known| known == code))
-                {
+                if let (Some(node), Some(index)) = (node, index) {
                     sets[index].insert(node);
                 }
                 id += 1;
             }
+        }
+        if others > 0 {
+            let text = format!(
+                "{}: {others} nodes have another code than 0, 1 or 2 and are in no split",
+                codes.place(0).path.display()
+            );
+            workspace.progress.note(&text);
         }
         Ok(())
     }
@@ -152,21 +153,32 @@ impl SplitPlan<'_> {
         directory: &Path,
         labels: Option<(&LabelInfo, &FileEntry)>,
         sets: &mut [Bitmap; 3],
+        workspace: &Workspace,
     ) -> Result<()> {
-        let Some((info, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
+        let Some((_, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
             return Err(ImportError::Request("--split per-class needs labels that are classes".into()));
         };
         let key = Key::new(self.seed).with(0x5b117);
-        let wanted = (train + valid) as usize;
-        let mut samples: Vec<_> = (0..info.classes).map(|_| SmallestPriorities::new(wanted)).collect();
+        let Some(wanted) = train.checked_add(valid).filter(|wanted| *wanted <= self.nodes) else {
+            let text = format!("--split per-class:{train},{valid}: there are only {} nodes", self.nodes);
+            return Err(ImportError::Request(text));
+        };
+        // A sample for each class that occurs, made when it does.
+        let mut samples: BTreeMap<i32, SmallestPriorities> = BTreeMap::new();
+        let mut bytes = 0;
         for_each_class(directory, entry, |node, class| {
-            samples[class as usize].offer(key.at(node), node);
+            let sample = samples.entry(class).or_insert_with(|| SmallestPriorities::new(wanted as usize));
+            if sample.offered < wanted {
+                bytes += if sample.offered == 0 { 160 } else { 32 };
+                workspace.require("--split per-class", bytes, MINIMUM_MEMORY_BYTES / 2)?;
+            }
+            sample.offer(key.at(node), node);
             sets[2].insert(node);
+            Ok(())
         })?;
         let test = std::mem::replace(&mut sets[2], Bitmap::new(self.nodes));
-        for (class, sample) in samples.into_iter().enumerate() {
-            // A class nobody has (a gap in the numbers) asks for nothing.
-            if sample.offered > 0 && sample.offered < wanted as u64 {
+        for (class, sample) in samples {
+            if sample.offered < wanted {
                 let text = format!(
                     "--split per-class:{train},{valid}: class {class} has {} nodes, {wanted} are needed; choose smaller numbers",
                     sample.offered
@@ -208,7 +220,10 @@ impl SplitPlan<'_> {
             }
         };
         match classes {
-            Some((_, entry)) => for_each_class(directory, entry, |node, _| place(node))?,
+            Some((_, entry)) => for_each_class(directory, entry, |node, _| {
+                place(node);
+                Ok(())
+            })?,
             None => (0..self.nodes).for_each(place),
         }
         Ok(())
@@ -242,7 +257,7 @@ impl SplitPlan<'_> {
         match unlabelled {
             Some(node) => {
                 let text = format!(
-                    "node {node} is in the training split and has no label; fix the split or the labels"
+                    "node {node} of the dataset is in the training split and has no label; fix the split or the labels"
                 );
                 Err(ImportError::Request(text))
             }
@@ -287,7 +302,11 @@ impl SplitPlan<'_> {
 }
 
 /// Streams the labelled nodes and their classes.
-fn for_each_class(directory: &Path, entry: &FileEntry, mut take: impl FnMut(u64, i32)) -> Result<()> {
+fn for_each_class(
+    directory: &Path,
+    entry: &FileEntry,
+    mut take: impl FnMut(u64, i32) -> Result<()>,
+) -> Result<()> {
     let array = ArrayFile::open(directory, entry)?;
     let (mut elements, mut chunk, mut node) = (array.elements(0)?, vec![0i32; 1 << 14], 0u64);
     loop {
@@ -297,7 +316,7 @@ fn for_each_class(directory: &Path, entry: &FileEntry, mut take: impl FnMut(u64,
         }
         for class in &chunk[..count] {
             if *class >= 0 {
-                take(node, *class);
+                take(node, *class)?;
             }
             node += 1;
         }

@@ -19,6 +19,8 @@ pub(crate) struct TopologyResult {
     pub without_in_neighbours: u64,
     /// Highest relation plus one.
     pub relations: u64,
+    /// Edges of the source, before anything was added or removed.
+    pub source_edges: u64,
     pub columns: Vec<Column>,
     pub files: Vec<FileEntry>,
 }
@@ -38,6 +40,7 @@ pub(crate) struct EdgeLayout {
     pub columns: ColumnChoice,
     pub remove_duplicates: bool,
     pub relations: u64,
+    pub source_edges: u64,
     pub wide_ids: bool,
 }
 
@@ -174,6 +177,7 @@ impl ListWriter {
             max_in_degree: self.max_degree,
             without_in_neighbours: self.empty_lists,
             relations: 0,
+            source_edges: self.edges,
             columns: Vec::new(),
             files: vec![self.offsets.finish()?, self.neighbours.finish()?],
         })
@@ -206,6 +210,7 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     }
     let mut result = lists.finish()?;
     result.relations = layout.relations;
+    result.source_edges = layout.source_edges;
     columns.finish(&mut result)?;
     workspace.progress.finish();
     Ok(result)

@@ -74,6 +74,15 @@ impl Shape {
         if self.nodes == 0 || self.dim == 0 || self.classes == 0 {
             return refuse("--nodes, --dim and --classes must be at least 1".into());
         }
+        if self.nodes > esker_store::MOST_NODES || self.dim > 1 << 24 {
+            return refuse(format!(
+                "--nodes {} --dim {}: at most 2^56 nodes and 2^24 numbers a row",
+                self.nodes, self.dim
+            ));
+        }
+        if !self.signal.is_finite() {
+            return refuse(format!("--signal {}: a finite number", self.signal));
+        }
         if self.classes > self.nodes || self.classes > 1 << 24 {
             return refuse(format!("--classes {}: at most one a node, and at most 2^24", self.classes));
         }
@@ -103,37 +112,29 @@ impl Shape {
 
     /// About how many bytes the dataset will take.
     pub fn estimated_bytes(&self) -> u64 {
-        let edges = (self.nodes as f64 * self.degree) as u64;
-        let id_bytes = IdWidth::for_nodes(self.nodes).dtype().bytes();
-        let lists = edges * id_bytes + self.nodes * 8;
-        let out = if self.out_neighbours { lists + edges * 4 } else { 0 };
-        lists + out + self.nodes.saturating_mul(self.dim * self.dtype.bytes() + 4)
+        let edges = self.nodes as f64 * self.degree;
+        let id_bytes = IdWidth::for_nodes(self.nodes).dtype().bytes() as f64;
+        let lists = edges * id_bytes + self.nodes as f64 * 8.0;
+        let out = if self.out_neighbours { lists + edges * 4.0 } else { 0.0 };
+        let rows = self.nodes as f64 * (self.dim as f64 * self.dtype.bytes() as f64 + 4.0);
+        (lists + out + rows) as u64
     }
 }
 
 /// Generates a dataset.
 pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
-    job.check_budget()?;
     shape.check()?;
-    let staging = Staging::begin(job.target, job.overwrite)?;
     let text = serde_json::to_string(shape).expect("shapes are plain data");
     let fingerprint = format!("generate {} {text}", env!("CARGO_PKG_VERSION"));
-    let (journal, resumed) = staging.journal(&fingerprint)?;
-    if resumed {
-        job.progress.note("an earlier run of this was interrupted: going on where it stopped");
-    } else {
-        check_space(shape, staging.directory())?;
-    }
-    let workspace = Workspace {
-        directory: staging.work_directory(),
-        budget: job.budget,
-        journal: &journal,
-        progress: job.progress,
-    };
-    let model = Arc::new(Model::new(shape));
-    let manifest = build(shape, &model, &staging, &workspace)?;
-    staging.publish(&manifest)?;
-    Ok(manifest)
+    job.make(&fingerprint, |staging, workspace| {
+        if workspace.journal.done::<TopologyResult>("topology").is_none() {
+            check_space(shape, staging.directory())?;
+        }
+        workspace
+            .hold("centroids of all classes", shape.classes.saturating_mul(shape.dim).saturating_mul(4))?;
+        let model = Arc::new(Model::new(shape));
+        build(shape, &model, staging, workspace)
+    })
 }
 
 fn check_space(shape: &Shape, directory: &Path) -> Result<()> {
@@ -153,7 +154,9 @@ fn check_space(shape: &Shape, directory: &Path) -> Result<()> {
 fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Workspace) -> Result<Manifest> {
     let directory = staging.directory();
     let topology = if shape.undirected {
-        let edges = GeneratedEdges(model.clone());
+        // An edge waits as an `Edge` and as an id.
+        let block_nodes = block_nodes(model, 40, workspace.budget.host_bytes);
+        let edges = GeneratedEdges { model: model.clone(), block_nodes };
         let plan = EdgePlan {
             source: &edges,
             treatment: Treatment::UNDIRECTED,
@@ -212,8 +215,15 @@ fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Works
     .complete())
 }
 
-/// Nodes whose lists one task draws.
+/// The most nodes whose lists one task draws.
 const BLOCK_NODES: u64 = 2048;
+
+/// Nodes a block, so that two blocks a thread, `bytes` an edge, take at most an eighth of the budget.
+fn block_nodes(model: &Model, bytes: u64, host_bytes: u64) -> u64 {
+    let threads = rayon::current_num_threads() as u64;
+    let node_bytes = (model.mean_degree() * 2.0 + 8.0) * bytes as f64;
+    ((host_bytes / 8 / (threads * 2)) as f64 / node_bytes).clamp(1.0, BLOCK_NODES as f64) as u64
+}
 
 /// Neighbour lists come out sorted by target, so no sort is needed: blocks are drawn in parallel, written in order.
 fn write_lists(model: &Model, directory: &Path, workspace: &Workspace) -> Result<TopologyResult> {
@@ -221,11 +231,12 @@ fn write_lists(model: &Model, directory: &Path, workspace: &Workspace) -> Result
     let width = IdWidth::for_nodes(model.nodes());
     let mut lists =
         ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], model.nodes(), width)?;
-    let window = BLOCK_NODES * rayon::current_num_threads() as u64 * 2;
+    let block = block_nodes(model, 8, workspace.budget.host_bytes);
+    let window = block * rayon::current_num_threads() as u64 * 2;
     let mut first = 0;
     while first < model.nodes() {
         let end = (first + window).min(model.nodes());
-        for (start, block) in draw_blocks(model, first, end) {
+        for (start, block) in draw_blocks(model, first, end, block) {
             for (node, list) in (start..).zip(block.lists()) {
                 for source in list {
                     lists.push(node, *source)?;
@@ -253,14 +264,14 @@ impl Block {
     }
 }
 
-fn draw_blocks(model: &Model, first: u64, end: u64) -> Vec<(u64, Block)> {
-    let starts: Vec<u64> = (first..end).step_by(BLOCK_NODES as usize).collect();
+fn draw_blocks(model: &Model, first: u64, end: u64, nodes: u64) -> Vec<(u64, Block)> {
+    let starts: Vec<u64> = (first..end).step_by(nodes as usize).collect();
     starts
         .into_par_iter()
         .map(|start| {
-            let mut block = Block { sources: Vec::new(), ends: Vec::with_capacity(BLOCK_NODES as usize) };
+            let mut block = Block { sources: Vec::new(), ends: Vec::with_capacity(nodes as usize) };
             let mut list = Vec::new();
-            for node in start..(start + BLOCK_NODES).min(end) {
+            for node in start..(start + nodes).min(end) {
                 model.in_neighbours(node, &mut list);
                 block.sources.extend_from_slice(&list);
                 block.ends.push(block.sources.len());
@@ -271,10 +282,14 @@ fn draw_blocks(model: &Model, first: u64, end: u64) -> Vec<(u64, Block)> {
 }
 
 /// The drawn edges as a stream, for what needs a sort.
-struct GeneratedEdges(Arc<Model>);
+struct GeneratedEdges {
+    model: Arc<Model>,
+    block_nodes: u64,
+}
 
 struct GeneratedEdgeStream {
     model: Arc<Model>,
+    block_nodes: u64,
     next_node: u64,
     waiting: Vec<Edge>,
     skip: u64,
@@ -285,7 +300,13 @@ impl EdgeSource for GeneratedEdges {
         None
     }
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
-        Ok(Box::new(GeneratedEdgeStream { model: self.0.clone(), next_node: 0, waiting: Vec::new(), skip }))
+        Ok(Box::new(GeneratedEdgeStream {
+            model: self.model.clone(),
+            block_nodes: self.block_nodes,
+            next_node: 0,
+            waiting: Vec::new(),
+            skip,
+        }))
     }
     fn place(&self, position: u64) -> Place {
         Place::at(Path::new("generated graph"), format!("edge {position}"))
@@ -296,8 +317,9 @@ impl EdgeStream for GeneratedEdgeStream {
     fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
         out.clear();
         while self.waiting.is_empty() && self.next_node < self.model.nodes() {
-            let end = (self.next_node + BLOCK_NODES * 4).min(self.model.nodes());
-            for (start, block) in draw_blocks(&self.model, self.next_node, end) {
+            let window = self.block_nodes * rayon::current_num_threads() as u64 * 2;
+            let end = (self.next_node + window).min(self.model.nodes());
+            for (start, block) in draw_blocks(&self.model, self.next_node, end, self.block_nodes) {
                 for (target, list) in (start..).zip(block.lists()) {
                     self.waiting.extend(list.iter().map(|source| Edge {
                         source: *source,

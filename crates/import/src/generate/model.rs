@@ -9,6 +9,7 @@
 use super::{Popularity, Shape};
 use crate::build::share_of;
 use esker_types::random::{Key, Permutation, below, normal, unit};
+use rustc_hash::FxHashSet;
 
 /// Of the in-edges that stay in the class, the share that stays in the community.
 const COMMUNITY_SHARE: f64 = 0.6;
@@ -18,8 +19,10 @@ const DEGREE_FLOOR: f64 = 0.5;
 const HUB_POWER: i32 = 6;
 /// Points of the tabled quantile function.
 const QUANTILES: usize = 1 << 14;
-/// How often draws that turned out double are made up for.
-const REDRAWS: u64 = 3;
+/// How often a draw that turned out double is made again.
+const REDRAWS: u64 = 4;
+/// Lists longer than this look for doubles in a set, shorter ones in the list itself.
+const SHORT_LIST: u64 = 64;
 
 /// The random graph.
 pub(super) struct Model {
@@ -82,6 +85,10 @@ impl Model {
         self.nodes
     }
 
+    pub fn mean_degree(&self) -> f64 {
+        self.degree
+    }
+
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -135,7 +142,8 @@ impl Model {
         (whole as u64 + more as u64).min(most)
     }
 
-    /// The sources of a node's in-edges: ascending, each once, never the node itself.
+    /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge keeps to its circle
+    /// (community, class or anywhere) as long as that has somebody new to offer, so that homophily is what was asked for.
     pub fn in_neighbours(&self, node: u64, list: &mut Vec<u64>) {
         list.clear();
         let rank = self.ranks.forward(node);
@@ -143,32 +151,31 @@ impl Model {
         let class = self.class_of_community(community) as usize;
         let wanted = self.in_degree(node, rank);
         let key = self.edge_key.with(node);
-        let mut draw = 0;
-        for _ in 0..=REDRAWS {
-            for _ in list.len() as u64..wanted {
-                let source = self.draw_source(key, draw, community, class);
-                draw += 1;
-                if source != node {
+        let mut taken = Taken::for_about(wanted);
+        for slot in 0..wanted {
+            let kind = unit(key.at(slot));
+            let draws = key.with(slot);
+            for attempt in 0..=REDRAWS {
+                // The last attempt takes anybody.
+                let kind = if attempt == REDRAWS { 1.0 } else { kind };
+                let source = self.draw_source(draws, attempt, kind, community, class);
+                if source != node && taken.insert(source, list) {
                     list.push(source);
+                    break;
                 }
             }
-            list.sort_unstable();
-            list.dedup();
-            if list.len() as u64 == wanted {
-                break;
-            }
         }
+        list.sort_unstable();
     }
 
-    fn draw_source(&self, key: Key, draw: u64, community: u64, class: usize) -> u64 {
-        let kind = unit(key.at(draw * 4));
-        let x = self.draw_popularity(key.at(draw * 4 + 1), key.at(draw * 4 + 2));
+    fn draw_source(&self, key: Key, attempt: u64, kind: f64, community: u64, class: usize) -> u64 {
+        let x = self.draw_popularity(key.at(attempt * 3), key.at(attempt * 3 + 1));
         let rank = if kind < self.homophily {
             let community = if kind < self.homophily * COMMUNITY_SHARE {
                 community
             } else {
                 let (start, end) = (self.class_starts[class], self.class_starts[class + 1]);
-                start + below(key.at(draw * 4 + 3), end - start)
+                start + below(key.at(attempt * 3 + 2), end - start)
             };
             let members = (self.nodes - community).div_ceil(self.communities);
             ((x * members as f64) as u64).min(members - 1) * self.communities + community
@@ -186,6 +193,26 @@ impl Model {
         let at = unit(bits) * QUANTILES as f64;
         let (low, part) = (at as usize, at.fract());
         self.quantiles[low] + (self.quantiles[low + 1] - self.quantiles[low]) * part
+    }
+}
+
+/// The sources a list has already.
+enum Taken {
+    InTheList,
+    Set(FxHashSet<u64>),
+}
+
+impl Taken {
+    fn for_about(count: u64) -> Taken {
+        if count <= SHORT_LIST { Taken::InTheList } else { Taken::Set(FxHashSet::default()) }
+    }
+
+    /// Whether `source` is new to the list.
+    fn insert(&mut self, source: u64, list: &[u64]) -> bool {
+        match self {
+            Taken::InTheList => !list.contains(&source),
+            Taken::Set(set) => set.insert(source),
+        }
     }
 }
 

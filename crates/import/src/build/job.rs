@@ -1,0 +1,47 @@
+use crate::{MINIMUM_MEMORY_BYTES, Result, Workspace};
+use esker_store::{Dataset, Manifest, Staging};
+use esker_types::{Budget, Progress};
+use std::path::Path;
+
+/// How to carry a job out; none of it shapes the result.
+pub struct Job<'a> {
+    /// Where the dataset goes.
+    pub target: &'a Path,
+    /// Whether a dataset of that name may be replaced.
+    pub overwrite: bool,
+    /// What may be used.
+    pub budget: Budget,
+    /// Where to report.
+    pub progress: &'a dyn Progress,
+}
+
+impl Job<'_> {
+    /// Makes the dataset that `fingerprint` names, going on where an earlier run was stopped. `build` writes arrays to
+    /// the staging directory and describes them.
+    pub(crate) fn make(
+        &self,
+        fingerprint: &str,
+        build: impl FnOnce(&Staging, &mut Workspace) -> Result<Manifest>,
+    ) -> Result<Manifest> {
+        let staging = Staging::begin(self.target, self.overwrite)?;
+        if staging.is_complete(fingerprint) {
+            self.progress.note("an earlier run had finished all but the last step");
+            staging.put_in_place()?;
+            return Ok(Dataset::open(self.target)?.manifest().clone());
+        }
+        let (journal, resumed) = staging.journal(fingerprint)?;
+        if resumed {
+            self.progress.note("an earlier run was interrupted: going on where it stopped");
+        }
+        let mut workspace = Workspace {
+            directory: staging.work_directory(),
+            budget: self.budget,
+            journal: &journal,
+            progress: self.progress,
+        };
+        workspace.require("making a dataset", 0, MINIMUM_MEMORY_BYTES)?;
+        let manifest = build(&staging, &mut workspace)?;
+        staging.publish(&manifest, fingerprint)?;
+        Ok(manifest)
+    }
+}
