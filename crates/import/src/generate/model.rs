@@ -20,7 +20,7 @@ const HUB_POWER: i32 = 6;
 /// Points of the tabled quantile function.
 const QUANTILES: usize = 1 << 14;
 /// How often a draw that turned out double is made again.
-const REDRAWS: u64 = 4;
+const REDRAWS: u64 = 6;
 /// Lists longer than this look for doubles in a set, shorter ones in the list itself.
 const SHORT_LIST: u64 = 64;
 
@@ -142,8 +142,9 @@ impl Model {
         (whole as u64 + more as u64).min(most)
     }
 
-    /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge keeps to its circle
-    /// (community, class or anywhere) as long as that has somebody new to offer, so that homophily is what was asked for.
+    /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge has its circle
+    /// (community, class or anywhere) and leaves it only when that has nobody new to offer, so that homophily is what was
+    /// asked for.
     pub fn in_neighbours(&self, node: u64, list: &mut Vec<u64>) {
         list.clear();
         let rank = self.ranks.forward(node);
@@ -156,8 +157,12 @@ impl Model {
             let kind = unit(key.at(slot));
             let draws = key.with(slot);
             for attempt in 0..=REDRAWS {
-                // The last attempt takes anybody.
-                let kind = if attempt == REDRAWS { 1.0 } else { kind };
+                // A circle that has nobody new to offer gives way to the next wider one.
+                let kind = match attempt {
+                    0 | 1 => kind,
+                    REDRAWS => 1.0,
+                    _ => kind.max(self.homophily * COMMUNITY_SHARE),
+                };
                 let source = self.draw_source(draws, attempt, kind, community, class);
                 if source != node && taken.insert(source, list) {
                     list.push(source);
