@@ -77,6 +77,9 @@ pub struct Arguments {
     /// Field separator: comma, tab, space or one character
     #[arg(long, value_parser = delimiter, help_heading = "Reading")]
     delimiter: Option<char>,
+    /// Whether the edge list starts with a header: yes or no; guessed, and told, when not given
+    #[arg(long, value_parser = yes_or_no, help_heading = "Reading")]
+    header: Option<bool>,
     /// Column of the message source, by name or number
     #[arg(long, value_name = "COLUMN", help_heading = "Reading")]
     source_column: Option<String>,
@@ -166,6 +169,14 @@ fn delimiter(word: &str) -> Result<char, String> {
     }
 }
 
+fn yes_or_no(word: &str) -> Result<bool, String> {
+    match word {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("`{word}`: use yes or no")),
+    }
+}
+
 fn label_kind(word: &str) -> Result<LabelKind, String> {
     match word {
         "classes" => Ok(LabelKind::Classes),
@@ -202,6 +213,7 @@ impl Arguments {
                 weight: self.weight_column.clone(),
                 time: self.time_column.clone(),
             },
+            header: self.header,
             node_ids: self.node_ids.clone(),
             edge_weights: self.edge_weights.clone(),
             edge_times: self.edge_times.clone(),

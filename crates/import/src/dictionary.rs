@@ -35,6 +35,11 @@ pub struct Relations {
 }
 
 impl Relations {
+    /// What the names and their table take in memory.
+    pub fn memory_bytes(names: &[String]) -> u64 {
+        names.iter().map(|name| name.len() as u64 * 3 + 128).sum()
+    }
+
     /// Relations with these names, in this order.
     pub fn new(names: Vec<String>) -> Relations {
         let numbers =

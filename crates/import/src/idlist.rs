@@ -55,6 +55,9 @@ impl IdStream for TextIdStream {
             if count == 0 {
                 break;
             }
+            if count as u64 == LINE_BYTES && !self.line.ends_with(b"\n") {
+                return Err(row.bad("a node id", format!("a line of more than {LINE_BYTES} characters")));
+            }
             let text = String::from_utf8_lossy(&self.line);
             let text = text.trim();
             if text.is_empty() {

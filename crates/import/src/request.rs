@@ -46,6 +46,8 @@ pub struct Request {
     pub delimiter: Option<char>,
     /// Columns of the edge list by header name or number from 0: source, target and, optionally, relation, weight, time.
     pub columns: EdgeColumnNames,
+    /// Whether the edge list starts with a header; guessed when not said.
+    pub header: Option<bool>,
     /// File of string ids, one a line, in the order of the feature rows.
     pub node_ids: Option<PathBuf>,
     /// Edge weights, an npy in edge order.
@@ -204,6 +206,7 @@ impl Request {
             ("split-index", self.split_index != 0),
             ("delimiter", self.delimiter.is_some()),
             ("columns", self.columns != EdgeColumnNames::default()),
+            ("header", self.header.is_some()),
             ("node-ids", self.node_ids.is_some()),
             ("edge-weights", self.edge_weights.is_some()),
             ("edge-times", self.edge_times.is_some()),

@@ -29,11 +29,24 @@ pub struct Split {
 /// Where the test nodes are looked for, in this order: the later ones are OGB-LSC's, whose labels are hidden.
 const TEST_KEYS: [&str; 3] = ["test", "test-dev", "test-whole"];
 
-/// Reads the dictionary of a split.
-pub fn read_split(path: &Path) -> Result<Split> {
+fn is_zip(path: &Path) -> Result<bool> {
     let mut start = Vec::new();
     input::open(path)?.take(2).read_to_end(&mut start).map_err(|error| Place::file(path).io(error))?;
-    if start == b"PK" { read_zip(path) } else { read_legacy(path, &input::read_whole(path, u64::MAX)?) }
+    Ok(start == b"PK")
+}
+
+/// How many bytes reading the file means, whatever they are packed into.
+pub fn unpacked_bytes(path: &Path) -> Result<u64> {
+    if is_zip(path)? {
+        let members = input::zip_members(path)?;
+        return Ok(members.iter().fold(0, |sum: u64, member| sum.saturating_add(member.bytes)));
+    }
+    Ok(input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len())
+}
+
+/// Reads the dictionary of a split.
+pub fn read_split(path: &Path) -> Result<Split> {
+    if is_zip(path)? { read_zip(path) } else { read_legacy(path, &input::read_whole(path, u64::MAX)?) }
 }
 
 fn read_zip(path: &Path) -> Result<Split> {

@@ -31,7 +31,53 @@ pub fn at_random_moments(bench: &Bench, size: u64, times: u64, seed: u64) -> Res
     for (name, words) in [("import", &import[..]), ("generate", &generate[..])] {
         results.push(kill_one(bench, name, words, times, Key::new(seed))?);
     }
+    results.push(kill_overwriting(bench, &nodes, times, Key::new(seed).with(1))?);
     Ok(Value::Array(results))
+}
+
+/// Replacing a dataset: at every moment there is a whole one, the old or the new.
+fn kill_overwriting(bench: &Bench, nodes: &str, times: u64, key: Key) -> Result<Value> {
+    let words = |seed| {
+        [
+            "generate",
+            "killed",
+            "--nodes",
+            nodes,
+            "--dim",
+            "64",
+            "--memory",
+            "64MiB",
+            "--overwrite",
+            "--seed",
+            seed,
+        ]
+    };
+    let started = Instant::now();
+    let old = bench.json(&words("1"))?["id"].clone();
+    let (whole, mut counts) = (started.elapsed(), [0u64; 2]);
+    for case in 0..times {
+        // The swap is at the very end: aim there more often than not.
+        let share = unit(key.at(case));
+        let finished = run_until(
+            bench.esker(&words("2")),
+            whole.mul_f64(if case % 3 == 0 { share } else { 0.9 + share * 0.2 }),
+        )?;
+        counts[finished as usize] += 1;
+        let found = bench.json(&["verify", "killed"])?;
+        let replaced = found["id"] != old;
+        ensure!(replaced || !finished, "case {case}: it finished and the old dataset is still there");
+        if replaced {
+            bench.json(&words("1"))?;
+        }
+    }
+    let found = bench.json(&words("2"))?;
+    ensure!(found["id"] != old, "the last run did not replace the dataset");
+    fs::remove_dir_all(bench.path("killed")).ok();
+    let [killed, finished_first] = counts;
+    Ok(json!({
+        "job": "generate --overwrite", "cases": times, "kills": killed, "finished_before_the_kill": finished_first,
+        "undisturbed_seconds": whole.as_secs_f64(),
+    }))
 }
 
 fn kill_one(bench: &Bench, name: &str, words: &[&str], times: u64, key: Key) -> Result<Value> {

@@ -29,6 +29,7 @@ impl Format for Csv {
     fn flags(&self) -> &'static [&'static str] {
         &[
             "edges",
+            "header",
             "columns",
             "string-ids",
             "node-ids",
@@ -54,6 +55,7 @@ impl Format for Csv {
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let path = request.need(&request.edges, "--edges E.csv")?;
         let plan = Plan::new(request, path)?;
+        plan.notes.iter().for_each(|note| workspace.progress.note(note));
         let (relations, count) = match plan.named_relations {
             true => plan.relations(path, workspace)?,
             false => (None, None),
@@ -125,6 +127,8 @@ struct Plan {
     layout: EdgeLayout,
     named_nodes: bool,
     named_relations: bool,
+    /// What was guessed, for the user to check.
+    notes: Vec<String>,
 }
 
 impl Plan {
@@ -142,34 +146,61 @@ impl Plan {
             return Err(Place::at(path, "line 1").bad(expected, first.len()));
         }
         let (mut layout, by_name) = layout(request, path, &first)?;
-        let mut names = Sample::default();
-        names.see(
+        let guessed_third = request.columns == Default::default() && layout.relation.is_some();
+        let mut first_row = Sample::default();
+        first_row.see(
             &first[layout.source],
             &first[layout.target],
             layout.relation.map(|column| &first[column][..]),
         );
-        let first_row = names;
-        names = Sample::default();
+        let mut names = Sample::default();
         for _ in 0..SAMPLE_ROWS {
             if !records.advance()? {
                 break;
             }
             let relation = layout.relation.map(|column| records.field(column)).transpose()?;
             names.see(records.field(layout.source)?, records.field(layout.target)?, relation);
-            dialect.header |= names.rows == 1 && first_row.nodes && !names.nodes && !request.string_ids;
         }
-        dialect.header |= by_name;
+        // Two words over numbers, or words that say what they are, make a header.
+        let numbers_below = names.rows > 0 && first_row.both_names && !names.nodes && !request.string_ids;
+        let speaking =
+            is_end(&first[layout.source], SOURCE_WORDS) && is_end(&first[layout.target], TARGET_WORDS);
+        dialect.header = request.header.unwrap_or(by_name || numbers_below || speaking);
+        let mut notes = Vec::new();
         if !dialect.header {
-            names.nodes |= first_row.nodes;
-            names.relations |= first_row.relations;
-        } else if layout.relation.is_some() && request.columns == Default::default() {
-            name_third_column(&mut layout, &first);
+            names.merge(first_row);
+        }
+        if guessed_third {
+            settle_third_column(&mut layout, dialect.header.then_some(&first[..]), &names);
+        }
+        let said = |text: &str| format!("{}: {text}", path.display());
+        if request.header.is_none() {
+            let decision = if dialect.header {
+                "a header (--header no if it is an edge)"
+            } else {
+                "an edge (--header yes if not)"
+            };
+            notes.push(said(&format!("the first line is taken for {decision}")));
+        }
+        if guessed_third {
+            let what = match (layout.relation, layout.weight) {
+                (Some(_), _) => "relation",
+                (_, Some(_)) => "weight",
+                _ => "time",
+            };
+            notes.push(said(&format!(
+                "the third column is taken for the {what}; --{what}-column and its kin choose"
+            )));
+        }
+        if guessed_third && first.len() > 3 {
+            notes.push(said("columns behind the third are not read"));
         }
         Ok(Plan {
             dialect,
             layout,
             named_nodes: names.nodes || request.string_ids || request.node_ids.is_some(),
             named_relations: names.relations && layout.relation.is_some(),
+            notes,
         })
     }
 
@@ -195,20 +226,23 @@ impl Plan {
             workspace.progress.finish();
             Ok((relations.into_names(), count))
         })?;
-        workspace.hold(
-            "names of relations",
-            names.iter().map(|name: &String| name.len() as u64 * 3 + 128).sum(),
-        )?;
+        workspace.hold("names of relations", Relations::memory_bytes(&names))?;
         Ok((Some(Arc::new(Relations::new(names))), Some(count)))
     }
 }
 
-/// Whether some node, some relation is no number.
+/// What the first rows look like.
 #[derive(Default, Clone, Copy)]
 struct Sample {
     rows: u64,
+    /// Some node is no number.
     nodes: bool,
+    /// Both ends of some row are no numbers.
+    both_names: bool,
+    /// Some relation is no whole number.
     relations: bool,
+    /// Some relation is no number at all.
+    words: bool,
 }
 
 impl Sample {
@@ -219,10 +253,47 @@ impl Sample {
                 && parse_id(field).is_none()
                 && parse_id(field.strip_prefix(b"-").unwrap_or(b"x")).is_none()
         };
+        let is_word = |field: &[u8]| {
+            is_name(field) && std::str::from_utf8(field).is_ok_and(|text| text.trim().parse::<f64>().is_err())
+        };
         self.rows += 1;
         self.nodes |= is_name(source) || is_name(target);
+        self.both_names |= is_name(source) && is_name(target);
         self.relations |= relation.is_some_and(is_name);
+        self.words |= relation.is_some_and(is_word);
     }
+
+    fn merge(&mut self, other: Sample) {
+        self.rows += other.rows;
+        self.nodes |= other.nodes;
+        self.both_names |= other.both_names;
+        self.relations |= other.relations;
+        self.words |= other.words;
+    }
+}
+
+/// What headers call the two ends of an edge.
+const SOURCE_WORDS: &[&str] =
+    &["source", "src", "from", "head", "subject", "u", "node1", "node_1", "id_1", "source_id", "src_id"];
+const TARGET_WORDS: &[&str] = &[
+    "target",
+    "dst",
+    "dest",
+    "destination",
+    "to",
+    "tail",
+    "object",
+    "v",
+    "node2",
+    "node_2",
+    "id_2",
+    "target_id",
+    "dst_id",
+];
+
+fn is_end(field: &[u8], words: &[&str]) -> bool {
+    let field = field.trim_ascii().to_ascii_lowercase();
+    words.iter().any(|word| word.as_bytes() == field)
 }
 
 /// Columns as the flags say, by name or number; whether a name was used.
@@ -253,11 +324,14 @@ fn layout(request: &Request, path: &Path, first: &[Vec<u8>]) -> Result<(EdgeLayo
     Ok((layout, by_name))
 }
 
-/// A header that calls the third column weight or time is believed.
-fn name_third_column(layout: &mut EdgeLayout, header: &[Vec<u8>]) {
-    match header[2].to_ascii_lowercase().as_slice() {
-        b"weight" => (layout.relation, layout.weight) = (None, Some(2)),
+/// A header that calls the third column weight or time is believed; numbers with a fraction are weights.
+fn settle_third_column(layout: &mut EdgeLayout, header: Option<&[Vec<u8>]>, names: &Sample) {
+    let called = header.map(|header| header[2].trim_ascii().to_ascii_lowercase()).unwrap_or_default();
+    let fractions = names.relations && !names.words;
+    match called.as_slice() {
         b"time" | b"timestamp" => (layout.relation, layout.time) = (None, Some(2)),
+        b"weight" => (layout.relation, layout.weight) = (None, Some(2)),
+        _ if fractions => (layout.relation, layout.weight) = (None, Some(2)),
         _ => (),
     }
 }

@@ -5,7 +5,7 @@ use super::{Format, classes};
 use crate::given;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
 use crate::source::{HeldIds, RowSource, Source, Splits, Treatment};
-use crate::{Place, Request, Result, Workspace, input, torch};
+use crate::{Request, Result, Workspace, input, torch};
 use std::path::{Path, PathBuf};
 
 pub(super) struct Mag240m;
@@ -77,7 +77,7 @@ impl Format for Mag240m {
 }
 
 fn splits(path: &Path, workspace: &mut Workspace) -> Result<Splits> {
-    let bytes = input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len();
+    let bytes = torch::unpacked_bytes(path)?;
     workspace.hold("the split of MAG240M", bytes.saturating_mul(BYTES_PER_SPLIT_BYTE))?;
     let torch::Split { train, valid, test } = torch::read_split(path)?;
     if test.key != "test" {

@@ -338,8 +338,13 @@ impl CsvEdgeStream {
         loop {
             self.line.clear();
             let read = (&mut self.reader).take(LINE_BYTES).read_until(b'\n', &mut self.line);
-            if read.map_err(|error| self.text.row(self.row).io(error))? == 0 {
+            let count = read.map_err(|error| self.text.row(self.row).io(error))?;
+            if count == 0 {
                 return Ok(None);
+            }
+            if count as u64 == LINE_BYTES && !self.line.ends_with(b"\n") {
+                let found = format!("a line of more than {LINE_BYTES} characters");
+                return Err(self.text.row(self.row).bad("two node ids", found));
             }
             let line = String::from_utf8_lossy(&self.line);
             if !line.trim().is_empty() {

@@ -37,6 +37,9 @@ impl Format for Ogb {
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let files = Files::find(request)?;
         let nodes = read_count(&files.nodes_count)?;
+        if let Ok(unread) = input::plain_or_gz(&files.edges.with_file_name("edge-feat.csv"), "") {
+            workspace.progress.note(&format!("{}: edge features of OGB are not read", unread.display()));
+        }
         let count = files.edges_count.as_deref().map(read_count).transpose()?;
         let edges = TextEdges {
             path: files.edges.clone(),

@@ -53,6 +53,7 @@ impl Format for Parquet {
         workspace.hold("reading the edge list", edges.file.read_bytes(&edges.layout))?;
         if edges.kind(edges.relation) == Some(Kind::Text) {
             let names = workspace.step("relations", || edges.relation_names())?;
+            workspace.hold("names of relations", Relations::memory_bytes(&names))?;
             edges.relations = Some(Arc::new(Relations::new(names)));
         }
         let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());

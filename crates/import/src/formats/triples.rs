@@ -38,10 +38,7 @@ impl Format for Triples {
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let files = self.inputs(request)?;
         let (names, counts) = workspace.step("relations", || relations(&files))?;
-        workspace.hold(
-            "names of relations",
-            names.iter().map(|name: &String| name.len() as u64 * 3 + 128).sum(),
-        )?;
+        workspace.hold("names of relations", Relations::memory_bytes(&names))?;
         let relations = Arc::new(Relations::new(names));
         let [train, valid, test]: [u64; 3] = counts;
         let graph = Graph { files, relations: relations.clone() };

@@ -63,7 +63,7 @@ pub const PRESETS: &[Preset] = &[
         train: 0.0109,
         valid: 0.0011,
         test: 0.0019,
-        popularity: Popularity { exponent: 2.2, plateau: 0.006, hubs: 0.02 },
+        popularity: Popularity { exponent: 2.3, plateau: 0.0045, hubs: 0.015 },
     },
     Preset {
         name: "mag240m",
@@ -76,7 +76,7 @@ pub const PRESETS: &[Preset] = &[
         train: 0.0045,
         valid: 0.0006,
         test: 0.0006,
-        popularity: Popularity { exponent: 2.8, plateau: 0.009, hubs: 0.03 },
+        popularity: Popularity { exponent: 3.0, plateau: 0.008, hubs: 0.03 },
     },
     Preset {
         name: "friendster",
@@ -102,6 +102,6 @@ pub const PRESETS: &[Preset] = &[
         train: 0.0506,
         valid: 0.0169,
         test: 0.0169,
-        popularity: Popularity { exponent: 1.6, plateau: 0.016, hubs: 0.005 },
+        popularity: Popularity { exponent: 1.7, plateau: 0.016, hubs: 0.005 },
     },
 ];
