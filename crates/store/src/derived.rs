@@ -1,6 +1,7 @@
 //! Derived data: what can be computed again from a dataset, kept under `derived/NAME` inside it. Its manifest
 //! carries a hash of everything it was made from, so that it is used only while that has not changed.
 
+use crate::manifest::plain_name;
 use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, sealed};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -113,6 +114,10 @@ fn open(directory: &Path) -> Result<Option<Derived>> {
     let path = directory.join(MANIFEST);
     let Ok(bytes) = fs::read(&path) else { return Ok(None) };
     let manifest: DerivedManifest = sealed::unseal(&bytes, &path)?;
+    if let Some(bad) = manifest.files.iter().find(|entry| !plain_name(&entry.name)) {
+        let problem = format!("`{}` is no file name of derived data", bad.name);
+        return Err(StoreError::Manifest { path, problem });
+    }
     let arrays =
         manifest.files.iter().map(|entry| ArrayFile::open(directory, entry)).collect::<Result<_>>()?;
     Ok(Some(Derived { directory: directory.to_path_buf(), manifest, arrays }))

@@ -226,7 +226,8 @@ impl Manifest {
 
     /// Bytes of all arrays and the manifest itself.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|entry| entry.bytes).sum::<u64>() + self.to_text().len() as u64
+        let text_bytes = self.to_text().len() as u64;
+        self.files.iter().fold(text_bytes, |sum, entry| sum.saturating_add(entry.bytes))
     }
 
     /// The dtype node ids are stored in.
@@ -266,11 +267,11 @@ impl Manifest {
         let (nodes, edges) = (self.nodes.count, self.edges.count);
         let ids = vec![Dtype::U32, Dtype::U64];
         let mut files = vec![
-            (file::IN_OFFSETS.to_string(), nodes.checked_add(1), 1, vec![Dtype::U64]),
+            (file::IN_OFFSETS.to_string(), Some(nodes.saturating_add(1)), 1, vec![Dtype::U64]),
             (file::IN_NEIGHBOURS.to_string(), Some(edges), 1, ids.clone()),
         ];
         if self.edges.out_neighbours {
-            files.push((file::OUT_OFFSETS.into(), nodes.checked_add(1), 1, vec![Dtype::U64]));
+            files.push((file::OUT_OFFSETS.into(), Some(nodes.saturating_add(1)), 1, vec![Dtype::U64]));
             files.push((file::OUT_NEIGHBOURS.into(), Some(edges), 1, ids.clone()));
             files.push((file::OUT_EDGE_IDS.into(), Some(edges), 1, ids.clone()));
         }
@@ -323,12 +324,12 @@ impl Manifest {
 type Expected = (String, Option<u64>, u64, Vec<Dtype>);
 
 fn push_names(files: &mut Vec<Expected>, name: &str, count: u64) {
-    files.push((format!("{name}-offsets"), count.checked_add(1), 1, vec![Dtype::U64]));
+    files.push((format!("{name}-offsets"), Some(count.saturating_add(1)), 1, vec![Dtype::U64]));
     files.push((format!("{name}-bytes"), None, 1, vec![Dtype::U8]));
 }
 
 /// Lower-case letters, digits and dashes: nothing that could leave the directory.
-fn plain_name(name: &str) -> bool {
+pub(crate) fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
