@@ -1,6 +1,7 @@
 //! Reading numpy's `.npy`: header, then elements as a stream, from a file or from a member of an `.npz`.
 //! Version 1 to 3 headers, either byte order. Nothing is loaded whole.
 
+use crate::csr::check_columns;
 use crate::source::{
     CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, IdSource, IdStream, RowSource, RowStream,
 };
@@ -403,6 +404,10 @@ impl NpyRows {
         if shape.len() == 2 && array.fortran() && shape[0] > 1 && shape[1] > 1 {
             let remedy = "a column-major matrix; save it again after numpy.ascontiguousarray";
             return Err(array.place().bad("a row-major matrix", remedy));
+        }
+        // Without rows no byte of the file bounds their length, and a row of it is made all the same.
+        if let [0, columns] = *shape {
+            check_columns(columns.max(1), array.place())?;
         }
         Ok(NpyRows(array))
     }

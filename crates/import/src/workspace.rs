@@ -42,7 +42,7 @@ impl Workspace<'_> {
                 what: what.to_string(),
                 needs_bytes: bytes,
                 budget_bytes: self.budget.host_bytes,
-                minimum_bytes: bytes + crate::MINIMUM_MEMORY_BYTES,
+                minimum_bytes: bytes.saturating_add(crate::MINIMUM_MEMORY_BYTES),
             });
         }
         self.budget.host_bytes -= bytes;

@@ -45,13 +45,14 @@ pub fn largest(edges: &dyn EdgeSource, stated: Option<u64>, workspace: &Workspac
 
 /// Parents and sizes take a word a node each, the selection a little over a bit.
 fn check_budget(nodes: u64, workspace: &Workspace) -> Result<()> {
-    let needs_bytes = nodes.saturating_mul(16).saturating_add(Bitmap::memory_bytes(nodes) * 9 / 8);
-    if needs_bytes + MINIMUM_MEMORY_BYTES / 2 > workspace.budget.host_bytes {
+    let needs_bytes = nodes.saturating_mul(16).saturating_add(Bitmap::memory_bytes(nodes) / 8 * 9);
+    let minimum_bytes = needs_bytes.saturating_add(MINIMUM_MEMORY_BYTES / 2);
+    if minimum_bytes > workspace.budget.host_bytes {
         return Err(ImportError::OverBudget {
             what: format!("--largest-component of {nodes} nodes"),
             needs_bytes,
             budget_bytes: workspace.budget.host_bytes,
-            minimum_bytes: needs_bytes + MINIMUM_MEMORY_BYTES / 2,
+            minimum_bytes,
         });
     }
     Ok(())

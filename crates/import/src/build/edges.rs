@@ -30,7 +30,9 @@ impl<'a> CheckedEdges<'a> {
         let more = self.stream.next(out)?;
         // 2^56 nodes are beyond any disk; the bound keeps sums of ids inside 64 bits.
         let nodes = self.nodes.unwrap_or(1 << 56);
-        if out.iter().fold(0, |top, edge| top.max(edge.source).max(edge.target)) >= nodes {
+        let top = out.iter().fold(0, |top, edge| top.max(edge.source).max(edge.target));
+        // Of no edges, not even 0 is an id.
+        if top >= nodes && !out.is_empty() {
             let (at, edge) = out
                 .iter()
                 .enumerate()
