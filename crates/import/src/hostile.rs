@@ -68,6 +68,20 @@ pub fn graphbolt(scratch: &Path, bytes: &[u8]) -> Result<()> {
     crate::formats::graphbolt::check_metadata(&scratch.join("metadata.yaml"), bytes)
 }
 
+/// Opens what `request` names, reads every stream to its end and says how many nodes a dataset of it would have:
+/// a few bytes of text may claim more of them than a disk holds, and a test wants to know before it builds.
+pub fn nodes(scratch: &Path, request: &Request) -> Result<u64> {
+    in_workspace(scratch, request, |source| {
+        drain(source)?;
+        let (mut stream, mut chunk, mut nodes) = (source.edges.open(0)?, Vec::new(), 0);
+        while stream.next(&mut chunk)? {
+            let ends = chunk.iter().map(|edge| edge.source.max(edge.target).saturating_add(1));
+            nodes = nodes.max(ends.max().unwrap_or(0));
+        }
+        Ok(source.nodes.map_or(nodes, |stated| stated.max(nodes)))
+    })
+}
+
 fn put(scratch: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf> {
     let path = scratch.join(name);
     std::fs::write(&path, bytes).map_err(StoreError::io(&path))?;
@@ -81,15 +95,19 @@ fn rows(scratch: &Path, path: PathBuf) -> Result<()> {
 }
 
 fn import(scratch: &Path, format: &str, request: Request) -> Result<()> {
+    in_workspace(scratch, &Request { format: format.to_string(), ..request }, drain)
+}
+
+fn in_workspace<T>(scratch: &Path, request: &Request, look: impl FnOnce(&Source) -> Result<T>) -> Result<T> {
     let directory = scratch.join("work");
     // The journal of the bytes before is of another job, as far as these are concerned.
     let _ = std::fs::remove_dir_all(&directory);
     let (journal, _) = Journal::open(&directory, "hostile")?;
     let budget = Budget { host_bytes: 256 << 20 };
     let mut workspace = Workspace { directory, budget, journal: &journal, progress: &Silent };
-    let format = by_name(format)?;
-    format.inputs(&request)?;
-    drain(&format.open(&request, &mut workspace)?)
+    let format = by_name(&request.format)?;
+    format.inputs(request)?;
+    look(&format.open(request, &mut workspace)?)
 }
 
 /// Reads every stream of a source to its end.
@@ -118,7 +136,10 @@ fn drain_edges(edges: &dyn EdgeSource) -> Result<()> {
 
 fn drain_rows(rows: &dyn RowSource) -> Result<()> {
     let (mut stream, mut left) = (rows.open(0)?, rows.rows());
-    let at_a_time = (ELEMENTS / rows.dim()).clamp(1, ROWS as usize) as u64;
+    if left == 0 {
+        return Ok(());
+    }
+    let at_a_time = (ELEMENTS / rows.dim().max(1)).clamp(1, ROWS as usize) as u64;
     let mut values = vec![0.0; rows.dim() * at_a_time as usize];
     while left > 0 {
         let count = left.min(at_a_time);

@@ -224,7 +224,8 @@ impl Manifest {
 
     /// Bytes of all arrays and the manifest itself.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|entry| entry.bytes).sum::<u64>() + self.to_text().len() as u64
+        let text_bytes = self.to_text().len() as u64;
+        self.files.iter().fold(text_bytes, |sum, entry| sum.saturating_add(entry.bytes))
     }
 
     /// The dtype node ids are stored in.
@@ -341,7 +342,7 @@ pub(crate) fn check_names(files: &[FileEntry], path: &Path) -> Result<()> {
 }
 
 /// Lower-case letters, digits and dashes: nothing that could leave the directory.
-fn plain_name(name: &str) -> bool {
+pub(crate) fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
