@@ -112,12 +112,14 @@ fn open_with(directory: &Path, manifest: &str, bytes: &[u8]) -> Verdict {
     if let Ok(manifest) = Manifest::from_bytes(bytes, &path) {
         manifest.bytes();
     }
-    let opened = Dataset::open(directory).and_then(|dataset| verify(&dataset, 1, &Silent));
+    // Verifying looks at damaged datasets too, where opening gives up.
+    let verified = verify(directory, 1, &Silent);
+    let opened = Dataset::open(directory).and(verified);
     // A case that panics leaves its manifest behind; the session then throws the directory away.
     fs::write(&path, whole).expect("a scratch file");
     match opened {
-        Ok(damage) if damage.is_empty() => Ok(()),
-        Ok(damage) => Err(format!("{damage:?}")),
+        Ok(verified) if verified.damage.is_empty() => Ok(()),
+        Ok(verified) => Err(format!("{:?}", verified.damage)),
         Err(error) => Err(error.to_string()),
     }
 }

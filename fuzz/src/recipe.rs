@@ -121,9 +121,9 @@ impl Recipe {
         let target = scratch.join("dataset");
         let job = Job { target: &target, overwrite: true, budget: BUDGET, progress: &Silent };
         esker_import::import(&request, &job).map_err(|error| error.to_string())?;
-        let dataset = Dataset::open(&target).expect("what was imported opens");
-        let damage = verify(&dataset, 1, &Silent).expect("what was imported can be read");
-        assert!(damage.is_empty(), "imported, but damaged: {damage:?}");
+        Dataset::open(&target).expect("what was imported opens");
+        let verified = verify(&target, 1, &Silent).expect("what was imported can be read");
+        assert!(verified.damage.is_empty(), "imported, but damaged: {:?}", verified.damage);
         Ok(())
     }
 

@@ -56,7 +56,10 @@ impl IdStream for TextIdStream {
                 break;
             }
             if count as u64 == LINE_BYTES && !self.line.ends_with(b"\n") {
-                return Err(row.bad("a node id", format!("a line of more than {LINE_BYTES} characters")));
+                let start = String::from_utf8_lossy(&self.line).into_owned();
+                return Err(
+                    row.bad("a node id", format!("a line of more than {LINE_BYTES} characters, {start}..."))
+                );
             }
             let text = String::from_utf8_lossy(&self.line);
             let text = text.trim();

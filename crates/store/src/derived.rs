@@ -1,7 +1,6 @@
 //! Derived data: what can be computed again from a dataset, kept under `derived/NAME` inside it. Its manifest
 //! carries a hash of everything it was made from, so that it is used only while that has not changed.
 
-use crate::manifest::plain_name;
 use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, sealed};
 use serde::{Deserialize, Serialize};
 use std::fs;

@@ -75,7 +75,7 @@ pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Resu
             Err(error) => damage.push(derived_damage(error)),
         }
     }
-    let bytes = text.len() as u64 + arrays.iter().map(|(_, entry, _)| entry.bytes).sum::<u64>();
+    let bytes = arrays.iter().fold(text.len() as u64, |sum, (_, entry, _)| sum.saturating_add(entry.bytes));
     progress.stage("verify", Some(bytes), Unit::Bytes);
     for (path, entry, rule) in &arrays {
         damage.extend(verify_file(path, entry, *rule, threads, progress)?);

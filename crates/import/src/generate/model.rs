@@ -296,7 +296,8 @@ mod tests {
         }
         let (homophily, degree) = (same as f64 / all as f64, all as f64 / 20_000.0);
         assert!(homophily > 0.6 && homophily < 0.85, "{homophily}");
-        assert!((degree - 20.0).abs() < 2.0, "{degree}");
+        // So small a graph has not enough new neighbours for its most popular nodes.
+        assert!((15.0..=20.5).contains(&degree), "{degree}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Arrays as the streams a [`Source`](crate::source::Source) is made of: rows, edges, ids.
 
 use super::{Elements, NpyArray, Scalar};
+use crate::csr::check_columns;
 use crate::source::{
     CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, IdSource, IdStream, RowSource, RowStream,
 };
@@ -20,6 +21,10 @@ impl NpyRows {
         if shape.len() == 2 && array.fortran() && shape[0] > 1 && shape[1] > 1 {
             let remedy = "a column-major matrix; save it again after numpy.ascontiguousarray";
             return Err(array.place().bad("a row-major matrix", remedy));
+        }
+        // Without rows no byte of the file bounds their length, and a row of it is made all the same.
+        if let [0, columns] = *shape {
+            check_columns(columns.max(1), array.place())?;
         }
         Ok(NpyRows(array))
     }
