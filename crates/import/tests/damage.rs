@@ -90,6 +90,7 @@ fn every_cut_of_the_manifest_and_every_shortened_or_missing_file_is_a_clear_erro
                 fs::write(&file, &whole[..cut]).unwrap();
                 let error = Dataset::open(&dataset).expect_err("a cut file opened").to_string();
                 assert!(error.contains(&name), "{error}");
+                assert!(damage_of(&dataset).iter().any(|damage| damage.path == file), "{name} cut to {cut}");
             }
             fs::write(&file, [&whole[..], b"x"].concat()).unwrap();
             assert!(Dataset::open(&dataset).is_err(), "{name} with a byte more");

@@ -198,12 +198,26 @@ fn verify_file(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<Vec<Damage>> {
-    let layout = entry.layout().expect("checked when the file was opened");
-    let file = File::open(path).map_err(StoreError::io(path))?;
-    let mut page = [0u8; PAGE_BYTES as usize];
-    file.read_exact_at(&mut page, 0).map_err(StoreError::io(path))?;
     let damaged =
         |offset, bytes, problem: &str| Damage { path: path.into(), offset, bytes, problem: problem.into() };
+    let Some(layout) = entry.layout().filter(|layout| layout.file_bytes == entry.bytes) else {
+        return Ok(vec![damaged(0, 0, "its shape and its length in the manifest contradict each other")]);
+    };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(vec![damaged(0, layout.file_bytes, "the file is missing")]);
+        }
+        file => file.map_err(StoreError::io(path))?,
+    };
+    let found_bytes = file.metadata().map_err(StoreError::io(path))?.len();
+    if found_bytes != layout.file_bytes {
+        let problem =
+            format!("the manifest promises {} bytes, the file has {found_bytes}", layout.file_bytes);
+        let (short, long) = (found_bytes.min(layout.file_bytes), found_bytes.max(layout.file_bytes));
+        return Ok(vec![damaged(short, long - short, &problem)]);
+    }
+    let mut page = [0u8; PAGE_BYTES as usize];
+    file.read_exact_at(&mut page, 0).map_err(StoreError::io(path))?;
     let mut damage = Vec::new();
     if page != header_page(entry, &layout) {
         damage.push(damaged(0, PAGE_BYTES, "the header differs from the manifest"));
