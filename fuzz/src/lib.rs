@@ -81,7 +81,7 @@ pub const TARGETS: &[Target] = &[
 ];
 
 fn pickle(_: &Path, bytes: &[u8]) -> Verdict {
-    esker_import::pickle::fuzz(bytes).map_err(|error| error.to_string())
+    esker_import::read::pickle::fuzz(bytes).map_err(|error| error.to_string())
 }
 
 impl Target {

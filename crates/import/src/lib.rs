@@ -6,8 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
-pub mod csr;
-pub mod delimited;
 pub mod dictionary;
 mod error;
 #[cfg(test)]
@@ -16,18 +14,14 @@ pub mod formats;
 pub mod generate;
 pub mod given;
 pub mod hostile;
-pub mod idlist;
-pub mod input;
-pub mod npy;
-pub mod parquet_file;
-pub mod parquet_rows;
-pub mod pickle;
+pub mod read;
 mod request;
 pub mod sort;
 pub mod source;
 mod string_sort;
-mod torch;
 mod workspace;
+
+pub(crate) use read::{csr, delimited, idlist, input, npy, parquet_file, parquet_rows, pickle, torch};
 
 pub use build::{Job, import};
 pub use error::{ImportError, Place, Result};

@@ -240,11 +240,11 @@ impl Manifest {
             return Err(damaged("its id does not belong to its files".into()));
         }
         check_names(&self.files, path)?;
-        if self.nodes.count > MOST_NODES || self.edges.count > MOST_NODES {
-            return Err(damaged(format!(
-                "{} nodes and {} edges are too many",
-                self.nodes.count, self.edges.count
-            )));
+        let classes = self.nodes.labels.as_ref().map_or(0, |labels| labels.classes);
+        let relations = self.edges.relations.as_ref().map_or(0, |relations| relations.count);
+        let counts = [self.nodes.count, self.edges.count, classes, relations];
+        if let Some(count) = counts.into_iter().find(|count| *count > MOST_NODES) {
+            return Err(damaged(format!("it counts {count} of something, more than there can be")));
         }
         for (name, rows, columns, dtypes) in self.expected_files() {
             let Some(entry) = self.entry(&name) else {
