@@ -31,9 +31,9 @@ const DAMAGED: u8 = 3;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    // More than cores: each waits for its reads most of the time.
+    // One reads while another hashes; more than cores only get into each other's way.
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = arguments.threads.unwrap_or((cores * 2).max(4));
+    let threads = arguments.threads.unwrap_or(cores.max(2));
     let path = &arguments.dataset;
     let verified = if arguments.json {
         esker_store::verify(path, threads, &Silent)?
