@@ -19,21 +19,8 @@ impl Format for Csc {
         "in-neighbours as --indptr and --indices, and the files other flags name"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &[
-            "indptr",
-            "indices",
-            "edge-weights",
-            "features",
-            "features-csr",
-            "labels",
-            "train",
-            "valid",
-            "test",
-            "split",
-            "nodes",
-            "delimiter",
-        ]
+    fn flags(&self) -> Vec<&'static str> {
+        [&["indptr", "indices", "edge-weights"], super::GIVEN].concat()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

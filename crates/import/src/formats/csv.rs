@@ -26,23 +26,8 @@ impl Format for Csv {
         "delimited text, plain or .gz: --edges with source, target and perhaps relation columns, numbers or strings"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &[
-            "edges",
-            "header",
-            "columns",
-            "string-ids",
-            "node-ids",
-            "features",
-            "features-csr",
-            "labels",
-            "train",
-            "valid",
-            "test",
-            "split",
-            "nodes",
-            "delimiter",
-        ]
+    fn flags(&self) -> Vec<&'static str> {
+        [&["edges", "header", "columns", "string-ids", "node-ids"], super::GIVEN].concat()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

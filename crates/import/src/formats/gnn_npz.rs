@@ -26,8 +26,8 @@ impl Format for GnnNpz {
     fn about(&self) -> &'static str {
         "gnn-benchmark npz (Amazon, Coauthor): --from FILE.npz; edges are made undirected"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        super::FROM
+    fn flags(&self) -> Vec<&'static str> {
+        super::FROM.to_vec()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

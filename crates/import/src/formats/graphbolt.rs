@@ -87,8 +87,8 @@ impl Format for GraphBolt {
         "a GraphBolt dataset: --from its directory or metadata.yaml; --name chooses among several tasks"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &["from", "name"]
+    fn flags(&self) -> Vec<&'static str> {
+        vec!["from", "name"]
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

@@ -28,8 +28,8 @@ impl Format for Igb {
         "an IGB graph: --from its size directory or processed/; --name 19 or 2K chooses the labels"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &["from", "name"]
+    fn flags(&self) -> Vec<&'static str> {
+        vec!["from", "name"]
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

@@ -43,8 +43,8 @@ impl Format for Mag240m {
     fn about(&self) -> &'static str {
         "MAG240M's papers and citations, unpacked: --from DIR with processed/ and split_dict.pt"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        super::FROM
+    fn flags(&self) -> Vec<&'static str> {
+        super::FROM.to_vec()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

@@ -18,8 +18,8 @@ impl Format for MaskedNpz {
     fn about(&self) -> &'static str {
         "npz with masks (tolokers and its kin): --from FILE.npz [--split-index N]; edges are made undirected"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        super::FROM
+    fn flags(&self) -> Vec<&'static str> {
+        super::FROM.to_vec()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

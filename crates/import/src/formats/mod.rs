@@ -26,7 +26,7 @@ pub trait Format: Sync {
     /// One line for `--help`.
     fn about(&self) -> &'static str;
     /// The reading flags it understands; giving another is an error, not a silence.
-    fn flags(&self) -> &'static [&'static str];
+    fn flags(&self) -> Vec<&'static str>;
     /// The files a request reads, all checked to exist. Their lengths and times of change decide whether an
     /// interrupted import can go on.
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>>;
@@ -36,6 +36,10 @@ pub trait Format: Sync {
 
 /// Flags of formats that are a directory or file of their own, with or without a split inside.
 const FROM: &[&str] = &["from", "train", "valid", "test", "split", "split-index"];
+
+/// Flags that name files beside an edge list, read by `given`.
+const GIVEN: &[&str] =
+    &["features", "features-csr", "labels", "train", "valid", "test", "split", "nodes", "delimiter"];
 
 /// Every format, in the order `--help` lists them.
 pub fn all() -> Vec<&'static dyn Format> {
@@ -68,9 +72,10 @@ pub fn by_name(name: &str) -> Result<&'static dyn Format> {
 /// Refuses a flag that the request's format would not look at.
 pub fn check_flags(request: &Request) -> Result<()> {
     let format = by_name(&request.format)?;
-    match request.given_flags().into_iter().find(|flag| !format.flags().contains(flag)) {
+    let flags = format.flags();
+    match request.given_flags().into_iter().find(|flag| !flags.contains(flag)) {
         Some(flag) => {
-            let known: Vec<String> = format.flags().iter().map(|flag| format!("--{flag}")).collect();
+            let known: Vec<String> = flags.iter().map(|flag| format!("--{flag}")).collect();
             let text =
                 format!("--format {} does not read --{flag}; it reads {}", format.name(), known.join(", "));
             Err(ImportError::Request(text))

@@ -34,8 +34,8 @@ impl Format for Musae {
     fn about(&self) -> &'static str {
         "MUSAE networks (deezer_europe): --from DIR or ZIP [--split FILE.npy --split-index N]; made undirected"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        super::FROM
+    fn flags(&self) -> Vec<&'static str> {
+        super::FROM.to_vec()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

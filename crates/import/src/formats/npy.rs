@@ -18,22 +18,8 @@ impl Format for Npy {
         "numpy arrays: --edges of shape (2, E) or (E, 2), and the files other flags name"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &[
-            "edges",
-            "edge-weights",
-            "edge-times",
-            "node-ids",
-            "features",
-            "features-csr",
-            "labels",
-            "train",
-            "valid",
-            "test",
-            "split",
-            "nodes",
-            "delimiter",
-        ]
+    fn flags(&self) -> Vec<&'static str> {
+        [&["edges", "edge-weights", "edge-times", "node-ids"], super::GIVEN].concat()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

@@ -23,8 +23,8 @@ impl Format for Ogb {
         "an OGB node dataset: --from the directory with raw/ and split/; --name chooses among several splits"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &["from", "name"]
+    fn flags(&self) -> Vec<&'static str> {
+        vec!["from", "name"]
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

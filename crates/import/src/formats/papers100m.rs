@@ -51,8 +51,8 @@ impl Format for Papers100m {
     fn about(&self) -> &'static str {
         "ogbn-papers100M, unpacked: --from DIR with raw/data.npz, raw/node-label.npz, split/time/"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        super::FROM
+    fn flags(&self) -> Vec<&'static str> {
+        super::FROM.to_vec()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

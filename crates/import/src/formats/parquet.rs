@@ -22,22 +22,8 @@ impl Format for Parquet {
         "parquet files: --edges with source, target and perhaps relation columns, and the files other flags name"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &[
-            "edges",
-            "columns",
-            "string-ids",
-            "node-ids",
-            "features",
-            "features-csr",
-            "labels",
-            "train",
-            "valid",
-            "test",
-            "split",
-            "nodes",
-            "delimiter",
-        ]
+    fn flags(&self) -> Vec<&'static str> {
+        [&["edges", "columns", "string-ids", "node-ids"], super::GIVEN].concat()
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

@@ -31,8 +31,8 @@ impl Format for Planetoid {
     fn about(&self) -> &'static str {
         "Planetoid pickles: --from DIR --name cora (citeseer, pubmed); edges are made undirected, loops dropped"
     }
-    fn flags(&self) -> &'static [&'static str] {
-        &["from", "name", "train", "valid", "test", "split"]
+    fn flags(&self) -> Vec<&'static str> {
+        vec!["from", "name", "train", "valid", "test", "split"]
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {

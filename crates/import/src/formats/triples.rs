@@ -26,8 +26,8 @@ impl Format for Triples {
         "a knowledge graph: --from a directory with train, valid and test .txt or .tsv, plain or .gz"
     }
 
-    fn flags(&self) -> &'static [&'static str] {
-        &["from"]
+    fn flags(&self) -> Vec<&'static str> {
+        vec!["from"]
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
