@@ -15,18 +15,16 @@ Examples:
   esker generate papers --preset papers100m --scale 0.01 --memory 512MiB --seed 1
   esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
 
-Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16,
-the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win.
-The same flags give the same bytes, whatever --memory and --threads are.")]
+Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win. The same flags give the same bytes, whatever --memory and --threads are.")]
 pub struct Arguments {
     /// Where the dataset goes
     out: PathBuf,
     /// Shape of a real graph: papers100m, mag240m, friendster or igb
     #[arg(long)]
     preset: Option<String>,
-    /// Part of the preset's nodes to make
-    #[arg(long, default_value_t = 1.0, requires = "preset")]
-    scale: f64,
+    /// Part of the preset's nodes to make; 1 is the whole graph, tens to hundreds of GiB
+    #[arg(long, requires = "preset")]
+    scale: Option<f64>,
     /// Number of nodes
     #[arg(long)]
     nodes: Option<u64>,
@@ -108,9 +106,11 @@ impl Common {
         let progress = Shown::new();
         make(&Job { target: out, overwrite: self.overwrite, budget, progress: &progress })?;
         let dataset = Dataset::open(out)?;
+        let notes = progress.notes();
         let (seconds, peak) = (started.elapsed().as_secs_f64(), peak_resident_bytes());
         if self.json {
             let mut value = crate::info::as_json(&dataset)?;
+            value["notes"] = notes.into();
             value["seconds"] = seconds.into();
             value["peak_host_bytes"] = peak.into();
             value["budget_host_bytes"] = budget.host_bytes.into();
@@ -132,18 +132,20 @@ impl Arguments {
             Some(name) => {
                 let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
                 let preset = Preset::by_name(name).ok_or_else(|| {
-                    anyhow::anyhow!("`{name}` is no preset; use one of {}", names.join(", "))
+                    usage(format!("`{name}` is no preset; use one of {}", names.join(", ")))
                 })?;
-                anyhow::ensure!(
-                    self.scale > 0.0 && self.scale <= 100.0,
-                    "--scale {}: above 0, at most 100",
-                    self.scale
-                );
-                preset.shape(self.scale)
+                let whole = ByteCount(preset.shape(1.0).estimated_bytes());
+                let scale = self.scale.filter(|scale| *scale > 0.0 && *scale <= 100.0);
+                let scale = scale.ok_or_else(|| {
+                    usage(format!(
+                        "--preset {name} wants --scale S, as in 0.01; 1 is the whole graph, {whole}"
+                    ))
+                })?;
+                preset.shape(scale)
             }
             None => {
                 let nodes =
-                    self.nodes.ok_or_else(|| anyhow::anyhow!("say --preset NAME --scale S, or --nodes N"))?;
+                    self.nodes.ok_or_else(|| usage("say --preset NAME --scale S, or --nodes N".into()))?;
                 default_shape(nodes)
             }
         };
@@ -187,6 +189,10 @@ fn popularity(word: &str) -> Result<Popularity, String> {
             "`{word}`: three numbers: exponent above 1, plateau above 0, hubs from 0 to 1, as in 2.4,0.02,0.02"
         )),
     }
+}
+
+fn usage(text: String) -> anyhow::Error {
+    esker_import::ImportError::Request(text).into()
 }
 
 /// A middling graph: skewed like most, five per cent of the nodes train.

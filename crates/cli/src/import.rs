@@ -18,9 +18,7 @@ Examples:
   esker import products --format ogb --from dataset/ogbn_products --add-reverse
   esker import papers --format papers100m --from dataset/ogbn_papers100M --add-reverse --memory 8GiB
 
-Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes
-unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz,
-musae) do so; --as-stored turns that off.")]
+Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz, musae) do so; --as-stored turns that off.")]
 pub struct Arguments {
     /// Where the dataset goes
     out: PathBuf,

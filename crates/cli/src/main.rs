@@ -12,6 +12,7 @@ mod quickstart;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use esker_import::ImportError;
 use std::process::ExitCode;
 
 /// Trains graph neural networks on graphs far larger than memory, on one machine.
@@ -54,6 +55,11 @@ enum Verb {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // Work is resumable at any moment, so stopping needs no ceremony; a word of comfort all the same.
+    let _ = ctrlc::set_handler(|| {
+        note!("\ninterrupted; the same command goes on where it stopped");
+        std::process::exit(130)
+    });
     let result = match arguments.verb {
         Verb::Quickstart(arguments) => quickstart::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
@@ -72,7 +78,10 @@ fn main() -> ExitCode {
             }
         }
         note!("error: {text}");
-        ExitCode::FAILURE
+        match error.downcast_ref::<ImportError>() {
+            Some(ImportError::Request(_)) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
     })
 }
 

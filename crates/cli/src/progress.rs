@@ -16,6 +16,7 @@ pub struct Shown {
     terminal: bool,
     done: AtomicU64,
     stage: Mutex<Option<Stage>>,
+    notes: Mutex<Vec<String>>,
 }
 
 struct Stage {
@@ -29,7 +30,17 @@ struct Stage {
 
 impl Shown {
     pub fn new() -> Shown {
-        Shown { terminal: std::io::stderr().is_terminal(), done: AtomicU64::new(0), stage: Mutex::new(None) }
+        Shown {
+            terminal: std::io::stderr().is_terminal(),
+            done: AtomicU64::new(0),
+            stage: Mutex::new(None),
+            notes: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// What was noted so far.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Stage>> {
@@ -77,6 +88,7 @@ impl Stage {
                 let of = amount(total, self.unit);
                 format!("  {}: {percent}% of {of}, {per_second}/s, {left:.0} s left", self.name)
             }
+            None if done == 0 => format!("  {}: {seconds:.1} s", self.name),
             None => format!("  {}: {} in {seconds:.1} s, {per_second}/s", self.name, amount(done, self.unit)),
         }
     }
@@ -114,6 +126,7 @@ impl Progress for Shown {
     }
 
     fn note(&self, text: &str) {
+        self.notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(text.to_string());
         match self.lock().as_ref().and_then(|stage| stage.bar.as_ref()) {
             Some(bar) => bar.println(format!("note: {text}")),
             None => note!("note: {text}"),

@@ -48,6 +48,16 @@ pub enum ImportError {
         /// The smallest budget that would do.
         minimum_bytes: u64,
     },
+    /// The disk has too little room.
+    #[error("{path}: this takes about {}, the disk has {} free; make it smaller, or use another disk", ByteCount(*.needs_bytes), ByteCount(*.free_bytes))]
+    NoRoom {
+        /// Where it would go.
+        path: PathBuf,
+        /// What it would take.
+        needs_bytes: u64,
+        /// What there is.
+        free_bytes: u64,
+    },
     /// Writing the dataset failed.
     #[error(transparent)]
     Store(#[from] esker_store::StoreError),
@@ -93,6 +103,12 @@ impl Place {
 
     /// The error for a refusal by the operating system, or a broken compressed stream, at this place.
     pub fn io(self, source: io::Error) -> ImportError {
+        // What decompressors say of a download that broke off.
+        let cut = source.kind() == io::ErrorKind::UnexpectedEof || source.to_string().contains("deflate");
+        if cut {
+            return self
+                .bad("more bytes", format!("the end of the file ({source}); is it cut off or damaged?"));
+        }
         ImportError::Io { place: self, source }
     }
 }

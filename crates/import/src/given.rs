@@ -189,18 +189,46 @@ fn open_rows(
 /// says `--label-kind classes` or that NaN means "no label", which only classes need.
 fn open_labels(path: &Path, request: &Request, workspace: &mut Workspace) -> Result<Labels> {
     let OpenRows { rows, whole } = open_rows(path, request, workspace, request.nan_is_unlabelled)?;
-    let kind = request.label_kind.unwrap_or(match (whole, rows.dim()) {
-        (true, 1) => LabelKind::Classes,
-        (true, _) => LabelKind::Multilabel,
-        (false, 1) if request.nan_is_unlabelled => LabelKind::Classes,
-        (false, _) => LabelKind::Real,
-    });
+    let kind = match (request.label_kind, whole, rows.dim()) {
+        (Some(kind), ..) => kind,
+        (None, true, 1) => LabelKind::Classes,
+        (None, true, _) => LabelKind::Multilabel,
+        (None, false, _) => guess_float_labels(&*rows, path, workspace)?,
+    };
     if kind == LabelKind::Classes && rows.dim() != 1 {
         let expected = "one column of classes (for several give --label-kind multilabel or real)";
         return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
     }
     Ok(Labels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
 }
+
+/// Classes are often saved as floats: whole numbers in one column are taken for classes, zeros and ones in several
+/// for labels, anything else for real values. NaN fits all of them.
+fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &Workspace) -> Result<LabelKind> {
+    let (dim, mut row) = (rows.dim().max(1), 0);
+    let (mut stream, mut values) = (rows.open(0)?, Vec::new());
+    let (mut whole, mut flags) = (true, true);
+    while row < rows.rows() && (whole || flags) {
+        let count = (rows.rows() - row).min((LABELS_AT_ONCE / dim as u64).max(1));
+        values.resize(count as usize * dim, 0.0f32);
+        stream.fill(&mut values)?;
+        let mut known = values.iter().filter(|value| !value.is_nan());
+        whole = whole
+            && known.clone().all(|value| *value >= -1.0 && *value == value.trunc() && value.is_finite());
+        flags = flags && known.all(|value| *value == 0.0 || *value == 1.0);
+        row += count;
+    }
+    let (kind, text) = match (dim, whole, flags) {
+        (1, true, _) => (LabelKind::Classes, "whole numbers, taken for classes"),
+        (2.., _, true) => (LabelKind::Multilabel, "zeros and ones, taken for several labels a node"),
+        _ => (LabelKind::Real, "taken for real values"),
+    };
+    workspace.progress.note(&format!("{}: labels are {text} (--label-kind says otherwise)", path.display()));
+    Ok(kind)
+}
+
+/// Label values looked at in one go.
+const LABELS_AT_ONCE: u64 = 1 << 16;
 
 fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) -> Result<Splits> {
     let lists = [&request.train, &request.valid, &request.test];
@@ -344,7 +372,10 @@ mod tests {
         };
         check("y.npy", &integers(&[0, 1]), LabelKind::Classes);
         check("y.npy", &shaped_integers("(2, 2)", &[0, 1, 1, 1]), LabelKind::Multilabel);
-        check("y.npy", &floats("(2,)", &[0.0, 1.0]), LabelKind::Real);
+        check("y.npy", &floats("(2,)", &[0.0, 3.0]), LabelKind::Classes);
+        check("y.npy", &floats("(2,)", &[0.0, 1.5]), LabelKind::Real);
+        check("y.npy", &floats("(2, 2)", &[0.0, 1.0, 1.0, 0.0]), LabelKind::Multilabel);
+        check("y.npy", &floats("(2, 2)", &[0.0, 2.0, 1.0, 0.0]), LabelKind::Real);
         check("y.csv", b"0\n1\n", LabelKind::Classes);
         check("y.csv", b"0.5\n1\n", LabelKind::Real);
         check("y.tsv", b"0\t1\n1\t1\n", LabelKind::Multilabel);

@@ -76,17 +76,27 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
 
     /// Takes records, spilling first when the buffer has no room for them.
     pub fn push(&mut self, records: &[R]) -> Result<()> {
-        for piece in records.chunks(self.capacity) {
+        let mut left = records;
+        while !left.is_empty() {
+            if self.buffer.capacity() == 0 {
+                self.reserve();
+            }
+            let (piece, rest) = left.split_at(left.len().min(self.capacity));
+            left = rest;
             if self.is_full_for(piece.len()) {
                 self.spill()?;
-            }
-            if self.buffer.capacity() == 0 {
-                // Reserved once and touched as it fills, so that a small sort stays small.
-                self.buffer.reserve_exact(self.capacity);
             }
             self.buffer.extend_from_slice(piece);
         }
         Ok(())
+    }
+
+    /// Reserves the buffer once; it is touched as it fills, so that a small sort stays small. A budget beyond what the
+    /// machine would ever give is cut down to what it gives.
+    fn reserve(&mut self) {
+        while self.buffer.try_reserve_exact(self.capacity).is_err() && self.capacity > 1 {
+            self.capacity /= 2;
+        }
     }
 
     /// Sorts the buffer and writes it as a run; all runs so far, synced, are returned.

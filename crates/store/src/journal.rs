@@ -61,6 +61,11 @@ impl Journal {
         self.write()
     }
 
+    /// Whether no step is finished.
+    pub fn is_empty(&self) -> bool {
+        self.lock().steps.is_empty()
+    }
+
     /// Forgets a step.
     pub fn forget(&self, step: &str) -> Result<()> {
         if self.lock().steps.remove(step).is_some() {

@@ -85,6 +85,11 @@ impl Staging {
         Ok((journal, resumed))
     }
 
+    /// Removes everything.
+    pub fn discard(self) -> Result<()> {
+        remove(&self.directory)
+    }
+
     fn keep_only(&self, keep: impl Fn(&str) -> bool) -> Result<()> {
         for found in fs::read_dir(&self.directory).map_err(StoreError::io(&self.directory))? {
             let path = found.map_err(StoreError::io(&self.directory))?.path();

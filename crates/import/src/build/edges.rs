@@ -40,8 +40,10 @@ impl<'a> CheckedEdges<'a> {
                 .expect("the maximum is one of them");
             let id = if edge.source >= nodes { edge.source } else { edge.target };
             let place = self.source.place(self.position + at as u64);
-            let bound =
-                if self.nodes.is_some() { "the number of nodes" } else { "the most a dataset can have" };
+            let bound = match self.nodes {
+                Some(_) => "the number of nodes (of feature or label rows, where there are any)",
+                None => "the most a dataset can have",
+            };
             return Err(place.bad(format!("node ids below {nodes}, {bound}"), id));
         }
         self.position += out.len() as u64;
@@ -158,6 +160,9 @@ struct Spooled {
     edges: u64,
 }
 
+/// Where nobody says how many nodes there are, this many for each edge are taken for a mistake.
+const MOST_NODES_AN_EDGE: u64 = 16;
+
 /// What to do with a source's edges.
 pub struct EdgePlan<'a> {
     pub source: &'a dyn EdgeSource,
@@ -269,8 +274,14 @@ impl EdgePlan<'_> {
         Ok(Some((sorter, spooled)))
     }
 
-    /// One wrong id can ask for terabytes of offsets: better to say so than to fill the disk.
+    /// One wrong id, or ids that are no row numbers, can ask for terabytes of offsets: better to say so than to fill the
+    /// disk.
     fn check_space(&self, nodes: u64, spooled: &Spooled, directory: &Path) -> Result<()> {
+        let most = spooled.edges.saturating_mul(MOST_NODES_AN_EDGE).saturating_add(1 << 20);
+        if self.stated_nodes.is_none() && nodes > most {
+            let expected = "ids that count nodes from 0 (--string-ids numbers them anew where a format has it; --nodes N if this is meant)";
+            return Err(self.source.place(spooled.ids_end_position).bad(expected, nodes - 1));
+        }
         let needs = nodes.saturating_add(1).saturating_mul(8);
         let free = esker_io::available_bytes(directory).unwrap_or(u64::MAX);
         if needs > free {

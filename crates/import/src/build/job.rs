@@ -39,9 +39,23 @@ impl Job<'_> {
             journal: &journal,
             progress: self.progress,
         };
-        workspace.require("making a dataset", 0, MINIMUM_MEMORY_BYTES)?;
-        let manifest = build(&staging, &mut workspace)?;
-        staging.publish(&manifest, fingerprint)?;
-        Ok(manifest)
+        let fits = workspace.require("making a dataset", MINIMUM_MEMORY_BYTES, 0);
+        match fits.and_then(|()| build(&staging, &mut workspace)) {
+            Ok(manifest) => {
+                staging.publish(&manifest, fingerprint)?;
+                Ok(manifest)
+            }
+            // Nothing worth keeping yet: leave nothing behind.
+            Err(error) if journal.is_empty() => {
+                staging.discard()?;
+                Err(error)
+            }
+            Err(error) => {
+                let kept = staging.directory().display();
+                self.progress
+                    .note(&format!("what is done so far is kept in {kept}, for the same command to go on"));
+                Err(error)
+            }
+        }
     }
 }

@@ -104,16 +104,7 @@ impl Builder<'_> {
             columns.push(column);
             files.push(entry);
         }
-        let features = match &source.features {
-            Some(rows) => {
-                let plan = FeaturePlan { dtype: request.dtype, row_normalise: request.row_normalise };
-                let (info, entries) =
-                    write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
-                files.extend(entries);
-                Some(info)
-            }
-            None => None,
-        };
+        // Small things first: a mistake in a split should not cost an hour of features.
         let labels = self.labels(selection, &mut files)?;
         let label_entry = files.iter().find(|entry| entry.name == file::NODE_LABELS).cloned();
         let split_plan = splits::SplitPlan {
@@ -134,6 +125,16 @@ impl Builder<'_> {
         if let Some((_, entries)) = &splits {
             files.extend(entries.clone());
         }
+        let features = match &source.features {
+            Some(rows) => {
+                let plan = FeaturePlan { dtype: request.dtype, row_normalise: request.row_normalise };
+                let (info, entries) =
+                    write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
+                files.extend(entries);
+                Some(info)
+            }
+            None => None,
+        };
         let named =
             self.names("node names", file::NODE_NAMES, source.node_names.as_deref(), selection, &mut files)?;
         let relations = self.relations(&topology, &mut files)?;

@@ -104,7 +104,8 @@ impl SplitPlan<'_> {
                 let kept = self.selection.map_or(Some(*id), |selection| selection.rank(*id));
                 if let Some(node) = kept {
                     if let Some(other) = (0..3).find(|other| sets[*other].contains(node)) {
-                        let found = format!("node {id}, which is in {} already", NAMES[other]);
+                        let mask = if *id <= 1 { " (a mask of 0 and 1? save it as booleans)" } else { "" };
+                        let found = format!("node {id}, which is in {} already{mask}", NAMES[other]);
                         return Err(ids.place(position).bad("each node once, in one split", found));
                     }
                     sets[index].insert(node);
@@ -135,6 +136,9 @@ impl SplitPlan<'_> {
                 }
                 id += 1;
             }
+        }
+        if others == of && of > 0 {
+            return Err(codes.place(0).bad("some nodes with code 0, 1 or 2", "none"));
         }
         if others > 0 {
             let text = format!(

@@ -196,10 +196,11 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     let mut lists =
         ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], layout.nodes, width)?;
     let mut columns = Columns::create(directory, layout.columns)?;
-    let (mut chunk, mut last) = (Vec::new(), None::<R>);
+    let (mut chunk, mut last, mut duplicates) = (Vec::new(), None::<R>, 0u64);
     while sorted.next(&mut chunk)? {
         for record in &chunk {
             if layout.remove_duplicates && last.as_ref().is_some_and(|last| last.same_edge(record)) {
+                duplicates += 1;
                 continue;
             }
             lists.push(record.target(), record.source())?;
@@ -213,6 +214,9 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     result.source_edges = layout.source_edges;
     columns.finish(&mut result)?;
     workspace.progress.finish();
+    if duplicates > 0 {
+        workspace.progress.note(&format!("{} duplicate edges left out", esker_types::grouped(duplicates)));
+    }
     Ok(result)
 }
 

@@ -1,7 +1,8 @@
 //! Delimited text, named file by file: `--edges E.tsv.gz`, with numbers or strings for ids and relations.
 
 use super::Format;
-use crate::delimited::{Dialect, EdgeLayout, Records, TextEdges, parse_id, read_attributes};
+use super::csv_guess::{Guess, Sample};
+use crate::delimited::{Dialect, EdgeLayout, Records, TextEdges, read_attributes};
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
 use crate::source::{Edge, EdgeColumns, Source};
 use crate::{Place, Request, Result, Workspace, given, input};
@@ -40,20 +41,23 @@ impl Format for Csv {
     fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
         let path = request.need(&request.edges, "--edges E.csv")?;
         let plan = Plan::new(request, path)?;
-        plan.notes.iter().for_each(|note| workspace.progress.note(note));
-        let (relations, count) = match plan.named_relations {
+        plan.guess.notes.iter().for_each(|note| workspace.progress.note(note));
+        if plan.guess.named_nodes {
+            super::need_row_order(request)?;
+        }
+        let (relations, count) = match plan.guess.named_relations {
             true => plan.relations(path, workspace)?,
             false => (None, None),
         };
         let edges = TextEdges {
             path: path.to_path_buf(),
             dialect: plan.dialect,
-            layout: plan.layout,
+            layout: plan.guess.layout,
             relations,
             count,
         };
         let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());
-        let mut source = match plan.named_nodes {
+        let mut source = match plan.guess.named_nodes {
             false => given::open(request, workspace, None)?.with_edges(Box::new(edges)),
             true => {
                 let numbered = Numbered::new(workspace, &edges, request.node_ids.as_deref())?;
@@ -109,11 +113,7 @@ impl NamedEdgeStream for TextNames {
 /// How an edge list is to be read, decided from the flags and its first rows.
 struct Plan {
     dialect: Dialect,
-    layout: EdgeLayout,
-    named_nodes: bool,
-    named_relations: bool,
-    /// What was guessed, for the user to check.
-    notes: Vec<String>,
+    guess: Guess,
 }
 
 impl Plan {
@@ -130,63 +130,18 @@ impl Plan {
             let expected = "at least two columns, source and target (another --delimiter?)";
             return Err(Place::at(path, "line 1").bad(expected, first.len()));
         }
-        let (mut layout, by_name) = layout(request, path, &first)?;
-        let guessed_third = request.columns == Default::default() && layout.relation.is_some();
-        let mut first_row = Sample::default();
-        first_row.see(
-            &first[layout.source],
-            &first[layout.target],
-            layout.relation.map(|column| &first[column][..]),
-        );
-        let mut names = Sample::default();
+        let mut sample = Sample::new(first);
         for _ in 0..SAMPLE_ROWS {
             if !records.advance()? {
                 break;
             }
-            let relation = layout.relation.map(|column| records.field(column)).transpose()?;
-            names.see(records.field(layout.source)?, records.field(layout.target)?, relation);
+            let fields =
+                (0..records.width()).map(|column| records.field(column)).collect::<Result<Vec<_>>>()?;
+            sample.see(fields.into_iter());
         }
-        // Two words over numbers, or words that say what they are, make a header.
-        let numbers_below = names.rows > 0 && first_row.both_names && !names.nodes && !request.string_ids;
-        let speaking =
-            is_end(&first[layout.source], SOURCE_WORDS) && is_end(&first[layout.target], TARGET_WORDS);
-        dialect.header = request.header.unwrap_or(by_name || numbers_below || speaking);
-        let mut notes = Vec::new();
-        if !dialect.header {
-            names.merge(first_row);
-        }
-        if guessed_third {
-            settle_third_column(&mut layout, dialect.header.then_some(&first[..]), &names);
-        }
-        let said = |text: &str| format!("{}: {text}", path.display());
-        if request.header.is_none() {
-            let decision = if dialect.header {
-                "a header (--header no if it is an edge)"
-            } else {
-                "an edge (--header yes if not)"
-            };
-            notes.push(said(&format!("the first line is taken for {decision}")));
-        }
-        if guessed_third {
-            let what = match (layout.relation, layout.weight) {
-                (Some(_), _) => "relation",
-                (_, Some(_)) => "weight",
-                _ => "time",
-            };
-            notes.push(said(&format!(
-                "the third column is taken for the {what}; --{what}-column and its kin choose"
-            )));
-        }
-        if guessed_third && first.len() > 3 {
-            notes.push(said("columns behind the third are not read"));
-        }
-        Ok(Plan {
-            dialect,
-            layout,
-            named_nodes: names.nodes || request.string_ids || request.node_ids.is_some(),
-            named_relations: names.relations && layout.relation.is_some(),
-            notes,
-        })
+        let guess = sample.guess(request, path)?;
+        dialect.header = guess.header;
+        Ok(Plan { dialect, guess })
     }
 
     /// The names of the relations and the number of edges, from one pass over the file.
@@ -200,7 +155,7 @@ impl Plan {
             let (mut relations, mut count) = (Relations::default(), 0u64);
             workspace.progress.stage("collect the relations", None, Unit::Count("edges"));
             while records.advance()? {
-                if let Some(column) = self.layout.relation {
+                if let Some(column) = self.guess.layout.relation {
                     relations.see(records.name(column)?, || records.place())?;
                 }
                 count += 1;
@@ -213,111 +168,6 @@ impl Plan {
         })?;
         workspace.hold("names of relations", Relations::memory_bytes(&names))?;
         Ok((Some(Arc::new(Relations::new(names))), Some(count)))
-    }
-}
-
-/// What the first rows look like.
-#[derive(Default, Clone, Copy)]
-struct Sample {
-    rows: u64,
-    /// Some node is no number.
-    nodes: bool,
-    /// Both ends of some row are no numbers.
-    both_names: bool,
-    /// Some relation is no whole number.
-    relations: bool,
-    /// Some relation is no number at all.
-    words: bool,
-}
-
-impl Sample {
-    fn see(&mut self, source: &[u8], target: &[u8], relation: Option<&[u8]>) {
-        // An empty field or a negative number is a mistake, to be reported as such, and no name.
-        let is_name = |field: &[u8]| {
-            !field.is_empty()
-                && parse_id(field).is_none()
-                && parse_id(field.strip_prefix(b"-").unwrap_or(b"x")).is_none()
-        };
-        let is_word = |field: &[u8]| {
-            is_name(field) && std::str::from_utf8(field).is_ok_and(|text| text.trim().parse::<f64>().is_err())
-        };
-        self.rows += 1;
-        self.nodes |= is_name(source) || is_name(target);
-        self.both_names |= is_name(source) && is_name(target);
-        self.relations |= relation.is_some_and(is_name);
-        self.words |= relation.is_some_and(is_word);
-    }
-
-    fn merge(&mut self, other: Sample) {
-        self.rows += other.rows;
-        self.nodes |= other.nodes;
-        self.both_names |= other.both_names;
-        self.relations |= other.relations;
-        self.words |= other.words;
-    }
-}
-
-/// What headers call the two ends of an edge.
-const SOURCE_WORDS: &[&str] =
-    &["source", "src", "from", "head", "subject", "u", "node1", "node_1", "id_1", "source_id", "src_id"];
-const TARGET_WORDS: &[&str] = &[
-    "target",
-    "dst",
-    "dest",
-    "destination",
-    "to",
-    "tail",
-    "object",
-    "v",
-    "node2",
-    "node_2",
-    "id_2",
-    "target_id",
-    "dst_id",
-];
-
-fn is_end(field: &[u8], words: &[&str]) -> bool {
-    let field = field.trim_ascii().to_ascii_lowercase();
-    words.iter().any(|word| word.as_bytes() == field)
-}
-
-/// Columns as the flags say, by name or number; whether a name was used.
-fn layout(request: &Request, path: &Path, first: &[Vec<u8>]) -> Result<(EdgeLayout, bool)> {
-    let columns = &request.columns;
-    let mut by_name = false;
-    let mut find = |word: &String| -> Result<usize> {
-        let number = word.parse::<usize>().ok();
-        let named = first.iter().position(|field| field == word.as_bytes());
-        by_name |= number.is_none();
-        number.or(named).filter(|column| *column < first.len()).ok_or_else(|| {
-            let names: Vec<_> = first.iter().map(|field| String::from_utf8_lossy(field)).collect();
-            Place::at(path, "line 1")
-                .bad(format!("a column `{word}`"), format!("the columns {}", names.join(", ")))
-        })
-    };
-    let mut optional = |word: &Option<String>| word.as_ref().map(&mut find).transpose();
-    let mut layout = EdgeLayout {
-        source: optional(&columns.source)?.unwrap_or(0),
-        target: optional(&columns.target)?.unwrap_or(1),
-        relation: optional(&columns.relation)?,
-        weight: optional(&columns.weight)?,
-        time: optional(&columns.time)?,
-    };
-    if *columns == Default::default() && first.len() > 2 {
-        layout.relation = Some(2);
-    }
-    Ok((layout, by_name))
-}
-
-/// A header that calls the third column weight or time is believed; numbers with a fraction are weights.
-fn settle_third_column(layout: &mut EdgeLayout, header: Option<&[Vec<u8>]>, names: &Sample) {
-    let called = header.map(|header| header[2].trim_ascii().to_ascii_lowercase()).unwrap_or_default();
-    let fractions = names.relations && !names.words;
-    match called.as_slice() {
-        b"time" | b"timestamp" => (layout.relation, layout.time) = (None, Some(2)),
-        b"weight" => (layout.relation, layout.weight) = (None, Some(2)),
-        _ if fractions => (layout.relation, layout.weight) = (None, Some(2)),
-        _ => (),
     }
 }
 
@@ -362,6 +212,8 @@ mod tests {
         assert_eq!(ends("1,2\n3,4\n"), [(1, 2, 0), (3, 4, 0)]);
         assert_eq!(ends("src,dst\n1,2\n3,4\n"), [(1, 2, 0), (3, 4, 0)]);
         assert_eq!(ends("1 2\n3 4"), [(1, 2, 0), (3, 4, 0)]);
+        assert_eq!(ends("# a graph\n# FromNodeId\tToNodeId\n1\t2\n3\t4\n"), [(1, 2, 0), (3, 4, 0)]);
+        assert!(message("# a graph\n1,2\n3\n").contains("line 3"));
         assert_eq!(ends("7\t8\t1\r\n8\t7\t0\r\n"), [(7, 8, 1), (8, 7, 0)]);
     }
 
@@ -412,7 +264,7 @@ mod tests {
         assert!(message("1,2\n3\n").contains("e.csv, line 2: expected 2 fields"));
         assert!(message("1,2\n3,\n").contains("line 2: expected an id"));
         assert!(message("1,2\n3,-4\n").contains("found `-4`"));
-        assert!(message("1,2,x\na,b,\n").contains("line 2: expected a name in column 2, found nothing"));
+        assert!(message("p,q,x\na,b,\n").contains("line 2: expected a name in column 2, found nothing"));
         assert!(
             message("1,2,0.5x\n1,2,7\n3,4,\n").contains("line 3: expected a name in column 2, found nothing")
         );

@@ -3,6 +3,7 @@
 mod classes;
 mod csc;
 mod csv;
+mod csv_guess;
 mod gnn_npz;
 pub mod graphbolt;
 mod igb;
@@ -71,6 +72,14 @@ pub fn by_name(name: &str) -> Result<&'static dyn Format> {
 
 /// Refuses a flag that the request's format would not look at.
 pub fn check_flags(request: &Request) -> Result<()> {
+    if request.split.is_some()
+        && (request.train.is_some() || request.valid.is_some() || request.test.is_some())
+    {
+        return Err(ImportError::Request("give --split, or --train, --valid and --test, not both".into()));
+    }
+    if let Some(from) = request.from.as_ref().filter(|from| !from.exists()) {
+        return Err(ImportError::Missing { path: from.clone(), need: "--from names it".into() });
+    }
     let format = by_name(&request.format)?;
     let flags = format.flags();
     match request.given_flags().into_iter().find(|flag| !flags.contains(flag)) {
@@ -80,6 +89,26 @@ pub fn check_flags(request: &Request) -> Result<()> {
                 format!("--format {} does not read --{flag}; it reads {}", format.name(), known.join(", "));
             Err(ImportError::Request(text))
         }
+        None => Ok(()),
+    }
+}
+
+/// Names are numbered as they appear; rows of other files would meet the wrong nodes.
+fn need_row_order(request: &Request) -> Result<()> {
+    let by_row = [
+        (request.features.is_some(), "--features"),
+        (request.features_csr.is_some(), "--features-csr"),
+        (request.labels.is_some(), "--labels"),
+        (
+            request.train.is_some() || request.valid.is_some() || request.test.is_some(),
+            "--train, --valid and --test",
+        ),
+        (matches!(request.split, Some(crate::SplitChoice::File(_))), "--split FILE"),
+    ];
+    match by_row.into_iter().find(|(given, _)| *given && request.node_ids.is_none()) {
+        Some((_, flag)) => Err(ImportError::Request(format!(
+            "ids are names, and {flag} counts nodes by row: say which name has which row with --node-ids FILE, one name a line"
+        ))),
         None => Ok(()),
     }
 }

@@ -44,6 +44,7 @@ impl Format for Parquet {
         }
         let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());
         let mut source = if edges.kind(Some(0)) == Some(Kind::Text) {
+            super::need_row_order(request)?;
             let numbered = Numbered::new(workspace, &edges, request.node_ids.as_deref())?;
             let given = given::open(request, workspace, Some((numbered.nodes, "the edge list")))?;
             let mut source = given.with_edges(numbered.edges(0, numbered.count));

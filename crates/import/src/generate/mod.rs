@@ -12,7 +12,7 @@ use esker_store::{
     ArrayWriter, EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
     SplitInfo, SplitOver, Staging, file,
 };
-use esker_types::{Dtype, IdWidth, Unit};
+use esker_types::{Dtype, IdWidth, Progress, Unit};
 use model::Model;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
     let fingerprint = format!("generate {} {text}", env!("CARGO_PKG_VERSION"));
     job.make(&fingerprint, |staging, workspace| {
         if workspace.journal.done::<TopologyResult>("topology").is_none() {
-            check_space(shape, staging.directory())?;
+            check_space(shape, staging.directory(), workspace.progress)?;
         }
         workspace
             .hold("centroids of all classes", shape.classes.saturating_mul(shape.dim).saturating_mul(4))?;
@@ -137,18 +137,17 @@ pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
     })
 }
 
-fn check_space(shape: &Shape, directory: &Path) -> Result<()> {
+fn check_space(shape: &Shape, directory: &Path, progress: &dyn Progress) -> Result<()> {
     let needs = shape.estimated_bytes();
-    if let Ok(free) = esker_io::available_bytes(directory)
-        && free < needs
-    {
-        let (needs, free) = (esker_types::ByteCount(needs), esker_types::ByteCount(free));
-        return Err(ImportError::Request(format!(
-            "{}: this graph takes about {needs}, the disk has {free} free; choose a smaller --scale or another disk",
-            directory.display()
-        )));
+    if needs > 1 << 30 {
+        progress.note(&format!("about {} will be written", esker_types::ByteCount(needs)));
     }
-    Ok(())
+    match esker_io::available_bytes(directory) {
+        Ok(free_bytes) if free_bytes < needs => {
+            Err(ImportError::NoRoom { path: directory.to_path_buf(), needs_bytes: needs, free_bytes })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Workspace) -> Result<Manifest> {

@@ -52,13 +52,23 @@ fn guess_delimiter(path: &Path) -> Result<u8> {
     if name.ends_with(".tsv") {
         return Ok(b'\t');
     }
-    let mut line = Vec::new();
-    input::open_text(path)?
-        .take(RECORD_BYTES)
-        .read_until(b'\n', &mut line)
+    let (mut line, mut text) = (Vec::new(), input::open_text(path)?);
+    skip_comments(&mut text)
+        .and_then(|_| text.take(RECORD_BYTES).read_until(b'\n', &mut line))
         .map_err(|error| Place::file(path).io(error))?;
     let found = [b'\t', b',', b';', b' '].into_iter().find(|byte| line.contains(byte));
     Ok(found.unwrap_or(b','))
+}
+
+/// Steps over lines that start with `#` at the start of a file, as SNAP's edge lists have them; how many there were.
+/// Further down such a line is a record like any other: names may start so.
+fn skip_comments(text: &mut dyn BufRead) -> io::Result<u64> {
+    let mut lines = 0;
+    while text.fill_buf()?.first() == Some(&b'#') {
+        text.take(RECORD_BYTES).skip_until(b'\n')?;
+        lines += 1;
+    }
+    Ok(lines)
 }
 
 /// Hands over bytes until a record has had its share.
@@ -90,19 +100,24 @@ pub struct Records {
     reader: csv::Reader<Bounded>,
     left: Arc<AtomicU64>,
     record: csv::ByteRecord,
+    /// Lines before the first record.
+    comments: u64,
 }
 
 impl Records {
     /// Opens `path` at its first record; a header is stepped over.
     pub fn open(path: &Path, dialect: Dialect) -> Result<Records> {
         let left = Arc::new(AtomicU64::new(RECORD_BYTES));
-        let bounded = Bounded { reader: input::open_text(path)?, left: left.clone() };
+        let mut text = input::open_text(path)?;
+        let comments = skip_comments(&mut text).map_err(|error| Place::file(path).io(error))?;
+        let bounded = Bounded { reader: text, left: left.clone() };
         let reader = csv::ReaderBuilder::new()
             .delimiter(dialect.delimiter)
             .quoting(dialect.quoting())
             .has_headers(false)
             .from_reader(bounded);
-        let mut records = Records { path: path.to_path_buf(), reader, left, record: csv::ByteRecord::new() };
+        let mut records =
+            Records { path: path.to_path_buf(), reader, left, record: csv::ByteRecord::new(), comments };
         if dialect.header {
             records.advance()?;
         }
@@ -112,7 +127,7 @@ impl Records {
     /// Moves to the next record; `false` when there is none.
     pub fn advance(&mut self) -> Result<bool> {
         self.left.store(RECORD_BYTES, Relaxed);
-        let line = self.reader.position().line();
+        let line = self.reader.position().line() + self.comments;
         self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error, line))
     }
 
@@ -131,7 +146,7 @@ impl Records {
         match error.into_kind() {
             csv::ErrorKind::Io(error) => place.io(error),
             csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
-                let line = pos.map_or(line, |pos| pos.line());
+                let line = pos.map_or(line, |pos| pos.line() + self.comments);
                 let expected = format!("{expected_len} fields, as in the first line");
                 Place::at(&self.path, format!("line {line}")).bad(expected, format!("{len} fields"))
             }
@@ -154,7 +169,7 @@ impl Records {
 
     /// Where the current record is.
     pub fn place(&self) -> Place {
-        let line = self.record.position().map_or(0, |position| position.line());
+        let line = self.record.position().map_or(0, |position| position.line() + self.comments);
         Place::at(&self.path, format!("line {line}"))
     }
 

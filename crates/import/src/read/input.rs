@@ -27,6 +27,9 @@ pub fn existing(path: &Path, need: &str) -> Result<PathBuf> {
     if path.is_file() {
         return Ok(path.to_path_buf());
     }
+    if path.is_dir() {
+        return Err(Place::file(path).bad("a file", "a directory"));
+    }
     Err(ImportError::Missing { path: path.to_path_buf(), need: need.to_string() })
 }
 

@@ -90,6 +90,11 @@ impl Header {
         let mut start = [0u8; 10];
         let bad = |found: &str| place.clone().bad("a numpy array (.npy)", found);
         reader.read_exact(&mut start).map_err(|_| bad("fewer than 10 bytes"))?;
+        if start.starts_with(b"PK") {
+            return Err(bad(
+                "a zip archive (.npz); save the array alone, or give a sparse matrix to --features-csr",
+            ));
+        }
         if &start[..6] != b"\x93NUMPY" {
             return Err(bad("another file type (no \\x93NUMPY at the start)"));
         }
@@ -180,9 +185,8 @@ impl NpyArray {
     fn checked(path: &Path, member: Option<input::Member>, header: Header, bytes: u64) -> Result<NpyArray> {
         let place = member.as_ref().map_or_else(|| Place::file(path), |member| member.place());
         let Some((scalar, swap)) = Scalar::from_descr(&header.descr) else {
-            return Err(
-                place.bad("an array of integers, floats or booleans", format!("dtype {}", header.descr))
-            );
+            let found = format!("dtype {}; save it as numbers, not as objects or strings", header.descr);
+            return Err(place.bad("an array of integers, floats or booleans", found));
         };
         let array = NpyArray { path: path.to_path_buf(), member, header, scalar, swap };
         array.check_length(bytes)?;
@@ -380,7 +384,16 @@ impl Elements {
             Scalar::I64 => convert!(i64),
             Scalar::U64 => convert!(u64),
             Scalar::F32 => convert!(f32),
-            Scalar::F64 => convert!(f64),
+            Scalar::F64 => {
+                convert!(f64);
+                if let Some(at) = out.iter().position(|value| value.is_infinite()) {
+                    let bytes = &self.bytes[at * 8..at * 8 + 8];
+                    let value = f64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+                    if value.is_finite() {
+                        return Err(self.element_place(out.len() - at).bad("a number that fits f32", value));
+                    }
+                }
+            }
             Scalar::F16 => {
                 let halves: Vec<f16> =
                     self.bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();

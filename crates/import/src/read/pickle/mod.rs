@@ -1,5 +1,5 @@
 //! Python pickles, read as data. Nothing is ever called: a pickle may only name the few constructors in
-//! [`allowed`], each of which is a piece of this file's own code; any other name is refused and told.
+//! `allowed.rs`, each of which is a piece of this file's own code; any other name is refused and told.
 //!
 //! Values live in one table and refer to each other by number. So a value shared a thousand times is stored once,
 //! values that contain themselves are harmless, nothing recurses, and memory stays proportional to the input
