@@ -4,6 +4,7 @@ use esker_import::Job;
 use esker_import::generate::{PRESETS, Popularity, Preset, Shape};
 use esker_store::Dataset;
 use esker_types::{Budget, ByteCount, Dtype, peak_resident_bytes};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -101,6 +102,13 @@ impl Common {
         if let Some(threads) = self.threads {
             rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
         }
+        // Work is resumable at any moment, so stopping needs no ceremony; a word of comfort all the same.
+        let _ = ctrlc::set_handler(|| {
+            if std::io::stderr().is_terminal() {
+                crate::note!("\ninterrupted; the same command goes on where it stopped");
+            }
+            std::process::exit(130)
+        });
         let started = Instant::now();
         let budget = Budget::resolve(self.memory);
         let progress = Shown::new();

@@ -55,11 +55,6 @@ enum Verb {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // Work is resumable at any moment, so stopping needs no ceremony; a word of comfort all the same.
-    let _ = ctrlc::set_handler(|| {
-        note!("\ninterrupted; the same command goes on where it stopped");
-        std::process::exit(130)
-    });
     let result = match arguments.verb {
         Verb::Quickstart(arguments) => quickstart::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),

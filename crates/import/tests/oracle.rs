@@ -448,7 +448,11 @@ fn what_would_have_no_effect_or_lose_something_is_refused() {
         },
         &["per-class", "only 3 nodes"],
     );
-    check_refusal(|d| edge_request(d, &[(0, 1), (0, 1 << 50)]), &["edges.npy, edge 1", "free on this disk"]);
+    check_refusal(|d| edge_request(d, &[(0, 1), (0, 1 << 50)]), &["edges.npy, edge 1", "count nodes from 0"]);
+    check_refusal(
+        |d| Request { nodes: Some(1 << 50), ..edge_request(d, &edges) },
+        &["edges.npy", "free on this disk"],
+    );
     check_refusal(|d| edge_request(d, &[(0, 1), (0, 1 << 60)]), &["edges.npy, edge 1", "a dataset can have"]);
 }
 

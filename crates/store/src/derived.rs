@@ -76,7 +76,7 @@ impl Dataset {
         derived.manifest.inputs == self.inputs_of(&derived.manifest.kind, &derived.manifest.parameters)
     }
 
-    /// Starts making `name`, in place of whatever has that name.
+    /// Starts making `name`, in place of derived data that has that name.
     pub fn derive(&self, name: &str) -> Result<Staging> {
         let directory = self.derived_directory();
         fs::create_dir_all(&directory).map_err(StoreError::io(&directory))?;
@@ -185,6 +185,20 @@ mod tests {
         assert!(dataset.derived("extents", "partitions", &eight).is_none());
         make(&dataset, &nine);
         assert!(dataset.derived("extents", "packed", &nine).is_some());
+    }
+
+    #[test]
+    fn a_kill_behind_the_swap_is_recognised_as_finished() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = dataset(directory.path(), 5);
+        let old = directory.path().join("of-5.partial");
+        fs::create_dir(&old).unwrap();
+        fs::write(old.join("lock"), "replaced").unwrap();
+        assert!(!Staging::is_in_place(made.directory(), "test").unwrap());
+        fs::write(made.directory().join("lock"), "test").unwrap();
+        assert!(!Staging::is_in_place(made.directory(), "another job").unwrap());
+        assert!(Staging::is_in_place(made.directory(), "test").unwrap());
+        assert!(!old.exists() && !made.directory().join("lock").exists());
     }
 
     #[test]

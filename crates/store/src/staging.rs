@@ -8,11 +8,14 @@ use crate::journal::{replace_file, sync_directory};
 use crate::{Dataset, Journal, Manifest, Result, StoreError, file};
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Marks a directory as one of ours; held locked while it is being built, holds the fingerprint once it is complete.
 const LOCK: &str = "lock";
 const WORK: &str = "work";
+/// What the mark of a dataset says that is being replaced.
+const REPLACED: &str = "replaced";
 
 /// A directory being built.
 pub struct Staging {
@@ -37,9 +40,10 @@ impl Staging {
             let source = io::Error::other("a dataset cannot have this name; choose another");
             return Err(StoreError::Io { path: target.to_path_buf(), source });
         };
-        check_replaceable(target, overwrite, manifest_name)?;
         partial.push(".partial");
         let directory = target.with_file_name(partial);
+        recover_aside(target, &aside(&directory))?;
+        check_replaceable(target, overwrite, manifest_name)?;
         if !is_empty(&directory)? && !directory.join(LOCK).exists() {
             return Err(StoreError::Foreign { path: directory });
         }
@@ -52,8 +56,10 @@ impl Staging {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Busy { path: target.to_path_buf() }),
             Err(TryLockError::Error(error)) => return Err(StoreError::io(&lock_path)(error)),
         }
-        // Whoever held the lock until now may have finished and renamed the directory away.
-        if !lock_path.exists() {
+        // Whoever held the lock until now may have finished and renamed the directory away, with the file we opened.
+        let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        let ours = lock.metadata().map_err(StoreError::io(&lock_path))?;
+        if !fs::metadata(&lock_path).is_ok_and(|found| same(&found, &ours)) {
             return Err(StoreError::Busy { path: target.to_path_buf() });
         }
         Ok(Staging { target: target.to_path_buf(), directory, manifest_name, overwrite, lock })
@@ -85,9 +91,26 @@ impl Staging {
         Ok((journal, resumed))
     }
 
+    /// Whether `target` is what the job that `fingerprint` names has just made: a kill came between the rename and the
+    /// last tidying, which is done now.
+    pub fn is_in_place(target: &Path, fingerprint: &str) -> Result<bool> {
+        let marked = fs::read_to_string(target.join(LOCK)).is_ok_and(|text| text == fingerprint);
+        if !marked || Dataset::open(target).is_err() {
+            return Ok(false);
+        }
+        let mut partial = target.as_os_str().to_owned();
+        partial.push(".partial");
+        let old = PathBuf::from(partial);
+        if fs::read_to_string(old.join(LOCK)).is_ok_and(|text| text == REPLACED) {
+            remove_own(&old)?;
+        }
+        remove(&target.join(LOCK))?;
+        Ok(true)
+    }
+
     /// Removes everything.
     pub fn discard(self) -> Result<()> {
-        remove(&self.directory)
+        remove_own(&self.directory)
     }
 
     fn keep_only(&self, keep: impl Fn(&str) -> bool) -> Result<()> {
@@ -131,35 +154,66 @@ impl Staging {
 
     /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced.
     pub fn put_in_place(self) -> Result<()> {
+        remove(&self.work_directory())?;
         let parent = match self.target.parent() {
             Some(parent) if parent != Path::new("") => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
         check_replaceable(&self.target, self.overwrite, self.manifest_name)?;
         if self.target.symlink_metadata().is_ok() {
-            // Marked as ours, so that a kill from here on leaves something the next run may remove.
-            let lock_path = self.target.join(LOCK);
-            fs::write(&lock_path, "replaced").map_err(StoreError::io(&lock_path))?;
-            match esker_io::exchange(&self.directory, &self.target) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                    // Without an atomic swap there is a moment with no dataset; never one with half of one.
-                    let aside = self.directory.with_extension("replaced");
-                    remove(&aside)?;
-                    fs::rename(&self.target, &aside).map_err(StoreError::io(&self.target))?;
-                    fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
-                    fs::rename(&aside, &self.directory).map_err(StoreError::io(&aside))?;
-                }
-                Err(error) => return Err(StoreError::io(&self.target)(error)),
-            }
-            sync_directory(&parent)?;
-            remove(&self.directory)?;
+            self.replace(&parent)?;
         } else {
             fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
             sync_directory(&parent)?;
         }
         remove(&self.target.join(LOCK))
     }
+
+    fn replace(&self, parent: &Path) -> Result<()> {
+        // Marked as ours, so that a kill from here on leaves something the next run may remove, and locked, so that
+        // nobody starts building where the old dataset is being removed.
+        let lock_path = self.target.join(LOCK);
+        let old_lock = File::create(&lock_path).map_err(StoreError::io(&lock_path))?;
+        old_lock.try_lock().map_err(|_| StoreError::Busy { path: self.target.clone() })?;
+        fs::write(&lock_path, REPLACED).map_err(StoreError::io(&lock_path))?;
+        match esker_io::exchange(&self.directory, &self.target) {
+            Ok(()) => {
+                sync_directory(parent)?;
+                remove_own(&self.directory)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                // Without an atomic swap there is a moment with no dataset, never one with half of one; a kill in
+                // between is mended by `recover_aside`.
+                let aside = aside(&self.directory);
+                fs::rename(&self.target, &aside).map_err(StoreError::io(&self.target))?;
+                fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
+                sync_directory(parent)?;
+                remove_own(&aside)
+            }
+            Err(error) => Err(StoreError::io(&self.target)(error)),
+        }
+    }
+}
+
+/// Where a dataset waits while another takes its place, on file systems that cannot swap.
+fn aside(partial: &Path) -> PathBuf {
+    let mut name = partial.as_os_str().to_owned();
+    name.push("-old");
+    PathBuf::from(name)
+}
+
+/// Puts a dataset that was set aside back, or removes it when its successor is in place.
+fn recover_aside(target: &Path, aside: &Path) -> Result<()> {
+    if aside.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    if !fs::read_to_string(aside.join(LOCK)).is_ok_and(|text| text == REPLACED) {
+        return Err(StoreError::Foreign { path: aside.to_path_buf() });
+    }
+    if target.symlink_metadata().is_err() {
+        return fs::rename(aside, target).map_err(StoreError::io(target));
+    }
+    remove_own(aside)
 }
 
 /// Only a dataset may be replaced, and only when that was asked for; an empty directory is no loss.
@@ -188,11 +242,104 @@ fn is_empty(path: &Path) -> Result<bool> {
     }
 }
 
+/// Removes a directory of ours. The mark goes last: a kill in between must not leave something that looks like a
+/// stranger's.
+fn remove_own(directory: &Path) -> Result<()> {
+    for found in fs::read_dir(directory).map_err(StoreError::io(directory))? {
+        let path = found.map_err(StoreError::io(directory))?.path();
+        if path.file_name() != Some(LOCK.as_ref()) {
+            remove(&path)?;
+        }
+    }
+    remove(directory)
+}
+
 /// Removes a file or a directory, if it is there.
 fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(StoreError::io(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A complete directory that only lacks its name.
+    fn complete(target: &Path, text: &str) -> Staging {
+        let staging = Staging::begin(target, true).unwrap();
+        staging.journal("job").unwrap();
+        fs::write(staging.work_directory().join("run-0"), "x").unwrap();
+        staging.complete(text, "job", &[], |_| Ok(())).unwrap();
+        staging
+    }
+
+    fn manifest_of(target: &Path) -> String {
+        fs::read_to_string(target.join(file::MANIFEST)).unwrap()
+    }
+
+    fn names_in(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_kill_before_the_rename_costs_the_rename_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("d");
+        drop(complete(&target, "one"));
+        // As if the kill had come before the work was removed.
+        fs::create_dir(directory.path().join("d.partial/work")).unwrap();
+        let staging = Staging::begin(&target, false).unwrap();
+        assert!(staging.is_complete("job") && !staging.is_complete("another job"));
+        staging.put_in_place().unwrap();
+        assert_eq!((manifest_of(&target), names_in(&target)), ("one".into(), vec!["esker.json".to_string()]));
+        assert_eq!(names_in(directory.path()), ["d"]);
+    }
+
+    #[test]
+    fn replacing_leaves_one_dataset_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("d");
+        complete(&target, "one").put_in_place().unwrap();
+        complete(&target, "two").put_in_place().unwrap();
+        assert_eq!((manifest_of(&target), names_in(directory.path())), ("two".into(), vec!["d".to_string()]));
+    }
+
+    #[test]
+    fn a_dataset_set_aside_by_a_kill_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("d");
+        complete(&target, "one").put_in_place().unwrap();
+        fs::write(target.join(LOCK), REPLACED).unwrap();
+        fs::rename(&target, directory.path().join("d.partial-old")).unwrap();
+        drop(Staging::begin(&target, true).unwrap());
+        assert_eq!(manifest_of(&target), "one");
+    }
+
+    #[test]
+    fn a_half_removed_directory_of_ours_is_removed_by_the_next_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let partial = directory.path().join("d.partial");
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join(LOCK), REPLACED).unwrap();
+        fs::write(partial.join("node-features.bin"), "old").unwrap();
+        complete(&directory.path().join("d"), "new").put_in_place().unwrap();
+        assert_eq!(names_in(directory.path()), ["d"]);
+    }
+
+    #[test]
+    fn two_writers_of_one_name_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("d");
+        let first = Staging::begin(&target, false).unwrap();
+        assert!(matches!(Staging::begin(&target, false), Err(StoreError::Busy { .. })));
+        drop(first);
+        assert!(Staging::begin(&target, false).is_ok());
     }
 }

@@ -23,6 +23,10 @@ impl Job<'_> {
         fingerprint: &str,
         build: impl FnOnce(&Staging, &mut Workspace) -> Result<Manifest>,
     ) -> Result<Manifest> {
+        if Staging::is_in_place(self.target, fingerprint)? {
+            self.progress.note("an earlier run had finished");
+            return Ok(Dataset::open(self.target)?.manifest().clone());
+        }
         let staging = Staging::begin(self.target, self.overwrite)?;
         if staging.is_complete(fingerprint) {
             self.progress.note("an earlier run had finished all but the last step");
@@ -47,7 +51,8 @@ impl Job<'_> {
             }
             // Nothing worth keeping yet: leave nothing behind.
             Err(error) if journal.is_empty() => {
-                staging.discard()?;
+                // What matters is why it failed, not that its empty directory stays.
+                let _ = staging.discard();
                 Err(error)
             }
             Err(error) => {
