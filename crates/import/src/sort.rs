@@ -3,7 +3,7 @@
 //! Records fill a buffer; a full buffer is sorted in place and spilled as a run. Merging takes, from the loaded
 //! part of every run, the records up to the smallest of the parts' last records: whatever is still on disk is
 //! larger. Those pieces are laid end to end and sorted by the standard stable sort, which finds the runs and
-//! merges them, so a merge costs a few nanoseconds a record without a tree of our own.
+//! merges them: no tree of our own.
 
 use crate::Result;
 use bytemuck::Pod;

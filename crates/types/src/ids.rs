@@ -1,10 +1,5 @@
 use serde::{Deserialize, Serialize};
 
-/// A node of the graph, checked to be below the node count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct NodeId(pub u64);
-
 /// How wide node ids are on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

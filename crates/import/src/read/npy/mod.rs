@@ -407,16 +407,8 @@ impl Elements {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::npy;
     use crate::source::EdgeSource;
-
-    fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
-        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((header.len() as u16).to_le_bytes());
-        bytes.extend(header.as_bytes());
-        bytes.extend(data);
-        bytes
-    }
 
     fn check_floats(descr: &str, data: &[u8], expected: &[f32]) {
         let directory = tempfile::tempdir().unwrap();
