@@ -1,17 +1,24 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Zeroed bytes at an address that direct IO accepts.
 pub struct AlignedBuffer {
+    allocation: Arc<Allocation>,
+}
+
+/// Memory that lives as long as anybody needs its address: the buffer, and every queue it is registered with. Only
+/// the buffer touches the bytes.
+pub(crate) struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the buffer owns its bytes and hands them out only through borrows of itself.
-unsafe impl Send for AlignedBuffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for AlignedBuffer {}
+// SAFETY: an allocation hands out its address only; the bytes are reached through the one `AlignedBuffer` that owns it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
 
 impl AlignedBuffer {
     /// `bytes` zeros, aligned to `alignment` (a power of two).
@@ -20,7 +27,21 @@ impl AlignedBuffer {
         // SAFETY: the layout has a size of at least one byte.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        AlignedBuffer { start, layout }
+        AlignedBuffer { allocation: Arc::new(Allocation { start, layout }) }
+    }
+
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
+}
+
+impl Allocation {
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size()
     }
 }
 
@@ -28,18 +49,18 @@ impl Deref for AlignedBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: `start` points at `size` initialised bytes that live as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts(self.allocation.start(), self.allocation.bytes()) }
     }
 }
 
 impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` makes the borrow unique.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts_mut(self.allocation.start(), self.allocation.bytes()) }
     }
 }
 
-impl Drop for AlignedBuffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, freed once.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }

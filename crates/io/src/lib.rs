@@ -1,17 +1,39 @@
 //! Bytes on disks. Knows files, offsets and alignment; knows nothing of graphs.
 //!
-//! So far: sequential streams that leave no trail in the page cache, aligned buffers with direct reads, and
-//! probes of what this machine's IO can do. The reading engine builds on these. The only crate below `cuda`
-//! that may use `unsafe`; every block says why it is sound.
+//! Files are opened together by a [`Disk`] (this machine's, or a simulated one), which takes the best rung of the
+//! ladder that works: io_uring or a pool of threads, past the page cache or through it. Each thread makes a
+//! [`Queue`] of its own and gives it jobs of many [`Piece`]s; a [`Stream`] reads a range from front to back. The
+//! only crate below `cuda` that may use `unsafe`; every block says why it is sound.
 
 mod aligned;
+mod counters;
+mod device;
 mod direct;
+mod disk;
+mod error;
 mod exchange;
+mod layout;
+pub mod limit;
+mod plan;
 mod probe;
+mod queue;
+mod rung;
 mod sequential;
+mod staging;
+mod stream;
 
 pub use aligned::AlignedBuffer;
+pub use counters::Counters;
+pub use device::simulated::{Faults, SimulatedDisk};
+pub use device::{Completion, Device, Request};
 pub use direct::{DIRECT_ALIGN, DirectFile};
+pub use disk::{Access, Disk, Files, ThisMachine};
+pub use error::IoError;
 pub use exchange::exchange;
+pub use layout::{Layout, Place};
+pub use plan::Piece;
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
+pub use queue::{Finished, Queue, Stop};
+pub use rung::{Options, Rung, RungKind};
 pub use sequential::{SequentialReader, SequentialWriter};
+pub use stream::Stream;

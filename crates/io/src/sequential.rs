@@ -160,7 +160,7 @@ pub(crate) fn drop_cached(file: &File, start: u64, end: u64) {
     advise(file, start, length, libc::POSIX_FADV_DONTNEED);
 }
 
-fn advise(file: &File, start: u64, length: u64, advice: i32) {
+pub(crate) fn advise(file: &File, start: u64, length: u64, advice: i32) {
     // SAFETY: a system call on an open descriptor that takes numbers only; failure changes nothing.
     unsafe {
         libc::posix_fadvise(file.as_raw_fd(), start as i64, length as i64, advice);

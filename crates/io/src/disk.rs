@@ -1,0 +1,262 @@
+//! Opening files: which rung of the ladder serves them, and why.
+
+use crate::device::{Device, OpenPart, PoolDevice, UringDevice};
+use crate::layout::Layout;
+use crate::queue::Queue;
+use crate::rung::{Options, Rung, RungKind};
+use crate::{DIRECT_ALIGN, DirectIo, IoError, probe, sequential};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is to be done with files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// Where files are: on this machine, or in a simulation of a bad one.
+pub trait Disk: Send + Sync {
+    /// Opens files together: they share queues.
+    fn open(&self, layouts: &[Layout], access: Access, options: &Options) -> Result<Files, IoError>;
+
+    /// Creates a file of `bytes` bytes (replacing one) and reserves its room on the disk, where that is possible, so
+    /// that a full disk shows here and not in the middle.
+    fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError>;
+}
+
+type Connect = dyn Fn(&Rung, &Options) -> io::Result<Box<dyn Device>> + Send + Sync;
+
+/// Open files and how they are reached. Threads share it; each makes a [`Queue`] of its own.
+pub struct Files {
+    pub(crate) table: Arc<FileTable>,
+    rung: Rung,
+    options: Options,
+    connect: Box<Connect>,
+}
+
+/// What is known of open files.
+pub(crate) struct FileTable {
+    pub files: Vec<OpenFile>,
+}
+
+pub(crate) struct OpenFile {
+    pub layout: Layout,
+    /// Length when it was opened.
+    pub bytes: u64,
+    /// Number of its first part among all parts.
+    pub first_part: u32,
+}
+
+impl FileTable {
+    /// Takes layouts with the lengths of their parts.
+    pub(crate) fn new(layouts: &[Layout], part_bytes: &[u64]) -> FileTable {
+        let mut first_part = 0;
+        let files = layouts.iter().map(|layout| {
+            let parts = layout.parts().len();
+            let bytes = layout.whole_bytes(&part_bytes[first_part..first_part + parts]);
+            let file = OpenFile { layout: layout.clone(), bytes, first_part: first_part as u32 };
+            first_part += parts;
+            file
+        });
+        FileTable { files: files.collect() }
+    }
+
+    /// The path of a part.
+    pub(crate) fn part_path(&self, part: u32) -> &Path {
+        let file = self.files.iter().rev().find(|file| file.first_part <= part);
+        let file = file.expect("parts belong to files");
+        &file.layout.parts()[(part - file.first_part) as usize]
+    }
+}
+
+impl Files {
+    pub(crate) fn new(table: FileTable, rung: Rung, options: Options, connect: Box<Connect>) -> Files {
+        Files { table: Arc::new(table), rung, options, connect }
+    }
+
+    /// Length of file `file` (in the order in which they were given) when it was opened.
+    pub fn bytes(&self, file: usize) -> u64 {
+        self.table.files[file].bytes
+    }
+
+    /// The way these files are reached, and why no better one.
+    pub fn rung(&self) -> &Rung {
+        &self.rung
+    }
+
+    /// The options they were opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The same files with another depth, gap or sizes. The rung and the block stay.
+    pub fn with_options(mut self, change: impl FnOnce(&mut Options)) -> Result<Files, IoError> {
+        let (rung, block_bytes) = (self.options.rung, self.options.block_bytes);
+        change(&mut self.options);
+        (self.options.rung, self.options.block_bytes) = (rung, block_bytes);
+        self.options.check()?;
+        Ok(self)
+    }
+
+    /// A queue to these files for the calling thread.
+    pub fn queue(&self) -> Result<Queue, IoError> {
+        let mut rung = self.rung.clone();
+        let device = match (self.connect)(&rung, &self.options) {
+            // One ring worked when the files were opened; this one more does not. The pool still does.
+            Err(error) if rung.kind.is_uring() && self.options.rung.is_none() => {
+                rung.why_not_better.push(format!("io_uring: one more ring was refused: {error}"));
+                rung.kind = if rung.kind.is_direct() { RungKind::PoolDirect } else { RungKind::PoolBuffered };
+                (self.connect)(&rung, &self.options)
+            }
+            connected => connected,
+        };
+        let device = device.map_err(IoError::Queue)?;
+        Ok(Queue::new(device, self.table.clone(), rung, self.options))
+    }
+}
+
+/// The disks of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ThisMachine;
+
+impl Disk for ThisMachine {
+    fn open(&self, layouts: &[Layout], access: Access, options: &Options) -> Result<Files, IoError> {
+        options.check()?;
+        let paths: Vec<&Path> =
+            layouts.iter().flat_map(|layout| layout.parts()).map(|path| path.as_path()).collect();
+        let mut part_bytes = Vec::new();
+        for path in &paths {
+            let file = File::open(path).map_err(IoError::file(path, "open"))?;
+            part_bytes.push(file.metadata().map_err(IoError::file(path, "open"))?.len());
+        }
+        let rung = choose(&paths, options)?;
+        for layout in layouts {
+            check_stripes(layout, &rung)?;
+        }
+        let parts = paths.iter().map(|path| open_part(path, access, &rung)).collect::<Result<Vec<_>, _>>()?;
+        let parts = Arc::new(parts);
+        let connect = Box::new(move |rung: &Rung, options: &Options| -> io::Result<Box<dyn Device>> {
+            Ok(match rung.kind.is_uring() {
+                true => Box::new(UringDevice::new(parts.clone(), options.depth)?),
+                false => Box::new(PoolDevice::new(parts.clone(), options.depth)?),
+            })
+        });
+        Ok(Files::new(FileTable::new(layouts, &part_bytes), rung, *options, connect))
+    }
+
+    fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError> {
+        for (number, path) in layout.parts().iter().enumerate() {
+            let file = File::create(path).map_err(IoError::file(path, "create"))?;
+            let part_bytes = layout.part_bytes(number, bytes);
+            reserve(&file, part_bytes).map_err(|source| match source.raw_os_error() {
+                Some(libc::ENOSPC | libc::EDQUOT) => {
+                    IoError::Write { path: path.clone(), offset: 0, bytes: part_bytes, source }
+                }
+                _ => IoError::File { path: path.clone(), verb: "create", source },
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes `file` `bytes` long and reserves the room, or only makes it long where the file system cannot reserve.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: a system call on an open descriptor that takes numbers only.
+    let code = unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, bytes as i64) };
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        _ if code == 0 => Ok(()),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => file.set_len(bytes),
+        _ => Err(error),
+    }
+}
+
+fn check_stripes(layout: &Layout, rung: &Rung) -> Result<(), IoError> {
+    let stripe_bytes = layout.place(0).contiguous_bytes;
+    if layout.parts().len() > 1 && !stripe_bytes.is_multiple_of(rung.block_bytes) {
+        let block = rung.block_bytes;
+        return Err(IoError::Option(format!(
+            "{layout}: stripes of {stripe_bytes} bytes cannot be read in blocks of {block}; choose a smaller --io-block"
+        )));
+    }
+    Ok(())
+}
+
+/// The best rung that all of `paths` allow, found by reading from them.
+fn choose(paths: &[&Path], options: &Options) -> Result<Rung, IoError> {
+    let first = paths.first().copied().unwrap_or(Path::new(""));
+    let mut why_not_better = Vec::new();
+    for kind in RungKind::LADDER {
+        if options.rung.is_some_and(|asked| asked != kind) {
+            continue;
+        }
+        let ring = if kind.is_uring() { probe::io_uring(first) } else { Ok(()) };
+        let direct = if kind.is_direct() { direct_for_all(paths, options) } else { Ok(ANYWHERE) };
+        let why = match (ring, direct) {
+            (Ok(()), Ok(direct)) => return Ok(rung(kind, why_not_better, direct, options)),
+            (Err(why), _) => format!("io_uring: {why}"),
+            (_, Err(why)) => format!("O_DIRECT: {why}"),
+        };
+        if options.rung.is_some() {
+            return Err(IoError::Refused { path: first.to_path_buf(), rung: kind.name(), why });
+        }
+        if !why_not_better.contains(&why) {
+            why_not_better.push(why);
+        }
+    }
+    let asked = options.rung.map_or("none", RungKind::name);
+    Err(IoError::Refused { path: first.to_path_buf(), rung: asked, why: "this disk is real".to_string() })
+}
+
+/// Through the page cache any offset will do.
+const ANYWHERE: DirectIo = DirectIo { offset_align: 1, memory_align: 1 };
+
+fn rung(kind: RungKind, why_not_better: Vec<String>, direct: DirectIo, options: &Options) -> Rung {
+    let align_bytes = u64::from(direct.offset_align);
+    Rung {
+        kind,
+        why_not_better,
+        align_bytes,
+        block_bytes: options.block_bytes.unwrap_or(align_bytes).max(align_bytes),
+        memory_align: direct.memory_align as usize,
+    }
+}
+
+/// The alignment that suits all of `paths`.
+fn direct_for_all(paths: &[&Path], options: &Options) -> Result<DirectIo, String> {
+    let mut all = ANYWHERE;
+    for path in paths {
+        let one = probe::direct_io(path)?;
+        all.offset_align = all.offset_align.max(one.offset_align);
+        all.memory_align = all.memory_align.max(one.memory_align);
+    }
+    if u64::from(all.offset_align) > options.max_bytes.min(DIRECT_ALIGN as u64) {
+        return Err(format!("its blocks of {} bytes are larger than a page", all.offset_align));
+    }
+    Ok(all)
+}
+
+fn open_part(path: &Path, access: Access, rung: &Rung) -> Result<OpenPart, IoError> {
+    let open = |direct: bool| {
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let file = File::options().read(true).write(access == Access::Write).custom_flags(flags).open(path);
+        file.map_err(IoError::file(path, "open"))
+    };
+    let direct = rung.kind.is_direct().then(|| open(true)).transpose()?;
+    let buffered = (direct.is_none() || access == Access::Write).then(|| open(false)).transpose()?;
+    if let Some(buffered) = &buffered {
+        // Plans say what they want; the kernel's own read-ahead would only add to it.
+        sequential::advise(buffered, 0, 0, libc::POSIX_FADV_RANDOM);
+    }
+    Ok(OpenPart { direct, buffered })
+}

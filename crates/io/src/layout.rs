@@ -1,0 +1,126 @@
+use std::path::{Path, PathBuf};
+
+/// Where the bytes of a file are: in one file, or dealt out in stripes over several, one on each disk.
+///
+/// Stripe `s` is in part `s % parts`, behind the stripes that part already has. Everything above this sees one
+/// run of bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    parts: Vec<PathBuf>,
+    stripe_bytes: u64,
+}
+
+/// A place in one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Which part.
+    pub part: usize,
+    /// Where in it.
+    pub offset: u64,
+    /// How many bytes of the whole follow there before the next part's turn.
+    pub contiguous_bytes: u64,
+}
+
+impl Layout {
+    /// One plain file.
+    pub fn file(path: &Path) -> Layout {
+        Layout { parts: vec![path.to_path_buf()], stripe_bytes: u64::MAX }
+    }
+
+    /// Stripes of `stripe_bytes` (a multiple of 4096, so that direct reads never straddle two) over `parts`.
+    pub fn striped(parts: Vec<PathBuf>, stripe_bytes: u64) -> Layout {
+        assert!(!parts.is_empty(), "a file has at least one part");
+        assert!(stripe_bytes > 0 && stripe_bytes.is_multiple_of(4096), "stripes are whole pages");
+        if parts.len() == 1 {
+            return Layout::file(&parts[0]);
+        }
+        Layout { parts, stripe_bytes }
+    }
+
+    /// The files.
+    pub fn parts(&self) -> &[PathBuf] {
+        &self.parts
+    }
+
+    /// Where byte `offset` of the whole is.
+    pub fn place(&self, offset: u64) -> Place {
+        if self.parts.len() == 1 {
+            return Place { part: 0, offset, contiguous_bytes: u64::MAX - offset };
+        }
+        let (stripe, within) = (offset / self.stripe_bytes, offset % self.stripe_bytes);
+        let parts = self.parts.len() as u64;
+        let part_offset = stripe / parts * self.stripe_bytes + within;
+        let part = (stripe % parts) as usize;
+        Place { part, offset: part_offset, contiguous_bytes: self.stripe_bytes - within }
+    }
+
+    /// How long part `part` is when the whole has `bytes`.
+    pub fn part_bytes(&self, part: usize, bytes: u64) -> u64 {
+        if self.parts.len() == 1 {
+            return bytes;
+        }
+        let (stripes, rest) = (bytes / self.stripe_bytes, bytes % self.stripe_bytes);
+        let (rounds, turn) = (stripes / self.parts.len() as u64, stripes % self.parts.len() as u64);
+        let own = match (part as u64).cmp(&turn) {
+            std::cmp::Ordering::Less => self.stripe_bytes,
+            std::cmp::Ordering::Equal => rest,
+            std::cmp::Ordering::Greater => 0,
+        };
+        rounds * self.stripe_bytes + own
+    }
+
+    /// How many bytes of the whole can be read when the parts are this long: up to the first byte that is missing.
+    pub fn whole_bytes(&self, part_bytes: &[u64]) -> u64 {
+        if self.parts.len() == 1 {
+            return part_bytes[0];
+        }
+        let parts = self.parts.len() as u64;
+        let ends = part_bytes.iter().zip(0..).map(|(bytes, part)| {
+            let (stripes, rest) = (bytes / self.stripe_bytes, bytes % self.stripe_bytes);
+            (stripes * parts + part) * self.stripe_bytes + rest
+        });
+        ends.min().unwrap_or(0)
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.parts[0].display())?;
+        match self.parts.len() {
+            1 => Ok(()),
+            parts => write!(f, " and {} more", parts - 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_byte_has_one_place_and_parts_are_as_long_as_said(parts in 1usize..5, pages in 1u64..4, bytes in 0u64..100_000) {
+            let names = (0..parts).map(|part| PathBuf::from(part.to_string())).collect();
+            let layout = Layout::striped(names, pages * 4096);
+            let mut ends = vec![0u64; parts];
+            let mut at = 0;
+            while at < bytes {
+                let place = layout.place(at);
+                // Parts are filled from front to back: no holes, nothing twice.
+                prop_assert_eq!(place.offset, ends[place.part]);
+                let now = place.contiguous_bytes.min(bytes - at).min(1000);
+                ends[place.part] += now;
+                at += now;
+            }
+            let said: Vec<u64> = (0..parts).map(|part| layout.part_bytes(part, bytes)).collect();
+            prop_assert_eq!(&said, &ends);
+            prop_assert_eq!(layout.whole_bytes(&said), bytes);
+            if let Some(longest) = said.iter().position(|&bytes| bytes > 0) {
+                let mut cut = said.clone();
+                cut[longest] -= 1;
+                prop_assert!(layout.whole_bytes(&cut) < bytes);
+            }
+        }
+    }
+}

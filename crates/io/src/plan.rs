@@ -1,0 +1,378 @@
+//! From pieces that somebody wants to reads that the disk does.
+//!
+//! Pieces are taken in the order of their offsets; their blocks are merged where they are the same, touch, or lie
+//! within a gap that is cheaper to read than to skip; a read ends at a largest size and where a stripe ends. Each
+//! block is read once however many pieces share it. Pure: opens nothing, so it is tested against a naive twin.
+
+use crate::layout::Layout;
+use std::ops::Range;
+
+/// Bytes of a file that somebody wants, and where in the buffer they go (or, for writes, come from).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Where in the buffer. Pieces that overlap here leave the buffer with the bytes of either.
+    pub at: u64,
+}
+
+impl Piece {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+
+    /// Equal for pieces whose bytes lie in the buffer as they lie in the file.
+    fn shift(&self) -> u64 {
+        self.at.wrapping_sub(self.offset)
+    }
+}
+
+/// What bounds a read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// Reads start and end at multiples of this.
+    pub block_bytes: u64,
+    /// Unwanted bytes between two pieces that are read rather than skipped.
+    pub gap_bytes: u64,
+    /// No read is longer. A multiple of `block_bytes`.
+    pub max_bytes: u64,
+}
+
+/// One read or write of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// Where in the whole file.
+    pub offset: u64,
+    /// How many bytes, whole blocks; the file may end before.
+    pub bytes: u32,
+    /// How many of them are wanted.
+    pub needed: u32,
+    /// Through the page cache: the ragged ends of direct writes.
+    pub buffered: bool,
+    /// The pieces it serves, in [`Plan::pieces_of`].
+    fragments: Range<usize>,
+}
+
+impl Transfer {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + u64::from(self.bytes)
+    }
+}
+
+/// All transfers of a job. Reused from job to job: nothing is allocated once it has grown.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub transfers: Vec<Transfer>,
+    /// Indices of pieces, transfer after transfer.
+    fragments: Vec<u32>,
+    /// Scratch: (offset, index) of pieces in the order of their offsets.
+    order: Vec<(u64, u32)>,
+    /// Scratch: pieces that go on behind the transfer just closed.
+    open: Vec<u32>,
+}
+
+impl Plan {
+    pub(crate) fn clear(&mut self) {
+        self.transfers.clear();
+        self.fragments.clear();
+    }
+
+    /// The pieces that `transfer` serves.
+    pub(crate) fn pieces_of(&self, transfer: &Transfer) -> &[u32] {
+        &self.fragments[transfer.fragments.clone()]
+    }
+
+    /// Plans reads of `pieces`. The sweep keeps one transfer growing; pieces longer than it may get stay open and
+    /// start the next one.
+    pub(crate) fn reads(&mut self, pieces: &[Piece], rules: &Rules, layout: &Layout) {
+        self.clear();
+        self.order.clear();
+        let wanted = pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
+        self.order.extend(wanted.map(|(piece, index)| (piece.offset, index)));
+        if !self.order.is_sorted_by_key(|(offset, _)| *offset) {
+            self.order.sort_unstable();
+        }
+        self.open.clear();
+        let block = rules.block_bytes;
+        let (mut next, mut covered) = (0, 0);
+        while next < self.order.len() || !self.open.is_empty() {
+            let start = if self.open.is_empty() { floor(self.order[next].0, block) } else { covered };
+            let limit = start + rules.max_bytes.min(layout.place(start).contiguous_bytes);
+            let first_fragment = self.fragments.len();
+            let (mut end, mut needed) = (start, start);
+            for &index in &self.open {
+                let piece_end = pieces[index as usize].end();
+                end = end.max(limit.min(ceil(piece_end, block)));
+                needed = needed.max(piece_end.min(limit));
+                self.fragments.push(index);
+            }
+            while let Some(&(offset, index)) = self.order.get(next) {
+                let from = floor(offset, block);
+                if from > end.saturating_add(rules.gap_bytes) || from >= limit {
+                    break;
+                }
+                let piece_end = pieces[index as usize].end();
+                end = end.max(limit.min(ceil(piece_end, block)));
+                needed = needed.max(piece_end.min(limit));
+                self.fragments.push(index);
+                next += 1;
+            }
+            let fragments = first_fragment..self.fragments.len();
+            self.open.clear();
+            for &index in &self.fragments[fragments.clone()] {
+                if pieces[index as usize].end() > end {
+                    self.open.push(index);
+                }
+            }
+            let (bytes, needed) = ((end - start) as u32, (needed - start) as u32);
+            self.transfers.push(Transfer { offset: start, bytes, needed, buffered: false, fragments });
+            covered = end;
+        }
+    }
+
+    /// Plans writes of `pieces`: whole pages (of `page_bytes`) directly, the ragged ends through the page cache, so
+    /// that nothing around a piece is touched. Pages that a buffered write touches are never written directly by a
+    /// neighbour's whole pages, so the two ways do not meet. With `direct` false all goes through the page cache.
+    pub(crate) fn writes(
+        &mut self,
+        pieces: &[Piece],
+        direct: bool,
+        page_bytes: u64,
+        max_bytes: u64,
+        layout: &Layout,
+    ) {
+        self.clear();
+        for (piece, index) in pieces.iter().zip(0u32..) {
+            let (mut from, end) = (piece.offset, piece.end());
+            while from < end {
+                let limit = end.min(from + max_bytes.min(layout.place(from).contiguous_bytes));
+                let page = floor(from, page_bytes);
+                let (to, buffered) = match () {
+                    () if !direct => (limit, true),
+                    () if page < from => (limit.min(page + page_bytes), true),
+                    () if floor(limit, page_bytes) > from => (floor(limit, page_bytes), false),
+                    () => (limit, true),
+                };
+                let bytes = (to - from) as u32;
+                let fragments = self.fragments.len()..self.fragments.len() + 1;
+                self.fragments.push(index);
+                self.transfers.push(Transfer { offset: from, bytes, needed: bytes, buffered, fragments });
+                from = to;
+            }
+        }
+    }
+
+    /// Where in the buffer `transfer` can take place without a copy in between, if the buffer's memory allows it:
+    /// where one piece, or pieces that lie there as in the file, cover it from end to end.
+    pub(crate) fn in_place(&self, transfer: &Transfer, pieces: &[Piece]) -> Option<u64> {
+        let indices = self.pieces_of(transfer);
+        let first = &pieces[*indices.first()? as usize];
+        if first.offset > transfer.offset {
+            return None;
+        }
+        let mut covered = transfer.offset;
+        for &index in indices {
+            let piece = &pieces[index as usize];
+            if piece.shift() == first.shift() && piece.offset <= covered {
+                covered = covered.max(piece.end());
+            }
+        }
+        (covered >= transfer.end()).then(|| transfer.offset.wrapping_add(first.shift()))
+    }
+
+    /// Calls `copy(from, to, bytes)` for everything that `transfer` brought and that is not where it belongs:
+    /// `from` counts from the transfer's start, `to` from the buffer's. `placed` is what [`Plan::in_place`] said, if
+    /// it was followed.
+    pub(crate) fn copies(
+        &self,
+        transfer: &Transfer,
+        pieces: &[Piece],
+        placed: Option<u64>,
+        mut copy: impl FnMut(usize, usize, usize),
+    ) {
+        for &index in self.pieces_of(transfer) {
+            let piece = &pieces[index as usize];
+            let from = piece.offset.max(transfer.offset);
+            let to = piece.end().min(transfer.end());
+            let target = piece.at + (from - piece.offset);
+            if from >= to || placed.is_some_and(|placed| placed + (from - transfer.offset) == target) {
+                continue;
+            }
+            copy((from - transfer.offset) as usize, target as usize, (to - from) as usize);
+        }
+    }
+}
+
+fn floor(offset: u64, block: u64) -> u64 {
+    offset / block * block
+}
+
+fn ceil(offset: u64, block: u64) -> u64 {
+    offset.next_multiple_of(block)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    fn striped(parts: usize) -> Layout {
+        Layout::striped((0..parts).map(|part| PathBuf::from(part.to_string())).collect(), 8192)
+    }
+
+    fn file(bytes: u64) -> Vec<u8> {
+        (0..bytes).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect()
+    }
+
+    /// Carries the plan out in memory and compares with the definition: each piece is a slice of the file.
+    fn check(pieces: &[Piece], rules: &Rules, layout: &Layout, file_bytes: u64) {
+        let file = file(file_bytes);
+        let mut plan = Plan::default();
+        plan.reads(pieces, rules, layout);
+        let room = pieces.iter().map(|piece| piece.at + piece.bytes).max().unwrap_or(0) as usize;
+        let mut buffer = vec![0u8; room];
+        let mut blocks = BTreeSet::new();
+        for transfer in &plan.transfers {
+            assert!(u64::from(transfer.bytes) <= rules.max_bytes && transfer.bytes > 0);
+            assert_eq!(transfer.offset % rules.block_bytes, 0);
+            assert_eq!(u64::from(transfer.bytes) % rules.block_bytes, 0);
+            assert!(u64::from(transfer.bytes) <= layout.place(transfer.offset).contiguous_bytes);
+            for block in transfer.offset / rules.block_bytes..transfer.end() / rules.block_bytes {
+                assert!(blocks.insert(block), "block {block} is read twice");
+            }
+            let got = &file[transfer.offset as usize..(transfer.end().min(file_bytes)) as usize];
+            assert!(got.len() >= transfer.needed as usize);
+            // Both ways of landing must do: in place first, and by copies alone.
+            let placed = plan.in_place(transfer, pieces);
+            if let Some(placed) = placed {
+                let bytes = transfer.bytes as usize;
+                buffer[placed as usize..placed as usize + bytes].copy_from_slice(&got[..bytes]);
+            }
+            plan.copies(transfer, pieces, placed, |from, to, bytes| {
+                assert!(from + bytes <= transfer.needed as usize);
+                buffer[to..to + bytes].copy_from_slice(&got[from..from + bytes]);
+            });
+        }
+        for piece in pieces {
+            let got = &buffer[piece.at as usize..(piece.at + piece.bytes) as usize];
+            assert!(got == &file[piece.offset as usize..piece.end() as usize], "{piece:?}");
+        }
+        if rules.gap_bytes == 0 {
+            let wanted: BTreeSet<u64> = pieces
+                .iter()
+                .filter(|piece| piece.bytes > 0)
+                .flat_map(|piece| piece.offset / rules.block_bytes..piece.end().div_ceil(rules.block_bytes))
+                .collect();
+            assert_eq!(blocks, wanted, "each block that is wanted, and no other");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
+        #[test]
+        fn plans_bring_every_piece_and_each_block_once(
+            spans in prop::collection::vec((0u64..60_000, 0u64..9_000), 0..40),
+            shuffled in any::<bool>(),
+            block in prop::sample::select(vec![1u64, 512, 4096]),
+            gap in prop::sample::select(vec![0u64, 100, 5_000]),
+            parts in 1usize..4,
+        ) {
+            let mut at = 0;
+            let mut pieces: Vec<Piece> = spans
+                .into_iter()
+                .map(|(offset, bytes)| {
+                    let piece = Piece { offset, bytes, at };
+                    at += bytes;
+                    piece
+                })
+                .collect();
+            if !shuffled {
+                pieces.sort_by_key(|piece| piece.offset);
+            }
+            let rules = Rules { block_bytes: block, gap_bytes: gap, max_bytes: 8192 };
+            check(&pieces, &rules, &striped(parts), 69_000);
+        }
+
+        #[test]
+        fn writes_cover_each_piece_once_and_touch_nothing_else(
+            spans in prop::collection::vec((0u64..5_000, 0u64..20_000), 0..10),
+            direct in any::<bool>(),
+            parts in 1usize..4,
+        ) {
+            let (mut offset, mut at) = (0, 0);
+            let mut pieces = Vec::new();
+            for (skip, bytes) in spans {
+                pieces.push(Piece { offset: offset + skip, bytes, at });
+                offset += skip + bytes;
+                at += bytes;
+            }
+            let layout = striped(parts);
+            let mut plan = Plan::default();
+            plan.writes(&pieces, direct, 4096, 12_288, &layout);
+            let mut written = vec![0u32; offset as usize];
+            let (mut by_cache, mut by_disk) = (BTreeSet::new(), BTreeSet::new());
+            for transfer in &plan.transfers {
+                let range = transfer.offset as usize..transfer.end() as usize;
+                written[range].iter_mut().for_each(|count| *count += 1);
+                prop_assert!(plan.in_place(transfer, &pieces).is_some());
+                prop_assert!(u64::from(transfer.bytes) <= layout.place(transfer.offset).contiguous_bytes);
+                let pages = transfer.offset / 4096..transfer.end().div_ceil(4096);
+                if transfer.buffered { by_cache.extend(pages) } else { by_disk.extend(pages) }
+                prop_assert!(transfer.buffered || transfer.offset % 4096 == 0 && transfer.bytes % 4096 == 0);
+            }
+            prop_assert!(by_cache.is_disjoint(&by_disk));
+            prop_assert!(direct || by_disk.is_empty());
+            for (position, count) in written.iter().enumerate() {
+                let wanted = pieces.iter().any(|p| (p.offset..p.end()).contains(&(position as u64)));
+                prop_assert_eq!(*count, u32::from(wanted));
+            }
+        }
+    }
+
+    fn transfers(spans: &[(u64, u64)], rules: Rules) -> Vec<(u64, u32)> {
+        let pieces: Vec<Piece> =
+            spans.iter().map(|&(offset, bytes)| Piece { offset, bytes, at: 0 }).collect();
+        let mut plan = Plan::default();
+        plan.reads(&pieces, &rules, &Layout::file("f".as_ref()));
+        plan.transfers.iter().map(|transfer| (transfer.offset, transfer.bytes)).collect()
+    }
+
+    const RULES: Rules = Rules { block_bytes: 512, gap_bytes: 0, max_bytes: 4096 };
+
+    #[test]
+    fn rows_of_one_block_are_one_read() {
+        assert_eq!(transfers(&[(0, 100), (100, 100), (300, 100)], RULES), [(0, 512)]);
+    }
+
+    #[test]
+    fn a_row_across_an_edge_reads_both_blocks() {
+        assert_eq!(transfers(&[(400, 400)], RULES), [(0, 1024)]);
+    }
+
+    #[test]
+    fn distant_rows_stay_apart_until_the_gap_allows() {
+        let spans = [(0, 512), (1024, 512)];
+        assert_eq!(transfers(&spans, RULES), [(0, 512), (1024, 512)]);
+        assert_eq!(transfers(&spans, Rules { gap_bytes: 512, ..RULES }), [(0, 1536)]);
+    }
+
+    #[test]
+    fn the_largest_size_splits() {
+        assert_eq!(transfers(&[(100, 9000)], RULES), [(0, 4096), (4096, 4096), (8192, 1024)]);
+    }
+
+    #[test]
+    fn rows_in_file_order_land_without_a_copy() {
+        let pieces: Vec<Piece> =
+            (0..4).map(|row| Piece { offset: 1024 + row * 512, bytes: 512, at: 512 * row }).collect();
+        let mut plan = Plan::default();
+        plan.reads(&pieces, &RULES, &Layout::file("f".as_ref()));
+        assert_eq!(plan.transfers.len(), 1);
+        assert_eq!(plan.in_place(&plan.transfers[0], &pieces), Some(0));
+        plan.copies(&plan.transfers[0], &pieces, Some(0), |_, _, _| panic!("nothing is left to copy"));
+    }
+}

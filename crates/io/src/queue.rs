@@ -1,0 +1,608 @@
+//! Jobs of many pieces, carried out by a device that is kept busy.
+//!
+//! A queue belongs to one thread. Jobs are started in order and finished in order; the transfers of the next job
+//! start while the last ones of the job before are still out, so the device never runs dry between two. Memory that
+//! the kernel may write to is owned by the queue (or borrowed by a call that does not return before it is done),
+//! and nothing is let go before it has come back.
+
+use crate::aligned::Allocation;
+use crate::device::{Completion, Device, Request};
+use crate::disk::FileTable;
+use crate::plan::{Piece, Plan, Rules};
+use crate::staging::Staging;
+use crate::{AlignedBuffer, Counters, DIRECT_ALIGN, IoError, Options, Rung};
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// A transfer that the kernel keeps putting off, or that makes no progress, is given up after so many tries.
+const MOST_TRIES: u32 = 100;
+
+/// Reads and writes of open files, many at a time. Made by [`crate::Files::queue`].
+pub struct Queue {
+    // Declared first, so dropped first: a device waits for what is in flight, and then memory may go.
+    device: Box<dyn Device>,
+    table: Arc<FileTable>,
+    rung: Rung,
+    options: Options,
+    jobs: VecDeque<Job>,
+    /// Number of the job in front.
+    first_job: u64,
+    /// Number of the job whose transfers are being started.
+    issuing: u64,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    in_flight: usize,
+    in_flight_bytes: u64,
+    staging: Staging,
+    /// Memory that the device was told about, kept until it is gone.
+    registered: Vec<Arc<Allocation>>,
+    completions: Vec<Completion>,
+    spare_plans: Vec<Plan>,
+    stop: Stop,
+    broken: bool,
+    counters: Counters,
+}
+
+/// Stops a queue from another thread.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Jobs that are not finished end with [`IoError::Cancelled`].
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A finished job: what it was given comes back, for the next one.
+pub struct Finished {
+    /// What [`Queue::submit`] returned.
+    pub job: u64,
+    /// The buffer. After an error its bytes are of no use.
+    pub buffer: AlignedBuffer,
+    /// The pieces.
+    pub pieces: Vec<Piece>,
+    /// Whether all pieces arrived.
+    pub result: Result<(), IoError>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+struct Job {
+    file: usize,
+    direction: Direction,
+    pieces: Vec<Piece>,
+    plan: Plan,
+    /// Transfers started.
+    issued: usize,
+    /// Transfers in flight.
+    running: usize,
+    memory: *mut u8,
+    /// The memory's owner, where the queue is it.
+    owned: Option<AlignedBuffer>,
+    failure: Option<IoError>,
+}
+
+impl Job {
+    fn is_finished(&self) -> bool {
+        self.running == 0 && (self.failure.is_some() || self.issued == self.plan.transfers.len())
+    }
+}
+
+/// What follows from a completion.
+enum Outcome {
+    Done,
+    Again,
+    /// `None`: the file ended, or a write went nowhere.
+    Failed(Option<io::Error>),
+}
+
+/// A transfer in flight.
+struct Slot {
+    job: u64,
+    transfer: usize,
+    request: Request,
+    /// Bytes moved by earlier requests of this transfer.
+    done: u32,
+    tries: u32,
+    /// Where in the buffer it takes place; `None`: in staging memory.
+    placed: Option<u64>,
+    ticket: Option<u64>,
+    started: Instant,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        mut device: Box<dyn Device>,
+        table: Arc<FileTable>,
+        rung: Rung,
+        options: Options,
+    ) -> Queue {
+        let align = (rung.align_bytes as usize).max(rung.memory_align).max(512);
+        let staging = Staging::new((options.staging_bytes as usize).next_multiple_of(align), align);
+        let memory = staging.allocation();
+        // SAFETY: the staging memory is dropped after the device.
+        unsafe { device.register(memory.start(), memory.bytes()) };
+        Queue {
+            device,
+            table,
+            rung,
+            options,
+            jobs: VecDeque::new(),
+            first_job: 0,
+            issuing: 0,
+            slots: Vec::with_capacity(options.depth),
+            free: Vec::new(),
+            in_flight: 0,
+            in_flight_bytes: 0,
+            staging,
+            registered: Vec::new(),
+            completions: Vec::with_capacity(options.depth),
+            spare_plans: Vec::new(),
+            stop: Stop::default(),
+            broken: false,
+            counters: Counters::new(),
+        }
+    }
+
+    /// The way this queue reaches its files.
+    pub fn rung(&self) -> &Rung {
+        &self.rung
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Something with which another thread can stop it.
+    pub fn stopper(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Tells the kernel of a buffer that many jobs will use: reads into it then cost less. Says whether it was
+    /// taken; where not (a limit on locked memory, no ring) all works as before. The memory stays allocated as
+    /// long as the queue lives.
+    pub fn register(&mut self, buffer: &AlignedBuffer) -> bool {
+        let memory = buffer.allocation();
+        self.registered.push(memory.clone());
+        // SAFETY: the queue holds the allocation until after the device is dropped.
+        unsafe { self.device.register(memory.start(), memory.bytes()) }
+    }
+
+    /// Jobs submitted and not yet returned by [`Queue::wait`].
+    pub fn pending(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Starts reading `pieces` of `file` into `buffer`. Returns at once with the job's number; [`Queue::wait`] brings
+    /// the buffer back. Pieces must lie within the buffer.
+    pub fn submit(&mut self, file: usize, pieces: Vec<Piece>, buffer: AlignedBuffer) -> u64 {
+        self.submit_owned(file, Direction::Read, pieces, buffer)
+    }
+
+    /// Starts writing `pieces` of `file` from `buffer`. Pieces of one job must not overlap in the file.
+    pub fn submit_write(&mut self, file: usize, pieces: Vec<Piece>, buffer: AlignedBuffer) -> u64 {
+        self.submit_owned(file, Direction::Write, pieces, buffer)
+    }
+
+    /// Waits for the oldest job. `None`: there is none.
+    pub fn wait(&mut self) -> Option<Finished> {
+        if self.jobs.is_empty() {
+            return None;
+        }
+        self.run(self.first_job);
+        let mut job = self.jobs.pop_front()?;
+        let number = self.first_job;
+        self.first_job += 1;
+        self.issuing = self.issuing.max(self.first_job);
+        let buffer = job.owned.take().expect("a borrowed job does not outlive its call");
+        let result = job.failure.take().map_or(Ok(()), Err);
+        self.spare_plans.push(job.plan);
+        Some(Finished { job: number, buffer, pieces: job.pieces, result })
+    }
+
+    /// Reads `pieces` of `file` into `out` and returns when all is there. Jobs submitted earlier go on meanwhile.
+    pub fn read(&mut self, file: usize, pieces: &[Piece], out: &mut [u8]) -> Result<(), IoError> {
+        self.borrowed(file, Direction::Read, pieces, out.as_mut_ptr(), out.len())
+    }
+
+    /// Writes `pieces` of `file` from `bytes` and returns when the system has them; [`Queue::sync`] makes them safe.
+    pub fn write(&mut self, file: usize, pieces: &[Piece], bytes: &[u8]) -> Result<(), IoError> {
+        // The device only reads from the memory of a write.
+        self.borrowed(file, Direction::Write, pieces, bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Finishes what was submitted and makes everything written safe on the disk.
+    pub fn sync(&mut self) -> Result<(), IoError> {
+        if let Some(last) = self.jobs.len().checked_sub(1) {
+            self.run(self.first_job + last as u64);
+        }
+        self.device.sync().map_err(|(part, source)| IoError::File {
+            path: self.table.part_path(part).to_path_buf(),
+            verb: "sync",
+            source,
+        })
+    }
+
+    /// Drops bytes that were read through the page cache from it; nothing to do on direct rungs.
+    pub(crate) fn forget(&mut self, file: usize, offset: u64, bytes: u64) {
+        if self.rung.kind.is_direct() {
+            return;
+        }
+        let file = &self.table.files[file];
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let place = file.layout.place(at);
+            let now = place.contiguous_bytes.min(end - at);
+            self.device.forget(file.first_part + place.part as u32, place.offset, now);
+            at += now;
+        }
+    }
+
+    fn submit_owned(
+        &mut self,
+        file: usize,
+        direction: Direction,
+        pieces: Vec<Piece>,
+        buffer: AlignedBuffer,
+    ) -> u64 {
+        let memory = buffer.allocation();
+        let (start, bytes) = (memory.start(), memory.bytes());
+        let number = self.begin(file, direction, pieces, start, bytes, Some(buffer));
+        self.fill();
+        if self.in_flight > 0 {
+            self.take_completions(0);
+        }
+        number
+    }
+
+    fn borrowed(
+        &mut self,
+        file: usize,
+        direction: Direction,
+        pieces: &[Piece],
+        memory: *mut u8,
+        bytes: usize,
+    ) -> Result<(), IoError> {
+        let number = self.begin(file, direction, pieces.to_vec(), memory, bytes, None);
+        // A panic on the way must not let the caller's memory go while the kernel has it.
+        let guard = Drain(self);
+        guard.0.run(number);
+        let queue = guard.defuse();
+        let job = queue.jobs.pop_back().expect("the job begun last is the last");
+        queue.issuing = queue.issuing.min(number);
+        queue.spare_plans.push(job.plan);
+        job.failure.map_or(Ok(()), Err)
+    }
+
+    /// Plans a job and puts it in line.
+    fn begin(
+        &mut self,
+        file: usize,
+        direction: Direction,
+        pieces: Vec<Piece>,
+        memory: *mut u8,
+        memory_bytes: usize,
+        owned: Option<AlignedBuffer>,
+    ) -> u64 {
+        for piece in &pieces {
+            let end = piece.at.checked_add(piece.bytes);
+            assert!(end.is_some_and(|end| end <= memory_bytes as u64), "{piece:?}: beyond the buffer");
+        }
+        let mut plan = self.spare_plans.pop().unwrap_or_default();
+        plan.clear();
+        let failure = self.check(file, &pieces).err();
+        let layout = &self.table.files[file].layout;
+        if failure.is_none() && direction == Direction::Read {
+            let (block_bytes, max_bytes) = (self.rung.block_bytes, self.options.max_bytes);
+            plan.reads(&pieces, &Rules { block_bytes, gap_bytes: self.options.gap_bytes, max_bytes }, layout);
+            self.counters.useful_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        } else if failure.is_none() {
+            let page = self.rung.block_bytes.max(DIRECT_ALIGN as u64);
+            plan.writes(&pieces, self.rung.kind.is_direct(), page, self.options.max_bytes, layout);
+        }
+        self.counters.requests += pieces.len() as u64;
+        self.jobs.push_back(Job {
+            file,
+            direction,
+            pieces,
+            plan,
+            issued: 0,
+            running: 0,
+            memory,
+            owned,
+            failure,
+        });
+        self.first_job + self.jobs.len() as u64 - 1
+    }
+
+    /// Everything that can be known before a byte moves.
+    fn check(&self, file: usize, pieces: &[Piece]) -> Result<(), IoError> {
+        if self.broken {
+            return Err(IoError::Queue(io::Error::other("it failed before")));
+        }
+        let file = &self.table.files[file];
+        let end = pieces.iter().map(|piece| piece.offset.saturating_add(piece.bytes)).max().unwrap_or(0);
+        if end > file.bytes {
+            let path = file.layout.parts()[0].clone();
+            return Err(IoError::Ended { path, expected_bytes: end, found_bytes: file.bytes });
+        }
+        Ok(())
+    }
+
+    /// Works until job `number` is finished.
+    fn run(&mut self, number: u64) {
+        loop {
+            if self.stop.0.swap(false, Ordering::AcqRel) {
+                self.give_up(|| IoError::Cancelled);
+            }
+            self.fill();
+            if self.job(number).is_finished() {
+                return;
+            }
+            assert!(self.in_flight > 0, "a job that is not finished has transfers in flight");
+            // A few at a time: fewer calls into the kernel, and the device still has most of its queue.
+            self.take_completions((self.in_flight / 8).clamp(1, 32));
+        }
+    }
+
+    fn job(&mut self, number: u64) -> &mut Job {
+        &mut self.jobs[(number - self.first_job) as usize]
+    }
+
+    /// Starts as many transfers as depth, bytes in flight and staging memory allow.
+    fn fill(&mut self) {
+        let now = Instant::now();
+        while let Some(job) = self.jobs.get((self.issuing - self.first_job) as usize) {
+            if job.failure.is_some() || job.issued == job.plan.transfers.len() {
+                self.issuing += 1;
+                continue;
+            }
+            if self.in_flight >= self.options.depth || !self.start_next(now) {
+                return;
+            }
+        }
+    }
+
+    /// Starts the next transfer of the job being issued; `false` when it must wait for memory or others' bytes.
+    fn start_next(&mut self, now: Instant) -> bool {
+        let number = self.issuing;
+        let job = &mut self.jobs[(number - self.first_job) as usize];
+        let transfer = &job.plan.transfers[job.issued];
+        let bytes = transfer.bytes;
+        if self.in_flight > 0 && self.in_flight_bytes + u64::from(bytes) > self.options.in_flight_bytes {
+            return false;
+        }
+        let align = if transfer.buffered { 1 } else { self.rung.memory_align };
+        let placed = job.plan.in_place(transfer, &job.pieces);
+        let placed = placed.filter(|at| (job.memory as usize + *at as usize).is_multiple_of(align));
+        let (memory, ticket) = match placed {
+            // SAFETY: `in_place` answers with a range of pieces, and pieces were checked to lie within the memory.
+            Some(at) => (unsafe { job.memory.add(at as usize) }, None),
+            None => match self.staging.take(bytes as usize) {
+                Some(staged) => (staged.memory, Some(staged.ticket)),
+                None => return false,
+            },
+        };
+        if job.direction == Direction::Write && ticket.is_some() {
+            job.plan.copies(transfer, &job.pieces, None, |to, from, bytes| {
+                // SAFETY: the source lies within the job's memory, the target within the staged piece, which is the
+                // queue's own.
+                unsafe { std::ptr::copy_nonoverlapping(job.memory.add(from), memory.add(to), bytes) };
+            });
+            self.counters.copied_bytes += u64::from(bytes);
+        }
+        let file = &self.table.files[job.file];
+        let place = file.layout.place(transfer.offset);
+        let tag = self.free.pop().unwrap_or(self.slots.len() as u32);
+        let request = Request {
+            tag,
+            write: job.direction == Direction::Write,
+            buffered: transfer.buffered,
+            part: file.first_part + place.part as u32,
+            offset: place.offset,
+            memory,
+            bytes,
+        };
+        let transfer = job.issued;
+        job.issued += 1;
+        job.running += 1;
+        let slot = Slot { job: number, transfer, request, done: 0, tries: 0, placed, ticket, started: now };
+        match self.slots.get_mut(tag as usize) {
+            Some(place) => *place = slot,
+            None => self.slots.push(slot),
+        }
+        self.in_flight += 1;
+        self.in_flight_bytes += u64::from(bytes);
+        self.push(request, now);
+        true
+    }
+
+    fn push(&mut self, request: Request, now: Instant) {
+        self.counters.started(self.in_flight, now);
+        *(if request.write { &mut self.counters.writes } else { &mut self.counters.reads }) += 1;
+        // SAFETY: the memory is the job's or the staging ring's. A job's memory is owned by the queue, which drops
+        // its device first, or borrowed by `borrowed`, which returns only when the job is finished.
+        unsafe { self.device.push(request) };
+    }
+
+    fn take_completions(&mut self, at_least: usize) {
+        let mut completions = std::mem::take(&mut self.completions);
+        let waited = self.device.wait(at_least, &mut completions);
+        let now = Instant::now();
+        for completion in completions.drain(..) {
+            self.complete(completion, now);
+        }
+        self.completions = completions;
+        if let Err(error) = waited {
+            self.break_down(error);
+        }
+        if self.in_flight == 0 {
+            self.counters.idle(now);
+        }
+    }
+
+    /// One request came back: done, to be continued, to be tried again, or failed.
+    fn complete(&mut self, completion: Completion, now: Instant) {
+        let slot = &mut self.slots[completion.tag as usize];
+        let number = slot.job;
+        let job = &mut self.jobs[(number - self.first_job) as usize];
+        let transfer = &job.plan.transfers[slot.transfer];
+        let moved = completion.result.max(0) as u32;
+        let bytes =
+            if slot.request.write { &mut self.counters.written_bytes } else { &mut self.counters.read_bytes };
+        *bytes += u64::from(moved);
+        let outcome = match completion.result {
+            result if result >= 0 && slot.done + moved >= transfer.needed => Outcome::Done,
+            0 => Outcome::Failed(None),
+            result if result > 0 => {
+                // Direct transfers go on at a block's edge.
+                let align = if transfer.buffered { 1 } else { self.rung.align_bytes as u32 };
+                let done = (slot.done + moved) / align * align;
+                self.counters.continued += 1;
+                slot.tries = if done > slot.done { 0 } else { slot.tries + 1 };
+                slot.done = done;
+                if slot.tries > MOST_TRIES { Outcome::Failed(None) } else { Outcome::Again }
+            }
+            result if matches!(-result, libc::EINTR | libc::EAGAIN) && slot.tries < MOST_TRIES => {
+                self.counters.retried += 1;
+                slot.tries += 1;
+                Outcome::Again
+            }
+            result => Outcome::Failed(Some(io::Error::from_raw_os_error(-result))),
+        };
+        match outcome {
+            // Nobody waits for the bytes of a job that has failed.
+            Outcome::Done | Outcome::Again if job.failure.is_some() => {}
+            Outcome::Done if job.direction == Direction::Read => self.deliver(completion.tag),
+            Outcome::Done => {}
+            Outcome::Again => {
+                let mut request = slot.request;
+                request.offset += u64::from(slot.done);
+                request.bytes -= slot.done;
+                // SAFETY: the first `done` bytes of the transfer's memory are filled; the rest follows them.
+                request.memory = unsafe { request.memory.add(slot.done as usize) };
+                self.push(request, now);
+                return;
+            }
+            Outcome::Failed(source) => {
+                let failure = self.failure(completion.tag, source);
+                self.job(number).failure.get_or_insert(failure);
+            }
+        }
+        self.retire(completion.tag, now);
+    }
+
+    /// Copies what a finished read brought to where it belongs, unless it landed there.
+    fn deliver(&mut self, tag: u32) {
+        let slot = &self.slots[tag as usize];
+        let job = &self.jobs[(slot.job - self.first_job) as usize];
+        let transfer = &job.plan.transfers[slot.transfer];
+        let mut copied = 0;
+        job.plan.copies(transfer, &job.pieces, slot.placed, |from, to, bytes| {
+            copied += bytes;
+            // SAFETY: source and target lie within the transfer's and the job's memory, which no request touches any
+            // more; they may overlap only if the caller's pieces do, which `copy` allows.
+            unsafe { std::ptr::copy(slot.request.memory.add(from), job.memory.add(to), bytes) };
+        });
+        self.counters.copied_bytes += copied as u64;
+    }
+
+    /// `source` is `None` where the file ended, or a write went nowhere.
+    fn failure(&self, tag: u32, source: Option<io::Error>) -> IoError {
+        let slot = &self.slots[tag as usize];
+        let Request { part, write, .. } = slot.request;
+        let path: PathBuf = self.table.part_path(part).to_path_buf();
+        let offset = slot.request.offset + u64::from(slot.done);
+        let bytes = u64::from(slot.request.bytes - slot.done);
+        match source {
+            Some(source) if source.raw_os_error() == Some(libc::ECANCELED) => IoError::Cancelled,
+            None if !write => IoError::Ended { path, expected_bytes: offset + bytes, found_bytes: offset },
+            None => IoError::Write { path, offset, bytes, source: io::ErrorKind::WriteZero.into() },
+            Some(source) if write => IoError::Write { path, offset, bytes, source },
+            Some(source) => IoError::Read { path, offset, bytes, source },
+        }
+    }
+
+    /// The transfer is over, one way or the other.
+    fn retire(&mut self, tag: u32, now: Instant) {
+        let slot = &mut self.slots[tag as usize];
+        self.counters.finished(slot.started, now);
+        self.in_flight -= 1;
+        self.in_flight_bytes -= u64::from(slot.request.bytes);
+        if let Some(ticket) = slot.ticket.take() {
+            self.staging.release(ticket);
+        }
+        let number = slot.job;
+        self.free.push(tag);
+        self.job(number).running -= 1;
+    }
+
+    /// Ends every job that is not finished; what is in flight is still waited for.
+    fn give_up(&mut self, why: impl Fn() -> IoError) {
+        if self.in_flight > 0 {
+            self.device.cancel();
+        }
+        for job in self.jobs.iter_mut().filter(|job| !job.is_finished()) {
+            job.failure.get_or_insert_with(&why);
+        }
+    }
+
+    /// The device itself failed. Dropping it waits for the kernel; then every request is over.
+    fn break_down(&mut self, error: io::Error) {
+        self.device = Box::new(Broken);
+        self.broken = true;
+        self.give_up(|| IoError::Queue(io::Error::new(error.kind(), error.to_string())));
+        self.in_flight = 0;
+        self.in_flight_bytes = 0;
+        for job in &mut self.jobs {
+            job.running = 0;
+        }
+    }
+}
+
+/// Waits for everything in flight when a panic passes.
+struct Drain<'a>(&'a mut Queue);
+
+impl<'a> Drain<'a> {
+    fn defuse(self) -> &'a mut Queue {
+        let queue: *mut Queue = self.0;
+        std::mem::forget(self);
+        // SAFETY: `self` held the unique borrow for 'a and is gone without having run its drop.
+        unsafe { &mut *queue }
+    }
+}
+
+impl Drop for Drain<'_> {
+    fn drop(&mut self) {
+        self.0.break_down(io::Error::other("a job panicked"));
+    }
+}
+
+/// Stands in for a device that failed: takes nothing, as nothing is in flight any more.
+struct Broken;
+
+impl Device for Broken {
+    unsafe fn push(&mut self, _request: Request) {
+        unreachable!("a broken queue starts nothing");
+    }
+    fn wait(&mut self, _at_least: usize, _done: &mut Vec<Completion>) -> io::Result<()> {
+        Ok(())
+    }
+    fn cancel(&mut self) {}
+    unsafe fn register(&mut self, _memory: *mut u8, _bytes: usize) -> bool {
+        false
+    }
+    fn sync(&mut self) -> Result<(), (u32, io::Error)> {
+        Err((0, io::Error::other("the IO queue failed before")))
+    }
+}

@@ -1,0 +1,154 @@
+//! Ways of reaching a disk, best first, and how one is chosen: by trying.
+
+use crate::IoError;
+use std::fmt;
+
+/// A way of reaching a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RungKind {
+    /// io_uring past the page cache.
+    UringDirect,
+    /// io_uring through the page cache.
+    UringBuffered,
+    /// A pool of threads past the page cache.
+    PoolDirect,
+    /// A pool of threads through the page cache. Works everywhere.
+    PoolBuffered,
+    /// No disk at all: memory that behaves like a bad one.
+    Simulated,
+}
+
+impl RungKind {
+    /// The ladder, best first.
+    pub const LADDER: [RungKind; 4] =
+        [RungKind::UringDirect, RungKind::UringBuffered, RungKind::PoolDirect, RungKind::PoolBuffered];
+
+    /// Whether it goes past the page cache.
+    pub fn is_direct(self) -> bool {
+        matches!(self, RungKind::UringDirect | RungKind::PoolDirect | RungKind::Simulated)
+    }
+
+    /// Whether it needs io_uring.
+    pub fn is_uring(self) -> bool {
+        matches!(self, RungKind::UringDirect | RungKind::UringBuffered)
+    }
+
+    /// What people and flags call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            RungKind::UringDirect => "uring-direct",
+            RungKind::UringBuffered => "uring-buffered",
+            RungKind::PoolDirect => "pread-direct",
+            RungKind::PoolBuffered => "pread-buffered",
+            RungKind::Simulated => "simulated",
+        }
+    }
+}
+
+impl fmt::Display for RungKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RungKind::UringDirect => "io_uring + O_DIRECT",
+            RungKind::UringBuffered => "io_uring through the page cache",
+            RungKind::PoolDirect => "a pread pool + O_DIRECT",
+            RungKind::PoolBuffered => "a pread pool through the page cache",
+            RungKind::Simulated => "a simulated disk",
+        })
+    }
+}
+
+/// The rung that was taken, why no better one, and what it asks of offsets and memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rung {
+    /// The way.
+    pub kind: RungKind,
+    /// Why better ways were not taken; empty on the best one.
+    pub why_not_better: Vec<String>,
+    /// What the disk asks of offsets and lengths.
+    pub align_bytes: u64,
+    /// Reads start and end at multiples of this: what the disk asks for, or more where the options say so.
+    pub block_bytes: u64,
+    /// Buffers that are read into without a copy start at a multiple of this.
+    pub memory_align: usize,
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        match self.why_not_better.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", self.why_not_better.join("; ")),
+        }
+    }
+}
+
+/// How files are read and written. The defaults suit an SSD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// A rung to take whether or not it is the best; `None`: the best that works.
+    pub rung: Option<RungKind>,
+    /// Read at least this much at a time, aligned to it, as disks without 512-byte sectors force; `None`: what the
+    /// disk asks for. A power of two.
+    pub block_bytes: Option<u64>,
+    /// Requests in flight.
+    pub depth: usize,
+    /// Unwanted bytes between two pieces that are read rather than skipped.
+    pub gap_bytes: u64,
+    /// No transfer is longer. A power of two.
+    pub max_bytes: u64,
+    /// Bytes in flight: large transfers do not need the depth of small ones.
+    pub in_flight_bytes: u64,
+    /// Memory for what cannot be read in place.
+    pub staging_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            rung: None,
+            block_bytes: None,
+            depth: 256,
+            gap_bytes: 0,
+            max_bytes: 1 << 20,
+            in_flight_bytes: 16 << 20,
+            staging_bytes: 4 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// Most requests in flight that a queue takes.
+    pub const MOST_DEPTH: usize = 16_384;
+
+    pub(crate) fn check(&self) -> Result<(), IoError> {
+        let refuse = |text: String| Err(IoError::Option(text));
+        if !(1..=Options::MOST_DEPTH).contains(&self.depth) {
+            return refuse(format!("an IO depth of {} was asked for; 1 to 16384 work", self.depth));
+        }
+        let block = self.block_bytes.unwrap_or(1);
+        if !block.is_power_of_two() || block > 1 << 20 {
+            return refuse(format!(
+                "an IO block of {block} bytes was asked for; powers of two up to 1 MiB work"
+            ));
+        }
+        if !self.max_bytes.is_power_of_two() || !(4096.max(block)..=1 << 30).contains(&self.max_bytes) {
+            let max = self.max_bytes;
+            return refuse(format!(
+                "a largest read of {max} bytes was asked for; powers of two from 4096 and the IO block to 1 GiB work"
+            ));
+        }
+        if self.staging_bytes < self.max_bytes {
+            return refuse(format!(
+                "{} bytes of staging memory are less than one read of {}",
+                self.staging_bytes, self.max_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// Memory that a queue with these options allocates.
+    pub fn memory_bytes(&self) -> u64 {
+        // A slot, its place in the free list and in the ring, and a completion.
+        self.staging_bytes + self.depth as u64 * 256
+    }
+}

@@ -1,0 +1,285 @@
+//! Thousands of runs on a disk that misbehaves: the right bytes or a named error, never a wrong row, never a hang.
+
+mod support;
+
+use esker_io::{Access, Disk, Faults, IoError, Layout, Options, Piece, SimulatedDisk, Stream};
+use esker_types::random::{Key, below, unit};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+use support::{assert_delivered, buffer, deal, layout, pattern};
+
+const RUNS: u64 = if cfg!(miri) { 20 } else { 10_000 };
+const FILE_BYTES: u64 = if cfg!(miri) { 30_001 } else { 60_001 };
+
+/// Numbers for one run.
+struct Dice(Key, u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.1 += 1;
+        below(self.0.at(self.1), bound)
+    }
+    fn share(&mut self, most: f64) -> f64 {
+        self.1 += 1;
+        // Half the runs are free of this fault.
+        if self.below(2) == 0 { 0.0 } else { unit(self.0.at(self.1)) * most }
+    }
+    fn faults(&mut self, seed: u64) -> Faults {
+        Faults {
+            seed,
+            short: self.share(0.5),
+            put_off: self.share(0.5),
+            read_error: self.share(0.05),
+            write_error: self.share(0.1),
+            room_bytes: u64::MAX,
+            latency: 1 + self.below(200),
+            align_bytes: if self.below(2) == 0 { 512 } else { 4096 },
+        }
+    }
+    fn options(&mut self) -> Options {
+        let max_bytes = 4096 << self.below(5);
+        Options {
+            depth: 1 + self.below(64) as usize,
+            gap_bytes: self.below(3) * 1000,
+            max_bytes,
+            staging_bytes: max_bytes * (1 + self.below(4)),
+            ..Options::default()
+        }
+    }
+    fn pieces(&mut self) -> (Vec<Piece>, usize) {
+        let widest = [8, 512, 4096, 20_000][self.below(4) as usize];
+        let spans: Vec<(u64, u64)> = (0..self.below(80))
+            .map(|_| {
+                let offset = self.below(FILE_BYTES);
+                (offset, (1 + self.below(widest)).min(FILE_BYTES - offset))
+            })
+            .collect();
+        support::pieces(&spans, 0)
+    }
+}
+
+/// How a run ended.
+#[derive(PartialEq)]
+enum End {
+    RightBytes,
+    NamedError,
+}
+
+/// Runs all seeds in a thread that is watched: no progress for a minute is a hang. Both ends must have been seen.
+fn watched(run: fn(u64) -> End) {
+    let (tell, told) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let mut errors = 0;
+        for seed in 0..RUNS {
+            tell.send(seed).ok();
+            errors += u64::from(run(seed) == End::NamedError);
+        }
+        errors
+    });
+    let mut last = 0;
+    loop {
+        match told.recv_timeout(Duration::from_secs(if cfg!(miri) { 3600 } else { 60 })) {
+            Ok(seed) => last = seed,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {last} hangs"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let errors = worker.join().unwrap_or_else(|_| panic!("seed {last} failed"));
+    assert_eq!(last, RUNS - 1);
+    println!("{RUNS} runs, {errors} ended with a named error");
+    assert!(errors > RUNS / 20 && errors < RUNS * 19 / 20, "{errors} errors in {RUNS} runs show too little");
+}
+
+/// An error must be one of those that the faults explain, and must say where.
+fn assert_named(error: &IoError, faults: &Faults, path: &Path) {
+    let said = error.to_string();
+    let explained = match error {
+        IoError::Read { source, .. } => match source.raw_os_error() {
+            Some(libc::EIO) => faults.read_error > 0.0,
+            Some(libc::EAGAIN | libc::EINTR) => faults.put_off > 0.0,
+            _ => false,
+        },
+        IoError::Write { source, .. } => match source.raw_os_error() {
+            Some(libc::EIO) => faults.write_error > 0.0,
+            Some(libc::ENOSPC) => faults.room_bytes < u64::MAX,
+            _ => false,
+        },
+        // A hundred short transfers in a row that do not reach the next sector.
+        IoError::Ended { .. } => faults.short > 0.0,
+        _ => false,
+    };
+    assert!(explained, "{said} with {faults:?}");
+    assert!(
+        said.contains(path.to_str().unwrap()) && said.contains("offset")
+            || matches!(error, IoError::Ended { .. })
+    );
+}
+
+fn disk(dice: &mut Dice, seed: u64, file: &[u8]) -> (SimulatedDisk, Faults, Layout) {
+    let faults = dice.faults(seed);
+    let disk = SimulatedDisk::new(faults);
+    let layout = layout(Path::new("/simulated"), 1 + dice.below(3) as usize);
+    for (path, part) in layout.parts().iter().zip(deal(&layout, file)) {
+        disk.put(path, part);
+    }
+    (disk, faults, layout)
+}
+
+#[test]
+fn reads_bring_the_right_bytes_or_a_named_error() {
+    watched(|seed| {
+        let mut dice = Dice(Key::new(seed), 0);
+        let file = pattern(FILE_BYTES as usize, seed);
+        let (disk, faults, layout) = disk(&mut dice, seed, &file);
+        let files = disk.open(&[layout.clone()], Access::Read, &dice.options()).unwrap();
+        let mut queue = files.queue().unwrap();
+        for _ in 0..1 + dice.below(4) {
+            let (pieces, bytes) = dice.pieces();
+            queue.submit(0, pieces, buffer(bytes));
+        }
+        let (pieces, bytes) = dice.pieces();
+        let mut out = vec![0; bytes];
+        let mut end = End::RightBytes;
+        match queue.read(0, &pieces, &mut out) {
+            Ok(()) => assert_delivered(&pieces, &out, &file, "borrowed"),
+            Err(error) => {
+                assert_named(&error, &faults, Path::new("/simulated"));
+                end = End::NamedError;
+            }
+        }
+        // Some queues are dropped, or stopped, with jobs in flight.
+        let leave = dice.below(8);
+        if leave == 0 {
+            return end;
+        }
+        if leave == 1 {
+            queue.stopper().stop();
+        }
+        while let Some(finished) = queue.wait() {
+            match finished.result {
+                Ok(()) => assert_delivered(&finished.pieces, &finished.buffer, &file, "owned"),
+                Err(IoError::Cancelled) => assert_eq!(leave, 1),
+                Err(error) => {
+                    assert_named(&error, &faults, Path::new("/simulated"));
+                    end = End::NamedError;
+                }
+            }
+        }
+        end
+    });
+}
+
+#[test]
+fn streams_bring_the_right_bytes_or_a_named_error() {
+    watched(|seed| {
+        let mut dice = Dice(Key::new(seed).with(1), 0);
+        let file = pattern(FILE_BYTES as usize, seed);
+        let (disk, faults, layout) = disk(&mut dice, seed, &file);
+        let files = disk.open(&[layout.clone()], Access::Read, &dice.options()).unwrap();
+        let from = dice.below(FILE_BYTES);
+        let to = from + dice.below(FILE_BYTES - from + 1);
+        let chunk = 4096 << dice.below(3);
+        let mut stream = Stream::open(&files, 0, from..to, chunk, 2 + dice.below(3) as usize).unwrap();
+        let mut at = from as usize;
+        loop {
+            match stream.next_chunk() {
+                Ok(Some(chunk)) => {
+                    assert!(chunk == &file[at..at + chunk.len()]);
+                    at += chunk.len();
+                }
+                Ok(None) => {
+                    assert_eq!(at as u64, to);
+                    return End::RightBytes;
+                }
+                Err(error) => {
+                    assert_named(&error, &faults, Path::new("/simulated"));
+                    return End::NamedError;
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_synced() {
+    watched(|seed| {
+        let mut dice = Dice(Key::new(seed).with(2), 0);
+        let mut wanted = pattern(FILE_BYTES as usize, seed);
+        let (disk, faults, layout) = disk(&mut dice, seed, &wanted);
+        let files = disk.open(&[layout.clone()], Access::Write, &dice.options()).unwrap();
+        let mut queue = files.queue().unwrap();
+        let mut synced = wanted.clone();
+        let mut last = (0, 0);
+        for round in 0..3 {
+            let offset = dice.below(FILE_BYTES);
+            let bytes = dice.below(FILE_BYTES - offset) as usize;
+            let source = pattern(bytes, seed ^ (round << 32) ^ 77);
+            last = (offset as usize, bytes);
+            match queue.write(0, &[Piece { offset, bytes: bytes as u64, at: 0 }], &source) {
+                Ok(()) => wanted[offset as usize..offset as usize + bytes].copy_from_slice(&source),
+                Err(error) => {
+                    assert_named(&error, &faults, Path::new("/simulated"));
+                    return End::NamedError;
+                }
+            }
+            let now = parts_of(&disk, &layout);
+            assert_eq!(now, deal(&layout, &wanted), "what was written is there");
+            if round < 2 {
+                queue.sync().unwrap();
+                synced = wanted.clone();
+            }
+        }
+        // After a crash every byte outside the last write is the synced one, and inside it the old or the new.
+        let after = parts_of(&disk.crash(dice.below(1 << 32)), &layout);
+        let (old, new) = (deal(&layout, &synced), deal(&layout, &wanted));
+        let touched = last.0..last.0 + last.1;
+        let mut at = 0;
+        while at < FILE_BYTES {
+            let place = layout.place(at);
+            let (part, offset) = (place.part, place.offset as usize);
+            let byte = after[part][offset];
+            let fresh = touched.contains(&(at as usize)) && byte == new[part][offset];
+            assert!(byte == old[part][offset] || fresh, "byte {at}");
+            at += 1 + dice.below(50);
+        }
+        End::RightBytes
+    });
+}
+
+fn parts_of(disk: &SimulatedDisk, layout: &Layout) -> Vec<Vec<u8>> {
+    layout.parts().iter().map(|path| disk.get(path).unwrap()).collect()
+}
+
+#[test]
+fn a_full_disk_is_named_and_what_was_there_stays() {
+    let disk = SimulatedDisk::new(Faults { room_bytes: 100_000, ..Faults::default() });
+    let (a, b) = (Layout::file(Path::new("/simulated/a")), Layout::file(Path::new("/simulated/b")));
+    disk.create(&a, 60_000).unwrap();
+    let error = disk.create(&b, 60_000).unwrap_err();
+    assert!(error.to_string().contains("/simulated/b") && error.to_string().contains("full"), "{error}");
+    assert_eq!(disk.get(&a.parts()[0]).unwrap(), vec![0; 60_000]);
+}
+
+#[test]
+fn a_bad_sector_fails_only_those_who_need_it() {
+    let path = PathBuf::from("/simulated/f");
+    let disk = SimulatedDisk::new(Faults::default());
+    disk.put(&path, pattern(100_000, 1));
+    disk.damage(&path, 51_200..51_712);
+    let files = disk.open(&[Layout::file(&path)], Access::Read, &Options::default()).unwrap();
+    let mut queue = files.queue().unwrap();
+    let mut out = vec![0; 4096];
+    for row in 0..190 {
+        let read = queue.read(0, &[Piece { offset: row * 512, bytes: 512, at: 0 }], &mut out);
+        match (row, read) {
+            (100, Err(IoError::Read { offset: 51_200, source, .. })) => {
+                assert_eq!(source.raw_os_error(), Some(libc::EIO));
+            }
+            (_, read) => {
+                read.unwrap();
+                assert!(out[..512] == pattern(100_000, 1)[row as usize * 512..][..512]);
+            }
+        }
+    }
+}

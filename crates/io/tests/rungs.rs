@@ -1,0 +1,271 @@
+//! Every rung of the ladder gives the same bytes for the same plans, and does the same to files.
+
+mod support;
+
+use esker_io::{Access, IoError, Layout, Options, Piece, RungKind, Stream};
+use proptest::prelude::*;
+use std::io::Read;
+use support::{assert_delivered, buffer, deal, lay, layout, open, pattern, pieces, rungs};
+
+const FILE_BYTES: usize = 150_001;
+
+fn spans(most: u64) -> impl Strategy<Value = Vec<(u64, u64)>> {
+    // Widths from 1 to 20 000 bytes at any offset, often the same row again, often the file's end.
+    let width = prop_oneof![1u64..600, 1u64..20_001, Just(512), Just(4096)];
+    let span = (0u64..FILE_BYTES as u64, width, 0u8..8).prop_map(move |(offset, bytes, kind)| {
+        let offset = match kind {
+            0 => offset / 512 * 512,
+            1 => FILE_BYTES as u64 - bytes.min(FILE_BYTES as u64),
+            2 => offset % 3 * bytes,
+            _ => offset,
+        };
+        (
+            offset.min(FILE_BYTES as u64),
+            bytes.min(most).min(FILE_BYTES as u64 - offset.min(FILE_BYTES as u64)),
+        )
+    });
+    prop::collection::vec(span, 0..60)
+}
+
+fn options() -> impl Strategy<Value = Options> {
+    let block = prop::sample::select(vec![None, Some(4096u64)]);
+    let gap = prop::sample::select(vec![0u64, 700, 20_000]);
+    let max = prop::sample::select(vec![4096u64, 16_384, 1 << 20]);
+    (block, gap, max, 1usize..40).prop_map(|(block_bytes, gap_bytes, max_bytes, depth)| Options {
+        block_bytes,
+        gap_bytes,
+        max_bytes,
+        depth,
+        staging_bytes: max_bytes * 2,
+        ..Options::default()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn every_rung_reads_the_same_bytes(
+        spans in spans(20_000), more in spans(20_000), options in options(), parts in 1usize..4,
+        pad in 0u64..3, shift in 0usize..3,
+    ) {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = pattern(FILE_BYTES, 1);
+        let layout = layout(directory.path(), parts);
+        lay(&layout, &file);
+        for rung in rungs(directory.path()) {
+            let files = open(&layout, Access::Read, rung, options).unwrap();
+            prop_assert_eq!(files.bytes(0), FILE_BYTES as u64);
+            let mut queue = files.queue().unwrap();
+            // Two jobs of the queue's own, and one borrowed, at an odd address, that overtakes nobody.
+            let (own, own_bytes) = pieces(&more, 0);
+            let first = queue.submit(0, own.clone(), buffer(own_bytes));
+            let second = queue.submit(0, own.clone(), buffer(own_bytes));
+            let (borrowed, bytes) = pieces(&spans, pad);
+            let mut out = vec![0u8; bytes + shift];
+            queue.read(0, &borrowed, &mut out[shift..]).unwrap();
+            assert_delivered(&borrowed, &out[shift..], &file, rung.name());
+            for number in [first, second] {
+                let finished = queue.wait().unwrap();
+                prop_assert_eq!(finished.job, number);
+                finished.result.unwrap();
+                assert_delivered(&own, &finished.buffer, &file, rung.name());
+            }
+            prop_assert!(queue.wait().is_none());
+            let counters = queue.counters();
+            prop_assert!(counters.deepest <= options.depth as u64);
+            prop_assert_eq!(counters.useful_bytes, borrowed.iter().chain(&own).chain(&own).map(|p| p.bytes).sum::<u64>());
+        }
+    }
+
+    #[test]
+    fn every_rung_writes_the_same_bytes_and_nothing_around_them(
+        steps in prop::collection::vec((0u64..9_000, 0u64..20_000), 1..12), parts in 1usize..4, shift in 0u64..2,
+    ) {
+        let mut offset = 0;
+        let spans: Vec<(u64, u64)> = steps
+            .iter()
+            .map(|&(skip, bytes)| {
+                offset += skip + bytes;
+                (offset - bytes, bytes)
+            })
+            .filter(|&(offset, bytes)| offset + bytes <= FILE_BYTES as u64)
+            .collect();
+        let (mut pieces, bytes) = pieces(&spans, 0);
+        pieces.iter_mut().for_each(|piece| piece.at += shift);
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let layout = layout(directory.path(), parts);
+        for rung in rungs(directory.path()) {
+            let mut wanted = pattern(FILE_BYTES, 2);
+            lay(&layout, &wanted);
+            let mut source = buffer(bytes + shift as usize);
+            source.copy_from_slice(&pattern(bytes + shift as usize, 3));
+            for piece in &pieces {
+                let (from, to) = (piece.at as usize, piece.offset as usize);
+                wanted[to..to + piece.bytes as usize].copy_from_slice(&source[from..from + piece.bytes as usize]);
+            }
+            let files = open(&layout, Access::Write, rung, Options { depth: 4, ..Options::default() }).unwrap();
+            let mut queue = files.queue().unwrap();
+            let half = pieces.len() / 2;
+            queue.write(0, &pieces[..half], &source).unwrap();
+            queue.submit_write(0, pieces[half..].to_vec(), source);
+            queue.sync().unwrap();
+            queue.wait().unwrap().result.unwrap();
+            // What was written is read back by the same queue, and by anybody else.
+            let mut back = vec![0u8; FILE_BYTES];
+            queue.read(0, &[Piece { offset: 0, bytes: FILE_BYTES as u64, at: 0 }], &mut back).unwrap();
+            prop_assert!(back == wanted, "{rung:?}");
+            for (path, part) in layout.parts().iter().zip(deal(&layout, &wanted)) {
+                prop_assert!(std::fs::read(path).unwrap() == part, "{rung:?}: {}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn streams_bring_any_range_in_order(from in 0u64..FILE_BYTES as u64, bytes in 0u64..FILE_BYTES as u64, pages in 1u64..9, parts in 1usize..4) {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = pattern(FILE_BYTES, 1);
+        let layout = layout(directory.path(), parts);
+        lay(&layout, &file);
+        let end = (from + bytes).min(FILE_BYTES as u64);
+        for rung in rungs(directory.path()) {
+            let files = open(&layout, Access::Read, rung, Options::default()).unwrap();
+            let mut stream = Stream::open(&files, 0, from..end, pages * 4096, 3).unwrap();
+            let mut got = Vec::new();
+            while let Some(chunk) = stream.next_chunk().unwrap() {
+                prop_assert!(!chunk.is_empty());
+                got.extend_from_slice(chunk);
+            }
+            prop_assert!(got == file[from as usize..end as usize], "{rung:?}");
+            let mut got = Vec::new();
+            Stream::open(&files, 0, from..end, pages * 4096, 3).unwrap().read_to_end(&mut got).unwrap();
+            prop_assert!(got == file[from as usize..end as usize], "{rung:?}");
+        }
+    }
+}
+
+fn on_every_rung(bytes: usize, check: impl Fn(RungKind, &Layout)) {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let layout = Layout::file(&directory.path().join("f"));
+    let rungs = rungs(directory.path());
+    assert!(rungs.contains(&RungKind::PoolBuffered), "the last rung works everywhere");
+    for rung in rungs {
+        lay(&layout, &pattern(bytes, 1));
+        check(rung, &layout);
+    }
+}
+
+#[test]
+fn a_piece_beyond_the_file_is_refused_before_anything_is_read() {
+    on_every_rung(10_000, |rung, layout| {
+        let mut queue = open(layout, Access::Read, rung, Options::default()).unwrap().queue().unwrap();
+        for (offset, bytes) in [(9_999, 2), (10_000, 1), (u64::MAX, 1), (0, 10_001)] {
+            let mut out = vec![0; 20_000];
+            let error = queue.read(0, &[Piece { offset, bytes, at: 0 }], &mut out).unwrap_err();
+            assert!(matches!(error, IoError::Ended { found_bytes: 10_000, .. }), "{error}");
+        }
+        assert_eq!(queue.counters().reads, 0);
+        // The queue is as good as before.
+        let mut out = vec![0; 10_000];
+        queue.read(0, &[Piece { offset: 0, bytes: 10_000, at: 0 }], &mut out).unwrap();
+        assert!(out == pattern(10_000, 1));
+    });
+}
+
+#[test]
+fn a_file_cut_while_it_is_open_is_an_error_that_names_it() {
+    on_every_rung(100_000, |rung, layout| {
+        let mut queue = open(layout, Access::Read, rung, Options::default()).unwrap().queue().unwrap();
+        let file = std::fs::File::options().write(true).open(&layout.parts()[0]).unwrap();
+        file.set_len(50_001).unwrap();
+        let mut out = vec![0; 100_000];
+        let error = queue.read(0, &[Piece { offset: 0, bytes: 100_000, at: 0 }], &mut out).unwrap_err();
+        assert!(matches!(error, IoError::Ended { .. }), "{rung:?}: {error}");
+        assert!(error.to_string().contains("esker verify"), "{error}");
+        queue.read(0, &[Piece { offset: 0, bytes: 50_000, at: 0 }], &mut out).unwrap();
+        assert!(out[..50_000] == pattern(50_000, 1), "{rung:?}");
+    });
+}
+
+#[test]
+fn a_queue_dropped_with_jobs_in_flight_gives_nothing_back_early() {
+    on_every_rung(1 << 20, |rung, layout| {
+        for _ in 0..20 {
+            let mut queue = open(layout, Access::Read, rung, Options::default()).unwrap().queue().unwrap();
+            let rows: Vec<(u64, u64)> = (0..2_000).map(|row| (row * 523 % 1_000_000, 512)).collect();
+            for _ in 0..3 {
+                let (pieces, bytes) = pieces(&rows, 0);
+                queue.submit(0, pieces, buffer(bytes));
+            }
+            drop(queue);
+            // Memory that the kernel still wrote to would be somebody else's by now.
+            let others = vec![7u8; 3 << 20];
+            assert!(others.iter().all(|byte| *byte == 7));
+        }
+    });
+}
+
+#[test]
+fn a_queue_that_is_stopped_says_so_and_goes_on_with_the_next_job() {
+    on_every_rung(1 << 20, |rung, layout| {
+        let options = Options { depth: 2, ..Options::default() };
+        let mut queue = open(layout, Access::Read, rung, options).unwrap().queue().unwrap();
+        // Far apart, so that each is a read of its own and two are soon in flight.
+        let rows: Vec<(u64, u64)> = (0..900).map(|row| (row * 1153, 100)).collect();
+        let (pieces, bytes) = pieces(&rows, 0);
+        queue.submit(0, pieces.clone(), buffer(bytes));
+        queue.stopper().stop();
+        let finished = queue.wait().unwrap();
+        assert!(matches!(finished.result, Err(IoError::Cancelled)), "{rung:?}");
+        let mut out = vec![0; bytes];
+        queue.read(0, &pieces, &mut out).unwrap();
+        assert_delivered(&pieces, &out, &pattern(1 << 20, 1), rung.name());
+    });
+}
+
+#[test]
+fn a_dense_batch_reads_each_block_once() {
+    on_every_rung(1 << 20, |rung, layout| {
+        // 400-byte rows, every other one: 2621 of 2621 blocks hold a part of one, or nearly so.
+        let mut queue = open(layout, Access::Read, rung, Options::default()).unwrap().queue().unwrap();
+        let rows: Vec<u64> = (0..2_600).map(|row| row * 401 % 2_600).filter(|row| row % 3 != 0).collect();
+        let spans: Vec<(u64, u64)> = rows.iter().map(|row| (row * 400, 400)).collect();
+        let (pieces, bytes) = pieces(&spans, 0);
+        let mut out = vec![0; bytes];
+        queue.read(0, &pieces, &mut out).unwrap();
+        let block = queue.rung().block_bytes;
+        let blocks: std::collections::BTreeSet<u64> =
+            spans.iter().flat_map(|(at, bytes)| at / block..(at + bytes).div_ceil(block)).collect();
+        assert_eq!(queue.counters().read_bytes, blocks.len() as u64 * block, "{rung:?}");
+        assert_eq!(queue.counters().requests, rows.len() as u64);
+        let runs = blocks.iter().filter(|block| !blocks.contains(&(*block + 1))).count() as u64;
+        assert!(queue.counters().reads <= runs + (1 << 20) / 4096, "{rung:?}: {:?}", queue.counters().reads);
+    });
+}
+
+#[test]
+fn files_are_created_at_their_length_with_their_room_reserved() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let layout = layout(directory.path(), 3);
+    use esker_io::{Disk, ThisMachine};
+    ThisMachine.create(&layout, 50_000).unwrap();
+    let files = ThisMachine.open(&[layout.clone()], Access::Write, &Options::default()).unwrap();
+    assert_eq!(files.bytes(0), 50_000);
+    let error = ThisMachine.create(&layout, 1 << 60).unwrap_err();
+    assert!(error.to_string().contains("part-0"), "{error}");
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_in_words() {
+    on_every_rung(4096, |rung, layout| {
+        for bad in [
+            Options { depth: 0, ..Options::default() },
+            Options { block_bytes: Some(1000), ..Options::default() },
+            Options { max_bytes: 100, ..Options::default() },
+            Options { staging_bytes: 4096, ..Options::default() },
+        ] {
+            let error = open(layout, Access::Read, rung, bad).map(|_| ()).unwrap_err();
+            assert!(matches!(error, IoError::Option(_)), "{error}");
+        }
+    });
+}
