@@ -74,7 +74,7 @@ mod tests {
             for (bytes, choice) in steps {
                 if let Some(staged) = staging.take(bytes) {
                     let start = staged.memory as usize - base;
-                    prop_assert!(start % 512 == 0 && start + bytes <= 16_384);
+                    prop_assert!(start.is_multiple_of(512) && start + bytes <= 16_384);
                     prop_assert!(out.iter().all(|&(_, from, to)| start + bytes <= from || to <= start));
                     out.push((staged.ticket, start, start + bytes));
                 } else {

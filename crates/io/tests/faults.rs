@@ -132,7 +132,7 @@ fn reads_bring_the_right_bytes_or_a_named_error() {
         let mut dice = Dice(Key::new(seed), 0);
         let file = pattern(FILE_BYTES as usize, seed);
         let (disk, faults, layout) = disk(&mut dice, seed, &file);
-        let files = disk.open(&[layout.clone()], Access::Read, &dice.options()).unwrap();
+        let files = disk.open(std::slice::from_ref(&layout), Access::Read, &dice.options()).unwrap();
         let mut queue = files.queue().unwrap();
         for _ in 0..1 + dice.below(4) {
             let (pieces, bytes) = dice.pieces();
@@ -176,7 +176,7 @@ fn streams_bring_the_right_bytes_or_a_named_error() {
         let mut dice = Dice(Key::new(seed).with(1), 0);
         let file = pattern(FILE_BYTES as usize, seed);
         let (disk, faults, layout) = disk(&mut dice, seed, &file);
-        let files = disk.open(&[layout.clone()], Access::Read, &dice.options()).unwrap();
+        let files = disk.open(std::slice::from_ref(&layout), Access::Read, &dice.options()).unwrap();
         let from = dice.below(FILE_BYTES);
         let to = from + dice.below(FILE_BYTES - from + 1);
         let chunk = 4096 << dice.below(3);
@@ -207,7 +207,7 @@ fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_sy
         let mut dice = Dice(Key::new(seed).with(2), 0);
         let mut wanted = pattern(FILE_BYTES as usize, seed);
         let (disk, faults, layout) = disk(&mut dice, seed, &wanted);
-        let files = disk.open(&[layout.clone()], Access::Write, &dice.options()).unwrap();
+        let files = disk.open(std::slice::from_ref(&layout), Access::Write, &dice.options()).unwrap();
         let mut queue = files.queue().unwrap();
         let mut synced = wanted.clone();
         let mut last = (0, 0);

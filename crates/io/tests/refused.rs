@@ -60,7 +60,8 @@ fn check(directory: &std::path::Path, refuse: impl FnOnce() + Send) -> (RungKind
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             refuse();
-            let files = ThisMachine.open(&[layout.clone()], Access::Write, &Options::default()).unwrap();
+            let files =
+                ThisMachine.open(std::slice::from_ref(&layout), Access::Write, &Options::default()).unwrap();
             let mut queue = files.queue().unwrap();
             let spans: Vec<(u64, u64)> = (0..700).map(|row| (row * 419, 400)).collect();
             let (pieces, bytes) = pieces(&spans, 0);

@@ -249,7 +249,7 @@ fn files_are_created_at_their_length_with_their_room_reserved() {
     let layout = layout(directory.path(), 3);
     use esker_io::{Disk, ThisMachine};
     ThisMachine.create(&layout, 50_000).unwrap();
-    let files = ThisMachine.open(&[layout.clone()], Access::Write, &Options::default()).unwrap();
+    let files = ThisMachine.open(std::slice::from_ref(&layout), Access::Write, &Options::default()).unwrap();
     assert_eq!(files.bytes(0), 50_000);
     let error = ThisMachine.create(&layout, 1 << 60).unwrap_err();
     assert!(error.to_string().contains("part-0"), "{error}");
