@@ -1,16 +1,16 @@
 use crate::gpu;
 use crate::output::{print, print_json};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, DirectFile};
-use esker_types::random::{Key, below};
-use esker_types::{ByteCount, grouped, machine_memory_limit};
+use crate::scratch::Scratch;
+use esker_io::limit::{BareLoop, bare_loop};
+use esker_io::{
+    Access, AlignedBuffer, DIRECT_ALIGN, Disk as _, Files, Layout, Options, Rung, RungKind, ThisMachine,
+};
+use esker_types::{ByteCount, Silent, grouped, machine_memory_limit};
 use serde::Serialize;
 use std::fs;
-use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Say what this machine can do, and what follows from it
 #[derive(clap::Args)]
@@ -20,7 +20,7 @@ Examples:
   esker doctor --dir /mnt/nvme       the disk where datasets will live
   esker doctor --json
 
-Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it.")]
+Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures it thoroughly.")]
 pub struct Arguments {
     /// Directory on the disk to look at
     #[arg(long, default_value = ".")]
@@ -31,9 +31,13 @@ pub struct Arguments {
 }
 
 const PROBE_BYTES: u64 = 256 << 20;
-const PROBE_TIME: Duration = Duration::from_millis(1000);
-const LARGE_BYTES: usize = 2 << 20;
-const SMALL_BYTES: usize = 4096;
+const REGISTERED_BYTES: u64 = 64 << 20;
+const PROBE_TIME: Duration = Duration::from_millis(700);
+/// Settings at which disks reach their limit, or nearly so; `esker bench io` searches for the best.
+const LARGE: BareLoop =
+    BareLoop { block_bytes: 1 << 20, depth: 8, threads: 1, sequential: true, memory_bytes: 0 };
+const SMALL: BareLoop =
+    BareLoop { block_bytes: 4096, depth: 256, threads: 1, sequential: false, memory_bytes: 0 };
 
 /// One finding: what, how it is, and what follows.
 #[derive(Serialize)]
@@ -54,14 +58,14 @@ struct Disk {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let directory = fs::canonicalize(&arguments.dir)
         .map_err(|error| anyhow::anyhow!("{}: {error}", arguments.dir.display()))?;
-    let probe = Probe::create(&directory).map_err(|error| error.to_string());
+    let probe = Scratch::create(&directory, PROBE_BYTES, &Silent).map_err(|error| error.to_string());
     // Without a file of our own, any file will do to see whether io_uring works.
     let ring = esker_io::io_uring(probe.as_ref().map_or(Path::new("/proc/self/exe"), |probe| &probe.path));
     let direct = probe.as_ref().map_err(Clone::clone).and_then(|probe| esker_io::direct_io(&probe.path));
-    let disk = probe
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(|probe| probe.measure().map_err(|error| error.to_string()));
+    let disk = probe.as_ref().map_err(Clone::clone).and_then(|probe| measure(&probe.path));
+    let files = probe.as_ref().map_err(Clone::clone).and_then(|probe| open(&probe.path));
+    let rung = files.as_ref().map(|files| files.rung().clone()).map_err(Clone::clone);
+    let registered = files.is_ok_and(|files| registers(&files));
     let memory = machine_memory_limit();
     let locked = esker_io::locked_memory_limit();
     let gpu = gpu::look();
@@ -79,10 +83,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             format!("{}, by {}", ByteCount(memory.bytes), memory.from),
             &memory_follows(memory.bytes),
         ),
-        ring_finding(&ring, &direct),
+        rung_finding(&rung),
+        ring_finding(&ring),
         direct_finding(&direct),
         disk_finding(&disk, esker_io::available_bytes(&directory).unwrap_or(0)),
-        locked_finding(locked),
+        locked_finding(locked, registered),
         gpu_finding(&gpu),
     ];
     if arguments.json {
@@ -91,6 +96,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "cores": cores,
             "memory_bytes": memory.bytes,
             "memory_from": memory.from,
+            "rung": rung.as_ref().ok().map(|rung| rung.kind.name()),
+            "why_no_better_rung": rung.as_ref().ok().map(|rung| &rung.why_not_better),
             "io_uring": ring.is_ok(),
             "io_uring_refusal": ring.err(),
             "direct_io": direct.is_ok(),
@@ -100,6 +107,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "disk": disk.as_ref().ok(),
             "disk_refusal": disk.as_ref().err(),
             "locked_memory_bytes": locked,
+            "registers_buffers": registered,
             "gpu": gpu,
             "findings": findings,
         }));
@@ -128,28 +136,30 @@ fn memory_follows(bytes: u64) -> String {
     format!("--memory defaults to {default}; whatever it is, datasets may be far larger")
 }
 
-fn ring_finding(ring: &Result<(), String>, direct: &Result<esker_io::DirectIo, String>) -> Finding {
-    match (ring, direct) {
-        (Ok(()), Ok(_)) => finding(
-            "io_uring",
-            true,
-            "works",
-            "reads go through io_uring past the page cache: the fastest way",
-        ),
-        (Ok(()), Err(_)) => {
-            finding("io_uring", true, "works", "reads go through io_uring and the page cache")
+fn rung_finding(rung: &Result<Rung, String>) -> Finding {
+    let rung = match rung {
+        Ok(rung) => rung,
+        Err(why) => return finding("reads", false, why.clone(), "no file could be made to try on"),
+    };
+    let follows = match rung.kind {
+        RungKind::UringDirect => "the fastest way there is",
+        RungKind::UringBuffered => {
+            "the memory limit counts the page cache: another file system may be faster"
         }
-        (Err(why), Ok(_)) => finding(
+        RungKind::PoolDirect => "nearly the same rate for several times the CPU",
+        RungKind::PoolBuffered | RungKind::Simulated => "slow: try another disk, or allow io_uring",
+    };
+    finding("reads", rung.kind == RungKind::UringDirect, format!("by {}", rung.kind), follows)
+}
+
+fn ring_finding(ring: &Result<(), String>) -> Finding {
+    match ring {
+        Ok(()) => finding("io_uring", true, "works", "one thread keeps hundreds of reads in flight"),
+        Err(why) => finding(
             "io_uring",
             false,
             why.clone(),
-            "reads fall back to a pool of threads: the same rate for several times the CPU. In Docker: --security-opt seccomp=unconfined",
-        ),
-        (Err(why), Err(_)) => finding(
-            "io_uring",
-            false,
-            why.clone(),
-            "reads fall back to threads and the page cache: slow. Try another disk",
+            "a pool of threads takes its place. In Docker: --security-opt seccomp=unconfined",
         ),
     }
 }
@@ -189,7 +199,7 @@ fn disk_finding(disk: &Result<Disk, String>, free_bytes: u64) -> Finding {
         }
     };
     let sequential = disk.sequential_bytes_per_second;
-    let random = disk.random_reads_per_second * SMALL_BYTES as f64;
+    let random = disk.random_reads_per_second * SMALL.block_bytes as f64;
     let found = format!(
         "{}/s in large blocks, {} random 4-KiB reads/s ({}/s), {} free",
         ByteCount(sequential as u64),
@@ -208,22 +218,14 @@ fn disk_finding(disk: &Result<Disk, String>, free_bytes: u64) -> Finding {
     finding("disk", true, found, &follows)
 }
 
-fn locked_finding(locked: Option<u64>) -> Finding {
-    match locked {
-        None => finding("locked memory", true, "no limit", "IO buffers can be registered with the kernel"),
-        Some(bytes) if bytes >= 64 << 20 => finding(
-            "locked memory",
-            true,
-            ByteCount(bytes).to_string(),
-            "IO buffers up to this can be registered",
-        ),
-        Some(bytes) => finding(
-            "locked memory",
-            false,
-            ByteCount(bytes).to_string(),
-            "too little to register IO buffers: plain reads, a little more CPU. Raise it with ulimit -l",
-        ),
+fn locked_finding(locked: Option<u64>, registered: bool) -> Finding {
+    let limit = locked.map_or("no limit".to_string(), |bytes| ByteCount(bytes).to_string());
+    if registered {
+        let found = format!("{limit}; {} of IO buffers were registered", ByteCount(REGISTERED_BYTES));
+        return finding("locked memory", true, found, "the kernel knows the buffers: less CPU for each read");
     }
+    let follows = "IO buffers are not registered: a quarter more CPU for each read. Raise it with ulimit -l";
+    finding("locked memory", false, limit, follows)
 }
 
 fn gpu_finding(found: &gpu::Found) -> Finding {
@@ -249,82 +251,22 @@ fn gpu_finding(found: &gpu::Found) -> Finding {
     finding("GPU", false, text, &follows)
 }
 
-/// A file to read. It has no name any more, so nothing is left behind however this ends.
-struct Probe {
-    path: PathBuf,
-    bytes: u64,
-    _file: fs::File,
+fn open(path: &Path) -> Result<Files, String> {
+    let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &Options::default());
+    files.map_err(|error| error.to_string())
 }
 
-impl Probe {
-    fn create(directory: &Path) -> anyhow::Result<Probe> {
-        let free = esker_io::available_bytes(directory).unwrap_or(PROBE_BYTES * 10);
-        let bytes = (free / 10).min(PROBE_BYTES) / LARGE_BYTES as u64 * LARGE_BYTES as u64;
-        anyhow::ensure!(
-            bytes > 0,
-            "{}: less than 20 MiB free; free some to measure the disk",
-            directory.display()
-        );
-        let name = directory.join(format!(".esker-doctor-{}", std::process::id()));
-        let named = |error| anyhow::anyhow!("{}: {error}", name.display());
-        let mut writer = esker_io::SequentialWriter::create(&name).map_err(named)?;
-        let file = fs::File::open(&name).map_err(named)?;
-        fs::remove_file(&name).map_err(named)?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let mut block = vec![0u8; 1 << 20];
-        let key = Key::new(1);
-        for at in 0..bytes / block.len() as u64 {
-            // Not compressible, not shareable: some disks cheat on zeros.
-            let words = block.chunks_exact_mut(8).zip(0..);
-            words.for_each(|(word, i)| word.copy_from_slice(&key.at(at << 20 | i).to_le_bytes()));
-            writer.write_all(&block).map_err(named)?;
-        }
-        writer.finish().map_err(named)?;
-        Ok(Probe { path, bytes, _file: file })
-    }
+/// Whether a buffer of the size that training has can be registered.
+fn registers(files: &Files) -> bool {
+    let buffer = AlignedBuffer::new(REGISTERED_BYTES as usize, DIRECT_ALIGN);
+    files.queue().is_ok_and(|mut queue| queue.register(&buffer))
+}
 
-    fn measure(&self) -> anyhow::Result<Disk> {
-        let sequential = self.read_for(4, LARGE_BYTES)?;
-        let random = self.read_for(32, SMALL_BYTES)?;
-        let direct = esker_io::direct_io(&self.path).is_ok();
-        Ok(Disk {
-            sequential_bytes_per_second: sequential * LARGE_BYTES as f64,
-            random_reads_per_second: random,
-            direct,
-        })
-    }
-
-    /// Reads per second of `threads` threads that read blocks of one size for a while: large ones in order, small
-    /// ones anywhere.
-    fn read_for(&self, threads: u64, block_bytes: usize) -> anyhow::Result<f64> {
-        let blocks = self.bytes / block_bytes as u64;
-        let next = AtomicU64::new(0);
-        let started = Instant::now();
-        let counts: Vec<std::io::Result<u64>> = std::thread::scope(|scope| {
-            let readers: Vec<_> = (0..threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        let mut file = DirectFile::open(&self.path)?;
-                        let mut buffer = AlignedBuffer::new(block_bytes, DIRECT_ALIGN);
-                        let mut count = 0;
-                        while started.elapsed() < PROBE_TIME {
-                            let turn = next.fetch_add(1, Ordering::Relaxed);
-                            let block = if block_bytes == LARGE_BYTES {
-                                turn % blocks
-                            } else {
-                                below(Key::new(2).at(turn), blocks)
-                            };
-                            file.read(&mut buffer, block * block_bytes as u64, &self.path)?;
-                            count += 1;
-                        }
-                        Ok(count)
-                    })
-                })
-                .collect();
-            readers.into_iter().map(|reader| reader.join().expect("readers do not panic")).collect()
-        });
-        let seconds = started.elapsed().as_secs_f64();
-        let total: u64 = counts.into_iter().collect::<std::io::Result<Vec<u64>>>()?.into_iter().sum();
-        Ok(total as f64 / seconds)
-    }
+fn measure(path: &Path) -> Result<Disk, String> {
+    let rate = |how| bare_loop(path, how, PROBE_TIME).map_err(|error| error.to_string());
+    Ok(Disk {
+        sequential_bytes_per_second: rate(LARGE)?.bytes_per_second(),
+        random_reads_per_second: rate(SMALL)?.reads_per_second(),
+        direct: esker_io::direct_io(path).is_ok(),
+    })
 }

@@ -1,6 +1,7 @@
 //! The `esker` program: parse, match on the verb, run.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod doctor;
 mod generate;
 mod gpu;
@@ -9,6 +10,7 @@ mod info;
 mod output;
 mod progress;
 mod quickstart;
+mod scratch;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -43,6 +45,7 @@ enum Verb {
     Import(Box<import::Arguments>),
     Info(info::Arguments),
     Verify(verify::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Verb::Import(arguments) => import::run(&arguments),
         Verb::Info(arguments) => info::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
+        Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {

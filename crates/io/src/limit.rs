@@ -6,13 +6,16 @@ use crate::disk::{Access, Disk, ThisMachine};
 use crate::layout::Layout;
 use crate::rung::{Options, Rung};
 use crate::{AlignedBuffer, DIRECT_ALIGN, IoError};
-use esker_types::random::{Key, below};
+use esker_types::random::{Key, Permutation, below};
+
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,6 +30,9 @@ pub struct BareLoop {
     pub threads: usize,
     /// One block after the other instead of anywhere.
     pub sequential: bool,
+    /// Reads land all over this much memory in each thread. 0: in as little as the depth needs, which stays in the
+    /// processor's cache and may be faster than anything that keeps what it reads.
+    pub memory_bytes: usize,
 }
 
 /// What a loop achieved.
@@ -77,32 +83,30 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
             found_bytes,
         });
     }
-    let next = AtomicU64::new(0);
-    let (cpu_before, started) = (cpu_seconds(), Instant::now());
     // Without rings, depth is a matter of threads.
-    let (threads, ring) =
-        if rung.kind.is_uring() { (how.threads, true) } else { ((how.threads * how.depth).min(64), false) };
-    let counts: Vec<io::Result<u64>> = std::thread::scope(|scope| {
-        let loops: Vec<_> = (0..threads)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut turn = || {
-                        let turn = next.fetch_add(1, Ordering::Relaxed);
-                        let block =
-                            if how.sequential { turn % blocks } else { below(Key::new(1).at(turn), blocks) };
-                        (started.elapsed() < duration).then_some(block * how.block_bytes as u64)
-                    };
-                    let file = open(path, &rung)?;
-                    match ring {
-                        true => ring_loop(&file, how, &mut turn),
-                        false => plain_loop(&file, how, &mut turn),
-                    }
-                })
-            })
-            .collect();
-        loops.into_iter().map(|one| one.join().expect("bare loops do not panic")).collect()
+    let ring = rung.kind.is_uring();
+    let threads = if ring { how.threads } else { (how.threads * how.depth).min(64) };
+    let next = AtomicU64::new(0);
+    let ready = Barrier::new(threads + 1);
+    let one = || -> io::Result<u64> {
+        let mut made = open(path, &rung).and_then(|file| Loop::new(file, how, ring));
+        // Memory is there and rings are built: only reading is timed.
+        ready.wait();
+        let started = Instant::now();
+        made.as_mut().map_err(|error| io::Error::new(error.kind(), error.to_string()))?.run(&mut || {
+            let turn = next.fetch_add(1, Ordering::Relaxed);
+            let block = if how.sequential { turn % blocks } else { below(Key::new(1).at(turn), blocks) };
+            (started.elapsed() < duration).then_some(block * how.block_bytes as u64)
+        })
+    };
+    let (counts, seconds, cpu_seconds) = std::thread::scope(|scope| {
+        let loops: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        ready.wait();
+        let (cpu_before, started) = (cpu_seconds(), Instant::now());
+        let counts: Vec<_> =
+            loops.into_iter().map(|one| one.join().expect("bare loops do not panic")).collect();
+        (counts, started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before)
     });
-    let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
     let counts: io::Result<Vec<u64>> = counts.into_iter().collect();
     let reads: u64 = counts.map_err(IoError::file(path, "read"))?.iter().sum();
     Ok(Rate { reads, bytes: reads * how.block_bytes as u64, seconds, cpu_seconds })
@@ -113,66 +117,88 @@ fn open(path: &Path, rung: &Rung) -> io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 
-fn plain_loop(file: &File, how: BareLoop, turn: &mut dyn FnMut() -> Option<u64>) -> io::Result<u64> {
-    let mut buffer = AlignedBuffer::new(how.block_bytes, DIRECT_ALIGN);
-    let mut count = 0;
-    while let Some(offset) = turn() {
-        file.read_exact_at(&mut buffer, offset)?;
-        count += 1;
-    }
-    Ok(count)
+/// One thread's loop, with everything made that it needs.
+struct Loop {
+    file: File,
+    how: BareLoop,
+    /// `None`: plain reads, one at a time.
+    ring: Option<IoUring>,
+    registered: bool,
+    buffer: AlignedBuffer,
+    /// First in, first out: every slot has its turn, in no order that memory could foresee.
+    free: VecDeque<u64>,
 }
 
-fn ring_loop(file: &File, how: BareLoop, turn: &mut dyn FnMut() -> Option<u64>) -> io::Result<u64> {
-    let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
-    builder.setup_single_issuer().setup_defer_taskrun();
-    let entries = how.depth.next_power_of_two() as u32;
-    let mut ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
-    // Declared behind the ring, so dropped before it; every way out below has waited for all reads.
-    let mut buffer = AlignedBuffer::new(how.depth * how.block_bytes, DIRECT_ALIGN);
-    let memory = buffer.as_mut_ptr();
-    let vector = [libc::iovec { iov_base: memory.cast(), iov_len: buffer.len() }];
-    // SAFETY: the buffer outlives every request: the loop ends only when none is in flight.
-    let registered = unsafe { ring.submitter().register_buffers(&vector) }.is_ok();
-    ring.submitter().register_files(&[file.as_raw_fd()])?;
-    let mut free: Vec<usize> = (0..how.depth).collect();
-    let (mut count, mut in_flight, mut failure) = (0, 0, None);
-    loop {
-        while failure.is_none()
-            && let Some(slot) = free.pop()
-        {
-            let Some(offset) = turn() else { break };
-            // SAFETY: `slot` is below the depth, so this is within the buffer.
-            let place = unsafe { memory.add(slot * how.block_bytes) };
-            let bytes = how.block_bytes as u32;
-            let entry = match registered {
-                true => opcode::ReadFixed::new(types::Fixed(0), place, bytes, 0).offset(offset).build(),
-                false => opcode::Read::new(types::Fixed(0), place, bytes).offset(offset).build(),
-            };
-            // SAFETY: the buffer outlives the request, and each slot has one request at a time.
-            let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
-            pushed.expect("the ring holds the depth");
-            in_flight += 1;
+impl Loop {
+    fn new(file: File, how: BareLoop, ring: bool) -> io::Result<Loop> {
+        let slots = if ring { (how.memory_bytes / how.block_bytes).max(how.depth) } else { 1 };
+        let mut buffer = AlignedBuffer::new(slots * how.block_bytes, DIRECT_ALIGN);
+        let scattered = Permutation::new(slots as u64, Key::new(2));
+        let free = (0..slots as u64).map(|turn| scattered.forward(turn)).collect();
+        let (mut made, mut registered) = (None, false);
+        if ring {
+            let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
+            builder.setup_single_issuer().setup_defer_taskrun();
+            let entries = how.depth.next_power_of_two() as u32;
+            let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
+            let vector = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+            // SAFETY: the buffer lives as long as the ring, and longer than every request: see `run`.
+            registered = unsafe { ring.submitter().register_buffers(&vector) }.is_ok();
+            ring.submitter().register_files(&[file.as_raw_fd()])?;
+            made = Some(ring);
         }
-        if in_flight == 0 {
-            return failure.map_or(Ok(count), Err);
-        }
-        match ring.submit_and_wait((in_flight / 8).clamp(1, 32)) {
-            Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
-                // Reads may be in flight: their memory must stay.
-                std::mem::forget(buffer);
-                return Err(error);
+        Ok(Loop { file, how, ring: made, registered, buffer, free })
+    }
+
+    /// Reads where `turn` says until it says no more; how many blocks came.
+    fn run(&mut self, turn: &mut dyn FnMut() -> Option<u64>) -> io::Result<u64> {
+        let Some(ring) = &mut self.ring else {
+            let mut count = 0;
+            while let Some(offset) = turn() {
+                self.file.read_exact_at(&mut self.buffer, offset)?;
+                count += 1;
             }
-            _ => {}
-        }
-        for entry in ring.completion() {
-            match entry.result() {
-                result if result == how.block_bytes as i32 => count += 1,
-                result if result < 0 => failure = Some(io::Error::from_raw_os_error(-result)),
-                _ => failure = Some(io::ErrorKind::UnexpectedEof.into()),
+            return Ok(count);
+        };
+        let (memory, bytes) = (self.buffer.as_mut_ptr(), self.how.block_bytes as u32);
+        let (mut count, mut in_flight, mut failure) = (0, 0, None);
+        loop {
+            while failure.is_none()
+                && in_flight < self.how.depth
+                && let Some(slot) = self.free.pop_front()
+            {
+                let Some(offset) = turn() else { break };
+                // SAFETY: `slot` is one of the buffer's, so this is within it.
+                let place = unsafe { memory.add(slot as usize * self.how.block_bytes) };
+                let entry = match self.registered {
+                    true => opcode::ReadFixed::new(types::Fixed(0), place, bytes, 0).offset(offset).build(),
+                    false => opcode::Read::new(types::Fixed(0), place, bytes).offset(offset).build(),
+                };
+                // SAFETY: each slot has one request at a time, and this returns only when none is in flight.
+                let pushed = unsafe { ring.submission().push(&entry.user_data(slot)) };
+                pushed.expect("the ring holds the depth");
+                in_flight += 1;
             }
-            free.push(entry.user_data() as usize);
-            in_flight -= 1;
+            if in_flight == 0 {
+                return failure.map_or(Ok(count), Err);
+            }
+            match ring.submit_and_wait((in_flight / 64).clamp(1, 8)) {
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
+                    // Reads may be in flight: their memory must stay, whatever becomes of the loop.
+                    std::mem::forget(std::mem::replace(&mut self.buffer, AlignedBuffer::new(1, 1)));
+                    return Err(error);
+                }
+                _ => {}
+            }
+            for entry in ring.completion() {
+                match entry.result() {
+                    result if result == bytes as i32 => count += 1,
+                    result if result < 0 => failure = Some(io::Error::from_raw_os_error(-result)),
+                    _ => failure = Some(io::ErrorKind::UnexpectedEof.into()),
+                }
+                self.free.push_back(entry.user_data());
+                in_flight -= 1;
+            }
         }
     }
 }
@@ -187,11 +213,11 @@ mod tests {
         let path = directory.path().join("f");
         std::fs::write(&path, vec![1u8; 1 << 20]).unwrap();
         for (block_bytes, sequential, threads) in [(4096, false, 2), (65_536, true, 1)] {
-            let how = BareLoop { block_bytes, depth: 8, threads, sequential };
+            let how = BareLoop { block_bytes, depth: 8, threads, sequential, memory_bytes: threads << 18 };
             let rate = bare_loop(&path, how, Duration::from_millis(20)).unwrap();
             assert!(rate.reads > 0 && rate.bytes == rate.reads * block_bytes as u64 && rate.seconds > 0.0);
         }
-        let how = BareLoop { block_bytes: 2 << 20, depth: 1, threads: 1, sequential: true };
+        let how = BareLoop { block_bytes: 2 << 20, depth: 1, threads: 1, sequential: true, memory_bytes: 0 };
         assert!(bare_loop(&path, how, Duration::from_millis(1)).is_err());
     }
 }

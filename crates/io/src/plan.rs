@@ -3,6 +3,9 @@
 //! Pieces are taken in the order of their offsets; their blocks are merged where they are the same, touch, or lie
 //! within a gap that is cheaper to read than to skip; a read ends at a largest size and where a stripe ends. Each
 //! block is read once however many pieces share it. Pure: opens nothing, so it is tested against a naive twin.
+//!
+//! Planning is lazy: pieces are dealt into buckets by offset at once, but a bucket is sorted, and its reads are
+//! found, only when the device comes to it. Sorting a large batch in one go would let the device run dry.
 
 use crate::layout::Layout;
 use std::ops::Range;
@@ -61,15 +64,27 @@ impl Transfer {
     }
 }
 
-/// All transfers of a job. Reused from job to job: nothing is allocated once it has grown.
+/// Pieces in a bucket, on average: few enough that sorting them takes a fraction of a queue's worth of reads.
+const BUCKET_PIECES: usize = 1024;
+
+/// The transfers of a job, as far as they have been found. Reused from job to job: nothing is allocated once it has
+/// grown.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub transfers: Vec<Transfer>,
     /// Indices of pieces, transfer after transfer.
     fragments: Vec<u32>,
-    /// Scratch: (offset, index) of pieces in the order of their offsets.
+    /// (offset, index) of pieces: in order within the buckets sorted so far, buckets in order.
     order: Vec<(u64, u32)>,
-    /// Scratch: pieces that go on behind the transfer just closed.
+    /// Where each bucket ends in `order`.
+    bucket_ends: Vec<usize>,
+    /// Buckets that have been sorted.
+    sorted_buckets: usize,
+    /// Pieces taken from `order`.
+    next: usize,
+    /// Where the transfer found last ends.
+    covered: u64,
+    /// Pieces that go on behind it.
     open: Vec<u32>,
 }
 
@@ -77,6 +92,10 @@ impl Plan {
     pub(crate) fn clear(&mut self) {
         self.transfers.clear();
         self.fragments.clear();
+        self.order.clear();
+        self.bucket_ends.clear();
+        self.open.clear();
+        (self.sorted_buckets, self.next, self.covered) = (0, 0, 0);
     }
 
     /// The pieces that `transfer` serves.
@@ -84,31 +103,80 @@ impl Plan {
         &self.fragments[transfer.fragments.clone()]
     }
 
-    /// Plans reads of `pieces`. The sweep keeps one transfer growing; pieces longer than it may get stay open and
-    /// start the next one.
-    pub(crate) fn reads(&mut self, pieces: &[Piece], rules: &Rules, layout: &Layout) {
+    /// Whether all transfers have been found.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.next == self.order.len() && self.open.is_empty()
+    }
+
+    /// Begins to plan reads of `pieces`; [`Plan::find_reads`] finds them.
+    pub(crate) fn begin_reads(&mut self, pieces: &[Piece]) {
         self.clear();
-        self.order.clear();
-        let wanted = pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
-        self.order.extend(wanted.map(|(piece, index)| (piece.offset, index)));
-        if !self.order.is_sorted_by_key(|(offset, _)| *offset) {
-            self.order.sort_unstable();
+        let wanted = || pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
+        let (mut in_order, mut before) = (true, 0);
+        let (mut least, mut most, mut count) = (u64::MAX, 0, 0);
+        for (piece, _) in wanted() {
+            in_order &= before <= piece.offset;
+            before = piece.offset;
+            (least, most, count) = (least.min(piece.offset), most.max(piece.offset), count + 1);
         }
-        self.open.clear();
+        if in_order || count <= BUCKET_PIECES {
+            self.order.extend(wanted().map(|(piece, index)| (piece.offset, index)));
+            self.bucket_ends.push(self.order.len());
+            self.sorted_buckets = usize::from(in_order);
+            return;
+        }
+        // Buckets of equal width: rows are spread over the file. Where they are not, a bucket takes longer.
+        let buckets = (count / BUCKET_PIECES + 1) as u64;
+        let width = (most - least) / buckets + 1;
+        let bucket = |piece: &Piece| ((piece.offset - least) / width) as usize;
+        self.bucket_ends.resize(buckets as usize, 0);
+        wanted().for_each(|(piece, _)| self.bucket_ends[bucket(piece)] += 1);
+        let mut start = 0;
+        for end in &mut self.bucket_ends {
+            // For now where it starts; dealing moves it to where it ends.
+            start += std::mem::replace(end, start);
+        }
+        self.order.resize(count, (0, 0));
+        for (piece, index) in wanted() {
+            let place = &mut self.bucket_ends[bucket(piece)];
+            self.order[*place] = (piece.offset, index);
+            *place += 1;
+        }
+    }
+
+    /// The next piece in the order of offsets.
+    fn peek(&mut self) -> Option<(u64, u32)> {
+        let sorted = self.sorted_buckets.checked_sub(1).map_or(0, |last| self.bucket_ends[last]);
+        if self.next == sorted && self.next < self.order.len() {
+            let mut end = sorted;
+            while end == sorted {
+                end = self.bucket_ends[self.sorted_buckets];
+                self.sorted_buckets += 1;
+            }
+            self.order[sorted..end].sort_unstable();
+        }
+        self.order.get(self.next).copied()
+    }
+
+    /// Finds reads until `transfers` holds at least `enough`, or all. The sweep keeps one transfer growing; pieces
+    /// longer than it may get stay open and start the next one.
+    pub(crate) fn find_reads(&mut self, pieces: &[Piece], rules: &Rules, layout: &Layout, enough: usize) {
         let block = rules.block_bytes;
-        let (mut next, mut covered) = (0, 0);
-        while next < self.order.len() || !self.open.is_empty() {
-            let start = if self.open.is_empty() { floor(self.order[next].0, block) } else { covered };
+        while self.transfers.len() < enough && !self.is_complete() {
+            let start = match self.open.is_empty() {
+                true => self.peek().map_or(0, |(offset, _)| floor(offset, block)),
+                false => self.covered,
+            };
             let limit = start + rules.max_bytes.min(layout.place(start).contiguous_bytes);
             let first_fragment = self.fragments.len();
             let (mut end, mut needed) = (start, start);
-            for &index in &self.open {
+            self.fragments.append(&mut self.open);
+            for &index in &self.fragments[first_fragment..] {
                 let piece_end = pieces[index as usize].end();
                 end = end.max(limit.min(ceil(piece_end, block)));
                 needed = needed.max(piece_end.min(limit));
-                self.fragments.push(index);
             }
-            while let Some(&(offset, index)) = self.order.get(next) {
+            while let Some((offset, index)) = self.peek() {
                 let from = floor(offset, block);
                 if from > end.saturating_add(rules.gap_bytes) || from >= limit {
                     break;
@@ -117,10 +185,9 @@ impl Plan {
                 end = end.max(limit.min(ceil(piece_end, block)));
                 needed = needed.max(piece_end.min(limit));
                 self.fragments.push(index);
-                next += 1;
+                self.next += 1;
             }
             let fragments = first_fragment..self.fragments.len();
-            self.open.clear();
             for &index in &self.fragments[fragments.clone()] {
                 if pieces[index as usize].end() > end {
                     self.open.push(index);
@@ -128,7 +195,7 @@ impl Plan {
             }
             let (bytes, needed) = ((end - start) as u32, (needed - start) as u32);
             self.transfers.push(Transfer { offset: start, bytes, needed, buffered: false, fragments });
-            covered = end;
+            self.covered = end;
         }
     }
 
@@ -228,11 +295,21 @@ mod tests {
         (0..bytes).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect()
     }
 
+    /// All reads, found a few at a time.
+    fn planned(pieces: &[Piece], rules: &Rules, layout: &Layout) -> Plan {
+        let mut plan = Plan::default();
+        plan.begin_reads(pieces);
+        while !plan.is_complete() {
+            let enough = plan.transfers.len() + 3;
+            plan.find_reads(pieces, rules, layout, enough);
+        }
+        plan
+    }
+
     /// Carries the plan out in memory and compares with the definition: each piece is a slice of the file.
     fn check(pieces: &[Piece], rules: &Rules, layout: &Layout, file_bytes: u64) {
         let file = file(file_bytes);
-        let mut plan = Plan::default();
-        plan.reads(pieces, rules, layout);
+        let plan = planned(pieces, rules, layout);
         let room = pieces.iter().map(|piece| piece.at + piece.bytes).max().unwrap_or(0) as usize;
         let mut buffer = vec![0u8; room];
         let mut blocks = BTreeSet::new();
@@ -333,11 +410,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn large_batches_are_sorted_bucket_by_bucket() {
+        for spread in [1, 64, 700_000] {
+            let many = if cfg!(miri) { 1500 } else { 20_000u64 };
+            let pieces: Vec<Piece> = (0..many)
+                .map(|row| Piece { offset: row * 7919 % many * spread % 1_000_000, bytes: 10, at: row * 10 })
+                .collect();
+            check(&pieces, &RULES, &striped(2), 1_000_010);
+        }
+    }
+
     fn transfers(spans: &[(u64, u64)], rules: Rules) -> Vec<(u64, u32)> {
         let pieces: Vec<Piece> =
             spans.iter().map(|&(offset, bytes)| Piece { offset, bytes, at: 0 }).collect();
-        let mut plan = Plan::default();
-        plan.reads(&pieces, &rules, &Layout::file("f".as_ref()));
+        let plan = planned(&pieces, &rules, &Layout::file("f".as_ref()));
         plan.transfers.iter().map(|transfer| (transfer.offset, transfer.bytes)).collect()
     }
 
@@ -369,8 +456,7 @@ mod tests {
     fn rows_in_file_order_land_without_a_copy() {
         let pieces: Vec<Piece> =
             (0..4).map(|row| Piece { offset: 1024 + row * 512, bytes: 512, at: 512 * row }).collect();
-        let mut plan = Plan::default();
-        plan.reads(&pieces, &RULES, &Layout::file("f".as_ref()));
+        let plan = planned(&pieces, &RULES, &Layout::file("f".as_ref()));
         assert_eq!(plan.transfers.len(), 1);
         assert_eq!(plan.in_place(&plan.transfers[0], &pieces), Some(0));
         plan.copies(&plan.transfers[0], &pieces, Some(0), |_, _, _| panic!("nothing is left to copy"));

@@ -21,6 +21,9 @@ use std::time::Instant;
 /// A transfer that the kernel keeps putting off, or that makes no progress, is given up after so many tries.
 const MOST_TRIES: u32 = 100;
 
+/// Transfers that are planned at a time.
+const PLAN_AHEAD: usize = 64;
+
 /// Reads and writes of open files, many at a time. Made by [`crate::Files::queue`].
 pub struct Queue {
     // Declared first, so dropped first: a device waits for what is in flight, and then memory may go.
@@ -93,7 +96,12 @@ struct Job {
 
 impl Job {
     fn is_finished(&self) -> bool {
-        self.running == 0 && (self.failure.is_some() || self.issued == self.plan.transfers.len())
+        self.running == 0 && (self.failure.is_some() || self.is_issued())
+    }
+
+    /// Whether every transfer has been started.
+    fn is_issued(&self) -> bool {
+        self.issued == self.plan.transfers.len() && self.plan.is_complete()
     }
 }
 
@@ -258,11 +266,19 @@ impl Queue {
         let memory = buffer.allocation();
         let (start, bytes) = (memory.start(), memory.bytes());
         let number = self.begin(file, direction, pieces, start, bytes, Some(buffer));
+        self.top_up();
+        number
+    }
+
+    /// Starts what can be started without waiting for anything.
+    fn top_up(&mut self) {
+        if self.in_flight > 0 {
+            self.take_completions(0);
+        }
         self.fill();
         if self.in_flight > 0 {
             self.take_completions(0);
         }
-        number
     }
 
     fn borrowed(
@@ -298,13 +314,14 @@ impl Queue {
             let end = piece.at.checked_add(piece.bytes);
             assert!(end.is_some_and(|end| end <= memory_bytes as u64), "{piece:?}: beyond the buffer");
         }
+        // Planning takes a moment: the device gets something to do meanwhile.
+        self.top_up();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.clear();
         let failure = self.check(file, &pieces).err();
         let layout = &self.table.files[file].layout;
         if failure.is_none() && direction == Direction::Read {
-            let (block_bytes, max_bytes) = (self.rung.block_bytes, self.options.max_bytes);
-            plan.reads(&pieces, &Rules { block_bytes, gap_bytes: self.options.gap_bytes, max_bytes }, layout);
+            plan.begin_reads(&pieces);
             self.counters.useful_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         } else if failure.is_none() {
             let page = self.rung.block_bytes.max(DIRECT_ALIGN as u64);
@@ -350,8 +367,8 @@ impl Queue {
                 return;
             }
             assert!(self.in_flight > 0, "a job that is not finished has transfers in flight");
-            // A few at a time: fewer calls into the kernel, and the device still has most of its queue.
-            self.take_completions((self.in_flight / 8).clamp(1, 32));
+            // A few at a time: fewer calls into the kernel, and the device still has nearly all of its queue.
+            self.take_completions((self.in_flight / 64).clamp(1, 8));
         }
     }
 
@@ -362,10 +379,16 @@ impl Queue {
     /// Starts as many transfers as depth, bytes in flight and staging memory allow.
     fn fill(&mut self) {
         let now = Instant::now();
-        while let Some(job) = self.jobs.get((self.issuing - self.first_job) as usize) {
-            if job.failure.is_some() || job.issued == job.plan.transfers.len() {
+        let (block_bytes, gap_bytes) = (self.rung.block_bytes, self.options.gap_bytes);
+        let rules = Rules { block_bytes, gap_bytes, max_bytes: self.options.max_bytes };
+        while let Some(job) = self.jobs.get_mut((self.issuing - self.first_job) as usize) {
+            if job.failure.is_some() || job.is_issued() {
                 self.issuing += 1;
                 continue;
+            }
+            if job.issued == job.plan.transfers.len() {
+                let layout = &self.table.files[job.file].layout;
+                job.plan.find_reads(&job.pieces, &rules, layout, job.issued + PLAN_AHEAD);
             }
             if self.in_flight >= self.options.depth || !self.start_next(now) {
                 return;

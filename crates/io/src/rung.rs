@@ -107,10 +107,10 @@ impl Default for Options {
         Options {
             rung: None,
             block_bytes: None,
-            depth: 256,
+            depth: 512,
             gap_bytes: 0,
-            max_bytes: 1 << 20,
-            in_flight_bytes: 16 << 20,
+            max_bytes: 512 << 10,
+            in_flight_bytes: 8 << 20,
             staging_bytes: 4 << 20,
         }
     }

@@ -119,12 +119,15 @@ impl Device for UringDevice {
         let target = done.len() + at_least;
         let mut refusals = 0;
         loop {
-            self.reap(done);
             let missing = target.saturating_sub(done.len());
-            if missing == 0 && self.ring.submission().is_empty() {
-                return Ok(());
-            }
-            match self.ring.submit_and_wait(missing) {
+            let waiting = self.ring.submission().len();
+            // SAFETY: what is submitted was pushed with memory that outlives it; no other pointers are passed.
+            let entered = unsafe {
+                self.ring.submitter().enter::<()>(waiting as u32, missing as u32, GET_EVENTS, None)
+            };
+            self.reap(done);
+            match entered {
+                Ok(_) if done.len() >= target && self.ring.submission().is_empty() => return Ok(()),
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
