@@ -9,6 +9,7 @@ mod info;
 mod output;
 mod progress;
 mod quickstart;
+mod stripe;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -43,6 +44,7 @@ enum Verb {
     Import(Box<import::Arguments>),
     Info(info::Arguments),
     Verify(verify::Arguments),
+    Stripe(stripe::Arguments),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Verb::Import(arguments) => import::run(&arguments),
         Verb::Info(arguments) => info::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
+        Verb::Stripe(arguments) => stripe::run(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {
