@@ -16,7 +16,7 @@ Examples:
   esker stripe papers --over /nvme1,/nvme2,/nvme3 --stripe-size 4MiB --min-size 1GiB
   esker stripe papers --undo
 
-Large arrays are then read at the rate of all the disks together. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset.")]
+All the disks then work at once on whatever reads large arrays. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset.")]
 pub struct Arguments {
     /// The dataset
     dataset: PathBuf,

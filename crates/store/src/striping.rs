@@ -63,26 +63,59 @@ pub fn stripe(
         return Ok(Moved::default());
     }
     let mark = Mark::new(&job.directory, &manifest, stripes)?;
+    let change = Change::of(&manifest, Some(stripes), chosen);
+    job.check_room(&change, &request.over)?;
     for (part, home) in homes.iter().enumerate() {
         homes::claim(&job.directory, part as u32, home, &mark)?;
     }
-    let (manifest, moved) = job.store_as(manifest, Some(stripes), chosen)?;
+    let manifest = job.carry_out(manifest, &change)?;
     job.remove_old_copies(&manifest)?;
-    Ok(moved)
+    Ok(change.moved())
 }
 
 /// Brings every striped array of the dataset in `directory` back into one file and removes the directories of parts.
 pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Moved> {
     let (job, mut manifest) = Job::begin(directory, threads, progress)?;
-    let mut moved = Moved::default();
-    if manifest.files.iter().any(|entry| entry.stripes.is_some()) {
-        (manifest, moved) = job.store_as(manifest, None, |entry| entry.stripes.is_some())?;
+    let change = Change::of(&manifest, None, |entry| entry.stripes.is_some());
+    if !change.new.is_empty() {
+        job.check_room(&change, std::slice::from_ref(&job.directory))?;
+        manifest = job.carry_out(manifest, &change)?;
     }
     job.remove_old_copies(&manifest)?;
     for left in homes::release(&job.directory)? {
         progress.note(&left);
     }
-    Ok(moved)
+    Ok(change.moved())
+}
+
+/// Arrays as they are stored, and as they are to be.
+struct Change {
+    old: Vec<FileEntry>,
+    new: Vec<FileEntry>,
+}
+
+impl Change {
+    fn of(manifest: &Manifest, stripes: Option<Stripes>, chosen: impl Fn(&FileEntry) -> bool) -> Change {
+        let old: Vec<FileEntry> = manifest.files.iter().filter(|entry| chosen(entry)).cloned().collect();
+        let new = old.iter().map(|entry| FileEntry { stripes, ..entry.clone() }).collect();
+        Change { old, new }
+    }
+
+    /// What an earlier run has not finished: copies get their names when they are whole.
+    fn missing(&self, directory: &Path) -> Vec<(&FileEntry, &FileEntry)> {
+        let is_there = |entry: &FileEntry| {
+            let layout = entry.layout(directory);
+            (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
+        };
+        self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
+    }
+
+    fn moved(&self) -> Moved {
+        Moved {
+            arrays: self.new.iter().map(|entry| entry.name.clone()).collect(),
+            bytes: self.new.iter().map(|entry| entry.bytes).sum(),
+        }
+    }
 }
 
 /// A dataset whose arrays are being stored another way.
@@ -148,62 +181,53 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Stores the chosen arrays as `stripes` says and puts the manifest that says so in place.
-    fn store_as(
-        &self,
-        manifest: Manifest,
-        stripes: Option<Stripes>,
-        chosen: impl Fn(&FileEntry) -> bool,
-    ) -> Result<(Manifest, Moved)> {
-        let old: Vec<FileEntry> = manifest.files.iter().filter(|entry| chosen(entry)).cloned().collect();
-        let new: Vec<FileEntry> = old.iter().map(|entry| FileEntry { stripes, ..entry.clone() }).collect();
-        let is_done = |entry: &FileEntry| {
-            let layout = entry.layout(&self.directory);
-            (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
-        };
-        let missing: Vec<(&FileEntry, &FileEntry)> =
-            old.iter().zip(&new).filter(|(_, entry)| !is_done(entry)).collect();
-        self.check_room(missing.iter().map(|(_, entry)| *entry))?;
-        let bytes = missing.iter().map(|(_, entry)| entry.bytes).sum();
+    /// Stores arrays the new way and puts the manifest that says so in place.
+    fn carry_out(&self, manifest: Manifest, change: &Change) -> Result<Manifest> {
+        let missing = change.missing(&self.directory);
+        let bytes = missing.iter().map(|(_, new)| new.bytes).sum();
         self.progress.stage("copy", Some(bytes), Unit::Bytes);
-        missing.iter().try_for_each(|(from, to)| self.copy(from, to))?;
+        missing.iter().try_for_each(|(old, new)| self.copy(old, new))?;
         self.progress.finish();
-        self.read_back(&new)?;
-        let moved = Moved {
-            arrays: new.iter().map(|entry| entry.name.clone()).collect(),
-            bytes: new.iter().map(|entry| entry.bytes).sum(),
-        };
-        let files = manifest.files.iter().filter(|entry| !chosen(entry)).cloned().chain(new).collect();
+        self.read_back(&change.new)?;
+        let stay = manifest.files.iter().filter(|entry| !change.old.contains(entry));
+        let files = stay.chain(&change.new).cloned().collect();
         let manifest = Manifest { files, ..manifest }.complete();
         replace_file(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
-        Ok((manifest, moved))
+        Ok(manifest)
     }
 
-    /// Refuses copies that do not fit on their disks.
-    fn check_room<'e>(&self, entries: impl Iterator<Item = &'e FileEntry>) -> Result<()> {
-        let mut disks: BTreeMap<u64, (PathBuf, u64)> = BTreeMap::new();
-        for entry in entries {
-            let layout = entry.layout(&self.directory);
-            for (number, path) in layout.parts().iter().enumerate() {
-                let directory = path.parent().unwrap_or(path);
+    /// Refuses a change whose copies do not fit on the disks of `directories`, one for each part.
+    fn check_room(&self, change: &Change, directories: &[PathBuf]) -> Result<()> {
+        let mut disks: BTreeMap<u64, (&Path, u64)> = BTreeMap::new();
+        for (_, new) in change.missing(&self.directory) {
+            let (layout, unfinished) = (new.layout(&self.directory), self.unfinished(new));
+            for (part, directory) in directories.iter().enumerate() {
                 let disk = fs::metadata(directory).map_err(StoreError::io(directory))?.dev();
-                let needed = disks.entry(disk).or_insert_with(|| (directory.to_path_buf(), 0));
-                needed.1 += layout.part_bytes(number, entry.bytes);
+                // An interrupted run has reserved room, which this one takes over.
+                let reserved =
+                    fs::metadata(&unfinished.parts()[part]).map_or(0, |found| found.blocks() * 512);
+                let needed = layout.part_bytes(part, new.bytes).saturating_sub(reserved);
+                disks.entry(disk).or_insert((directory, 0)).1 += needed;
             }
         }
         for (path, needed_bytes) in disks.into_values() {
-            let available_bytes = available_bytes(&path).map_err(StoreError::io(&path))?;
-            if needed_bytes > available_bytes {
-                let (needed, available) = (ByteCount(needed_bytes), ByteCount(available_bytes));
-                return Err(StoreError::NoRoom { path, needed, available });
+            let free_bytes = available_bytes(path).map_err(StoreError::io(path))?;
+            if needed_bytes > free_bytes {
+                let (needed, available) = (ByteCount(needed_bytes), ByteCount(free_bytes));
+                return Err(StoreError::NoRoom { path: path.to_path_buf(), needed, available });
             }
         }
         Ok(())
     }
 
+    /// Where a copy is while it is being written.
+    fn unfinished(&self, entry: &FileEntry) -> Layout {
+        entry.layout_as(&self.directory, &format!("{}{UNFINISHED}", file_name(&entry.name)))
+    }
+
     /// Copies an array from where `from` has it to where `to` has it. It gets its name when it is safe on the disk.
     fn copy(&self, from: &FileEntry, to: &FileEntry) -> Result<()> {
-        let unfinished = to.layout_as(&self.directory, &format!("{}{UNFINISHED}", file_name(&to.name)));
+        let unfinished = self.unfinished(to);
         ThisMachine.create(&unfinished, to.bytes)?;
         let options = Options { depth: 64, ..Options::default() };
         let source = ThisMachine.open(&[from.layout(&self.directory)], Access::Read, &options)?;
