@@ -445,6 +445,25 @@ fn a_copy_with_the_links_leaves_the_parts_to_its_original() {
 }
 
 #[test]
+fn a_copy_with_directories_instead_of_links_is_a_dataset_of_its_own() {
+    let place = Place::striped();
+    for part in 0..2 {
+        let (from, to) = (stripe_directory(&place.at("d"), part), stripe_directory(&place.at("copy"), part));
+        fs::create_dir_all(&to).unwrap();
+        for file in fs::read_dir(&from).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    fs::copy(place.at("d/esker.json"), place.at("copy/esker.json")).unwrap();
+    assert!(verify(&place.at("copy"), 2, &Silent).unwrap().damage.is_empty());
+    place.undo("copy");
+    assert_eq!(place.files("copy").len(), 4);
+    assert!(verify(&place.at("copy"), 2, &Silent).unwrap().damage.is_empty());
+    assert_eq!(place.damage(), []);
+}
+
+#[test]
 fn striping_another_way_needs_an_undo_and_strange_directories_are_refused() {
     let place = Place::striped();
     let refusal =
