@@ -327,14 +327,14 @@ impl ArrayFile {
         let end = start + left * width;
         let pages = end.next_multiple_of(PAGE_BYTES) - start / PAGE_BYTES * PAGE_BYTES;
         let all_bytes = pages.max(PAGE_BYTES);
-        // What is read at one stroke needs no reading ahead, and a ring would cost more than it brings.
-        let few = all_bytes <= STREAM_CHUNK_BYTES;
-        let options = Options {
-            rung: few.then_some(RungKind::PoolBuffered),
-            depth: if few { 1 } else { STREAM_CHUNKS },
-            max_bytes: STREAM_CHUNK_BYTES,
-            staging_bytes: STREAM_CHUNK_BYTES,
-            ..Options::default()
+        let options = match all_bytes <= STREAM_CHUNK_BYTES {
+            true => few_bytes(),
+            false => Options {
+                depth: STREAM_CHUNKS,
+                max_bytes: STREAM_CHUNK_BYTES,
+                staging_bytes: STREAM_CHUNK_BYTES,
+                ..Options::default()
+            },
         };
         let files = self.open_files(&options)?;
         let chunk_bytes = all_bytes.min(STREAM_CHUNK_BYTES);
@@ -357,15 +357,8 @@ impl ArrayFile {
         self.read_bytes(PAGE_BYTES + first * self.entry.dtype.bytes(), bytemuck::cast_slice_mut(out))
     }
 
-    /// A few bytes: one thread and the page cache, where a ring would cost more than it brings.
     fn read_bytes(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let few = Options {
-            rung: Some(RungKind::PoolBuffered),
-            depth: 1,
-            staging_bytes: Options::default().max_bytes,
-            ..Options::default()
-        };
-        let mut queue = self.open_files(&few)?.queue()?;
+        let mut queue = self.open_files(&few_bytes())?.queue()?;
         queue.read(0, &[Piece { offset, bytes: out.len() as u64, at: 0 }], out)?;
         Ok(())
     }
@@ -389,6 +382,18 @@ pub(crate) fn check_part(layout: &Layout, number: usize, bytes: u64) -> Result<(
         return Err(StoreError::WrongLength { path: path.clone(), expected_bytes, found_bytes });
     }
     Ok(())
+}
+
+/// For a few bytes: one thread and the page cache, where a ring would cost more than it brings. Little staging memory:
+/// it is not needed on this way, and cleared all the same.
+fn few_bytes() -> Options {
+    Options {
+        rung: Some(RungKind::PoolBuffered),
+        depth: 1,
+        max_bytes: BLOCK_BYTES,
+        staging_bytes: BLOCK_BYTES,
+        ..Options::default()
+    }
 }
 
 /// Several streams are open at once inside an import's budget: a MiB each, with the staging memory.

@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 const BLOCKS_AT_ONCE: u64 = 32;
 const GROUP_BYTES: u64 = BLOCKS_AT_ONCE * BLOCK_BYTES;
 /// Groups on their way, or being hashed, in each thread.
-const GROUPS_AHEAD: usize = 3;
+const GROUPS_AHEAD: usize = 4;
 /// Part files open at a time: well below the usual limit of 1024 open files.
 const MOST_PARTS_OPEN: usize = 256;
 
@@ -108,7 +108,7 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
 
 fn scan_together(arrays: Vec<Array>, threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
     let layouts: Vec<Layout> = arrays.iter().map(|array| array.layout.clone()).collect();
-    let options = Options { depth: 16, staging_bytes: 1 << 20, max_bytes: 1 << 20, ..Options::default() };
+    let options = Options { depth: 32, staging_bytes: 1 << 20, max_bytes: 1 << 20, ..Options::default() };
     let files = ThisMachine.open(&layouts, Access::Read, &options)?;
     let mut queue = files.queue()?;
     let (mut damage, mut shares, mut groups) = (Vec::new(), Vec::new(), 0);
