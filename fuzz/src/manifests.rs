@@ -3,7 +3,7 @@
 
 use crate::Verdict;
 use esker_import::{Job, Request, import};
-use esker_store::{ArrayWriter, Dataset, Manifest, file, verify};
+use esker_store::{ArrayWriter, Dataset, Manifest, StripeRequest, file, stripe, verify};
 use esker_types::{Budget, Dtype, Silent};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ const KEY: &[u8] = b"\"checksum\": \"";
 const DIGITS: usize = 16;
 const DERIVED: &str = "derived/squares/derived.json";
 
-/// A dataset with most kinds of files and derived data, and one with nothing but edges: there, no other file would
-/// contradict a count.
-const DATASETS: [&str; 2] = ["full", "bare"];
+/// A dataset with most kinds of files and derived data, one with nothing but edges (there, no other file would
+/// contradict a count), and one that is striped.
+const DATASETS: [&str; 3] = ["full", "bare", "striped"];
 
 fn make_datasets(directory: &Path) {
     let recipe = crate::formats::npy_arrays();
@@ -26,11 +26,15 @@ fn make_datasets(directory: &Path) {
     }
     let full = Request { out_neighbours: true, dtype: Some(Dtype::U8), ..(recipe.request)(&files) };
     let bare = Request { format: full.format.clone(), edges: full.edges.clone(), ..Request::default() };
-    for (name, request) in DATASETS.into_iter().zip([full, bare]) {
+    for (name, request) in DATASETS.into_iter().zip([full.clone(), bare, full]) {
         let (target, budget) = (directory.join(name), Budget { host_bytes: 64 << 20 });
         let job = Job { target: &target, overwrite: true, budget, progress: &Silent };
         import(&request, &job).expect("valid files");
     }
+    let over: Vec<PathBuf> = ["disk-0", "disk-1"].map(|disk| directory.join(disk)).into();
+    over.iter().for_each(|disk| fs::create_dir_all(disk).expect("a scratch directory"));
+    let request = StripeRequest { over, stripe_bytes: 64 << 10, least_bytes: 0 };
+    stripe(&directory.join(DATASETS[2]), &request, 1, &Silent).expect("a whole dataset");
     derive_squares(&Dataset::open(&directory.join(DATASETS[0])).expect("a whole dataset"));
 }
 
@@ -74,8 +78,9 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
 pub fn run(scratch: &Path, bytes: &[u8]) -> Verdict {
     let kept = cached(scratch);
     let text = |name: &str| open_with(&kept.join(name), file::MANIFEST, bytes);
-    // Whose it was, nobody knows any more: it is accepted if it fits either.
-    let verdict = text(DATASETS[0]).or_else(|_| text(DATASETS[1]));
+    // Whose it was, nobody knows any more: it is accepted if it fits any of them.
+    let verdict =
+        DATASETS[1..].iter().fold(text(DATASETS[0]), |verdict, name| verdict.or_else(|_| text(name)));
     let completed =
         serde_json::from_slice::<Manifest>(bytes).ok().map(|manifest| manifest.complete().to_text());
     for name in DATASETS {

@@ -199,7 +199,8 @@ fn popularity(word: &str) -> Result<Popularity, String> {
     }
 }
 
-fn usage(text: String) -> anyhow::Error {
+/// A request that cannot be: exit code 2.
+pub fn usage(text: String) -> anyhow::Error {
     esker_import::ImportError::Request(text).into()
 }
 

@@ -1,5 +1,5 @@
 use crate::output::{Table, print, print_json};
-use esker_store::{Dataset, LabelKind, Manifest, SplitOver};
+use esker_store::{Dataset, LabelKind, Manifest, SplitOver, stripe_directory};
 use esker_types::{ByteCount, grouped};
 use serde_json::json;
 use std::path::PathBuf;
@@ -77,8 +77,39 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
         "test": splits.map(|splits| splits.test),
         "bytes": manifest.bytes(),
         "files": manifest.files,
+        "striped": striped_json(dataset),
         "derived": derived,
     }))
+}
+
+/// The directories behind the stripes of a dataset, in the order of the parts; none where nothing is striped.
+fn stripe_directories(dataset: &Dataset) -> Vec<PathBuf> {
+    let stripes = dataset.manifest().files.iter().filter_map(|entry| entry.stripes);
+    let links = (0..stripes.map(|stripes| stripes.parts()).max().unwrap_or(0))
+        .map(|part| stripe_directory(dataset.directory(), part));
+    links.map(|link| std::fs::canonicalize(&link).unwrap_or(link)).collect()
+}
+
+/// Which arrays are striped and over what, for machines; null where nothing is. How, says each of `files`.
+pub fn striped_json(dataset: &Dataset) -> serde_json::Value {
+    let striped = || dataset.manifest().files.iter().filter(|entry| entry.stripes.is_some());
+    if striped().next().is_none() {
+        return serde_json::Value::Null;
+    }
+    let directories = stripe_directories(dataset);
+    json!({
+        "arrays": striped().map(|entry| &entry.name).collect::<Vec<_>>(),
+        "bytes": striped().map(|entry| entry.bytes).sum::<u64>(),
+        "directories": directories.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
+    })
+}
+
+/// The directories behind the stripes, for people.
+pub fn striped_text(dataset: &Dataset) -> String {
+    let directories = stripe_directories(dataset);
+    let lines =
+        directories.iter().enumerate().map(|(part, path)| format!("  stripe-{part}  {}\n", path.display()));
+    lines.collect()
 }
 
 /// Everything about a dataset, for people.
@@ -133,8 +164,15 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     for entry in &manifest.files {
         let shape = format!("{} x {} {}", grouped(entry.rows), entry.columns, entry.dtype);
         let file = format!("{}.bin", entry.name);
-        text.push_str(&format!("    {file:width$}  {:>10}  {shape}\n", ByteCount(entry.bytes).to_string()));
+        let stripes = entry.stripes.map_or(String::new(), |stripes| {
+            format!(", in stripes of {} over {} directories", ByteCount(stripes.bytes()), stripes.parts())
+        });
+        text.push_str(&format!(
+            "    {file:width$}  {:>10}  {shape}{stripes}\n",
+            ByteCount(entry.bytes).to_string()
+        ));
     }
+    text.push_str(&striped_text(dataset));
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
             Ok(derived) if dataset.is_fresh(derived) => derived.manifest.kind.clone(),

@@ -11,6 +11,7 @@ mod output;
 mod progress;
 mod quickstart;
 mod scratch;
+mod stripe;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -46,6 +47,7 @@ enum Verb {
     Info(info::Arguments),
     Verify(verify::Arguments),
     Bench(Box<bench::Arguments>),
+    Stripe(stripe::Arguments),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Verb::Info(arguments) => info::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
+        Verb::Stripe(arguments) => stripe::run(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {

@@ -20,7 +20,7 @@ fn integers(path: &Path, shape: &str, values: impl IntoIterator<Item = i64>) {
 /// The files that the documents' commands read: a ring of ten nodes in several dresses.
 fn prepare(directory: &Path) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../import/tests/fixtures");
-    fs::create_dir_all(directory.join("data/cora")).unwrap();
+    ["data/cora", "disk1", "disk2"].iter().for_each(|name| fs::create_dir_all(directory.join(name)).unwrap());
     for file in fs::read_dir(fixtures.join("planetoid")).unwrap() {
         let path = file.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().replace("tiny", "cora");

@@ -73,7 +73,81 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("import g --format triples --from . --labels y.npy", 2, &["does not read --labels"]);
     check_refusal("info nothing", 1, &["nothing", "no Esker dataset"]);
     check_refusal("verify nothing", 1, &["nothing"]);
+    check_refusal("stripe nothing --over a,b", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("stripe nothing --undo", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("stripe g", 2, &["--over"]);
+    check_refusal("stripe g --over a", 2, &["--over", "2 to 64"]);
+    check_refusal("stripe g --over a,b --undo", 2, &["--undo"]);
+    check_refusal("stripe g --over a,b --stripe-size 3MiB", 2, &["powers of two", "64 KiB"]);
     check_refusal("inform", 2, &["info"]);
+}
+
+#[test]
+fn a_dataset_is_striped_shown_and_brought_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |words: &str| {
+        let output = esker(directory.path(), words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words}: {said}");
+        (String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let json = |words: &str| serde_json::from_str::<serde_json::Value>(&run(words).0).unwrap();
+    (1..=2).for_each(|disk| fs::create_dir(directory.path().join(format!("disk{disk}"))).unwrap());
+    let made = json("generate g --nodes 5000 --dim 64 --json");
+    assert!(made["striped"].is_null());
+    let (said, progress) = run("stripe g --over disk1,disk2 --min-size 1MiB --stripe-size 64KiB");
+    assert!(said.contains("node-features") && said.contains("disk2/g.stripe-1"), "{said}");
+    assert!(progress.contains("copy") && progress.contains("on one disk"), "{progress}");
+    let (said, _) = run("info g");
+    assert!(said.contains("in stripes of 64 KiB over 2 directories") && said.contains("stripe-0"), "{said}");
+    let shown = json("info g --json");
+    assert_eq!((&shown["id"], &shown["bytes"].is_u64()), (&made["id"], &true));
+    assert_eq!(shown["striped"]["arrays"], serde_json::json!(["node-features"]));
+    assert!(shown["striped"]["directories"][1].as_str().unwrap().ends_with("disk2/g.stripe-1"));
+    assert_eq!(json("verify g --json")["ok"], true);
+    let (said, _) = run("stripe g --over disk1,disk2 --min-size 1MiB --stripe-size 64KiB");
+    assert!(said.contains("nothing to do"), "{said}");
+    let refused = esker(directory.path(), "stripe g --over disk2,disk1");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("--undo"), "{said}");
+    let undone = json("stripe g --undo --json");
+    assert_eq!((&undone["arrays"], &undone["id"]), (&serde_json::json!(["node-features"]), &made["id"]));
+    assert!(undone["striped"].is_null());
+    assert!(run("stripe g --undo").0.contains("nothing in it is striped"));
+    // Replacing a striped dataset takes its parts along.
+    run("stripe g --over disk1,disk2 --min-size 0");
+    run("generate g --nodes 50 --dim 2 --overwrite");
+    let left = |disk: &str| fs::read_dir(directory.path().join(disk)).unwrap().count();
+    assert_eq!((left("disk1"), left("disk2")), (0, 0));
+}
+
+#[test]
+fn a_disk_without_room_for_a_part_is_told_before_anything_is_copied() {
+    let directory = tempfile::tempdir().unwrap();
+    let small = directory.path().join("small");
+    fs::create_dir(&small).unwrap();
+    fs::create_dir(directory.path().join("large")).unwrap();
+    assert!(esker(directory.path(), "generate g --nodes 5000 --dim 256").status.success());
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&small).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no small file system can be mounted here");
+        return;
+    }
+    let refused = esker(directory.path(), "stripe g --over large,small --min-size 1MiB");
+    let left =
+        fs::read_dir(&small).unwrap().count() + directory.path().join("g/stripe-0").is_symlink() as usize;
+    let grown = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&small).output().unwrap();
+    // Parts on a file system without direct IO, beside one with it.
+    let striped = esker(directory.path(), "stripe g --over large,small --min-size 1MiB");
+    let verified = esker(directory.path(), "verify g");
+    let back = esker(directory.path(), "stripe g --undo");
+    Command::new("umount").arg(&small).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("small") && said.contains("free"), "{said}");
+    assert!(left == 0 && grown.status.success());
+    for output in [striped, verified, back] {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 #[test]
@@ -97,7 +171,7 @@ fn completions_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
         let script =
             String::from_utf8(esker(directory.path(), &format!("completions {shell}")).stdout).unwrap();
-        ["generate", "import", "verify", "doctor"]
+        ["generate", "import", "verify", "stripe", "doctor"]
             .iter()
             .for_each(|verb| assert!(script.contains(verb), "{shell}"));
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, damage, import, kill, real, threads};
+use xtask::prove::{Bench, damage, import, kill, real, stripe, threads};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -32,6 +32,11 @@ fn a_generated_graph_has_the_same_bytes_for_any_number_of_threads() {
 #[test]
 fn after_a_kill_there_is_no_dataset_or_a_whole_one_and_the_re_run_finishes() {
     println!("{:#}", kill::at_random_moments(&bench(), 300, 6, 11).unwrap());
+}
+
+#[test]
+fn after_a_kill_a_dataset_is_striped_or_not_and_whole_and_the_re_run_finishes() {
+    println!("{:#}", stripe::kill_at_random_moments(&bench(), 60, 9, 13).unwrap());
 }
 
 #[test]

@@ -115,7 +115,8 @@ fn numbers_that_break_the_meaning_are_found_even_under_good_checksums() {
     let forged = directory.path().join("forged");
     let staging = Staging::begin(&forged, false).unwrap();
     for entry in &manifest.files {
-        fs::copy(entry.path(&dataset), entry.path(staging.directory())).unwrap();
+        let name = format!("{}.bin", entry.name);
+        fs::copy(dataset.join(&name), staging.directory().join(&name)).unwrap();
     }
     let mut ids = vec![0u32; manifest.edges.count as usize];
     ids[17] = manifest.nodes.count as u32;

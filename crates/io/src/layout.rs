@@ -77,7 +77,10 @@ impl Layout {
         let parts = self.parts.len() as u64;
         let ends = part_bytes.iter().zip(0..).map(|(bytes, part)| {
             let (stripes, rest) = (bytes / self.stripe_bytes, bytes % self.stripe_bytes);
-            (stripes * parts + part) * self.stripe_bytes + rest
+            // A sparse file claims any length: what does not fit 64 bits is simply very long.
+            (stripes.saturating_mul(parts).saturating_add(part))
+                .saturating_mul(self.stripe_bytes)
+                .saturating_add(rest)
         });
         ends.min().unwrap_or(0)
     }
@@ -97,6 +100,14 @@ impl std::fmt::Display for Layout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parts_that_claim_to_be_endless_do_not_overflow() {
+        let layout = Layout::striped(vec![PathBuf::from("a"), PathBuf::from("b")], 1 << 30);
+        assert_eq!(layout.whole_bytes(&[i64::MAX as u64, i64::MAX as u64]), u64::MAX - (1 << 30));
+        assert_eq!(layout.whole_bytes(&[u64::MAX, u64::MAX]), u64::MAX);
+        assert_eq!(layout.whole_bytes(&[u64::MAX, 5]), (1 << 30) + 5);
+    }
 
     proptest! {
         #[test]

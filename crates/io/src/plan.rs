@@ -349,7 +349,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
+        #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
         fn plans_bring_every_piece_and_each_block_once(
             spans in prop::collection::vec((0u64..60_000, 0u64..9_000), 0..40),
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn large_batches_are_sorted_bucket_by_bucket() {
         for spread in [1, 64, 700_000] {
-            let many = if cfg!(miri) { 1500 } else { 20_000u64 };
+            let many = 20_000u64;
             let pieces: Vec<Piece> = (0..many)
                 .map(|row| Piece { offset: row * 7919 % many * spread % 1_000_000, bytes: 10, at: row * 10 })
                 .collect();

@@ -242,7 +242,7 @@ impl Queue {
     }
 
     /// Drops bytes that were read through the page cache from it; nothing to do on direct rungs.
-    pub(crate) fn forget(&mut self, file: usize, offset: u64, bytes: u64) {
+    pub fn forget(&mut self, file: usize, offset: u64, bytes: u64) {
         if self.rung.kind.is_direct() {
             return;
         }

@@ -65,7 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 256 }))]
+        #![proptest_config(ProptestConfig::with_cases(256))]
         #[test]
         fn pieces_never_overlap_and_all_room_comes_back(steps in prop::collection::vec((1usize..5000, any::<u8>()), 1..100)) {
             let mut staging = Staging::new(16_384, 512);

@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 use support::{assert_delivered, buffer, deal, layout, pattern};
 
-const RUNS: u64 = if cfg!(miri) { 20 } else { 10_000 };
-const FILE_BYTES: u64 = if cfg!(miri) { 30_001 } else { 60_001 };
+const RUNS: u64 = 10_000;
+const FILE_BYTES: u64 = 60_001;
 
 /// Numbers for one run.
 struct Dice(Key, u64);
@@ -79,7 +79,7 @@ fn watched(run: fn(u64) -> End) {
     });
     let mut last = 0;
     loop {
-        match told.recv_timeout(Duration::from_secs(if cfg!(miri) { 3600 } else { 60 })) {
+        match told.recv_timeout(Duration::from_secs(60)) {
             Ok(seed) => last = seed,
             Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {last} hangs"),
             Err(mpsc::RecvTimeoutError::Disconnected) => break,

@@ -1,14 +1,19 @@
-//! One array in one file: a header page, the rows, and a table of block checksums. `docs/format.md` draws it.
+//! One array: a header page, the rows, and a table of block checksums, in one file or dealt out in stripes.
+//! `docs/format.md` draws it.
 //!
 //! The payload starts on a page and is padded to a page, so a direct read may always take whole pages; nothing
 //! assumes that a row divides one.
 
+use crate::stripes::Stripes;
 use crate::{Result, StoreError};
-use esker_io::{SequentialReader, SequentialWriter};
+use esker_io::{
+    Access, Disk, Files, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter, Stream,
+    ThisMachine,
+};
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -29,10 +34,13 @@ pub struct FileEntry {
     pub rows: u64,
     /// Elements in a row.
     pub columns: u64,
-    /// Length of the file.
+    /// Length of the file, or of all its parts together.
     pub bytes: u64,
     /// xxh3-64 of the checksum table, in hex.
     pub sums: String,
+    /// How it is dealt out over several directories; `None`: it is one file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripes: Option<Stripes>,
 }
 
 impl FileEntry {
@@ -41,24 +49,39 @@ impl FileEntry {
         self.columns.saturating_mul(self.dtype.bytes())
     }
 
-    /// The file in `directory`.
-    pub fn path(&self, directory: &Path) -> PathBuf {
-        array_path(directory, &self.name)
+    /// Where its bytes are when it belongs to the dataset (or derived data) in `directory`.
+    pub fn layout(&self, directory: &Path) -> Layout {
+        self.layout_as(directory, &file_name(&self.name))
     }
 
-    /// Sizes that follow from rows and columns; `None` when they do not fit 64 bits.
-    pub(crate) fn layout(&self) -> Option<Layout> {
-        Layout::of(self.rows.checked_mul(self.columns)?.checked_mul(self.dtype.bytes())?)
+    /// The same under another name.
+    pub(crate) fn layout_as(&self, directory: &Path, file_name: &str) -> Layout {
+        match &self.stripes {
+            Some(stripes) => stripes.layout(directory, file_name),
+            None => Layout::file(&directory.join(file_name)),
+        }
+    }
+
+    /// Where things are in it, as rows and columns have it; what is wrong when its length does not fit them.
+    pub(crate) fn sections(&self) -> Result<Sections, (String, String)> {
+        let payload = self.rows.checked_mul(self.columns).and_then(|n| n.checked_mul(self.dtype.bytes()));
+        let sections = payload.and_then(Sections::of).filter(|found| found.file_bytes == self.bytes);
+        sections.ok_or_else(|| {
+            let expected =
+                format!("a length that fits {} rows of {} x {}", self.rows, self.columns, self.dtype);
+            (expected, format!("{} bytes in the manifest", self.bytes))
+        })
     }
 }
 
-fn array_path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.bin"))
+/// The file of array `name`, or of one of its parts.
+pub(crate) fn file_name(name: &str) -> String {
+    format!("{name}.bin")
 }
 
-/// Where things are in an array file.
+/// Where things are in an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct Sections {
     pub payload_bytes: u64,
     pub padded_bytes: u64,
     pub blocks: u64,
@@ -66,23 +89,23 @@ pub(crate) struct Layout {
     pub file_bytes: u64,
 }
 
-impl Layout {
-    fn of(payload_bytes: u64) -> Option<Layout> {
+impl Sections {
+    fn of(payload_bytes: u64) -> Option<Sections> {
         let padded_bytes = payload_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let blocks = padded_bytes.div_ceil(BLOCK_BYTES);
         let table_offset = PAGE_BYTES.checked_add(padded_bytes)?;
         let file_bytes = table_offset.checked_add(blocks * 8)?;
-        Some(Layout { payload_bytes, padded_bytes, blocks, table_offset, file_bytes })
+        Some(Sections { payload_bytes, padded_bytes, blocks, table_offset, file_bytes })
     }
 }
 
 /// The header page.
-pub(crate) fn header_page(entry: &FileEntry, layout: &Layout) -> [u8; PAGE_BYTES as usize] {
+pub(crate) fn header_page(entry: &FileEntry, sections: &Sections) -> [u8; PAGE_BYTES as usize] {
     let mut page = [0u8; PAGE_BYTES as usize];
     page[..8].copy_from_slice(MAGIC);
     page[8..12].copy_from_slice(&HEADER_VERSION.to_le_bytes());
     page[12..16].copy_from_slice(&entry.dtype.code().to_le_bytes());
-    let words = [entry.rows, entry.columns, layout.payload_bytes, BLOCK_BYTES, layout.table_offset];
+    let words = [entry.rows, entry.columns, sections.payload_bytes, BLOCK_BYTES, sections.table_offset];
     for (slot, word) in page[16..56].chunks_exact_mut(8).zip(words) {
         slot.copy_from_slice(&word.to_le_bytes());
     }
@@ -119,7 +142,7 @@ impl ArrayWriter {
         columns: u64,
         rows: u64,
     ) -> Result<ArrayWriter> {
-        let path = array_path(directory, name);
+        let path = directory.join(file_name(name));
         let sums_path = directory.join(format!("{name}.sums"));
         let payload_bytes = rows * columns * dtype.bytes();
         let whole_blocks = payload_bytes / BLOCK_BYTES;
@@ -212,8 +235,8 @@ impl ArrayWriter {
         let row_bytes = self.columns * self.dtype.bytes();
         assert!(row_bytes == 0 || payload_bytes.is_multiple_of(row_bytes), "{}: broken row", self.name);
         let rows = payload_bytes.checked_div(row_bytes).unwrap_or(0);
-        let layout = Layout::of(payload_bytes).expect("what was written fits 64 bits");
-        self.write(&[0; PAGE_BYTES as usize][..(layout.padded_bytes - payload_bytes) as usize])?;
+        let sections = Sections::of(payload_bytes).expect("what was written fits 64 bits");
+        self.write(&[0; PAGE_BYTES as usize][..(sections.padded_bytes - payload_bytes) as usize])?;
         if !self.block.is_empty() {
             self.close_block()?;
         }
@@ -231,7 +254,7 @@ impl ArrayWriter {
             self.file.write_all(&piece[..count]).map_err(StoreError::io(&self.path))?;
         }
         let bytes = self.file.finish().map_err(StoreError::io(&self.path))?;
-        assert_eq!(bytes, layout.file_bytes, "{}: layout", self.name);
+        assert_eq!(bytes, sections.file_bytes, "{}: sections", self.name);
         let entry = FileEntry {
             name: self.name,
             dtype: self.dtype,
@@ -239,9 +262,10 @@ impl ArrayWriter {
             columns: self.columns,
             bytes,
             sums: format!("{:016x}", hash.digest()),
+            stripes: None,
         };
         let file = File::options().write(true).open(&self.path).map_err(StoreError::io(&self.path))?;
-        let written = file.write_all_at(&header_page(&entry, &layout), 0).and_then(|()| file.sync_all());
+        let written = file.write_all_at(&header_page(&entry, &sections), 0).and_then(|()| file.sync_all());
         written.map_err(StoreError::io(&self.path))?;
         fs::remove_file(&self.sums_path).map_err(StoreError::io(&self.sums_path))?;
         crate::journal::sync_directory(&self.directory)?;
@@ -249,46 +273,45 @@ impl ArrayWriter {
     }
 }
 
-/// An array that opened: length and header agree with its entry.
+/// An array that opened: lengths and header agree with its entry.
 #[derive(Debug, Clone)]
 pub struct ArrayFile {
-    path: PathBuf,
+    layout: Layout,
     entry: FileEntry,
 }
 
 impl ArrayFile {
-    /// Checks length and header.
+    /// Checks lengths and header.
     pub fn open(directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
-        let path = entry.path(directory);
-        let Some(layout) = entry.layout().filter(|layout| layout.file_bytes == entry.bytes) else {
-            let expected =
-                format!("a length that fits {} rows of {} x {}", entry.rows, entry.columns, entry.dtype);
-            return Err(StoreError::inconsistent(
-                &path,
-                expected,
-                format!("{} bytes in the manifest", entry.bytes),
-            ));
-        };
-        let mut file = File::open(&path).map_err(StoreError::io(&path))?;
-        let found_bytes = file.metadata().map_err(StoreError::io(&path))?.len();
-        if found_bytes != entry.bytes {
-            return Err(StoreError::WrongLength { path, expected_bytes: entry.bytes, found_bytes });
+        let layout = entry.layout(directory);
+        let path = &layout.parts()[0];
+        let sections =
+            entry.sections().map_err(|(expected, found)| StoreError::inconsistent(path, expected, found))?;
+        if let Some(stripes) = &entry.stripes {
+            stripes.check_directories(directory)?;
         }
+        (0..layout.parts().len()).try_for_each(|number| check_part(&layout, number, entry.bytes))?;
+        let array = ArrayFile { layout, entry: entry.clone() };
         let mut page = [0u8; PAGE_BYTES as usize];
-        file.read_exact(&mut page).map_err(StoreError::io(&path))?;
-        if page != header_page(entry, &layout) {
+        array.read_bytes(0, &mut page)?;
+        if page != header_page(entry, &sections) {
             return Err(StoreError::inconsistent(
-                &path,
+                array.path(),
                 "the header that the manifest describes",
                 "another one",
             ));
         }
-        Ok(ArrayFile { path, entry: entry.clone() })
+        Ok(array)
     }
 
-    /// The file.
+    /// Where its bytes are.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The file, or the first of its parts: for messages about all of it.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.layout.parts()[0]
     }
 
     /// Its entry in the manifest.
@@ -296,12 +319,27 @@ impl ArrayFile {
         &self.entry
     }
 
-    /// A stream of elements from element `first` on.
+    /// A stream of elements from element `first` on. Takes about a MiB of memory.
     pub fn elements(&self, first: u64) -> Result<Elements> {
-        let offset = PAGE_BYTES + first * self.entry.dtype.bytes();
-        let reader = SequentialReader::open(&self.path, offset).map_err(StoreError::io(&self.path))?;
+        let width = self.entry.dtype.bytes();
         let left = (self.entry.rows * self.entry.columns).saturating_sub(first);
-        Ok(Elements { reader, path: self.path.clone(), dtype: self.entry.dtype, left })
+        let start = PAGE_BYTES + first * width;
+        let end = start + left * width;
+        let pages = end.next_multiple_of(PAGE_BYTES) - start / PAGE_BYTES * PAGE_BYTES;
+        let all_bytes = pages.max(PAGE_BYTES);
+        let options = match all_bytes <= STREAM_CHUNK_BYTES {
+            true => few_bytes(),
+            false => Options {
+                depth: STREAM_CHUNKS,
+                max_bytes: STREAM_CHUNK_BYTES,
+                staging_bytes: STREAM_CHUNK_BYTES,
+                ..Options::default()
+            },
+        };
+        let files = self.open_files(&options)?;
+        let chunk_bytes = all_bytes.min(STREAM_CHUNK_BYTES);
+        let stream = Stream::open(&files, 0, start..end, chunk_bytes, STREAM_CHUNKS)?;
+        Ok(Elements { stream, path: self.path().to_path_buf(), dtype: self.entry.dtype, left })
     }
 
     /// Reads elements at a position: for a few; the reading engine is for many.
@@ -316,17 +354,55 @@ impl ArrayFile {
             "{}: range",
             self.entry.name
         );
-        let mut file = File::open(&self.path).map_err(StoreError::io(&self.path))?;
-        let offset = PAGE_BYTES + first * self.entry.dtype.bytes();
-        file.seek(SeekFrom::Start(offset))
-            .and_then(|_| file.read_exact(bytemuck::cast_slice_mut(out)))
-            .map_err(StoreError::io(&self.path))
+        self.read_bytes(PAGE_BYTES + first * self.entry.dtype.bytes(), bytemuck::cast_slice_mut(out))
+    }
+
+    fn read_bytes(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let mut queue = self.open_files(&few_bytes())?.queue()?;
+        queue.read(0, &[Piece { offset, bytes: out.len() as u64, at: 0 }], out)?;
+        Ok(())
+    }
+
+    fn open_files(&self, options: &Options) -> Result<Files> {
+        Ok(ThisMachine.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
     }
 }
 
+/// Checks that a part of an array of `bytes` bytes is there and as long as it must be.
+pub(crate) fn check_part(layout: &Layout, number: usize, bytes: u64) -> Result<()> {
+    let path = &layout.parts()[number];
+    let found_bytes = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(StoreError::Missing { path: path.clone() });
+        }
+        found => found.map_err(StoreError::io(path))?.len(),
+    };
+    let expected_bytes = layout.part_bytes(number, bytes);
+    if found_bytes != expected_bytes {
+        return Err(StoreError::WrongLength { path: path.clone(), expected_bytes, found_bytes });
+    }
+    Ok(())
+}
+
+/// For a few bytes: one thread and the page cache, where a ring would cost more than it brings. Little staging memory:
+/// it is not needed on this way, and cleared all the same.
+fn few_bytes() -> Options {
+    Options {
+        rung: Some(RungKind::PoolBuffered),
+        depth: 1,
+        max_bytes: BLOCK_BYTES,
+        staging_bytes: BLOCK_BYTES,
+        ..Options::default()
+    }
+}
+
+/// Several streams are open at once inside an import's budget: a MiB each, with the staging memory.
+const STREAM_CHUNK_BYTES: u64 = 256 << 10;
+const STREAM_CHUNKS: usize = 3;
+
 /// A stream of an array's elements.
 pub struct Elements {
-    reader: SequentialReader,
+    stream: Stream,
     path: PathBuf,
     dtype: Dtype,
     left: u64,
@@ -342,9 +418,9 @@ impl Elements {
     pub fn fill<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&mut self, out: &mut [T]) -> Result<usize> {
         assert_eq!(size_of::<T>() as u64, self.dtype.bytes(), "element size");
         let count = self.left.min(out.len() as u64) as usize;
-        self.reader
+        self.stream
             .read_exact(bytemuck::cast_slice_mut(&mut out[..count]))
-            .map_err(StoreError::io(&self.path))?;
+            .map_err(StoreError::engine(&self.path))?;
         self.left -= count as u64;
         Ok(count)
     }
@@ -428,6 +504,7 @@ mod tests {
             columns: 1,
             bytes: 4099,
             sums: "".into(),
+            stripes: None,
         };
         assert!(ArrayFile::open(directory.path(), &entry).is_err());
     }

@@ -1,3 +1,5 @@
+use esker_io::IoError;
+use esker_types::ByteCount;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -22,6 +24,56 @@ pub enum StoreError {
         /// The file being written.
         path: PathBuf,
     },
+    /// A file that the manifest lists is not there.
+    #[error(
+        "{path}: the manifest lists this file, and it is not there; restore it from a copy, or make the dataset again"
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The directory of a part of striped arrays is not there.
+    #[error(
+        "{path}: expected the directory that holds a part of striped arrays, or a link to it, found {found}; \
+         mount its disk, or link the directory anew: ln -sfn DIRECTORY {path}"
+    )]
+    StripeMissing {
+        /// `stripe-i` of the dataset.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
+    /// Something about striping that cannot be.
+    #[error("{path}: {problem}")]
+    Stripe {
+        /// The dataset, or the directory for its parts.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// Striped another way than asked for.
+    #[error("{path}: is striped already, in stripes of {found}; run `esker stripe {path} --undo` first")]
+    Striped {
+        /// The dataset.
+        path: PathBuf,
+        /// How it is striped.
+        found: String,
+    },
+    /// A disk without room for what is to be written.
+    #[error(
+        "{path}: {needed} are needed on this disk, {available} are free; free some, or choose another directory"
+    )]
+    NoRoom {
+        /// A directory on the disk.
+        path: PathBuf,
+        /// What is to be written there.
+        needed: ByteCount,
+        /// What the disk has.
+        available: ByteCount,
+    },
+    /// Reading or writing failed on the way.
+    #[error(transparent)]
+    Engine(IoError),
     /// There is no manifest.
     #[error("{path}: no Esker dataset (no esker.json in it){hint}")]
     NotADataset {
@@ -93,14 +145,33 @@ pub enum StoreError {
 /// Result of everything in this crate.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
+impl From<IoError> for StoreError {
+    fn from(error: IoError) -> StoreError {
+        match error {
+            IoError::Write { path, source, .. } if is_full(&source) => StoreError::DiskFull { path },
+            error => StoreError::Engine(error),
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 impl StoreError {
     /// For `map_err` on IO results.
     pub fn io(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
-        move |source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                StoreError::DiskFull { path: path.to_path_buf() }
-            }
-            _ => StoreError::Io { path: path.to_path_buf(), source },
+        move |source| match is_full(&source) {
+            true => StoreError::DiskFull { path: path.to_path_buf() },
+            false => StoreError::Io { path: path.to_path_buf(), source },
+        }
+    }
+
+    /// For `map_err` on what a [`esker_io::Stream`] says through `Read`: it names its file itself.
+    pub(crate) fn engine(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
+        move |error| match error.downcast::<IoError>() {
+            Ok(error) => error.into(),
+            Err(error) => StoreError::io(path)(error),
         }
     }
 

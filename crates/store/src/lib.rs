@@ -8,11 +8,15 @@ mod array;
 mod dataset;
 mod derived;
 mod error;
+mod homes;
 mod journal;
 mod manifest;
 mod names;
+mod scan;
 mod sealed;
 mod staging;
+mod stripes;
+mod striping;
 mod verify;
 
 pub use array::{ArrayFile, ArrayWriter, FileEntry};
@@ -26,4 +30,6 @@ pub use manifest::{
 };
 pub use names::{Names, NamesWriter};
 pub use staging::Staging;
+pub use stripes::{Stripes, stripe_directory};
+pub use striping::{Moved, StripeRequest, stripe, unstripe};
 pub use verify::{Damage, Verified, verify};

@@ -342,7 +342,7 @@ pub(crate) fn check_names(files: &[FileEntry], path: &Path) -> Result<()> {
 }
 
 /// Lower-case letters, digits and dashes: nothing that could leave the directory.
-fn plain_name(name: &str) -> bool {
+pub(crate) fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 

@@ -4,6 +4,7 @@
 //! directory is synced and renamed. Killed before the manifest, the next run of the same job finds its journal and
 //! goes on; killed between manifest and rename, it finds the job's fingerprint in `lock` and only renames.
 
+use crate::homes;
 use crate::journal::{replace_file, sync_directory};
 use crate::{Dataset, Journal, Manifest, Result, StoreError, file};
 use std::fs::{self, File, TryLockError};
@@ -114,6 +115,7 @@ impl Staging {
     }
 
     fn keep_only(&self, keep: impl Fn(&str) -> bool) -> Result<()> {
+        homes::release(&self.directory)?;
         for found in fs::read_dir(&self.directory).map_err(StoreError::io(&self.directory))? {
             let path = found.map_err(StoreError::io(&self.directory))?.path();
             if !path.file_name().and_then(|name| name.to_str()).is_some_and(&keep) {
@@ -170,6 +172,12 @@ impl Staging {
     }
 
     fn replace(&self, parent: &Path) -> Result<()> {
+        // Whoever is striping the old dataset works by its name: the new one must not get it in between. File systems
+        // that cannot lock a directory cannot stripe either.
+        let old = File::open(&self.target).map_err(StoreError::io(&self.target))?;
+        if let Err(TryLockError::WouldBlock) = old.try_lock() {
+            return Err(StoreError::Busy { path: self.target.clone() });
+        }
         // Marked as ours, so that a kill from here on leaves something the next run may remove, and locked, so that
         // nobody starts building where the old dataset is being removed.
         let lock_path = self.target.join(LOCK);
@@ -242,9 +250,10 @@ fn is_empty(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of ours. The mark goes last: a kill in between must not leave something that looks like a
-/// stranger's.
+/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; what is left
+/// of others' is for them. The mark goes last: a kill in between must not leave something that looks like a stranger's.
 fn remove_own(directory: &Path) -> Result<()> {
+    homes::release(directory)?;
     for found in fs::read_dir(directory).map_err(StoreError::io(directory))? {
         let path = found.map_err(StoreError::io(directory))?.path();
         if path.file_name() != Some(LOCK.as_ref()) {

@@ -125,7 +125,7 @@ fn kill_one(bench: &Bench, name: &str, words: &[&str], times: u64, key: Key) -> 
 }
 
 /// Runs a command and kills it at a moment; whether it finished before.
-fn run_until(mut command: Command, moment: Duration) -> Result<bool> {
+pub(super) fn run_until(mut command: Command, moment: Duration) -> Result<bool> {
     let started = Instant::now();
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     while started.elapsed() < moment {

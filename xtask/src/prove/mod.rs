@@ -4,6 +4,7 @@ pub mod damage;
 pub mod import;
 pub mod kill;
 pub mod real;
+pub mod stripe;
 pub mod threads;
 pub mod verify;
 
@@ -44,6 +45,11 @@ pub const ITEMS: &[Item] = &[
         name: "kill",
         about: "SIGKILL at 50 random moments of an import and of a generate",
         run: kill::full,
+    },
+    Item {
+        name: "stripe",
+        about: "SIGKILL at 50 random moments of striping and of its undo",
+        run: stripe::full,
     },
     Item { name: "damage", about: "flipped bytes and cut files are found and named", run: damage::full },
     Item {

@@ -1,0 +1,294 @@
+//! Reads arrays from front to back with several threads and compares every block with its checksum.
+//!
+//! Each thread has a queue of its own and keeps a few groups of blocks on their way while it hashes one, so the disk
+//! never waits for a hash; groups are handed out over all arrays, so no thread waits at the end of one.
+
+use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, check_part, header_page};
+use crate::verify::{Damage, Rule};
+use crate::{FileEntry, Result, StoreError};
+use esker_io::{
+    Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, Layout, Options, Piece, Queue, ThisMachine,
+};
+use esker_types::Progress;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Blocks read at a time: large enough for the disk's full rate.
+const BLOCKS_AT_ONCE: u64 = 32;
+const GROUP_BYTES: u64 = BLOCKS_AT_ONCE * BLOCK_BYTES;
+/// Groups on their way, or being hashed, in each thread.
+const GROUPS_AHEAD: usize = 4;
+/// Part files open at a time: well below the usual limit of 1024 open files.
+const MOST_PARTS_OPEN: usize = 256;
+
+/// An array to be checked.
+pub(crate) struct Target<'a> {
+    /// Where its dataset or derived data is.
+    pub directory: &'a Path,
+    /// What it must be.
+    pub entry: &'a FileEntry,
+    /// What its numbers must be.
+    pub rule: Rule,
+}
+
+/// An array that is all there, as far as lengths tell.
+struct Array<'a> {
+    entry: &'a FileEntry,
+    rule: Rule,
+    layout: Layout,
+    sections: Sections,
+}
+
+/// Every place where the arrays are not what was written.
+pub(crate) fn scan(targets: &[Target], threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+    let (mut damage, mut arrays) = (Vec::new(), Vec::new());
+    for target in targets {
+        match find(target, &mut damage)? {
+            Some(array) => arrays.push(array),
+            None => progress.advance(target.entry.bytes),
+        }
+    }
+    while !arrays.is_empty() {
+        let mut parts = 0;
+        let fits = |array: &&Array| {
+            parts += array.layout.parts().len();
+            parts <= MOST_PARTS_OPEN
+        };
+        let count = arrays.iter().take_while(fits).count().max(1);
+        let later = arrays.split_off(count);
+        damage.extend(scan_together(arrays, threads, progress)?);
+        arrays = later;
+    }
+    Ok(damage)
+}
+
+/// Checks what is known without reading: shape, directories, lengths of the parts.
+fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
+    let entry = target.entry;
+    let layout = entry.layout(target.directory);
+    let Ok(sections) = entry.sections() else {
+        let problem = "its shape and its length in the manifest contradict each other".to_string();
+        damage.push(Damage { path: layout.parts()[0].clone(), offset: 0, bytes: 0, problem });
+        return Ok(None);
+    };
+    let before = damage.len();
+    if let Some(stripes) = &entry.stripes
+        && let Err(StoreError::StripeMissing { path, found }) = stripes.check_directories(target.directory)
+    {
+        let problem = StoreError::StripeMissing { path: path.clone(), found }.to_string();
+        damage.push(Damage {
+            path: path.join(crate::array::file_name(&entry.name)),
+            offset: 0,
+            bytes: 0,
+            problem,
+        });
+        return Ok(None);
+    }
+    for number in 0..layout.parts().len() {
+        let (offset, bytes, problem) = match check_part(&layout, number, entry.bytes) {
+            Ok(()) => continue,
+            Err(StoreError::Missing { .. }) => {
+                (0, layout.part_bytes(number, entry.bytes), "the file is missing".to_string())
+            }
+            Err(StoreError::WrongLength { expected_bytes, found_bytes, .. }) => {
+                let (short, long) = (found_bytes.min(expected_bytes), found_bytes.max(expected_bytes));
+                let problem =
+                    format!("the manifest promises {expected_bytes} bytes, the file has {found_bytes}");
+                (short, long - short, problem)
+            }
+            Err(error) => return Err(error),
+        };
+        damage.push(Damage { path: layout.parts()[number].clone(), offset, bytes, problem });
+    }
+    Ok((damage.len() == before).then_some(Array { entry, rule: target.rule, layout, sections }))
+}
+
+fn scan_together(arrays: Vec<Array>, threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+    let layouts: Vec<Layout> = arrays.iter().map(|array| array.layout.clone()).collect();
+    let options = Options { depth: 32, staging_bytes: 1 << 20, max_bytes: 1 << 20, ..Options::default() };
+    let files = ThisMachine.open(&layouts, Access::Read, &options)?;
+    let mut queue = files.queue()?;
+    let (mut damage, mut shares, mut groups) = (Vec::new(), Vec::new(), 0);
+    for (file, array) in arrays.iter().enumerate() {
+        if !array.check_frame(&mut queue, file, &mut damage)? {
+            // Blame the table, not every block it no longer describes.
+            progress.advance(array.entry.bytes);
+            continue;
+        }
+        progress.advance(array.entry.bytes - array.sections.padded_bytes);
+        if array.sections.blocks > 0 {
+            shares.push(Share { file, array, first_group: groups });
+            groups += array.sections.blocks.div_ceil(BLOCKS_AT_ONCE);
+        }
+    }
+    drop(queue);
+    let largest = arrays.iter().map(|array| array.sections.padded_bytes).max().unwrap_or(0).min(GROUP_BYTES);
+    let next = AtomicU64::new(0);
+    let scan = Scan { files: &files, shares, groups, largest, next, found: Mutex::new(damage) };
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let workers = (threads as u64).clamp(1, groups.max(1));
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| scan.run(progress))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("verify workers do not panic")).collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    Ok(scan.found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+}
+
+impl Array<'_> {
+    /// Checks the header and the table; whether the table can be trusted.
+    fn check_frame(&self, queue: &mut Queue, file: usize, damage: &mut Vec<Damage>) -> Result<bool> {
+        let mut page = [0u8; PAGE_BYTES as usize];
+        queue.read(file, &[Piece { offset: 0, bytes: PAGE_BYTES, at: 0 }], &mut page)?;
+        if page != header_page(self.entry, &self.sections) {
+            damage.extend(self.damage(0, PAGE_BYTES, "the header differs from the manifest".to_string()));
+        }
+        let (table, end) = (self.sections.table_offset, self.sections.file_bytes);
+        let mut hash = Xxh3::new();
+        let mut piece = vec![0u8; (end - table).min(1 << 20) as usize];
+        let mut offset = table;
+        while offset < end {
+            let bytes = (end - offset).min(piece.len() as u64);
+            queue.read(file, &[Piece { offset, bytes, at: 0 }], &mut piece)?;
+            hash.update(&piece[..bytes as usize]);
+            offset += bytes;
+        }
+        if format!("{:016x}", hash.digest()) == self.entry.sums {
+            return Ok(true);
+        }
+        let problem = "the checksum table differs from the manifest".to_string();
+        damage.extend(self.damage(table, end - table, problem));
+        Ok(false)
+    }
+
+    fn damage(&self, offset: u64, bytes: u64, problem: String) -> Vec<Damage> {
+        damage_in(&self.layout, offset, bytes, &problem)
+    }
+
+    fn check_block(&self, start: u64, block: &[u8], sum: &[u8]) -> Vec<Damage> {
+        if xxh3_64(block).to_le_bytes() != sum {
+            let problem = "the checksum does not match".to_string();
+            return self.damage(PAGE_BYTES + start, block.len() as u64, problem);
+        }
+        let payload_bytes = self.sections.payload_bytes;
+        let payload = (payload_bytes - start.min(payload_bytes)).min(block.len() as u64);
+        let width = self.entry.dtype.bytes();
+        let broken = self.rule.broken_by(self.entry.dtype, start / width, &block[..payload as usize]);
+        broken.map_or(Vec::new(), |(at, value)| {
+            let problem = format!("{value} is out of range ({:?})", self.rule);
+            self.damage(PAGE_BYTES + start + at, width, problem)
+        })
+    }
+}
+
+/// One finding for each part that holds a piece of the bytes from `offset` on. Stripes of one part lie one behind the
+/// other, so a part's share is one range.
+pub(crate) fn damage_in(layout: &Layout, offset: u64, bytes: u64, problem: &str) -> Vec<Damage> {
+    let mut shares: Vec<(usize, u64, u64)> = Vec::new();
+    let (mut at, end) = (offset, offset.saturating_add(bytes));
+    while at < end {
+        let place = layout.place(at);
+        let now = place.contiguous_bytes.min(end - at);
+        match shares.iter_mut().find(|share| share.0 == place.part) {
+            Some(share) => share.2 += now,
+            None => shares.push((place.part, place.offset, now)),
+        }
+        at += now;
+    }
+    let shared = match shares.len() {
+        1 => String::new(),
+        parts => format!(" (the bytes lie in {parts} parts; at least one is damaged)"),
+    };
+    let found = |(part, offset, bytes): (usize, u64, u64)| {
+        let path: PathBuf = layout.parts()[part].clone();
+        Damage { path, offset, bytes, problem: format!("{problem}{shared}") }
+    };
+    shares.into_iter().map(found).collect()
+}
+
+/// An array's groups of blocks among those of all arrays.
+struct Share<'a> {
+    file: usize,
+    array: &'a Array<'a>,
+    first_group: u64,
+}
+
+/// The blocks of all arrays, taken in groups by whichever thread is free.
+struct Scan<'a> {
+    files: &'a Files,
+    shares: Vec<Share<'a>>,
+    groups: u64,
+    /// The longest group.
+    largest: u64,
+    next: AtomicU64,
+    found: Mutex<Vec<Damage>>,
+}
+
+/// Blocks that are read together.
+struct Group<'a> {
+    file: usize,
+    array: &'a Array<'a>,
+    /// Where they start in the payload.
+    start: u64,
+    bytes: u64,
+    blocks: u64,
+}
+
+impl Scan<'_> {
+    fn take(&self) -> Option<Group<'_>> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if number >= self.groups {
+            return None;
+        }
+        let share = self.shares.iter().rev().find(|share| share.first_group <= number)?;
+        let sections = &share.array.sections;
+        let first = (number - share.first_group) * BLOCKS_AT_ONCE;
+        let start = first * BLOCK_BYTES;
+        let bytes = (sections.padded_bytes - start).min(GROUP_BYTES);
+        Some(Group {
+            file: share.file,
+            array: share.array,
+            start,
+            bytes,
+            blocks: bytes.div_ceil(BLOCK_BYTES),
+        })
+    }
+
+    fn run(&self, progress: &dyn Progress) -> Result<()> {
+        let mut queue = self.files.queue()?;
+        let sums_at = self.largest;
+        let mut spare = Vec::new();
+        for _ in 0..GROUPS_AHEAD.min(self.groups as usize) {
+            let buffer = AlignedBuffer::new((sums_at + BLOCKS_AT_ONCE * 8) as usize, DIRECT_ALIGN);
+            queue.register(&buffer);
+            spare.push((buffer, Vec::new()));
+        }
+        let mut coming: VecDeque<Group> = VecDeque::new();
+        loop {
+            while let Some((buffer, mut pieces)) = spare.pop() {
+                let Some(group) = self.take() else { break };
+                let sums = group.array.sections.table_offset + group.start / BLOCK_BYTES * 8;
+                pieces.clear();
+                pieces.push(Piece { offset: PAGE_BYTES + group.start, bytes: group.bytes, at: 0 });
+                pieces.push(Piece { offset: sums, bytes: group.blocks * 8, at: sums_at });
+                queue.submit(group.file, pieces, buffer);
+                coming.push_back(group);
+            }
+            let (Some(finished), Some(group)) = (queue.wait(), coming.pop_front()) else { return Ok(()) };
+            finished.result?;
+            let (payload, sums) = finished.buffer.split_at(sums_at as usize);
+            let blocks = payload[..group.bytes as usize].chunks(BLOCK_BYTES as usize);
+            for (index, (block, sum)) in blocks.zip(sums.chunks_exact(8)).enumerate() {
+                let damage = group.array.check_block(group.start + index as u64 * BLOCK_BYTES, block, sum);
+                if !damage.is_empty() {
+                    self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(damage);
+                }
+            }
+            queue.forget(group.file, PAGE_BYTES + group.start, group.bytes);
+            progress.advance(group.bytes);
+            spare.push((finished.buffer, finished.pieces));
+        }
+    }
+}

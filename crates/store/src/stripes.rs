@@ -1,0 +1,124 @@
+//! Arrays dealt out over several disks: how a manifest says so, and where the parts are.
+//!
+//! The manifest holds numbers only. Part `i` is reached through `stripe-i` beside the manifest, a directory or a link
+//! to one, so a disk that is mounted elsewhere needs a new link and nothing else.
+
+use crate::{Result, StoreError};
+use esker_io::Layout;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How an array is dealt: stripe `s` is in part `s % parts`. Made only with numbers that can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Numbers", into = "Numbers")]
+pub struct Stripes {
+    parts: u32,
+    bytes: u64,
+}
+
+/// What a manifest holds, before anybody has looked at it.
+#[derive(Clone, Serialize, Deserialize)]
+struct Numbers {
+    parts: u32,
+    bytes: u64,
+}
+
+impl Stripes {
+    /// Most parts an array may have.
+    pub const MOST_PARTS: u32 = 64;
+    /// The smallest stripe.
+    pub const LEAST_BYTES: u64 = 64 << 10;
+    /// The largest stripe.
+    pub const MOST_BYTES: u64 = 1 << 30;
+
+    /// Stripes of `bytes` over `parts` parts; what is wrong with the numbers, where something is.
+    pub fn new(parts: u32, bytes: u64) -> Result<Stripes, String> {
+        if !(2..=Stripes::MOST_PARTS).contains(&parts) {
+            return Err(format!("stripes over {parts} parts; 2 to 64 work"));
+        }
+        if !bytes.is_power_of_two() || !(Stripes::LEAST_BYTES..=Stripes::MOST_BYTES).contains(&bytes) {
+            return Err(format!("stripes of {bytes} bytes; powers of two from 64 KiB to 1 GiB work"));
+        }
+        Ok(Stripes { parts, bytes })
+    }
+
+    /// How many parts there are.
+    pub fn parts(&self) -> u32 {
+        self.parts
+    }
+
+    /// Length of a stripe.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where the parts of file `file_name` are in the dataset `directory`.
+    pub(crate) fn layout(&self, directory: &Path, file_name: &str) -> Layout {
+        let parts = (0..self.parts).map(|part| stripe_directory(directory, part).join(file_name));
+        Layout::striped(parts.collect(), self.bytes)
+    }
+
+    /// That every part has a directory; which one has not, and what to do about it, otherwise.
+    pub(crate) fn check_directories(&self, directory: &Path) -> Result<()> {
+        (0..self.parts).try_for_each(|part| {
+            let path = stripe_directory(directory, part);
+            if path.is_dir() {
+                return Ok(());
+            }
+            let found = match fs::read_link(&path) {
+                Ok(target) => format!("a link to {}, where no directory is", target.display()),
+                Err(_) if path.exists() => "something else".to_string(),
+                Err(_) => "nothing".to_string(),
+            };
+            Err(StoreError::StripeMissing { path, found })
+        })
+    }
+}
+
+impl TryFrom<Numbers> for Stripes {
+    type Error = String;
+
+    fn try_from(numbers: Numbers) -> Result<Stripes, String> {
+        Stripes::new(numbers.parts, numbers.bytes)
+    }
+}
+
+impl From<Stripes> for Numbers {
+    fn from(stripes: Stripes) -> Numbers {
+        Numbers { parts: stripes.parts, bytes: stripes.bytes }
+    }
+}
+
+/// The directory, or the link to it, of part `part`.
+pub fn stripe_directory(dataset: &Path, part: u32) -> PathBuf {
+    dataset.join(format!("stripe-{part}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_that_can_be_are_read() {
+        let read = |text: &str| serde_json::from_str::<Stripes>(text);
+        let good = read(r#"{"parts": 2, "bytes": 65536}"#).unwrap();
+        assert_eq!(serde_json::to_string(&good).unwrap(), r#"{"parts":2,"bytes":65536}"#);
+        assert!(read(r#"{"parts": 64, "bytes": 1073741824}"#).is_ok());
+        for (parts, bytes) in [
+            (0, 65536),
+            (1, 65536),
+            (65, 65536),
+            (2, 0),
+            (2, 32768),
+            (2, 65537),
+            (2, 1u64 << 31),
+            (2, 3 << 20),
+        ] {
+            let error = read(&format!("{{\"parts\": {parts}, \"bytes\": {bytes}}}")).unwrap_err().to_string();
+            assert!(error.contains("work"), "{error}");
+        }
+        assert!(read(r#"{"parts": -1, "bytes": 65536}"#).is_err());
+        assert!(read(r#"{"parts": 4294967298, "bytes": 65536}"#).is_err());
+    }
+}

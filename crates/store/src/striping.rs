@@ -1,0 +1,289 @@
+//! Dealing a dataset's large arrays out over several directories, and bringing them back.
+//!
+//! Both go the same way: the new copy is written beside the old one, synced, read back against its checksums; then
+//! the manifest is replaced, and only then is the old copy removed. Killed before the manifest is replaced the
+//! dataset is as it was, killed after it as it will be; the next run finds finished copies under their names and
+//! goes on with the rest, or removes what is left of the old copy.
+
+use crate::array::{check_part, file_name};
+use crate::homes::{self, Mark, UNFINISHED};
+use crate::journal::{replace_file, sync_directory};
+use crate::scan::{Target, scan};
+use crate::stripes::stripe_directory;
+use crate::verify::Rule;
+use crate::{Dataset, FileEntry, Manifest, Result, StoreError, Stripes, file};
+use esker_io::{Access, Disk, Layout, Options, Piece, Stream, ThisMachine, available_bytes};
+use esker_types::{ByteCount, Progress, Unit};
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Long enough to keep every disk busy, and few: the job should not need memory to speak of.
+const CHUNK_BYTES: u64 = 8 << 20;
+const CHUNKS: usize = 3;
+
+/// What is to be striped, and over what.
+#[derive(Debug, Clone)]
+pub struct StripeRequest {
+    /// One directory for each part, on different disks if it is to help.
+    pub over: Vec<PathBuf>,
+    /// Length of a stripe.
+    pub stripe_bytes: u64,
+    /// Arrays shorter than this stay as they are.
+    pub least_bytes: u64,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Names of the arrays that are stored another way now.
+    pub arrays: Vec<String>,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Deals the large arrays of the dataset in `directory` out over other directories; `threads` read the result back.
+/// Arrays that are dealt out so already stay; what an interrupted run left is finished.
+pub fn stripe(
+    directory: &Path,
+    request: &StripeRequest,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Moved> {
+    let stripes = Stripes::new(request.over.len() as u32, request.stripe_bytes)
+        .map_err(|problem| StoreError::Stripe { path: directory.to_path_buf(), problem })?;
+    let (job, manifest) = Job::begin(directory, threads, progress)?;
+    let homes = homes::homes(&job.directory, &request.over)?;
+    job.refuse_other_stripes(&manifest, stripes, &homes)?;
+    job.note_shared_disks(&request.over)?;
+    let chosen = |entry: &FileEntry| entry.stripes.is_none() && entry.bytes >= request.least_bytes;
+    if !manifest.files.iter().any(chosen) {
+        job.remove_old_copies(&manifest)?;
+        return Ok(Moved::default());
+    }
+    let mark = Mark::new(&job.directory, &manifest, stripes)?;
+    let change = Change::of(&manifest, Some(stripes), chosen);
+    job.check_room(&change, &request.over)?;
+    for (part, home) in homes.iter().enumerate() {
+        homes::claim(&job.directory, part as u32, home, &mark)?;
+    }
+    let manifest = job.carry_out(manifest, &change)?;
+    job.remove_old_copies(&manifest)?;
+    Ok(change.moved())
+}
+
+/// Brings every striped array of the dataset in `directory` back into one file and removes the directories of parts.
+pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Moved> {
+    let (job, mut manifest) = Job::begin(directory, threads, progress)?;
+    let change = Change::of(&manifest, None, |entry| entry.stripes.is_some());
+    if !change.new.is_empty() {
+        job.check_room(&change, std::slice::from_ref(&job.directory))?;
+        manifest = job.carry_out(manifest, &change)?;
+    }
+    job.remove_old_copies(&manifest)?;
+    for left in homes::release(&job.directory)? {
+        progress.note(&left);
+    }
+    Ok(change.moved())
+}
+
+/// Arrays as they are stored, and as they are to be.
+struct Change {
+    old: Vec<FileEntry>,
+    new: Vec<FileEntry>,
+}
+
+impl Change {
+    fn of(manifest: &Manifest, stripes: Option<Stripes>, chosen: impl Fn(&FileEntry) -> bool) -> Change {
+        let old: Vec<FileEntry> = manifest.files.iter().filter(|entry| chosen(entry)).cloned().collect();
+        let new = old.iter().map(|entry| FileEntry { stripes, ..entry.clone() }).collect();
+        Change { old, new }
+    }
+
+    /// What an earlier run has not finished: copies get their names when they are whole.
+    fn missing(&self, directory: &Path) -> Vec<(&FileEntry, &FileEntry)> {
+        let is_there = |entry: &FileEntry| {
+            let layout = entry.layout(directory);
+            (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
+        };
+        self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
+    }
+
+    fn moved(&self) -> Moved {
+        Moved {
+            arrays: self.new.iter().map(|entry| entry.name.clone()).collect(),
+            bytes: self.new.iter().map(|entry| entry.bytes).sum(),
+        }
+    }
+}
+
+/// A dataset whose arrays are being stored another way.
+struct Job<'a> {
+    /// Without links on the way: marks hold it.
+    directory: PathBuf,
+    threads: usize,
+    progress: &'a dyn Progress,
+    /// The directory itself, locked: nobody may replace the dataset, or stripe it too, meanwhile.
+    _lock: File,
+}
+
+impl<'a> Job<'a> {
+    fn begin(directory: &Path, threads: usize, progress: &'a dyn Progress) -> Result<(Job<'a>, Manifest)> {
+        // Before the lock, for the message when this is no dataset; once more behind it, for what holds then.
+        Dataset::open(directory)?;
+        let directory = fs::canonicalize(directory).map_err(StoreError::io(directory))?;
+        let lock = File::open(&directory).map_err(StoreError::io(&directory))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StoreError::Busy { path: directory }),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io(&directory)(error)),
+        }
+        let manifest = Dataset::open(&directory)?.manifest().clone();
+        Ok((Job { directory, threads, progress, _lock: lock }, manifest))
+    }
+
+    /// Other stripes than those there are need an undo first; what an interrupted run has left of others goes.
+    fn refuse_other_stripes(&self, manifest: &Manifest, stripes: Stripes, homes: &[PathBuf]) -> Result<()> {
+        let parts = homes::linked_parts(&self.directory)?;
+        let leads_home = |part: &u32| {
+            let found = fs::canonicalize(stripe_directory(&self.directory, *part));
+            found.is_ok_and(|found| homes.get(*part as usize) == Some(&found))
+        };
+        let same_homes = parts.iter().all(leads_home);
+        let mut striped = manifest.files.iter().filter_map(|entry| entry.stripes);
+        match striped.next() {
+            Some(found) if found != stripes || striped.any(|other| other != found) || !same_homes => {
+                let directories: Vec<String> = (0..found.parts())
+                    .map(|part| stripe_directory(&self.directory, part))
+                    .map(|link| fs::canonicalize(&link).unwrap_or(link).display().to_string())
+                    .collect();
+                let found = format!("{} over {}", ByteCount(found.bytes()), directories.join(", "));
+                Err(StoreError::Striped { path: self.directory.clone(), found })
+            }
+            Some(_) => Ok(()),
+            None if same_homes => Ok(()),
+            None => homes::release(&self.directory)
+                .map(|left| left.iter().for_each(|left| self.progress.note(left))),
+        }
+    }
+
+    /// Striping within one disk works and gains nothing: worth a word.
+    fn note_shared_disks(&self, over: &[PathBuf]) -> Result<()> {
+        let mut disks: BTreeMap<u64, &Path> = BTreeMap::new();
+        for directory in over {
+            let disk = fs::metadata(directory).map_err(StoreError::io(directory))?.dev();
+            if let Some(other) = disks.insert(disk, directory) {
+                let (a, b) = (other.display(), directory.display());
+                self.progress.note(&format!("{a} and {b} are on one disk: striping over both gains nothing"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores arrays the new way and puts the manifest that says so in place.
+    fn carry_out(&self, manifest: Manifest, change: &Change) -> Result<Manifest> {
+        let missing = change.missing(&self.directory);
+        let bytes = missing.iter().map(|(_, new)| new.bytes).sum();
+        self.progress.stage("copy", Some(bytes), Unit::Bytes);
+        missing.iter().try_for_each(|(old, new)| self.copy(old, new))?;
+        self.progress.finish();
+        self.read_back(&change.new)?;
+        let stay = manifest.files.iter().filter(|entry| !change.old.contains(entry));
+        let files = stay.chain(&change.new).cloned().collect();
+        let manifest = Manifest { files, ..manifest }.complete();
+        replace_file(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
+        Ok(manifest)
+    }
+
+    /// Refuses a change whose copies do not fit on the disks of `directories`, one for each part.
+    fn check_room(&self, change: &Change, directories: &[PathBuf]) -> Result<()> {
+        let mut disks: BTreeMap<u64, (&Path, u64)> = BTreeMap::new();
+        for (_, new) in change.missing(&self.directory) {
+            let (layout, unfinished) = (new.layout(&self.directory), self.unfinished(new));
+            for (part, directory) in directories.iter().enumerate() {
+                let disk = fs::metadata(directory).map_err(StoreError::io(directory))?.dev();
+                // An interrupted run has reserved room, which this one takes over.
+                let reserved =
+                    fs::metadata(&unfinished.parts()[part]).map_or(0, |found| found.blocks() * 512);
+                let needed = layout.part_bytes(part, new.bytes).saturating_sub(reserved);
+                disks.entry(disk).or_insert((directory, 0)).1 += needed;
+            }
+        }
+        for (path, needed_bytes) in disks.into_values() {
+            let free_bytes = available_bytes(path).map_err(StoreError::io(path))?;
+            if needed_bytes > free_bytes {
+                let (needed, available) = (ByteCount(needed_bytes), ByteCount(free_bytes));
+                return Err(StoreError::NoRoom { path: path.to_path_buf(), needed, available });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a copy is while it is being written.
+    fn unfinished(&self, entry: &FileEntry) -> Layout {
+        entry.layout_as(&self.directory, &format!("{}{UNFINISHED}", file_name(&entry.name)))
+    }
+
+    /// Copies an array from where `from` has it to where `to` has it. It gets its name when it is safe on the disk.
+    fn copy(&self, from: &FileEntry, to: &FileEntry) -> Result<()> {
+        let unfinished = self.unfinished(to);
+        ThisMachine.create(&unfinished, to.bytes)?;
+        let options = Options { depth: 64, ..Options::default() };
+        let source = ThisMachine.open(&[from.layout(&self.directory)], Access::Read, &options)?;
+        let target = ThisMachine.open(std::slice::from_ref(&unfinished), Access::Write, &options)?;
+        let mut stream = Stream::open(&source, 0, 0..from.bytes, CHUNK_BYTES, CHUNKS)?;
+        let mut queue = target.queue()?;
+        let mut offset = 0;
+        // Further chunks are being read while this one is written.
+        while let Some(chunk) = stream.next_chunk()? {
+            let bytes = chunk.len() as u64;
+            queue.write(0, &[Piece { offset, bytes, at: 0 }], chunk)?;
+            offset += bytes;
+            self.progress.advance(bytes);
+        }
+        queue.sync()?;
+        let finished: Layout = to.layout(&self.directory);
+        for (path, name) in unfinished.parts().iter().zip(finished.parts()) {
+            fs::rename(path, name).map_err(StoreError::io(name))?;
+            sync_directory(name.parent().unwrap_or(&self.directory))?;
+        }
+        Ok(())
+    }
+
+    /// Compares every block of the new copies with its checksum; copies that are not whole go.
+    fn read_back(&self, entries: &[FileEntry]) -> Result<()> {
+        let bytes = entries.iter().map(|entry| entry.bytes).sum();
+        self.progress.stage("read back", Some(bytes), Unit::Bytes);
+        let directory = &self.directory;
+        let targets: Vec<Target> =
+            entries.iter().map(|entry| Target { directory, entry, rule: Rule::Any }).collect();
+        let damage = scan(&targets, self.threads, self.progress)?;
+        self.progress.finish();
+        let Some(first) = damage.into_iter().next() else { return Ok(()) };
+        for path in entries.iter().flat_map(|entry| entry.layout(directory).parts().to_vec()) {
+            homes::remove_file(&path)?;
+        }
+        let problem = format!(
+            "the copy is not what was written, at offset {}: {}; nothing was changed: run `esker verify {}`, and the \
+             same command again if that finds nothing",
+            first.offset,
+            first.problem,
+            directory.display()
+        );
+        Err(StoreError::Stripe { path: first.path, problem })
+    }
+
+    /// Removes copies that the manifest, which is in place, does not speak of.
+    fn remove_old_copies(&self, manifest: &Manifest) -> Result<()> {
+        for entry in &manifest.files {
+            let single = file_name(&entry.name);
+            if entry.stripes.is_some() {
+                homes::remove_file(&self.directory.join(&single))?;
+            }
+            homes::remove_file(&self.directory.join(format!("{single}{UNFINISHED}")))?;
+        }
+        homes::remove_strays(&self.directory, manifest)?;
+        sync_directory(&self.directory)
+    }
+}
