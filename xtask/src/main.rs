@@ -46,6 +46,7 @@ fn test() -> Result<()> {
     xtask::tidy::check()?;
     cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     cargo("tests", &["test", "--workspace"])?;
+    sanitized()?;
     cargo("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
     println!(
         "all good in {:.0} s (there is no Python module yet, so no Python tests)",
@@ -54,18 +55,34 @@ fn test() -> Result<()> {
     Ok(())
 }
 
+/// The crate whose unsafe code hands memory to the kernel, under the address sanitizer: a freed buffer that is still
+/// written to, or a copy beyond one, ends the run. The sanitizer comes with the compiler; only the switch is unstable.
+fn sanitized() -> Result<()> {
+    let target = "x86_64-unknown-linux-gnu";
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
+        println!("== sanitizer: skipped, it is only tried on {target}");
+        return Ok(());
+    }
+    let words =
+        ["test", "--package", "esker-io", "--target", target, "--target-dir", "target/sanitized", "--tests"];
+    let switches = [("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address")];
+    cargo_with("address sanitizer", &words, &switches)
+}
+
 fn fuzz(rest: &[&str]) -> Result<()> {
     let words = [&["run", "--release", "--package", "esker-fuzz", "--"][..], rest].concat();
     cargo("fuzz", &words)
 }
 
 fn cargo(what: &str, words: &[&str]) -> Result<()> {
+    let variables: &[_] = if words[0] == "doc" { &[("RUSTDOCFLAGS", "-D warnings")] } else { &[] };
+    cargo_with(what, words, variables)
+}
+
+fn cargo_with(what: &str, words: &[&str], variables: &[(&str, &str)]) -> Result<()> {
     println!("== {what}: cargo {}", words.join(" "));
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-    command.args(words).current_dir(xtask::root());
-    if words[0] == "doc" {
-        command.env("RUSTDOCFLAGS", "-D warnings");
-    }
+    command.args(words).envs(variables.iter().copied()).current_dir(xtask::root());
     let status = command.status().with_context(|| format!("cargo {}", words.join(" ")))?;
     if !status.success() {
         bail!("{what} failed");

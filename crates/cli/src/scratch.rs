@@ -79,7 +79,7 @@ impl Scratch {
         }
         queue.sync()?;
         progress.finish();
-        let written = queue.counters().clone();
+        let written = queue.counters();
         Ok(Scratch { path, written, seconds: started.elapsed(), _file: file })
     }
 }

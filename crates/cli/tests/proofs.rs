@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, damage, import, kill, real, stripe, threads};
+use xtask::prove::{Bench, damage, import, io, kill, real, stripe, threads};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -14,6 +14,11 @@ fn every_real_dataset_imports_with_the_counts_of_its_source() {
     if real::import_all(&bench()).unwrap().is_none() {
         println!("skipped: the real datasets are not beside the checkout");
     }
+}
+
+#[test]
+fn the_engine_reads_each_block_once_and_whole_pages_where_asked() {
+    io::reads_what_theory_says(&bench(), "64MiB", "0.02", "1").unwrap();
 }
 
 #[test]

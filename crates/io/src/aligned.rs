@@ -3,6 +3,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// Offsets, lengths and addresses that are multiples of this suit every disk's direct IO.
+pub const DIRECT_ALIGN: usize = 4096;
+
 /// Zeroed bytes at an address that direct IO accepts.
 pub struct AlignedBuffer {
     allocation: Arc<Allocation>,

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 /// What a queue has done so far.
 #[derive(Debug, Clone)]
 pub struct Counters {
-    /// Pieces asked for.
+    /// Pieces asked for, whether or not they have arrived yet.
     pub requests: u64,
     /// Reads that the device was given, continuations of short ones included.
     pub reads: u64,
     /// Writes that the device was given.
     pub writes: u64,
-    /// Bytes of the pieces that were read, a shared one as often as it was asked for.
+    /// Bytes of the pieces of jobs that were handed back whole; a byte that several pieces share counts for each.
     pub useful_bytes: u64,
     /// Bytes that the device read.
     pub read_bytes: u64,

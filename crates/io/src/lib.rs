@@ -8,7 +8,6 @@
 mod aligned;
 mod counters;
 mod device;
-mod direct;
 mod disk;
 mod error;
 mod exchange;
@@ -22,11 +21,10 @@ mod sequential;
 mod staging;
 mod stream;
 
-pub use aligned::AlignedBuffer;
+pub use aligned::{AlignedBuffer, DIRECT_ALIGN};
 pub use counters::Counters;
 pub use device::simulated::{Faults, SimulatedDisk};
 pub use device::{Completion, Device, Request};
-pub use direct::{DIRECT_ALIGN, DirectFile};
 pub use disk::{Access, Disk, Files, ThisMachine};
 pub use error::IoError;
 pub use exchange::exchange;

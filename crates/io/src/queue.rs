@@ -167,8 +167,10 @@ impl Queue {
     }
 
     /// What it has done so far.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.counters.clone();
+        counters.idle(Instant::now());
+        counters
     }
 
     /// Something with which another thread can stop it.
@@ -213,7 +215,7 @@ impl Queue {
         self.first_job += 1;
         self.issuing = self.issuing.max(self.first_job);
         let buffer = job.owned.take().expect("a borrowed job does not outlive its call");
-        let result = job.failure.take().map_or(Ok(()), Err);
+        let result = self.close(&mut job);
         self.spare_plans.push(job.plan);
         Some(Finished { job: number, buffer, pieces: job.pieces, result })
     }
@@ -294,10 +296,22 @@ impl Queue {
         let guard = Drain(self);
         guard.0.run(number);
         let queue = guard.defuse();
-        let job = queue.jobs.pop_back().expect("the job begun last is the last");
+        let mut job = queue.jobs.pop_back().expect("the job begun last is the last");
         queue.issuing = queue.issuing.min(number);
+        let result = queue.close(&mut job);
         queue.spare_plans.push(job.plan);
-        job.failure.map_or(Ok(()), Err)
+        result
+    }
+
+    /// A finished job's result; what it brought is counted.
+    fn close(&mut self, job: &mut Job) -> Result<(), IoError> {
+        if let Some(failure) = job.failure.take() {
+            return Err(failure);
+        }
+        if job.direction == Direction::Read {
+            self.counters.useful_bytes += job.pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        }
+        Ok(())
     }
 
     /// Plans a job and puts it in line.
@@ -322,7 +336,6 @@ impl Queue {
         let layout = &self.table.files[file].layout;
         if failure.is_none() && direction == Direction::Read {
             plan.begin_reads(&pieces);
-            self.counters.useful_bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         } else if failure.is_none() {
             let page = self.rung.block_bytes.max(DIRECT_ALIGN as u64);
             plan.writes(&pieces, self.rung.kind.is_direct(), page, self.options.max_bytes, layout);

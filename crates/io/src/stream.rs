@@ -73,7 +73,7 @@ impl Stream {
     }
 
     /// What it has done so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> Counters {
         self.queue.counters()
     }
 

@@ -2,6 +2,7 @@
 
 pub mod damage;
 pub mod import;
+pub mod io;
 pub mod kill;
 pub mod real;
 pub mod stripe;
@@ -26,6 +27,11 @@ pub struct Item {
 
 /// Every proof.
 pub const ITEMS: &[Item] = &[
+    Item {
+        name: "io",
+        about: "the reading engine against the disk's limit, the limit against fio",
+        run: io::full,
+    },
     Item {
         name: "import-real",
         about: "every real dataset imports with the counts its source gives",

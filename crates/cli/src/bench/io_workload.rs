@@ -56,8 +56,10 @@ impl Workload {
         match self.kind {
             Kind::Sequential => sequential,
             Kind::Rows { row_bytes, .. } | Kind::Sorted { row_bytes, .. } | Kind::Dense { row_bytes, .. } => {
-                // A row that is no multiple of a block is compared with the smallest read there is.
-                let bytes = if row_bytes.is_multiple_of(block_bytes) { row_bytes } else { block_bytes };
+                // Rows that are no multiple of a block mostly take this many blocks.
+                let blocks = (1.0 + (row_bytes - 1) as f64 / block_bytes as f64).round() as u64;
+                let odd = !row_bytes.is_multiple_of(block_bytes);
+                let bytes = if odd { blocks * block_bytes } else { row_bytes };
                 let like = if bytes >= 2048 { page } else { small };
                 BareLoop { block_bytes: (bytes as usize).max(512), ..like }
             }
@@ -96,7 +98,7 @@ fn stream(files: &Files, duration: Duration) -> anyhow::Result<Reached> {
         {
             bytes += chunk.len() as u64;
         }
-        counters.add(stream.counters());
+        counters.add(&stream.counters());
     }
     let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
     let rate = Rate { reads: counters.reads, bytes, seconds, cpu_seconds };
@@ -150,7 +152,7 @@ impl Batches {
         if let Some((pieces, buffer)) = last.filter(|_| check) {
             check_rows(&pieces, &buffer)?;
         }
-        let counters = self.queue.counters().clone();
+        let counters = self.queue.counters();
         let rate = Rate { reads: counters.reads, bytes: counters.useful_bytes, seconds, cpu_seconds };
         Ok(Reached { rate, counters, by_theory: Some(by_theory) })
     }
