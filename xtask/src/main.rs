@@ -55,8 +55,9 @@ fn test() -> Result<()> {
     Ok(())
 }
 
-/// The crate whose unsafe code hands memory to the kernel, under the address sanitizer: a freed buffer that is still
-/// written to, or a copy beyond one, ends the run. The sanitizer comes with the compiler; only the switch is unstable.
+/// The crate whose unsafe code hands memory to the kernel, under the address sanitizer. It sees our own copies, the pool's
+/// reads and everything on the simulated disk, which writes to memory as late as a kernel would; it does not see what
+/// a ring writes. The sanitizer comes with the compiler; only the switch is unstable.
 fn sanitized() -> Result<()> {
     let target = "x86_64-unknown-linux-gnu";
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {

@@ -40,17 +40,17 @@ impl Scratch {
             ByteCount(free)
         );
         let name = directory.join(format!(".esker-scratch-{}", std::process::id()));
-        let created = Scratch::fill(&name, bytes, progress);
-        // Whether or not it worked, the name goes.
-        let removed = fs::remove_file(&name).with_context(|| name.display().to_string());
-        created.and_then(|scratch| removed.map(|()| scratch))
+        let named = || name.display().to_string();
+        let file = File::options().read(true).write(true).create_new(true).open(&name).with_context(named)?;
+        // From here on the file is gone with this process, even if that is killed.
+        fs::remove_file(&name).with_context(named)?;
+        esker_io::reserve(&file, bytes).with_context(named)?;
+        Scratch::fill(file, bytes, progress)
     }
 
-    fn fill(name: &Path, bytes: u64, progress: &dyn Progress) -> anyhow::Result<Scratch> {
-        let layout = Layout::file(name);
-        ThisMachine.create(&layout, bytes)?;
-        let file = File::open(name).with_context(|| name.display().to_string())?;
+    fn fill(file: File, bytes: u64, progress: &dyn Progress) -> anyhow::Result<Scratch> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let layout = Layout::file(&path);
         let files = ThisMachine.open(&[layout], Access::Write, &Options::default())?;
         let mut queue = files.queue()?;
         let mut spare: Vec<AlignedBuffer> =

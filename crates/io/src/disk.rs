@@ -1,6 +1,6 @@
 //! Opening files: which rung of the ladder serves them, and why.
 
-use crate::device::{Device, OpenPart, PoolDevice, UringDevice};
+use crate::device::{Device, OpenPart, PoolDevice, UringDevice, build_ring};
 use crate::layout::Layout;
 use crate::queue::Queue;
 use crate::rung::{Options, Rung, RungKind};
@@ -50,8 +50,19 @@ pub(crate) struct OpenFile {
     pub layout: Layout,
     /// Length when it was opened.
     pub bytes: u64,
+    /// Lengths of its parts.
+    part_bytes: Vec<u64>,
     /// Number of its first part among all parts.
     pub first_part: u32,
+}
+
+impl OpenFile {
+    /// Of a file that is shorter than `bytes`: the first part that is too short, and how long it is.
+    pub(crate) fn shortest_for(&self, bytes: u64) -> (&Path, u64) {
+        let parts = self.layout.parts().iter().zip(&self.part_bytes).enumerate();
+        let mut short = parts.filter(|(part, (_, found))| **found < self.layout.part_bytes(*part, bytes));
+        short.next().map_or((&self.layout.parts()[0], self.bytes), |(_, (path, found))| (path, *found))
+    }
 }
 
 impl FileTable {
@@ -60,8 +71,9 @@ impl FileTable {
         let mut first_part = 0;
         let files = layouts.iter().map(|layout| {
             let parts = layout.parts().len();
-            let bytes = layout.whole_bytes(&part_bytes[first_part..first_part + parts]);
-            let file = OpenFile { layout: layout.clone(), bytes, first_part: first_part as u32 };
+            let part_bytes = part_bytes[first_part..first_part + parts].to_vec();
+            let bytes = layout.whole_bytes(&part_bytes);
+            let file = OpenFile { layout: layout.clone(), bytes, part_bytes, first_part: first_part as u32 };
             first_part += parts;
             file
         });
@@ -133,8 +145,7 @@ impl Disk for ThisMachine {
             layouts.iter().flat_map(|layout| layout.parts()).map(|path| path.as_path()).collect();
         let mut part_bytes = Vec::new();
         for path in &paths {
-            let file = File::open(path).map_err(IoError::file(path, "open"))?;
-            part_bytes.push(file.metadata().map_err(IoError::file(path, "open"))?.len());
+            part_bytes.push(regular_file_bytes(path).map_err(IoError::file(path, "open"))?);
         }
         let rung = choose(&paths, options)?;
         for layout in layouts {
@@ -153,7 +164,7 @@ impl Disk for ThisMachine {
 
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError> {
         for (number, path) in layout.parts().iter().enumerate() {
-            let file = File::create(path).map_err(IoError::file(path, "create"))?;
+            let file = create_new(path).map_err(IoError::file(path, "create"))?;
             let part_bytes = layout.part_bytes(number, bytes);
             reserve(&file, part_bytes).map_err(|source| match source.raw_os_error() {
                 Some(libc::ENOSPC | libc::EDQUOT) => {
@@ -166,8 +177,25 @@ impl Disk for ThisMachine {
     }
 }
 
+/// The length of a regular file. Opening anything else, a pipe for one, might never return.
+fn regular_file_bytes(path: &Path) -> io::Result<u64> {
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    Ok(found.len())
+}
+
+/// A new file in place of what has this name. A link that somebody left there is replaced, not followed.
+fn create_new(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::options().write(true).create_new(true).open(path),
+    }
+}
+
 /// Makes `file` `bytes` long and reserves the room, or only makes it long where the file system cannot reserve.
-fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
     }
@@ -200,7 +228,7 @@ fn choose(paths: &[&Path], options: &Options) -> Result<Rung, IoError> {
         if options.rung.is_some_and(|asked| asked != kind) {
             continue;
         }
-        let ring = if kind.is_uring() { probe::io_uring(first) } else { Ok(()) };
+        let ring = if kind.is_uring() { ring_works(first, options.depth) } else { Ok(()) };
         let direct = if kind.is_direct() { direct_for_all(paths, options) } else { Ok(ANYWHERE) };
         let why = match (ring, direct) {
             (Ok(()), Ok(direct)) => return Ok(rung(kind, why_not_better, direct, options)),
@@ -216,6 +244,12 @@ fn choose(paths: &[&Path], options: &Options) -> Result<Rung, IoError> {
     }
     let asked = options.rung.map_or("none", RungKind::name);
     Err(IoError::Refused { path: first.to_path_buf(), rung: asked, why: "this disk is real".to_string() })
+}
+
+/// Whether a file can be read by io_uring, and a ring of this depth can be had.
+fn ring_works(path: &Path, depth: usize) -> Result<(), String> {
+    probe::io_uring(path)?;
+    build_ring(depth).map(|_| ()).map_err(|error| format!("a ring of depth {depth} is refused: {error}"))
 }
 
 /// Through the page cache any offset will do.

@@ -51,6 +51,19 @@ pub enum IoError {
         /// How long it is.
         found_bytes: u64,
     },
+    /// A write that would make a file longer than it was created.
+    #[error(
+        "{path}: a write up to offset {offset} goes beyond its {found_bytes} bytes; files are created at their full length",
+        path = path.display()
+    )]
+    Beyond {
+        /// The file.
+        path: PathBuf,
+        /// Where in the whole file the write would end.
+        offset: u64,
+        /// How long the file is.
+        found_bytes: u64,
+    },
     /// A way of reading was asked for that does not work here.
     #[error("{path}: {rung} was asked for and does not work here: {why}; leave the choice to Esker", path = path.display())]
     Refused {
@@ -92,7 +105,11 @@ impl IoError {
 
 impl From<IoError> for io::Error {
     fn from(error: IoError) -> io::Error {
-        let kind = error.system().map_or(io::ErrorKind::Other, io::Error::kind);
+        // What was tried long enough must not look like something to be tried again.
+        let kind = match error.system().map_or(io::ErrorKind::Other, io::Error::kind) {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => io::ErrorKind::Other,
+            kind => kind,
+        };
         io::Error::new(kind, error)
     }
 }

@@ -25,7 +25,7 @@ pub use aligned::{AlignedBuffer, DIRECT_ALIGN};
 pub use counters::Counters;
 pub use device::simulated::{Faults, SimulatedDisk};
 pub use device::{Completion, Device, Request};
-pub use disk::{Access, Disk, Files, ThisMachine};
+pub use disk::{Access, Disk, Files, ThisMachine, reserve};
 pub use error::IoError;
 pub use exchange::exchange;
 pub use layout::{Layout, Place};

@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// What a bare loop reads.
@@ -87,22 +87,38 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
     let ring = rung.kind.is_uring();
     let threads = if ring { how.threads } else { (how.threads * how.depth).min(64) };
     let next = AtomicU64::new(0);
-    let ready = Barrier::new(threads + 1);
-    let one = || -> io::Result<u64> {
-        let mut made = open(path, &rung).and_then(|file| Loop::new(file, how, ring));
-        // Memory is there and rings are built: only reading is timed.
-        ready.wait();
-        let started = Instant::now();
-        made.as_mut().map_err(|error| io::Error::new(error.kind(), error.to_string()))?.run(&mut || {
+    let one = |ready: mpsc::Sender<()>, go: mpsc::Receiver<Instant>| -> io::Result<u64> {
+        let mut made = open(path, &rung).and_then(|file| Loop::new(file, how, ring))?;
+        // Memory is there and the ring is built: only reading is timed.
+        drop(ready);
+        let Ok(started) = go.recv() else { return Ok(0) };
+        made.run(&mut || {
             let turn = next.fetch_add(1, Ordering::Relaxed);
             let block = if how.sequential { turn % blocks } else { below(Key::new(1).at(turn), blocks) };
             (started.elapsed() < duration).then_some(block * how.block_bytes as u64)
         })
     };
     let (counts, seconds, cpu_seconds) = std::thread::scope(|scope| {
-        let loops: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
-        ready.wait();
+        let (ready, all_ready) = mpsc::channel();
+        let (mut loops, mut starters) = (Vec::new(), Vec::new());
+        for _ in 0..threads {
+            let (start, go) = mpsc::channel();
+            let (ready, one) = (ready.clone(), &one);
+            // A process at its limit of threads measures with those it has.
+            let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, move || one(ready, go)) else {
+                break;
+            };
+            loops.push(thread);
+            starters.push(start);
+        }
+        drop(ready);
+        // Nobody sends: this returns when the last one is ready, or has failed.
+        let _ = all_ready.recv();
         let (cpu_before, started) = (cpu_seconds(), Instant::now());
+        // One that has failed already does not listen any more.
+        for start in &starters {
+            let _ = start.send(started);
+        }
         let counts: Vec<_> =
             loops.into_iter().map(|one| one.join().expect("bare loops do not panic")).collect();
         (counts, started.elapsed().as_secs_f64(), cpu_seconds() - cpu_before)

@@ -232,42 +232,38 @@ impl Plan {
     }
 
     /// Where in the buffer `transfer` can take place without a copy in between, if the buffer's memory allows it:
-    /// where one piece, or pieces that lie there as in the file, cover it from end to end.
+    /// where one piece, or pieces that lie there as in the file, cover it from end to end, and no other piece wants
+    /// its bytes as well. (A copy from there could meet another request that writes to the same place.)
     pub(crate) fn in_place(&self, transfer: &Transfer, pieces: &[Piece]) -> Option<u64> {
         let indices = self.pieces_of(transfer);
         let first = &pieces[*indices.first()? as usize];
-        if first.offset > transfer.offset {
-            return None;
-        }
         let mut covered = transfer.offset;
         for &index in indices {
             let piece = &pieces[index as usize];
-            if piece.shift() == first.shift() && piece.offset <= covered {
-                covered = covered.max(piece.end());
+            if piece.shift() != first.shift() || piece.offset > covered {
+                return None;
             }
+            covered = covered.max(piece.end());
         }
         (covered >= transfer.end()).then(|| transfer.offset.wrapping_add(first.shift()))
     }
 
-    /// Calls `copy(from, to, bytes)` for everything that `transfer` brought and that is not where it belongs:
-    /// `from` counts from the transfer's start, `to` from the buffer's. `placed` is what [`Plan::in_place`] said, if
-    /// it was followed.
+    /// Calls `copy(from, to, bytes)` for every piece that `transfer` serves: `from` counts from the transfer's start,
+    /// `to` from the buffer's.
     pub(crate) fn copies(
         &self,
         transfer: &Transfer,
         pieces: &[Piece],
-        placed: Option<u64>,
         mut copy: impl FnMut(usize, usize, usize),
     ) {
         for &index in self.pieces_of(transfer) {
             let piece = &pieces[index as usize];
             let from = piece.offset.max(transfer.offset);
             let to = piece.end().min(transfer.end());
-            let target = piece.at + (from - piece.offset);
-            if from >= to || placed.is_some_and(|placed| placed + (from - transfer.offset) == target) {
-                continue;
+            if from < to {
+                let target = piece.at + (from - piece.offset);
+                copy((from - transfer.offset) as usize, target as usize, (to - from) as usize);
             }
-            copy((from - transfer.offset) as usize, target as usize, (to - from) as usize);
         }
     }
 }
@@ -323,13 +319,12 @@ mod tests {
             }
             let got = &file[transfer.offset as usize..(transfer.end().min(file_bytes)) as usize];
             assert!(got.len() >= transfer.needed as usize);
-            // Both ways of landing must do: in place first, and by copies alone.
-            let placed = plan.in_place(transfer, pieces);
-            if let Some(placed) = placed {
+            if let Some(placed) = plan.in_place(transfer, pieces) {
                 let bytes = transfer.bytes as usize;
                 buffer[placed as usize..placed as usize + bytes].copy_from_slice(&got[..bytes]);
+                continue;
             }
-            plan.copies(transfer, pieces, placed, |from, to, bytes| {
+            plan.copies(transfer, pieces, |from, to, bytes| {
                 assert!(from + bytes <= transfer.needed as usize);
                 buffer[to..to + bytes].copy_from_slice(&got[from..from + bytes]);
             });
@@ -459,6 +454,12 @@ mod tests {
         let plan = planned(&pieces, &RULES, &Layout::file("f".as_ref()));
         assert_eq!(plan.transfers.len(), 1);
         assert_eq!(plan.in_place(&plan.transfers[0], &pieces), Some(0));
-        plan.copies(&plan.transfers[0], &pieces, Some(0), |_, _, _| panic!("nothing is left to copy"));
+    }
+
+    #[test]
+    fn a_row_that_is_wanted_twice_is_copied_twice() {
+        let pieces = [0, 512].map(|at| Piece { offset: 0, bytes: 512, at });
+        let plan = planned(&pieces, &RULES, &Layout::file("f".as_ref()));
+        assert_eq!(plan.in_place(&plan.transfers[0], &pieces), None);
     }
 }

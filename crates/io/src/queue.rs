@@ -1,9 +1,10 @@
 //! Jobs of many pieces, carried out by a device that is kept busy.
 //!
 //! A queue belongs to one thread. Jobs are started in order and finished in order; the transfers of the next job
-//! start while the last ones of the job before are still out, so the device never runs dry between two. Memory that
-//! the kernel may write to is owned by the queue (or borrowed by a call that does not return before it is done),
-//! and nothing is let go before it has come back.
+//! start while the last ones of the job before are still out, so the device never runs dry between two. Only a job
+//! that writes waits for jobs before it whose part of the file meets its own, and is waited for: what was submitted
+//! first happens first. Memory that the kernel may write to is owned by the queue (or borrowed by a call that does
+//! not return before it is done), and nothing is let go before it has come back.
 
 use crate::aligned::Allocation;
 use crate::device::{Completion, Device, Request};
@@ -13,13 +14,17 @@ use crate::staging::Staging;
 use crate::{AlignedBuffer, Counters, DIRECT_ALIGN, IoError, Options, Rung};
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A transfer that the kernel keeps putting off, or that makes no progress, is given up after so many tries.
 const MOST_TRIES: u32 = 100;
+/// After so many of them the next ones come a pause apart: memory may be short for a moment.
+const HASTY_TRIES: u32 = 30;
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Transfers that are planned at a time.
 const PLAN_AHEAD: usize = 64;
@@ -55,7 +60,7 @@ pub struct Queue {
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Jobs that are not finished end with [`IoError::Cancelled`].
+    /// Jobs that are not finished, and all that are submitted later, end with [`IoError::Cancelled`].
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -88,6 +93,8 @@ struct Job {
     issued: usize,
     /// Transfers in flight.
     running: usize,
+    /// From the first to the last byte of the file that it touches.
+    span: Range<u64>,
     memory: *mut u8,
     /// The memory's owner, where the queue is it.
     owned: Option<AlignedBuffer>,
@@ -95,6 +102,13 @@ struct Job {
 }
 
 impl Job {
+    /// Whether `later` must not start before this one is finished.
+    fn holds_up(&self, later: &Job) -> bool {
+        let writes = self.direction == Direction::Write || later.direction == Direction::Write;
+        let meet = self.span.start < later.span.end && later.span.start < self.span.end;
+        writes && meet && self.file == later.file && !self.is_finished()
+    }
+
     fn is_finished(&self) -> bool {
         self.running == 0 && (self.failure.is_some() || self.is_issued())
     }
@@ -121,8 +135,7 @@ struct Slot {
     /// Bytes moved by earlier requests of this transfer.
     done: u32,
     tries: u32,
-    /// Where in the buffer it takes place; `None`: in staging memory.
-    placed: Option<u64>,
+    /// Its piece of staging memory; `None`: it takes place in the buffer.
     ticket: Option<u64>,
     started: Instant,
 }
@@ -183,6 +196,10 @@ impl Queue {
     /// long as the queue lives.
     pub fn register(&mut self, buffer: &AlignedBuffer) -> bool {
         let memory = buffer.allocation();
+        if self.registered.iter().any(|known| Arc::ptr_eq(known, memory)) {
+            return true;
+        }
+        // Kept even where the answer is no: a part of it may have been taken before the table was full.
         self.registered.push(memory.clone());
         // SAFETY: the queue holds the allocation until after the device is dropped.
         unsafe { self.device.register(memory.start(), memory.bytes()) }
@@ -210,6 +227,17 @@ impl Queue {
             return None;
         }
         self.run(self.first_job);
+        self.take_first()
+    }
+
+    /// The oldest job, if it is finished; starts what can be started, and waits for nothing.
+    pub fn try_wait(&mut self) -> Option<Finished> {
+        self.heed_stop();
+        self.top_up();
+        self.jobs.front().is_some_and(Job::is_finished).then(|| self.take_first()).flatten()
+    }
+
+    fn take_first(&mut self) -> Option<Finished> {
         let mut job = self.jobs.pop_front()?;
         let number = self.first_job;
         self.first_job += 1;
@@ -332,7 +360,9 @@ impl Queue {
         self.top_up();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.clear();
-        let failure = self.check(file, &pieces).err();
+        let failure = self.check(file, direction, &pieces).err();
+        let start = pieces.iter().map(|piece| piece.offset).min().unwrap_or(0);
+        let end = pieces.iter().map(|piece| piece.offset.saturating_add(piece.bytes)).max().unwrap_or(0);
         let layout = &self.table.files[file].layout;
         if failure.is_none() && direction == Direction::Read {
             plan.begin_reads(&pieces);
@@ -348,6 +378,7 @@ impl Queue {
             plan,
             issued: 0,
             running: 0,
+            span: start..end,
             memory,
             owned,
             failure,
@@ -356,15 +387,23 @@ impl Queue {
     }
 
     /// Everything that can be known before a byte moves.
-    fn check(&self, file: usize, pieces: &[Piece]) -> Result<(), IoError> {
+    fn check(&self, file: usize, direction: Direction, pieces: &[Piece]) -> Result<(), IoError> {
         if self.broken {
             return Err(IoError::Queue(io::Error::other("it failed before")));
         }
         let file = &self.table.files[file];
         let end = pieces.iter().map(|piece| piece.offset.saturating_add(piece.bytes)).max().unwrap_or(0);
         if end > file.bytes {
-            let path = file.layout.parts()[0].clone();
-            return Err(IoError::Ended { path, expected_bytes: end, found_bytes: file.bytes });
+            let (path, found_bytes) = file.shortest_for(end);
+            let path = path.to_path_buf();
+            return Err(match direction {
+                Direction::Read => {
+                    let part = file.layout.parts().iter().position(|part| *part == path).unwrap_or(0);
+                    let expected_bytes = file.layout.part_bytes(part, end);
+                    IoError::Ended { path, expected_bytes, found_bytes }
+                }
+                Direction::Write => IoError::Beyond { path, offset: end, found_bytes },
+            });
         }
         Ok(())
     }
@@ -372,9 +411,7 @@ impl Queue {
     /// Works until job `number` is finished.
     fn run(&mut self, number: u64) {
         loop {
-            if self.stop.0.swap(false, Ordering::AcqRel) {
-                self.give_up(|| IoError::Cancelled);
-            }
+            self.heed_stop();
             self.fill();
             if self.job(number).is_finished() {
                 return;
@@ -382,6 +419,12 @@ impl Queue {
             assert!(self.in_flight > 0, "a job that is not finished has transfers in flight");
             // A few at a time: fewer calls into the kernel, and the device still has nearly all of its queue.
             self.take_completions((self.in_flight / 64).clamp(1, 8));
+        }
+    }
+
+    fn heed_stop(&mut self) {
+        if self.stop.0.load(Ordering::Acquire) {
+            self.give_up(|| IoError::Cancelled);
         }
     }
 
@@ -394,11 +437,17 @@ impl Queue {
         let now = Instant::now();
         let (block_bytes, gap_bytes) = (self.rung.block_bytes, self.options.gap_bytes);
         let rules = Rules { block_bytes, gap_bytes, max_bytes: self.options.max_bytes };
-        while let Some(job) = self.jobs.get_mut((self.issuing - self.first_job) as usize) {
+        loop {
+            let here = (self.issuing - self.first_job) as usize;
+            let Some(job) = self.jobs.get(here) else { return };
             if job.failure.is_some() || job.is_issued() {
                 self.issuing += 1;
                 continue;
             }
+            if job.issued == 0 && self.jobs.range(..here).any(|earlier| earlier.holds_up(job)) {
+                return;
+            }
+            let job = &mut self.jobs[here];
             if job.issued == job.plan.transfers.len() {
                 let layout = &self.table.files[job.file].layout;
                 job.plan.find_reads(&job.pieces, &rules, layout, job.issued + PLAN_AHEAD);
@@ -430,7 +479,7 @@ impl Queue {
             },
         };
         if job.direction == Direction::Write && ticket.is_some() {
-            job.plan.copies(transfer, &job.pieces, None, |to, from, bytes| {
+            job.plan.copies(transfer, &job.pieces, |to, from, bytes| {
                 // SAFETY: the source lies within the job's memory, the target within the staged piece, which is the
                 // queue's own.
                 unsafe { std::ptr::copy_nonoverlapping(job.memory.add(from), memory.add(to), bytes) };
@@ -452,7 +501,7 @@ impl Queue {
         let transfer = job.issued;
         job.issued += 1;
         job.running += 1;
-        let slot = Slot { job: number, transfer, request, done: 0, tries: 0, placed, ticket, started: now };
+        let slot = Slot { job: number, transfer, request, done: 0, tries: 0, ticket, started: now };
         match self.slots.get_mut(tag as usize) {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
@@ -502,7 +551,8 @@ impl Queue {
             0 => Outcome::Failed(None),
             result if result > 0 => {
                 // Direct transfers go on at a block's edge.
-                let align = if transfer.buffered { 1 } else { self.rung.align_bytes as u32 };
+                let direct_align = self.rung.align_bytes.max(self.rung.memory_align as u64) as u32;
+                let align = if transfer.buffered { 1 } else { direct_align };
                 let done = (slot.done + moved) / align * align;
                 self.counters.continued += 1;
                 slot.tries = if done > slot.done { 0 } else { slot.tries + 1 };
@@ -519,9 +569,14 @@ impl Queue {
         match outcome {
             // Nobody waits for the bytes of a job that has failed.
             Outcome::Done | Outcome::Again if job.failure.is_some() => {}
-            Outcome::Done if job.direction == Direction::Read => self.deliver(completion.tag),
+            Outcome::Done if job.direction == Direction::Read && slot.ticket.is_some() => {
+                self.deliver(completion.tag);
+            }
             Outcome::Done => {}
             Outcome::Again => {
+                if slot.tries > HASTY_TRIES {
+                    std::thread::sleep(PAUSE);
+                }
                 let mut request = slot.request;
                 request.offset += u64::from(slot.done);
                 request.bytes -= slot.done;
@@ -538,17 +593,19 @@ impl Queue {
         self.retire(completion.tag, now);
     }
 
-    /// Copies what a finished read brought to where it belongs, unless it landed there.
+    /// Copies what a finished read brought from staging memory to where it belongs.
     fn deliver(&mut self, tag: u32) {
         let slot = &self.slots[tag as usize];
         let job = &self.jobs[(slot.job - self.first_job) as usize];
         let transfer = &job.plan.transfers[slot.transfer];
         let mut copied = 0;
-        job.plan.copies(transfer, &job.pieces, slot.placed, |from, to, bytes| {
+        job.plan.copies(transfer, &job.pieces, |from, to, bytes| {
             copied += bytes;
-            // SAFETY: source and target lie within the transfer's and the job's memory, which no request touches any
-            // more; they may overlap only if the caller's pieces do, which `copy` allows.
-            unsafe { std::ptr::copy(slot.request.memory.add(from), job.memory.add(to), bytes) };
+            // SAFETY: the source is this transfer's own piece of staging memory, which is done being written; the
+            // target lies within the job's memory, of which others write only what their pieces want.
+            unsafe {
+                std::ptr::copy_nonoverlapping(slot.request.memory.add(from), job.memory.add(to), bytes);
+            }
         });
         self.counters.copied_bytes += copied as u64;
     }
@@ -585,11 +642,13 @@ impl Queue {
 
     /// Ends every job that is not finished; what is in flight is still waited for.
     fn give_up(&mut self, why: impl Fn() -> IoError) {
-        if self.in_flight > 0 {
-            self.device.cancel();
+        let mut any = false;
+        for job in self.jobs.iter_mut().filter(|job| job.failure.is_none() && !job.is_finished()) {
+            job.failure = Some(why());
+            any = true;
         }
-        for job in self.jobs.iter_mut().filter(|job| !job.is_finished()) {
-            job.failure.get_or_insert_with(&why);
+        if any && self.in_flight > 0 {
+            self.device.cancel();
         }
     }
 

@@ -146,9 +146,13 @@ impl Options {
         Ok(())
     }
 
-    /// Memory that a queue with these options allocates.
-    pub fn memory_bytes(&self) -> u64 {
+    /// Memory that a queue with these options takes, beside the buffers of its jobs, while its jobs have no more
+    /// than this many pieces together.
+    pub fn memory_bytes(&self, pieces: u64) -> u64 {
         // A slot, its place in the free list and in the ring, and a completion.
-        self.staging_bytes + self.depth as u64 * 256
+        let each_request = 256;
+        // A piece as its owner gives it, its place in the order, as a fragment, and a transfer of its own.
+        let each_piece = 24 + 16 + 4 + 40;
+        self.staging_bytes + self.depth as u64 * each_request + pieces * each_piece
     }
 }

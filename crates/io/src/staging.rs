@@ -45,7 +45,9 @@ impl Staging {
         };
         let ticket = self.first_ticket + self.taken.len() as u64;
         self.taken.push_back((start, start + bytes, false));
-        let memory = self.buffer[start..start + bytes].as_mut_ptr();
+        // Pieces already out are written by the kernel: no reference to the whole may be made, only an address.
+        // SAFETY: `start + bytes` was just found to lie within the buffer.
+        let memory = unsafe { self.buffer.allocation().start().add(start) };
         Some(Staged { ticket, memory })
     }
 

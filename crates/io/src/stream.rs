@@ -21,6 +21,8 @@ pub struct Stream {
     current: Option<(AlignedBuffer, Vec<Piece>, Range<u64>)>,
     /// Where [`Read`] is.
     position: u64,
+    /// Once a chunk has failed there are no more.
+    failed: bool,
 }
 
 impl Stream {
@@ -52,6 +54,7 @@ impl Stream {
             coming: VecDeque::new(),
             spare,
             current: None,
+            failed: false,
         };
         stream.read_ahead();
         Ok(stream)
@@ -60,9 +63,14 @@ impl Stream {
     /// The next chunk, in order; `None` at the end of the range.
     pub fn next_chunk(&mut self) -> Result<Option<&[u8]>, IoError> {
         self.recycle();
+        if self.failed {
+            return Err(IoError::Cancelled);
+        }
         let (Some(finished), Some(range)) = (self.queue.wait(), self.coming.pop_front()) else {
             return Ok(None);
         };
+        // A chunk is missing: nothing that comes behind it may be taken for it.
+        self.failed = finished.result.is_err();
         finished.result?;
         self.read_ahead();
         let chunk_start = range.start;
@@ -99,6 +107,20 @@ impl Stream {
             self.queue.submit(self.file, pieces, buffer);
             self.coming.push_back(self.ahead..end);
             self.ahead = end;
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.recycle();
+        // On a direct rung there is nothing to forget, and the queue itself waits for what is in flight.
+        if self.queue.rung().kind.is_direct() {
+            return;
+        }
+        for range in std::mem::take(&mut self.coming) {
+            self.queue.wait();
+            self.queue.forget(self.file, range.start, range.end - range.start);
         }
     }
 }

@@ -4,6 +4,7 @@ mod support;
 
 use esker_io::{Access, Disk, Faults, IoError, Layout, Options, Piece, SimulatedDisk, Stream};
 use esker_types::random::{Key, below, unit};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -32,14 +33,19 @@ impl Dice {
             put_off: self.share(0.5),
             read_error: self.share(0.05),
             write_error: self.share(0.1),
+            wait_error: self.share(0.02),
+            sync_error: self.share(0.1),
+            registers: self.below(2) == 0,
             room_bytes: u64::MAX,
+            reserves: true,
             latency: 1 + self.below(200),
             align_bytes: if self.below(2) == 0 { 512 } else { 4096 },
         }
     }
     fn options(&mut self) -> Options {
-        let max_bytes = 4096 << self.below(5);
+        let max_bytes = 8192 << self.below(5);
         Options {
+            block_bytes: [None, Some(512), Some(4096), Some(8192)][self.below(4) as usize],
             depth: 1 + self.below(64) as usize,
             gap_bytes: self.below(3) * 1000,
             max_bytes,
@@ -107,13 +113,14 @@ fn assert_named(error: &IoError, faults: &Faults, path: &Path) {
         },
         // A hundred short transfers in a row that do not reach the next sector.
         IoError::Ended { .. } => faults.short > 0.0,
+        IoError::Queue(_) => faults.wait_error > 0.0,
+        IoError::File { verb: "sync", .. } => faults.sync_error > 0.0,
         _ => false,
     };
     assert!(explained, "{said} with {faults:?}");
-    assert!(
-        said.contains(path.to_str().unwrap()) && said.contains("offset")
-            || matches!(error, IoError::Ended { .. })
-    );
+    let placed = matches!(error, IoError::Read { .. } | IoError::Write { .. });
+    assert!(!placed || said.contains("offset"), "{said}");
+    assert!(said.contains(path.to_str().unwrap()) || matches!(error, IoError::Queue(_)), "{said}");
 }
 
 fn disk(dice: &mut Dice, seed: u64, file: &[u8]) -> (SimulatedDisk, Faults, Layout) {
@@ -202,6 +209,102 @@ fn streams_bring_the_right_bytes_or_a_named_error() {
 }
 
 #[test]
+fn streams_that_are_read_like_files_end_whole_or_with_an_error() {
+    watched(|seed| {
+        let mut dice = Dice(Key::new(seed).with(3), 0);
+        let file = pattern(FILE_BYTES as usize, seed);
+        let mut faults = dice.faults(seed);
+        // Now and then so bad that requests are given up: that must not look like something to try again.
+        if dice.below(500) == 0 {
+            faults.put_off = 0.97;
+        }
+        let disk = SimulatedDisk::new(faults);
+        let path = PathBuf::from("/simulated/f");
+        disk.put(&path, file.clone());
+        let files = disk.open(&[Layout::file(&path)], Access::Read, &dice.options()).unwrap();
+        let mut stream = Stream::open(&files, 0, 0..FILE_BYTES, 4096, 3).unwrap();
+        let mut got = Vec::new();
+        match stream.read_to_end(&mut got) {
+            Ok(_) => {
+                assert!(got == file);
+                End::RightBytes
+            }
+            Err(_) => {
+                assert!(got == file[..got.len()]);
+                assert!(stream.read(&mut [0; 10]).is_err(), "a stream that failed stays failed");
+                End::NamedError
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_submitted_first_happens_first() {
+    watched(|seed| {
+        let mut dice = Dice(Key::new(seed).with(4), 0);
+        let mut wanted = pattern(FILE_BYTES as usize, seed);
+        let faults = dice.faults(seed);
+        let disk = SimulatedDisk::new(faults);
+        let path = PathBuf::from("/simulated/f");
+        disk.put(&path, wanted.clone());
+        let files = disk.open(&[Layout::file(&path)], Access::Write, &dice.options()).unwrap();
+        let mut queue = files.queue().unwrap();
+        let mut expected = Vec::new();
+        for turn in 0..12 {
+            let offset = dice.below(FILE_BYTES);
+            let bytes = (1 + dice.below(9_000)).min(FILE_BYTES - offset);
+            let piece = Piece { offset, bytes, at: 0 };
+            let range = offset as usize..(offset + bytes) as usize;
+            let mut memory = buffer(bytes as usize);
+            if dice.below(2) == 0 {
+                memory.copy_from_slice(&pattern(bytes as usize, seed + turn));
+                wanted[range].copy_from_slice(&memory);
+                queue.submit_write(0, vec![piece], memory);
+                expected.push(None);
+            } else {
+                queue.submit(0, vec![piece], memory);
+                expected.push(Some(wanted[range].to_vec()));
+            }
+        }
+        let mut end = End::RightBytes;
+        for expected in expected {
+            let finished = queue.wait().unwrap();
+            match (finished.result, expected) {
+                (Ok(()), Some(expected)) if end == End::RightBytes => {
+                    assert!(finished.buffer[..] == expected[..])
+                }
+                (Ok(()), _) => {}
+                (Err(error), _) => {
+                    assert_named(&error, &faults, Path::new("/simulated"));
+                    end = End::NamedError;
+                }
+            }
+        }
+        if end == End::RightBytes {
+            assert!(disk.get(&path).unwrap() == wanted);
+        }
+        end
+    });
+}
+
+#[test]
+fn a_row_for_rubbish_that_many_pieces_share_spoils_no_other() {
+    for seed in 0..2_000 {
+        let disk = SimulatedDisk::new(Faults { seed, ..Faults::default() });
+        let path = PathBuf::from("/simulated/f");
+        let file = pattern(100_000, 1);
+        disk.put(&path, file.clone());
+        let files = disk.open(&[Layout::file(&path)], Access::Read, &Options::default()).unwrap();
+        let mut pieces =
+            vec![Piece { offset: 0, bytes: 512, at: 0 }, Piece { offset: 0, bytes: 512, at: 512 }];
+        pieces.extend((1..20).map(|row| Piece { offset: row * 4096, bytes: 512, at: 0 }));
+        let mut out = buffer(1024);
+        files.queue().unwrap().read(0, &pieces, &mut out).unwrap();
+        assert!(out[512..] == file[..512], "seed {seed}");
+    }
+}
+
+#[test]
 fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_synced() {
     watched(|seed| {
         let mut dice = Dice(Key::new(seed).with(2), 0);
@@ -226,7 +329,10 @@ fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_sy
             let now = parts_of(&disk, &layout);
             assert_eq!(now, deal(&layout, &wanted), "what was written is there");
             if round < 2 {
-                queue.sync().unwrap();
+                if let Err(error) = queue.sync() {
+                    assert_named(&error, &faults, Path::new("/simulated"));
+                    return End::NamedError;
+                }
                 synced = wanted.clone();
             }
         }
@@ -259,6 +365,28 @@ fn a_full_disk_is_named_and_what_was_there_stays() {
     let error = disk.create(&b, 60_000).unwrap_err();
     assert!(error.to_string().contains("/simulated/b") && error.to_string().contains("full"), "{error}");
     assert_eq!(disk.get(&a.parts()[0]).unwrap(), vec![0; 60_000]);
+}
+
+#[test]
+fn a_disk_that_fills_up_while_it_is_written_is_named_with_the_offset() {
+    let disk = SimulatedDisk::new(Faults { room_bytes: 200_000, reserves: false, ..Faults::default() });
+    let (a, b) = (Layout::file(Path::new("/simulated/a")), Layout::file(Path::new("/simulated/b")));
+    let kept = pattern(100_000, 1);
+    for (layout, bytes, fits) in [(&a, 100_000, true), (&b, 150_000, false)] {
+        disk.create(layout, bytes).unwrap();
+        let files = disk.open(std::slice::from_ref(layout), Access::Write, &Options::default()).unwrap();
+        let mut queue = files.queue().unwrap();
+        let written = queue.write(0, &[Piece { offset: 0, bytes, at: 0 }], &pattern(bytes as usize, 1));
+        match written {
+            Ok(()) => assert!(fits),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(!fits && said.contains("/simulated/b") && said.contains("offset"), "{said}");
+                assert!(said.contains("the disk is full"), "{said}");
+            }
+        }
+    }
+    assert!(disk.get(&a.parts()[0]).unwrap() == kept);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use esker_io::{Access, IoError, Layout, Options, Piece, RungKind, Stream};
+use esker_io::{Access, Disk, IoError, Layout, Options, Piece, RungKind, Stream, ThisMachine};
 use proptest::prelude::*;
 use std::io::Read;
 use support::{assert_delivered, buffer, deal, lay, layout, open, pattern, pieces, rungs};
@@ -206,10 +206,11 @@ fn a_queue_dropped_with_jobs_in_flight_gives_nothing_back_early() {
 }
 
 #[test]
-fn a_queue_that_is_stopped_says_so_and_goes_on_with_the_next_job() {
+fn a_queue_that_is_stopped_says_so_and_another_one_works() {
     on_every_rung(1 << 20, |rung, layout| {
         let options = Options { depth: 2, ..Options::default() };
-        let mut queue = open(layout, Access::Read, rung, options).unwrap().queue().unwrap();
+        let files = open(layout, Access::Read, rung, options).unwrap();
+        let mut queue = files.queue().unwrap();
         // Far apart, so that each is a read of its own and two are soon in flight.
         let rows: Vec<(u64, u64)> = (0..900).map(|row| (row * 1153, 100)).collect();
         let (pieces, bytes) = pieces(&rows, 0);
@@ -218,7 +219,9 @@ fn a_queue_that_is_stopped_says_so_and_goes_on_with_the_next_job() {
         let finished = queue.wait().unwrap();
         assert!(matches!(finished.result, Err(IoError::Cancelled)), "{rung:?}");
         let mut out = vec![0; bytes];
-        queue.read(0, &pieces, &mut out).unwrap();
+        let later = queue.read(0, &pieces, &mut out);
+        assert!(matches!(later, Err(IoError::Cancelled)), "{rung:?}");
+        files.queue().unwrap().read(0, &pieces, &mut out).unwrap();
         assert_delivered(&pieces, &out, &pattern(1 << 20, 1), rung.name());
     });
 }
@@ -247,7 +250,6 @@ fn a_dense_batch_reads_each_block_once() {
 fn files_are_created_at_their_length_with_their_room_reserved() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let layout = layout(directory.path(), 3);
-    use esker_io::{Disk, ThisMachine};
     ThisMachine.create(&layout, 50_000).unwrap();
     let files = ThisMachine.open(std::slice::from_ref(&layout), Access::Write, &Options::default()).unwrap();
     assert_eq!(files.bytes(0), 50_000);
@@ -268,4 +270,55 @@ fn options_that_cannot_be_are_refused_in_words() {
             assert!(matches!(error, IoError::Option(_)), "{error}");
         }
     });
+}
+
+#[test]
+fn jobs_can_be_asked_for_without_waiting() {
+    on_every_rung(1 << 20, |rung, layout| {
+        let mut queue = open(layout, Access::Read, rung, Options::default()).unwrap().queue().unwrap();
+        assert!(queue.try_wait().is_none());
+        queue.submit(0, vec![Piece { offset: 5, bytes: 1 << 19, at: 0 }], buffer(1 << 19));
+        let finished = loop {
+            match queue.try_wait() {
+                Some(finished) => break finished,
+                None => std::thread::yield_now(),
+            }
+        };
+        finished.result.unwrap();
+        assert!(finished.buffer[..] == pattern(1 << 20, 1)[5..5 + (1 << 19)], "{rung:?}");
+        assert!(queue.try_wait().is_none());
+    });
+}
+
+#[test]
+fn the_part_that_is_too_short_is_named_and_writes_do_not_grow_files() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let layout = layout(directory.path(), 2);
+    lay(&layout, &pattern(50_000, 1));
+    std::fs::File::options().write(true).open(&layout.parts()[1]).unwrap().set_len(100).unwrap();
+    let files = open(&layout, Access::Write, RungKind::PoolBuffered, Options::default()).unwrap();
+    let mut queue = files.queue().unwrap();
+    let piece = Piece { offset: 0, bytes: 50_000, at: 0 };
+    let error = queue.read(0, &[piece], &mut vec![0; 50_000]).unwrap_err().to_string();
+    assert!(error.contains("part-1") && error.contains("ends after 100"), "{error}");
+    let error = queue.write(0, &[piece], &vec![0; 50_000]).unwrap_err().to_string();
+    assert!(error.contains("part-1") && error.contains("full length"), "{error}");
+}
+
+#[test]
+fn only_regular_files_are_opened_and_links_are_not_followed_when_files_are_made() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let pipe = directory.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe, directory.path().to_path_buf()] {
+        let error = ThisMachine.open(&[Layout::file(&path)], Access::Read, &Options::default());
+        let error = error.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("regular"), "{error}");
+    }
+    let (victim, link) = (directory.path().join("victim"), directory.path().join("link"));
+    std::fs::write(&victim, "mine").unwrap();
+    std::os::unix::fs::symlink(&victim, &link).unwrap();
+    ThisMachine.create(&Layout::file(&link), 4096).unwrap();
+    assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
+    assert_eq!(std::fs::read(&link).unwrap(), vec![0; 4096]);
 }

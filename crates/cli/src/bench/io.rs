@@ -326,7 +326,7 @@ fn as_json(
         })
     };
     json!({
-        "directory": arguments.dir.to_string_lossy(),
+        "place": arguments.file.as_ref().unwrap_or(&arguments.dir).to_string_lossy(),
         "file_bytes": files.bytes(0),
         "rung": files.rung().kind.name(),
         "why_not_better": files.rung().why_not_better,

@@ -8,7 +8,7 @@ pub(crate) mod simulated;
 mod uring;
 
 pub(crate) use pool::PoolDevice;
-pub(crate) use uring::UringDevice;
+pub(crate) use uring::{UringDevice, build_ring};
 
 use crate::sequential::drop_cached;
 use std::fs::File;

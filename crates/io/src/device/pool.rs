@@ -5,14 +5,14 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// More threads than this gain nothing: 64 reached the ring's rate.
 const MOST_THREADS: usize = 64;
 
-/// A request on its way to a thread.
-struct Errand(Request);
+/// A request on its way to a thread, and how often everything had been given up when it was pushed.
+struct Errand(Request, u64);
 
 // SAFETY: the pusher promises that nobody else touches the memory until the completion has come back.
 unsafe impl Send for Errand {}
@@ -22,7 +22,8 @@ pub(crate) struct PoolDevice {
     /// `None` only while dropping.
     errands: Option<Sender<Errand>>,
     completions: Receiver<Completion>,
-    given_up: Arc<AtomicBool>,
+    /// How often everything was given up.
+    given_up: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
     in_flight: usize,
 }
@@ -31,7 +32,7 @@ impl PoolDevice {
     pub(crate) fn new(parts: Arc<Vec<OpenPart>>, depth: usize) -> io::Result<PoolDevice> {
         let (errands, todo) = unbounded();
         let (finished, completions) = unbounded();
-        let given_up = Arc::new(AtomicBool::new(false));
+        let given_up = Arc::new(AtomicU64::new(0));
         let mut pool = PoolDevice {
             parts,
             errands: Some(errands),
@@ -57,10 +58,13 @@ impl PoolDevice {
     }
 }
 
-fn serve(todo: &Receiver<Errand>, finished: &Sender<Completion>, parts: &[OpenPart], given_up: &AtomicBool) {
-    for Errand(request) in todo {
-        let result =
-            if given_up.load(Ordering::Acquire) { -libc::ECANCELED } else { transfer(&request, parts) };
+fn serve(todo: &Receiver<Errand>, finished: &Sender<Completion>, parts: &[OpenPart], given_up: &AtomicU64) {
+    for Errand(request, generation) in todo {
+        let result = if given_up.load(Ordering::Acquire) != generation {
+            -libc::ECANCELED
+        } else {
+            transfer(&request, parts)
+        };
         // The device waits for every completion before it goes: the receiver is still there.
         let _ = finished.send(Completion { tag: request.tag, result });
     }
@@ -84,7 +88,8 @@ impl Device for PoolDevice {
     unsafe fn push(&mut self, request: Request) {
         self.in_flight += 1;
         let errands = self.errands.as_ref().expect("open until dropped");
-        errands.send(Errand(request)).expect("threads serve until the device is dropped");
+        let generation = self.given_up.load(Ordering::Relaxed);
+        errands.send(Errand(request, generation)).expect("threads serve until the device is dropped");
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
@@ -99,14 +104,11 @@ impl Device for PoolDevice {
             done.push(completion);
             self.in_flight -= 1;
         }
-        if self.in_flight == 0 {
-            self.given_up.store(false, Ordering::Release);
-        }
         Ok(())
     }
 
     fn cancel(&mut self) {
-        self.given_up.store(self.in_flight > 0, Ordering::Release);
+        self.given_up.fetch_add(1, Ordering::Release);
     }
 
     unsafe fn register(&mut self, _memory: *mut u8, _bytes: usize) -> bool {
@@ -124,7 +126,7 @@ impl Device for PoolDevice {
 
 impl Drop for PoolDevice {
     fn drop(&mut self) {
-        self.given_up.store(true, Ordering::Release);
+        self.cancel();
         // Without a sender the threads finish what is queued and end.
         self.errands = None;
         for thread in self.threads.drain(..) {

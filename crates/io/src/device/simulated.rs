@@ -28,8 +28,16 @@ pub struct Faults {
     pub read_error: f64,
     /// Writes that fail with EIO after some sectors.
     pub write_error: f64,
+    /// Waits that fail, as if the queue itself were broken.
+    pub wait_error: f64,
+    /// Syncs that fail with EIO.
+    pub sync_error: f64,
+    /// Whether memory can be registered.
+    pub registers: bool,
     /// Bytes of all files together; beyond them ENOSPC.
     pub room_bytes: u64,
+    /// Whether creating a file takes its room; where not, a full disk shows only when it is written.
+    pub reserves: bool,
     /// Longest latency, in units of the simulated clock; 1 answers in order.
     pub latency: u64,
     /// What it asks of offsets, lengths and memory of direct requests: 512 or 4096. Others get EINVAL.
@@ -44,7 +52,11 @@ impl Default for Faults {
             put_off: 0.0,
             read_error: 0.0,
             write_error: 0.0,
+            wait_error: 0.0,
+            sync_error: 0.0,
+            registers: true,
             room_bytes: u64::MAX,
+            reserves: true,
             latency: 100,
             align_bytes: SECTOR_BYTES as u64,
         }
@@ -73,6 +85,8 @@ struct SimulatedFile {
     safe: Vec<u8>,
     /// Writes since, in order.
     unsafe_writes: Vec<(usize, Vec<u8>)>,
+    /// Room it has taken.
+    taken_bytes: u64,
     /// Sectors that cannot be read.
     bad: Vec<Range<u64>>,
 }
@@ -85,7 +99,8 @@ impl SimulatedDisk {
 
     /// Puts a file on the disk, safe and whole.
     pub fn put(&self, path: &Path, bytes: Vec<u8>) {
-        let file = SimulatedFile { safe: bytes.clone(), now: bytes, ..SimulatedFile::default() };
+        let taken_bytes = bytes.len() as u64;
+        let file = SimulatedFile { safe: bytes.clone(), now: bytes, taken_bytes, ..SimulatedFile::default() };
         self.lock().files.insert(path.to_path_buf(), file);
     }
 
@@ -164,12 +179,14 @@ impl Disk for SimulatedDisk {
             let part_bytes = layout.part_bytes(number, bytes);
             let mut contents = self.lock();
             contents.files.remove(path);
-            if contents.used_bytes() + part_bytes > self.faults.room_bytes {
+            let taken_bytes = if self.faults.reserves { part_bytes } else { 0 };
+            if contents.taken_bytes() + taken_bytes > self.faults.room_bytes {
                 let source = io::Error::from_raw_os_error(libc::ENOSPC);
                 return Err(IoError::Write { path: path.clone(), offset: 0, bytes: part_bytes, source });
             }
             let zeros = vec![0; part_bytes as usize];
-            let file = SimulatedFile { now: zeros.clone(), safe: zeros, ..SimulatedFile::default() };
+            let file =
+                SimulatedFile { now: zeros.clone(), safe: zeros, taken_bytes, ..SimulatedFile::default() };
             contents.files.insert(path.clone(), file);
         }
         Ok(())
@@ -177,8 +194,8 @@ impl Disk for SimulatedDisk {
 }
 
 impl Contents {
-    fn used_bytes(&self) -> u64 {
-        self.files.values().map(|file| file.now.len() as u64).sum()
+    fn taken_bytes(&self) -> u64 {
+        self.files.values().map(|file| file.taken_bytes).sum()
     }
 }
 
@@ -189,9 +206,8 @@ struct SimulatedDevice {
     key: Key,
     draws: u64,
     clock: u64,
-    /// When each request will be done.
-    pending: Vec<(u64, Request)>,
-    cancelled: bool,
+    /// When each request will be done, and whether it was asked to be given up.
+    pending: Vec<(u64, Request, bool)>,
 }
 
 impl SimulatedDevice {
@@ -201,7 +217,7 @@ impl SimulatedDevice {
         let key = Key::new(disk.faults.seed).with(contents.devices);
         drop(contents);
         let disk = disk.clone();
-        SimulatedDevice { disk, paths, depth, key, draws: 0, clock: 0, pending: Vec::new(), cancelled: false }
+        SimulatedDevice { disk, paths, depth, key, draws: 0, clock: 0, pending: Vec::new() }
     }
 
     fn draw(&mut self) -> u64 {
@@ -213,9 +229,9 @@ impl SimulatedDevice {
         unit(self.draw()) < share
     }
 
-    fn carry_out(&mut self, request: &Request) -> i32 {
+    fn carry_out(&mut self, request: &Request, given_up: bool) -> i32 {
         let faults = self.disk.faults;
-        if self.cancelled && self.happens(0.5) {
+        if given_up && self.happens(0.5) {
             return -libc::ECANCELED;
         }
         let align = if request.buffered { 1 } else { faults.align_bytes };
@@ -261,16 +277,17 @@ impl SimulatedDevice {
         unsafe { std::ptr::copy_nonoverlapping(request.memory, written.as_mut_ptr(), bytes) };
         let room_bytes = self.disk.faults.room_bytes;
         let mut contents = self.disk.lock();
-        let used_bytes = contents.used_bytes();
+        let taken_bytes = contents.taken_bytes();
         let Some(file) = contents.files.get_mut(&self.paths[request.part as usize]) else {
             return -libc::ENOENT;
         };
         let start = request.offset as usize;
-        let growth = (start + bytes).saturating_sub(file.now.len()) as u64;
-        if used_bytes + growth > room_bytes {
+        // Which bytes were written before is not kept: a file takes room as it is written until it has its length.
+        let growth = (bytes as u64).min(file.now.len() as u64 - file.taken_bytes);
+        if taken_bytes + growth > room_bytes {
             return -libc::ENOSPC;
         }
-        file.now.resize(file.now.len() + growth as usize, 0);
+        file.taken_bytes += growth;
         file.now[start..start + bytes].copy_from_slice(&written);
         file.unsafe_writes.push((start, written));
         if torn { -libc::EIO } else { bytes as i32 }
@@ -282,33 +299,38 @@ impl Device for SimulatedDevice {
         assert!(self.pending.len() < self.depth, "more requests than the depth that the device was made for");
         let latency = below(self.draw(), self.disk.faults.latency.max(1));
         let due = if self.disk.faults.latency <= 1 { self.draws } else { self.clock + latency };
-        self.pending.push((due, request));
+        self.pending.push((due, request, false));
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
         assert!(at_least <= self.pending.len(), "this wait would never end");
-        self.pending.sort_by_key(|(due, _)| *due);
-        if let Some((due, _)) = at_least.checked_sub(1).and_then(|last| self.pending.get(last)) {
+        if self.happens(self.disk.faults.wait_error) {
+            return Err(io::Error::other("simulated: the queue is broken"));
+        }
+        self.pending.sort_by_key(|(due, ..)| *due);
+        if let Some((due, ..)) = at_least.checked_sub(1).and_then(|last| self.pending.get(last)) {
             self.clock = self.clock.max(*due);
         }
-        while self.pending.first().is_some_and(|(due, _)| *due <= self.clock) {
-            let (_, request) = self.pending.remove(0);
-            let result = self.carry_out(&request);
+        while self.pending.first().is_some_and(|(due, ..)| *due <= self.clock) {
+            let (_, request, given_up) = self.pending.remove(0);
+            let result = self.carry_out(&request, given_up);
             done.push(Completion { tag: request.tag, result });
         }
-        self.cancelled &= !self.pending.is_empty();
         Ok(())
     }
 
     fn cancel(&mut self) {
-        self.cancelled = !self.pending.is_empty();
+        self.pending.iter_mut().for_each(|(.., given_up)| *given_up = true);
     }
 
     unsafe fn register(&mut self, _memory: *mut u8, _bytes: usize) -> bool {
-        true
+        self.disk.faults.registers
     }
 
     fn sync(&mut self) -> Result<(), (u32, io::Error)> {
+        if self.happens(self.disk.faults.sync_error) {
+            return Err((0, io::Error::from_raw_os_error(libc::EIO)));
+        }
         let mut contents = self.disk.lock();
         for path in &self.paths {
             if let Some(file) = contents.files.get_mut(path) {
@@ -323,8 +345,8 @@ impl Device for SimulatedDevice {
 impl Drop for SimulatedDevice {
     fn drop(&mut self) {
         // Like the kernel, it still writes to memory until the last request is over.
-        for (_, request) in std::mem::take(&mut self.pending) {
-            self.carry_out(&request);
+        for (_, request, given_up) in std::mem::take(&mut self.pending) {
+            self.carry_out(&request, given_up);
         }
     }
 }

@@ -11,8 +11,6 @@ use std::time::Duration;
 const LARGEST_REGISTERED_BYTES: usize = 1 << 30;
 /// Room in the table of registered buffers.
 const REGISTERED_BUFFERS: u32 = 256;
-/// User data of requests that are the device's own (cancellations): above every tag.
-const OWN: u64 = u64::MAX;
 /// The kernel may refuse to take requests for lack of memory. So often it is asked again, a pause apart.
 const MOST_REFUSALS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -86,16 +84,14 @@ impl UringDevice {
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         for entry in self.ring.completion() {
-            if entry.user_data() != OWN {
-                done.push(Completion { tag: entry.user_data() as u32, result: entry.result() });
-                self.in_flight -= 1;
-            }
+            done.push(Completion { tag: entry.user_data() as u32, result: entry.result() });
+            self.in_flight -= 1;
         }
     }
 }
 
 /// The best ring this kernel makes: completions are worked off when we ask for them, not by interrupting us.
-fn build_ring(depth: usize) -> io::Result<IoUring> {
+pub(crate) fn build_ring(depth: usize) -> io::Result<IoUring> {
     let entries = depth.next_power_of_two() as u32;
     let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
     builder.setup_single_issuer().setup_defer_taskrun();
@@ -143,12 +139,9 @@ impl Device for UringDevice {
     }
 
     fn cancel(&mut self) {
-        // Refused, or unknown to this kernel: then the requests simply run to their end.
-        let _ = self.ring.submit();
-        let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(OWN);
-        // SAFETY: a cancellation carries no memory.
-        let _ = unsafe { self.ring.submission().push(&entry) };
-        let _ = self.ring.submit();
+        // Refused, unknown to this kernel, or too late: then the requests simply run to their end.
+        let moment = types::Timespec::new().nsec(PAUSE.subsec_nanos());
+        let _ = self.ring.submitter().register_sync_cancel(Some(moment), types::CancelBuilder::any());
     }
 
     unsafe fn register(&mut self, memory: *mut u8, bytes: usize) -> bool {
@@ -184,16 +177,26 @@ impl Device for UringDevice {
 
 impl Drop for UringDevice {
     fn drop(&mut self) {
-        if self.in_flight == 0 {
-            return;
-        }
-        self.cancel();
+        // What the kernel never took goes with the ring.
+        self.in_flight -= self.ring.submission().len();
         let mut done = Vec::new();
+        let mut refusals = 0;
         while self.in_flight > 0 {
-            if let Err(error) = self.wait(1, &mut done) {
-                // The kernel may still write into memory that our owner is about to free. Nothing safe is left to do.
-                eprintln!("error: io_uring does not give {} requests back: {error}", self.in_flight);
-                std::process::abort();
+            // SAFETY: takes no pointers; nothing new is submitted.
+            let entered = unsafe { self.ring.submitter().enter::<()>(0, 1, GET_EVENTS, None) };
+            self.reap(&mut done);
+            match entered {
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
+                    refusals += 1;
+                    if refusals > MOST_REFUSALS {
+                        // The kernel may still write into memory that our owner is about to free. Nothing safe is
+                        // left to do.
+                        eprintln!("error: io_uring does not give {} requests back: {error}", self.in_flight);
+                        std::process::abort();
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                _ => {}
             }
         }
     }
