@@ -7,11 +7,13 @@
 mod aligned;
 mod direct;
 mod exchange;
+mod prefetch;
 mod probe;
 mod sequential;
 
 pub use aligned::AlignedBuffer;
 pub use direct::{DIRECT_ALIGN, DirectFile};
 pub use exchange::exchange;
+pub use prefetch::{prefer_large_pages, prefetch};
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use sequential::{SequentialReader, SequentialWriter};

@@ -1,0 +1,344 @@
+//! One hop: draws in waves, relabelled in order.
+
+use super::{Carry, Fanout};
+use crate::draw::Drawer;
+use crate::relabel::Relabel;
+use crate::topology::{HopLists, List, Word};
+use crate::{Result, SampleError};
+use esker_io::prefetch;
+use esker_types::random::Key;
+use esker_types::{EdgeId, NodeId};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Nodes of a wave: their list lines and positions fit the second-level cache.
+const WAVE_NODES: usize = 512;
+/// With threads, larger: a wave must outlast the handing over.
+const SHARED_WAVE_NODES: usize = 2048;
+/// How far ahead bounds of lists are asked for.
+const BOUNDS_AHEAD: usize = 16;
+/// A list up to this many lines is fetched whole, a longer one where it is read.
+const WHOLE_LIST_LINES: usize = 4;
+const LINE_BYTES: usize = 64;
+
+/// The lists of one hop, in order of discovery, neighbours as places in order of discovery.
+#[derive(Debug, Default)]
+pub(super) struct Section {
+    pub lengths: Vec<u32>,
+    pub degrees: Vec<u32>,
+    pub places: Vec<u32>,
+    pub positions: Vec<u32>,
+    pub edges: Vec<EdgeId>,
+    pub relations: Vec<u32>,
+}
+
+impl Section {
+    pub fn bytes(&self) -> u64 {
+        let words = self.lengths.capacity() + self.degrees.capacity() + self.places.capacity();
+        let words = words + self.positions.capacity() + self.relations.capacity();
+        words as u64 * 4 + self.edges.capacity() as u64 * 8
+    }
+
+    fn clear(&mut self) {
+        self.lengths.clear();
+        self.degrees.clear();
+        self.places.clear();
+        self.positions.clear();
+        self.edges.clear();
+        self.relations.clear();
+    }
+
+    /// Appends a wave but for its places.
+    fn append<W>(&mut self, wave: &Wave<W>) -> Result<()> {
+        self.lengths.extend_from_slice(&wave.lengths);
+        self.degrees.extend_from_slice(&wave.degrees);
+        self.positions.extend_from_slice(&wave.positions[..wave.count]);
+        self.edges.extend_from_slice(&wave.edges);
+        self.relations.extend_from_slice(&wave.relations);
+        if self.positions.len() > u32::MAX as usize {
+            let problem = format!("one hop drew {} neighbours, more than 2^32", self.positions.len());
+            return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
+        }
+        Ok(())
+    }
+}
+
+/// Draws of some nodes.
+#[derive(Debug, Default)]
+pub(super) struct Wave<W> {
+    lengths: Vec<u32>,
+    degrees: Vec<u32>,
+    /// The first `count` of each are in use; the rest is room from earlier waves.
+    words: Vec<W>,
+    positions: Vec<u32>,
+    /// Places, where they are known without an order: induced lists.
+    places: Vec<u32>,
+    count: usize,
+    edges: Vec<EdgeId>,
+    relations: Vec<u32>,
+    drawer: Drawer,
+}
+
+/// Waves being drawn and waves being relabelled.
+#[derive(Debug, Default)]
+pub(super) struct Waves<W> {
+    ahead: Vec<Wave<W>>,
+    behind: Vec<Wave<W>>,
+}
+
+impl<W> Waves<W> {
+    pub fn bytes(&self) -> u64 {
+        let all = self.ahead.iter().chain(&self.behind);
+        all.map(|wave| {
+            let words = wave.lengths.capacity() + wave.degrees.capacity() + wave.positions.capacity();
+            let words = words + wave.places.capacity() + wave.relations.capacity();
+            (words * 4 + wave.edges.capacity() * 8 + wave.words.capacity() * size_of::<W>()) as u64
+        })
+        .sum()
+    }
+}
+
+/// What to draw.
+pub(super) struct Job<'a, H> {
+    pub lists: &'a H,
+    /// The nodes of the hop.
+    pub nodes: &'a [NodeId],
+    /// Which of them have no list in this sample; empty for none.
+    pub skipped: &'a [bool],
+    pub fanout: Fanout,
+    pub key: Key,
+    pub carry: Carry,
+    /// Place of the first node that is new.
+    pub first_place: u32,
+    pub threads: usize,
+}
+
+/// Draws the lists of a hop into `section`; nodes met for the first time go to `fresh`.
+pub(super) fn expand<H: HopLists, R: Relabel + Send>(
+    job: &Job<H>,
+    table: &mut R,
+    waves: &mut Waves<H::Word>,
+    fresh: &mut Vec<NodeId>,
+    section: &mut Section,
+) -> Result<()> {
+    section.clear();
+    fresh.clear();
+    let mut relabel = |bank: &[Wave<H::Word>]| -> Result<()> {
+        for wave in bank {
+            let start = section.places.len();
+            section.places.resize(start + wave.count, 0);
+            table.assign(&wave.words[..wave.count], job.first_place, fresh, &mut section.places[start..]);
+            section.append(wave)?;
+        }
+        Ok(())
+    };
+    if job.threads == 1 || job.nodes.len() <= SHARED_WAVE_NODES {
+        waves.behind.resize_with(waves.behind.len().max(1), Wave::default);
+        for range in ranges(job.nodes.len(), WAVE_NODES) {
+            waves.behind[0].draw(job, range);
+            relabel(&waves.behind[..1])?;
+        }
+        return Ok(());
+    }
+    // Draw the next waves while the last are relabelled.
+    let all: Vec<Range<usize>> = ranges(job.nodes.len(), SHARED_WAVE_NODES).collect();
+    let mut drawn = 0;
+    for group in all.chunks(job.threads) {
+        waves.ahead.resize_with(waves.ahead.len().max(group.len()), Wave::default);
+        let ahead = &mut waves.ahead[..group.len()];
+        let behind = &waves.behind[..drawn];
+        let (result, ()) = rayon::join(
+            || relabel(behind),
+            || {
+                ahead.par_iter_mut().zip(group).for_each(|(wave, range)| wave.draw(job, range.clone()));
+            },
+        );
+        result?;
+        std::mem::swap(&mut waves.ahead, &mut waves.behind);
+        drawn = group.len();
+    }
+    relabel(&waves.behind[..drawn])
+}
+
+/// All edges between the nodes of the batch: `section` gets a list for every node.
+pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
+    lists: &H,
+    nodes: &[NodeId],
+    carry: Carry,
+    threads: usize,
+    table: &R,
+    waves: &mut Waves<H::Word>,
+    section: &mut Section,
+) -> Result<()> {
+    section.clear();
+    let all: Vec<Range<usize>> = ranges(nodes.len(), WAVE_NODES).collect();
+    waves.ahead.resize_with(waves.ahead.len().max(threads), Wave::default);
+    for group in all.chunks(threads) {
+        let bank = &mut waves.ahead[..group.len()];
+        if let ([wave], [range]) = (&mut *bank, group) {
+            wave.induce(lists, range.clone(), carry, table);
+        } else {
+            let each = bank.par_iter_mut().zip(group);
+            each.for_each(|(wave, range)| wave.induce(lists, range.clone(), carry, table));
+        }
+        for wave in bank {
+            section.places.extend_from_slice(&wave.places[..wave.count]);
+            section.append(wave)?;
+        }
+    }
+    Ok(())
+}
+
+fn ranges(count: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(step).map(move |start| start..(start + step).min(count))
+}
+
+impl<W: Word> Wave<W> {
+    fn clear(&mut self) {
+        self.lengths.clear();
+        self.degrees.clear();
+        self.edges.clear();
+        self.relations.clear();
+        self.count = 0;
+    }
+
+    /// Room for `more` entries behind those in use.
+    #[inline(always)]
+    fn make_room(&mut self, more: usize) {
+        let needed = self.count + more;
+        if needed > self.positions.len() {
+            self.positions.resize(needed.next_power_of_two(), 0);
+            self.words.resize(needed.next_power_of_two(), W::zeroed());
+        }
+    }
+
+    /// Draws positions for the nodes of `range`, then gathers what stands there.
+    fn draw<H: HopLists<Word = W>>(&mut self, job: &Job<H>, range: Range<usize>) {
+        self.clear();
+        range.clone().take(BOUNDS_AHEAD).for_each(|at| job.lists.prefetch(at));
+        for at in range.clone() {
+            job.lists.prefetch(at + BOUNDS_AHEAD);
+            if job.skipped.get(at).is_some_and(|skipped| *skipped) {
+                self.lengths.push(0);
+                self.degrees.push(0);
+                continue;
+            }
+            let list = job.lists.list(at);
+            let degree = list.len();
+            let take = match job.fanout {
+                Fanout::AtMost(most) => degree.min(most as usize),
+                Fanout::All => degree,
+            };
+            self.make_room(take);
+            let slots = &mut self.positions[self.count..self.count + take];
+            if take == degree {
+                slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
+            } else {
+                self.drawer.draw(job.key.with(job.nodes[at].0), degree as u32, slots);
+            }
+            ask_for(&list, slots);
+            self.lengths.push(take as u32);
+            self.degrees.push(degree as u32);
+            self.count += take;
+        }
+        self.gather(job.lists, job.carry, range);
+    }
+
+    fn gather<H: HopLists<Word = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
+        let mut start = 0;
+        for (at, length) in range.clone().zip(&self.lengths) {
+            let end = start + *length as usize;
+            if start == end {
+                continue;
+            }
+            let list = lists.list(at);
+            let (words, positions) = (&mut self.words[start..end], &self.positions[start..end]);
+            if list.second.is_empty() {
+                let first = list.first;
+                words.iter_mut().zip(positions).for_each(|(word, at)| *word = first[*at as usize]);
+            } else {
+                words.iter_mut().zip(positions).for_each(|(word, at)| *word = list.at(*at as usize));
+            }
+            start = end;
+        }
+        self.carry(lists, carry, range);
+    }
+
+    fn carry<H: HopLists<Word = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
+        if !carry.edges && !carry.relations {
+            return;
+        }
+        let mut start = 0;
+        for (at, length) in range.zip(&self.lengths) {
+            let positions = &self.positions[start..start + *length as usize];
+            if carry.edges {
+                self.edges.extend(positions.iter().map(|position| lists.edge(at, *position)));
+            }
+            if carry.relations {
+                self.relations.extend(positions.iter().map(|position| lists.relation(at, *position)));
+            }
+            start += *length as usize;
+        }
+    }
+
+    /// The neighbours of the nodes of `range` that are in the batch.
+    fn induce<H, R>(&mut self, lists: &H, range: Range<usize>, carry: Carry, table: &R)
+    where
+        H: HopLists<Word = W>,
+        R: Relabel,
+    {
+        self.clear();
+        range.clone().take(BOUNDS_AHEAD).for_each(|at| lists.prefetch(at));
+        for at in range.clone() {
+            lists.prefetch(at + BOUNDS_AHEAD);
+            // Two steps ahead the list's lines, one step ahead the table's.
+            if at + 8 < range.end {
+                ask_for(&lists.list(at + 8), &[]);
+            }
+            if at + 3 < range.end {
+                let soon = lists.list(at + 3);
+                soon.first.iter().chain(soon.second).for_each(|word| table.prefetch(word.node()));
+            }
+            let list = lists.list(at);
+            self.make_room(list.len());
+            if self.places.len() < self.positions.len() {
+                self.places.resize(self.positions.len(), 0);
+            }
+            let before = self.count;
+            for (position, word) in list.first.iter().chain(list.second).enumerate() {
+                if let Some(place) = table.find(word.node()) {
+                    self.positions[self.count] = position as u32;
+                    self.places[self.count] = place;
+                    self.count += 1;
+                }
+            }
+            self.lengths.push((self.count - before) as u32);
+            self.degrees.push(list.len() as u32);
+        }
+        self.carry(lists, carry, range);
+    }
+}
+
+/// Asks for the lines of a list that will be read: all of a short one, else those of the positions.
+#[inline(always)]
+fn ask_for<W: Word>(list: &List<W>, positions: &[u32]) {
+    let per_line = LINE_BYTES / size_of::<W>();
+    if !list.second.is_empty() {
+        (0..list.first.len())
+            .step_by(per_line)
+            .take(WHOLE_LIST_LINES)
+            .for_each(|at| prefetch(list.first, at));
+        (0..list.second.len())
+            .step_by(per_line)
+            .take(WHOLE_LIST_LINES)
+            .for_each(|at| prefetch(list.second, at));
+    } else if list.first.len() <= WHOLE_LIST_LINES * per_line || positions.is_empty() {
+        (0..list.first.len())
+            .step_by(per_line)
+            .take(WHOLE_LIST_LINES)
+            .for_each(|at| prefetch(list.first, at));
+        prefetch(list.first, list.first.len().saturating_sub(1));
+    } else {
+        positions.iter().for_each(|position| prefetch(list.first, *position as usize));
+    }
+}
