@@ -25,6 +25,8 @@ pub const PURPOSE_ORDER: u64 = 0x6f72_6465_72;
 /// First word of the key of negatives.
 pub const PURPOSE_NEGATIVES: u64 = 0x6e65_6761_7469;
 
+/// Draws up to this many positions are sorted by counting, in vector registers.
+const RANKED_DRAW: usize = 16;
 /// Draws up to this many positions are kept sorted in place instead of in a bitmap.
 const SHORT_DRAW: usize = 64;
 
@@ -63,6 +65,8 @@ impl Drawer {
         let left_out = degree as usize - out.len();
         if degree <= 64 {
             draw_short(key, degree, left_out, out);
+        } else if out.len() <= RANKED_DRAW && degree <= i32::MAX as u32 {
+            draw_ranked(key, degree, out);
         } else if out.len() <= SHORT_DRAW && out.len() <= left_out {
             draw_few(key, degree, out);
         } else {
@@ -118,6 +122,28 @@ fn draw_short(key: Key, degree: u32, left_out: usize, out: &mut [u32]) {
     }
 }
 
+/// The set as a handful of numbers, each placed by how many are smaller. The list has more than 64 entries, so most
+/// draws have no double; ranks that do not add up betray one.
+#[inline]
+fn draw_ranked(key: Key, degree: u32, out: &mut [u32]) {
+    let draws = out.len();
+    let mut drawn = [i32::MAX; RANKED_DRAW];
+    for (index, slot) in drawn[..draws].iter_mut().enumerate() {
+        let last = degree - (draws - index) as u32;
+        *slot = below(key, index as u64, last as u64 + 1) as i32;
+    }
+    let mut ranks = [0u32; RANKED_DRAW];
+    for (rank, mine) in ranks.iter_mut().zip(&drawn) {
+        *rank = drawn.iter().map(|other| (other < mine) as u32).sum();
+    }
+    if ranks[..draws].iter().sum::<u32>() as usize != draws * (draws - 1) / 2 {
+        return draw_few(key, degree, out);
+    }
+    for (rank, position) in ranks[..draws].iter().zip(&drawn) {
+        out[*rank as usize] = *position as u32;
+    }
+}
+
 /// The set as a short sorted list.
 fn draw_few(key: Key, degree: u32, out: &mut [u32]) {
     let draws = out.len();
@@ -129,7 +155,11 @@ fn draw_few(key: Key, degree: u32, out: &mut [u32]) {
             // Every position so far is below `last`.
             out[index] = last;
         } else {
-            out.copy_within(place..index, place + 1);
+            let mut at = index;
+            while at > place {
+                out[at] = out[at - 1];
+                at -= 1;
+            }
             out[place] = drawn;
         }
     }

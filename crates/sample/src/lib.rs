@@ -10,6 +10,7 @@
 pub mod bulk;
 pub mod draw;
 mod error;
+mod found;
 mod memory;
 
 pub mod order;

@@ -2,6 +2,7 @@
 
 use super::{Carry, Fanout};
 use crate::draw::Drawer;
+use crate::found::Section;
 use crate::relabel::Relabel;
 use crate::topology::{HopLists, List, Word};
 use crate::{Result, SampleError};
@@ -17,37 +18,9 @@ const WAVE_NODES: usize = 512;
 const SHARED_WAVE_NODES: usize = 2048;
 /// How far ahead bounds of lists are asked for.
 const BOUNDS_AHEAD: usize = 16;
-/// A list up to this many lines is fetched whole, a longer one where it is read.
-const WHOLE_LIST_LINES: usize = 4;
 const LINE_BYTES: usize = 64;
 
-/// The lists of one hop, in order of discovery, neighbours as places in order of discovery.
-#[derive(Debug, Default)]
-pub(super) struct Section {
-    pub lengths: Vec<u32>,
-    pub degrees: Vec<u32>,
-    pub places: Vec<u32>,
-    pub positions: Vec<u32>,
-    pub edges: Vec<EdgeId>,
-    pub relations: Vec<u32>,
-}
-
 impl Section {
-    pub fn bytes(&self) -> u64 {
-        let words = self.lengths.capacity() + self.degrees.capacity() + self.places.capacity();
-        let words = words + self.positions.capacity() + self.relations.capacity();
-        words as u64 * 4 + self.edges.capacity() as u64 * 8
-    }
-
-    fn clear(&mut self) {
-        self.lengths.clear();
-        self.degrees.clear();
-        self.places.clear();
-        self.positions.clear();
-        self.edges.clear();
-        self.relations.clear();
-    }
-
     /// Appends a wave but for its places.
     fn append<W>(&mut self, wave: &Wave<W>) -> Result<()> {
         self.lengths.extend_from_slice(&wave.lengths);
@@ -322,23 +295,21 @@ impl<W: Word> Wave<W> {
 /// Asks for the lines of a list that will be read: all of a short one, else those of the positions.
 #[inline(always)]
 fn ask_for<W: Word>(list: &List<W>, positions: &[u32]) {
-    let per_line = LINE_BYTES / size_of::<W>();
+    ask_for_run(list.first, positions);
     if !list.second.is_empty() {
-        (0..list.first.len())
-            .step_by(per_line)
-            .take(WHOLE_LIST_LINES)
-            .for_each(|at| prefetch(list.first, at));
-        (0..list.second.len())
-            .step_by(per_line)
-            .take(WHOLE_LIST_LINES)
-            .for_each(|at| prefetch(list.second, at));
-    } else if list.first.len() <= WHOLE_LIST_LINES * per_line || positions.is_empty() {
-        (0..list.first.len())
-            .step_by(per_line)
-            .take(WHOLE_LIST_LINES)
-            .for_each(|at| prefetch(list.first, at));
-        prefetch(list.first, list.first.len().saturating_sub(1));
-    } else {
-        positions.iter().for_each(|position| prefetch(list.first, *position as usize));
+        ask_for_run(list.second, &[]);
+    }
+}
+
+#[inline(always)]
+fn ask_for_run<W: Word>(run: &[W], positions: &[u32]) {
+    let per_line = LINE_BYTES / size_of::<W>();
+    prefetch(run, 0);
+    prefetch(run, run.len().wrapping_sub(1));
+    if run.len() > 3 * per_line {
+        positions.iter().for_each(|position| prefetch(run, *position as usize));
+    } else if run.len() > per_line {
+        prefetch(run, per_line);
+        prefetch(run, 2 * per_line);
     }
 }

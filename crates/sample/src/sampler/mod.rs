@@ -6,17 +6,17 @@
 //! order of first appearance, hence sequential, and drawing depends on nothing but keys. Buffers live as long as the
 //! sampler; nothing is allocated per node.
 
-mod assemble;
 mod hop;
 mod prune;
 
 use crate::draw::PURPOSE_SAMPLE;
+use crate::found::{Found, Section};
 use crate::relabel::{Direct, Hashed, Relabel};
 use crate::topology::Topology;
 use crate::{Bound, Form, Result, Sample, SampleError, Touched};
 use esker_types::random::Key;
-use esker_types::{ByteCount, LocalIndex, NodeId};
-use hop::{Section, Waves};
+use esker_types::{ByteCount, NodeId};
+use hop::Waves;
 use std::fmt;
 use std::str::FromStr;
 
@@ -101,16 +101,10 @@ pub struct Sampler<'t, T: Topology> {
     scratch: Scratch<T>,
 }
 
-/// A batch in the making, in order of discovery.
+/// A batch in the making.
 struct Scratch<T: Topology> {
-    nodes: Vec<NodeId>,
+    found: Found,
     fresh: Vec<NodeId>,
-    /// Hop `h` holds nodes `hop_starts[h]..hop_starts[h + 1]`.
-    hop_starts: Vec<u32>,
-    sections: Vec<Section>,
-    /// By node, while a strategy prunes.
-    skipped: Vec<bool>,
-    seeds: Vec<u32>,
     waves: Waves<T::Word>,
     workspace: T::Workspace,
 }
@@ -131,12 +125,8 @@ impl<'t, T: Topology> Sampler<'t, T> {
             false => Table::Hashed(Hashed::new()),
         };
         let scratch = Scratch {
-            nodes: Vec::new(),
+            found: Found::default(),
             fresh: Vec::new(),
-            hop_starts: Vec::new(),
-            sections: Vec::new(),
-            skipped: Vec::new(),
-            seeds: Vec::new(),
             waves: Waves::default(),
             workspace: T::Workspace::default(),
         };
@@ -223,9 +213,7 @@ impl<'t, T: Topology> Sampler<'t, T> {
 
 impl<T: Topology> Scratch<T> {
     fn bytes(&self) -> u64 {
-        let words = (self.nodes.capacity() + self.fresh.capacity()) * 2 + self.seeds.capacity();
-        let sections: u64 = self.sections.iter().map(Section::bytes).sum();
-        words as u64 * 4 + self.skipped.capacity() as u64 + sections + self.waves.bytes()
+        self.found.bytes() + self.fresh.capacity() as u64 * 8 + self.waves.bytes()
     }
 
     /// Takes the seeds as hop 0: each once, in order of first appearance.
@@ -234,26 +222,28 @@ impl<T: Topology> Scratch<T> {
             return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
         }
         table.begin(most.min(MOST_NODES) as usize);
-        self.nodes.clear();
-        self.seeds.clear();
-        self.seeds.resize(seeds.len(), 0);
-        self.skipped.clear();
+        let found = &mut self.found;
+        found.nodes.clear();
+        found.skipped.clear();
+        found.seeds.clear();
+        found.seeds.resize(seeds.len(), 0);
         // Seeds are `NodeId`s; `u64` is the word that holds any of them.
         let words: Vec<u64> = seeds.iter().map(|seed| seed.0).collect();
-        table.assign(&words, 0, &mut self.nodes, &mut self.seeds);
-        self.hop_starts.clear();
-        self.hop_starts.extend([0, self.nodes.len() as u32]);
+        table.assign(&words, 0, &mut found.nodes, &mut found.seeds);
+        found.hop_starts.clear();
+        found.hop_starts.extend([0, found.nodes.len() as u32]);
         Ok(())
     }
 
     /// Takes what the last hop found as the next hop.
     fn close_hop(&mut self) -> Result<()> {
-        self.nodes.append(&mut self.fresh);
-        if self.nodes.len() as u64 > MOST_NODES {
-            let problem = format!("a batch reached {} nodes, more than 2^31", self.nodes.len());
+        let found = &mut self.found;
+        found.nodes.append(&mut self.fresh);
+        if found.nodes.len() as u64 > MOST_NODES {
+            let problem = format!("a batch reached {} nodes, more than 2^31", found.nodes.len());
             return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
         }
-        self.hop_starts.push(self.nodes.len() as u32);
+        found.hop_starts.push(found.nodes.len() as u32);
         Ok(())
     }
 }
@@ -277,10 +267,10 @@ fn run<T: Topology, R: Relabel + Sync + Send>(
     let layers = settings.fanouts.len();
     let bound = Bound::new(settings, seeds.len() as u64, topology.nodes(), topology.entries());
     scratch.begin(table, seeds, topology.nodes(), bound.nodes)?;
-    scratch.sections.resize_with(layers + 1, Section::default);
+    scratch.found.sections.resize_with(layers + 1, Section::default);
     for (hop, fanout) in settings.fanouts.iter().enumerate() {
-        let first = if settings.form == Form::Layered { 0 } else { scratch.hop_starts[hop] as usize };
-        let frontier = &scratch.nodes[first..];
+        let first = if settings.form == Form::Layered { 0 } else { scratch.found.hop_starts[hop] as usize };
+        let frontier = &scratch.found.nodes[first..];
         let lists = topology.hop(frontier, &mut scratch.workspace)?;
         let job = hop::Job {
             lists: &lists,
@@ -289,23 +279,26 @@ fn run<T: Topology, R: Relabel + Sync + Send>(
             fanout: *fanout,
             key: hop_key(settings.seed, at, hop),
             carry: settings.carry,
-            first_place: scratch.nodes.len() as u32,
+            first_place: scratch.found.nodes.len() as u32,
             threads,
         };
-        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.sections[hop])?;
+        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.found.sections[hop])?;
         drop(lists);
         scratch.close_hop()?;
     }
     if settings.form == Form::Shadow {
-        let lists = topology.hop(&scratch.nodes, &mut scratch.workspace)?;
-        let section = &mut scratch.sections[layers];
-        hop::induce(&lists, &scratch.nodes, settings.carry, threads, table, &mut scratch.waves, section)?;
+        let lists = topology.hop(&scratch.found.nodes, &mut scratch.workspace)?;
+        let section = &mut scratch.found.sections[layers];
+        hop::induce(
+            &lists,
+            &scratch.found.nodes,
+            settings.carry,
+            threads,
+            table,
+            &mut scratch.waves,
+            section,
+        )?;
     }
-    assemble::assemble(settings, scratch, out);
+    scratch.found.assemble(settings.form, out);
     Ok(())
-}
-
-/// Seeds as local indices: targets come last.
-fn seed_places(places: &[u32], targets: u32, nodes: u32, out: &mut Vec<LocalIndex>) {
-    out.extend(places.iter().map(|place| LocalIndex(nodes - targets + place)));
 }

@@ -2,7 +2,7 @@
 //! its own hop or of a deeper one names is needed exactly, so it joins the nodes expanded regardless; sample again,
 //! until no more join. They only ever join, so it ends; each round draws the same for a node of the same hop.
 
-use super::{Expand, Position, Scratch, Settings, assemble, hop, hop_key};
+use super::{Expand, Position, Scratch, Settings, hop, hop_key};
 use crate::relabel::Relabel;
 use crate::topology::Topology;
 use crate::{Bound, Result, Sample};
@@ -32,7 +32,7 @@ pub(super) fn run<T: Topology, R: Relabel + Sync + Send>(
         }
         regardless.extend(met_again);
     }
-    assemble::assemble(settings, scratch, out);
+    scratch.found.assemble(settings.form, out);
     Ok(())
 }
 
@@ -48,32 +48,32 @@ fn round<T: Topology, R: Relabel + Sync + Send>(
 ) -> Result<Vec<NodeId>> {
     let bound = Bound::new(settings, seeds.len() as u64, topology.nodes(), topology.entries());
     scratch.begin(table, seeds, topology.nodes(), bound.nodes)?;
-    scratch.skipped.resize(scratch.nodes.len(), false);
-    scratch.sections.resize_with(settings.fanouts.len() + 1, Default::default);
+    scratch.found.skipped.resize(scratch.found.nodes.len(), false);
+    scratch.found.sections.resize_with(settings.fanouts.len() + 1, Default::default);
     let mut met_again = Vec::new();
     for (depth, fanout) in settings.fanouts.iter().enumerate() {
-        let first = scratch.hop_starts[depth] as usize;
-        let frontier = &scratch.nodes[first..];
+        let first = scratch.found.hop_starts[depth] as usize;
+        let frontier = &scratch.found.nodes[first..];
         let lists = topology.hop(frontier, &mut scratch.workspace)?;
         let job = hop::Job {
             lists: &lists,
             nodes: frontier,
-            skipped: &scratch.skipped[first..],
+            skipped: &scratch.found.skipped[first..],
             fanout: *fanout,
             key: hop_key(settings.seed, at, depth),
             carry: settings.carry,
-            first_place: scratch.nodes.len() as u32,
+            first_place: scratch.found.nodes.len() as u32,
             threads: 1,
         };
-        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.sections[depth])?;
+        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.found.sections[depth])?;
         drop(lists);
-        let known = |place: &&u32| (**place as usize) < scratch.skipped.len();
-        let places = scratch.sections[depth].places.iter().filter(known);
-        let left_out = places.filter(|place| scratch.skipped[**place as usize]);
-        met_again.extend(left_out.map(|place| scratch.nodes[*place as usize]));
+        let known = |place: &&u32| (**place as usize) < scratch.found.skipped.len();
+        let places = scratch.found.sections[depth].places.iter().filter(known);
+        let left_out = places.filter(|place| scratch.found.skipped[**place as usize]);
+        met_again.extend(left_out.map(|place| scratch.found.nodes[*place as usize]));
         let middle = depth + 1 < settings.fanouts.len();
         let fresh = scratch.fresh.iter();
-        scratch.skipped.extend(fresh.map(|node| middle && !decide(depth as u32 + 1, *node)));
+        scratch.found.skipped.extend(fresh.map(|node| middle && !decide(depth as u32 + 1, *node)));
         scratch.close_hop()?;
     }
     Ok(met_again)

@@ -230,6 +230,7 @@ impl<W: Word> InMemory<W> {
     }
 
     /// A node's list.
+    #[inline(always)]
     pub fn list(&self, node: NodeId) -> List<'_, W> {
         List { first: self.first.list(node), second: self.second.as_ref().map_or(&[], |s| s.list(node)) }
     }
