@@ -2,7 +2,7 @@
 //!
 //! [`order`] says which seeds make up a batch; [`Topology`] hands out neighbour lists, a whole hop at a time;
 //! [`Sampler`] draws neighbours and relabels nodes, as DENSE (Marius++ section 4), in the classic layered form, or as
-//! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; a trace keeps samples on
+//! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; [`trace`] keeps samples on
 //! disk; negatives corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
 //! repeat it. Nothing here decides where feature rows come from.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod relabel;
 mod sample;
 mod sampler;
 mod topology;
+pub mod trace;
 
 pub use error::{Result, SampleError};
 pub use memory::{Bound, Touched};
