@@ -3,7 +3,7 @@
 //! [`order`] says which seeds make up a batch; [`Topology`] hands out neighbour lists, a whole hop at a time;
 //! [`Sampler`] draws neighbours and relabels nodes, as DENSE (Marius++ section 4), in the classic layered form, or as
 //! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; [`trace`] keeps samples on
-//! disk; negatives corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
+//! disk; [`negatives`] corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
 //! repeat it. Nothing here decides where feature rows come from.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod draw;
 mod error;
 mod found;
 mod memory;
+pub mod negatives;
 
 pub mod order;
 mod relabel;

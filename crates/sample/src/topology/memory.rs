@@ -262,14 +262,24 @@ impl<W: Word> InMemory<W> {
                 "use edge ids of this graph, and incoming lists or both",
             ));
         }
+        let source = self.first.neighbours[edge.0 as usize].node();
+        Ok(Edge { source, target: self.target_of(edge), relation: self.kind(edge) })
+    }
+
+    /// The node whose list holds entry `edge` of the incoming lists.
+    pub(crate) fn target_of(&self, edge: EdgeId) -> NodeId {
         // The last node whose list starts at or before the edge.
         let (mut low, mut high) = (0, self.nodes as usize);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             if self.first.offsets.get(middle) <= edge.0 { low = middle } else { high = middle }
         }
-        let source = self.first.neighbours[edge.0 as usize].node();
-        Ok(Edge { source, target: NodeId(low as u64), relation: self.kind(edge) })
+        NodeId(low as u64)
+    }
+
+    /// The kind of the edge at a position of a node's incoming list.
+    pub(crate) fn relation_of(&self, node: NodeId, position: usize) -> u32 {
+        self.kind(self.first.edge(node, position))
     }
 
     /// Whether an edge of this kind exists. Needs incoming lists.

@@ -432,3 +432,35 @@ fn take_ids(reader: &mut BitReader, count: usize, width: u32, out: &mut Vec<u64>
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Carry, InMemory, Position, Sampler, Settings};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Checksums stop accidents; this is about records that somebody forged.
+        #[test]
+        fn forged_records_are_described_and_never_panic(
+            form in 0usize..3, flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let form = [Form::Dense, Form::Layered, Form::Shadow][form];
+            let lists: Vec<Vec<u64>> = (0..200u64).map(|node| (0..node % 90).map(|at| at * 2).collect()).collect();
+            let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(4); 2], form, carry: Carry::default() };
+            let graph = InMemory::<u32>::from_lists(&lists, None);
+            let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
+            let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();
+            sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut sample).unwrap();
+            let header = TraceHeader { dataset: String::new(), nodes: 200, edges: 9000, relations: 0, settings };
+            let mut encoder = Encoder::default();
+            let mut record = encoder.encode(&header, &sample).to_vec();
+            let length = record.len();
+            flips.iter().for_each(|(at, bits)| record[at.index(length)] ^= bits);
+            let mut out = Sample::default();
+            if Decoder::default().decode(&header, &record, &mut out).is_ok() {
+                prop_assert!(out.blocks.iter().all(|b| b.nbrs.iter().all(|n| n.index() < out.node_ids.len())));
+            }
+        }
+    }
+}
