@@ -1,6 +1,7 @@
 //! The `esker` program: parse, match on the verb, run.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod doctor;
 mod generate;
 mod gpu;
@@ -43,6 +44,7 @@ enum Verb {
     Import(Box<import::Arguments>),
     Info(info::Arguments),
     Verify(verify::Arguments),
+    Bench(bench::Arguments),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Verb::Import(arguments) => import::run(&arguments),
         Verb::Info(arguments) => info::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
+        Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {

@@ -85,7 +85,6 @@ impl Found {
                 out.blocks[0].first = out.node_id_offsets[1];
                 let edges = sections[..layers].iter().map(|section| section.places.len()).sum();
                 out.blocks[0].nbrs.reserve_exact(edges);
-                out.blocks[0].positions.reserve_exact(edges);
                 for section in sections[..layers].iter().rev() {
                     copy(section, 0..section.lengths.len(), 0, &shifts, &mut out.blocks[0]);
                 }
@@ -159,7 +158,9 @@ fn copy(section: &Section, nodes: Range<usize>, first: usize, shifts: &Shifts, b
     block.degrees.extend_from_slice(&section.degrees[nodes]);
     let entries = first..first + (end as usize - block.nbrs.len());
     shifts.convert(&section.places[entries.clone()], &mut block.nbrs);
-    block.positions.extend_from_slice(&section.positions[entries.clone()]);
+    if !section.positions.is_empty() {
+        block.positions.extend_from_slice(&section.positions[entries.clone()]);
+    }
     if !section.edges.is_empty() {
         block.edges.extend_from_slice(&section.edges[entries.clone()]);
     }

@@ -41,7 +41,8 @@ impl Bound {
             edges = edges.saturating_add(entries);
             listed = listed.saturating_add(total);
         }
-        let edge_bytes = 8 + 8 * settings.carry.edges as u64 + 4 * settings.carry.relations as u64;
+        let carry = settings.carry;
+        let edge_bytes = 4 + 4 * (carry.positions as u64 + carry.relations as u64) + 8 * carry.edges as u64;
         let sample_bytes = edges
             .saturating_mul(edge_bytes)
             .saturating_add(total.saturating_mul(9))

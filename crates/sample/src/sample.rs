@@ -2,6 +2,7 @@
 
 use esker_types::{EdgeId, LocalIndex, NodeId};
 use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3;
 
 /// How neighbourhoods are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -26,7 +27,8 @@ pub struct Block {
     pub degrees: Vec<u32>,
     /// The neighbours.
     pub nbrs: Vec<LocalIndex>,
-    /// Where each neighbour stands in the node's stored list; ascending within a node.
+    /// Where each neighbour stands in the node's stored list, ascending within a node; empty unless the settings carry
+    /// them.
     pub positions: Vec<u32>,
     /// The edges; empty unless the settings carry them.
     pub edges: Vec<EdgeId>,
@@ -121,6 +123,26 @@ impl Sample {
         let blocks: u64 = self.blocks.iter().map(Block::bytes).sum();
         let words = self.node_ids.len() * 2 + self.node_id_offsets.len() + self.seeds.len();
         blocks + words as u64 * 4 + self.pruned.len() as u64
+    }
+
+    /// A hash of every array: equal samples have equal digests.
+    pub fn digest(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        let mut word = |word: u64| hash.update(&word.to_le_bytes());
+        self.node_ids.iter().for_each(|node| word(node.0));
+        self.node_id_offsets.iter().for_each(|offset| word(*offset as u64));
+        self.seeds.iter().for_each(|seed| word(seed.0 as u64));
+        self.pruned.iter().for_each(|pruned| word(*pruned as u64));
+        for block in &self.blocks {
+            word(block.first as u64);
+            block.nbr_offsets.iter().for_each(|offset| word(*offset as u64));
+            block.degrees.iter().for_each(|degree| word(*degree as u64));
+            block.nbrs.iter().for_each(|nbr| word(nbr.0 as u64));
+            block.positions.iter().for_each(|position| word(*position as u64));
+            block.edges.iter().for_each(|edge| word(edge.0));
+            block.relations.iter().for_each(|relation| word(*relation as u64));
+        }
+        hash.digest()
     }
 
     /// What layer `layer` computes, 0 being the first.

@@ -61,11 +61,12 @@ proptest! {
 
     #[test]
     fn samples_equal_the_reference(
-        lists in lists(), fanouts in fanouts(), form in forms(), direction in directions(),
+        lists in lists(), fanouts in fanouts(), form in forms(), direction in directions(), carried: bool,
         picks in prop::collection::vec(0u64..1000, 0..12),
     ) {
+        let carry = Carry { positions: carried, edges: carried, relations: carried };
         let relations: Vec<u32> = (0..lists.concat().len() as u32).map(|edge| edge * 7 % 5).collect();
-        let (settings, seeds) = (settings(fanouts, form, Carry { edges: true, relations: true }), seeds_of(&lists, &picks));
+        let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
         let expected = Reference::new(&lists, Some(&relations), direction).sample(&settings, AT, &seeds);
         let narrow = InMemory::<u32>::from_lists(&lists, Some(relations.clone())).in_direction(direction);
         prop_assert_eq!(&sampled(&narrow, &settings, &seeds, PLENTY), &expected);
@@ -103,7 +104,8 @@ fn large() -> Vec<Vec<u64>> {
 
 fn check_threads(form: Form, most_bytes: u64) {
     let graph = InMemory::<u32>::from_lists(&large(), None);
-    let settings = settings(vec![Fanout::AtMost(10); 3], form, Carry { edges: true, relations: false });
+    let settings =
+        settings(vec![Fanout::AtMost(10); 3], form, Carry { positions: true, edges: true, relations: false });
     let seeds: Vec<NodeId> = (0..700).map(|seed| NodeId(seed * 13)).collect();
     let expected = sampled(&graph, &settings, &seeds, most_bytes);
     for threads in [2, 4, 8] {

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 fn settings(form: Form, fanouts: Vec<Fanout>, carry: bool) -> Settings {
-    Settings { seed: 5, fanouts, form, carry: Carry { edges: carry, relations: carry } }
+    Settings { seed: 5, fanouts, form, carry: Carry { positions: carry, edges: carry, relations: carry } }
 }
 
 /// Samples some batches of a graph, the second one with repeated seeds, pruned where the form can be.

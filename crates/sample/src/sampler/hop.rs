@@ -22,14 +22,16 @@ const LINE_BYTES: usize = 64;
 
 impl Section {
     /// Appends a wave but for its places.
-    fn append<W>(&mut self, wave: &Wave<W>) -> Result<()> {
+    fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) -> Result<()> {
         self.lengths.extend_from_slice(&wave.lengths);
         self.degrees.extend_from_slice(&wave.degrees);
-        self.positions.extend_from_slice(&wave.positions[..wave.count]);
+        if carry.positions {
+            self.positions.extend_from_slice(&wave.positions[..wave.count]);
+        }
         self.edges.extend_from_slice(&wave.edges);
         self.relations.extend_from_slice(&wave.relations);
-        if self.positions.len() > u32::MAX as usize {
-            let problem = format!("one hop drew {} neighbours, more than 2^32", self.positions.len());
+        if self.places.len() > u32::MAX as usize {
+            let problem = format!("one hop drew {} neighbours, more than 2^32", self.places.len());
             return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
         }
         Ok(())
@@ -101,7 +103,7 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
             let start = section.places.len();
             section.places.resize(start + wave.count, 0);
             table.assign(&wave.words[..wave.count], job.first_place, fresh, &mut section.places[start..]);
-            section.append(wave)?;
+            section.append(wave, job.carry)?;
         }
         Ok(())
     };
@@ -156,7 +158,7 @@ pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
         }
         for wave in bank {
             section.places.extend_from_slice(&wave.places[..wave.count]);
-            section.append(wave)?;
+            section.append(wave, carry)?;
         }
     }
     Ok(())

@@ -49,9 +49,11 @@ impl fmt::Display for Fanout {
     }
 }
 
-/// What a sample carries beside neighbours and their positions.
+/// What a sample carries beside the neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Carry {
+    /// Where each neighbour stands in its node's stored list.
+    pub positions: bool,
     /// Edge ids.
     pub edges: bool,
     /// Kinds of edges.

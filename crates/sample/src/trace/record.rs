@@ -122,7 +122,9 @@ impl Encoder {
         if !regular {
             writer.put_gamma(count);
         }
-        put_positions(writer, degree, &block.positions[range.clone()]);
+        if !block.positions.is_empty() {
+            put_positions(writer, degree, &block.positions[range.clone()]);
+        }
         self.places.clear();
         self.places.extend(block.nbrs[range.clone()].iter().map(|nbr| place_of(sample, nbr.0)));
         self.new_ids.clear();
@@ -339,7 +341,9 @@ impl Decoder {
             return Err("a list longer than its node's degree");
         }
         // Every entry has a flag of its own, so a count that the record cannot hold ends here, before memory is taken.
-        take_positions(reader, degree, count, &mut section.positions)?;
+        if header.settings.carry.positions {
+            take_positions(reader, degree, count, &mut section.positions)?;
+        }
         self.flags.clear();
         for _ in 0..count {
             self.flags.push(reader.take(1) == 1);
@@ -443,11 +447,12 @@ mod tests {
         /// Checksums stop accidents; this is about records that somebody forged.
         #[test]
         fn forged_records_are_described_and_never_panic(
-            form in 0usize..3, flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+            form in 0usize..3, positions: bool, flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         ) {
             let form = [Form::Dense, Form::Layered, Form::Shadow][form];
+            let carry = Carry { positions, ..Carry::default() };
             let lists: Vec<Vec<u64>> = (0..200u64).map(|node| (0..node % 90).map(|at| at * 2).collect()).collect();
-            let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(4); 2], form, carry: Carry::default() };
+            let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(4); 2], form, carry };
             let graph = InMemory::<u32>::from_lists(&lists, None);
             let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
             let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();

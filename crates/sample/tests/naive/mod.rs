@@ -194,7 +194,9 @@ impl Reference {
             for position in &lists[&node.0] {
                 let (neighbour, edge, kind) = self.lists[node.index()][*position];
                 block.nbrs.push(LocalIndex(local[&neighbour]));
-                block.positions.push(*position as u32);
+                if settings.carry.positions {
+                    block.positions.push(*position as u32);
+                }
                 if settings.carry.edges {
                     block.edges.push(EdgeId(edge));
                 }

@@ -1,0 +1,23 @@
+//! `esker bench`: what the parts can do on this machine, one file each.
+
+mod sample;
+
+use std::process::ExitCode;
+
+/// Measure a part of Esker on this machine
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(clap::Subcommand)]
+enum Part {
+    Sample(sample::Arguments),
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match &arguments.part {
+        Part::Sample(arguments) => sample::run(arguments),
+    }
+}
