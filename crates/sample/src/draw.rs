@@ -132,16 +132,28 @@ fn draw_ranked(key: Key, degree: u32, out: &mut [u32]) {
         let last = degree - (draws - index) as u32;
         *slot = below(key, index as u64, last as u64 + 1) as i32;
     }
-    let mut ranks = [0u32; RANKED_DRAW];
-    for (rank, mine) in ranks.iter_mut().zip(&drawn) {
-        *rank = drawn.iter().map(|other| (other < mine) as u32).sum();
-    }
+    let mut ranks = ranks_of(&drawn);
     if ranks[..draws].iter().sum::<u32>() as usize != draws * (draws - 1) / 2 {
-        return draw_few(key, degree, out);
+        for index in 1..draws {
+            if drawn[..index].contains(&drawn[index]) {
+                drawn[index] = (degree - (draws - index) as u32) as i32;
+            }
+        }
+        ranks = ranks_of(&drawn);
     }
     for (rank, position) in ranks[..draws].iter().zip(&drawn) {
         out[*rank as usize] = *position as u32;
     }
+}
+
+/// How many are smaller, for each.
+#[inline(always)]
+fn ranks_of(numbers: &[i32; RANKED_DRAW]) -> [u32; RANKED_DRAW] {
+    let mut ranks = [0u32; RANKED_DRAW];
+    for (rank, mine) in ranks.iter_mut().zip(numbers) {
+        *rank = numbers.iter().map(|other| (other < mine) as u32).sum();
+    }
+    ranks
 }
 
 /// The set as a short sorted list.

@@ -9,8 +9,35 @@ use crate::topology::Word;
 use esker_io::{prefer_large_pages, prefetch};
 use esker_types::NodeId;
 
-/// How far ahead table lines are asked for.
-const AHEAD: usize = 24;
+/// Nodes met for the first time, in order. The list behind them has room that holds nothing of meaning.
+#[derive(Debug, Default)]
+pub(crate) struct Fresh {
+    slots: Vec<NodeId>,
+    count: usize,
+}
+
+impl Fresh {
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.slots[..self.count]
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.slots.capacity() as u64 * 8
+    }
+
+    /// Room for `more` nodes and one that is written and not kept.
+    #[inline(always)]
+    fn make_room(&mut self, more: usize) {
+        let needed = self.count + more + 1;
+        if needed > self.slots.len() {
+            self.slots.resize(needed.next_power_of_two(), NodeId(0));
+        }
+    }
+}
 
 /// Where words are looked up, and where new nodes are listed.
 pub(crate) trait Relabel {
@@ -18,8 +45,8 @@ pub(crate) trait Relabel {
     fn begin(&mut self, most: usize);
 
     /// The place of every word, new nodes getting the next free places in order of first appearance; those are appended
-    /// to `fresh`, the first of which has place `first`.
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Vec<NodeId>, places: &mut [u32]);
+    /// to `fresh`, the first of which has place `first`. Fast where the words were asked for before.
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]);
 
     /// The place of a node that may be in the batch.
     fn find(&self, node: NodeId) -> Option<u32>;
@@ -60,34 +87,25 @@ impl Relabel for Direct {
         }
     }
 
-    #[inline]
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Vec<NodeId>, places: &mut [u32]) {
-        let places = &mut places[..words.len()];
-        let start = fresh.len();
-        // One spare slot: the loop writes every node behind the last new one, and keeps it only when it is new.
-        fresh.resize(start + words.len() + 1, NodeId(0));
-        let slots = &mut fresh[start..];
-        words.iter().take(AHEAD).for_each(|word| prefetch(&self.stamps, word.index()));
-        let (base, before) = (self.base, first + start as u32);
-        let mut count = 0usize;
-        for at in 0..words.len() {
-            if let Some(word) = words.get(at + AHEAD) {
-                prefetch(&self.stamps, word.index());
-            }
-            let word = words[at];
+    #[inline(always)]
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+        fresh.make_room(words.len());
+        let (base, slots) = (self.base, &mut fresh.slots[..]);
+        let mut count = fresh.count;
+        for (word, place_of_word) in words.iter().zip(places) {
             // About half the nodes are new, in no order a processor could guess: no branch on it.
             let stamp = &mut self.stamps[word.index()];
             let known = stamp.wrapping_sub(base);
-            let next = before + count as u32;
+            let next = first + count as u32;
             let is_new = known >= next;
             let place = if is_new { next } else { known };
             *stamp = base + place;
             slots[count] = word.node();
             count += is_new as usize;
-            places[at] = place;
+            *place_of_word = place;
         }
-        fresh.truncate(start + count);
-        self.count = before + count as u32;
+        fresh.count = count;
+        self.count = first + count as u32;
     }
 
     #[inline(always)]
@@ -176,21 +194,20 @@ impl Relabel for Hashed {
         }
     }
 
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Vec<NodeId>, places: &mut [u32]) {
-        for (at, word) in words.iter().enumerate() {
-            if let Some(word) = words.get(at + AHEAD) {
-                self.prefetch(word.node());
-            }
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+        fresh.make_room(words.len());
+        for (word, place_of_word) in words.iter().zip(places) {
             let slot = self.slot_of(word.node());
             if self.slots[slot].stamp >= self.base {
-                places[at] = self.slots[slot].stamp - self.base;
+                *place_of_word = self.slots[slot].stamp - self.base;
                 continue;
             }
-            let place = first + fresh.len() as u32;
+            let place = first + fresh.count as u32;
             self.slots[slot] = Slot { node: word.node(), stamp: self.base + place };
             self.count = place + 1;
-            fresh.push(word.node());
-            places[at] = place;
+            fresh.slots[fresh.count] = word.node();
+            fresh.count += 1;
+            *place_of_word = place;
             if self.count as usize * 2 > self.slots.len() {
                 self.grow();
             }
@@ -226,7 +243,7 @@ mod tests {
             let mut map: HashMap<u32, u32> = HashMap::new();
             let mut first = 0;
             for words in hops {
-                let (mut fresh, mut places) = (Vec::new(), vec![0; words.len()]);
+                let (mut fresh, mut places) = (Fresh::default(), vec![0; words.len()]);
                 // In two pieces, as waves come.
                 let (left, right) = words.split_at(words.len() / 2);
                 table.assign(left, first, &mut fresh, &mut places);
@@ -240,8 +257,8 @@ mod tests {
                     });
                     assert_eq!(known, *place);
                 }
-                assert_eq!(fresh, expected);
-                first += fresh.len() as u32;
+                assert_eq!(fresh.nodes(), expected);
+                first += fresh.nodes().len() as u32;
             }
             for node in 0..200 {
                 assert_eq!(table.find(NodeId(node as u64)), map.get(&node).copied());
@@ -271,7 +288,7 @@ mod tests {
     #[test]
     fn a_hash_table_grows_with_its_batch() {
         let words: Vec<u32> = (0..5000).collect();
-        let (mut table, mut fresh, mut places) = (Hashed::new(), Vec::new(), vec![0; 5000]);
+        let (mut table, mut fresh, mut places) = (Hashed::new(), Fresh::default(), vec![0; 5000]);
         table.begin(5000);
         table.assign(&words, 0, &mut fresh, &mut places);
         assert!(places.iter().zip(0..).all(|(place, expected)| *place == expected));

@@ -3,7 +3,7 @@
 use super::{Carry, Fanout};
 use crate::draw::Drawer;
 use crate::found::Section;
-use crate::relabel::Relabel;
+use crate::relabel::{Fresh, Relabel};
 use crate::topology::{HopLists, List, Word};
 use crate::{Result, SampleError};
 use esker_io::prefetch;
@@ -12,11 +12,17 @@ use esker_types::{EdgeId, NodeId};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Nodes of a wave: their list lines and positions fit the second-level cache.
+/// Nodes of a wave: what is drawn for them fits the second-level cache.
 const WAVE_NODES: usize = 512;
 /// With threads, larger: a wave must outlast the handing over.
 const SHARED_WAVE_NODES: usize = 2048;
-/// How far ahead bounds of lists are asked for.
+/// Nodes between asking for a line and reading it.
+const LAG: usize = 8;
+/// Words between asking for a table line and reading it, where nothing else is done in between.
+const RELABEL_AHEAD: usize = 16;
+/// Nodes whose bounds, and then whose list heads, are asked for together.
+const CLUSTER: usize = 16;
+/// How far ahead bounds of induced lists are asked for.
 const BOUNDS_AHEAD: usize = 16;
 const LINE_BYTES: usize = 64;
 
@@ -46,7 +52,6 @@ pub(super) struct Wave<W> {
     /// The first `count` of each are in use; the rest is room from earlier waves.
     words: Vec<W>,
     positions: Vec<u32>,
-    /// Places, where they are known without an order: induced lists.
     places: Vec<u32>,
     count: usize,
     edges: Vec<EdgeId>,
@@ -93,35 +98,36 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
     job: &Job<H>,
     table: &mut R,
     waves: &mut Waves<H::Word>,
-    fresh: &mut Vec<NodeId>,
+    fresh: &mut Fresh,
     section: &mut Section,
 ) -> Result<()> {
     section.clear();
     fresh.clear();
-    let mut relabel = |bank: &[Wave<H::Word>]| -> Result<()> {
+    if job.threads == 1 || job.nodes.len() <= SHARED_WAVE_NODES {
+        waves.behind.resize_with(waves.behind.len().max(1), Wave::default);
+        let wave = &mut waves.behind[0];
+        for range in ranges(job.nodes.len(), WAVE_NODES) {
+            wave.draw_and_relabel(job, range, table, fresh);
+            section.places.extend_from_slice(&wave.places[..wave.count]);
+            section.append(wave, job.carry)?;
+        }
+        return Ok(());
+    }
+    let mut relabel = |bank: &mut [Wave<H::Word>]| -> Result<()> {
         for wave in bank {
-            let start = section.places.len();
-            section.places.resize(start + wave.count, 0);
-            table.assign(&wave.words[..wave.count], job.first_place, fresh, &mut section.places[start..]);
+            wave.relabel(job.first_place, table, fresh);
+            section.places.extend_from_slice(&wave.places[..wave.count]);
             section.append(wave, job.carry)?;
         }
         Ok(())
     };
-    if job.threads == 1 || job.nodes.len() <= SHARED_WAVE_NODES {
-        waves.behind.resize_with(waves.behind.len().max(1), Wave::default);
-        for range in ranges(job.nodes.len(), WAVE_NODES) {
-            waves.behind[0].draw(job, range);
-            relabel(&waves.behind[..1])?;
-        }
-        return Ok(());
-    }
     // Draw the next waves while the last are relabelled.
     let all: Vec<Range<usize>> = ranges(job.nodes.len(), SHARED_WAVE_NODES).collect();
     let mut drawn = 0;
     for group in all.chunks(job.threads) {
         waves.ahead.resize_with(waves.ahead.len().max(group.len()), Wave::default);
         let ahead = &mut waves.ahead[..group.len()];
-        let behind = &waves.behind[..drawn];
+        let behind = &mut waves.behind[..drawn];
         let (result, ()) = rayon::join(
             || relabel(behind),
             || {
@@ -132,7 +138,7 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
         std::mem::swap(&mut waves.ahead, &mut waves.behind);
         drawn = group.len();
     }
-    relabel(&waves.behind[..drawn])
+    relabel(&mut waves.behind[..drawn])
 }
 
 /// All edges between the nodes of the batch: `section` gets a list for every node.
@@ -184,59 +190,113 @@ impl<W: Word> Wave<W> {
         if needed > self.positions.len() {
             self.positions.resize(needed.next_power_of_two(), 0);
             self.words.resize(needed.next_power_of_two(), W::zeroed());
+            self.places.resize(needed.next_power_of_two(), 0);
         }
     }
 
-    /// Draws positions for the nodes of `range`, then gathers what stands there.
+    /// Draws and relabels node by node, each step some nodes behind the one before: the processor computes draws while
+    /// the lines of lists and table that other nodes need are on their way.
+    fn draw_and_relabel<H, R>(&mut self, job: &Job<H>, range: Range<usize>, table: &mut R, fresh: &mut Fresh)
+    where
+        H: HopLists<Word = W>,
+        R: Relabel,
+    {
+        self.clear();
+        let count = range.len();
+        let (mut gathered, mut relabelled) = (0, 0);
+        for step in 0..count + 2 * LAG {
+            ask_for_next(job, &range, step);
+            if step < count {
+                self.draw_node(job, range.start + step);
+            }
+            if let Some(index) = step.checked_sub(LAG).filter(|index| *index < count) {
+                let words = self.gather_node(job.lists, range.start + index, index, &mut gathered);
+                words.iter().for_each(|word| table.prefetch(word.node()));
+            }
+            if let Some(index) = step.checked_sub(2 * LAG) {
+                let end = relabelled + self.lengths[index] as usize;
+                let (words, places) = (&self.words[relabelled..end], &mut self.places[relabelled..end]);
+                table.assign(words, job.first_place, fresh, places);
+                relabelled = end;
+            }
+        }
+        self.carry(job.lists, job.carry, range);
+    }
+
+    /// Draws and gathers, for another thread to relabel.
     fn draw<H: HopLists<Word = W>>(&mut self, job: &Job<H>, range: Range<usize>) {
         self.clear();
-        range.clone().take(BOUNDS_AHEAD).for_each(|at| job.lists.prefetch(at));
-        for at in range.clone() {
-            job.lists.prefetch(at + BOUNDS_AHEAD);
-            if job.skipped.get(at).is_some_and(|skipped| *skipped) {
-                self.lengths.push(0);
-                self.degrees.push(0);
-                continue;
+        let (count, mut gathered) = (range.len(), 0);
+        for step in 0..count + LAG {
+            ask_for_next(job, &range, step);
+            if step < count {
+                self.draw_node(job, range.start + step);
             }
-            let list = job.lists.list(at);
-            let degree = list.len();
-            let take = match job.fanout {
-                Fanout::AtMost(most) => degree.min(most as usize),
-                Fanout::All => degree,
-            };
-            self.make_room(take);
-            let slots = &mut self.positions[self.count..self.count + take];
-            if take == degree {
-                slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
-            } else {
-                self.drawer.draw(job.key.with(job.nodes[at].0), degree as u32, slots);
+            if let Some(index) = step.checked_sub(LAG) {
+                self.gather_node(job.lists, range.start + index, index, &mut gathered);
             }
-            ask_for(&list, slots);
-            self.lengths.push(take as u32);
-            self.degrees.push(degree as u32);
-            self.count += take;
         }
-        self.gather(job.lists, job.carry, range);
+        self.carry(job.lists, job.carry, range);
     }
 
-    fn gather<H: HopLists<Word = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
-        let mut start = 0;
-        for (at, length) in range.clone().zip(&self.lengths) {
-            let end = start + *length as usize;
-            if start == end {
-                continue;
-            }
+    /// Relabels what was drawn.
+    fn relabel<R: Relabel>(&mut self, first_place: u32, table: &mut R, fresh: &mut Fresh) {
+        let words = &self.words[..self.count];
+        words.iter().take(RELABEL_AHEAD).for_each(|word| table.prefetch(word.node()));
+        for (at, places) in self.places[..self.count].chunks_mut(RELABEL_AHEAD).enumerate() {
+            let start = at * RELABEL_AHEAD;
+            let ahead = words.iter().skip(start + RELABEL_AHEAD).take(RELABEL_AHEAD);
+            ahead.for_each(|word| table.prefetch(word.node()));
+            table.assign(&words[start..start + places.len()], first_place, fresh, places);
+        }
+    }
+
+    /// Draws the positions of one node and asks for the lines they lie in.
+    #[inline(always)]
+    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &Job<H>, at: usize) {
+        if job.skipped.get(at).is_some_and(|skipped| *skipped) {
+            self.lengths.push(0);
+            self.degrees.push(0);
+            return;
+        }
+        let list = job.lists.list(at);
+        let degree = list.len();
+        let take = match job.fanout {
+            Fanout::AtMost(most) => degree.min(most as usize),
+            Fanout::All => degree,
+        };
+        self.make_room(take);
+        let slots = &mut self.positions[self.count..self.count + take];
+        if take == degree {
+            slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
+        } else {
+            self.drawer.draw(job.key.with(job.nodes[at].0), degree as u32, slots);
+        }
+        ask_for(&list, slots);
+        self.lengths.push(take as u32);
+        self.degrees.push(degree as u32);
+        self.count += take;
+    }
+
+    /// Reads the neighbours of the node at place `index` of the wave, whose entries start at `start`.
+    #[inline(always)]
+    fn gather_node<H>(&mut self, lists: &H, at: usize, index: usize, start: &mut usize) -> &[W]
+    where
+        H: HopLists<Word = W>,
+    {
+        let end = *start + self.lengths[index] as usize;
+        let (words, positions) = (&mut self.words[*start..end], &self.positions[*start..end]);
+        *start = end;
+        if !words.is_empty() {
             let list = lists.list(at);
-            let (words, positions) = (&mut self.words[start..end], &self.positions[start..end]);
             if list.second.is_empty() {
                 let first = list.first;
                 words.iter_mut().zip(positions).for_each(|(word, at)| *word = first[*at as usize]);
             } else {
                 words.iter_mut().zip(positions).for_each(|(word, at)| *word = list.at(*at as usize));
             }
-            start = end;
         }
-        self.carry(lists, carry, range);
+        words
     }
 
     fn carry<H: HopLists<Word = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
@@ -276,9 +336,6 @@ impl<W: Word> Wave<W> {
             }
             let list = lists.list(at);
             self.make_room(list.len());
-            if self.places.len() < self.positions.len() {
-                self.places.resize(self.positions.len(), 0);
-            }
             let before = self.count;
             for (position, word) in list.first.iter().chain(list.second).enumerate() {
                 if let Some(place) = table.find(word.node()) {
@@ -291,6 +348,29 @@ impl<W: Word> Wave<W> {
             self.degrees.push(list.len() as u32);
         }
         self.carry(lists, carry, range);
+    }
+}
+
+/// Every some steps, asks for the bounds of nodes to come and the heads of lists before them. Together, because the first
+/// touch of a list mostly misses the address cache too, and misses in a row are resolved side by side.
+#[inline(always)]
+fn ask_for_next<H: HopLists>(job: &Job<H>, range: &Range<usize>, step: usize) {
+    if step == 0 {
+        (range.start..range.end.min(range.start + 2 * CLUSTER)).for_each(|at| job.lists.prefetch(at));
+        (range.start..range.end.min(range.start + CLUSTER)).for_each(|at| ask_for_head(&job.lists.list(at)));
+    }
+    if step.is_multiple_of(CLUSTER) {
+        let next = range.start + step + CLUSTER;
+        (next + CLUSTER..next + 2 * CLUSTER).for_each(|at| job.lists.prefetch(at));
+        (next..range.end.min(next + CLUSTER)).for_each(|at| ask_for_head(&job.lists.list(at)));
+    }
+}
+
+#[inline(always)]
+fn ask_for_head<W: Word>(list: &List<W>) {
+    prefetch(list.first, 0);
+    if !list.second.is_empty() {
+        prefetch(list.second, 0);
     }
 }
 

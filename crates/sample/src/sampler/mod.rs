@@ -1,17 +1,17 @@
 //! The sampler: hops of draws and relabelling, assembled into a [`Sample`].
 //!
-//! A hop is worked off in waves of some hundred nodes. Drawing a wave reads bounds, draws positions, asks for the lines
-//! they lie in, then gathers; relabelling it asks for table lines ahead. So a cache miss is waited for together with
-//! dozens of others. With more than one thread, the next waves are drawn while the last are relabelled: relabelling is in
-//! order of first appearance, hence sequential, and drawing depends on nothing but keys. Buffers live as long as the
-//! sampler; nothing is allocated per node.
+//! A hop is worked off node by node in three steps, each some nodes behind the one before: draw positions and ask for the
+//! lines they lie in; read the neighbours and ask for their lines of the table; relabel. So a cache miss is waited for
+//! together with dozens of others, while the processor draws. With more than one thread, waves of nodes are drawn while the
+//! waves before them are relabelled: relabelling is in order of first appearance, hence sequential, and drawing depends on
+//! nothing but keys. Buffers live as long as the sampler; nothing is allocated per node.
 
 mod hop;
 mod prune;
 
 use crate::draw::PURPOSE_SAMPLE;
 use crate::found::{Found, Section};
-use crate::relabel::{Direct, Hashed, Relabel};
+use crate::relabel::{Direct, Fresh, Hashed, Relabel};
 use crate::topology::Topology;
 use crate::{Bound, Form, Result, Sample, SampleError, Touched};
 use esker_types::random::Key;
@@ -106,7 +106,7 @@ pub struct Sampler<'t, T: Topology> {
 /// A batch in the making.
 struct Scratch<T: Topology> {
     found: Found,
-    fresh: Vec<NodeId>,
+    fresh: Fresh,
     waves: Waves<T::Word>,
     workspace: T::Workspace,
 }
@@ -128,7 +128,7 @@ impl<'t, T: Topology> Sampler<'t, T> {
         };
         let scratch = Scratch {
             found: Found::default(),
-            fresh: Vec::new(),
+            fresh: Fresh::default(),
             waves: Waves::default(),
             workspace: T::Workspace::default(),
         };
@@ -215,7 +215,7 @@ impl<'t, T: Topology> Sampler<'t, T> {
 
 impl<T: Topology> Scratch<T> {
     fn bytes(&self) -> u64 {
-        self.found.bytes() + self.fresh.capacity() as u64 * 8 + self.waves.bytes()
+        self.found.bytes() + self.fresh.bytes() + self.waves.bytes()
     }
 
     /// Takes the seeds as hop 0: each once, in order of first appearance.
@@ -231,7 +231,9 @@ impl<T: Topology> Scratch<T> {
         found.seeds.resize(seeds.len(), 0);
         // Seeds are `NodeId`s; `u64` is the word that holds any of them.
         let words: Vec<u64> = seeds.iter().map(|seed| seed.0).collect();
-        table.assign(&words, 0, &mut found.nodes, &mut found.seeds);
+        self.fresh.clear();
+        table.assign(&words, 0, &mut self.fresh, &mut found.seeds);
+        found.nodes.extend_from_slice(self.fresh.nodes());
         found.hop_starts.clear();
         found.hop_starts.extend([0, found.nodes.len() as u32]);
         Ok(())
@@ -240,7 +242,7 @@ impl<T: Topology> Scratch<T> {
     /// Takes what the last hop found as the next hop.
     fn close_hop(&mut self) -> Result<()> {
         let found = &mut self.found;
-        found.nodes.append(&mut self.fresh);
+        found.nodes.extend_from_slice(self.fresh.nodes());
         if found.nodes.len() as u64 > MOST_NODES {
             let problem = format!("a batch reached {} nodes, more than 2^31", found.nodes.len());
             return Err(SampleError::request(problem, "take smaller batches or fan-outs"));

@@ -72,7 +72,7 @@ fn round<T: Topology, R: Relabel + Sync + Send>(
         let left_out = places.filter(|place| scratch.found.skipped[**place as usize]);
         met_again.extend(left_out.map(|place| scratch.found.nodes[*place as usize]));
         let middle = depth + 1 < settings.fanouts.len();
-        let fresh = scratch.fresh.iter();
+        let fresh = scratch.fresh.nodes().iter();
         scratch.found.skipped.extend(fresh.map(|node| middle && !decide(depth as u32 + 1, *node)));
         scratch.close_hop()?;
     }
