@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, damage, import, kill, real, threads};
+use xtask::prove::{Bench, damage, import, kill, real, sample, skew, threads};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -37,4 +37,25 @@ fn after_a_kill_there_is_no_dataset_or_a_whole_one_and_the_re_run_finishes() {
 #[test]
 fn flipped_bytes_and_cut_files_are_found_and_named() {
     println!("{:#}", damage::find_and_name(&bench(), 2000, 6, 5).unwrap());
+}
+
+#[test]
+fn samples_are_the_same_for_any_number_of_threads() {
+    let bench = bench();
+    sample::graph(&bench, 20_000, 15).unwrap();
+    println!("{:#}", sample::same_for_any_threads(&bench, "100", "3").unwrap());
+}
+
+#[test]
+fn a_trace_takes_few_bytes_and_reads_the_same_from_both_ends() {
+    let bench = bench();
+    sample::graph(&bench, 200_000, 15).unwrap();
+    println!("{:#}", sample::trace(&bench, "200", "4", 2.75).unwrap());
+}
+
+#[test]
+fn accesses_are_as_uneven_as_in_the_real_graph() {
+    // A sixteenth of the scale that `prove skew` takes, so a wider margin.
+    let small = skew::Expected { scale: "0.0006", batch: "1", ..skew::TABLE[3] };
+    println!("{:#}", skew::check(&bench(), &small, "500", 7.0).unwrap());
 }
