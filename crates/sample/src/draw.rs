@@ -21,7 +21,7 @@ use esker_types::random::Key;
 /// First word of the key of neighbour draws.
 pub const PURPOSE_SAMPLE: u64 = 0x7361_6d70_6c65;
 /// First word of the key of batch orders.
-pub const PURPOSE_ORDER: u64 = 0x6f72_6465_72;
+pub const PURPOSE_ORDER: u64 = 0x006f_7264_6572;
 /// First word of the key of negatives.
 pub const PURPOSE_NEGATIVES: u64 = 0x6e65_6761_7469;
 

@@ -54,7 +54,7 @@ fn golden_samples_are_as_they_were() {
         sampler.sample(at, &seeds, &mut sample).unwrap();
         show(&mut out, name, &sample);
         if form == Form::Dense {
-            let mut expand = |_: u32, node: NodeId| node.0 % 3 == 0;
+            let mut expand = |_: u32, node: NodeId| node.0.is_multiple_of(3);
             sampler.sample_pruned(at, &seeds, &mut expand, &mut sample).unwrap();
             show(&mut out, "pruned", &sample);
         }

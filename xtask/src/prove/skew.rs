@@ -13,7 +13,8 @@ pub struct Expected {
     pub scale: &'static str,
     /// Seeds of a batch.
     pub batch: &'static str,
-    shares: [f64; 4],
+    /// Percent of all accesses.
+    pub shares: [f64; 4],
 }
 
 /// Table 3.
