@@ -59,3 +59,18 @@ fn accesses_are_as_uneven_as_in_the_real_graph() {
     let small = skew::Expected { scale: "0.0006", batch: "1", ..skew::TABLE[3] };
     println!("{:#}", skew::check(&bench(), &small, "500", 5.0).unwrap());
 }
+
+#[test]
+fn the_peers_sample_the_same_graph() {
+    let Some(python) = sample::peers_python() else {
+        println!("skipped: bench/peers/setup.sh has not been run");
+        return;
+    };
+    let bench = bench();
+    sample::graph(&bench, 200_000, 15).unwrap();
+    let found = sample::beside_peers(&bench, &python, 2, 1, ["2", "2"]).unwrap();
+    let edges = |who: &str| found["rounds"][0][who]["edges_per_batch"].as_f64().unwrap();
+    // DENSE and PyG expand a node once, the layered form and GraphBolt once a layer.
+    let (once, each) = (edges("dense") / edges("pyg"), edges("layered") / edges("graphbolt"));
+    assert!((0.95..1.05).contains(&once) && (0.95..1.05).contains(&each), "{once} {each}");
+}

@@ -1,9 +1,9 @@
 //! Sampling: the same for any number of threads, its speed beside PyG's and GraphBolt's, and what a trace takes.
 
 use super::{Bench, succeed};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Makes a graph in which every node has `degree` in-neighbours on average.
@@ -164,8 +164,14 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
+/// The Python that has the peers, once `bench/peers/setup.sh` has made it.
+pub fn peers_python() -> Option<PathBuf> {
+    let directory = crate::root().join("target/peers");
+    directory.join("ready").exists().then(|| directory.join("bin/python"))
+}
+
 /// Rounds of Esker and its peers in turn; ratios are taken inside a round.
-fn beside_peers(
+pub fn beside_peers(
     bench: &Bench,
     python: &Path,
     layers: usize,
@@ -199,7 +205,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     graph(bench, 4_000_000, 15)?;
     let peers = crate::root().join("target/peers");
     succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
-    let python = peers.join("bin/python");
+    let python = peers_python().context("bench/peers/setup.sh left no environment behind")?;
     let threads = same_for_any_threads(bench, "1000", "6")?;
     let trace = trace(bench, "1000", "20", 3.0)?;
     let three = beside_peers(bench, &python, 3, 3, ["40", "8"])?;
