@@ -25,7 +25,7 @@ Examples:
   esker bench sample g --fanout 15,10,5 --skew                  how unevenly nodes are accessed
   esker bench sample g --fanout all,all --batch 100             full neighbourhoods
 
-Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads: --digest prints a hash of them all.")]
+Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it.")]
 pub struct Arguments {
     /// The dataset
     dataset: PathBuf,
@@ -65,7 +65,7 @@ pub struct Arguments {
     /// Samples carry each neighbour's position in its node's list, from which edge ids follow
     #[arg(long)]
     positions: bool,
-    /// Show a hash over all samples
+    /// Show a hash over the samples of the first batches, as many as are measured
     #[arg(long)]
     digest: bool,
     /// Seed of order and draws
@@ -132,7 +132,8 @@ struct Found {
     seconds: f64,
     digest: u64,
     touched: Touched,
-    sampler_bytes: u64,
+    /// Table, buffers and sample; known where this thread has the sampler.
+    sampler_bytes: Option<u64>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -315,8 +316,9 @@ impl<W: Word> Bench<'_, W> {
         let (mut found, mut seen, mut started) = (Found::default(), 0, Instant::now());
         self.each(line, warm + self.arguments.batches, |_, sample| {
             if seen >= warm {
-                self.count(&mut found, sample, &probe);
+                count(&mut found, sample, &probe);
             }
+            self.digest(&mut found, seen, sample);
             seen += 1;
             if seen == warm {
                 started = Instant::now();
@@ -344,22 +346,17 @@ impl<W: Word> Bench<'_, W> {
             pool.install(|| sampler.sample(at, &nodes, &mut sample))?;
             if number >= warm {
                 found.seconds += started.elapsed().as_secs_f64();
-                self.count(&mut found, &sample, &sampler);
+                count(&mut found, &sample, &sampler);
+                found.sampler_bytes = Some(sampler.bytes() + sample.bytes());
             }
+            self.digest(&mut found, number, &sample);
         }
-        found.sampler_bytes = sampler.bytes();
         Ok(found)
     }
 
-    fn count(&self, found: &mut Found, sample: &Sample, sampler: &Sampler<InMemory<W>>) {
-        found.nodes += sample.node_ids.len() as u64;
-        found.edges += sample.edge_count();
-        let touched = sampler.touched(sample);
-        found.touched.list_bytes += touched.list_bytes;
-        found.touched.table_bytes += touched.table_bytes;
-        found.touched.sample_bytes += touched.sample_bytes;
-        found.sampler_bytes = found.sampler_bytes.max(sampler.bytes() + sample.bytes());
-        if self.arguments.digest {
+    /// Takes up the first batches, the same ones for every line: lines time others.
+    fn digest(&self, found: &mut Found, number: u64, sample: &Sample) {
+        if self.arguments.digest && number < self.arguments.batches {
             found.digest = found.digest.rotate_left(1) ^ sample.digest();
         }
     }
@@ -423,6 +420,15 @@ impl<W: Word> Bench<'_, W> {
             "5_to_10_percent": share(0.05, 0.1), "rest": share(0.1, 1.0),
         }))
     }
+}
+
+fn count<W: Word>(found: &mut Found, sample: &Sample, sampler: &Sampler<InMemory<W>>) {
+    found.nodes += sample.node_ids.len() as u64;
+    found.edges += sample.edge_count();
+    let touched = sampler.touched(sample);
+    found.touched.list_bytes += touched.list_bytes;
+    found.touched.table_bytes += touched.table_bytes;
+    found.touched.sample_bytes += touched.sample_bytes;
 }
 
 fn as_text(value: &Value) -> String {
