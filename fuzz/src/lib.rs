@@ -1,4 +1,4 @@
-//! Hostile bytes for everything that reads bytes from outside: manifests and every foreign format. A reader may say
+//! Hostile bytes for everything that reads bytes from outside: manifests, traces and every foreign format. A reader may say
 //! yes or no; it may not panic, hang or take memory that the input does not justify, and what the builder makes of
 //! accepted bytes must be a whole dataset.
 //!
@@ -11,6 +11,7 @@ mod formats;
 mod manifests;
 mod mutate;
 mod recipe;
+mod traces;
 
 pub use recipe::Recipe;
 
@@ -51,6 +52,7 @@ enum Door {
 pub const TARGETS: &[Target] = &[
     Target { name: "manifest", door: Door::Bytes(manifests::run, manifests::seeds) },
     Target { name: "derived", door: Door::Bytes(manifests::run_derived, manifests::derived_seeds) },
+    Target { name: "trace", door: Door::Bytes(traces::run, traces::seeds) },
     Target { name: "pickle", door: Door::Bytes(pickle, formats::pickles) },
     Target { name: "npy", door: Door::Import(formats::npy_arrays) },
     Target { name: "empty", door: Door::Import(formats::empty) },

@@ -30,6 +30,11 @@ fn derived() {
 }
 
 #[test]
+fn trace() {
+    check("trace");
+}
+
+#[test]
 fn pickle() {
     check("pickle");
 }

@@ -46,8 +46,8 @@ enum Verb {
     Import(Box<import::Arguments>),
     Info(info::Arguments),
     Verify(verify::Arguments),
-    Bench(Box<bench::Arguments>),
     Stripe(stripe::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"

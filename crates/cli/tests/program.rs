@@ -46,6 +46,24 @@ fn json_is_one_object_alone_on_standard_output() {
 }
 
 #[test]
+fn bench_sample_answers_line_by_line() {
+    let directory = tempfile::tempdir().unwrap();
+    esker(directory.path(), "generate g --nodes 2000 --dim 2");
+    let words = "bench sample g --fanout 5 --layers 1..3 --form dense,layered --threads 1,2 --batch 50 --batches 3 --json";
+    let value: serde_json::Value = serde_json::from_slice(&esker(directory.path(), words).stdout).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12);
+    assert!(rows.iter().all(|row| row["edges_per_second"].as_f64().unwrap() > 0.0));
+    assert_eq!((rows[4]["layers"].as_u64(), rows[4]["fanout"].as_str()), (Some(3), Some("5,5,5")));
+    let refused = esker(directory.path(), "bench sample g --direction both");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("--out-neighbours"), "{said}");
+    let refused = esker(directory.path(), "bench sample g --memory 10KiB");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("10 KiB"), "{said}");
+}
+
+#[test]
 fn doctor_answers_with_every_finding() {
     let directory = tempfile::tempdir().unwrap();
     let output = esker(directory.path(), "doctor --json");
@@ -79,6 +97,9 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("stripe g --over a", 2, &["--over", "2 to 64"]);
     check_refusal("stripe g --over a,b --undo", 2, &["--undo"]);
     check_refusal("stripe g --over a,b --stripe-size 3MiB", 2, &["powers of two", "64 KiB"]);
+    check_refusal("bench sample nothing", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("bench sample g --fanout 0", 2, &["`0`", "from 1"]);
+    check_refusal("bench sample g --layers 5..1", 2, &["5..1", "1..5"]);
     check_refusal("inform", 2, &["info"]);
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, damage, import, io, kill, real, stripe, threads};
+use xtask::prove::{Bench, damage, import, io, kill, real, sample, skew, stripe, threads};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -47,4 +47,40 @@ fn after_a_kill_a_dataset_is_striped_or_not_and_whole_and_the_re_run_finishes() 
 #[test]
 fn flipped_bytes_and_cut_files_are_found_and_named() {
     println!("{:#}", damage::find_and_name(&bench(), 2000, 6, 5).unwrap());
+}
+
+#[test]
+fn samples_are_the_same_for_any_number_of_threads() {
+    let bench = bench();
+    sample::graph(&bench, 20_000, 15).unwrap();
+    println!("{:#}", sample::same_for_any_threads(&bench, "100", "3").unwrap());
+}
+
+#[test]
+fn a_trace_takes_few_bytes_and_reads_the_same_from_both_ends() {
+    let bench = bench();
+    sample::graph(&bench, 200_000, 15).unwrap();
+    println!("{:#}", sample::trace(&bench, "200", "4", 2.4).unwrap());
+}
+
+#[test]
+fn accesses_are_as_uneven_as_in_the_real_graph() {
+    // A quarter of the scale that `prove skew` takes.
+    let small = skew::Expected { scale: "0.0006", batch: "1", ..skew::TABLE[3] };
+    println!("{:#}", skew::check(&bench(), &small, "500", 5.0).unwrap());
+}
+
+#[test]
+fn the_peers_sample_the_same_graph() {
+    let Some(python) = sample::peers_python() else {
+        println!("skipped: bench/peers/setup.sh has not been run");
+        return;
+    };
+    let bench = bench();
+    sample::graph(&bench, 200_000, 15).unwrap();
+    let found = sample::beside_peers(&bench, &python, 2, 1, ["2", "2"]).unwrap();
+    let edges = |who: &str| found["rounds"][0][who]["edges_per_batch"].as_f64().unwrap();
+    // DENSE and PyG expand a node once, the layered form and GraphBolt once a layer.
+    let (once, each) = (edges("dense") / edges("pyg"), edges("layered") / edges("graphbolt"));
+    assert!((0.95..1.05).contains(&once) && (0.95..1.05).contains(&each), "{once} {each}");
 }

@@ -24,3 +24,34 @@ impl IdWidth {
         }
     }
 }
+
+/// A node of the graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct NodeId(pub u64);
+
+/// An edge of the graph: its position in the in-neighbour lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct EdgeId(pub u64);
+
+/// A node of one batch: its place in the batch's `node_ids`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct LocalIndex(pub u32);
+
+impl NodeId {
+    /// The place of this node in an array by node.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl LocalIndex {
+    /// The place of this node in an array by node of the batch.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}

@@ -5,6 +5,8 @@ pub mod import;
 pub mod io;
 pub mod kill;
 pub mod real;
+pub mod sample;
+pub mod skew;
 pub mod stripe;
 pub mod threads;
 pub mod verify;
@@ -62,6 +64,16 @@ pub const ITEMS: &[Item] = &[
         name: "verify-speed",
         about: "verify against the raw read rate of the disk, in one run",
         run: verify::full,
+    },
+    Item {
+        name: "sample",
+        about: "the same samples for any number of threads, their speed beside PyG and GraphBolt, bytes of a trace",
+        run: sample::full,
+    },
+    Item {
+        name: "skew",
+        about: "accesses to the presets' nodes are as uneven as DiskGNN reports for the real graphs",
+        run: skew::full,
     },
 ];
 

@@ -1,24 +1,27 @@
-//! Measurements of this machine, against its own limits.
+//! `esker bench`: what the parts can do on this machine, one file each.
 
 mod io;
 mod io_workload;
+mod sample;
 
 use std::process::ExitCode;
 
-/// Measure this machine and the engine on it
+/// Measure a part of Esker on this machine
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    what: What,
+    part: Part,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Part {
     Io(io::Arguments),
+    Sample(sample::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    match &arguments.what {
-        What::Io(arguments) => io::run(arguments),
+    match &arguments.part {
+        Part::Io(arguments) => io::run(arguments),
+        Part::Sample(arguments) => sample::run(arguments),
     }
 }

@@ -102,6 +102,6 @@ pub const PRESETS: &[Preset] = &[
         train: 0.0506,
         valid: 0.0169,
         test: 0.0169,
-        popularity: Popularity { exponent: 1.7, plateau: 0.016, hubs: 0.005 },
+        popularity: Popularity { exponent: 1.8, plateau: 0.022, hubs: 0.02 },
     },
 ];

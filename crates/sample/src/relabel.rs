@@ -1,0 +1,297 @@
+//! From node ids to places in the batch. A direct table has one 32-bit word a node of the graph and needs neither
+//! hashing nor clearing; where it does not fit the budget, an open-addressing table of the batch's own nodes serves.
+//!
+//! Both store stamps instead of places: a batch that starts at stamp `base` stores `base + place`, and the next batch
+//! starts behind the largest stamp of this one, so every older stamp is recognised as stale. Zeroed again only when 32
+//! bits run out, once in thousands of batches.
+
+use crate::topology::Word;
+use esker_io::{prefer_large_pages, prefetch};
+use esker_types::NodeId;
+
+/// Nodes met for the first time, in order. The list behind them has room that holds nothing of meaning.
+#[derive(Debug, Default)]
+pub(crate) struct Fresh {
+    slots: Vec<NodeId>,
+    count: usize,
+}
+
+impl Fresh {
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.slots[..self.count]
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.slots.capacity() as u64 * 8
+    }
+
+    /// Room for `more` nodes and one that is written and not kept.
+    #[inline(always)]
+    fn make_room(&mut self, more: usize) {
+        let needed = self.count + more + 1;
+        if needed > self.slots.len() {
+            self.slots.resize(needed.next_power_of_two(), NodeId(0));
+        }
+    }
+}
+
+/// Where words are looked up, and where new nodes are listed.
+pub(crate) trait Relabel {
+    /// Forgets everything; `most` nodes may come.
+    fn begin(&mut self, most: usize);
+
+    /// The place of every word, new nodes getting the next free places in order of first appearance; those are appended
+    /// to `fresh`, the first of which has place `first`. Fast where the words were asked for before.
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]);
+
+    /// The place of a node that may be in the batch.
+    fn find(&self, node: NodeId) -> Option<u32>;
+
+    /// Says that a node is looked up soon.
+    fn prefetch(&self, node: NodeId);
+
+    /// Bytes held.
+    fn bytes(&self) -> u64;
+}
+
+/// One word a node of the graph.
+pub(crate) struct Direct {
+    stamps: Vec<u32>,
+    base: u32,
+    count: u32,
+}
+
+impl Direct {
+    pub fn new(nodes: u64) -> Direct {
+        let mut stamps = vec![0u32; nodes as usize];
+        prefer_large_pages(&mut stamps);
+        Direct { stamps, base: 1, count: 0 }
+    }
+
+    pub fn bytes_for(nodes: u64) -> u64 {
+        nodes.saturating_mul(4)
+    }
+}
+
+impl Relabel for Direct {
+    fn begin(&mut self, most: usize) {
+        self.base = self.base.saturating_add(self.count);
+        self.count = 0;
+        if (u32::MAX - self.base) as usize <= most {
+            self.stamps.fill(0);
+            self.base = 1;
+        }
+    }
+
+    #[inline(always)]
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+        fresh.make_room(words.len());
+        let (base, slots) = (self.base, &mut fresh.slots[..]);
+        let mut count = fresh.count;
+        for (word, place_of_word) in words.iter().zip(places) {
+            // About half the nodes are new, in no order a processor could guess: no branch on it.
+            let stamp = &mut self.stamps[word.index()];
+            let known = stamp.wrapping_sub(base);
+            let next = first + count as u32;
+            let is_new = known >= next;
+            let place = if is_new { next } else { known };
+            *stamp = base + place;
+            slots[count] = word.node();
+            count += is_new as usize;
+            *place_of_word = place;
+        }
+        fresh.count = count;
+        self.count = first + count as u32;
+    }
+
+    #[inline(always)]
+    fn find(&self, node: NodeId) -> Option<u32> {
+        let place = self.stamps[node.index()].wrapping_sub(self.base);
+        (place < self.count).then_some(place)
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, node: NodeId) {
+        prefetch(&self.stamps, node.index());
+    }
+
+    fn bytes(&self) -> u64 {
+        self.stamps.len() as u64 * 4
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    node: NodeId,
+    stamp: u32,
+}
+
+/// A table of the batch's own nodes: linear probing, at most half full, grown when needed.
+pub(crate) struct Hashed {
+    slots: Vec<Slot>,
+    base: u32,
+    count: u32,
+}
+
+/// Bytes of a slot.
+const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+const LEAST_SLOTS: usize = 1 << 10;
+
+impl Hashed {
+    pub fn new() -> Hashed {
+        Hashed { slots: vec![Slot::default(); LEAST_SLOTS], base: 1, count: 0 }
+    }
+
+    /// Bytes when it holds `most` nodes.
+    pub fn bytes_for(most: u64) -> u64 {
+        slots_for(most).saturating_mul(SLOT_BYTES)
+    }
+
+    #[inline(always)]
+    fn home(&self, node: NodeId) -> usize {
+        let hash = node.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> (64 - self.slots.len().trailing_zeros())) as usize
+    }
+
+    /// The slot of a node, or the empty one where it belongs.
+    #[inline(always)]
+    fn slot_of(&self, node: NodeId) -> usize {
+        let mut at = self.home(node);
+        loop {
+            let slot = &self.slots[at];
+            if slot.stamp < self.base || slot.node == node {
+                return at;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    fn grow(&mut self) {
+        let wider = vec![Slot::default(); self.slots.len() * 2];
+        let old = std::mem::replace(&mut self.slots, wider);
+        for slot in old.into_iter().filter(|slot| slot.stamp >= self.base) {
+            let at = self.slot_of(slot.node);
+            self.slots[at] = slot;
+        }
+    }
+}
+
+fn slots_for(most: u64) -> u64 {
+    most.saturating_mul(2).clamp(LEAST_SLOTS as u64, 1 << 62).next_power_of_two()
+}
+
+impl Relabel for Hashed {
+    fn begin(&mut self, most: usize) {
+        self.base = self.base.saturating_add(self.count);
+        self.count = 0;
+        if (u32::MAX - self.base) as usize <= most {
+            self.slots.fill(Slot::default());
+            self.base = 1;
+        }
+    }
+
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+        fresh.make_room(words.len());
+        for (word, place_of_word) in words.iter().zip(places) {
+            let slot = self.slot_of(word.node());
+            if self.slots[slot].stamp >= self.base {
+                *place_of_word = self.slots[slot].stamp - self.base;
+                continue;
+            }
+            let place = first + fresh.count as u32;
+            self.slots[slot] = Slot { node: word.node(), stamp: self.base + place };
+            self.count = place + 1;
+            fresh.slots[fresh.count] = word.node();
+            fresh.count += 1;
+            *place_of_word = place;
+            if self.count as usize * 2 > self.slots.len() {
+                self.grow();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, node: NodeId) -> Option<u32> {
+        let slot = &self.slots[self.slot_of(node)];
+        (slot.stamp >= self.base).then(|| slot.stamp - self.base)
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, node: NodeId) {
+        prefetch(&self.slots, self.home(node));
+    }
+
+    fn bytes(&self) -> u64 {
+        self.slots.len() as u64 * SLOT_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// Several batches of several hops through one table, against a map made anew for each.
+    fn check<R: Relabel>(table: &mut R, batches: &[Vec<Vec<u32>>]) {
+        for hops in batches {
+            table.begin(hops.iter().map(Vec::len).sum());
+            let mut map: HashMap<u32, u32> = HashMap::new();
+            let mut first = 0;
+            for words in hops {
+                let (mut fresh, mut places) = (Fresh::default(), vec![0; words.len()]);
+                // In two pieces, as waves come.
+                let (left, right) = words.split_at(words.len() / 2);
+                table.assign(left, first, &mut fresh, &mut places);
+                table.assign(right, first, &mut fresh, &mut places[left.len()..]);
+                let mut expected = Vec::new();
+                for (word, place) in words.iter().zip(&places) {
+                    let next = map.len() as u32;
+                    let known = *map.entry(*word).or_insert_with(|| {
+                        expected.push(NodeId(*word as u64));
+                        next
+                    });
+                    assert_eq!(known, *place);
+                }
+                assert_eq!(fresh.nodes(), expected);
+                first += fresh.nodes().len() as u32;
+            }
+            for node in 0..200 {
+                assert_eq!(table.find(NodeId(node as u64)), map.get(&node).copied());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn tables_equal_a_map(batches in prop::collection::vec(
+            prop::collection::vec(prop::collection::vec(0u32..200, 0..300), 1..4), 1..5)) {
+            check(&mut Direct::new(200), &batches);
+            check(&mut Hashed::new(), &batches);
+        }
+    }
+
+    #[test]
+    fn stamps_that_run_out_start_again() {
+        let batches =
+            vec![vec![(0..200).collect()], vec![(100..200).collect()], vec![(0..200).rev().collect()]];
+        for base in [u32::MAX - 450, u32::MAX - 250, u32::MAX - 200, u32::MAX - 1] {
+            check(&mut Direct { base, ..Direct::new(200) }, &batches);
+            check(&mut Hashed { base, ..Hashed::new() }, &batches);
+        }
+    }
+
+    #[test]
+    fn a_hash_table_grows_with_its_batch() {
+        let words: Vec<u32> = (0..5000).collect();
+        let (mut table, mut fresh, mut places) = (Hashed::new(), Fresh::default(), vec![0; 5000]);
+        table.begin(5000);
+        table.assign(&words, 0, &mut fresh, &mut places);
+        assert!(places.iter().zip(0..).all(|(place, expected)| *place == expected));
+        assert_eq!(table.bytes(), Hashed::bytes_for(5000));
+    }
+}

@@ -1,0 +1,179 @@
+//! What a sampler yields: one type for every form, and one view of it for every layer.
+
+use esker_types::{EdgeId, LocalIndex, NodeId};
+use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3;
+
+/// How neighbourhoods are sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// Each node's neighbours drawn once and used by every layer (Marius++ section 4).
+    Dense,
+    /// Each layer draws anew for all its nodes, as DGL does.
+    Layered,
+    /// All edges between the nodes that DENSE would sample, used by every layer.
+    Shadow,
+}
+
+/// Neighbour lists of the nodes from local index `first` to the last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Block {
+    /// The first node that has a list.
+    pub first: u32,
+    /// Node `first + i` has the entries `nbr_offsets[i]..nbr_offsets[i + 1]` of the arrays below.
+    pub nbr_offsets: Vec<u32>,
+    /// Degree of node `first + i` in the whole topology; 0 for nodes that were not expanded.
+    pub degrees: Vec<u32>,
+    /// The neighbours.
+    pub nbrs: Vec<LocalIndex>,
+    /// Where each neighbour stands in the node's stored list, ascending within a node; empty unless the settings carry
+    /// them.
+    pub positions: Vec<u32>,
+    /// The edges; empty unless the settings carry them.
+    pub edges: Vec<EdgeId>,
+    /// The edges' kinds; empty unless the settings carry them.
+    pub relations: Vec<u32>,
+}
+
+impl Block {
+    /// Bytes of its arrays.
+    pub fn bytes(&self) -> u64 {
+        let words = self.nbr_offsets.len() + self.degrees.len() + self.nbrs.len() + self.positions.len();
+        (words * 4 + self.edges.len() * 8 + self.relations.len() * 4) as u64
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.first = 0;
+        self.nbr_offsets.clear();
+        self.degrees.clear();
+        self.nbrs.clear();
+        self.positions.clear();
+        self.edges.clear();
+        self.relations.clear();
+    }
+}
+
+/// A sampled neighbourhood. Two samples are equal when every array is; buffers are reused by the next batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// How it was sampled.
+    pub form: Form,
+    /// Every node once: the deepest hop first, targets last; within a hop in order of first appearance in `nbrs`.
+    pub node_ids: Vec<NodeId>,
+    /// Hop `h` of `L` holds nodes `node_id_offsets[L - h]..node_id_offsets[L - h + 1]`; L + 2 entries, from 0.
+    pub node_id_offsets: Vec<u32>,
+    /// One block for DENSE and ShaDow; for the layered form one a layer, the layer computed first being first.
+    pub blocks: Vec<Block>,
+    /// The local index of each seed, as given: seeds may repeat, targets do not.
+    pub seeds: Vec<LocalIndex>,
+    /// Nodes above the deepest hop that a strategy chose not to expand: they have no list, and no layer reads their
+    /// rows. Empty, or one a node.
+    pub pruned: Vec<bool>,
+}
+
+/// What one layer computes: from the rows of `inputs` the rows of `outputs`, both suffixes of the node ids.
+#[derive(Debug, Clone)]
+pub struct LayerView<'a> {
+    /// Nodes whose rows are read.
+    pub inputs: Range<u32>,
+    /// Nodes whose rows are written: those of `nbr_offsets`.
+    pub outputs: Range<u32>,
+    /// The lists: output `i` has `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`.
+    pub nbr_offsets: &'a [u32],
+    /// Neighbours as indices into the whole of `node_ids`; offsets index this array.
+    pub nbrs: &'a [LocalIndex],
+    /// Degrees of the outputs in the whole topology.
+    pub degrees: &'a [u32],
+    /// Kinds of the edges, where carried.
+    pub relations: &'a [u32],
+}
+
+impl Default for Sample {
+    fn default() -> Sample {
+        Sample {
+            form: Form::Dense,
+            node_ids: Vec::new(),
+            node_id_offsets: vec![0, 0],
+            blocks: Vec::new(),
+            seeds: Vec::new(),
+            pruned: Vec::new(),
+        }
+    }
+}
+
+impl Sample {
+    /// Number of layers it can be read by.
+    pub fn layers(&self) -> usize {
+        self.node_id_offsets.len() - 2
+    }
+
+    /// The nodes whose representation is wanted: the last ones.
+    pub fn targets(&self) -> &[NodeId] {
+        &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
+    }
+
+    /// Neighbours in all blocks.
+    pub fn edge_count(&self) -> u64 {
+        self.blocks.iter().map(|block| block.nbrs.len() as u64).sum()
+    }
+
+    /// Bytes of its arrays.
+    pub fn bytes(&self) -> u64 {
+        let blocks: u64 = self.blocks.iter().map(Block::bytes).sum();
+        let words = self.node_ids.len() * 2 + self.node_id_offsets.len() + self.seeds.len();
+        blocks + words as u64 * 4 + self.pruned.len() as u64
+    }
+
+    /// A hash of every array: equal samples have equal digests.
+    pub fn digest(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        let mut word = |word: u64| hash.update(&word.to_le_bytes());
+        self.node_ids.iter().for_each(|node| word(node.0));
+        self.node_id_offsets.iter().for_each(|offset| word(*offset as u64));
+        self.seeds.iter().for_each(|seed| word(seed.0 as u64));
+        self.pruned.iter().for_each(|pruned| word(*pruned as u64));
+        for block in &self.blocks {
+            word(block.first as u64);
+            block.nbr_offsets.iter().for_each(|offset| word(*offset as u64));
+            block.degrees.iter().for_each(|degree| word(*degree as u64));
+            block.nbrs.iter().for_each(|nbr| word(nbr.0 as u64));
+            block.positions.iter().for_each(|position| word(*position as u64));
+            block.edges.iter().for_each(|edge| word(edge.0));
+            block.relations.iter().for_each(|relation| word(*relation as u64));
+        }
+        hash.digest()
+    }
+
+    /// What layer `layer` computes, 0 being the first.
+    pub fn layer(&self, layer: usize) -> LayerView<'_> {
+        let nodes = self.node_ids.len() as u32;
+        let (input, output, block) = match self.form {
+            Form::Dense => (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[0]),
+            Form::Layered => {
+                (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[layer])
+            }
+            // Every node is computed by every layer; only the targets are read in the end.
+            Form::Shadow => (0, 0, &self.blocks[0]),
+        };
+        let skip = (output - block.first) as usize;
+        LayerView {
+            inputs: input..nodes,
+            outputs: output..nodes,
+            nbr_offsets: &block.nbr_offsets[skip..],
+            nbrs: &block.nbrs,
+            degrees: &block.degrees[skip..],
+            relations: &block.relations,
+        }
+    }
+
+    pub(crate) fn clear(&mut self, form: Form, blocks: usize) {
+        self.form = form;
+        self.node_ids.clear();
+        self.node_id_offsets.clear();
+        self.seeds.clear();
+        self.pruned.clear();
+        self.blocks.resize_with(blocks, Block::default);
+        self.blocks.iter_mut().for_each(Block::clear);
+    }
+}

@@ -1,0 +1,442 @@
+//! The whole topology in memory, ids and offsets in 32 bits where they fit.
+
+use super::{Direction, Edge, HopLists, List, Topology, Word};
+use crate::{Result, SampleError};
+use esker_io::{prefer_large_pages, prefetch};
+use esker_store::{ArrayFile, Dataset, StoreError, file};
+use esker_types::{ByteCount, Dtype, EdgeId, NodeId};
+
+/// Elements read at a time where an array is narrowed on its way in.
+const CHUNK: usize = 1 << 16;
+
+/// Numbers in 32 bits where all fit, else in 64.
+#[derive(Debug, Clone)]
+enum Packed {
+    Narrow(Vec<u32>),
+    Wide(Vec<u64>),
+}
+
+impl Packed {
+    #[inline(always)]
+    fn get(&self, index: usize) -> u64 {
+        match self {
+            Packed::Narrow(numbers) => numbers[index] as u64,
+            Packed::Wide(numbers) => numbers[index],
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        match self {
+            Packed::Narrow(numbers) => prefetch(numbers, index),
+            Packed::Wide(numbers) => prefetch(numbers, index),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Packed::Narrow(numbers) => numbers.len() as u64 * 4,
+            Packed::Wide(numbers) => numbers.len() as u64 * 8,
+        }
+    }
+
+    fn of(numbers: &[u64]) -> Packed {
+        match numbers.iter().all(|number| *number <= u32::MAX as u64) {
+            true => Packed::Narrow(numbers.iter().map(|number| *number as u32).collect()),
+            false => Packed::Wide(numbers.to_vec()),
+        }
+    }
+
+    /// Reads an array of u32 or u64; `most` is the largest number it may hold.
+    fn load(array: &ArrayFile, most: u64) -> Result<Packed> {
+        let rows = array.entry().rows as usize;
+        if most > u32::MAX as u64 {
+            let mut wide = zeros::<u64>(rows);
+            array.elements(0)?.fill_ids(&mut wide)?;
+            return Ok(Packed::Wide(wide));
+        }
+        let mut narrow = zeros::<u32>(rows);
+        if array.entry().dtype == Dtype::U32 {
+            array.elements(0)?.fill(&mut narrow)?;
+            return Ok(Packed::Narrow(narrow));
+        }
+        let (mut elements, mut wide) = (array.elements(0)?, vec![0u64; CHUNK]);
+        for part in narrow.chunks_mut(CHUNK) {
+            elements.fill(&mut wide[..part.len()])?;
+            for (slot, number) in part.iter_mut().zip(&wide) {
+                *slot = u32::try_from(*number)
+                    .map_err(|_| out_of_range(array, format!("numbers up to {most}"), *number))?;
+            }
+        }
+        Ok(Packed::Narrow(narrow))
+    }
+}
+
+/// Untouched zeros on large pages.
+fn zeros<T: bytemuck::Pod>(count: usize) -> Vec<T> {
+    let mut zeros = vec![T::zeroed(); count];
+    prefer_large_pages(&mut zeros);
+    zeros
+}
+
+fn out_of_range(array: &ArrayFile, expected: String, found: u64) -> SampleError {
+    StoreError::inconsistent(array.path(), expected, found).into()
+}
+
+/// Neighbour lists in one direction.
+#[derive(Debug, Clone)]
+struct Lists<W> {
+    offsets: Packed,
+    neighbours: Vec<W>,
+    /// Edge ids where they are not the positions themselves.
+    edges: Option<Packed>,
+}
+
+impl<W: Word> Lists<W> {
+    fn load(dataset: &Dataset, offsets: &str, neighbours: &str, edges: Option<&str>) -> Result<Lists<W>> {
+        let manifest = dataset.manifest();
+        let (nodes, count) = (manifest.nodes.count, manifest.edges.count);
+        let array = |name: &str| {
+            dataset.array(name).ok_or_else(|| {
+                SampleError::request(
+                    format!("{} has no {name}", dataset.directory().display()),
+                    "import or generate it with --out-neighbours",
+                )
+            })
+        };
+        let (offset_array, neighbour_array) = (array(offsets)?, array(neighbours)?);
+        let offsets = Packed::load(offset_array, count)?;
+        let mut before = 0;
+        for index in 0..=nodes as usize {
+            let offset = offsets.get(index);
+            if offset < before || offset > count {
+                let expected = format!("rising offsets up to {count}");
+                return Err(out_of_range(offset_array, expected, offset));
+            }
+            before = offset;
+        }
+        let mut words = zeros::<W>(count as usize);
+        neighbour_array.elements(0)?.fill(&mut words)?;
+        if let Some(largest) = words.iter().max().filter(|word| word.node().0 >= nodes) {
+            let expected = format!("node ids below {nodes}");
+            return Err(out_of_range(neighbour_array, expected, largest.node().0));
+        }
+        let edges = match edges {
+            Some(name) => Some(Packed::load(array(name)?, count)?),
+            None => None,
+        };
+        Ok(Lists { offsets, neighbours: words, edges })
+    }
+
+    fn of(lists: &[Vec<u64>]) -> Lists<W> {
+        let mut offsets = vec![0];
+        let mut neighbours = Vec::new();
+        for list in lists {
+            neighbours.extend(list.iter().map(|node| W::of(NodeId(*node))));
+            offsets.push(neighbours.len() as u64);
+        }
+        Lists { offsets: Packed::of(&offsets), neighbours, edges: None }
+    }
+
+    #[inline(always)]
+    fn list(&self, node: NodeId) -> &[W] {
+        let start = self.offsets.get(node.index()) as usize;
+        &self.neighbours[start..self.offsets.get(node.index() + 1) as usize]
+    }
+
+    fn edge(&self, node: NodeId, position: usize) -> EdgeId {
+        let at = self.offsets.get(node.index()) as usize + position;
+        EdgeId(self.edges.as_ref().map_or(at as u64, |edges| edges.get(at)))
+    }
+
+    fn bytes(&self) -> u64 {
+        let edges = self.edges.as_ref().map_or(0, Packed::bytes);
+        self.offsets.bytes() + edges + std::mem::size_of_val(&self.neighbours[..]) as u64
+    }
+}
+
+/// A topology that is wholly in memory.
+#[derive(Debug, Clone)]
+pub struct InMemory<W> {
+    nodes: u64,
+    first: Lists<W>,
+    second: Option<Lists<W>>,
+    relations: Option<Vec<u32>>,
+    direction: Direction,
+}
+
+impl<W: Word> InMemory<W> {
+    /// Reads the lists of a dataset whose ids are stored as `W`.
+    fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
+        let incoming = || Lists::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
+        let outgoing =
+            || Lists::load(dataset, file::OUT_OFFSETS, file::OUT_NEIGHBOURS, Some(file::OUT_EDGE_IDS));
+        let (first, second) = match direction {
+            Direction::Incoming => (incoming()?, None),
+            Direction::Outgoing => (outgoing()?, None),
+            Direction::Both => (incoming()?, Some(outgoing()?)),
+        };
+        let relations = match dataset.array(file::EDGE_RELATION) {
+            Some(array) => {
+                let mut kinds = zeros::<u32>(array.entry().rows as usize);
+                array.elements(0)?.fill(&mut kinds)?;
+                Some(kinds)
+            }
+            None => None,
+        };
+        let edges = dataset.manifest().edges.count;
+        for lists in [Some(&first), second.as_ref()].into_iter().flatten() {
+            let found = lists
+                .edges
+                .as_ref()
+                .and_then(|ids| (0..edges as usize).map(|at| ids.get(at)).find(|id| *id >= edges));
+            if let (Some(found), Some(array)) = (found, dataset.array(file::OUT_EDGE_IDS)) {
+                return Err(out_of_range(array, format!("edge ids below {edges}"), found));
+            }
+        }
+        Ok(InMemory { nodes: dataset.manifest().nodes.count, first, second, relations, direction })
+    }
+
+    /// A graph by its sorted incoming lists, with the kind of each edge in the same order.
+    pub fn from_lists(lists: &[Vec<u64>], relations: Option<Vec<u32>>) -> InMemory<W> {
+        InMemory {
+            nodes: lists.len() as u64,
+            first: Lists::of(lists),
+            second: None,
+            relations,
+            direction: Direction::Incoming,
+        }
+    }
+
+    /// The same graph, seen along its edges in another direction. For graphs made by [`InMemory::from_lists`].
+    pub fn in_direction(self, direction: Direction) -> InMemory<W> {
+        assert_eq!(self.direction, Direction::Incoming, "lists are turned once");
+        let mut outgoing: Vec<Vec<(u64, u64)>> = vec![Vec::new(); self.nodes as usize];
+        for target in 0..self.nodes {
+            for (position, source) in self.first.list(NodeId(target)).iter().enumerate() {
+                outgoing[source.index()].push((target, self.first.edge(NodeId(target), position).0));
+            }
+        }
+        let targets = outgoing.iter().map(|list| list.iter().map(|(target, _)| *target).collect());
+        let mut turned: Lists<W> = Lists::of(&targets.collect::<Vec<Vec<u64>>>());
+        let ids: Vec<u64> = outgoing.iter().flatten().map(|(_, edge)| *edge).collect();
+        turned.edges = Some(Packed::of(&ids));
+        let (first, second) = match direction {
+            Direction::Incoming => (self.first, None),
+            Direction::Outgoing => (turned, None),
+            Direction::Both => (self.first, Some(turned)),
+        };
+        InMemory { first, second, direction, ..self }
+    }
+
+    /// A node's list.
+    #[inline(always)]
+    pub fn list(&self, node: NodeId) -> List<'_, W> {
+        List { first: self.first.list(node), second: self.second.as_ref().map_or(&[], |s| s.list(node)) }
+    }
+
+    /// A node's degree in the whole graph.
+    pub fn degree(&self, node: NodeId) -> u64 {
+        self.list(node).len() as u64
+    }
+
+    /// Bytes of memory it holds.
+    pub fn bytes(&self) -> u64 {
+        let second = self.second.as_ref().map_or(0, Lists::bytes);
+        self.first.bytes() + second + self.relations.as_ref().map_or(0, |kinds| kinds.len() as u64 * 4)
+    }
+
+    /// The direction of its lists.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The ends and kind of an edge. Needs incoming lists, whose positions edge ids are.
+    pub fn edge(&self, edge: EdgeId) -> Result<Edge> {
+        let count = self.first.neighbours.len() as u64;
+        if self.direction == Direction::Outgoing || edge.0 >= count {
+            let problem =
+                format!("edge {} is looked up in {:?} lists of {count} edges", edge.0, self.direction);
+            return Err(SampleError::request(
+                problem,
+                "use edge ids of this graph, and incoming lists or both",
+            ));
+        }
+        let source = self.first.neighbours[edge.0 as usize].node();
+        Ok(Edge { source, target: self.target_of(edge), relation: self.kind(edge) })
+    }
+
+    /// The node whose list holds entry `edge` of the incoming lists.
+    pub(crate) fn target_of(&self, edge: EdgeId) -> NodeId {
+        // The last node whose list starts at or before the edge.
+        let (mut low, mut high) = (0, self.nodes as usize);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.first.offsets.get(middle) <= edge.0 { low = middle } else { high = middle }
+        }
+        NodeId(low as u64)
+    }
+
+    /// The kind of the edge at a position of a node's incoming list.
+    pub(crate) fn relation_of(&self, node: NodeId, position: usize) -> u32 {
+        self.kind(self.first.edge(node, position))
+    }
+
+    /// Whether an edge of this kind exists. Needs incoming lists.
+    pub(crate) fn contains(&self, edge: Edge) -> bool {
+        let list = self.first.list(edge.target);
+        let source = W::of(edge.source);
+        let start = list.partition_point(|word| *word < source);
+        (start..list.len())
+            .take_while(|position| list[*position] == source)
+            .any(|position| self.kind(self.first.edge(edge.target, position)) == edge.relation)
+    }
+
+    fn kind(&self, edge: EdgeId) -> u32 {
+        self.relations.as_ref().map_or(0, |kinds| kinds[edge.0 as usize])
+    }
+}
+
+impl<W: Word> Topology for InMemory<W> {
+    type Word = W;
+    type Workspace = ();
+    type Hop<'a> = InMemoryHop<'a, W>;
+
+    fn nodes(&self) -> u64 {
+        self.nodes
+    }
+
+    fn entries(&self) -> u64 {
+        self.first.neighbours.len() as u64 * if self.second.is_some() { 2 } else { 1 }
+    }
+
+    fn has_relations(&self) -> bool {
+        self.relations.is_some()
+    }
+
+    fn hop<'a>(&'a self, nodes: &'a [NodeId], (): &'a mut ()) -> Result<InMemoryHop<'a, W>> {
+        Ok(InMemoryHop { graph: self, nodes })
+    }
+}
+
+/// The lists of a hop, straight from the graph.
+#[derive(Debug, Clone, Copy)]
+pub struct InMemoryHop<'a, W> {
+    graph: &'a InMemory<W>,
+    nodes: &'a [NodeId],
+}
+
+impl<W: Word> HopLists for InMemoryHop<'_, W> {
+    type Word = W;
+
+    #[inline(always)]
+    fn prefetch(&self, at: usize) {
+        if let Some(node) = self.nodes.get(at) {
+            self.graph.first.offsets.prefetch(node.index());
+            if let Some(second) = &self.graph.second {
+                second.offsets.prefetch(node.index());
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn list(&self, at: usize) -> List<'_, W> {
+        self.graph.list(self.nodes[at])
+    }
+
+    fn edge(&self, at: usize, position: u32) -> EdgeId {
+        let (node, position) = (self.nodes[at], position as usize);
+        let first = self.graph.first.list(node).len();
+        match &self.graph.second {
+            Some(second) if position >= first => second.edge(node, position - first),
+            _ => self.graph.first.edge(node, position),
+        }
+    }
+
+    fn relation(&self, at: usize, position: u32) -> u32 {
+        if self.graph.relations.is_none() { 0 } else { self.graph.kind(self.edge(at, position)) }
+    }
+}
+
+/// A dataset's topology with ids as wide as they are stored.
+#[derive(Debug, Clone)]
+pub enum AnyTopology {
+    /// 32-bit ids.
+    Narrow(InMemory<u32>),
+    /// 64-bit ids.
+    Wide(InMemory<u64>),
+}
+
+impl AnyTopology {
+    /// Bytes that [`AnyTopology::load`] will hold.
+    pub fn bytes_for(dataset: &Dataset, direction: Direction) -> u64 {
+        let (nodes, edges) = (dataset.manifest().nodes.count, dataset.manifest().edges.count);
+        let offset_bytes = if edges > u32::MAX as u64 { 8 } else { 4 };
+        let id_bytes = dataset.manifest().id_dtype().bytes();
+        let incoming = (nodes + 1) * offset_bytes + edges * id_bytes;
+        let outgoing = incoming + edges * offset_bytes;
+        let relations = if dataset.manifest().edges.relations.is_some() { edges * 4 } else { 0 };
+        relations
+            + match direction {
+                Direction::Incoming => incoming,
+                Direction::Outgoing => outgoing,
+                Direction::Both => incoming + outgoing,
+            }
+    }
+
+    /// Reads a dataset's lists; refuses what does not fit `most_bytes`.
+    pub fn load(dataset: &Dataset, direction: Direction, most_bytes: u64) -> Result<AnyTopology> {
+        let needed = AnyTopology::bytes_for(dataset, direction);
+        if needed > most_bytes {
+            let what = format!("{} with its topology in memory", dataset.directory().display());
+            let (needed, allowed) = (ByteCount(needed), ByteCount(most_bytes));
+            return Err(SampleError::Memory { what, needed, allowed });
+        }
+        Ok(match dataset.manifest().id_dtype() {
+            Dtype::U64 => AnyTopology::Wide(InMemory::load(dataset, direction)?),
+            _ => AnyTopology::Narrow(InMemory::load(dataset, direction)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Edges 1->0, 2->0 (kind 5), 2->0 (kind 6), 0->2.
+    fn graph() -> InMemory<u32> {
+        InMemory::from_lists(&[vec![1, 2, 2], vec![], vec![0]], Some(vec![4, 5, 6, 7]))
+    }
+
+    #[test]
+    fn edges_are_found_by_id_and_by_their_ends() {
+        let graph = graph();
+        let edge =
+            |source, target, relation| Edge { source: NodeId(source), target: NodeId(target), relation };
+        assert_eq!(graph.edge(EdgeId(2)).unwrap(), edge(2, 0, 6));
+        assert_eq!(graph.edge(EdgeId(3)).unwrap(), edge(0, 2, 7));
+        assert!(graph.edge(EdgeId(4)).is_err());
+        assert!(graph.contains(edge(2, 0, 5)) && graph.contains(edge(2, 0, 6)));
+        assert!(!graph.contains(edge(2, 0, 4)) && !graph.contains(edge(1, 2, 7)));
+    }
+
+    fn check_lists(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
+        let graph = graph().in_direction(direction);
+        let nodes = [NodeId(node)];
+        let mut workspace = ();
+        let hop = graph.hop(&nodes, &mut workspace).unwrap();
+        let list = hop.list(0);
+        let found: Vec<_> = (0..list.len())
+            .map(|at| (list.at(at).node().0, hop.edge(0, at as u32).0, hop.relation(0, at as u32)))
+            .collect();
+        assert_eq!(found, expected, "{direction:?} {node}");
+    }
+
+    #[test]
+    fn lists_of_every_direction_carry_edges_and_kinds() {
+        check_lists(Direction::Incoming, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6)]);
+        check_lists(Direction::Outgoing, 2, &[(0, 1, 5), (0, 2, 6)]);
+        check_lists(Direction::Both, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6), (2, 3, 7)]);
+        check_lists(Direction::Both, 1, &[(0, 0, 4)]);
+    }
+}

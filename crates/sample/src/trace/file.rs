@@ -1,0 +1,305 @@
+//! The file of a trace: header, records, index, footer.
+
+use super::record::{Decoder, Encoder};
+use crate::{Position, Result, Sample, SampleError, Settings};
+use esker_io::SequentialWriter;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"ESKTRACE";
+const END_MAGIC: &[u8; 8] = b"ESKTREND";
+const VERSION: u32 = 1;
+/// Magic, version and length in front of the header's text, and its checksum behind it.
+const FRAME_BYTES: u64 = 8 + 4 + 4 + 8;
+const ENTRY_BYTES: u64 = 7 * 8;
+const FOOTER_BYTES: u64 = 8 + 3 * 8 + 8;
+/// No header is longer than this.
+const MOST_HEADER_BYTES: u64 = 1 << 20;
+
+/// What a trace holds samples of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceHeader {
+    /// The id of the dataset.
+    pub dataset: String,
+    /// Its nodes.
+    pub nodes: u64,
+    /// Its edges.
+    pub edges: u64,
+    /// Its kinds of edges; 0 for none.
+    pub relations: u64,
+    /// How the samples were made.
+    pub settings: Settings,
+}
+
+/// One sample of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceEntry {
+    /// Which batch it is.
+    pub at: Position,
+    /// Nodes.
+    pub nodes: u64,
+    /// Neighbours in all blocks.
+    pub edges: u64,
+    offset: u64,
+    bytes: u64,
+    sum: u64,
+}
+
+impl TraceEntry {
+    fn words(&self) -> [u64; 7] {
+        [self.at.epoch, self.at.batch, self.nodes, self.edges, self.offset, self.bytes, self.sum]
+    }
+
+    fn from_words(words: [u64; 7]) -> TraceEntry {
+        let [epoch, batch, nodes, edges, offset, bytes, sum] = words;
+        TraceEntry { at: Position { epoch, batch }, nodes, edges, offset, bytes, sum }
+    }
+}
+
+/// What a finished trace has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TraceSummary {
+    /// Samples.
+    pub samples: u64,
+    /// Neighbours in all of them.
+    pub edges: u64,
+    /// Length of the file.
+    pub bytes: u64,
+}
+
+impl TraceSummary {
+    /// Bytes of the file for each sampled edge.
+    pub fn bytes_per_edge(&self) -> f64 {
+        self.bytes as f64 / self.edges.max(1) as f64
+    }
+}
+
+/// Writes samples one after the other. The trace gets its name when it is finished.
+pub struct TraceWriter {
+    path: PathBuf,
+    partial: PathBuf,
+    file: SequentialWriter,
+    header: TraceHeader,
+    encoder: Encoder,
+    entries: Vec<TraceEntry>,
+}
+
+impl TraceWriter {
+    /// Starts a trace; an unfinished one of that name is replaced.
+    pub fn create(path: &Path, header: TraceHeader) -> Result<TraceWriter> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let mut file = SequentialWriter::create(&partial).map_err(SampleError::io(&partial))?;
+        let text =
+            serde_json::to_vec(&header).map_err(|error| SampleError::trace(path, "a header", error))?;
+        let mut front = MAGIC.to_vec();
+        front.extend(VERSION.to_le_bytes());
+        front.extend((text.len() as u32).to_le_bytes());
+        front.extend(&text);
+        let sum = xxh3_64(&front);
+        front.extend(sum.to_le_bytes());
+        file.write_all(&front).map_err(SampleError::io(&partial))?;
+        let path = path.to_path_buf();
+        Ok(TraceWriter { path, partial, file, header, encoder: Encoder::default(), entries: Vec::new() })
+    }
+
+    /// Appends a sample made with the header's settings.
+    pub fn write(&mut self, at: Position, sample: &Sample) -> Result<()> {
+        assert_eq!(sample.form, self.header.settings.form, "a trace holds samples of one form");
+        assert_eq!(sample.layers(), self.header.settings.fanouts.len(), "a trace holds samples of one depth");
+        let record = self.encoder.encode(&self.header, sample);
+        let offset = self.file.position();
+        self.file.write_all(record).map_err(SampleError::io(&self.partial))?;
+        let (nodes, edges) = (sample.node_ids.len() as u64, sample.edge_count());
+        let (bytes, sum) = (record.len() as u64, xxh3_64(record));
+        self.entries.push(TraceEntry { at, nodes, edges, offset, bytes, sum });
+        Ok(())
+    }
+
+    /// Writes the index, syncs, and gives the trace its name.
+    pub fn finish(mut self) -> Result<TraceSummary> {
+        let index_offset = self.file.position();
+        let words = self.entries.iter().flat_map(TraceEntry::words);
+        let index: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let mut footer = Vec::with_capacity(FOOTER_BYTES as usize);
+        for word in [index_offset, self.entries.len() as u64, xxh3_64(&index)] {
+            footer.extend(word.to_le_bytes());
+        }
+        footer.extend(xxh3_64(&footer).to_le_bytes());
+        footer.extend(END_MAGIC);
+        let written = self.file.write_all(&index).and_then(|()| self.file.write_all(&footer));
+        let bytes = written.and_then(|()| self.file.finish()).map_err(SampleError::io(&self.partial))?;
+        fs::rename(&self.partial, &self.path).map_err(SampleError::io(&self.path))?;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(SampleError::io(folder))?;
+        let edges = self.entries.iter().map(|entry| entry.edges).sum();
+        Ok(TraceSummary { samples: self.entries.len() as u64, edges, bytes })
+    }
+}
+
+/// A trace that opened: header, footer and index are what was written. Records are checked as they are read.
+pub struct TraceReader {
+    path: PathBuf,
+    file: File,
+    header: TraceHeader,
+    entries: Vec<TraceEntry>,
+    bytes: u64,
+}
+
+impl TraceReader {
+    /// Opens a trace and reads its index.
+    pub fn open(path: &Path) -> Result<TraceReader> {
+        let file = File::open(path).map_err(SampleError::io(path))?;
+        let bytes = file.metadata().map_err(SampleError::io(path))?.len();
+        let flaw = |expected: &str, found: String| SampleError::trace(path, expected, found);
+        if bytes < FRAME_BYTES + FOOTER_BYTES {
+            return Err(flaw("a trace", format!("a file of {bytes} bytes")));
+        }
+        let header = read_header(path, &file, bytes)?;
+        let footer = read(path, &file, bytes - FOOTER_BYTES, FOOTER_BYTES)?;
+        let word = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().unwrap_or_default());
+        if &footer[32..] != END_MAGIC || word(24) != xxh3_64(&footer[..24]) {
+            return Err(flaw(
+                "the end of a trace in its last 40 bytes",
+                "something else: it is cut or damaged".into(),
+            ));
+        }
+        let (index_offset, count) = (word(0), word(8));
+        let length = count.checked_mul(ENTRY_BYTES);
+        if length.and_then(|length| index_offset.checked_add(length)) != Some(bytes - FOOTER_BYTES) {
+            return Err(flaw(
+                "an index that ends at the footer",
+                format!("{count} entries from {index_offset}"),
+            ));
+        }
+        let index = read(path, &file, index_offset, bytes - FOOTER_BYTES - index_offset)?;
+        if xxh3_64(&index) != word(16) {
+            return Err(flaw("the index that was written", "another one, by its checksum".into()));
+        }
+        let entries: Vec<TraceEntry> = index
+            .chunks_exact(ENTRY_BYTES as usize)
+            .map(|entry| {
+                let mut words = [0u64; 7];
+                for (word, bytes) in words.iter_mut().zip(entry.chunks_exact(8)) {
+                    *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+                }
+                TraceEntry::from_words(words)
+            })
+            .collect();
+        let inside = |entry: &&TraceEntry| {
+            entry.offset.checked_add(entry.bytes).is_some_and(|end| end <= index_offset)
+        };
+        if let Some(entry) = entries.iter().find(|entry| !inside(entry)) {
+            return Err(flaw("records in front of the index", format!("one at {}", entry.offset)));
+        }
+        Ok(TraceReader { path: path.to_path_buf(), file, header, entries, bytes })
+    }
+
+    /// What it holds samples of.
+    pub fn header(&self) -> &TraceHeader {
+        &self.header
+    }
+
+    /// Its samples, in the order they were written.
+    pub fn entries(&self) -> &[TraceEntry] {
+        &self.entries
+    }
+
+    /// What it has.
+    pub fn summary(&self) -> TraceSummary {
+        let edges = self.entries.iter().map(|entry| entry.edges).sum();
+        TraceSummary { samples: self.entries.len() as u64, edges, bytes: self.bytes }
+    }
+
+    /// A cursor from the first sample to the last.
+    pub fn forwards(&self) -> Cursor<'_> {
+        Cursor::new(self, false)
+    }
+
+    /// A cursor from the last sample to the first.
+    pub fn backwards(&self) -> Cursor<'_> {
+        Cursor::new(self, true)
+    }
+}
+
+/// Walks a trace, with one sample in memory.
+pub struct Cursor<'t> {
+    trace: &'t TraceReader,
+    backwards: bool,
+    done: usize,
+    record: Vec<u8>,
+    decoder: Decoder,
+}
+
+impl<'t> Cursor<'t> {
+    fn new(trace: &'t TraceReader, backwards: bool) -> Cursor<'t> {
+        Cursor { trace, backwards, done: 0, record: Vec::new(), decoder: Decoder::default() }
+    }
+
+    /// Reads the next sample; `None` behind the last.
+    pub fn next(&mut self, out: &mut Sample) -> Result<Option<Position>> {
+        let count = self.trace.entries.len();
+        if self.done == count {
+            return Ok(None);
+        }
+        let at = if self.backwards { count - 1 - self.done } else { self.done };
+        self.done += 1;
+        self.read(at, out).map(Some)
+    }
+
+    /// Reads any sample by its place in the trace.
+    pub fn read(&mut self, at: usize, out: &mut Sample) -> Result<Position> {
+        let TraceReader { path, file, header, entries, .. } = self.trace;
+        let entry = &entries[at];
+        self.record.resize(entry.bytes as usize, 0);
+        file.read_exact_at(&mut self.record, entry.offset).map_err(SampleError::io(path))?;
+        let place = || format!("sample {at} (epoch {}, batch {})", entry.at.epoch, entry.at.batch);
+        if xxh3_64(&self.record) != entry.sum {
+            let expected = format!("the bytes of {} that were written", place());
+            return Err(SampleError::trace(path, expected, "others, by their checksum"));
+        }
+        let decoded = self.decoder.decode(header, &self.record, out);
+        decoded.map_err(|found| SampleError::trace(path, place(), found))?;
+        if (out.node_ids.len() as u64, out.edge_count()) != (entry.nodes, entry.edges) {
+            let found = format!("{} and {}", out.node_ids.len(), out.edge_count());
+            let expected = format!("{} with {} nodes and {} edges", place(), entry.nodes, entry.edges);
+            return Err(SampleError::trace(path, expected, found));
+        }
+        Ok(entry.at)
+    }
+}
+
+fn read(path: &Path, file: &File, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+    let mut buffer = vec![0; bytes as usize];
+    file.read_exact_at(&mut buffer, offset).map_err(SampleError::io(path))?;
+    Ok(buffer)
+}
+
+fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
+    let flaw = |expected: &str, found: String| SampleError::trace(path, expected, found);
+    let front = read(path, file, 0, 16)?;
+    let word = |at: usize| u32::from_le_bytes(front[at..at + 4].try_into().unwrap_or_default());
+    if &front[..8] != MAGIC {
+        return Err(flaw("a trace, which starts with ESKTRACE", format!("{:?}", &front[..8])));
+    }
+    let length = word(12) as u64;
+    if length > MOST_HEADER_BYTES || length + FRAME_BYTES + FOOTER_BYTES > bytes {
+        return Err(flaw("a header inside the file", format!("one of {length} bytes")));
+    }
+    let whole = read(path, file, 0, length + FRAME_BYTES)?;
+    let (text, sum) = whole.split_at(16 + length as usize);
+    if xxh3_64(text).to_le_bytes() != *sum {
+        return Err(flaw("the header that was written", "another one, by its checksum".into()));
+    }
+    // The seal first: a flipped version is damage.
+    if word(8) != VERSION {
+        return Err(flaw("trace version 1", format!("version {}; a newer esker wrote it", word(8))));
+    }
+    serde_json::from_slice(&text[16..]).map_err(|error| flaw("a header", error.to_string()))
+}

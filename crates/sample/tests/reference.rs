@@ -1,0 +1,208 @@
+//! The sampler against a naive reference written from the definitions, on random small graphs.
+
+mod naive;
+
+use esker_sample::bulk::Bulk;
+use esker_sample::order::{Batching, Shuffled};
+use esker_sample::{
+    Carry, Direction, Fanout, Form, InMemory, Position, Result, Sample, SampleError, Sampler, Seeds,
+    Settings, Word,
+};
+use esker_types::NodeId;
+use naive::Reference;
+use proptest::prelude::*;
+
+const AT: Position = Position { epoch: 3, batch: 5 };
+/// More than any test needs.
+const PLENTY: u64 = 1 << 30;
+
+fn lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
+    (1u64..60).prop_flat_map(|nodes| {
+        let list = prop::collection::vec(0..nodes, 0..90).prop_map(|mut list| {
+            list.sort_unstable();
+            list
+        });
+        prop::collection::vec(list, nodes as usize)
+    })
+}
+
+fn fanouts() -> impl Strategy<Value = Vec<Fanout>> {
+    let one = prop_oneof![4 => (1u32..8).prop_map(Fanout::AtMost), 1 => Just(Fanout::All)];
+    prop::collection::vec(one, 0..4)
+}
+
+fn forms() -> impl Strategy<Value = Form> {
+    prop_oneof![Just(Form::Dense), Just(Form::Layered), Just(Form::Shadow)]
+}
+
+fn directions() -> impl Strategy<Value = Direction> {
+    prop_oneof![Just(Direction::Incoming), Just(Direction::Outgoing), Just(Direction::Both)]
+}
+
+fn settings(fanouts: Vec<Fanout>, form: Form, carry: Carry) -> Settings {
+    Settings { seed: 11, fanouts, form, carry }
+}
+
+fn seeds_of(lists: &[Vec<u64>], picks: &[u64]) -> Vec<NodeId> {
+    picks.iter().map(|pick| NodeId(pick % lists.len() as u64)).collect()
+}
+
+fn sampled<W: Word>(graph: &InMemory<W>, settings: &Settings, seeds: &[NodeId], most_bytes: u64) -> Sample {
+    let mut sample = Sample::default();
+    let mut sampler = Sampler::new(graph, settings.clone(), most_bytes).unwrap();
+    // Once before, so that what an earlier batch left behind is met.
+    sampler.sample(Position { epoch: 0, batch: 0 }, seeds, &mut sample).unwrap();
+    sampler.sample(AT, seeds, &mut sample).unwrap();
+    sample
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn samples_equal_the_reference(
+        lists in lists(), fanouts in fanouts(), form in forms(), direction in directions(), carried: bool,
+        picks in prop::collection::vec(0u64..1000, 0..12),
+    ) {
+        let carry = Carry { positions: carried, edges: carried, relations: carried };
+        let relations: Vec<u32> = (0..lists.concat().len() as u32).map(|edge| edge * 7 % 5).collect();
+        let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
+        let expected = Reference::new(&lists, Some(&relations), direction).sample(&settings, AT, &seeds);
+        let narrow = InMemory::<u32>::from_lists(&lists, Some(relations.clone())).in_direction(direction);
+        prop_assert_eq!(&sampled(&narrow, &settings, &seeds, PLENTY), &expected);
+        let wide = InMemory::<u64>::from_lists(&lists, Some(relations)).in_direction(direction);
+        prop_assert_eq!(&sampled(&wide, &settings, &seeds, PLENTY), &expected);
+    }
+
+    #[test]
+    fn pruned_samples_equal_the_reference(
+        lists in lists(), fanouts in fanouts(), picks in prop::collection::vec(0u64..1000, 0..6), kept in 0u64..5,
+    ) {
+        let (settings, seeds) = (settings(fanouts, Form::Dense, Carry::default()), seeds_of(&lists, &picks));
+        let expand = |hop: u32, node: NodeId| (node.0 * 31 + hop as u64 * 7) % 5 < kept;
+        let expected = Reference::new(&lists, None, Direction::Incoming).sample_pruned(&settings, AT, &seeds, expand);
+        let graph = InMemory::<u32>::from_lists(&lists, None);
+        let mut sample = Sample::default();
+        let mut sampler = Sampler::new(&graph, settings, PLENTY).unwrap();
+        sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
+        prop_assert_eq!(&sample, &expected);
+    }
+}
+
+/// A graph large enough for several waves and threads.
+fn large() -> Vec<Vec<u64>> {
+    let nodes = 20_000u64;
+    let list = |node: u64| {
+        let degree = 3 + node % 37 + if node.is_multiple_of(500) { 400 } else { 0 };
+        let mut list: Vec<u64> =
+            (0..degree).map(|slot| (node * 7919 + slot * slot * 104_729) % nodes).collect();
+        list.sort_unstable();
+        list
+    };
+    (0..nodes).map(list).collect()
+}
+
+fn check_threads(form: Form, most_bytes: u64) {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings =
+        settings(vec![Fanout::AtMost(10); 3], form, Carry { positions: true, edges: true, relations: false });
+    let seeds: Vec<NodeId> = (0..700).map(|seed| NodeId(seed * 13)).collect();
+    let expected = sampled(&graph, &settings, &seeds, most_bytes);
+    for threads in [2, 4, 8] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut sample = Sample::default();
+        let sampler = Sampler::new(&graph, settings.clone(), most_bytes).unwrap();
+        let mut sampler = sampler.with_threads(threads);
+        pool.install(|| sampler.sample(AT, &seeds, &mut sample)).unwrap();
+        assert!(sample == expected, "{form:?} with {threads} threads");
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_dense_sample() {
+    check_threads(Form::Dense, PLENTY);
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_layered_sample() {
+    check_threads(Form::Layered, PLENTY);
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_shadow_sample() {
+    check_threads(Form::Shadow, PLENTY);
+}
+
+#[test]
+fn a_hash_table_gives_the_same_sample_as_a_direct_one() {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::AtMost(2), Fanout::AtMost(2)], Form::Dense, Carry::default());
+    let seeds: Vec<NodeId> = (0..20).map(|seed| NodeId(seed * 97)).collect();
+    // The direct table alone would take 80 000 bytes.
+    assert_eq!(sampled(&graph, &settings, &seeds, 140_000), sampled(&graph, &settings, &seeds, PLENTY));
+}
+
+#[test]
+fn bulk_sampling_equals_batch_by_batch_for_any_number_of_threads() {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::AtMost(5); 2], Form::Dense, Carry::default());
+    let seeds = Seeds::Nodes((0..5000).map(NodeId).collect());
+    let order = Shuffled { batching: Batching { count: 5000, batch: 300, drop_last: false }, seed: 9 };
+    let run = |threads| {
+        let bulk = Bulk {
+            graph: &graph,
+            seeds: &seeds,
+            order: &order,
+            settings: &settings,
+            threads,
+            most_bytes: PLENTY,
+        };
+        let mut samples = Vec::new();
+        bulk.run::<SampleError>(1, 2..17, |batch, sample| {
+            samples.push((batch, sample.clone()));
+            Ok(())
+        })
+        .unwrap();
+        samples
+    };
+    let expected = run(1);
+    assert!(expected.iter().map(|(batch, _)| *batch).eq(2..17));
+    for threads in [2, 4, 8] {
+        assert!(run(threads) == expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn an_error_ends_bulk_sampling() {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
+    let seeds = Seeds::Nodes((0..5000).map(|seed| NodeId(seed * 5)).collect());
+    let order = Shuffled { batching: Batching { count: 5000, batch: 10, drop_last: false }, seed: 9 };
+    let bulk = Bulk {
+        graph: &graph,
+        seeds: &seeds,
+        order: &order,
+        settings: &settings,
+        threads: 4,
+        most_bytes: PLENTY,
+    };
+    let result: Result<()> = bulk.run(0, 0..500, |_, _| Ok(()));
+    assert!(result.unwrap_err().to_string().contains("nodes 0 to 19999"));
+}
+
+#[test]
+fn a_batch_beyond_its_memory_is_refused_with_what_would_do() {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::All; 3], Form::Dense, Carry::default());
+    let seeds: Vec<NodeId> = (0..500).map(NodeId).collect();
+    let mut sample = Sample::default();
+    let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 20).unwrap();
+    let said = sampler.sample(AT, &seeds, &mut sample).unwrap_err().to_string();
+    assert!(said.contains("1 MiB") && said.contains("smaller"), "{said}");
+    let mut sampler = Sampler::new(&graph, settings, PLENTY).unwrap();
+    sampler.sample(AT, &seeds, &mut sample).unwrap();
+    let bound = sampler.bound(500);
+    let (nodes, edges) = (sample.node_ids.len() as u64, sample.edge_count());
+    assert!(nodes <= bound.nodes && edges <= bound.edges && sample.bytes() <= bound.sample_bytes);
+    assert!(sampler.bytes() <= bound.buffer_bytes + bound.direct_bytes);
+}
