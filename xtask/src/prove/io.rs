@@ -53,11 +53,12 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let mut record = reads_what_theory_says(bench, "5.12GB", "1", "9")?;
     for workload in record["engine"]["workloads"].as_array().context("workloads")? {
         println!(
-            "{:12} of limit {:.2}, of kept {:.2}, CPU {:.2} x bare, {:.2} cores",
+            "{:12} of limit {:.2}, of kept {:.2}, CPU {:.2} x bare, {:.2} x kept, {:.2} cores",
             workload["name"].as_str().unwrap_or(""),
             number(workload, "of_limit")?,
             number(workload, "of_kept")?,
             number(workload, "cpu_over_bare")?,
+            number(workload, "cpu_over_kept")?,
             number(workload, "cores")?,
         );
     }

@@ -230,6 +230,7 @@ struct Row {
     engine_cpu_per_read: f64,
     bare_cpu_per_read: f64,
     cpu_ratio: f64,
+    cpu_of_kept: f64,
     cpu_per_gb: f64,
     cores: f64,
     /// Of the last round.
@@ -263,6 +264,7 @@ impl Row {
             engine_cpu_per_read: of(&|turn| cpu_per_read(&turn.engine.rate)),
             bare_cpu_per_read: of(&|turn| cpu_per_read(&turn.bare)),
             cpu_ratio: of(&|turn| cost(&turn.engine.rate) / cost(&turn.bare)),
+            cpu_of_kept: of(&|turn| cost(&turn.engine.rate) / cost(&turn.kept)),
             cpu_per_gb: of(&|turn| turn.engine.rate.cpu_seconds / turn.engine.rate.bytes as f64 * 1e9),
             cores: of(&|turn| turn.engine.rate.cpu_seconds / turn.engine.rate.seconds),
             last: turns.pop().expect("at least one round").engine,
@@ -285,6 +287,7 @@ impl Row {
             "cpu_us_per_read": self.engine_cpu_per_read * 1e6,
             "bare_cpu_us_per_read": self.bare_cpu_per_read * 1e6,
             "cpu_over_bare": self.cpu_ratio,
+            "cpu_over_kept": self.cpu_of_kept,
             "cpu_seconds_per_gb": self.cpu_per_gb,
             "cores": self.cores,
             "amplification": counters.amplification(),
@@ -383,7 +386,7 @@ fn as_text(
         return text;
     }
     text.push_str(&format!(
-        "\nThe engine, depth {}, medians of {} rounds in turn with bare loops:\n\n  {:12} {:>9} {:>11} {:>8} {:>7}  {:>6} {:>6} {:>8}  {:>5} {:>9}\n",
+        "\nThe engine, depth {}, medians of {} rounds in turn with bare loops:\n\n  {:12} {:>9} {:>11} {:>8} {:>7}  {:>6} {:>6} {:>6} {:>8}  {:>5} {:>9}\n",
         arguments.depth,
         arguments.rounds,
         "",
@@ -393,6 +396,7 @@ fn as_text(
         "of kept",
         "us CPU",
         "x bare",
+        "x kept",
         "CPU s/GB",
         "ampl.",
         "p99",
@@ -400,7 +404,7 @@ fn as_text(
     for row in rows {
         let counters = &row.last.counters;
         text.push_str(&format!(
-            "  {:12} {:>9} {:>11} {:>8.2} {:>7.2}  {:>6.2} {:>6.2} {:>8.2}  {:>5.2} {:>6} us\n",
+            "  {:12} {:>9} {:>11} {:>8.2} {:>7.2}  {:>6.2} {:>6.2} {:>6.2} {:>8.2}  {:>5.2} {:>6} us\n",
             row.workload.name,
             grouped(row.engine_reads as u64),
             gb(row.engine_bytes),
@@ -408,6 +412,7 @@ fn as_text(
             row.of_kept,
             row.engine_cpu_per_read * 1e6,
             row.cpu_ratio,
+            row.cpu_of_kept,
             row.cpu_per_gb,
             counters.amplification(),
             grouped(counters.latency(0.99).as_micros() as u64),
