@@ -109,7 +109,7 @@ impl Staging {
         self.complete(&sealed::seal(&manifest), &manifest.inputs, &listed, |directory| {
             open(directory).map(drop)
         })?;
-        self.put_in_place()
+        self.put_in_place().map(drop)
     }
 }
 

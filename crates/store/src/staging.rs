@@ -111,7 +111,7 @@ impl Staging {
 
     /// Removes everything.
     pub fn discard(self) -> Result<()> {
-        remove_own(&self.directory)
+        remove_own(&self.directory).map(drop)
     }
 
     fn keep_only(&self, keep: impl Fn(&str) -> bool) -> Result<()> {
@@ -125,8 +125,9 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name.
-    pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<()> {
+    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name. Says what parts of
+    /// a replaced dataset were left, and why.
+    pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<Vec<String>> {
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
         self.complete(&manifest.to_text(), fingerprint, &listed, |directory| {
             Dataset::open(directory).map(drop)
@@ -154,24 +155,27 @@ impl Staging {
         sync_directory(&self.directory)
     }
 
-    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced.
-    pub fn put_in_place(self) -> Result<()> {
+    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced. Says
+    /// what parts of that one were left, and why.
+    pub fn put_in_place(self) -> Result<Vec<String>> {
         remove(&self.work_directory())?;
         let parent = match self.target.parent() {
             Some(parent) if parent != Path::new("") => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
         check_replaceable(&self.target, self.overwrite, self.manifest_name)?;
+        let mut left = Vec::new();
         if self.target.symlink_metadata().is_ok() {
-            self.replace(&parent)?;
+            left = self.replace(&parent)?;
         } else {
             fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
             sync_directory(&parent)?;
         }
-        remove(&self.target.join(LOCK))
+        remove(&self.target.join(LOCK))?;
+        Ok(left)
     }
 
-    fn replace(&self, parent: &Path) -> Result<()> {
+    fn replace(&self, parent: &Path) -> Result<Vec<String>> {
         // Whoever is striping the old dataset works by its name: the new one must not get it in between. File systems
         // that cannot lock a directory cannot stripe either.
         let old = File::open(&self.target).map_err(StoreError::io(&self.target))?;
@@ -221,7 +225,7 @@ fn recover_aside(target: &Path, aside: &Path) -> Result<()> {
     if target.symlink_metadata().is_err() {
         return fs::rename(aside, target).map_err(StoreError::io(target));
     }
-    remove_own(aside)
+    remove_own(aside).map(drop)
 }
 
 /// Only a dataset may be replaced, and only when that was asked for; an empty directory is no loss.
@@ -250,17 +254,18 @@ fn is_empty(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; what is left
-/// of others' is for them. The mark goes last: a kill in between must not leave something that looks like a stranger's.
-fn remove_own(directory: &Path) -> Result<()> {
-    homes::release(directory)?;
+/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; says what is
+/// left. The mark goes last: a kill in between must not leave something that looks like a stranger's.
+fn remove_own(directory: &Path) -> Result<Vec<String>> {
+    let left = homes::release(directory)?;
     for found in fs::read_dir(directory).map_err(StoreError::io(directory))? {
         let path = found.map_err(StoreError::io(directory))?.path();
         if path.file_name() != Some(LOCK.as_ref()) {
             remove(&path)?;
         }
     }
-    remove(directory)
+    remove(directory)?;
+    Ok(left)
 }
 
 /// Removes a file or a directory, if it is there.

@@ -52,7 +52,7 @@ fn try_make(target: &Path, nodes: u64, dim: u64, seed: u64) -> esker_store::Resu
         splits: None,
         files: [offsets, neighbours, features].map(|writer| writer.finish().unwrap()).into(),
     };
-    staging.publish(&manifest.complete(), "test")
+    staging.publish(&manifest.complete(), "test").map(drop)
 }
 
 /// A directory with a dataset `d` and three directories to stripe over.
@@ -95,7 +95,21 @@ impl Place {
     }
 
     fn damage(&self) -> Vec<Damage> {
-        verify(&self.at("d"), 2, &Silent).unwrap().damage
+        self.damage_of("d")
+    }
+
+    fn damage_of(&self, name: &str) -> Vec<Damage> {
+        verify(&self.at(name), 2, &Silent).unwrap().damage
+    }
+
+    /// What `cp -a` does to a dataset that is striped as a whole.
+    fn copy_with_links(&self, from: &str, to: &str) {
+        fs::create_dir(self.at(to)).unwrap();
+        fs::copy(self.at(from).join("esker.json"), self.at(to).join("esker.json")).unwrap();
+        for part in 0..2 {
+            let target = fs::read_link(stripe_directory(&self.at(from), part)).unwrap();
+            std::os::unix::fs::symlink(target, stripe_directory(&self.at(to), part)).unwrap();
+        }
     }
 
     /// Every file below a directory, without following links.
@@ -427,20 +441,72 @@ fn parts_of_a_replaced_dataset_that_a_kill_left_are_removed_by_the_next_run() {
 #[test]
 fn a_copy_with_the_links_leaves_the_parts_to_its_original() {
     let place = Place::striped();
-    fs::create_dir(place.at("copy")).unwrap();
-    fs::copy(place.at("d/esker.json"), place.at("copy/esker.json")).unwrap();
-    for part in 0..2 {
-        let target = fs::read_link(stripe_directory(&place.at("d"), part)).unwrap();
-        std::os::unix::fs::symlink(target, stripe_directory(&place.at("copy"), part)).unwrap();
-    }
+    place.copy_with_links("d", "copy");
     assert_eq!(place.undo("copy").arrays.len(), 3);
-    assert!(verify(&place.at("copy"), 2, &Silent).unwrap().damage.is_empty());
+    assert_eq!(place.damage_of("copy"), []);
     assert_eq!(place.files("copy").len(), 4);
     assert_eq!(place.damage(), []);
     // Moved instead, it is the original that the links belong to.
     fs::rename(place.at("d"), place.at("moved")).unwrap();
     place.undo("moved");
     assert_eq!(place.files("moved").len(), 4);
+    place.assert_no_parts();
+}
+
+#[test]
+fn a_copy_leaves_the_parts_to_an_original_that_is_not_where_it_was() {
+    type Remove = fn(&Place);
+    let ways: [(&str, Remove); 4] = [
+        ("undone", |place| drop(place.undo("copy"))),
+        ("replaced", |place| make(&place.at("copy"), 10, 3, 2)),
+        ("undone in the original's place", |place| {
+            fs::rename(place.at("copy"), place.at("d")).unwrap();
+            place.undo("d");
+        }),
+        ("replaced in the original's place", |place| {
+            fs::rename(place.at("copy"), place.at("d")).unwrap();
+            make(&place.at("d"), 10, 3, 2);
+        }),
+    ];
+    for (way, remove) in ways {
+        let place = Place::striped();
+        place.copy_with_links("d", "copy");
+        fs::rename(place.at("d"), place.at("moved")).unwrap();
+        remove(&place);
+        assert_eq!(place.damage_of("moved"), [], "the copy was {way}");
+    }
+}
+
+#[test]
+fn a_new_dataset_of_an_old_name_leaves_the_parts_of_the_moved_one() {
+    for seed in [1, 2] {
+        let place = Place::striped();
+        fs::rename(place.at("d"), place.at("moved")).unwrap();
+        make(&place.at("d"), 3000, 33, seed);
+        let error = place.stripe(2, 64 * KIB).unwrap_err().to_string();
+        for word in ["d.stripe-0", "another dataset", "choose another directory"] {
+            assert!(error.contains(word), "`{word}` is not in: {error}");
+        }
+        assert_eq!((place.damage_of("moved"), place.damage()), (vec![], vec![]));
+        assert_eq!(place.files("d").len(), 4);
+        // Once its owner has left, the place is free.
+        place.undo("moved");
+        assert_eq!(place.stripe(2, 64 * KIB).unwrap().arrays.len(), 3);
+        assert_eq!((place.damage_of("moved"), place.damage()), (vec![], vec![]));
+    }
+}
+
+#[test]
+fn a_moved_dataset_can_be_striped_further_and_replaced_with_its_parts() {
+    let place = Place::new();
+    make(&place.at("d"), 3000, 33, 1);
+    let request = StripeRequest { least_bytes: 100 * KIB, ..place.request(2, 64 * KIB) };
+    stripe(&place.at("d"), &request, 1, &Silent).unwrap();
+    fs::create_dir(place.at("other")).unwrap();
+    fs::rename(place.at("d"), place.at("other/d")).unwrap();
+    let moved = stripe(&place.at("other/d"), &place.request(2, 64 * KIB), 1, &Silent).unwrap();
+    assert_eq!((moved.arrays.len(), place.damage_of("other/d")), (2, vec![]));
+    make(&place.at("other/d"), 10, 3, 1);
     place.assert_no_parts();
 }
 
