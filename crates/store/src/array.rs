@@ -5,7 +5,7 @@
 //! assumes that a row divides one.
 
 use crate::stripes::Stripes;
-use crate::{Result, StoreError};
+use crate::{Result, StoreError, files};
 use esker_io::{
     Access, Disk, Files, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter, Stream,
     ThisMachine,
@@ -150,11 +150,14 @@ impl ArrayWriter {
         let open = |path: &Path, keep| SequentialWriter::resume(path, keep).map_err(StoreError::io(path));
         let mut file;
         if rows == 0 {
-            file = open(&path, 0)?;
+            files::remove(&sums_path)?;
+            file = files::create_sequential(&path)?;
             file.write_all(&[0; PAGE_BYTES as usize]).map_err(StoreError::io(&path))?;
         } else {
             // The last, incomplete block is read again: its checksum is still open.
             let tail = payload_bytes % BLOCK_BYTES;
+            files::refuse_links(&path)?;
+            files::refuse_links(&sums_path)?;
             let found = fs::metadata(&path).map_err(StoreError::io(&path))?.len();
             if found < PAGE_BYTES + payload_bytes {
                 let expected_bytes = PAGE_BYTES + payload_bytes;
@@ -267,8 +270,8 @@ impl ArrayWriter {
         let file = File::options().write(true).open(&self.path).map_err(StoreError::io(&self.path))?;
         let written = file.write_all_at(&header_page(&entry, &sections), 0).and_then(|()| file.sync_all());
         written.map_err(StoreError::io(&self.path))?;
-        fs::remove_file(&self.sums_path).map_err(StoreError::io(&self.sums_path))?;
-        crate::journal::sync_directory(&self.directory)?;
+        files::remove(&self.sums_path)?;
+        files::sync_directory(&self.directory)?;
         Ok(entry)
     }
 }
@@ -371,12 +374,17 @@ impl ArrayFile {
 /// Checks that a part of an array of `bytes` bytes is there and as long as it must be.
 pub(crate) fn check_part(layout: &Layout, number: usize, bytes: u64) -> Result<()> {
     let path = &layout.parts()[number];
-    let found_bytes = match fs::metadata(path) {
+    let found = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(StoreError::Missing { path: path.clone() });
         }
-        found => found.map_err(StoreError::io(path))?.len(),
+        found => found.map_err(StoreError::io(path))?,
     };
+    // An empty part is as long as a pipe, and whoever opens a pipe waits for its writer.
+    if let Some(kind) = files::not_a_file(&found) {
+        return Err(StoreError::inconsistent(path, "a file", kind));
+    }
+    let found_bytes = found.len();
     let expected_bytes = layout.part_bytes(number, bytes);
     if found_bytes != expected_bytes {
         return Err(StoreError::WrongLength { path: path.clone(), expected_bytes, found_bytes });

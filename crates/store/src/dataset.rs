@@ -1,5 +1,4 @@
-use crate::{ArrayFile, Manifest, Result, StoreError, file};
-use std::fs;
+use crate::{ArrayFile, Manifest, Result, StoreError, file, files};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ impl Dataset {
     /// Opens a dataset, checking what is cheap. [`crate::verify`] checks the rest.
     pub fn open(directory: &Path) -> Result<Dataset> {
         let path = directory.join(file::MANIFEST);
-        let bytes = match fs::read(&path) {
+        let bytes = match files::read(&path) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Err(not_a_dataset(directory));
             }

@@ -1,7 +1,7 @@
 //! Derived data: what can be computed again from a dataset, kept under `derived/NAME` inside it. Its manifest
 //! carries a hash of everything it was made from, so that it is used only while that has not changed.
 
-use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, sealed};
+use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, files, sealed};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -115,7 +115,7 @@ impl Staging {
 
 fn open(directory: &Path) -> Result<Derived> {
     let path = directory.join(MANIFEST);
-    let bytes = fs::read(&path).map_err(StoreError::io(&path))?;
+    let bytes = files::read(&path).map_err(StoreError::io(&path))?;
     let manifest: DerivedManifest = sealed::unseal(&bytes, &path)?;
     if manifest.esker_derived > VERSION {
         return Err(StoreError::Version { path, found: manifest.esker_derived as u64, supported: VERSION });

@@ -4,7 +4,7 @@
 //! it belongs to. What has no mark is a stranger's. The mark names the dataset's directory by what a move keeps and a
 //! copy does not have: a copy took the links along, and must not take its original's parts away, wherever that is.
 
-use crate::journal::{replace_file, sync_directory};
+use crate::files::{self, sync_directory};
 use crate::manifest::plain_name;
 use crate::stripes::stripe_directory;
 use crate::{Manifest, Result, StoreError, Stripes};
@@ -47,7 +47,7 @@ impl Mark {
     }
 
     fn of(home: &Path) -> Option<Mark> {
-        serde_json::from_slice(&fs::read(home.join(MARK)).ok()?).ok()
+        serde_json::from_slice(&files::read(&home.join(MARK)).ok()?).ok()
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
             remove_arrays(home, |_| false)?;
         }
         let text = serde_json::to_vec_pretty(&mark).expect("marks are plain data");
-        replace_file(&home.join(MARK), &text)?;
+        files::replace(&home.join(MARK), &text)?;
     }
     sync_directory(home.parent().unwrap_or(Path::new("/")))
 }
@@ -142,7 +142,7 @@ pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
         match owned(dataset, part) {
             Some(home) => {
                 remove_arrays(&home, |_| false)?;
-                remove_file(&home.join(MARK))?;
+                files::remove(&home.join(MARK))?;
                 match fs::remove_dir(&home) {
                     Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                         left.push(format!("{} is left: other files are in it", home.display()));
@@ -159,7 +159,7 @@ pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
             }
         }
         if is_link {
-            remove_file(&link)?;
+            files::remove(&link)?;
         }
     }
     Ok(left)
@@ -226,16 +226,8 @@ fn remove_arrays(home: &Path, keep: impl Fn(&str) -> bool) -> Result<()> {
         let finished = name.strip_suffix(UNFINISHED).unwrap_or(name);
         let array = finished.strip_suffix(".bin").filter(|array| plain_name(array));
         if array.is_some_and(|array| finished != name || !keep(array)) {
-            remove_file(&path)?;
+            files::remove(&path)?;
         }
     }
-    remove_file(&home.join(MARK).with_extension("new"))
-}
-
-/// Removes a file, if it is there.
-pub(crate) fn remove_file(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(StoreError::io(path)),
-    }
+    files::remove(&home.join(MARK).with_extension("new"))
 }

@@ -8,6 +8,7 @@ mod array;
 mod dataset;
 mod derived;
 mod error;
+mod files;
 mod homes;
 mod journal;
 mod manifest;
@@ -23,6 +24,7 @@ pub use array::{ArrayFile, ArrayWriter, FileEntry};
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};
+pub use files::create_sequential;
 pub use journal::Journal;
 pub use manifest::{
     Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,

@@ -99,6 +99,9 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
                     format!("the manifest promises {expected_bytes} bytes, the file has {found_bytes}");
                 (short, long - short, problem)
             }
+            Err(StoreError::Inconsistent { expected, found, .. }) => {
+                (0, layout.part_bytes(number, entry.bytes), format!("expected {expected}, found {found}"))
+            }
             Err(error) => return Err(error),
         };
         damage.push(Damage { path: layout.parts()[number].clone(), offset, bytes, problem });

@@ -6,8 +6,8 @@
 //! goes on with the rest, or removes what is left of the old copy.
 
 use crate::array::{check_part, file_name};
+use crate::files::{self, sync_directory};
 use crate::homes::{self, Mark, UNFINISHED};
-use crate::journal::{replace_file, sync_directory};
 use crate::scan::{Target, scan};
 use crate::stripes::stripe_directory;
 use crate::verify::Rule;
@@ -192,7 +192,7 @@ impl<'a> Job<'a> {
         let stay = manifest.files.iter().filter(|entry| !change.old.contains(entry));
         let files = stay.chain(&change.new).cloned().collect();
         let manifest = Manifest { files, ..manifest }.complete();
-        replace_file(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
+        files::replace(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
         Ok(manifest)
     }
 
@@ -228,6 +228,7 @@ impl<'a> Job<'a> {
     /// Copies an array from where `from` has it to where `to` has it. It gets its name when it is safe on the disk.
     fn copy(&self, from: &FileEntry, to: &FileEntry) -> Result<()> {
         let unfinished = self.unfinished(to);
+        unfinished.parts().iter().try_for_each(|part| files::remove(part))?;
         ThisMachine.create(&unfinished, to.bytes)?;
         let options = Options { depth: 64, ..Options::default() };
         let source = ThisMachine.open(&[from.layout(&self.directory)], Access::Read, &options)?;
@@ -262,7 +263,7 @@ impl<'a> Job<'a> {
         self.progress.finish();
         let Some(first) = damage.into_iter().next() else { return Ok(()) };
         for path in entries.iter().flat_map(|entry| entry.layout(directory).parts().to_vec()) {
-            homes::remove_file(&path)?;
+            files::remove(&path)?;
         }
         let problem = format!(
             "the copy is not what was written, at offset {}: {}; nothing was changed: run `esker verify {}`, and the \
@@ -279,9 +280,9 @@ impl<'a> Job<'a> {
         for entry in &manifest.files {
             let single = file_name(&entry.name);
             if entry.stripes.is_some() {
-                homes::remove_file(&self.directory.join(&single))?;
+                files::remove(&self.directory.join(&single))?;
             }
-            homes::remove_file(&self.directory.join(format!("{single}{UNFINISHED}")))?;
+            files::remove(&self.directory.join(format!("{single}{UNFINISHED}")))?;
         }
         homes::remove_strays(&self.directory, manifest)?;
         sync_directory(&self.directory)

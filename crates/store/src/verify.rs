@@ -3,9 +3,8 @@
 
 use crate::array::PAGE_BYTES;
 use crate::scan::{Target, damage_in, scan};
-use crate::{ArrayFile, Dataset, FileEntry, LabelKind, Manifest, Result, SplitOver, StoreError, file};
+use crate::{ArrayFile, Dataset, FileEntry, LabelKind, Manifest, Result, SplitOver, StoreError, file, files};
 use esker_types::{Dtype, Progress, Unit};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A place where a dataset is not what was written.
@@ -36,7 +35,7 @@ pub struct Verified {
 /// cannot be read, is a finding; an error is a directory that is no dataset, or a disk that does not answer.
 pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Verified> {
     let path = directory.join(file::MANIFEST);
-    let text = match fs::read(&path) {
+    let text = match files::read(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Dataset::open(directory).map(|_| Vec::new())?
         }

@@ -19,8 +19,8 @@ fn make(target: &Path, nodes: u64, dim: u64, seed: u64) {
 }
 
 fn try_make(target: &Path, nodes: u64, dim: u64, seed: u64) -> esker_store::Result<()> {
-    let staging = Staging::begin(target, true).unwrap();
-    staging.journal("test").unwrap();
+    let staging = Staging::begin(target, true)?;
+    staging.journal("test")?;
     let directory = staging.directory();
     let key = Key::new(seed);
     let mut offsets = ArrayWriter::create(directory, file::IN_OFFSETS, Dtype::U64, 1).unwrap();
@@ -508,6 +508,96 @@ fn a_moved_dataset_can_be_striped_further_and_replaced_with_its_parts() {
     assert_eq!((moved.arrays.len(), place.damage_of("other/d")), (2, vec![]));
     make(&place.at("other/d"), 10, 3, 1);
     place.assert_no_parts();
+}
+
+/// Makes a pipe, which nobody writes to.
+fn make_pipe(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Does something that must not take for ever.
+fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_else(|_| panic!("{what} hangs"))
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_is_named_and_nobody_waits_for_it() {
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(2, 64 * KIB).unwrap();
+    // So short that the second part is empty, as a pipe is.
+    let part = place.at("d/stripe-1/node-features.bin");
+    assert_eq!(fs::metadata(&part).unwrap().len(), 0);
+    fs::remove_file(&part).unwrap();
+    make_pipe(&part);
+    let dataset = place.at("d");
+    let opened = in_time("opening", move || Dataset::open(&dataset).unwrap_err().to_string());
+    assert!(opened.contains(part.to_str().unwrap()) && opened.contains("a pipe"), "{opened}");
+    let dataset = place.at("d");
+    let damage = in_time("verify", move || verify(&dataset, 1, &Silent).unwrap().damage);
+    assert!(
+        damage.len() == 1 && damage[0].path == part && damage[0].problem.contains("a pipe"),
+        "{damage:?}"
+    );
+    for name in ["esker.json", "stripe-0/esker-stripe.json", "lock"] {
+        let place = Place::striped();
+        let _ = fs::remove_file(place.at("d").join(name));
+        make_pipe(&place.at("d").join(name));
+        let dataset = place.at("d");
+        in_time(name, move || {
+            let _ = (Dataset::open(&dataset), verify(&dataset, 1, &Silent));
+            let _ = Staging::is_in_place(&dataset, "test");
+            let _ = (unstripe(&dataset, 1, &Silent), try_make(&dataset, 10, 3, 1));
+        });
+    }
+}
+
+#[test]
+fn what_is_written_does_not_follow_links() {
+    let check = |name: &str, write: fn(&Place)| {
+        let place = Place::striped();
+        fs::write(place.at("victim"), "mine").unwrap();
+        std::os::unix::fs::symlink(place.at("victim"), place.at("d").join(name)).unwrap();
+        write(&place);
+        assert_eq!(fs::read_to_string(place.at("victim")).unwrap(), "mine", "through {name}");
+        assert!(!place.at("d").join(name).is_symlink(), "{name} is there still");
+        assert_eq!(place.damage(), []);
+    };
+    let undo: fn(&Place) = |place| drop(place.undo("d"));
+    check("node-features.bin.new", undo);
+    check("node-features.bin", undo);
+    check("esker.new", undo);
+    check("stripe-0/esker-stripe.new", |place| {
+        place.undo("d");
+        place.stripe(2, 64 * KIB).unwrap();
+    });
+    check("lock", |place| {
+        let refused = try_make(&place.at("d"), 10, 3, 1).unwrap_err().to_string();
+        assert!(refused.contains("d/lock"), "{refused}");
+        fs::remove_file(place.at("d/lock")).unwrap();
+    });
+}
+
+#[test]
+fn what_is_built_does_not_follow_links() {
+    for name in ["esker.new", "in-offsets.bin", "in-offsets.sums", "work/journal.new", "lock"] {
+        let place = Place::new();
+        fs::write(place.at("victim"), "mine").unwrap();
+        // As a run of the same job left it, so that nothing is thrown away.
+        let staging = Staging::begin(&place.at("d"), true).unwrap();
+        staging.journal("test").unwrap().0.record("begun", &1).unwrap();
+        drop(staging);
+        let path = place.at("d.partial").join(name);
+        let _ = fs::remove_file(&path);
+        std::os::unix::fs::symlink(place.at("victim"), &path).unwrap();
+        match name {
+            "lock" => drop(Staging::begin(&place.at("d"), true).map(drop).expect_err("a link as lock")),
+            _ => make(&place.at("d"), 10, 3, 1),
+        }
+        assert_eq!(fs::read_to_string(place.at("victim")).unwrap(), "mine", "through {name}");
+    }
 }
 
 #[test]
