@@ -101,11 +101,13 @@ impl Change {
         Change { old, new }
     }
 
-    /// What an earlier run has not finished: copies get their names when they are whole.
+    /// What an earlier run has not finished: copies get their names when they are whole. A link is no copy: it may
+    /// lead to the very file that is to be removed.
     fn missing(&self, directory: &Path) -> Vec<(&FileEntry, &FileEntry)> {
         let is_there = |entry: &FileEntry| {
             let layout = entry.layout(directory);
-            (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
+            let no_links = layout.parts().iter().all(|part| !part.is_symlink());
+            no_links && (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
         };
         self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
     }
@@ -140,6 +142,7 @@ impl<'a> Job<'a> {
             Err(TryLockError::Error(error)) => return Err(StoreError::io(&directory)(error)),
         }
         let manifest = Dataset::open(&directory)?.manifest().clone();
+        refuse_entangled_parts(&directory, &manifest)?;
         Ok((Job { directory, threads, progress, _lock: lock }, manifest))
     }
 
@@ -287,4 +290,26 @@ impl<'a> Job<'a> {
         homes::remove_strays(&self.directory, manifest)?;
         sync_directory(&self.directory)
     }
+}
+
+/// Refuses parts that are files of the dataset itself, or one another, by links that somebody made: writing or removing
+/// one copy of an array would hit the other. Inside the dataset a part may lie in a `stripe-i` of its own only.
+fn refuse_entangled_parts(directory: &Path, manifest: &Manifest) -> Result<()> {
+    let mut seen: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+    for entry in manifest.files.iter().filter(|entry| entry.stripes.is_some()) {
+        for path in entry.layout(directory).parts() {
+            let place = fs::canonicalize(path).map_err(StoreError::io(path))?;
+            let refuse = |problem: String| {
+                let remedy = "link it to a directory of its own (`ln -sfn DIRECTORY stripe-i`)";
+                Err(StoreError::Stripe { path: path.clone(), problem: format!("{problem}; {remedy}") })
+            };
+            if place.starts_with(directory) && place != *path {
+                return refuse(format!("is {}, inside the dataset", place.display()));
+            }
+            if let Some(other) = seen.insert(place, path.clone()) {
+                return refuse(format!("is the same file as {}", other.display()));
+            }
+        }
+    }
+    Ok(())
 }

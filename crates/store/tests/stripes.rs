@@ -601,6 +601,50 @@ fn what_is_built_does_not_follow_links() {
 }
 
 #[test]
+fn parts_that_are_the_datasets_own_files_or_one_another_are_left_alone() {
+    let link = |place: &Place, to: &str| {
+        let part = stripe_directory(&place.at("d"), 0);
+        for file in fs::read_dir(&part).unwrap().map(|file| file.unwrap()) {
+            fs::copy(file.path(), place.at("d").join(to).join(file.file_name())).unwrap();
+        }
+        fs::remove_file(&part).unwrap();
+        std::os::unix::fs::symlink(to, &part).unwrap();
+    };
+    for to in [".", "derived"] {
+        let place = Place::striped();
+        fs::create_dir(place.at("d/derived")).unwrap();
+        link(&place, to);
+        assert_eq!(place.damage(), []);
+        let before = place.files("d");
+        for error in [unstripe(&place.at("d"), 1, &Silent), place.stripe(2, 64 * KIB)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("stripe-0") && error.contains("inside the dataset"), "{error}");
+        }
+        assert_eq!((place.files("d"), place.damage()), (before, vec![]));
+    }
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(3, 64 * KIB).unwrap();
+    fs::remove_file(place.at("d/stripe-1")).unwrap();
+    std::os::unix::fs::symlink("stripe-2", place.at("d/stripe-1")).unwrap();
+    let error = unstripe(&place.at("d"), 1, &Silent).unwrap_err().to_string();
+    assert!(error.contains("stripe-2") && error.contains("same file"), "{error}");
+    assert_eq!(place.damage(), []);
+}
+
+#[test]
+fn a_link_to_a_part_is_no_copy_of_the_array() {
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(2, 64 * KIB).unwrap();
+    // So short that the first part holds all of it.
+    std::os::unix::fs::symlink("stripe-0/node-features.bin", place.at("d/node-features.bin")).unwrap();
+    place.undo("d");
+    assert_eq!((place.damage(), place.files("d").len()), (vec![], 4));
+    place.assert_no_parts();
+}
+
+#[test]
 fn a_copy_with_directories_instead_of_links_is_a_dataset_of_its_own() {
     let place = Place::striped();
     for part in 0..2 {
