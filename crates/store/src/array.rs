@@ -4,11 +4,12 @@
 //! The payload starts on a page and is padded to a page, so a direct read may always take whole pages; nothing
 //! assumes that a row divides one.
 
+use crate::shared_disk::SharedDisk;
 use crate::stripes::Stripes;
 use crate::{Result, StoreError, files};
 use esker_io::{
-    Access, Disk, Files, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter, Stream,
-    ThisMachine,
+    Access, Disk, Files, IoError, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter,
+    Stream,
 };
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -281,11 +282,17 @@ impl ArrayWriter {
 pub struct ArrayFile {
     layout: Layout,
     entry: FileEntry,
+    disk: SharedDisk,
 }
 
 impl ArrayFile {
     /// Checks lengths and header.
     pub fn open(directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
+        ArrayFile::open_on(&SharedDisk::this_machine(), directory, entry)
+    }
+
+    /// The same where the bytes are on another disk than this machine's.
+    pub(crate) fn open_on(disk: &SharedDisk, directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
         let layout = entry.layout(directory);
         let path = &layout.parts()[0];
         let sections =
@@ -293,8 +300,8 @@ impl ArrayFile {
         if let Some(stripes) = &entry.stripes {
             stripes.check_directories(directory)?;
         }
-        (0..layout.parts().len()).try_for_each(|number| check_part(&layout, number, entry.bytes))?;
-        let array = ArrayFile { layout, entry: entry.clone() };
+        (0..layout.parts().len()).try_for_each(|number| check_part(&**disk, &layout, number, entry.bytes))?;
+        let array = ArrayFile { layout, entry: entry.clone(), disk: disk.clone() };
         let mut page = [0u8; PAGE_BYTES as usize];
         array.read_bytes(0, &mut page)?;
         if page != header_page(entry, &sections) {
@@ -367,24 +374,23 @@ impl ArrayFile {
     }
 
     fn open_files(&self, options: &Options) -> Result<Files> {
-        Ok(ThisMachine.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
+        Ok(self.disk.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
     }
 }
 
 /// Checks that a part of an array of `bytes` bytes is there and as long as it must be.
-pub(crate) fn check_part(layout: &Layout, number: usize, bytes: u64) -> Result<()> {
+pub(crate) fn check_part(disk: &dyn Disk, layout: &Layout, number: usize, bytes: u64) -> Result<()> {
     let path = &layout.parts()[number];
-    let found = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(StoreError::Missing { path: path.clone() });
-        }
-        found => found.map_err(StoreError::io(path))?,
-    };
     // An empty part is as long as a pipe, and whoever opens a pipe waits for its writer.
-    if let Some(kind) = files::not_a_file(&found) {
+    if let Some(kind) = fs::metadata(path).ok().and_then(|found| files::not_a_file(&found)) {
         return Err(StoreError::inconsistent(path, "a file", kind));
     }
-    let found_bytes = found.len();
+    let found_bytes = match disk.open(&[Layout::file(path)], Access::Read, &few_bytes()) {
+        Err(IoError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(StoreError::Missing { path: path.clone() });
+        }
+        found => found?.bytes(0),
+    };
     let expected_bytes = layout.part_bytes(number, bytes);
     if found_bytes != expected_bytes {
         return Err(StoreError::WrongLength { path: path.clone(), expected_bytes, found_bytes });

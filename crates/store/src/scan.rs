@@ -6,9 +6,7 @@
 use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, check_part, header_page};
 use crate::verify::{Damage, Rule};
 use crate::{FileEntry, Result, StoreError};
-use esker_io::{
-    Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, Layout, Options, Piece, Queue, ThisMachine,
-};
+use esker_io::{Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, Layout, Options, Piece, Queue};
 use esker_types::Progress;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -43,10 +41,15 @@ struct Array<'a> {
 }
 
 /// Every place where the arrays are not what was written.
-pub(crate) fn scan(targets: &[Target], threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+pub(crate) fn scan(
+    disk: &dyn Disk,
+    targets: &[Target],
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Damage>> {
     let (mut damage, mut arrays) = (Vec::new(), Vec::new());
     for target in targets {
-        match find(target, &mut damage)? {
+        match find(disk, target, &mut damage)? {
             Some(array) => arrays.push(array),
             None => progress.advance(target.entry.bytes),
         }
@@ -59,14 +62,14 @@ pub(crate) fn scan(targets: &[Target], threads: usize, progress: &dyn Progress) 
         };
         let count = arrays.iter().take_while(fits).count().max(1);
         let later = arrays.split_off(count);
-        damage.extend(scan_together(arrays, threads, progress)?);
+        damage.extend(scan_together(disk, arrays, threads, progress)?);
         arrays = later;
     }
     Ok(damage)
 }
 
 /// Checks what is known without reading: shape, directories, lengths of the parts.
-fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
+fn find<'a>(disk: &dyn Disk, target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
     let entry = target.entry;
     let layout = entry.layout(target.directory);
     let Ok(sections) = entry.sections() else {
@@ -88,7 +91,7 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
         return Ok(None);
     }
     for number in 0..layout.parts().len() {
-        let (offset, bytes, problem) = match check_part(&layout, number, entry.bytes) {
+        let (offset, bytes, problem) = match check_part(disk, &layout, number, entry.bytes) {
             Ok(()) => continue,
             Err(StoreError::Missing { .. }) => {
                 (0, layout.part_bytes(number, entry.bytes), "the file is missing".to_string())
@@ -109,10 +112,15 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
     Ok((damage.len() == before).then_some(Array { entry, rule: target.rule, layout, sections }))
 }
 
-fn scan_together(arrays: Vec<Array>, threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+fn scan_together(
+    disk: &dyn Disk,
+    arrays: Vec<Array>,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Damage>> {
     let layouts: Vec<Layout> = arrays.iter().map(|array| array.layout.clone()).collect();
     let options = Options { depth: 32, staging_bytes: 1 << 20, max_bytes: 1 << 20, ..Options::default() };
-    let files = ThisMachine.open(&layouts, Access::Read, &options)?;
+    let files = disk.open(&layouts, Access::Read, &options)?;
     let mut queue = files.queue()?;
     let (mut damage, mut shares, mut groups) = (Vec::new(), Vec::new(), 0);
     for (file, array) in arrays.iter().enumerate() {

@@ -107,7 +107,9 @@ impl Change {
         let is_there = |entry: &FileEntry| {
             let layout = entry.layout(directory);
             let no_links = layout.parts().iter().all(|part| !part.is_symlink());
-            no_links && (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
+            no_links
+                && (0..layout.parts().len())
+                    .all(|part| check_part(&ThisMachine, &layout, part, entry.bytes).is_ok())
         };
         self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
     }
@@ -262,7 +264,7 @@ impl<'a> Job<'a> {
         let directory = &self.directory;
         let targets: Vec<Target> =
             entries.iter().map(|entry| Target { directory, entry, rule: Rule::Any }).collect();
-        let damage = scan(&targets, self.threads, self.progress)?;
+        let damage = scan(&ThisMachine, &targets, self.threads, self.progress)?;
         self.progress.finish();
         let Some(first) = damage.into_iter().next() else { return Ok(()) };
         for path in entries.iter().flat_map(|entry| entry.layout(directory).parts().to_vec()) {

@@ -3,9 +3,12 @@
 
 use crate::array::PAGE_BYTES;
 use crate::scan::{Target, damage_in, scan};
+use crate::shared_disk::SharedDisk;
 use crate::{ArrayFile, Dataset, FileEntry, LabelKind, Manifest, Result, SplitOver, StoreError, file, files};
+use esker_io::Disk;
 use esker_types::{Dtype, Progress, Unit};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A place where a dataset is not what was written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -34,10 +37,29 @@ pub struct Verified {
 /// Checks every byte of the dataset in `directory` with `threads` threads. Damage of any kind, up to a manifest that
 /// cannot be read, is a finding; an error is a directory that is no dataset, or a disk that does not answer.
 pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Verified> {
+    verify_from(&SharedDisk::this_machine(), directory, threads, progress)
+}
+
+/// The same for a dataset that [`Dataset::open_on`] opens.
+pub fn verify_on(
+    directory: &Path,
+    disk: Arc<dyn Disk>,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Verified> {
+    verify_from(&SharedDisk::new(disk), directory, threads, progress)
+}
+
+fn verify_from(
+    disk: &SharedDisk,
+    directory: &Path,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Verified> {
     let path = directory.join(file::MANIFEST);
     let text = match files::read(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Dataset::open(directory).map(|_| Vec::new())?
+            Dataset::open_from(disk.clone(), directory).map(|_| Vec::new())?
         }
         read => read.map_err(StoreError::io(&path))?,
     };
@@ -53,7 +75,7 @@ pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Resu
     let mut targets: Vec<Target> =
         own.map(|entry| Target { directory, entry, rule: Rule::of(entry, &manifest) }).collect();
     let (mut damage, mut derived) = (Vec::new(), Vec::new());
-    if let Ok(dataset) = Dataset::open(directory) {
+    if let Ok(dataset) = Dataset::open_from(disk.clone(), directory) {
         derived = dataset.all_derived()?;
     }
     for (_, derived) in &derived {
@@ -68,7 +90,7 @@ pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Resu
     let entries = targets.iter().map(|target| target.entry);
     let bytes = entries.fold(text.len() as u64, |sum, entry| sum.saturating_add(entry.bytes));
     progress.stage("verify", Some(bytes), Unit::Bytes);
-    damage.extend(scan(&targets, threads, progress)?);
+    damage.extend(scan(&**disk, &targets, threads, progress)?);
     if damage.is_empty() {
         let rising = [(file::IN_OFFSETS, false), (file::OUT_OFFSETS, false)]
             .into_iter()
@@ -78,7 +100,7 @@ pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Resu
         let rising = rising.chain(names.iter().map(|name| (name.as_str(), false)));
         for (name, strictly) in rising {
             if let Some(entry) = manifest.entry(name).filter(|entry| entry.columns == 1) {
-                check_rising(&ArrayFile::open(directory, entry)?, strictly, &mut damage)?;
+                check_rising(&ArrayFile::open_on(disk, directory, entry)?, strictly, &mut damage)?;
             }
         }
     }
