@@ -6,7 +6,7 @@ use esker_io::{Faults, SimulatedDisk};
 use esker_store::{Damage, Dataset, StripeRequest, file, stripe, verify_on};
 use esker_types::Silent;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const NODES: u64 = 3000;
@@ -56,6 +56,12 @@ impl Simulated {
     fn file(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{name}.bin"))
     }
+
+    fn flip(&self, path: &Path, at: usize) {
+        let mut bytes = self.disk.get(path).unwrap();
+        bytes[at] ^= 1;
+        self.disk.put(path, bytes);
+    }
 }
 
 /// Every feature, read as a stream, and compared with what reading at a position says.
@@ -93,4 +99,62 @@ fn a_disk_that_fails_is_a_named_error() {
     let simulated = Simulated::new(Faults { read_error: 1.0, ..Faults::default() }, false);
     let error = simulated.open().unwrap_err().to_string();
     assert!(error.contains(simulated.directory().to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn verify_lists_what_cannot_be_read_and_goes_on() {
+    for striped in [false, true] {
+        let simulated = Simulated::new(Faults::default(), striped);
+        let dataset = simulated.open().unwrap();
+        let layout = dataset.array(file::NODE_FEATURES).unwrap().layout().clone();
+        let bad = [5000, 150_000, 150_600, 300_000].map(|at| layout.place(at));
+        let bad = bad.map(|place| (layout.parts()[place.part].clone(), place.offset));
+        // Behind what cannot be read, in the same array and in another.
+        let (flipped, other) = (layout.place(250_000), dataset.array(file::IN_NEIGHBOURS).unwrap().layout());
+        let flipped = (layout.parts()[flipped.part].clone(), flipped.offset);
+        let other = (other.parts()[0].clone(), 9000);
+        [&flipped, &other].iter().for_each(|(path, at)| simulated.flip(path, *at as usize));
+        bad.iter().for_each(|(path, at)| simulated.disk.damage(path, *at..at + 1));
+        let damage = simulated.damage();
+        let found = |(path, at): &(PathBuf, u64), problem: &str| {
+            damage.iter().any(|damage| {
+                let covers = damage.offset <= *at && *at < damage.offset + damage.bytes;
+                damage.path == *path && covers && damage.problem.contains(problem)
+            })
+        };
+        bad.iter().for_each(|bad| assert!(found(bad, "cannot be read"), "{bad:?}: {damage:?}"));
+        assert!(found(&flipped, "checksum") && found(&other, "checksum"), "{damage:?}");
+        // Nobody has to give up more than the blocks it is about, and what lies between stays.
+        let unreadable: u64 = damage.iter().map(|damage| damage.bytes).sum();
+        assert!(unreadable <= 6 * (64 << 10), "{damage:?}");
+        assert!(damage.len() <= 7 && damage.windows(2).all(|two| two[0] != two[1]), "{damage:?}");
+    }
+}
+
+#[test]
+fn verify_lists_headers_and_tables_that_cannot_be_read() {
+    let simulated = Simulated::new(Faults::default(), false);
+    let (features, offsets) = (simulated.file(file::NODE_FEATURES), simulated.file(file::IN_OFFSETS));
+    let table = simulated.disk.get(&features).unwrap().len() as u64 - 1;
+    simulated.disk.damage(&features, table..table + 1);
+    simulated.disk.damage(&offsets, 10..11);
+    let damage = simulated.damage();
+    let at = |path: &Path, at: u64| {
+        damage
+            .iter()
+            .any(|damage| damage.path == path && damage.offset <= at && at < damage.offset + damage.bytes)
+    };
+    assert!(damage.len() == 2 && at(&features, table) && at(&offsets, 10), "{damage:?}");
+}
+
+#[test]
+fn faults_here_and_there_do_not_stop_verify() {
+    for seed in 0..8 {
+        let simulated = Simulated::new(Faults { seed, read_error: 0.02, ..Faults::default() }, false);
+        let damage = simulated.damage();
+        assert!(
+            damage.iter().all(|damage| damage.problem.contains("cannot be read")),
+            "seed {seed}: {damage:?}"
+        );
+    }
 }
