@@ -7,7 +7,7 @@
 
 use crate::Result;
 use bytemuck::Pod;
-use esker_io::{SequentialReader, SequentialWriter};
+use esker_io::SequentialReader;
 use esker_store::{StoreError, create_sequential};
 use rayon::slice::ParallelSliceMut;
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 //! leave in order of (string, position). Runs are merged by a heap, at most [`FAN_IN`] at a time.
 
 use crate::{Result, delimited::quoted};
-use esker_io::{SequentialReader, SequentialWriter};
+use esker_io::SequentialReader;
 use esker_store::{StoreError, create_sequential};
 use std::{
     cmp::Reverse,
