@@ -14,7 +14,7 @@ Examples:
   esker verify papers
   esker verify papers --json
 
-Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every damaged block. Exit code 3 when there is damage.")]
+Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or that the disk does not give. Exit code 3 when there is damage.")]
 pub struct Arguments {
     /// The dataset
     dataset: PathBuf,

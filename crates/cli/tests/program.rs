@@ -143,6 +143,67 @@ fn a_dataset_is_striped_shown_and_brought_back() {
 }
 
 #[test]
+fn datasets_that_were_moved_or_copied_keep_what_is_theirs() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let said = |words: &str, code: i32| {
+        let output = esker(directory.path(), words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+        said
+    };
+    (1..=2).for_each(|disk| fs::create_dir(at(&format!("disk{disk}"))).unwrap());
+    said("generate g --nodes 500 --dim 64", 0);
+    said("stripe g --over disk1,disk2 --min-size 0", 0);
+    fs::rename(at("g"), at("moved")).unwrap();
+    // A new one of the old name.
+    said("generate g --nodes 600 --dim 64", 0);
+    let refused = said("stripe g --over disk1,disk2 --min-size 0", 1);
+    assert!(refused.contains("disk1/g.stripe-0") && refused.contains("another dataset"), "{refused}");
+    said("verify moved", 0);
+    said("verify g", 0);
+    // Copies, with the links.
+    for words in ["stripe copy --undo", "generate copy --nodes 10 --dim 2 --overwrite"] {
+        let copied = Command::new("cp").arg("-a").arg(at("moved")).arg(at("copy")).status().unwrap();
+        assert!(copied.success());
+        let told = said(words, 0);
+        assert!(told.contains("disk1/g.stripe-0 is left"), "{words}: {told}");
+        said("verify copy", 0);
+        said("verify moved", 0);
+        fs::remove_dir_all(at("copy")).unwrap();
+    }
+    said("stripe moved --undo", 0);
+    said("stripe g --over disk1,disk2 --min-size 0", 0);
+    said("verify g", 0);
+    said("verify moved", 0);
+}
+
+#[test]
+fn a_pipe_in_a_dataset_is_named_and_links_in_it_are_not_written_through() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    (1..=2).for_each(|disk| fs::create_dir(at(&format!("disk{disk}"))).unwrap());
+    assert!(esker(directory.path(), "generate g --nodes 50 --dim 2").status.success());
+    assert!(esker(directory.path(), "stripe g --over disk1,disk2 --min-size 0").status.success());
+    fs::write(at("victim"), "mine").unwrap();
+    std::os::unix::fs::symlink("../victim", at("g/node-features.bin.new")).unwrap();
+    assert!(esker(directory.path(), "stripe g --undo").status.success());
+    assert_eq!(fs::read_to_string(at("victim")).unwrap(), "mine");
+    assert!(esker(directory.path(), "stripe g --over disk1,disk2 --min-size 0").status.success());
+    let part = at("disk2/g.stripe-1/split-test.bin");
+    fs::remove_file(&part).unwrap();
+    assert!(Command::new("mkfifo").arg(&part).status().unwrap().success());
+    for (verb, code) in [("info", 1), ("verify", 3)] {
+        let mut program = Command::new("timeout");
+        program.args(["20", env!("CARGO_BIN_EXE_esker"), verb, "g"]).current_dir(directory.path());
+        let output = program.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{verb}: {said}");
+        assert!(said.contains("stripe-1/split-test.bin") && said.contains("a pipe"), "{verb}: {said}");
+    }
+}
+
+#[test]
 fn a_disk_without_room_for_a_part_is_told_before_anything_is_copied() {
     let directory = tempfile::tempdir().unwrap();
     let small = directory.path().join("small");

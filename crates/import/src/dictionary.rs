@@ -11,7 +11,7 @@ use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, NameSource
 use crate::string_sort::StringSorter;
 use crate::{ImportError, Place, Result, Workspace};
 use esker_io::{SequentialReader, SequentialWriter};
-use esker_store::StoreError;
+use esker_store::{StoreError, create_sequential};
 use esker_types::Unit;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -254,7 +254,7 @@ impl Work<'_> {
             }
         }
         let spool_path = self.spool_path();
-        let mut spool = SequentialWriter::create(&spool_path).map_err(StoreError::io(&spool_path))?;
+        let mut spool = create_sequential(&spool_path)?;
         let narrow = self.edges.columns().none();
         let (mut edges, mut count) = (self.edges.open()?, 0u64);
         while edges.advance()? {
@@ -416,7 +416,7 @@ struct NamesWriter {
 
 impl NamesWriter {
     fn create(path: PathBuf) -> Result<NamesWriter> {
-        let writer = SequentialWriter::create(&path).map_err(StoreError::io(&path))?;
+        let writer = create_sequential(&path)?;
         Ok(NamesWriter { path, writer, count: 0 })
     }
 

@@ -7,8 +7,8 @@
 
 use crate::Result;
 use bytemuck::Pod;
-use esker_io::{SequentialReader, SequentialWriter};
-use esker_store::StoreError;
+use esker_io::SequentialReader;
+use esker_store::{StoreError, create_sequential};
 use rayon::slice::ParallelSliceMut;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -105,7 +105,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
             self.buffer.par_sort_unstable();
             let run = self.new_run();
             let path = self.directory.join(&run.file);
-            let mut writer = SequentialWriter::create(&path).map_err(StoreError::io(&path))?;
+            let mut writer = create_sequential(&path)?;
             writer.write_all(bytemuck::cast_slice(&self.buffer)).map_err(StoreError::io(&path))?;
             writer.finish().map_err(StoreError::io(&path))?;
             self.runs.push(Run { records: self.buffer.len() as u64, ..run });
@@ -133,7 +133,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
             let merged = self.new_run();
             let path = self.directory.join(&merged.file);
             let mut sorted = self.open_runs(&self.runs)?;
-            let mut writer = SequentialWriter::create(&path).map_err(StoreError::io(&path))?;
+            let mut writer = create_sequential(&path)?;
             let (mut chunk, mut records) = (Vec::new(), 0);
             while sorted.next(&mut chunk)? {
                 records += chunk.len() as u64;

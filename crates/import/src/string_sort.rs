@@ -2,8 +2,8 @@
 //! leave in order of (string, position). Runs are merged by a heap, at most [`FAN_IN`] at a time.
 
 use crate::{Result, delimited::quoted};
-use esker_io::{SequentialReader, SequentialWriter};
-use esker_store::StoreError;
+use esker_io::SequentialReader;
+use esker_store::{StoreError, create_sequential};
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
@@ -76,7 +76,7 @@ impl StringSorter {
         let key = |entry: &Entry| (&text[entry.start..entry.start + entry.length], entry.position);
         self.entries.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let path = self.new_run();
-        let mut writer = SequentialWriter::create(&path).map_err(StoreError::io(&path))?;
+        let mut writer = create_sequential(&path)?;
         for entry in &self.entries {
             let text = &self.text[entry.start..entry.start + entry.length];
             write_entry(&mut writer, text, entry.position).map_err(StoreError::io(&path))?;
@@ -95,7 +95,7 @@ impl StringSorter {
         while self.runs.len() > FAN_IN {
             let rest = self.runs.split_off(FAN_IN);
             let path = self.new_run();
-            let mut writer = SequentialWriter::create(&path).map_err(StoreError::io(&path))?;
+            let mut writer = create_sequential(&path)?;
             let mut merged = SortedStrings::open(std::mem::replace(&mut self.runs, rest), self.memory_bytes)?;
             while let Some((text, position)) = merged.next()? {
                 write_entry(&mut writer, &text, position).map_err(StoreError::io(&path))?;

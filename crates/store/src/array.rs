@@ -4,11 +4,12 @@
 //! The payload starts on a page and is padded to a page, so a direct read may always take whole pages; nothing
 //! assumes that a row divides one.
 
+use crate::shared_disk::SharedDisk;
 use crate::stripes::Stripes;
-use crate::{Result, StoreError};
+use crate::{Result, StoreError, files};
 use esker_io::{
-    Access, Disk, Files, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter, Stream,
-    ThisMachine,
+    Access, Disk, Files, IoError, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter,
+    Stream,
 };
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -150,11 +151,14 @@ impl ArrayWriter {
         let open = |path: &Path, keep| SequentialWriter::resume(path, keep).map_err(StoreError::io(path));
         let mut file;
         if rows == 0 {
-            file = open(&path, 0)?;
+            files::remove(&sums_path)?;
+            file = files::create_sequential(&path)?;
             file.write_all(&[0; PAGE_BYTES as usize]).map_err(StoreError::io(&path))?;
         } else {
             // The last, incomplete block is read again: its checksum is still open.
             let tail = payload_bytes % BLOCK_BYTES;
+            files::refuse_links(&path)?;
+            files::refuse_links(&sums_path)?;
             let found = fs::metadata(&path).map_err(StoreError::io(&path))?.len();
             if found < PAGE_BYTES + payload_bytes {
                 let expected_bytes = PAGE_BYTES + payload_bytes;
@@ -267,8 +271,8 @@ impl ArrayWriter {
         let file = File::options().write(true).open(&self.path).map_err(StoreError::io(&self.path))?;
         let written = file.write_all_at(&header_page(&entry, &sections), 0).and_then(|()| file.sync_all());
         written.map_err(StoreError::io(&self.path))?;
-        fs::remove_file(&self.sums_path).map_err(StoreError::io(&self.sums_path))?;
-        crate::journal::sync_directory(&self.directory)?;
+        files::remove(&self.sums_path)?;
+        files::sync_directory(&self.directory)?;
         Ok(entry)
     }
 }
@@ -278,11 +282,17 @@ impl ArrayWriter {
 pub struct ArrayFile {
     layout: Layout,
     entry: FileEntry,
+    disk: SharedDisk,
 }
 
 impl ArrayFile {
     /// Checks lengths and header.
     pub fn open(directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
+        ArrayFile::open_on(&SharedDisk::this_machine(), directory, entry)
+    }
+
+    /// The same where the bytes are on another disk than this machine's.
+    pub(crate) fn open_on(disk: &SharedDisk, directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
         let layout = entry.layout(directory);
         let path = &layout.parts()[0];
         let sections =
@@ -290,8 +300,8 @@ impl ArrayFile {
         if let Some(stripes) = &entry.stripes {
             stripes.check_directories(directory)?;
         }
-        (0..layout.parts().len()).try_for_each(|number| check_part(&layout, number, entry.bytes))?;
-        let array = ArrayFile { layout, entry: entry.clone() };
+        (0..layout.parts().len()).try_for_each(|number| check_part(&**disk, &layout, number, entry.bytes))?;
+        let array = ArrayFile { layout, entry: entry.clone(), disk: disk.clone() };
         let mut page = [0u8; PAGE_BYTES as usize];
         array.read_bytes(0, &mut page)?;
         if page != header_page(entry, &sections) {
@@ -364,18 +374,22 @@ impl ArrayFile {
     }
 
     fn open_files(&self, options: &Options) -> Result<Files> {
-        Ok(ThisMachine.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
+        Ok(self.disk.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
     }
 }
 
 /// Checks that a part of an array of `bytes` bytes is there and as long as it must be.
-pub(crate) fn check_part(layout: &Layout, number: usize, bytes: u64) -> Result<()> {
+pub(crate) fn check_part(disk: &dyn Disk, layout: &Layout, number: usize, bytes: u64) -> Result<()> {
     let path = &layout.parts()[number];
-    let found_bytes = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    // An empty part is as long as a pipe, and whoever opens a pipe waits for its writer.
+    if let Some(kind) = fs::metadata(path).ok().and_then(|found| files::not_a_file(&found)) {
+        return Err(StoreError::inconsistent(path, "a file", kind));
+    }
+    let found_bytes = match disk.open(&[Layout::file(path)], Access::Read, &few_bytes()) {
+        Err(IoError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(StoreError::Missing { path: path.clone() });
         }
-        found => found.map_err(StoreError::io(path))?.len(),
+        found => found?.bytes(0),
     };
     let expected_bytes = layout.part_bytes(number, bytes);
     if found_bytes != expected_bytes {

@@ -1,7 +1,9 @@
-use crate::{ArrayFile, Manifest, Result, StoreError, file};
-use std::fs;
+use crate::shared_disk::SharedDisk;
+use crate::{ArrayFile, Manifest, Result, StoreError, file, files};
+use esker_io::Disk;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// An open dataset: the manifest holds together, every file has its length and header, offsets span the edges.
 #[derive(Debug, Clone)]
@@ -9,21 +11,32 @@ pub struct Dataset {
     directory: PathBuf,
     manifest: Manifest,
     arrays: Vec<ArrayFile>,
+    disk: SharedDisk,
 }
 
 impl Dataset {
     /// Opens a dataset, checking what is cheap. [`crate::verify`] checks the rest.
     pub fn open(directory: &Path) -> Result<Dataset> {
+        Dataset::open_from(SharedDisk::this_machine(), directory)
+    }
+
+    /// Opens a dataset whose arrays are on another disk than this machine's, under the same paths. The manifest, and
+    /// the directories or links of stripes, are this machine's all the same.
+    pub fn open_on(directory: &Path, disk: Arc<dyn Disk>) -> Result<Dataset> {
+        Dataset::open_from(SharedDisk::new(disk), directory)
+    }
+
+    pub(crate) fn open_from(disk: SharedDisk, directory: &Path) -> Result<Dataset> {
         let path = directory.join(file::MANIFEST);
-        let bytes = match fs::read(&path) {
+        let bytes = match files::read(&path) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Err(not_a_dataset(directory));
             }
             read => read.map_err(StoreError::io(&path))?,
         };
         let manifest = Manifest::from_bytes(&bytes, &path)?;
-        let arrays = manifest.open_files(directory)?;
-        let dataset = Dataset { directory: directory.to_path_buf(), manifest, arrays };
+        let arrays = manifest.open_files(&disk, directory)?;
+        let dataset = Dataset { directory: directory.to_path_buf(), manifest, arrays, disk };
         dataset.check_offsets(file::IN_OFFSETS)?;
         if dataset.manifest.edges.out_neighbours {
             dataset.check_offsets(file::OUT_OFFSETS)?;
@@ -50,6 +63,11 @@ impl Dataset {
     /// Where it is.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// What its arrays are read from.
+    pub(crate) fn disk(&self) -> &SharedDisk {
+        &self.disk
     }
 
     /// What it is.

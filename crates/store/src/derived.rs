@@ -1,7 +1,8 @@
 //! Derived data: what can be computed again from a dataset, kept under `derived/NAME` inside it. Its manifest
 //! carries a hash of everything it was made from, so that it is used only while that has not changed.
 
-use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, sealed};
+use crate::shared_disk::SharedDisk;
+use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, files, sealed};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ impl Dataset {
 
     /// The derived data `name`, if it is there, whole, and made from exactly this; `None` means: make it.
     pub fn derived(&self, name: &str, kind: &str, parameters: &serde_json::Value) -> Option<Derived> {
-        let found = open(&self.derived_directory().join(name)).ok()?;
+        let found = open(self.disk(), &self.derived_directory().join(name)).ok()?;
         (found.manifest.inputs == self.inputs_of(kind, parameters)).then_some(found)
     }
 
@@ -64,7 +65,7 @@ impl Dataset {
             let path = entry.map_err(StoreError::io(&directory))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() && !name.ends_with(".partial") {
-                all.push((name, open(&path)));
+                all.push((name, open(self.disk(), &path)));
             }
         }
         all.sort_by(|a, b| a.0.cmp(&b.0));
@@ -107,22 +108,25 @@ impl Staging {
         };
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
         self.complete(&sealed::seal(&manifest), &manifest.inputs, &listed, |directory| {
-            open(directory).map(drop)
+            open(&SharedDisk::this_machine(), directory).map(drop)
         })?;
-        self.put_in_place()
+        self.put_in_place().map(drop)
     }
 }
 
-fn open(directory: &Path) -> Result<Derived> {
+fn open(disk: &SharedDisk, directory: &Path) -> Result<Derived> {
     let path = directory.join(MANIFEST);
-    let bytes = fs::read(&path).map_err(StoreError::io(&path))?;
+    let bytes = files::read(&path).map_err(StoreError::io(&path))?;
     let manifest: DerivedManifest = sealed::unseal(&bytes, &path)?;
     if manifest.esker_derived > VERSION {
         return Err(StoreError::Version { path, found: manifest.esker_derived as u64, supported: VERSION });
     }
     crate::manifest::check_names(&manifest.files, &path)?;
-    let arrays =
-        manifest.files.iter().map(|entry| ArrayFile::open(directory, entry)).collect::<Result<_>>()?;
+    let arrays = manifest
+        .files
+        .iter()
+        .map(|entry| ArrayFile::open_on(disk, directory, entry))
+        .collect::<Result<_>>()?;
     Ok(Derived { directory: directory.to_path_buf(), manifest, arrays })
 }
 

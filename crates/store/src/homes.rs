@@ -1,18 +1,19 @@
 //! The directories on other disks that hold the parts of a striped dataset.
 //!
 //! Each is a directory of this dataset's own, `DIR/NAME.stripe-i`, linked to as `stripe-i` and marked with the dataset
-//! it belongs to. What has no mark is a stranger's, and what the dataset named in the mark still links to is that
-//! dataset's: a copy that took the links along must not take its original's parts away.
+//! it belongs to. What has no mark is a stranger's. The mark names the dataset's directory by what a move keeps and a
+//! copy does not have: a copy took the links along, and must not take its original's parts away, wherever that is.
 
-use crate::journal::{replace_file, sync_directory};
+use crate::files::{self, sync_directory};
 use crate::manifest::plain_name;
 use crate::stripes::stripe_directory;
 use crate::{Manifest, Result, StoreError, Stripes};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 /// The mark.
 const MARK: &str = "esker-stripe.json";
@@ -23,8 +24,10 @@ pub(crate) const UNFINISHED: &str = ".new";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     esker_stripe: u32,
-    /// Where the dataset was when it was striped.
+    /// Where the dataset was when it was striped: for people.
     dataset: String,
+    /// Which directory that was.
+    directory: Identity,
     /// Its content: parts of another content are not these.
     id: String,
     part: u32,
@@ -38,11 +41,31 @@ impl Mark {
             let problem = "a dataset whose path is no UTF-8 cannot be striped; rename it";
             return Err(StoreError::Stripe { path: dataset.to_path_buf(), problem: problem.into() });
         };
-        Ok(Mark { esker_stripe: 1, dataset: place.to_string(), id: manifest.id.clone(), part: 0, stripes })
+        let directory = Identity::of(dataset).map_err(StoreError::io(dataset))?;
+        let (dataset, id) = (place.to_string(), manifest.id.clone());
+        Ok(Mark { esker_stripe: 1, dataset, directory, id, part: 0, stripes })
     }
 
     fn of(home: &Path) -> Option<Mark> {
-        serde_json::from_slice(&fs::read(home.join(MARK)).ok()?).ok()
+        serde_json::from_slice(&files::read(&home.join(MARK)).ok()?).ok()
+    }
+}
+
+/// A directory, by what stays when it is moved within its file system and differs in every copy. The device's number
+/// would not survive a restart; the moment it was made tells apart who had the same number one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    inode: u64,
+    /// Since 1970; 0 where the file system does not know.
+    made_nanoseconds: u64,
+}
+
+impl Identity {
+    fn of(directory: &Path) -> io::Result<Identity> {
+        let found = fs::metadata(directory)?;
+        let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        let made_nanoseconds = made.map_or(0, |made| made.as_nanos() as u64);
+        Ok(Identity { inode: found.ino(), made_nanoseconds })
     }
 }
 
@@ -70,7 +93,8 @@ pub(crate) fn homes(dataset: &Path, over: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(homes)
 }
 
-/// Makes `home` the directory of part `part`: linked to, marked, and without parts of anything else.
+/// Makes `home` the directory of part `part`: linked to, marked, and without parts of anything else. The link comes
+/// before the mark, so a marked directory without a link from here is another dataset's, whatever its name.
 pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Result<()> {
     let mark = Mark { part, ..mark.clone() };
     let link = stripe_directory(dataset, part);
@@ -81,9 +105,10 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
     };
     let found = Mark::of(home);
     match &found {
-        Some(found) if found.dataset != mark.dataset && !(linked && owned(dataset, part).is_some()) => {
+        Some(found) if !(linked && owned(dataset, part).is_some()) => {
             let problem = format!(
-                "holds parts of the dataset {}; choose another directory, or remove it if that dataset is gone",
+                "holds parts of another dataset, which was {} when it was striped; choose another directory, run \
+                 `esker stripe --undo` on that dataset wherever it is now, or remove this directory if it is gone",
                 found.dataset
             );
             return Err(StoreError::Stripe { path: home.to_path_buf(), problem });
@@ -91,7 +116,7 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
         None if !is_bare(home)? => return Err(StoreError::Foreign { path: home.to_path_buf() }),
         _ => {}
     }
-    // The link first: from here on whoever tidies up finds the directory.
+    // From here on whoever tidies up finds the directory.
     if !linked {
         symlink(home, &link).map_err(StoreError::io(&link))?;
         sync_directory(dataset)?;
@@ -103,7 +128,7 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
             remove_arrays(home, |_| false)?;
         }
         let text = serde_json::to_vec_pretty(&mark).expect("marks are plain data");
-        replace_file(&home.join(MARK), &text)?;
+        files::replace(&home.join(MARK), &text)?;
     }
     sync_directory(home.parent().unwrap_or(Path::new("/")))
 }
@@ -117,7 +142,7 @@ pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
         match owned(dataset, part) {
             Some(home) => {
                 remove_arrays(&home, |_| false)?;
-                remove_file(&home.join(MARK))?;
+                files::remove(&home.join(MARK))?;
                 match fs::remove_dir(&home) {
                     Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                         left.push(format!("{} is left: other files are in it", home.display()));
@@ -128,13 +153,13 @@ pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
             None => {
                 let target = fs::read_link(&link).unwrap_or_else(|_| link.clone());
                 left.push(format!(
-                    "{} is left: it is not this dataset's own, or not there",
+                    "{} is left: it is not there, or not known to be this dataset's own; remove it if no dataset links to it",
                     target.display()
                 ));
             }
         }
         if is_link {
-            remove_file(&link)?;
+            files::remove(&link)?;
         }
     }
     Ok(left)
@@ -163,8 +188,8 @@ pub(crate) fn linked_parts(dataset: &Path) -> Result<Vec<u32>> {
     Ok(parts)
 }
 
-/// Where part `part` really is, if what is there is the dataset's to remove: a directory inside it, an empty one that
-/// was made for it, or one whose mark names this dataset, or one that has left its place or links elsewhere by now.
+/// Where part `part` really is, if what is there is certainly the dataset's to remove: a directory inside it, an empty
+/// one that was made for it, or one whose mark means this directory.
 fn owned(dataset: &Path, part: u32) -> Option<PathBuf> {
     let link = stripe_directory(dataset, part);
     let home = fs::canonicalize(&link).ok().filter(|home| home.is_dir())?;
@@ -175,12 +200,12 @@ fn owned(dataset: &Path, part: u32) -> Option<PathBuf> {
         return Some(home);
     }
     let mark = Mark::of(&home)?;
+    let same = Identity::of(dataset).is_ok_and(|here| here == mark.directory);
+    // Numbers may be equal on two file systems that do not know when: whoever is where the mark says has the say.
     let marked = Path::new(&mark.dataset);
-    let here = fs::canonicalize(marked)
-        .ok()
-        .is_some_and(|marked| fs::canonicalize(dataset).is_ok_and(|d| d == marked));
+    let elsewhere = fs::canonicalize(marked).ok() != fs::canonicalize(dataset).ok();
     let used = fs::canonicalize(stripe_directory(marked, mark.part)).is_ok_and(|used| used == home);
-    (here || !used).then_some(home)
+    (same && !(elsewhere && used)).then_some(home)
 }
 
 /// Whether a directory is not there, or has nothing in it but a mark that was being written.
@@ -201,16 +226,8 @@ fn remove_arrays(home: &Path, keep: impl Fn(&str) -> bool) -> Result<()> {
         let finished = name.strip_suffix(UNFINISHED).unwrap_or(name);
         let array = finished.strip_suffix(".bin").filter(|array| plain_name(array));
         if array.is_some_and(|array| finished != name || !keep(array)) {
-            remove_file(&path)?;
+            files::remove(&path)?;
         }
     }
-    remove_file(&home.join(MARK).with_extension("new"))
-}
-
-/// Removes a file, if it is there.
-pub(crate) fn remove_file(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(StoreError::io(path)),
-    }
+    files::remove(&home.join(MARK).with_extension("new"))
 }

@@ -3,12 +3,11 @@
 //! One JSON file, replaced atomically at every step. It belongs to one job, named by a fingerprint of everything
 //! that shapes the result: a journal of another job is thrown away together with the files beside it.
 
-use crate::{Result, StoreError};
+use crate::{Result, StoreError, files};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::Write,
+    fs,
     path::{Path, PathBuf},
     sync::Mutex,
 };
@@ -30,15 +29,17 @@ impl Journal {
     /// The second value says whether there were finished steps.
     pub fn open(directory: &Path, fingerprint: &str) -> Result<(Journal, bool)> {
         let path = directory.join("journal.json");
-        let found = fs::read(&path)
+        let found = files::read(&path)
             .ok()
+            // Behind a link would be a directory of somebody else's.
+            .filter(|_| !directory.is_symlink())
             .and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok())
             .filter(|state| state.fingerprint == fingerprint);
         if let Some(state) = found {
             let resumed = !state.steps.is_empty();
             return Ok((Journal { path, state: Mutex::new(state) }, resumed));
         }
-        if directory.exists() {
+        if directory.symlink_metadata().is_ok() {
             fs::remove_dir_all(directory).map_err(StoreError::io(directory))?;
         }
         fs::create_dir_all(directory).map_err(StoreError::io(directory))?;
@@ -80,22 +81,8 @@ impl Journal {
 
     fn write(&self) -> Result<()> {
         let bytes = serde_json::to_vec_pretty(&*self.lock()).expect("the journal is plain data");
-        replace_file(&self.path, &bytes)
+        files::replace(&self.path, &bytes)
     }
-}
-
-/// Writes `bytes` under a temporary name, syncs, renames, syncs the directory.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary).map_err(StoreError::io(&temporary))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(StoreError::io(&temporary))?;
-    fs::rename(&temporary, path).map_err(StoreError::io(path))?;
-    sync_directory(path.parent().unwrap_or(Path::new(".")))
-}
-
-/// Makes renames and new names in a directory durable.
-pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(StoreError::io(path))
 }
 
 #[cfg(test)]

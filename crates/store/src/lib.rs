@@ -8,12 +8,14 @@ mod array;
 mod dataset;
 mod derived;
 mod error;
+mod files;
 mod homes;
 mod journal;
 mod manifest;
 mod names;
 mod scan;
 mod sealed;
+mod shared_disk;
 mod staging;
 mod stripes;
 mod striping;
@@ -23,6 +25,7 @@ pub use array::{ArrayFile, ArrayWriter, FileEntry};
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};
+pub use files::create_sequential;
 pub use journal::Journal;
 pub use manifest::{
     Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,
@@ -32,4 +35,4 @@ pub use names::{Names, NamesWriter};
 pub use staging::Staging;
 pub use stripes::{Stripes, stripe_directory};
 pub use striping::{Moved, StripeRequest, stripe, unstripe};
-pub use verify::{Damage, Verified, verify};
+pub use verify::{Damage, Verified, verify, verify_on};

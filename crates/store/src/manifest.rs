@@ -1,5 +1,6 @@
 //! What a dataset is: counts, dtypes and files. The shape of `esker.json`.
 
+use crate::shared_disk::SharedDisk;
 use crate::{ArrayFile, FileEntry, Result, StoreError, sealed};
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -318,8 +319,8 @@ impl Manifest {
     }
 
     /// Opens every file: lengths and headers.
-    pub(crate) fn open_files(&self, directory: &Path) -> Result<Vec<ArrayFile>> {
-        self.files.iter().map(|entry| ArrayFile::open(directory, entry)).collect()
+    pub(crate) fn open_files(&self, disk: &SharedDisk, directory: &Path) -> Result<Vec<ArrayFile>> {
+        self.files.iter().map(|entry| ArrayFile::open_on(disk, directory, entry)).collect()
     }
 }
 

@@ -6,11 +6,10 @@
 use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, check_part, header_page};
 use crate::verify::{Damage, Rule};
 use crate::{FileEntry, Result, StoreError};
-use esker_io::{
-    Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, Layout, Options, Piece, Queue, ThisMachine,
-};
+use esker_io::{Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, IoError, Layout, Options, Piece, Queue};
 use esker_types::Progress;
 use std::collections::VecDeque;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,10 +42,15 @@ struct Array<'a> {
 }
 
 /// Every place where the arrays are not what was written.
-pub(crate) fn scan(targets: &[Target], threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+pub(crate) fn scan(
+    disk: &dyn Disk,
+    targets: &[Target],
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Damage>> {
     let (mut damage, mut arrays) = (Vec::new(), Vec::new());
     for target in targets {
-        match find(target, &mut damage)? {
+        match find(disk, target, &mut damage)? {
             Some(array) => arrays.push(array),
             None => progress.advance(target.entry.bytes),
         }
@@ -59,14 +63,14 @@ pub(crate) fn scan(targets: &[Target], threads: usize, progress: &dyn Progress) 
         };
         let count = arrays.iter().take_while(fits).count().max(1);
         let later = arrays.split_off(count);
-        damage.extend(scan_together(arrays, threads, progress)?);
+        damage.extend(scan_together(disk, arrays, threads, progress)?);
         arrays = later;
     }
     Ok(damage)
 }
 
 /// Checks what is known without reading: shape, directories, lengths of the parts.
-fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
+fn find<'a>(disk: &dyn Disk, target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
     let entry = target.entry;
     let layout = entry.layout(target.directory);
     let Ok(sections) = entry.sections() else {
@@ -88,7 +92,7 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
         return Ok(None);
     }
     for number in 0..layout.parts().len() {
-        let (offset, bytes, problem) = match check_part(&layout, number, entry.bytes) {
+        let (offset, bytes, problem) = match check_part(disk, &layout, number, entry.bytes) {
             Ok(()) => continue,
             Err(StoreError::Missing { .. }) => {
                 (0, layout.part_bytes(number, entry.bytes), "the file is missing".to_string())
@@ -99,6 +103,13 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
                     format!("the manifest promises {expected_bytes} bytes, the file has {found_bytes}");
                 (short, long - short, problem)
             }
+            Err(StoreError::Inconsistent { expected, found, .. }) => {
+                (0, layout.part_bytes(number, entry.bytes), format!("expected {expected}, found {found}"))
+            }
+            Err(StoreError::Engine(error)) => {
+                damage.push(unreadable(error)?);
+                continue;
+            }
             Err(error) => return Err(error),
         };
         damage.push(Damage { path: layout.parts()[number].clone(), offset, bytes, problem });
@@ -106,10 +117,15 @@ fn find<'a>(target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Arra
     Ok((damage.len() == before).then_some(Array { entry, rule: target.rule, layout, sections }))
 }
 
-fn scan_together(arrays: Vec<Array>, threads: usize, progress: &dyn Progress) -> Result<Vec<Damage>> {
+fn scan_together(
+    disk: &dyn Disk,
+    arrays: Vec<Array>,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Damage>> {
     let layouts: Vec<Layout> = arrays.iter().map(|array| array.layout.clone()).collect();
     let options = Options { depth: 32, staging_bytes: 1 << 20, max_bytes: 1 << 20, ..Options::default() };
-    let files = ThisMachine.open(&layouts, Access::Read, &options)?;
+    let files = disk.open(&layouts, Access::Read, &options)?;
     let mut queue = files.queue()?;
     let (mut damage, mut shares, mut groups) = (Vec::new(), Vec::new(), 0);
     for (file, array) in arrays.iter().enumerate() {
@@ -141,19 +157,27 @@ impl Array<'_> {
     /// Checks the header and the table; whether the table can be trusted.
     fn check_frame(&self, queue: &mut Queue, file: usize, damage: &mut Vec<Damage>) -> Result<bool> {
         let mut page = [0u8; PAGE_BYTES as usize];
-        queue.read(file, &[Piece { offset: 0, bytes: PAGE_BYTES, at: 0 }], &mut page)?;
-        if page != header_page(self.entry, &self.sections) {
-            damage.extend(self.damage(0, PAGE_BYTES, "the header differs from the manifest".to_string()));
+        match queue.read(file, &[Piece { offset: 0, bytes: PAGE_BYTES, at: 0 }], &mut page) {
+            Ok(()) if page == header_page(self.entry, &self.sections) => {}
+            Ok(()) => {
+                damage.extend(self.damage(0, PAGE_BYTES, "the header differs from the manifest".to_string()))
+            }
+            Err(error) => damage.push(unreadable(error)?),
         }
         let (table, end) = (self.sections.table_offset, self.sections.file_bytes);
         let mut hash = Xxh3::new();
         let mut piece = vec![0u8; (end - table).min(1 << 20) as usize];
-        let mut offset = table;
+        let (mut offset, before) = (table, damage.len());
         while offset < end {
             let bytes = (end - offset).min(piece.len() as u64);
-            queue.read(file, &[Piece { offset, bytes, at: 0 }], &mut piece)?;
+            if let Err(error) = queue.read(file, &[Piece { offset, bytes, at: 0 }], &mut piece) {
+                damage.push(unreadable(error)?);
+            }
             hash.update(&piece[..bytes as usize]);
             offset += bytes;
+        }
+        if damage.len() > before {
+            return Ok(false);
         }
         if format!("{:016x}", hash.digest()) == self.entry.sums {
             return Ok(true);
@@ -181,6 +205,34 @@ impl Array<'_> {
             self.damage(PAGE_BYTES + start + at, width, problem)
         })
     }
+}
+
+/// The finding that a failed read is. What is no fault of the file's (no memory, no permission, a queue that broke) stays
+/// an error: it says nothing about the data.
+pub(crate) fn unreadable(error: IoError) -> Result<Damage> {
+    let (path, offset, bytes, problem) = match error {
+        IoError::Read { path, offset, bytes, source } if is_fault(&source) => {
+            (path, offset, bytes, format!("cannot be read: {source}"))
+        }
+        IoError::File { path, verb, source } if is_fault(&source) => {
+            (path, 0, 0, format!("cannot {verb}: {source}"))
+        }
+        IoError::Ended { path, expected_bytes, found_bytes } => {
+            let problem = format!("the file ends after {found_bytes} bytes; it was cut meanwhile");
+            (path, found_bytes, expected_bytes.saturating_sub(found_bytes), problem)
+        }
+        error => return Err(error.into()),
+    };
+    Ok(Damage { path, offset, bytes, problem })
+}
+
+/// Whether it is the disk that refuses, or what is on it.
+fn is_fault(source: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, OutOfMemory, PermissionDenied, WouldBlock};
+    // ENFILE and EMFILE, for which the standard library has no names.
+    let too_many_open_files = matches!(source.raw_os_error(), Some(23 | 24));
+    !too_many_open_files
+        && !matches!(source.kind(), Interrupted | OutOfMemory | PermissionDenied | WouldBlock)
 }
 
 /// One finding for each part that holds a piece of the bytes from `offset` on. Stripes of one part lie one behind the
@@ -236,6 +288,39 @@ struct Group<'a> {
     blocks: u64,
 }
 
+impl Group<'_> {
+    fn check(&self, payload: &[u8], sums: &[u8]) -> Vec<Damage> {
+        let blocks = payload.chunks(BLOCK_BYTES as usize).zip(sums.chunks_exact(8));
+        let starts = (self.start..).step_by(BLOCK_BYTES as usize);
+        starts
+            .zip(blocks)
+            .flat_map(|(start, (block, sum))| self.array.check_block(start, block, sum))
+            .collect()
+    }
+
+    /// Reads block by block what could not be read together: the others may be whole, and are checked.
+    fn check_one_by_one(&self, queue: &mut Queue) -> Result<Vec<Damage>> {
+        let mut damage = Vec::new();
+        let mut block = vec![0u8; BLOCK_BYTES as usize + 8];
+        for start in (self.start..self.start + self.bytes).step_by(BLOCK_BYTES as usize) {
+            let bytes = (self.start + self.bytes - start).min(BLOCK_BYTES);
+            let sum = self.array.sections.table_offset + start / BLOCK_BYTES * 8;
+            let pieces = [
+                Piece { offset: PAGE_BYTES + start, bytes, at: 0 },
+                Piece { offset: sum, bytes: 8, at: BLOCK_BYTES },
+            ];
+            match queue.read(self.file, &pieces, &mut block) {
+                Ok(()) => {
+                    let (payload, sum) = block.split_at(BLOCK_BYTES as usize);
+                    damage.extend(self.array.check_block(start, &payload[..bytes as usize], sum));
+                }
+                Err(error) => damage.push(unreadable(error)?),
+            }
+        }
+        Ok(damage)
+    }
+}
+
 impl Scan<'_> {
     fn take(&self) -> Option<Group<'_>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -277,14 +362,18 @@ impl Scan<'_> {
                 coming.push_back(group);
             }
             let (Some(finished), Some(group)) = (queue.wait(), coming.pop_front()) else { return Ok(()) };
-            finished.result?;
-            let (payload, sums) = finished.buffer.split_at(sums_at as usize);
-            let blocks = payload[..group.bytes as usize].chunks(BLOCK_BYTES as usize);
-            for (index, (block, sum)) in blocks.zip(sums.chunks_exact(8)).enumerate() {
-                let damage = group.array.check_block(group.start + index as u64 * BLOCK_BYTES, block, sum);
-                if !damage.is_empty() {
-                    self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(damage);
+            let damage = match finished.result {
+                Ok(()) => {
+                    let (payload, sums) = finished.buffer.split_at(sums_at as usize);
+                    group.check(&payload[..group.bytes as usize], sums)
                 }
+                Err(error) => {
+                    unreadable(error)?;
+                    group.check_one_by_one(&mut queue)?
+                }
+            };
+            if !damage.is_empty() {
+                self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(damage);
             }
             queue.forget(group.file, PAGE_BYTES + group.start, group.bytes);
             progress.advance(group.bytes);

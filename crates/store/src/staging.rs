@@ -4,12 +4,12 @@
 //! directory is synced and renamed. Killed before the manifest, the next run of the same job finds its journal and
 //! goes on; killed between manifest and rename, it finds the job's fingerprint in `lock` and only renames.
 
+use crate::files::{self, sync_directory};
 use crate::homes;
-use crate::journal::{replace_file, sync_directory};
 use crate::{Dataset, Journal, Manifest, Result, StoreError, file};
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Marks a directory as one of ours; held locked while it is being built, holds the fingerprint once it is complete.
@@ -50,8 +50,7 @@ impl Staging {
         }
         fs::create_dir_all(&directory).map_err(StoreError::io(&directory))?;
         let lock_path = directory.join(LOCK);
-        let lock = File::options().create(true).truncate(false).read(true).write(true).open(&lock_path);
-        let lock = lock.map_err(StoreError::io(&lock_path))?;
+        let lock = open_lock(&lock_path)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::Busy { path: target.to_path_buf() }),
@@ -78,8 +77,7 @@ impl Staging {
 
     /// Whether an earlier run of the job that `fingerprint` names completed everything but the rename.
     pub fn is_complete(&self, fingerprint: &str) -> bool {
-        let marked = fs::read_to_string(self.directory.join(LOCK)).is_ok_and(|text| text == fingerprint);
-        marked && self.directory.join(self.manifest_name).exists()
+        lock_says(&self.directory, fingerprint) && self.directory.join(self.manifest_name).exists()
     }
 
     /// The journal of the job that `fingerprint` names; what another job left here is removed first.
@@ -95,14 +93,13 @@ impl Staging {
     /// Whether `target` is what the job that `fingerprint` names has just made: a kill came between the rename and the
     /// last tidying, which is done now.
     pub fn is_in_place(target: &Path, fingerprint: &str) -> Result<bool> {
-        let marked = fs::read_to_string(target.join(LOCK)).is_ok_and(|text| text == fingerprint);
-        if !marked || Dataset::open(target).is_err() {
+        if !lock_says(target, fingerprint) || Dataset::open(target).is_err() {
             return Ok(false);
         }
         let mut partial = target.as_os_str().to_owned();
         partial.push(".partial");
         let old = PathBuf::from(partial);
-        if fs::read_to_string(old.join(LOCK)).is_ok_and(|text| text == REPLACED) {
+        if lock_says(&old, REPLACED) {
             remove_own(&old)?;
         }
         remove(&target.join(LOCK))?;
@@ -111,7 +108,7 @@ impl Staging {
 
     /// Removes everything.
     pub fn discard(self) -> Result<()> {
-        remove_own(&self.directory)
+        remove_own(&self.directory).map(drop)
     }
 
     fn keep_only(&self, keep: impl Fn(&str) -> bool) -> Result<()> {
@@ -125,8 +122,9 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name.
-    pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<()> {
+    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name. Says what parts of
+    /// a replaced dataset were left, and why.
+    pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<Vec<String>> {
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
         self.complete(&manifest.to_text(), fingerprint, &listed, |directory| {
             Dataset::open(directory).map(drop)
@@ -143,35 +141,38 @@ impl Staging {
         check: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         self.keep_only(|name| name == LOCK || name == WORK || listed.iter().any(|listed| listed == name))?;
-        replace_file(&self.directory.join(self.manifest_name), text.as_bytes())?;
+        files::replace(&self.directory.join(self.manifest_name), text.as_bytes())?;
         check(&self.directory)?;
         let lock_path = self.directory.join(LOCK);
         // Not replaced by rename: the file that is locked must stay the one of this name.
-        fs::write(&lock_path, fingerprint)
+        write_lock(&self.lock, fingerprint)
             .and_then(|()| self.lock.sync_all())
             .map_err(StoreError::io(&lock_path))?;
         remove(&self.work_directory())?;
         sync_directory(&self.directory)
     }
 
-    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced.
-    pub fn put_in_place(self) -> Result<()> {
+    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced. Says
+    /// what parts of that one were left, and why.
+    pub fn put_in_place(self) -> Result<Vec<String>> {
         remove(&self.work_directory())?;
         let parent = match self.target.parent() {
             Some(parent) if parent != Path::new("") => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
         check_replaceable(&self.target, self.overwrite, self.manifest_name)?;
+        let mut left = Vec::new();
         if self.target.symlink_metadata().is_ok() {
-            self.replace(&parent)?;
+            left = self.replace(&parent)?;
         } else {
             fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
             sync_directory(&parent)?;
         }
-        remove(&self.target.join(LOCK))
+        remove(&self.target.join(LOCK))?;
+        Ok(left)
     }
 
-    fn replace(&self, parent: &Path) -> Result<()> {
+    fn replace(&self, parent: &Path) -> Result<Vec<String>> {
         // Whoever is striping the old dataset works by its name: the new one must not get it in between. File systems
         // that cannot lock a directory cannot stripe either.
         let old = File::open(&self.target).map_err(StoreError::io(&self.target))?;
@@ -181,9 +182,9 @@ impl Staging {
         // Marked as ours, so that a kill from here on leaves something the next run may remove, and locked, so that
         // nobody starts building where the old dataset is being removed.
         let lock_path = self.target.join(LOCK);
-        let old_lock = File::create(&lock_path).map_err(StoreError::io(&lock_path))?;
+        let old_lock = open_lock(&lock_path)?;
         old_lock.try_lock().map_err(|_| StoreError::Busy { path: self.target.clone() })?;
-        fs::write(&lock_path, REPLACED).map_err(StoreError::io(&lock_path))?;
+        write_lock(&old_lock, REPLACED).map_err(StoreError::io(&lock_path))?;
         match esker_io::exchange(&self.directory, &self.target) {
             Ok(()) => {
                 sync_directory(parent)?;
@@ -203,6 +204,23 @@ impl Staging {
     }
 }
 
+/// Opens the mark, or makes it.
+fn open_lock(path: &Path) -> Result<File> {
+    files::refuse_links(path)?;
+    let lock = File::options().create(true).truncate(false).read(true).write(true).open(path);
+    lock.map_err(StoreError::io(path))
+}
+
+fn write_lock(lock: &File, text: &str) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.write_all_at(text.as_bytes(), 0)
+}
+
+/// Whether the mark in `directory` says exactly this.
+fn lock_says(directory: &Path, text: &str) -> bool {
+    files::read(&directory.join(LOCK)).is_ok_and(|found| found == text.as_bytes())
+}
+
 /// Where a dataset waits while another takes its place, on file systems that cannot swap.
 fn aside(partial: &Path) -> PathBuf {
     let mut name = partial.as_os_str().to_owned();
@@ -215,13 +233,13 @@ fn recover_aside(target: &Path, aside: &Path) -> Result<()> {
     if aside.symlink_metadata().is_err() {
         return Ok(());
     }
-    if !fs::read_to_string(aside.join(LOCK)).is_ok_and(|text| text == REPLACED) {
+    if !lock_says(aside, REPLACED) {
         return Err(StoreError::Foreign { path: aside.to_path_buf() });
     }
     if target.symlink_metadata().is_err() {
         return fs::rename(aside, target).map_err(StoreError::io(target));
     }
-    remove_own(aside)
+    remove_own(aside).map(drop)
 }
 
 /// Only a dataset may be replaced, and only when that was asked for; an empty directory is no loss.
@@ -250,17 +268,18 @@ fn is_empty(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; what is left
-/// of others' is for them. The mark goes last: a kill in between must not leave something that looks like a stranger's.
-fn remove_own(directory: &Path) -> Result<()> {
-    homes::release(directory)?;
+/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; says what is
+/// left. The mark goes last: a kill in between must not leave something that looks like a stranger's.
+fn remove_own(directory: &Path) -> Result<Vec<String>> {
+    let left = homes::release(directory)?;
     for found in fs::read_dir(directory).map_err(StoreError::io(directory))? {
         let path = found.map_err(StoreError::io(directory))?.path();
         if path.file_name() != Some(LOCK.as_ref()) {
             remove(&path)?;
         }
     }
-    remove(directory)
+    remove(directory)?;
+    Ok(left)
 }
 
 /// Removes a file or a directory, if it is there.

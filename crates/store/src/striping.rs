@@ -6,8 +6,8 @@
 //! goes on with the rest, or removes what is left of the old copy.
 
 use crate::array::{check_part, file_name};
+use crate::files::{self, sync_directory};
 use crate::homes::{self, Mark, UNFINISHED};
-use crate::journal::{replace_file, sync_directory};
 use crate::scan::{Target, scan};
 use crate::stripes::stripe_directory;
 use crate::verify::Rule;
@@ -101,11 +101,15 @@ impl Change {
         Change { old, new }
     }
 
-    /// What an earlier run has not finished: copies get their names when they are whole.
+    /// What an earlier run has not finished: copies get their names when they are whole. A link is no copy: it may
+    /// lead to the very file that is to be removed.
     fn missing(&self, directory: &Path) -> Vec<(&FileEntry, &FileEntry)> {
         let is_there = |entry: &FileEntry| {
             let layout = entry.layout(directory);
-            (0..layout.parts().len()).all(|part| check_part(&layout, part, entry.bytes).is_ok())
+            let no_links = layout.parts().iter().all(|part| !part.is_symlink());
+            no_links
+                && (0..layout.parts().len())
+                    .all(|part| check_part(&ThisMachine, &layout, part, entry.bytes).is_ok())
         };
         self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
     }
@@ -140,6 +144,7 @@ impl<'a> Job<'a> {
             Err(TryLockError::Error(error)) => return Err(StoreError::io(&directory)(error)),
         }
         let manifest = Dataset::open(&directory)?.manifest().clone();
+        refuse_entangled_parts(&directory, &manifest)?;
         Ok((Job { directory, threads, progress, _lock: lock }, manifest))
     }
 
@@ -192,7 +197,7 @@ impl<'a> Job<'a> {
         let stay = manifest.files.iter().filter(|entry| !change.old.contains(entry));
         let files = stay.chain(&change.new).cloned().collect();
         let manifest = Manifest { files, ..manifest }.complete();
-        replace_file(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
+        files::replace(&self.directory.join(file::MANIFEST), manifest.to_text().as_bytes())?;
         Ok(manifest)
     }
 
@@ -228,6 +233,7 @@ impl<'a> Job<'a> {
     /// Copies an array from where `from` has it to where `to` has it. It gets its name when it is safe on the disk.
     fn copy(&self, from: &FileEntry, to: &FileEntry) -> Result<()> {
         let unfinished = self.unfinished(to);
+        unfinished.parts().iter().try_for_each(|part| files::remove(part))?;
         ThisMachine.create(&unfinished, to.bytes)?;
         let options = Options { depth: 64, ..Options::default() };
         let source = ThisMachine.open(&[from.layout(&self.directory)], Access::Read, &options)?;
@@ -258,11 +264,11 @@ impl<'a> Job<'a> {
         let directory = &self.directory;
         let targets: Vec<Target> =
             entries.iter().map(|entry| Target { directory, entry, rule: Rule::Any }).collect();
-        let damage = scan(&targets, self.threads, self.progress)?;
+        let damage = scan(&ThisMachine, &targets, self.threads, self.progress)?;
         self.progress.finish();
         let Some(first) = damage.into_iter().next() else { return Ok(()) };
         for path in entries.iter().flat_map(|entry| entry.layout(directory).parts().to_vec()) {
-            homes::remove_file(&path)?;
+            files::remove(&path)?;
         }
         let problem = format!(
             "the copy is not what was written, at offset {}: {}; nothing was changed: run `esker verify {}`, and the \
@@ -279,11 +285,33 @@ impl<'a> Job<'a> {
         for entry in &manifest.files {
             let single = file_name(&entry.name);
             if entry.stripes.is_some() {
-                homes::remove_file(&self.directory.join(&single))?;
+                files::remove(&self.directory.join(&single))?;
             }
-            homes::remove_file(&self.directory.join(format!("{single}{UNFINISHED}")))?;
+            files::remove(&self.directory.join(format!("{single}{UNFINISHED}")))?;
         }
         homes::remove_strays(&self.directory, manifest)?;
         sync_directory(&self.directory)
     }
+}
+
+/// Refuses parts that are files of the dataset itself, or one another, by links that somebody made: writing or removing
+/// one copy of an array would hit the other. Inside the dataset a part may lie in a `stripe-i` of its own only.
+fn refuse_entangled_parts(directory: &Path, manifest: &Manifest) -> Result<()> {
+    let mut seen: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+    for entry in manifest.files.iter().filter(|entry| entry.stripes.is_some()) {
+        for path in entry.layout(directory).parts() {
+            let place = fs::canonicalize(path).map_err(StoreError::io(path))?;
+            let refuse = |problem: String| {
+                let remedy = "link it to a directory of its own (`ln -sfn DIRECTORY stripe-i`)";
+                Err(StoreError::Stripe { path: path.clone(), problem: format!("{problem}; {remedy}") })
+            };
+            if place.starts_with(directory) && place != *path {
+                return refuse(format!("is {}, inside the dataset", place.display()));
+            }
+            if let Some(other) = seen.insert(place, path.clone()) {
+                return refuse(format!("is the same file as {}", other.display()));
+            }
+        }
+    }
+    Ok(())
 }

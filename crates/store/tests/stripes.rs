@@ -1,59 +1,20 @@
 //! Striped datasets: the same numbers as plain ones, damage named where it is, and nothing removed that is not ours.
 
+mod made;
+
 use esker_store::{
-    ArrayWriter, Damage, Dataset, EdgeInfo, FORMAT_VERSION, FeatureInfo, Manifest, Moved, NodeInfo,
-    Provenance, Staging, StoreError, StripeRequest, file, stripe, stripe_directory, unstripe, verify,
+    Damage, Dataset, Moved, Staging, StoreError, StripeRequest, file, stripe, stripe_directory, unstripe,
+    verify,
 };
+use esker_types::Silent;
 use esker_types::random::{Key, below};
-use esker_types::{Dtype, Silent};
+use made::{make, try_make};
 use proptest::prelude::*;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 const KIB: u64 = 1 << 10;
-
-/// Makes a dataset of `nodes` nodes with one edge each and features of `dim` numbers; the seed makes the content.
-fn make(target: &Path, nodes: u64, dim: u64, seed: u64) {
-    try_make(target, nodes, dim, seed).unwrap();
-}
-
-fn try_make(target: &Path, nodes: u64, dim: u64, seed: u64) -> esker_store::Result<()> {
-    let staging = Staging::begin(target, true).unwrap();
-    staging.journal("test").unwrap();
-    let directory = staging.directory();
-    let key = Key::new(seed);
-    let mut offsets = ArrayWriter::create(directory, file::IN_OFFSETS, Dtype::U64, 1).unwrap();
-    offsets.write_elements(&(0..=nodes).collect::<Vec<u64>>()).unwrap();
-    let mut neighbours = ArrayWriter::create(directory, file::IN_NEIGHBOURS, Dtype::U32, 1).unwrap();
-    let sources: Vec<u32> = (0..nodes).map(|node| below(key.at(node), nodes) as u32).collect();
-    neighbours.write_elements(&sources).unwrap();
-    let mut features = ArrayWriter::create(directory, file::NODE_FEATURES, Dtype::F32, dim).unwrap();
-    let numbers: Vec<f32> = (0..nodes * dim).map(|at| key.with(1).at(at) as f32).collect();
-    features.write_elements(&numbers).unwrap();
-    let info = FeatureInfo { dim, dtype: Dtype::F32, scaled: false, row_normalised: false };
-    let manifest = Manifest {
-        esker: FORMAT_VERSION,
-        checksum: String::new(),
-        id: String::new(),
-        made_by: "test".into(),
-        source: Provenance::default(),
-        nodes: NodeInfo { count: nodes, types: vec![], features: Some(info), labels: None, named: false },
-        edges: EdgeInfo {
-            count: nodes,
-            types: vec![],
-            undirected: false,
-            max_in_degree: 1,
-            without_in_neighbours: 0,
-            out_neighbours: false,
-            relations: None,
-            columns: vec![],
-        },
-        splits: None,
-        files: [offsets, neighbours, features].map(|writer| writer.finish().unwrap()).into(),
-    };
-    staging.publish(&manifest.complete(), "test")
-}
 
 /// A directory with a dataset `d` and three directories to stripe over.
 struct Place(tempfile::TempDir);
@@ -95,7 +56,21 @@ impl Place {
     }
 
     fn damage(&self) -> Vec<Damage> {
-        verify(&self.at("d"), 2, &Silent).unwrap().damage
+        self.damage_of("d")
+    }
+
+    fn damage_of(&self, name: &str) -> Vec<Damage> {
+        verify(&self.at(name), 2, &Silent).unwrap().damage
+    }
+
+    /// What `cp -a` does to a dataset that is striped as a whole.
+    fn copy_with_links(&self, from: &str, to: &str) {
+        fs::create_dir(self.at(to)).unwrap();
+        fs::copy(self.at(from).join("esker.json"), self.at(to).join("esker.json")).unwrap();
+        for part in 0..2 {
+            let target = fs::read_link(stripe_directory(&self.at(from), part)).unwrap();
+            std::os::unix::fs::symlink(target, stripe_directory(&self.at(to), part)).unwrap();
+        }
     }
 
     /// Every file below a directory, without following links.
@@ -427,20 +402,206 @@ fn parts_of_a_replaced_dataset_that_a_kill_left_are_removed_by_the_next_run() {
 #[test]
 fn a_copy_with_the_links_leaves_the_parts_to_its_original() {
     let place = Place::striped();
-    fs::create_dir(place.at("copy")).unwrap();
-    fs::copy(place.at("d/esker.json"), place.at("copy/esker.json")).unwrap();
-    for part in 0..2 {
-        let target = fs::read_link(stripe_directory(&place.at("d"), part)).unwrap();
-        std::os::unix::fs::symlink(target, stripe_directory(&place.at("copy"), part)).unwrap();
-    }
+    place.copy_with_links("d", "copy");
     assert_eq!(place.undo("copy").arrays.len(), 3);
-    assert!(verify(&place.at("copy"), 2, &Silent).unwrap().damage.is_empty());
+    assert_eq!(place.damage_of("copy"), []);
     assert_eq!(place.files("copy").len(), 4);
     assert_eq!(place.damage(), []);
     // Moved instead, it is the original that the links belong to.
     fs::rename(place.at("d"), place.at("moved")).unwrap();
     place.undo("moved");
     assert_eq!(place.files("moved").len(), 4);
+    place.assert_no_parts();
+}
+
+#[test]
+fn a_copy_leaves_the_parts_to_an_original_that_is_not_where_it_was() {
+    type Remove = fn(&Place);
+    let ways: [(&str, Remove); 4] = [
+        ("undone", |place| drop(place.undo("copy"))),
+        ("replaced", |place| make(&place.at("copy"), 10, 3, 2)),
+        ("undone in the original's place", |place| {
+            fs::rename(place.at("copy"), place.at("d")).unwrap();
+            place.undo("d");
+        }),
+        ("replaced in the original's place", |place| {
+            fs::rename(place.at("copy"), place.at("d")).unwrap();
+            make(&place.at("d"), 10, 3, 2);
+        }),
+    ];
+    for (way, remove) in ways {
+        let place = Place::striped();
+        place.copy_with_links("d", "copy");
+        fs::rename(place.at("d"), place.at("moved")).unwrap();
+        remove(&place);
+        assert_eq!(place.damage_of("moved"), [], "the copy was {way}");
+    }
+}
+
+#[test]
+fn a_new_dataset_of_an_old_name_leaves_the_parts_of_the_moved_one() {
+    for seed in [1, 2] {
+        let place = Place::striped();
+        fs::rename(place.at("d"), place.at("moved")).unwrap();
+        make(&place.at("d"), 3000, 33, seed);
+        let error = place.stripe(2, 64 * KIB).unwrap_err().to_string();
+        for word in ["d.stripe-0", "another dataset", "choose another directory"] {
+            assert!(error.contains(word), "`{word}` is not in: {error}");
+        }
+        assert_eq!((place.damage_of("moved"), place.damage()), (vec![], vec![]));
+        assert_eq!(place.files("d").len(), 4);
+        // Once its owner has left, the place is free.
+        place.undo("moved");
+        assert_eq!(place.stripe(2, 64 * KIB).unwrap().arrays.len(), 3);
+        assert_eq!((place.damage_of("moved"), place.damage()), (vec![], vec![]));
+    }
+}
+
+#[test]
+fn a_moved_dataset_can_be_striped_further_and_replaced_with_its_parts() {
+    let place = Place::new();
+    make(&place.at("d"), 3000, 33, 1);
+    let request = StripeRequest { least_bytes: 100 * KIB, ..place.request(2, 64 * KIB) };
+    stripe(&place.at("d"), &request, 1, &Silent).unwrap();
+    fs::create_dir(place.at("other")).unwrap();
+    fs::rename(place.at("d"), place.at("other/d")).unwrap();
+    let moved = stripe(&place.at("other/d"), &place.request(2, 64 * KIB), 1, &Silent).unwrap();
+    assert_eq!((moved.arrays.len(), place.damage_of("other/d")), (2, vec![]));
+    make(&place.at("other/d"), 10, 3, 1);
+    place.assert_no_parts();
+}
+
+/// Makes a pipe, which nobody writes to.
+fn make_pipe(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Does something that must not take for ever.
+fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_else(|_| panic!("{what} hangs"))
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_is_named_and_nobody_waits_for_it() {
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(2, 64 * KIB).unwrap();
+    // So short that the second part is empty, as a pipe is.
+    let part = place.at("d/stripe-1/node-features.bin");
+    assert_eq!(fs::metadata(&part).unwrap().len(), 0);
+    fs::remove_file(&part).unwrap();
+    make_pipe(&part);
+    let dataset = place.at("d");
+    let opened = in_time("opening", move || Dataset::open(&dataset).unwrap_err().to_string());
+    assert!(opened.contains(part.to_str().unwrap()) && opened.contains("a pipe"), "{opened}");
+    let dataset = place.at("d");
+    let damage = in_time("verify", move || verify(&dataset, 1, &Silent).unwrap().damage);
+    assert!(
+        damage.len() == 1 && damage[0].path == part && damage[0].problem.contains("a pipe"),
+        "{damage:?}"
+    );
+    for name in ["esker.json", "stripe-0/esker-stripe.json", "lock"] {
+        let place = Place::striped();
+        let _ = fs::remove_file(place.at("d").join(name));
+        make_pipe(&place.at("d").join(name));
+        let dataset = place.at("d");
+        in_time(name, move || {
+            let _ = (Dataset::open(&dataset), verify(&dataset, 1, &Silent));
+            let _ = Staging::is_in_place(&dataset, "test");
+            let _ = (unstripe(&dataset, 1, &Silent), try_make(&dataset, 10, 3, 1));
+        });
+    }
+}
+
+#[test]
+fn what_is_written_does_not_follow_links() {
+    let check = |name: &str, write: fn(&Place)| {
+        let place = Place::striped();
+        fs::write(place.at("victim"), "mine").unwrap();
+        std::os::unix::fs::symlink(place.at("victim"), place.at("d").join(name)).unwrap();
+        write(&place);
+        assert_eq!(fs::read_to_string(place.at("victim")).unwrap(), "mine", "through {name}");
+        assert!(!place.at("d").join(name).is_symlink(), "{name} is there still");
+        assert_eq!(place.damage(), []);
+    };
+    let undo: fn(&Place) = |place| drop(place.undo("d"));
+    check("node-features.bin.new", undo);
+    check("node-features.bin", undo);
+    check("esker.new", undo);
+    check("stripe-0/esker-stripe.new", |place| {
+        place.undo("d");
+        place.stripe(2, 64 * KIB).unwrap();
+    });
+    check("lock", |place| {
+        let refused = try_make(&place.at("d"), 10, 3, 1).unwrap_err().to_string();
+        assert!(refused.contains("d/lock"), "{refused}");
+        fs::remove_file(place.at("d/lock")).unwrap();
+    });
+}
+
+#[test]
+fn what_is_built_does_not_follow_links() {
+    for name in ["esker.new", "in-offsets.bin", "in-offsets.sums", "work/journal.new", "lock"] {
+        let place = Place::new();
+        fs::write(place.at("victim"), "mine").unwrap();
+        // As a run of the same job left it, so that nothing is thrown away.
+        let staging = Staging::begin(&place.at("d"), true).unwrap();
+        staging.journal("test").unwrap().0.record("begun", &1).unwrap();
+        drop(staging);
+        let path = place.at("d.partial").join(name);
+        let _ = fs::remove_file(&path);
+        std::os::unix::fs::symlink(place.at("victim"), &path).unwrap();
+        match name {
+            "lock" => drop(Staging::begin(&place.at("d"), true).map(drop).expect_err("a link as lock")),
+            _ => make(&place.at("d"), 10, 3, 1),
+        }
+        assert_eq!(fs::read_to_string(place.at("victim")).unwrap(), "mine", "through {name}");
+    }
+}
+
+#[test]
+fn parts_that_are_the_datasets_own_files_or_one_another_are_left_alone() {
+    let link = |place: &Place, to: &str| {
+        let part = stripe_directory(&place.at("d"), 0);
+        for file in fs::read_dir(&part).unwrap().map(|file| file.unwrap()) {
+            fs::copy(file.path(), place.at("d").join(to).join(file.file_name())).unwrap();
+        }
+        fs::remove_file(&part).unwrap();
+        std::os::unix::fs::symlink(to, &part).unwrap();
+    };
+    for to in [".", "derived"] {
+        let place = Place::striped();
+        fs::create_dir(place.at("d/derived")).unwrap();
+        link(&place, to);
+        assert_eq!(place.damage(), []);
+        let before = place.files("d");
+        for error in [unstripe(&place.at("d"), 1, &Silent), place.stripe(2, 64 * KIB)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("stripe-0") && error.contains("inside the dataset"), "{error}");
+        }
+        assert_eq!((place.files("d"), place.damage()), (before, vec![]));
+    }
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(3, 64 * KIB).unwrap();
+    fs::remove_file(place.at("d/stripe-1")).unwrap();
+    std::os::unix::fs::symlink("stripe-2", place.at("d/stripe-1")).unwrap();
+    let error = unstripe(&place.at("d"), 1, &Silent).unwrap_err().to_string();
+    assert!(error.contains("stripe-2") && error.contains("same file"), "{error}");
+    assert_eq!(place.damage(), []);
+}
+
+#[test]
+fn a_link_to_a_part_is_no_copy_of_the_array() {
+    let place = Place::new();
+    make(&place.at("d"), 20, 3, 1);
+    place.stripe(2, 64 * KIB).unwrap();
+    // So short that the first part holds all of it.
+    std::os::unix::fs::symlink("stripe-0/node-features.bin", place.at("d/node-features.bin")).unwrap();
+    place.undo("d");
+    assert_eq!((place.damage(), place.files("d").len()), (vec![], 4));
     place.assert_no_parts();
 }
 

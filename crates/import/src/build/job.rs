@@ -30,7 +30,7 @@ impl Job<'_> {
         let staging = Staging::begin(self.target, self.overwrite)?;
         if staging.is_complete(fingerprint) {
             self.progress.note("an earlier run had finished all but the last step");
-            staging.put_in_place()?;
+            staging.put_in_place()?.iter().for_each(|left| self.progress.note(left));
             return Ok(Dataset::open(self.target)?.manifest().clone());
         }
         let (journal, resumed) = staging.journal(fingerprint)?;
@@ -46,7 +46,7 @@ impl Job<'_> {
         let fits = workspace.require("making a dataset", MINIMUM_MEMORY_BYTES, 0);
         match fits.and_then(|()| build(&staging, &mut workspace)) {
             Ok(manifest) => {
-                staging.publish(&manifest, fingerprint)?;
+                staging.publish(&manifest, fingerprint)?.iter().for_each(|left| self.progress.note(left));
                 Ok(manifest)
             }
             // Nothing worth keeping yet: leave nothing behind.
