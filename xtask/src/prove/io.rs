@@ -113,7 +113,7 @@ fn against_fio(bench: &Bench) -> Result<Value> {
     ];
     let mut ratios = vec![Vec::new(); kinds.len()];
     let mut taken = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..3 {
         // A third of a measurement's seconds go to each loop that looks for the limit: one second, as with fio.
         let ours = bench.json(&["bench", "io", "--file", &name, "--only", "limit", "--seconds", "3.34"])?;
         for ((kind, rw, block, depths), ratios) in kinds.iter().zip(&mut ratios) {
