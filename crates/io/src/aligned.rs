@@ -1,10 +1,12 @@
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Offsets, lengths and addresses that are multiples of this suit every disk's direct IO.
 pub const DIRECT_ALIGN: usize = 4096;
+
+const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed bytes at an address that direct IO accepts.
 pub struct AlignedBuffer {
@@ -26,10 +28,20 @@ unsafe impl Sync for Allocation {}
 impl AlignedBuffer {
     /// `bytes` zeros, aligned to `alignment` (a power of two).
     pub fn new(bytes: usize, alignment: usize) -> AlignedBuffer {
+        let large = bytes >= LARGE_PAGE_BYTES;
+        let alignment = if large { alignment.max(LARGE_PAGE_BYTES) } else { alignment };
         let layout = Layout::from_size_align(bytes.max(1), alignment).expect("alignment is a power of two");
         // SAFETY: the layout has a size of at least one byte.
-        let start = unsafe { alloc_zeroed(layout) };
+        let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        if large {
+            // Rows land all over a large buffer: with large pages finding their places costs far less. A wish, so
+            // whatever the kernel says is fine.
+            // SAFETY: the range was just allocated and holds nothing yet.
+            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        // SAFETY: all of it is this allocation's.
+        unsafe { start.as_ptr().write_bytes(0, layout.size()) };
         AlignedBuffer { allocation: Arc::new(Allocation { start, layout }) }
     }
 

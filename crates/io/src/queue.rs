@@ -468,7 +468,8 @@ impl Queue {
             return false;
         }
         let align = if transfer.buffered { 1 } else { self.rung.memory_align };
-        let placed = job.plan.in_place(transfer, &job.pieces);
+        let through = job.direction == Direction::Read && u64::from(bytes) < self.options.in_place_bytes;
+        let placed = if through { None } else { job.plan.in_place(transfer, &job.pieces) };
         let placed = placed.filter(|at| (job.memory as usize + *at as usize).is_multiple_of(align));
         let (memory, ticket) = match placed {
             // SAFETY: `in_place` answers with a range of pieces, and pieces were checked to lie within the memory.

@@ -100,6 +100,9 @@ pub struct Options {
     pub in_flight_bytes: u64,
     /// Memory for what cannot be read in place.
     pub staging_bytes: u64,
+    /// Shorter reads go through staging memory even where they could land in place: the device then writes to a few
+    /// buffers that stay in the processor's cache, and a short copy costs less than writing to memory far away does.
+    pub in_place_bytes: u64,
 }
 
 impl Default for Options {
@@ -109,9 +112,10 @@ impl Default for Options {
             block_bytes: None,
             depth: 512,
             gap_bytes: 0,
-            max_bytes: 512 << 10,
+            max_bytes: 1 << 20,
             in_flight_bytes: 8 << 20,
             staging_bytes: 4 << 20,
+            in_place_bytes: 8192,
         }
     }
 }

@@ -48,6 +48,7 @@ impl Dice {
             block_bytes: [None, Some(512), Some(4096), Some(8192)][self.below(4) as usize],
             depth: 1 + self.below(64) as usize,
             gap_bytes: self.below(3) * 1000,
+            in_place_bytes: self.below(2) * 8192,
             max_bytes,
             staging_bytes: max_bytes * (1 + self.below(4)),
             ..Options::default()
@@ -294,7 +295,8 @@ fn a_row_for_rubbish_that_many_pieces_share_spoils_no_other() {
         let path = PathBuf::from("/simulated/f");
         let file = pattern(100_000, 1);
         disk.put(&path, file.clone());
-        let files = disk.open(&[Layout::file(&path)], Access::Read, &Options::default()).unwrap();
+        let in_place = Options { in_place_bytes: 0, ..Options::default() };
+        let files = disk.open(&[Layout::file(&path)], Access::Read, &in_place).unwrap();
         let mut pieces =
             vec![Piece { offset: 0, bytes: 512, at: 0 }, Piece { offset: 0, bytes: 512, at: 512 }];
         pieces.extend((1..20).map(|row| Piece { offset: row * 4096, bytes: 512, at: 0 }));

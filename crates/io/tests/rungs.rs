@@ -31,14 +31,18 @@ fn options() -> impl Strategy<Value = Options> {
     let block = prop::sample::select(vec![None, Some(4096u64)]);
     let gap = prop::sample::select(vec![0u64, 700, 20_000]);
     let max = prop::sample::select(vec![4096u64, 16_384, 1 << 20]);
-    (block, gap, max, 1usize..40).prop_map(|(block_bytes, gap_bytes, max_bytes, depth)| Options {
-        block_bytes,
-        gap_bytes,
-        max_bytes,
-        depth,
-        staging_bytes: max_bytes * 2,
-        ..Options::default()
-    })
+    let in_place = prop::sample::select(vec![0u64, 8192]);
+    (block, gap, max, 1usize..40, in_place).prop_map(
+        |(block_bytes, gap_bytes, max_bytes, depth, in_place_bytes)| Options {
+            in_place_bytes,
+            block_bytes,
+            gap_bytes,
+            max_bytes,
+            depth,
+            staging_bytes: max_bytes * 2,
+            ..Options::default()
+        },
+    )
 }
 
 proptest! {

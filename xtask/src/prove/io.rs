@@ -40,7 +40,7 @@ fn check_theory(record: &Value) -> Result<()> {
         );
         // Reads longer than the largest are split, so there may be a few more; never fewer.
         let (reads, fewest) = (number(workload, "reads")?, number(workload, "reads_by_theory")?);
-        let split = number(workload, "read_bytes")? / f64::from(512 << 10);
+        let split = number(workload, "read_bytes")? / f64::from(1 << 20);
         ensure!(
             reads >= fewest && reads <= fewest + split,
             "{reads} reads, {fewest} by theory: {workload:#}"

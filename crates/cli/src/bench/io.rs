@@ -40,6 +40,9 @@ pub struct Arguments {
     /// Unwanted bytes between two rows that the engine reads rather than skips
     #[arg(long, default_value = "0")]
     gap: ByteCount,
+    /// Shorter reads are copied out of staging memory even where they could land in place
+    #[arg(long, default_value_t = ByteCount(Options::default().in_place_bytes))]
+    in_place: ByteCount,
     /// The engine's way to the disk; default: the best that works
     #[arg(long, value_parser = rung)]
     rung: Option<RungKind>,
@@ -103,6 +106,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         block_bytes: arguments.io_block.map(|bytes| bytes.0),
         depth: arguments.depth,
         gap_bytes: arguments.gap.0,
+        in_place_bytes: arguments.in_place.0,
         ..Options::default()
     };
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &options)?;
@@ -336,6 +340,7 @@ fn as_json(
         "block_bytes": files.rung().block_bytes,
         "depth": arguments.depth,
         "gap_bytes": arguments.gap.0,
+        "in_place_bytes": arguments.in_place.0,
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,
         "limits": {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Jobs that take turns: while one is read, the next is in line.
 const JOBS: usize = 3;
-const STREAM_CHUNK_BYTES: u64 = 512 << 10;
+const STREAM_CHUNK_BYTES: u64 = 1 << 20;
 const STREAM_CHUNKS: usize = 8;
 
 /// Something to read.
