@@ -3,6 +3,7 @@
 use super::record::{Decoder, Encoder};
 use crate::{Position, Result, Sample, SampleError, Settings};
 use esker_io::SequentialWriter;
+use esker_store::MOST_NODES;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,6 +20,8 @@ const ENTRY_BYTES: u64 = 7 * 8;
 const FOOTER_BYTES: u64 = 8 + 3 * 8 + 8;
 /// No header is longer than this.
 const MOST_HEADER_BYTES: u64 = 1 << 20;
+/// As many hops as anybody samples; a forged header must not make decoding take for ever.
+const MOST_LAYERS: usize = 64;
 
 /// What a trace holds samples of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +141,7 @@ impl TraceWriter {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(SampleError::io(folder))?;
-        let edges = self.entries.iter().map(|entry| entry.edges).sum();
+        let edges = self.entries.iter().fold(0u64, |sum, entry| sum.saturating_add(entry.edges));
         Ok(TraceSummary { samples: self.entries.len() as u64, edges, bytes })
     }
 }
@@ -301,5 +304,12 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
     if word(8) != VERSION {
         return Err(flaw("trace version 1", format!("version {}; a newer esker wrote it", word(8))));
     }
-    serde_json::from_slice(&text[16..]).map_err(|error| flaw("a header", error.to_string()))
+    let header: TraceHeader =
+        serde_json::from_slice(&text[16..]).map_err(|error| flaw("a header", error.to_string()))?;
+    let (nodes, layers) = (header.nodes, header.settings.fanouts.len());
+    if nodes > MOST_NODES || layers > MOST_LAYERS {
+        let expected = format!("at most {MOST_NODES} nodes and {MOST_LAYERS} layers");
+        return Err(flaw(&expected, format!("{nodes} nodes and {layers} layers")));
+    }
+    Ok(header)
 }

@@ -25,6 +25,11 @@ impl Widths {
     }
 }
 
+/// A seed costs a bit even where there is one target only: a record cannot name more seeds than it has bits.
+fn seed_width(targets: u64) -> u32 {
+    width_below(targets).max(1)
+}
+
 /// The lower bits of gaps between `count` ascending numbers below `bound`.
 #[inline(always)]
 fn rice_width(bound: u64, count: u64) -> u32 {
@@ -94,7 +99,7 @@ impl Encoder {
         self.writer.put(plain as u64, 1);
         if !plain {
             self.writer.put_gamma(sample.seeds.len() as u64);
-            let width = width_below(targets.len() as u64);
+            let width = seed_width(targets.len() as u64);
             sample
                 .seeds
                 .iter()
@@ -305,7 +310,7 @@ impl Decoder {
             seeds.extend(0..targets as u32);
             return Ok(());
         }
-        let (count, width) = (reader.take_gamma().ok_or(SHORT)?, width_below(targets));
+        let (count, width) = (reader.take_gamma().ok_or(SHORT)?, seed_width(targets));
         for _ in 0..count {
             let place = reader.take(width);
             if place >= targets || reader.is_over() {
@@ -375,10 +380,22 @@ impl Decoder {
         section.lengths.push(count as u32);
         section.degrees.push(degree as u32);
         if header.settings.carry.edges {
-            section.edges.extend((0..count).map(|_| EdgeId(reader.take(widths.edge))));
+            for _ in 0..count {
+                let edge = reader.take(widths.edge);
+                if edge >= header.edges {
+                    return Err("an edge that the graph does not have");
+                }
+                section.edges.push(EdgeId(edge));
+            }
         }
         if header.settings.carry.relations {
-            section.relations.extend((0..count).map(|_| reader.take(widths.relation) as u32));
+            for _ in 0..count {
+                let relation = reader.take(widths.relation);
+                if relation >= header.relations {
+                    return Err("a kind of edge that the graph does not have");
+                }
+                section.relations.push(relation as u32);
+            }
         }
         Ok(())
     }
@@ -432,7 +449,7 @@ fn take_ids(reader: &mut BitReader, count: usize, width: u32, out: &mut Vec<u64>
     for _ in 0..count {
         let id = least.checked_add(reader.take_rice(low).ok_or(SHORT)?).ok_or(SHORT)?;
         out.push(id);
-        least = id + 1;
+        least = id.checked_add(1).ok_or(SHORT)?;
     }
     Ok(())
 }
@@ -467,5 +484,31 @@ mod tests {
                 prop_assert!(out.blocks.iter().all(|b| b.nbrs.iter().all(|n| n.index() < out.node_ids.len())));
             }
         }
+    }
+
+    /// A record of one target, whose seeds are forged.
+    fn one_target(count: u64) -> (TraceHeader, Vec<u8>) {
+        let settings = Settings {
+            seed: 1,
+            fanouts: vec![Fanout::AtMost(4)],
+            form: Form::Dense,
+            carry: Carry::default(),
+        };
+        let header = TraceHeader { dataset: String::new(), nodes: 200, edges: 9000, relations: 0, settings };
+        let mut writer = BitWriter::default();
+        writer.put_gamma(1);
+        writer.put_gamma(0);
+        writer.put(5, width_below(200));
+        writer.put(0, 1);
+        writer.put_gamma(count);
+        (header, writer.finish().to_vec())
+    }
+
+    #[test]
+    fn a_short_record_cannot_ask_for_endless_seeds() {
+        let (header, record) = one_target(1 << 40);
+        let mut decoder = Decoder::default();
+        assert!(decoder.decode(&header, &record, &mut Sample::default()).is_err());
+        assert!(decoder.found.seeds.len() < 1000);
     }
 }
