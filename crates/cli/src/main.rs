@@ -16,6 +16,7 @@ mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use esker_import::ImportError;
+use esker_io::IoError;
 use std::process::ExitCode;
 
 /// Trains graph neural networks on graphs far larger than memory, on one machine.
@@ -80,6 +81,9 @@ fn main() -> ExitCode {
             }
         }
         note!("error: {text}");
+        if matches!(error.downcast_ref(), Some(IoError::Option(_))) {
+            return ExitCode::from(2);
+        }
         match error.downcast_ref::<ImportError>() {
             Some(ImportError::Request(_)) => ExitCode::from(2),
             _ => ExitCode::FAILURE,

@@ -97,6 +97,9 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("stripe g --over a", 2, &["--over", "2 to 64"]);
     check_refusal("stripe g --over a,b --undo", 2, &["--undo"]);
     check_refusal("stripe g --over a,b --stripe-size 3MiB", 2, &["powers of two", "64 KiB"]);
+    check_refusal("bench io --io-block 1000", 2, &["1000 bytes", "powers of two"]);
+    check_refusal("bench io --depth 0", 2, &["depth of 0", "1 to"]);
+    check_refusal("bench io --file nothing", 1, &["nothing", "cannot open"]);
     check_refusal("bench sample nothing", 1, &["nothing", "no Esker dataset"]);
     check_refusal("bench sample g --fanout 0", 2, &["`0`", "from 1"]);
     check_refusal("bench sample g --layers 5..1", 2, &["5..1", "1..5"]);

@@ -1,3 +1,4 @@
+use crate::prefetch::{LARGE_PAGE_BYTES, prefer_large_pages_at};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -5,8 +6,6 @@ use std::sync::Arc;
 
 /// Offsets, lengths and addresses that are multiples of this suit every disk's direct IO.
 pub const DIRECT_ALIGN: usize = 4096;
-
-const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed bytes at an address that direct IO accepts.
 pub struct AlignedBuffer {
@@ -35,10 +34,9 @@ impl AlignedBuffer {
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         if large {
-            // Rows land all over a large buffer: with large pages finding their places costs far less. A wish, so
-            // whatever the kernel says is fine.
-            // SAFETY: the range was just allocated and holds nothing yet.
-            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+            // Rows land all over a large buffer: with large pages finding their places costs far less.
+            // SAFETY: the range was just allocated.
+            unsafe { prefer_large_pages_at(start.as_ptr(), bytes) };
         }
         // SAFETY: all of it is this allocation's.
         unsafe { start.as_ptr().write_bytes(0, layout.size()) };

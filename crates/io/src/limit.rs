@@ -73,15 +73,15 @@ pub fn cpu_seconds() -> f64 {
 /// Reads `path` for `duration` in the best way that works here, and says how fast that was.
 pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate, IoError> {
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &Options::default())?;
-    let (rung, blocks) = (files.rung().clone(), files.bytes(0) / how.block_bytes as u64);
+    let (rung, found_bytes) = (files.rung().clone(), files.bytes(0));
+    let blocks = found_bytes / how.block_bytes as u64;
     drop(files);
     if blocks == 0 {
-        let found_bytes = 0;
-        return Err(IoError::Ended {
-            path: path.to_path_buf(),
-            expected_bytes: how.block_bytes as u64,
-            found_bytes,
-        });
+        let (path, found) = (path.display(), found_bytes);
+        let needed = how.block_bytes;
+        return Err(IoError::Option(format!(
+            "{path}: reads of {needed} bytes are measured, the file has {found}; give a larger one"
+        )));
     }
     // Without rings, depth is a matter of threads.
     let ring = rung.kind.is_uring();

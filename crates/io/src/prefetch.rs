@@ -18,13 +18,22 @@ pub fn prefetch<T>(slice: &[T], index: usize) {
 /// Asks the kernel to back a large array with large pages: random access then misses the address cache less often.
 /// Useful before the array is first written. A kernel that refuses changes nothing.
 pub fn prefer_large_pages<T>(slice: &mut [T]) {
-    const LARGE_PAGE_BYTES: usize = 2 << 20;
-    let bytes = std::mem::size_of_val(slice);
-    let start = slice.as_mut_ptr() as usize;
+    // SAFETY: the range is the slice's own.
+    unsafe { prefer_large_pages_at(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
+}
+
+pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+/// The same for memory that holds nothing yet.
+///
+/// # Safety
+/// The caller owns the range.
+pub(crate) unsafe fn prefer_large_pages_at(start: *mut u8, bytes: usize) {
+    let start = start as usize;
     let first = start.next_multiple_of(LARGE_PAGE_BYTES);
     let whole = (start + bytes).saturating_sub(first) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
     if whole > 0 {
-        // SAFETY: the range lies inside the slice, and MADV_HUGEPAGE leaves its content as it is.
+        // SAFETY: the range lies inside the caller's, and MADV_HUGEPAGE leaves its content as it is.
         unsafe { libc::madvise(first as *mut libc::c_void, whole, libc::MADV_HUGEPAGE) };
     }
 }

@@ -7,7 +7,7 @@
 //! not return before it is done), and nothing is let go before it has come back.
 
 use crate::aligned::Allocation;
-use crate::device::{Completion, Device, Request};
+use crate::device::{BrokenDevice, Completion, Device, Request};
 use crate::disk::FileTable;
 use crate::plan::{Piece, Plan, Rules};
 use crate::staging::Staging;
@@ -655,7 +655,7 @@ impl Queue {
 
     /// The device itself failed. Dropping it waits for the kernel; then every request is over.
     fn break_down(&mut self, error: io::Error) {
-        self.device = Box::new(Broken);
+        self.device = Box::new(BrokenDevice);
         self.broken = true;
         self.give_up(|| IoError::Queue(io::Error::new(error.kind(), error.to_string())));
         self.in_flight = 0;
@@ -681,24 +681,5 @@ impl<'a> Drain<'a> {
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
         self.0.break_down(io::Error::other("a job panicked"));
-    }
-}
-
-/// Stands in for a device that failed: takes nothing, as nothing is in flight any more.
-struct Broken;
-
-impl Device for Broken {
-    unsafe fn push(&mut self, _request: Request) {
-        unreachable!("a broken queue starts nothing");
-    }
-    fn wait(&mut self, _at_least: usize, _done: &mut Vec<Completion>) -> io::Result<()> {
-        Ok(())
-    }
-    fn cancel(&mut self) {}
-    unsafe fn register(&mut self, _memory: *mut u8, _bytes: usize) -> bool {
-        false
-    }
-    fn sync(&mut self) -> Result<(), (u32, io::Error)> {
-        Err((0, io::Error::other("the IO queue failed before")))
     }
 }

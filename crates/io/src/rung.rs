@@ -124,7 +124,8 @@ impl Options {
     /// Most requests in flight that a queue takes.
     pub const MOST_DEPTH: usize = 16_384;
 
-    pub(crate) fn check(&self) -> Result<(), IoError> {
+    /// Whether these options can be; the error says which cannot, and what can.
+    pub fn check(&self) -> Result<(), IoError> {
         let refuse = |text: String| Err(IoError::Option(text));
         if !(1..=Options::MOST_DEPTH).contains(&self.depth) {
             return refuse(format!("an IO depth of {} was asked for; 1 to 16384 work", self.depth));

@@ -90,6 +90,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         "--seconds {}: more than 0 and at most 600",
         arguments.seconds
     );
+    let options = Options {
+        rung: arguments.rung,
+        block_bytes: arguments.io_block.map(|bytes| bytes.0),
+        depth: arguments.depth,
+        gap_bytes: arguments.gap.0,
+        in_place_bytes: arguments.in_place.0,
+        ..Options::default()
+    };
+    // Before minutes are spent on writing.
+    options.check()?;
     let progress: Box<dyn Progress> = if arguments.json { Box::new(Silent) } else { Box::new(Shown::new()) };
     let scratch = match &arguments.file {
         Some(_) => None,
@@ -101,14 +111,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let path = scratch.as_ref().map(|scratch| &scratch.path).or(arguments.file.as_ref());
     let Some(path) = path else { anyhow::bail!("no file to read") };
-    let options = Options {
-        rung: arguments.rung,
-        block_bytes: arguments.io_block.map(|bytes| bytes.0),
-        depth: arguments.depth,
-        gap_bytes: arguments.gap.0,
-        in_place_bytes: arguments.in_place.0,
-        ..Options::default()
-    };
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &options)?;
     let duration = Duration::from_secs_f64(arguments.seconds);
     let limits = Limits::find(path, files.rung().block_bytes, duration.mul_f64(GRID_SHARE), &*progress)?;

@@ -3,10 +3,12 @@
 //! A device moves bytes and reports what the system said, short counts and errors included. What that means, and
 //! what to do about it, is decided once, above, in `queue.rs`.
 
+mod broken;
 mod pool;
 pub(crate) mod simulated;
 mod uring;
 
+pub(crate) use broken::BrokenDevice;
 pub(crate) use pool::PoolDevice;
 pub(crate) use uring::{UringDevice, build_ring};
 
