@@ -58,6 +58,24 @@ pub struct Drawer {
 }
 
 impl Drawer {
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        self.bitmap.capacity() as u64 * 8
+    }
+
+    /// Bytes that [`Drawer::reserve`] would add.
+    pub fn more_bytes(&self, degree: u32) -> u64 {
+        if degree <= 64 { 0 } else { (degree as u64).div_ceil(64) * 8 }.saturating_sub(self.bytes())
+    }
+
+    /// Room for draws from lists of this length.
+    pub fn reserve(&mut self, degree: u32) {
+        let words = (degree as usize).div_ceil(64);
+        if degree > 64 && words > self.bitmap.capacity() {
+            self.bitmap.reserve_exact(words - self.bitmap.len());
+        }
+    }
+
     /// Fills `out` with `out.len()` positions out of `0..degree`, ascending. `out` is shorter than the list.
     #[inline]
     pub fn draw(&mut self, key: Key, degree: u32, out: &mut [u32]) {

@@ -1,13 +1,13 @@
 //! A batch in order of discovery: what sampling produces and what a trace stores. `assemble` puts it in canonical order.
 
-use crate::{Block, Form, Sample};
+use crate::memory::{Ledger, held};
+use crate::{Block, Carry, Form, Result, Sample, SampleError};
 use esker_types::{EdgeId, LocalIndex, NodeId};
-use std::ops::Range;
 
 /// Entries converted at a time: each boundary between hops is one pass over them in the first-level cache.
 const PIECE: usize = 2048;
 
-/// The lists of one hop, in order of discovery, neighbours as places in order of discovery.
+/// The lists of one depth in the order in which they were drawn, neighbours as places in order of discovery.
 #[derive(Debug, Default)]
 pub(crate) struct Section {
     pub lengths: Vec<u32>,
@@ -20,9 +20,8 @@ pub(crate) struct Section {
 
 impl Section {
     pub fn bytes(&self) -> u64 {
-        let words = self.lengths.capacity() + self.degrees.capacity() + self.places.capacity();
-        let words = words + self.positions.capacity() + self.relations.capacity();
-        words as u64 * 4 + self.edges.capacity() as u64 * 8
+        let words = held(&self.lengths) + held(&self.degrees) + held(&self.places) + held(&self.positions);
+        words + held(&self.relations) + held(&self.edges)
     }
 
     pub fn clear(&mut self) {
@@ -33,6 +32,23 @@ impl Section {
         self.edges.clear();
         self.relations.clear();
     }
+
+    /// Room for so many more lists and entries.
+    pub fn reserve(&mut self, lists: usize, entries: usize, carry: Carry, ledger: &mut Ledger) -> Result<()> {
+        ledger.reserve(&mut self.lengths, lists)?;
+        ledger.reserve(&mut self.degrees, lists)?;
+        ledger.reserve(&mut self.places, entries)?;
+        if carry.positions {
+            ledger.reserve(&mut self.positions, entries)?;
+        }
+        if carry.edges {
+            ledger.reserve(&mut self.edges, entries)?;
+        }
+        if carry.relations {
+            ledger.reserve(&mut self.relations, entries)?;
+        }
+        Ok(())
+    }
 }
 
 /// A batch in order of discovery.
@@ -41,8 +57,11 @@ pub(crate) struct Found {
     pub nodes: Vec<NodeId>,
     /// Hop `h` holds nodes `hop_starts[h]..hop_starts[h + 1]`.
     pub hop_starts: Vec<u32>,
-    /// By depth; of ShaDow the induced lists of all nodes, behind the drawn ones.
+    /// By depth, the lists of a depth in the order of their block; of ShaDow the induced lists of all nodes, behind
+    /// the drawn ones.
     pub sections: Vec<Section>,
+    /// Degrees by node, as far as they are known: of all hops but the deepest, or of all.
+    pub degrees: Vec<u32>,
     /// By node, where a strategy pruned; else empty.
     pub skipped: Vec<bool>,
     /// The place of each seed.
@@ -53,54 +72,61 @@ impl Found {
     /// Bytes held.
     pub fn bytes(&self) -> u64 {
         let sections: u64 = self.sections.iter().map(Section::bytes).sum();
-        let words = self.nodes.capacity() * 2 + self.seeds.capacity();
-        words as u64 * 4 + self.skipped.capacity() as u64 + sections
+        let words = held(&self.nodes) + held(&self.seeds) + held(&self.degrees) + held(&self.hop_starts);
+        words + held(&self.skipped) + sections
     }
 
     /// Writes the batch to `out`, in canonical order.
-    pub fn assemble(&self, form: Form, out: &mut Sample) {
+    pub fn assemble(&self, form: Form, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
         let layers = self.hop_starts.len() - 2;
         out.clear(form, if form == Form::Layered { layers } else { 1 });
         let starts = &self.hop_starts;
         let hop = |hop: usize| starts[hop] as usize..starts[hop + 1] as usize;
-        let nodes = self.nodes.len() as u32;
+        let nodes = self.nodes.len();
+        ledger.reserve_exact(&mut out.node_ids, nodes)?;
+        ledger.reserve_exact(&mut out.node_id_offsets, layers + 2)?;
+        ledger.reserve_exact(&mut out.degrees, self.degrees.len())?;
+        ledger.reserve_exact(&mut out.seeds, self.seeds.len())?;
+        ledger.reserve_exact(&mut out.unexpanded, self.skipped.len())?;
         out.node_id_offsets.push(0);
         for depth in (0..=layers).rev() {
             out.node_ids.extend_from_slice(&self.nodes[hop(depth)]);
             out.node_id_offsets.push(out.node_ids.len() as u32);
-            if !self.skipped.is_empty() {
-                out.pruned.extend_from_slice(&self.skipped[hop(depth)]);
-            }
+            out.degrees.extend_from_slice(self.degrees.get(hop(depth)).unwrap_or(&[]));
+            out.unexpanded.extend_from_slice(self.skipped.get(hop(depth)).unwrap_or(&[]));
         }
         // Targets come last.
-        let first_target = nodes - starts[1];
+        let first_target = nodes as u32 - starts[1];
         out.seeds.extend(self.seeds.iter().map(|place| LocalIndex(first_target + place)));
         let shifts = Shifts::new(starts);
-        let sections = &self.sections;
-        for block in &mut out.blocks {
+        for (layer, block) in out.blocks.iter_mut().enumerate() {
+            let sections = match form {
+                Form::Dense => &self.sections[..layers],
+                Form::Layered => &self.sections[layers - 1 - layer..layers - layer],
+                Form::Shadow => &self.sections[layers..layers + 1],
+            };
+            block.first = if form == Form::Shadow { 0 } else { out.node_id_offsets[layer + 1] };
+            reserve_block(block, sections, ledger)?;
             block.nbr_offsets.push(0);
+            sections.iter().rev().for_each(|section| copy(section, &shifts, block));
         }
-        match form {
-            Form::Dense => {
-                out.blocks[0].first = out.node_id_offsets[1];
-                let edges = sections[..layers].iter().map(|section| section.places.len()).sum();
-                out.blocks[0].nbrs.reserve_exact(edges);
-                for section in sections[..layers].iter().rev() {
-                    copy(section, 0..section.lengths.len(), 0, &shifts, &mut out.blocks[0]);
-                }
-            }
-            Form::Layered => {
-                for (layer, section) in sections[..layers].iter().rev().enumerate() {
-                    let depth = layers - 1 - layer;
-                    out.blocks[layer].first = out.node_id_offsets[layer + 1];
-                    by_hop(section, (0..=depth).rev().map(hop), &shifts, &mut out.blocks[layer]);
-                }
-            }
-            Form::Shadow => {
-                by_hop(&sections[layers], (0..=layers).rev().map(hop), &shifts, &mut out.blocks[0]);
-            }
-        }
+        Ok(())
     }
+}
+
+/// Room for the lists of some sections, which one block must be able to number.
+fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -> Result<()> {
+    let sum = |of: fn(&Section) -> usize| sections.iter().map(of).sum::<usize>();
+    let entries = sum(|section| section.places.len());
+    if entries > u32::MAX as usize {
+        let problem = format!("a batch drew {entries} neighbours for one block, more than 2^32");
+        return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
+    }
+    ledger.reserve_exact(&mut block.nbr_offsets, sum(|section| section.lengths.len()) + 1)?;
+    ledger.reserve_exact(&mut block.nbrs, entries)?;
+    ledger.reserve_exact(&mut block.positions, sum(|section| section.positions.len()))?;
+    ledger.reserve_exact(&mut block.edges, sum(|section| section.edges.len()))?;
+    ledger.reserve_exact(&mut block.relations, sum(|section| section.relations.len()))
 }
 
 /// How places become local indices: hop by hop, a shift.
@@ -138,33 +164,15 @@ impl Shifts {
     }
 }
 
-/// Copies the lists of several hops that one section holds in order of discovery.
-fn by_hop(section: &Section, hops: impl Iterator<Item = Range<usize>>, shifts: &Shifts, block: &mut Block) {
-    let sum = |range: Range<usize>| section.lengths[range].iter().map(|length| *length as usize).sum();
-    for nodes in hops {
-        let before: usize = sum(0..nodes.start);
-        copy(section, nodes, before, shifts, block);
-    }
-}
-
-/// Copies the lists of `nodes`, whose first entry is entry `first` of the section.
-fn copy(section: &Section, nodes: Range<usize>, first: usize, shifts: &Shifts, block: &mut Block) {
+/// Appends the lists of a section.
+fn copy(section: &Section, shifts: &Shifts, block: &mut Block) {
     let mut end = block.nbrs.len() as u32;
-    let lengths = &section.lengths[nodes.clone()];
-    block.nbr_offsets.extend(lengths.iter().map(|length| {
+    block.nbr_offsets.extend(section.lengths.iter().map(|length| {
         end += length;
         end
     }));
-    block.degrees.extend_from_slice(&section.degrees[nodes]);
-    let entries = first..first + (end as usize - block.nbrs.len());
-    shifts.convert(&section.places[entries.clone()], &mut block.nbrs);
-    if !section.positions.is_empty() {
-        block.positions.extend_from_slice(&section.positions[entries.clone()]);
-    }
-    if !section.edges.is_empty() {
-        block.edges.extend_from_slice(&section.edges[entries.clone()]);
-    }
-    if !section.relations.is_empty() {
-        block.relations.extend_from_slice(&section.relations[entries]);
-    }
+    shifts.convert(&section.places, &mut block.nbrs);
+    block.positions.extend_from_slice(&section.positions);
+    block.edges.extend_from_slice(&section.edges);
+    block.relations.extend_from_slice(&section.relations);
 }

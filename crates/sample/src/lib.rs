@@ -26,4 +26,7 @@ pub use memory::{Bound, Touched};
 pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
-pub use topology::{AnyTopology, Direction, Edge, HopLists, InMemory, List, Topology, Word};
+pub use topology::{
+    AnyTopology, Direction, Edge, Fetched, HopLists, InMemory, List, NotAtHand, Topology, Wanted, Word,
+    Workspace,
+};

@@ -5,6 +5,8 @@
 //! starts behind the largest stamp of this one, so every older stamp is recognised as stale. Zeroed again only when 32
 //! bits run out, once in thousands of batches.
 
+use crate::Result;
+use crate::memory::{Ledger, held};
 use crate::topology::Word;
 use esker_io::{prefer_large_pages, prefetch};
 use esker_types::NodeId;
@@ -26,16 +28,12 @@ impl Fresh {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.slots.capacity() as u64 * 8
+        held(&self.slots)
     }
 
     /// Room for `more` nodes and one that is written and not kept.
-    #[inline(always)]
-    fn make_room(&mut self, more: usize) {
-        let needed = self.count + more + 1;
-        if needed > self.slots.len() {
-            self.slots.resize(needed.next_power_of_two(), NodeId(0));
-        }
+    pub fn reserve(&mut self, more: usize, ledger: &mut Ledger) -> Result<()> {
+        ledger.extend_to(&mut self.slots, self.count + more + 1, NodeId(0))
     }
 }
 
@@ -44,8 +42,12 @@ pub(crate) trait Relabel {
     /// Forgets everything; `most` nodes may come.
     fn begin(&mut self, most: usize);
 
+    /// Room for so many nodes in all.
+    fn reserve(&mut self, nodes: usize, ledger: &mut Ledger) -> Result<()>;
+
     /// The place of every word, new nodes getting the next free places in order of first appearance; those are appended
-    /// to `fresh`, the first of which has place `first`. Fast where the words were asked for before.
+    /// to `fresh`, the first of which has place `first`. Room was made before, here and in `fresh`. Fast where the words
+    /// were asked for before.
     fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]);
 
     /// The place of a node that may be in the batch.
@@ -87,9 +89,12 @@ impl Relabel for Direct {
         }
     }
 
+    fn reserve(&mut self, _: usize, _: &mut Ledger) -> Result<()> {
+        Ok(())
+    }
+
     #[inline(always)]
     fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
-        fresh.make_room(words.len());
         let (base, slots) = (self.base, &mut fresh.slots[..]);
         let mut count = fresh.count;
         for (word, place_of_word) in words.iter().zip(places) {
@@ -130,7 +135,7 @@ struct Slot {
     stamp: u32,
 }
 
-/// A table of the batch's own nodes: linear probing, at most half full, grown when needed.
+/// A table of the batch's own nodes: linear probing, at most half full, grown before nodes come.
 pub(crate) struct Hashed {
     slots: Vec<Slot>,
     base: u32,
@@ -170,8 +175,8 @@ impl Hashed {
         }
     }
 
-    fn grow(&mut self) {
-        let wider = vec![Slot::default(); self.slots.len() * 2];
+    fn grow(&mut self, slots: usize) {
+        let wider = vec![Slot::default(); slots];
         let old = std::mem::replace(&mut self.slots, wider);
         for slot in old.into_iter().filter(|slot| slot.stamp >= self.base) {
             let at = self.slot_of(slot.node);
@@ -194,8 +199,19 @@ impl Relabel for Hashed {
         }
     }
 
+    fn reserve(&mut self, nodes: usize, ledger: &mut Ledger) -> Result<()> {
+        let slots = slots_for(nodes as u64) as usize;
+        if slots > self.slots.len() {
+            // Both tables are held while the nodes move.
+            ledger.charge(slots as u64 * SLOT_BYTES)?;
+            let before = self.bytes();
+            self.grow(slots);
+            ledger.release(before);
+        }
+        Ok(())
+    }
+
     fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
-        fresh.make_room(words.len());
         for (word, place_of_word) in words.iter().zip(places) {
             let slot = self.slot_of(word.node());
             if self.slots[slot].stamp >= self.base {
@@ -208,9 +224,6 @@ impl Relabel for Hashed {
             fresh.slots[fresh.count] = word.node();
             fresh.count += 1;
             *place_of_word = place;
-            if self.count as usize * 2 > self.slots.len() {
-                self.grow();
-            }
         }
     }
 
@@ -244,6 +257,9 @@ mod tests {
             let mut first = 0;
             for words in hops {
                 let (mut fresh, mut places) = (Fresh::default(), vec![0; words.len()]);
+                let ledger = &mut Ledger::unlimited();
+                fresh.reserve(words.len(), ledger).unwrap();
+                table.reserve(first as usize + words.len(), ledger).unwrap();
                 // In two pieces, as waves come.
                 let (left, right) = words.split_at(words.len() / 2);
                 table.assign(left, first, &mut fresh, &mut places);
@@ -289,8 +305,15 @@ mod tests {
     fn a_hash_table_grows_with_its_batch() {
         let words: Vec<u32> = (0..5000).collect();
         let (mut table, mut fresh, mut places) = (Hashed::new(), Fresh::default(), vec![0; 5000]);
+        let before = table.bytes();
+        let mut ledger = Ledger::new(before, 1 << 20);
         table.begin(5000);
+        table.reserve(5000, &mut ledger).unwrap();
+        fresh.reserve(5000, &mut Ledger::unlimited()).unwrap();
         table.assign(&words, 0, &mut fresh, &mut places);
+        // What it holds is what was noted.
+        assert_eq!(ledger.free(), (1 << 20) - table.bytes());
+        assert!(table.reserve(40_000, &mut ledger).is_err());
         assert!(places.iter().zip(0..).all(|(place, expected)| *place == expected));
         assert_eq!(table.bytes(), Hashed::bytes_for(5000));
     }

@@ -1,5 +1,6 @@
 //! What a sampler yields: one type for every form, and one view of it for every layer.
 
+use crate::memory::held;
 use esker_types::{EdgeId, LocalIndex, NodeId};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
@@ -23,8 +24,6 @@ pub struct Block {
     pub first: u32,
     /// Node `first + i` has the entries `nbr_offsets[i]..nbr_offsets[i + 1]` of the arrays below.
     pub nbr_offsets: Vec<u32>,
-    /// Degree of node `first + i` in the whole topology; 0 for nodes that were not expanded.
-    pub degrees: Vec<u32>,
     /// The neighbours.
     pub nbrs: Vec<LocalIndex>,
     /// Where each neighbour stands in the node's stored list, ascending within a node; empty unless the settings carry
@@ -39,14 +38,18 @@ pub struct Block {
 impl Block {
     /// Bytes of its arrays.
     pub fn bytes(&self) -> u64 {
-        let words = self.nbr_offsets.len() + self.degrees.len() + self.nbrs.len() + self.positions.len();
-        (words * 4 + self.edges.len() * 8 + self.relations.len() * 4) as u64
+        let words = self.nbr_offsets.len() + self.nbrs.len() + self.positions.len() + self.relations.len();
+        (words * 4 + self.edges.len() * 8) as u64
+    }
+
+    fn held_bytes(&self) -> u64 {
+        let words = held(&self.nbr_offsets) + held(&self.nbrs) + held(&self.positions);
+        words + held(&self.edges) + held(&self.relations)
     }
 
     pub(crate) fn clear(&mut self) {
         self.first = 0;
         self.nbr_offsets.clear();
-        self.degrees.clear();
         self.nbrs.clear();
         self.positions.clear();
         self.edges.clear();
@@ -67,9 +70,14 @@ pub struct Sample {
     pub blocks: Vec<Block>,
     /// The local index of each seed, as given: seeds may repeat, targets do not.
     pub seeds: Vec<LocalIndex>,
-    /// Nodes above the deepest hop that a strategy chose not to expand: they have no list, and no layer reads their
-    /// rows. Empty, or one a node.
-    pub pruned: Vec<bool>,
+    /// Degrees in the whole topology of the last nodes of `node_ids`: of all of them where the settings carry degrees,
+    /// else of those that have a list. 0 for unexpanded nodes whose degree is not carried.
+    pub degrees: Vec<u32>,
+    /// Nodes that a strategy chose not to expand: they have no list, and the strategy supplies what enters layer
+    /// `L - hop` for them. Empty, or one a node.
+    pub unexpanded: Vec<bool>,
+    /// Nodes whose feature rows no layer needs, because all that would read them is supplied. Empty, or one a node.
+    pub unneeded: Vec<bool>,
 }
 
 /// What one layer computes: from the rows of `inputs` the rows of `outputs`, both suffixes of the node ids.
@@ -85,6 +93,8 @@ pub struct LayerView<'a> {
     pub nbrs: &'a [LocalIndex],
     /// Degrees of the outputs in the whole topology.
     pub degrees: &'a [u32],
+    /// Degrees of the inputs; empty unless the settings carry degrees.
+    pub input_degrees: &'a [u32],
     /// Kinds of the edges, where carried.
     pub relations: &'a [u32],
 }
@@ -97,7 +107,9 @@ impl Default for Sample {
             node_id_offsets: vec![0, 0],
             blocks: Vec::new(),
             seeds: Vec::new(),
-            pruned: Vec::new(),
+            degrees: Vec::new(),
+            unexpanded: Vec::new(),
+            unneeded: Vec::new(),
         }
     }
 }
@@ -121,26 +133,40 @@ impl Sample {
     /// Bytes of its arrays.
     pub fn bytes(&self) -> u64 {
         let blocks: u64 = self.blocks.iter().map(Block::bytes).sum();
-        let words = self.node_ids.len() * 2 + self.node_id_offsets.len() + self.seeds.len();
-        blocks + words as u64 * 4 + self.pruned.len() as u64
+        let words =
+            self.node_ids.len() * 2 + self.node_id_offsets.len() + self.seeds.len() + self.degrees.len();
+        blocks + words as u64 * 4 + (self.unexpanded.len() + self.unneeded.len()) as u64
     }
 
-    /// A hash of every array: equal samples have equal digests.
+    /// Bytes that it holds for this and later batches.
+    pub fn held_bytes(&self) -> u64 {
+        let blocks: u64 = self.blocks.iter().map(Block::held_bytes).sum();
+        let words =
+            held(&self.node_ids) + held(&self.node_id_offsets) + held(&self.seeds) + held(&self.degrees);
+        blocks + words + held(&self.unexpanded) + held(&self.unneeded)
+    }
+
+    /// A hash of form, lengths and contents of every array: equal samples have equal digests.
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3::new();
-        let mut word = |word: u64| hash.update(&word.to_le_bytes());
-        self.node_ids.iter().for_each(|node| word(node.0));
-        self.node_id_offsets.iter().for_each(|offset| word(*offset as u64));
-        self.seeds.iter().for_each(|seed| word(seed.0 as u64));
-        self.pruned.iter().for_each(|pruned| word(*pruned as u64));
+        let mut array = |numbers: &mut dyn ExactSizeIterator<Item = u64>| {
+            hash.update(&(numbers.len() as u64).to_le_bytes());
+            numbers.for_each(|number| hash.update(&number.to_le_bytes()));
+        };
+        array(&mut [self.form as u64, self.blocks.len() as u64].into_iter());
+        array(&mut self.node_ids.iter().map(|node| node.0));
+        array(&mut self.node_id_offsets.iter().map(|offset| *offset as u64));
+        array(&mut self.seeds.iter().map(|seed| seed.0 as u64));
+        array(&mut self.degrees.iter().map(|degree| *degree as u64));
+        array(&mut self.unexpanded.iter().map(|mark| *mark as u64));
+        array(&mut self.unneeded.iter().map(|mark| *mark as u64));
         for block in &self.blocks {
-            word(block.first as u64);
-            block.nbr_offsets.iter().for_each(|offset| word(*offset as u64));
-            block.degrees.iter().for_each(|degree| word(*degree as u64));
-            block.nbrs.iter().for_each(|nbr| word(nbr.0 as u64));
-            block.positions.iter().for_each(|position| word(*position as u64));
-            block.edges.iter().for_each(|edge| word(edge.0));
-            block.relations.iter().for_each(|relation| word(*relation as u64));
+            array(&mut [block.first as u64].into_iter());
+            array(&mut block.nbr_offsets.iter().map(|offset| *offset as u64));
+            array(&mut block.nbrs.iter().map(|nbr| nbr.0 as u64));
+            array(&mut block.positions.iter().map(|position| *position as u64));
+            array(&mut block.edges.iter().map(|edge| edge.0));
+            array(&mut block.relations.iter().map(|relation| *relation as u64));
         }
         hash.digest()
     }
@@ -162,7 +188,11 @@ impl Sample {
             outputs: output..nodes,
             nbr_offsets: &block.nbr_offsets[skip..],
             nbrs: &block.nbrs,
-            degrees: &block.degrees[skip..],
+            degrees: &self.degrees[self.degrees.len() - (nodes - output) as usize..],
+            input_degrees: match self.degrees.len() == self.node_ids.len() {
+                true => &self.degrees[input as usize..],
+                false => &[],
+            },
             relations: &block.relations,
         }
     }
@@ -172,7 +202,9 @@ impl Sample {
         self.node_ids.clear();
         self.node_id_offsets.clear();
         self.seeds.clear();
-        self.pruned.clear();
+        self.degrees.clear();
+        self.unexpanded.clear();
+        self.unneeded.clear();
         self.blocks.resize_with(blocks, Block::default);
         self.blocks.iter_mut().for_each(Block::clear);
     }

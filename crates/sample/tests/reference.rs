@@ -5,8 +5,8 @@ mod naive;
 use esker_sample::bulk::Bulk;
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
-    Carry, Direction, Fanout, Form, InMemory, Position, Result, Sample, SampleError, Sampler, Seeds,
-    Settings, Word,
+    Carry, Direction, Fanout, Fetched, Form, InMemory, NotAtHand, Position, Result, Sample, SampleError,
+    Sampler, Seeds, Settings, Topology, Wanted, Word, Workspace,
 };
 use esker_types::NodeId;
 use naive::Reference;
@@ -24,6 +24,15 @@ fn lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
         });
         prop::collection::vec(list, nodes as usize)
     })
+}
+
+/// Few edges, so that some nodes are met once.
+fn sparse_lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
+    let list = prop::collection::vec(0u64..80, 0..4).prop_map(|mut list| {
+        list.sort_unstable();
+        list
+    });
+    prop::collection::vec(list, 80)
 }
 
 fn fanouts() -> impl Strategy<Value = Vec<Fanout>> {
@@ -47,7 +56,51 @@ fn seeds_of(lists: &[Vec<u64>], picks: &[u64]) -> Vec<NodeId> {
     picks.iter().map(|pick| NodeId(pick % lists.len() as u64)).collect()
 }
 
-fn sampled<W: Word>(graph: &InMemory<W>, settings: &Settings, seeds: &[NodeId], most_bytes: u64) -> Sample {
+fn sampled_at<T: Topology>(graph: &T, settings: &Settings, at: Position, seeds: &[NodeId]) -> Sample {
+    let mut sample = Sample::default();
+    Sampler::new(graph, settings.clone(), PLENTY).unwrap().sample(at, seeds, &mut sample).unwrap();
+    sample
+}
+
+/// A topology whose lists are never at hand, as if they were on disk.
+struct Fetching<W>(InMemory<W>);
+
+/// Counts what was fetched, as a workspace can.
+#[derive(Default)]
+struct Counted(u64);
+
+impl Workspace for Counted {
+    fn bytes(&self) -> u64 {
+        self.0.min(1000)
+    }
+}
+
+impl<W: Word> Topology for Fetching<W> {
+    type Word = W;
+    type Workspace = Counted;
+    type AtHand<'a> = NotAtHand<W>;
+    fn nodes(&self) -> u64 {
+        self.0.nodes()
+    }
+    fn entries(&self) -> u64 {
+        self.0.entries()
+    }
+    fn has_relations(&self) -> bool {
+        self.0.has_relations()
+    }
+    fn at_hand(&self, _: &[NodeId]) -> Option<NotAtHand<W>> {
+        None
+    }
+    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+        self.0.degrees(nodes, out)
+    }
+    fn fetch(&self, wanted: Wanted, workspace: &mut Counted, out: &mut Fetched<W>) -> Result<()> {
+        workspace.0 += wanted.positions.len() as u64;
+        self.0.fetch(wanted, &mut (), out)
+    }
+}
+
+fn sampled<T: Topology>(graph: &T, settings: &Settings, seeds: &[NodeId], most_bytes: u64) -> Sample {
     let mut sample = Sample::default();
     let mut sampler = Sampler::new(graph, settings.clone(), most_bytes).unwrap();
     // Once before, so that what an earlier batch left behind is met.
@@ -64,7 +117,7 @@ proptest! {
         lists in lists(), fanouts in fanouts(), form in forms(), direction in directions(), carried: bool,
         picks in prop::collection::vec(0u64..1000, 0..12),
     ) {
-        let carry = Carry { positions: carried, edges: carried, relations: carried };
+        let carry = Carry { positions: carried, edges: carried, relations: carried, degrees: carried };
         let relations: Vec<u32> = (0..lists.concat().len() as u32).map(|edge| edge * 7 % 5).collect();
         let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
         let expected = Reference::new(&lists, Some(&relations), direction).sample(&settings, AT, &seeds);
@@ -72,20 +125,74 @@ proptest! {
         prop_assert_eq!(&sampled(&narrow, &settings, &seeds, PLENTY), &expected);
         let wide = InMemory::<u64>::from_lists(&lists, Some(relations)).in_direction(direction);
         prop_assert_eq!(&sampled(&wide, &settings, &seeds, PLENTY), &expected);
+        prop_assert_eq!(&sampled(&Fetching(narrow), &settings, &seeds, PLENTY), &expected);
     }
 
     #[test]
     fn pruned_samples_equal_the_reference(
-        lists in lists(), fanouts in fanouts(), picks in prop::collection::vec(0u64..1000, 0..6), kept in 0u64..5,
+        lists in sparse_lists(), fanouts in fanouts(), picks in prop::collection::vec(0u64..1000, 0..6),
+        kept in 0u64..5, layered: bool, degrees: bool,
     ) {
-        let (settings, seeds) = (settings(fanouts, Form::Dense, Carry::default()), seeds_of(&lists, &picks));
+        let form = if layered { Form::Layered } else { Form::Dense };
+        let carry = Carry { degrees, ..Carry::default() };
+        let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
         let expand = |hop: u32, node: NodeId| (node.0 * 31 + hop as u64 * 7) % 5 < kept;
         let expected = Reference::new(&lists, None, Direction::Incoming).sample_pruned(&settings, AT, &seeds, expand);
         let graph = InMemory::<u32>::from_lists(&lists, None);
         let mut sample = Sample::default();
-        let mut sampler = Sampler::new(&graph, settings, PLENTY).unwrap();
+        let mut sampler = Sampler::new(&graph, settings.clone(), PLENTY).unwrap();
         sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
         prop_assert_eq!(&sample, &expected);
+        let fetching = Fetching(graph);
+        let mut sampler = Sampler::new(&fetching, settings, PLENTY).unwrap();
+        sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
+        prop_assert_eq!(&sample, &expected);
+    }
+
+    /// Whatever the graph: no batch has more than its bound, and none is refused that much.
+    #[test]
+    fn a_batch_stays_within_its_bound(
+        lists in lists(), fanouts in fanouts(), form in forms(), direction in directions(), carried: bool,
+        picks in prop::collection::vec(0u64..1000, 0..12),
+    ) {
+        let carry = Carry { positions: carried, edges: carried, relations: false, degrees: carried };
+        let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
+        let graph = InMemory::<u32>::from_lists(&lists, None).in_direction(direction);
+        let (mut sample, mut sampler) = (Sample::default(), Sampler::new(&graph, settings.clone(), PLENTY).unwrap());
+        let bound = sampler.bound(seeds.len() as u64);
+        for batch in 0..3 {
+            sampler.sample(Position { epoch: 0, batch }, &seeds, &mut sample).unwrap();
+            prop_assert!(sample.node_ids.len() as u64 <= bound.nodes && sample.edge_count() <= bound.edges);
+            prop_assert!(sample.held_bytes() <= bound.sample_bytes, "{} {bound:?}", sample.held_bytes());
+            prop_assert!(sampler.bytes() <= bound.buffer_bytes + bound.direct_bytes, "{} {bound:?}", sampler.bytes());
+        }
+        let mut frugal = Sampler::new(&graph, settings, bound.bytes(1)).unwrap();
+        frugal.sample(Position { epoch: 0, batch: 2 }, &seeds, &mut sample).unwrap();
+        prop_assert!(frugal.bytes() + sample.held_bytes() <= bound.bytes(1));
+    }
+
+    /// With any allowance a batch comes out as it should, or is refused; never is more than the allowance held, and what
+    /// came before does not decide it.
+    #[test]
+    fn memory_is_kept_or_refused(
+        lists in lists(), fanouts in fanouts(), form in forms(), most in 20_000u64..120_000,
+        picks in prop::collection::vec(0u64..1000, 1..12),
+    ) {
+        let (settings, seeds) = (settings(fanouts, form, Carry::default()), seeds_of(&lists, &picks));
+        let graph = InMemory::<u32>::from_lists(&lists, None);
+        let (mut sampler, mut sample) = (Sampler::new(&graph, settings.clone(), most).unwrap(), Sample::default());
+        for batch in 0..6 {
+            let at = Position { epoch: 0, batch };
+            let some = &seeds[..seeds.len().min(1 + batch as usize * 3)];
+            let result = sampler.sample(at, some, &mut sample);
+            prop_assert!(sampler.bytes() + sample.held_bytes() <= most);
+            let (mut fresh, mut again) = (Sampler::new(&graph, settings.clone(), most).unwrap(), Sample::default());
+            let alone = fresh.sample(at, some, &mut again);
+            prop_assert_eq!(result.is_ok() || alone.is_err(), true, "{:?}", result);
+            if result.is_ok() {
+                prop_assert_eq!(&sample, &sampled_at(&graph, &settings, at, some));
+            }
+        }
     }
 }
 
@@ -104,8 +211,11 @@ fn large() -> Vec<Vec<u64>> {
 
 fn check_threads(form: Form, most_bytes: u64) {
     let graph = InMemory::<u32>::from_lists(&large(), None);
-    let settings =
-        settings(vec![Fanout::AtMost(10); 3], form, Carry { positions: true, edges: true, relations: false });
+    let settings = settings(
+        vec![Fanout::AtMost(10); 3],
+        form,
+        Carry { positions: true, edges: true, ..Carry::default() },
+    );
     let seeds: Vec<NodeId> = (0..700).map(|seed| NodeId(seed * 13)).collect();
     let expected = sampled(&graph, &settings, &seeds, most_bytes);
     for threads in [2, 4, 8] {
@@ -131,6 +241,44 @@ fn any_number_of_threads_gives_the_same_layered_sample() {
 #[test]
 fn any_number_of_threads_gives_the_same_shadow_sample() {
     check_threads(Form::Shadow, PLENTY);
+}
+
+/// A graph whose direct table would take more than the batch: 20 000 linked nodes of 4 million.
+fn check_hashed(form: Form) {
+    let mut lists = large();
+    lists.resize(4_000_000, Vec::new());
+    let graph = InMemory::<u32>::from_lists(&lists, None);
+    let settings = settings(vec![Fanout::AtMost(10); 3], form, Carry::default());
+    let seeds: Vec<NodeId> = (0..700).map(|seed| NodeId(seed * 13)).collect();
+    let expected = sampled(&graph, &settings, &seeds, PLENTY);
+    for threads in [1, 2, 8] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut sample = Sample::default();
+        let mut sampler = Sampler::new(&graph, settings.clone(), 30_000_000).unwrap().with_threads(threads);
+        assert!(sampler.bytes() < 1 << 20, "a hash table, which starts small");
+        pool.install(|| sampler.sample(AT, &seeds, &mut sample)).unwrap();
+        assert!(sampler.bytes() > 1 << 20, "and grows");
+        assert!(sample == expected, "{form:?} with {threads} threads");
+    }
+}
+
+#[test]
+fn a_hash_table_that_grows_gives_the_same_samples_with_any_threads() {
+    check_hashed(Form::Dense);
+    check_hashed(Form::Layered);
+    check_hashed(Form::Shadow);
+}
+
+#[test]
+fn large_batches_equal_the_reference() {
+    let lists = large();
+    let graph = InMemory::<u32>::from_lists(&lists, None);
+    let seeds: Vec<NodeId> = (0..1500).map(|seed| NodeId(seed * 13)).collect();
+    for form in [Form::Dense, Form::Layered] {
+        let settings = settings(vec![Fanout::AtMost(3), Fanout::All], form, Carry::default());
+        let expected = Reference::new(&lists, None, Direction::Incoming).sample(&settings, AT, &seeds);
+        assert!(sampled(&graph, &settings, &seeds, PLENTY) == expected, "{form:?}");
+    }
 }
 
 #[test]

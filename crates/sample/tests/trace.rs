@@ -8,7 +8,12 @@ use std::fs;
 use std::path::Path;
 
 fn settings(form: Form, fanouts: Vec<Fanout>, carry: bool) -> Settings {
-    Settings { seed: 5, fanouts, form, carry: Carry { positions: carry, edges: carry, relations: carry } }
+    Settings {
+        seed: 5,
+        fanouts,
+        form,
+        carry: Carry { positions: carry, edges: carry, relations: carry, degrees: carry },
+    }
 }
 
 /// Samples some batches of a graph, the second one with repeated seeds, pruned where the form can be.
@@ -20,7 +25,7 @@ fn samples(graph: &InMemory<u32>, settings: &Settings, nodes: u64) -> Vec<(Posit
             let step = if batch == 1 { 0 } else { 1 + batch };
             let seeds: Vec<NodeId> = (0..5).map(|seed| NodeId((seed * step + batch) % nodes)).collect();
             let mut sample = Sample::default();
-            if settings.form == Form::Dense && batch == 3 {
+            if settings.form != Form::Shadow && batch == 3 {
                 let mut expand = |_: u32, node: NodeId| !node.0.is_multiple_of(3);
                 sampler.sample_pruned(at, &seeds, &mut expand, &mut sample).unwrap();
             } else {
@@ -42,8 +47,11 @@ fn write(
     let graph = InMemory::from_lists(lists, Some(kinds)).in_direction(direction);
     let samples = samples(&graph, &settings, lists.len() as u64);
     let (dataset, nodes, edges) = ("test".to_string(), lists.len() as u64, edges as u64);
-    let mut writer =
-        TraceWriter::create(path, TraceHeader { dataset, nodes, edges, relations: 7, settings }).unwrap();
+    let mut writer = TraceWriter::create(
+        path,
+        TraceHeader { dataset, nodes, edges, relations: 7, direction, batches: "given".into(), settings },
+    )
+    .unwrap();
     samples.iter().for_each(|(at, sample)| writer.write(*at, sample).unwrap());
     let summary: TraceSummary = writer.finish().unwrap();
     assert_eq!(summary.bytes, fs::metadata(path).unwrap().len());
@@ -155,7 +163,35 @@ fn an_unfinished_trace_has_no_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("trace");
     let settings = settings(Form::Dense, vec![], false);
-    let header = TraceHeader { dataset: String::new(), nodes: 1, edges: 0, relations: 0, settings };
+    let (dataset, batches, direction) = (String::new(), String::new(), Direction::Incoming);
+    let header = TraceHeader { dataset, nodes: 1, edges: 0, relations: 0, direction, batches, settings };
     drop(TraceWriter::create(&path, header).unwrap());
     assert!(!path.exists());
+}
+
+/// What a header does not say, a record cannot hold: samples made otherwise are refused instead of garbled.
+#[test]
+fn a_sample_of_other_settings_is_not_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let lists: Vec<Vec<u64>> = (0..50).map(|node| (0..node).collect()).collect();
+    let graph = InMemory::from_lists(&lists, Some(vec![6; 1225])).in_direction(Direction::Incoming);
+    let two = vec![Fanout::AtMost(3); 2];
+    let sample = &samples(&graph, &settings(Form::Dense, two.clone(), true), 50)[0].1;
+    let refused = |settings: Settings, nodes, edges, relations| {
+        let (dataset, batches, direction) = (String::new(), String::new(), Direction::Incoming);
+        let header = TraceHeader { dataset, nodes, edges, relations, direction, batches, settings };
+        let mut writer = TraceWriter::create(&directory.path().join("trace"), header).unwrap();
+        writer.write(Position { epoch: 0, batch: 0 }, sample).map_err(|error| error.to_string())
+    };
+    assert!(refused(settings(Form::Dense, two.clone(), true), 50, 1225, 7).is_ok());
+    let said = refused(settings(Form::Layered, two.clone(), true), 50, 1225, 7).unwrap_err();
+    assert!(said.contains("form or depth"), "{said}");
+    let said = refused(settings(Form::Dense, two[..1].to_vec(), true), 50, 1225, 7).unwrap_err();
+    assert!(said.contains("form or depth"), "{said}");
+    let said = refused(settings(Form::Dense, two.clone(), false), 50, 1225, 7).unwrap_err();
+    assert!(said.contains("carried"), "{said}");
+    let said = refused(settings(Form::Dense, two.clone(), true), 50, 1225, 6).unwrap_err();
+    assert!(said.contains("kinds"), "{said}");
+    let said = refused(settings(Form::Dense, two.clone(), true), 4, 1225, 7).unwrap_err();
+    assert!(said.contains("another graph"), "{said}");
 }

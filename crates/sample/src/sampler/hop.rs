@@ -1,10 +1,11 @@
 //! One hop: draws in waves, relabelled in order.
 
-use super::{Carry, Fanout};
+use super::{Carry, Fanout, MOST_NODES};
 use crate::draw::Drawer;
 use crate::found::Section;
+use crate::memory::{Ledger, held};
 use crate::relabel::{Fresh, Relabel};
-use crate::topology::{HopLists, List, Word};
+use crate::topology::{Fetched, HopLists, List, Topology, Wanted, Word, Workspace};
 use crate::{Result, SampleError};
 use esker_io::prefetch;
 use esker_types::random::Key;
@@ -22,25 +23,43 @@ const LAG: usize = 8;
 const RELABEL_AHEAD: usize = 16;
 /// Nodes whose bounds, and then whose list heads, are asked for together.
 const CLUSTER: usize = 16;
-/// How far ahead bounds of induced lists are asked for.
+/// Fan-outs up to this are taken to be smaller than degrees when room is made.
+const FEW: u32 = 64;
+/// Fetched entries relabelled at a time.
+const FETCHED_WAVE: usize = 1 << 14;
+/// How far ahead bounds of lists are asked for where they are read one after the other.
 const BOUNDS_AHEAD: usize = 16;
 const LINE_BYTES: usize = 64;
 
+/// Nodes of the largest wave.
+pub(crate) fn wave_nodes(threads: usize) -> u64 {
+    (if threads == 1 { WAVE_NODES } else { SHARED_WAVE_NODES }) as u64
+}
+
+/// Waves held at a time.
+pub(crate) fn waves_at_once(threads: usize) -> usize {
+    if threads == 1 { 1 } else { 2 * threads }
+}
+
+/// The most entries that a wave of so many nodes can have.
+pub(crate) fn wave_entries_at_most(fanout: Fanout, nodes: u64, entries: u64) -> u64 {
+    match fanout {
+        Fanout::AtMost(most) => nodes.saturating_mul(most as u64).min(entries),
+        Fanout::All => entries,
+    }
+}
+
 impl Section {
-    /// Appends a wave but for its places.
-    fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) -> Result<()> {
+    /// Appends a wave. There is room.
+    fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) {
         self.lengths.extend_from_slice(&wave.lengths);
         self.degrees.extend_from_slice(&wave.degrees);
+        self.places.extend_from_slice(&wave.places[..wave.count]);
         if carry.positions {
             self.positions.extend_from_slice(&wave.positions[..wave.count]);
         }
         self.edges.extend_from_slice(&wave.edges);
         self.relations.extend_from_slice(&wave.relations);
-        if self.places.len() > u32::MAX as usize {
-            let problem = format!("one hop drew {} neighbours, more than 2^32", self.places.len());
-            return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
-        }
-        Ok(())
     }
 }
 
@@ -62,25 +81,23 @@ pub(super) struct Wave<W> {
 /// Waves being drawn and waves being relabelled.
 #[derive(Debug, Default)]
 pub(super) struct Waves<W> {
-    ahead: Vec<Wave<W>>,
-    behind: Vec<Wave<W>>,
+    pub ahead: Vec<Wave<W>>,
+    pub behind: Vec<Wave<W>>,
 }
 
 impl<W> Waves<W> {
     pub fn bytes(&self) -> u64 {
         let all = self.ahead.iter().chain(&self.behind);
         all.map(|wave| {
-            let words = wave.lengths.capacity() + wave.degrees.capacity() + wave.positions.capacity();
-            let words = words + wave.places.capacity() + wave.relations.capacity();
-            (words * 4 + wave.edges.capacity() * 8 + wave.words.capacity() * size_of::<W>()) as u64
+            let words = held(&wave.lengths) + held(&wave.degrees) + held(&wave.positions) + held(&wave.words);
+            words + held(&wave.places) + held(&wave.relations) + held(&wave.edges) + wave.drawer.bytes()
         })
         .sum()
     }
 }
 
 /// What to draw.
-pub(super) struct Job<'a, H> {
-    pub lists: &'a H,
+pub(super) struct Job<'a> {
     /// The nodes of the hop.
     pub nodes: &'a [NodeId],
     /// Which of them have no list in this sample; empty for none.
@@ -90,81 +107,250 @@ pub(super) struct Job<'a, H> {
     pub carry: Carry,
     /// Place of the first node that is new.
     pub first_place: u32,
+    /// Nodes of the graph: there cannot be more places.
+    pub most_places: u64,
     pub threads: usize,
 }
 
-/// Draws the lists of a hop into `section`; nodes met for the first time go to `fresh`.
+/// Where draws go.
+pub(super) struct Into<'a, R> {
+    pub table: &'a mut R,
+    pub fresh: &'a mut Fresh,
+    pub section: &'a mut Section,
+    pub ledger: &'a mut Ledger,
+}
+
+impl<R: Relabel> Into<'_, R> {
+    fn clear(&mut self) {
+        self.section.clear();
+        self.fresh.clear();
+    }
+
+    /// Room for a wave of so many lists and entries.
+    fn reserve(&mut self, job: &Job, lists: usize, entries: usize) -> Result<()> {
+        let places = job.first_place as u64 + self.fresh.nodes().len() as u64;
+        let new = (entries as u64).min(job.most_places - places) as usize;
+        if places + new as u64 > MOST_NODES {
+            let problem = format!("a batch reached {places} nodes and may pass 2^31 with the next lists");
+            return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
+        }
+        // The table first: it is what mostly does not fit.
+        self.table.reserve(places as usize + new, self.ledger)?;
+        self.fresh.reserve(new, self.ledger)?;
+        self.section.reserve(lists, entries, job.carry, self.ledger)
+    }
+}
+
+/// Draws the lists of a hop that lie in memory; nodes met for the first time go to `into.fresh`.
 pub(super) fn expand<H: HopLists, R: Relabel + Send>(
-    job: &Job<H>,
-    table: &mut R,
+    job: &Job,
+    lists: &H,
     waves: &mut Waves<H::Word>,
-    fresh: &mut Fresh,
-    section: &mut Section,
+    into: &mut Into<R>,
 ) -> Result<()> {
-    section.clear();
-    fresh.clear();
+    into.clear();
     if job.threads == 1 || job.nodes.len() <= SHARED_WAVE_NODES {
         waves.behind.resize_with(waves.behind.len().max(1), Wave::default);
         let wave = &mut waves.behind[0];
         for range in ranges(job.nodes.len(), WAVE_NODES) {
-            wave.draw_and_relabel(job, range, table, fresh);
-            section.places.extend_from_slice(&wave.places[..wave.count]);
-            section.append(wave, job.carry)?;
+            let entries = wave.make_room(job, lists, range.clone(), into.ledger)?;
+            into.reserve(job, range.len(), entries)?;
+            wave.draw_and_relabel(job, lists, range, into.table, into.fresh);
+            into.section.append(wave, job.carry);
         }
         return Ok(());
     }
-    let mut relabel = |bank: &mut [Wave<H::Word>]| -> Result<()> {
-        for wave in bank {
-            wave.relabel(job.first_place, table, fresh);
-            section.places.extend_from_slice(&wave.places[..wave.count]);
-            section.append(wave, job.carry)?;
-        }
-        Ok(())
-    };
     // Draw the next waves while the last are relabelled.
     let all: Vec<Range<usize>> = ranges(job.nodes.len(), SHARED_WAVE_NODES).collect();
     let mut drawn = 0;
     for group in all.chunks(job.threads) {
         waves.ahead.resize_with(waves.ahead.len().max(group.len()), Wave::default);
         let ahead = &mut waves.ahead[..group.len()];
+        for (wave, range) in ahead.iter_mut().zip(group) {
+            wave.make_room(job, lists, range.clone(), into.ledger)?;
+        }
         let behind = &mut waves.behind[..drawn];
         let (result, ()) = rayon::join(
-            || relabel(behind),
-            || {
-                ahead.par_iter_mut().zip(group).for_each(|(wave, range)| wave.draw(job, range.clone()));
-            },
+            || relabel_all(job, behind, into),
+            || ahead.par_iter_mut().zip(group).for_each(|(wave, range)| wave.draw(job, lists, range.clone())),
         );
         result?;
         std::mem::swap(&mut waves.ahead, &mut waves.behind);
         drawn = group.len();
     }
-    relabel(&mut waves.behind[..drawn])
+    relabel_all(job, &mut waves.behind[..drawn], into)
+}
+
+fn relabel_all<W: Word, R: Relabel>(job: &Job, waves: &mut [Wave<W>], into: &mut Into<R>) -> Result<()> {
+    for wave in waves {
+        into.reserve(job, wave.lengths.len(), wave.count)?;
+        let (words, places) = (&wave.words[..wave.count], &mut wave.places[..wave.count]);
+        relabel(words, job.first_place, into.table, into.fresh, places);
+        into.section.append(wave, job.carry);
+    }
+    Ok(())
+}
+
+/// Relabels words that were drawn before.
+fn relabel<W: Word, R: Relabel>(
+    words: &[W],
+    first_place: u32,
+    table: &mut R,
+    fresh: &mut Fresh,
+    places: &mut [u32],
+) {
+    words.iter().take(RELABEL_AHEAD).for_each(|word| table.prefetch(word.node()));
+    for (at, places) in places.chunks_mut(RELABEL_AHEAD).enumerate() {
+        let start = at * RELABEL_AHEAD;
+        let ahead = words.iter().skip(start + RELABEL_AHEAD).take(RELABEL_AHEAD);
+        ahead.for_each(|word| table.prefetch(word.node()));
+        table.assign(&words[start..start + places.len()], first_place, fresh, places);
+    }
+}
+
+/// Draws the lists of a hop that must be fetched: degrees, positions, and then what stands there, all at once.
+pub(super) fn expand_fetched<T: Topology, R: Relabel>(
+    job: &Job,
+    topology: &T,
+    workspace: &mut T::Workspace,
+    fetched: &mut Fetched<T::Word>,
+    into: &mut Into<R>,
+) -> Result<()> {
+    into.clear();
+    let section = &mut *into.section;
+    section.reserve(job.nodes.len(), 0, job.carry, into.ledger)?;
+    topology.degrees(job.nodes, &mut section.degrees)?;
+    for (at, degree) in section.degrees.iter_mut().enumerate() {
+        let skipped = job.skipped.get(at).is_some_and(|skipped| *skipped);
+        section.lengths.push(if skipped { 0 } else { job.fanout.of(*degree) });
+        *degree = if skipped && !job.carry.degrees { 0 } else { *degree };
+    }
+    let entries: usize = section.lengths.iter().map(|length| *length as usize).sum();
+    section.reserve(0, entries, job.carry, into.ledger)?;
+    // Without being carried positions are needed until the entries are there.
+    into.ledger.extend_to(&mut section.positions, entries, 0)?;
+    draw_positions(job, section);
+    let wanted = Wanted {
+        nodes: job.nodes,
+        lengths: &section.lengths,
+        positions: &section.positions,
+        edges: job.carry.edges,
+        relations: job.carry.relations,
+    };
+    let word_bytes =
+        size_of::<T::Word>() + if job.carry.edges { 8 } else { 0 } + 4 * job.carry.relations as usize;
+    into.ledger.charge(entries.saturating_sub(fetched.words.capacity()) as u64 * word_bytes as u64)?;
+    let before = workspace.bytes();
+    topology.fetch(wanted, workspace, fetched)?;
+    assert_eq!(fetched.words.len(), entries, "a topology fetches what was wanted");
+    into.ledger.charge(workspace.bytes().saturating_sub(before))?;
+    for (words, at) in fetched.words.chunks(FETCHED_WAVE).zip((0..).step_by(FETCHED_WAVE)) {
+        into.reserve(job, 0, words.len())?;
+        into.section.places.resize(at + words.len(), 0);
+        relabel(words, job.first_place, into.table, into.fresh, &mut into.section.places[at..]);
+    }
+    if !job.carry.positions {
+        into.section.positions.clear();
+    }
+    into.section.edges.extend_from_slice(&fetched.edges);
+    into.section.relations.extend_from_slice(&fetched.relations);
+    Ok(())
+}
+
+/// Draws all positions of a hop, pieces of it on different threads.
+fn draw_positions(job: &Job, section: &mut Section) {
+    let (mut pieces, mut rest) = (Vec::new(), &mut section.positions[..]);
+    for range in ranges(job.nodes.len(), SHARED_WAVE_NODES) {
+        let count = section.lengths[range.clone()].iter().map(|length| *length as usize).sum();
+        let (piece, behind) = rest.split_at_mut(count);
+        rest = behind;
+        pieces.push((range, piece));
+    }
+    let (lengths, degrees) = (&section.lengths, &section.degrees);
+    let draw = |(range, piece): (Range<usize>, &mut [u32])| {
+        let (mut drawer, mut rest) = (Drawer::default(), piece);
+        for at in range {
+            let (slots, behind) = rest.split_at_mut(lengths[at] as usize);
+            rest = behind;
+            if slots.len() == degrees[at] as usize || slots.is_empty() {
+                slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
+            } else {
+                drawer.draw(job.key.with(job.nodes[at].0), degrees[at], slots);
+            }
+        }
+    };
+    match job.threads {
+        1 => pieces.into_iter().for_each(draw),
+        _ => pieces.into_par_iter().for_each(draw),
+    }
 }
 
 /// All edges between the nodes of the batch: `section` gets a list for every node.
 pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
+    job: &Job,
     lists: &H,
-    nodes: &[NodeId],
-    carry: Carry,
-    threads: usize,
-    table: &R,
     waves: &mut Waves<H::Word>,
-    section: &mut Section,
+    into: &mut Into<R>,
 ) -> Result<()> {
-    section.clear();
-    let all: Vec<Range<usize>> = ranges(nodes.len(), WAVE_NODES).collect();
-    waves.ahead.resize_with(waves.ahead.len().max(threads), Wave::default);
-    for group in all.chunks(threads) {
+    into.section.clear();
+    let all: Vec<Range<usize>> = ranges(job.nodes.len(), WAVE_NODES).collect();
+    waves.ahead.resize_with(waves.ahead.len().max(job.threads), Wave::default);
+    for group in all.chunks(job.threads) {
         let bank = &mut waves.ahead[..group.len()];
+        for (wave, range) in bank.iter_mut().zip(group) {
+            wave.make_room(job, lists, range.clone(), into.ledger)?;
+        }
+        let table = &*into.table;
         if let ([wave], [range]) = (&mut *bank, group) {
-            wave.induce(lists, range.clone(), carry, table);
+            wave.induce(lists, range.clone(), job.carry, table);
         } else {
             let each = bank.par_iter_mut().zip(group);
-            each.for_each(|(wave, range)| wave.induce(lists, range.clone(), carry, table));
+            each.for_each(|(wave, range)| wave.induce(lists, range.clone(), job.carry, table));
         }
         for wave in bank {
-            section.places.extend_from_slice(&wave.places[..wave.count]);
-            section.append(wave, carry)?;
+            into.section.reserve(wave.lengths.len(), wave.count, job.carry, into.ledger)?;
+            into.section.append(wave, job.carry);
+        }
+    }
+    Ok(())
+}
+
+/// The same for lists that must be fetched, some nodes at a time.
+pub(super) fn induce_fetched<T: Topology, R: Relabel>(
+    job: &Job,
+    topology: &T,
+    workspace: &mut T::Workspace,
+    fetched: &mut Fetched<T::Word>,
+    into: &mut Into<R>,
+) -> Result<()> {
+    into.section.clear();
+    let (mut degrees, mut positions) = (Vec::new(), Vec::new());
+    for nodes in job.nodes.chunks(WAVE_NODES) {
+        degrees.clear();
+        positions.clear();
+        topology.degrees(nodes, &mut degrees)?;
+        let entries: usize = degrees.iter().map(|degree| *degree as usize).sum();
+        into.section.reserve(nodes.len(), entries, job.carry, into.ledger)?;
+        into.ledger.reserve(&mut positions, entries)?;
+        degrees.iter().for_each(|degree| positions.extend(0..*degree));
+        let (edges, relations) = (job.carry.edges, job.carry.relations);
+        let wanted = Wanted { nodes, lengths: &degrees, positions: &positions, edges, relations };
+        topology.fetch(wanted, workspace, fetched)?;
+        let mut start = 0;
+        for degree in &degrees {
+            let before = into.section.places.len();
+            for entry in start..start + *degree as usize {
+                let Some(place) = into.table.find(fetched.words[entry].node()) else { continue };
+                into.section.places.push(place);
+                if job.carry.positions {
+                    into.section.positions.push(positions[entry]);
+                }
+                into.section.edges.extend(fetched.edges.get(entry));
+                into.section.relations.extend(fetched.relations.get(entry));
+            }
+            start += *degree as usize;
+            into.section.lengths.push((into.section.places.len() - before) as u32);
+            into.section.degrees.push(*degree);
         }
     }
     Ok(())
@@ -183,34 +369,72 @@ impl<W: Word> Wave<W> {
         self.count = 0;
     }
 
-    /// Room for `more` entries behind those in use.
-    #[inline(always)]
-    fn make_room(&mut self, more: usize) {
-        let needed = self.count + more;
-        if needed > self.positions.len() {
-            self.positions.resize(needed.next_power_of_two(), 0);
-            self.words.resize(needed.next_power_of_two(), W::zeroed());
-            self.places.resize(needed.next_power_of_two(), 0);
+    /// Room for what the nodes of `range` can draw; returns how many entries that is.
+    fn make_room<H>(
+        &mut self,
+        job: &Job,
+        lists: &H,
+        range: Range<usize>,
+        ledger: &mut Ledger,
+    ) -> Result<usize>
+    where
+        H: HopLists<Word = W>,
+    {
+        let (nodes, mut longest) = (range.len(), 0);
+        let entries = match job.fanout {
+            Fanout::AtMost(most) if most <= FEW => {
+                // Longer lists are drawn from without a bitmap.
+                longest = 2 * most;
+                nodes * most as usize
+            }
+            fanout => {
+                range.clone().take(BOUNDS_AHEAD).for_each(|at| lists.prefetch(at));
+                let degrees = range.map(|at| {
+                    lists.prefetch(at + BOUNDS_AHEAD);
+                    lists.list(at).len() as u32
+                });
+                degrees.map(|degree| (longest = degree.max(longest), fanout.of(degree) as usize).1).sum()
+            }
+        };
+        ledger.charge(self.drawer.more_bytes(longest))?;
+        self.drawer.reserve(longest);
+        ledger.extend_to(&mut self.positions, entries, 0)?;
+        ledger.extend_to(&mut self.words, entries, W::zeroed())?;
+        ledger.extend_to(&mut self.places, entries, 0)?;
+        self.clear();
+        ledger.reserve(&mut self.lengths, nodes)?;
+        ledger.reserve(&mut self.degrees, nodes)?;
+        if job.carry.edges {
+            ledger.reserve(&mut self.edges, entries)?;
         }
+        if job.carry.relations {
+            ledger.reserve(&mut self.relations, entries)?;
+        }
+        Ok(entries)
     }
 
     /// Draws and relabels node by node, each step some nodes behind the one before: the processor computes draws while
     /// the lines of lists and table that other nodes need are on their way.
-    fn draw_and_relabel<H, R>(&mut self, job: &Job<H>, range: Range<usize>, table: &mut R, fresh: &mut Fresh)
-    where
+    fn draw_and_relabel<H, R>(
+        &mut self,
+        job: &Job,
+        lists: &H,
+        range: Range<usize>,
+        table: &mut R,
+        fresh: &mut Fresh,
+    ) where
         H: HopLists<Word = W>,
         R: Relabel,
     {
-        self.clear();
         let count = range.len();
         let (mut gathered, mut relabelled) = (0, 0);
         for step in 0..count + 2 * LAG {
-            ask_for_next(job, &range, step);
+            ask_for_next(lists, &range, step);
             if step < count {
-                self.draw_node(job, range.start + step);
+                self.draw_node(job, lists, range.start + step);
             }
             if let Some(index) = step.checked_sub(LAG).filter(|index| *index < count) {
-                let words = self.gather_node(job.lists, range.start + index, index, &mut gathered);
+                let words = self.gather_node(lists, range.start + index, index, &mut gathered);
                 words.iter().for_each(|word| table.prefetch(word.node()));
             }
             if let Some(index) = step.checked_sub(2 * LAG) {
@@ -220,52 +444,36 @@ impl<W: Word> Wave<W> {
                 relabelled = end;
             }
         }
-        self.carry(job.lists, job.carry, range);
+        self.carry(lists, job.carry, range);
     }
 
     /// Draws and gathers, for another thread to relabel.
-    fn draw<H: HopLists<Word = W>>(&mut self, job: &Job<H>, range: Range<usize>) {
+    fn draw<H: HopLists<Word = W>>(&mut self, job: &Job, lists: &H, range: Range<usize>) {
         self.clear();
         let (count, mut gathered) = (range.len(), 0);
         for step in 0..count + LAG {
-            ask_for_next(job, &range, step);
+            ask_for_next(lists, &range, step);
             if step < count {
-                self.draw_node(job, range.start + step);
+                self.draw_node(job, lists, range.start + step);
             }
             if let Some(index) = step.checked_sub(LAG) {
-                self.gather_node(job.lists, range.start + index, index, &mut gathered);
+                self.gather_node(lists, range.start + index, index, &mut gathered);
             }
         }
-        self.carry(job.lists, job.carry, range);
-    }
-
-    /// Relabels what was drawn.
-    fn relabel<R: Relabel>(&mut self, first_place: u32, table: &mut R, fresh: &mut Fresh) {
-        let words = &self.words[..self.count];
-        words.iter().take(RELABEL_AHEAD).for_each(|word| table.prefetch(word.node()));
-        for (at, places) in self.places[..self.count].chunks_mut(RELABEL_AHEAD).enumerate() {
-            let start = at * RELABEL_AHEAD;
-            let ahead = words.iter().skip(start + RELABEL_AHEAD).take(RELABEL_AHEAD);
-            ahead.for_each(|word| table.prefetch(word.node()));
-            table.assign(&words[start..start + places.len()], first_place, fresh, places);
-        }
+        self.carry(lists, job.carry, range);
     }
 
     /// Draws the positions of one node and asks for the lines they lie in.
     #[inline(always)]
-    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &Job<H>, at: usize) {
+    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &Job, lists: &H, at: usize) {
         if job.skipped.get(at).is_some_and(|skipped| *skipped) {
             self.lengths.push(0);
-            self.degrees.push(0);
+            self.degrees.push(if job.carry.degrees { lists.list(at).len() as u32 } else { 0 });
             return;
         }
-        let list = job.lists.list(at);
+        let list = lists.list(at);
         let degree = list.len();
-        let take = match job.fanout {
-            Fanout::AtMost(most) => degree.min(most as usize),
-            Fanout::All => degree,
-        };
-        self.make_room(take);
+        let take = job.fanout.of(degree as u32) as usize;
         let slots = &mut self.positions[self.count..self.count + take];
         if take == degree {
             slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
@@ -335,7 +543,6 @@ impl<W: Word> Wave<W> {
                 soon.first.iter().chain(soon.second).for_each(|word| table.prefetch(word.node()));
             }
             let list = lists.list(at);
-            self.make_room(list.len());
             let before = self.count;
             for (position, word) in list.first.iter().chain(list.second).enumerate() {
                 if let Some(place) = table.find(word.node()) {
@@ -354,15 +561,15 @@ impl<W: Word> Wave<W> {
 /// Every some steps, asks for the bounds of nodes to come and the heads of lists before them. Together, because the first
 /// touch of a list mostly misses the address cache too, and misses in a row are resolved side by side.
 #[inline(always)]
-fn ask_for_next<H: HopLists>(job: &Job<H>, range: &Range<usize>, step: usize) {
+fn ask_for_next<H: HopLists>(lists: &H, range: &Range<usize>, step: usize) {
     if step == 0 {
-        (range.start..range.end.min(range.start + 2 * CLUSTER)).for_each(|at| job.lists.prefetch(at));
-        (range.start..range.end.min(range.start + CLUSTER)).for_each(|at| ask_for_head(&job.lists.list(at)));
+        (range.start..range.end.min(range.start + 2 * CLUSTER)).for_each(|at| lists.prefetch(at));
+        (range.start..range.end.min(range.start + CLUSTER)).for_each(|at| ask_for_head(&lists.list(at)));
     }
     if step.is_multiple_of(CLUSTER) {
         let next = range.start + step + CLUSTER;
-        (next + CLUSTER..next + 2 * CLUSTER).for_each(|at| job.lists.prefetch(at));
-        (next..range.end.min(next + CLUSTER)).for_each(|at| ask_for_head(&job.lists.list(at)));
+        (next + CLUSTER..next + 2 * CLUSTER).for_each(|at| lists.prefetch(at));
+        (next..range.end.min(next + CLUSTER)).for_each(|at| ask_for_head(&lists.list(at)));
     }
 }
 

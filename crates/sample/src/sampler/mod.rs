@@ -4,19 +4,23 @@
 //! lines they lie in; read the neighbours and ask for their lines of the table; relabel. So a cache miss is waited for
 //! together with dozens of others, while the processor draws. With more than one thread, waves of nodes are drawn while the
 //! waves before them are relabelled: relabelling is in order of first appearance, hence sequential, and drawing depends on
-//! nothing but keys. Buffers live as long as the sampler; nothing is allocated per node.
+//! nothing but keys. Buffers live as long as the sampler; nothing is allocated per node; what grows asks the ledger first.
+//! Lists that are not in memory are drawn from by their degrees, and fetched a hop at a time.
 
 mod hop;
 mod prune;
 
 use crate::draw::PURPOSE_SAMPLE;
 use crate::found::{Found, Section};
+use crate::memory::{Ledger, held};
 use crate::relabel::{Direct, Fresh, Hashed, Relabel};
-use crate::topology::Topology;
+use crate::topology::{Fetched, Topology, Workspace};
 use crate::{Bound, Form, Result, Sample, SampleError, Touched};
+use esker_types::NodeId;
 use esker_types::random::Key;
-use esker_types::{ByteCount, NodeId};
 use hop::Waves;
+pub(crate) use hop::{wave_entries_at_most, wave_nodes, waves_at_once};
+pub(crate) use prune::mark_unneeded;
 use std::fmt;
 use std::str::FromStr;
 
@@ -27,6 +31,17 @@ pub enum Fanout {
     AtMost(u32),
     /// All of them.
     All,
+}
+
+impl Fanout {
+    /// How many of `degree` neighbours are taken.
+    #[inline(always)]
+    pub fn of(self, degree: u32) -> u32 {
+        match self {
+            Fanout::AtMost(most) => degree.min(most),
+            Fanout::All => degree,
+        }
+    }
 }
 
 impl FromStr for Fanout {
@@ -58,6 +73,9 @@ pub struct Carry {
     pub edges: bool,
     /// Kinds of edges.
     pub relations: bool,
+    /// Degrees of all nodes, not only of those that have a list.
+    #[serde(default)]
+    pub degrees: bool,
 }
 
 /// How to sample.
@@ -91,7 +109,11 @@ enum Table {
 }
 
 /// Local indices are 32 bits, and stamps need room beside them.
-const MOST_NODES: u64 = 1 << 31;
+pub(crate) const MOST_NODES: u64 = 1 << 31;
+/// Seeds looked up at a time.
+const SEEDS_AT_ONCE: usize = 64;
+/// The table by node of the graph is taken when it is at most one in so many parts of the memory.
+pub(crate) const DIRECT_PART: u64 = 2;
 
 /// Samples batches, one after the other, with buffers of its own.
 pub struct Sampler<'t, T: Topology> {
@@ -99,6 +121,10 @@ pub struct Sampler<'t, T: Topology> {
     settings: Settings,
     threads: usize,
     most_bytes: u64,
+    /// How many samples like the one being made are held at a time.
+    samples: u64,
+    /// Bytes of the largest sample so far.
+    largest_sample: u64,
     table: Table,
     scratch: Scratch<T>,
 }
@@ -108,12 +134,40 @@ struct Scratch<T: Topology> {
     found: Found,
     fresh: Fresh,
     waves: Waves<T::Word>,
+    /// Nodes of a depth in the order of their block, where that is not the order of discovery.
+    frontier: Vec<NodeId>,
+    frontier_skipped: Vec<bool>,
     workspace: T::Workspace,
+    fetched: Fetched<T::Word>,
+}
+
+impl<T: Topology> Default for Scratch<T> {
+    fn default() -> Scratch<T> {
+        Scratch {
+            found: Found::default(),
+            fresh: Fresh::default(),
+            waves: Waves { ahead: Vec::new(), behind: Vec::new() },
+            frontier: Vec::new(),
+            frontier_skipped: Vec::new(),
+            workspace: T::Workspace::default(),
+            fetched: Fetched { words: Vec::new(), edges: Vec::new(), relations: Vec::new() },
+        }
+    }
+}
+
+/// What to sample, borrowed apart from the buffers.
+#[derive(Clone, Copy)]
+struct Batch<'a, T> {
+    topology: &'a T,
+    settings: &'a Settings,
+    threads: usize,
+    at: Position,
+    seeds: &'a [NodeId],
 }
 
 impl<'t, T: Topology> Sampler<'t, T> {
-    /// A sampler that uses `most_bytes` at most, its samples included. It takes the table by node of the graph when that
-    /// leaves half of them free.
+    /// A sampler that uses `most_bytes` at most, the sample it makes included. It takes the table by node of the graph
+    /// when that leaves half of them free.
     pub fn new(topology: &'t T, settings: Settings, most_bytes: u64) -> Result<Sampler<'t, T>> {
         if settings.carry.relations && !topology.has_relations() {
             return Err(SampleError::request(
@@ -121,23 +175,39 @@ impl<'t, T: Topology> Sampler<'t, T> {
                 "leave relations out, or import them",
             ));
         }
+        if settings.fanouts.contains(&Fanout::AtMost(0)) {
+            return Err(SampleError::request("a fan-out of 0 draws nothing", "leave the hop out"));
+        }
         let direct = Direct::bytes_for(topology.nodes());
-        let table = match topology.nodes() <= MOST_NODES && direct <= most_bytes / 2 {
+        let table = match topology.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART {
             true => Table::Direct(Direct::new(topology.nodes())),
-            false => Table::Hashed(Hashed::new()),
+            false => {
+                Ledger::new(0, most_bytes).charge(Hashed::bytes_for(0))?;
+                Table::Hashed(Hashed::new())
+            }
         };
-        let scratch = Scratch {
-            found: Found::default(),
-            fresh: Fresh::default(),
-            waves: Waves::default(),
-            workspace: T::Workspace::default(),
-        };
-        Ok(Sampler { topology, settings, threads: 1, most_bytes, table, scratch })
+        let scratch = Scratch::default();
+        Ok(Sampler {
+            topology,
+            settings,
+            threads: 1,
+            most_bytes,
+            samples: 1,
+            largest_sample: 0,
+            table,
+            scratch,
+        })
     }
 
     /// The same sampler, drawing with so many threads of the surrounding rayon pool.
     pub fn with_threads(mut self, threads: usize) -> Sampler<'t, T> {
         self.threads = threads.max(1);
+        self
+    }
+
+    /// The same sampler, so many of whose samples are held at a time, all within its memory.
+    pub fn with_samples(mut self, samples: u64) -> Sampler<'t, T> {
+        self.samples = samples.max(1);
         self
     }
 
@@ -148,19 +218,21 @@ impl<'t, T: Topology> Sampler<'t, T> {
 
     /// Samples the neighbourhood of `seeds`, which may repeat.
     pub fn sample(&mut self, at: Position, seeds: &[NodeId], out: &mut Sample) -> Result<()> {
-        match &mut self.table {
-            Table::Direct(table) => {
-                run(self.topology, &self.settings, self.threads, table, &mut self.scratch, at, seeds, out)
-            }
-            Table::Hashed(table) => {
-                run(self.topology, &self.settings, self.threads, table, &mut self.scratch, at, seeds, out)
-            }
-        }?;
-        self.check_memory(out)
+        self.within_memory(out, |sampler, ledger, out| {
+            let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
+            let batch = Batch { topology: *topology, settings, threads: *threads, at, seeds };
+            match table {
+                Table::Direct(table) => batch.discover(table, scratch, None, ledger),
+                Table::Hashed(table) => batch.discover(table, scratch, None, ledger),
+            }?;
+            scratch.found.assemble(settings.form, out, ledger)
+        })
     }
 
-    /// Samples DENSE, leaving nodes of the middle hops unexpanded where `expand` says so. A node left out that is met
-    /// again in a list of its own hop or a deeper one is expanded after all, until nothing changes.
+    /// Samples DENSE or the layered form, leaving nodes of middle hops unexpanded where `expand` says so: the strategy
+    /// will supply what enters layer `L - hop` for them. A node left out of which a layer needs anything else that must
+    /// be computed is expanded after all, until nothing changes. In DENSE every layer reuses the lists of all hops above,
+    /// so only nodes of hop `L - 1` can be left out, and only they are asked for.
     pub fn sample_pruned(
         &mut self,
         at: Position,
@@ -168,23 +240,57 @@ impl<'t, T: Topology> Sampler<'t, T> {
         expand: Expand,
         out: &mut Sample,
     ) -> Result<()> {
-        if self.settings.form != Form::Dense {
-            return Err(SampleError::request("only DENSE samples can be pruned", "sample with form dense"));
+        if self.settings.form == Form::Shadow {
+            return Err(SampleError::request(
+                "ShaDow uses all edges of its nodes and cannot be pruned",
+                "sample with form dense or layered",
+            ));
         }
-        match &mut self.table {
-            Table::Direct(table) => {
-                prune::run(self.topology, &self.settings, table, &mut self.scratch, at, seeds, expand, out)
+        self.within_memory(out, |sampler, ledger, out| {
+            let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
+            let batch = Batch { topology: *topology, settings, threads: *threads, at, seeds };
+            match table {
+                Table::Direct(table) => prune::run(&batch, table, scratch, expand, out, ledger),
+                Table::Hashed(table) => prune::run(&batch, table, scratch, expand, out, ledger),
             }
-            Table::Hashed(table) => {
-                prune::run(self.topology, &self.settings, table, &mut self.scratch, at, seeds, expand, out)
+        })
+    }
+
+    /// Samples; when memory is refused, once more without what earlier batches left behind, so that a refusal is about
+    /// this batch.
+    fn within_memory(
+        &mut self,
+        out: &mut Sample,
+        mut sample: impl FnMut(&mut Self, &mut Ledger, &mut Sample) -> Result<()>,
+    ) -> Result<()> {
+        for again in [false, true] {
+            let others = (self.samples - 1) * self.largest_sample.max(out.held_bytes());
+            let held = self.bytes() + out.held_bytes() + others;
+            let mut ledger = Ledger::new(held, self.most_bytes);
+            // Samples that are held besides grow like this one.
+            let result = sample(self, &mut ledger, out).and_then(|()| {
+                let growth = out.held_bytes().saturating_sub(self.largest_sample);
+                ledger.charge(growth.saturating_mul(self.samples - 1))
+            });
+            match result {
+                Err(SampleError::Memory { .. }) if !again => {
+                    self.scratch = Scratch::default();
+                    *out = Sample::default();
+                    if let Table::Hashed(table) = &mut self.table {
+                        *table = Hashed::new();
+                    }
+                }
+                Err(error) => return Err(error),
+                Ok(()) => break,
             }
-        }?;
-        self.check_memory(out)
+        }
+        self.largest_sample = self.largest_sample.max(out.held_bytes());
+        Ok(())
     }
 
     /// The most that batches of `batch` seeds can take.
     pub fn bound(&self, batch: u64) -> Bound {
-        Bound::new(&self.settings, batch, self.topology.nodes(), self.topology.entries())
+        Bound::new(&self.settings, batch, self.topology.nodes(), self.topology.entries(), self.threads)
     }
 
     /// Bytes this sampler holds now.
@@ -201,54 +307,14 @@ impl<'t, T: Topology> Sampler<'t, T> {
         let table_word_bytes = if matches!(self.table, Table::Direct(_)) { 4 } else { 16 };
         Touched::of(sample, size_of::<T::Word>() as u64, table_word_bytes)
     }
-
-    fn check_memory(&self, sample: &Sample) -> Result<()> {
-        let needed = self.bytes() + sample.bytes();
-        if needed > self.most_bytes {
-            let what = format!("a batch of {} nodes", sample.node_ids.len());
-            let (needed, allowed) = (ByteCount(needed), ByteCount(self.most_bytes));
-            return Err(SampleError::Memory { what, needed, allowed });
-        }
-        Ok(())
-    }
 }
 
 impl<T: Topology> Scratch<T> {
     fn bytes(&self) -> u64 {
-        self.found.bytes() + self.fresh.bytes() + self.waves.bytes()
-    }
-
-    /// Takes the seeds as hop 0: each once, in order of first appearance.
-    fn begin<R: Relabel>(&mut self, table: &mut R, seeds: &[NodeId], nodes: u64, most: u64) -> Result<()> {
-        if let Some(seed) = seeds.iter().find(|seed| seed.0 >= nodes) {
-            return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
-        }
-        table.begin(most.min(MOST_NODES) as usize);
-        let found = &mut self.found;
-        found.nodes.clear();
-        found.skipped.clear();
-        found.seeds.clear();
-        found.seeds.resize(seeds.len(), 0);
-        // Seeds are `NodeId`s; `u64` is the word that holds any of them.
-        let words: Vec<u64> = seeds.iter().map(|seed| seed.0).collect();
-        self.fresh.clear();
-        table.assign(&words, 0, &mut self.fresh, &mut found.seeds);
-        found.nodes.extend_from_slice(self.fresh.nodes());
-        found.hop_starts.clear();
-        found.hop_starts.extend([0, found.nodes.len() as u32]);
-        Ok(())
-    }
-
-    /// Takes what the last hop found as the next hop.
-    fn close_hop(&mut self) -> Result<()> {
-        let found = &mut self.found;
-        found.nodes.extend_from_slice(self.fresh.nodes());
-        if found.nodes.len() as u64 > MOST_NODES {
-            let problem = format!("a batch reached {} nodes, more than 2^31", found.nodes.len());
-            return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
-        }
-        found.hop_starts.push(found.nodes.len() as u32);
-        Ok(())
+        let fetched = held(&self.fetched.words) + held(&self.fetched.edges) + held(&self.fetched.relations);
+        let frontier = held(&self.frontier) + held(&self.frontier_skipped);
+        let workspace = self.workspace.bytes();
+        self.found.bytes() + self.fresh.bytes() + self.waves.bytes() + frontier + fetched + workspace
     }
 }
 
@@ -257,52 +323,177 @@ fn hop_key(seed: u64, at: Position, hop: usize) -> Key {
     Key::new(seed).with(PURPOSE_SAMPLE).with(at.epoch).with(at.batch).with(hop as u64)
 }
 
-#[allow(clippy::too_many_arguments)] // Borrowed apart, so that the table's kind is known to the loops.
-fn run<T: Topology, R: Relabel + Sync + Send>(
-    topology: &T,
-    settings: &Settings,
-    threads: usize,
-    table: &mut R,
-    scratch: &mut Scratch<T>,
-    at: Position,
-    seeds: &[NodeId],
-    out: &mut Sample,
-) -> Result<()> {
-    let layers = settings.fanouts.len();
-    let bound = Bound::new(settings, seeds.len() as u64, topology.nodes(), topology.entries());
-    scratch.begin(table, seeds, topology.nodes(), bound.nodes)?;
-    scratch.found.sections.resize_with(layers + 1, Section::default);
-    for (hop, fanout) in settings.fanouts.iter().enumerate() {
-        let first = if settings.form == Form::Layered { 0 } else { scratch.found.hop_starts[hop] as usize };
-        let frontier = &scratch.found.nodes[first..];
-        let lists = topology.hop(frontier, &mut scratch.workspace)?;
+impl<T: Topology> Batch<'_, T> {
+    /// Finds the nodes of the batch and draws their lists, in order of discovery.
+    fn discover<R: Relabel + Sync + Send>(
+        &self,
+        table: &mut R,
+        scratch: &mut Scratch<T>,
+        mut expand: Option<Expand>,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
+        let layers = self.settings.fanouts.len();
+        self.begin(table, scratch, ledger)?;
+        scratch.found.sections.resize_with(layers + 1, Section::default);
+        for (depth, fanout) in self.settings.fanouts.iter().enumerate() {
+            self.hop(table, scratch, depth, *fanout, ledger)?;
+            self.close_hop(scratch, depth, expand.as_mut(), ledger)?;
+        }
+        if self.settings.form == Form::Shadow {
+            self.induce(table, scratch, ledger)?;
+        } else if self.settings.carry.degrees {
+            let deepest = &scratch.found.nodes[scratch.found.hop_starts[layers] as usize..];
+            ledger.reserve(&mut scratch.found.degrees, deepest.len())?;
+            self.topology.degrees(deepest, &mut scratch.found.degrees)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the seeds as hop 0: each once, in order of first appearance.
+    fn begin<R: Relabel>(&self, table: &mut R, scratch: &mut Scratch<T>, ledger: &mut Ledger) -> Result<()> {
+        let (nodes, seeds) = (self.topology.nodes(), self.seeds);
+        if let Some(seed) = seeds.iter().find(|seed| seed.0 >= nodes) {
+            return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
+        }
+        table.begin(nodes.min(MOST_NODES) as usize);
+        let (found, fresh) = (&mut scratch.found, &mut scratch.fresh);
+        found.nodes.clear();
+        found.skipped.clear();
+        found.degrees.clear();
+        found.seeds.clear();
+        fresh.clear();
+        ledger.extend_to(&mut found.seeds, seeds.len(), 0)?;
+        fresh.reserve(seeds.len(), ledger)?;
+        table.reserve(seeds.len(), ledger)?;
+        // `u64` is the word that holds any node.
+        let mut words = [0u64; SEEDS_AT_ONCE];
+        for (seeds, places) in seeds.chunks(SEEDS_AT_ONCE).zip(found.seeds.chunks_mut(SEEDS_AT_ONCE)) {
+            words.iter_mut().zip(seeds).for_each(|(word, seed)| *word = seed.0);
+            table.assign(&words[..seeds.len()], 0, fresh, places);
+        }
+        ledger.reserve(&mut found.nodes, fresh.nodes().len())?;
+        found.nodes.extend_from_slice(fresh.nodes());
+        found.hop_starts.clear();
+        ledger.reserve(&mut found.hop_starts, self.settings.fanouts.len() + 2)?;
+        found.hop_starts.extend([0, found.nodes.len() as u32]);
+        Ok(())
+    }
+
+    /// Draws the lists of a depth.
+    fn hop<R: Relabel + Send>(
+        &self,
+        table: &mut R,
+        scratch: &mut Scratch<T>,
+        depth: usize,
+        fanout: Fanout,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
+        let first = scratch.found.hop_starts[depth] as usize;
+        let is_layered = self.settings.form == Form::Layered;
+        if is_layered {
+            in_block_order(scratch, depth, ledger)?;
+        }
+        let found = &mut scratch.found;
         let job = hop::Job {
-            lists: &lists,
-            nodes: frontier,
-            skipped: &[],
-            fanout: *fanout,
-            key: hop_key(settings.seed, at, hop),
-            carry: settings.carry,
-            first_place: scratch.found.nodes.len() as u32,
-            threads,
+            nodes: if is_layered { &scratch.frontier } else { &found.nodes[first..] },
+            skipped: match is_layered {
+                true => &scratch.frontier_skipped,
+                false => found.skipped.get(first..).unwrap_or(&[]),
+            },
+            fanout,
+            key: hop_key(self.settings.seed, self.at, depth),
+            carry: self.settings.carry,
+            first_place: found.nodes.len() as u32,
+            most_places: self.topology.nodes(),
+            threads: self.threads,
         };
-        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.found.sections[hop])?;
-        drop(lists);
-        scratch.close_hop()?;
+        let (fresh, section) = (&mut scratch.fresh, &mut found.sections[depth]);
+        let mut into = hop::Into { table, fresh, section, ledger };
+        match self.topology.at_hand(job.nodes) {
+            Some(lists) => hop::expand(&job, &lists, &mut scratch.waves, &mut into),
+            None => {
+                let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
+                hop::expand_fetched(&job, self.topology, workspace, fetched, &mut into)
+            }
+        }
     }
-    if settings.form == Form::Shadow {
-        let lists = topology.hop(&scratch.found.nodes, &mut scratch.workspace)?;
-        let section = &mut scratch.found.sections[layers];
-        hop::induce(
-            &lists,
-            &scratch.found.nodes,
-            settings.carry,
-            threads,
-            table,
-            &mut scratch.waves,
-            section,
-        )?;
+
+    /// Takes what the last depth found as the next hop.
+    fn close_hop(
+        &self,
+        scratch: &mut Scratch<T>,
+        depth: usize,
+        expand: Option<&mut Expand>,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
+        let (found, fresh) = (&mut scratch.found, scratch.fresh.nodes());
+        // The depth's own hop comes first in its section.
+        let listed = found.nodes.len() - found.hop_starts[depth] as usize;
+        ledger.reserve(&mut found.degrees, listed)?;
+        found.degrees.extend_from_slice(&found.sections[depth].degrees[..listed]);
+        if let Some(expand) = expand {
+            let layers = self.settings.fanouts.len();
+            let hop = depth + 1;
+            let asked = hop < layers && (self.settings.form == Form::Layered || hop + 1 == layers);
+            let more = found.nodes.len() + fresh.len() - found.skipped.len();
+            ledger.reserve(&mut found.skipped, more)?;
+            found.skipped.resize(found.nodes.len(), false);
+            found.skipped.extend(fresh.iter().map(|node| asked && !expand(hop as u32, *node)));
+        }
+        ledger.reserve(&mut found.nodes, fresh.len())?;
+        found.nodes.extend_from_slice(fresh);
+        found.hop_starts.push(found.nodes.len() as u32);
+        Ok(())
     }
-    scratch.found.assemble(settings.form, out);
+
+    /// ShaDow: all edges between the nodes found.
+    fn induce<R: Relabel + Sync + Send>(
+        &self,
+        table: &mut R,
+        scratch: &mut Scratch<T>,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
+        let layers = self.settings.fanouts.len();
+        in_block_order(scratch, layers, ledger)?;
+        let job = hop::Job {
+            nodes: &scratch.frontier,
+            skipped: &[],
+            fanout: Fanout::All,
+            key: hop_key(self.settings.seed, self.at, layers),
+            carry: self.settings.carry,
+            first_place: scratch.found.nodes.len() as u32,
+            most_places: self.topology.nodes(),
+            threads: self.threads,
+        };
+        let (fresh, section) = (&mut scratch.fresh, &mut scratch.found.sections[layers]);
+        let mut into = hop::Into { table, fresh, section, ledger: &mut *ledger };
+        match self.topology.at_hand(job.nodes) {
+            Some(lists) => hop::induce(&job, &lists, &mut scratch.waves, &mut into),
+            None => {
+                let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
+                hop::induce_fetched(&job, self.topology, workspace, fetched, &mut into)
+            }
+        }?;
+        let found = &mut scratch.found;
+        let deepest = found.nodes.len() - found.hop_starts[layers] as usize;
+        ledger.reserve(&mut found.degrees, deepest)?;
+        found.degrees.extend_from_slice(&found.sections[layers].degrees[..deepest]);
+        Ok(())
+    }
+}
+
+/// Lists the nodes of hops 0 to `depth` in the order of a block: the deepest hop first.
+fn in_block_order<T: Topology>(scratch: &mut Scratch<T>, depth: usize, ledger: &mut Ledger) -> Result<()> {
+    let found = &scratch.found;
+    let (frontier, skipped) = (&mut scratch.frontier, &mut scratch.frontier_skipped);
+    frontier.clear();
+    skipped.clear();
+    ledger.reserve(frontier, found.nodes.len())?;
+    ledger.reserve(skipped, found.skipped.len())?;
+    for hop in (0..=depth).rev() {
+        let places = found.hop_starts[hop] as usize..found.hop_starts[hop + 1] as usize;
+        frontier.extend_from_slice(&found.nodes[places.clone()]);
+        skipped.extend_from_slice(found.skipped.get(places).unwrap_or(&[]));
+    }
     Ok(())
 }

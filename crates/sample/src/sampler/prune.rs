@@ -1,80 +1,91 @@
-//! Pruned sampling. The definition: sample, leaving out nodes that `expand` rejects; every node left out that a list of
-//! its own hop or of a deeper one names is needed exactly, so it joins the nodes expanded regardless; sample again,
-//! until no more join. They only ever join, so it ends; each round draws the same for a node of the same hop.
+//! Pruned sampling. The definition: sample, leaving out nodes that `expand` rejects. A node left out is supplied by the
+//! strategy as it enters layer `L - hop`. Follow what the targets need, from the last layer to the first: where a layer
+//! needs a value of such a node that would have to be computed and is not the one supplied, the node joins those expanded
+//! regardless. Sample again until none joins. They only ever join, so it ends.
 
-use super::{Expand, Position, Scratch, Settings, hop, hop_key};
+use super::{Batch, Expand, Scratch};
+use crate::memory::Ledger;
 use crate::relabel::Relabel;
 use crate::topology::Topology;
-use crate::{Bound, Result, Sample};
+use crate::{Result, Sample};
 use esker_types::NodeId;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
-#[allow(clippy::too_many_arguments)] // As in `super::run`.
+/// Bytes of a remembered answer or node, as the maps hold them when they have just grown.
+const REMEMBERED_BYTES: u64 = 64;
+
 pub(super) fn run<T: Topology, R: Relabel + Sync + Send>(
-    topology: &T,
-    settings: &Settings,
+    batch: &Batch<T>,
     table: &mut R,
     scratch: &mut Scratch<T>,
-    at: Position,
-    seeds: &[NodeId],
-    expand: Expand,
+    expand: &mut dyn FnMut(u32, NodeId) -> bool,
     out: &mut Sample,
+    ledger: &mut Ledger,
 ) -> Result<()> {
-    let mut answers: HashMap<(u32, NodeId), bool> = HashMap::new();
-    let mut regardless: HashSet<NodeId> = HashSet::new();
+    let mut answers: FxHashMap<(u32, NodeId), bool> = FxHashMap::default();
+    let mut regardless: FxHashSet<NodeId> = FxHashSet::default();
     loop {
+        let remembered = answers.len() + regardless.len();
         let mut decide = |hop: u32, node: NodeId| {
             regardless.contains(&node) || *answers.entry((hop, node)).or_insert_with(|| expand(hop, node))
         };
-        let met_again = round(topology, settings, table, scratch, at, seeds, &mut decide)?;
-        if met_again.is_empty() {
-            break;
+        let decide: Expand = &mut decide;
+        batch.discover(table, scratch, Some(decide), ledger)?;
+        scratch.found.assemble(batch.settings.form, out, ledger)?;
+        let before = regardless.len();
+        mark_unneeded(out, ledger, |node| {
+            regardless.insert(node);
+        })?;
+        ledger.charge((answers.len() + regardless.len() - remembered) as u64 * REMEMBERED_BYTES)?;
+        if regardless.len() == before {
+            return Ok(());
         }
-        regardless.extend(met_again);
     }
-    scratch.found.assemble(settings.form, out);
-    Ok(())
 }
 
-/// Samples once; returns the nodes left out that are needed exactly.
-fn round<T: Topology, R: Relabel + Sync + Send>(
-    topology: &T,
-    settings: &Settings,
-    table: &mut R,
-    scratch: &mut Scratch<T>,
-    at: Position,
-    seeds: &[NodeId],
-    decide: Expand,
-) -> Result<Vec<NodeId>> {
-    let bound = Bound::new(settings, seeds.len() as u64, topology.nodes(), topology.entries());
-    scratch.begin(table, seeds, topology.nodes(), bound.nodes)?;
-    scratch.found.skipped.resize(scratch.found.nodes.len(), false);
-    scratch.found.sections.resize_with(settings.fanouts.len() + 1, Default::default);
-    let mut met_again = Vec::new();
-    for (depth, fanout) in settings.fanouts.iter().enumerate() {
-        let first = scratch.found.hop_starts[depth] as usize;
-        let frontier = &scratch.found.nodes[first..];
-        let lists = topology.hop(frontier, &mut scratch.workspace)?;
-        let job = hop::Job {
-            lists: &lists,
-            nodes: frontier,
-            skipped: &scratch.found.skipped[first..],
-            fanout: *fanout,
-            key: hop_key(settings.seed, at, depth),
-            carry: settings.carry,
-            first_place: scratch.found.nodes.len() as u32,
-            threads: 1,
-        };
-        hop::expand(&job, table, &mut scratch.waves, &mut scratch.fresh, &mut scratch.found.sections[depth])?;
-        drop(lists);
-        let known = |place: &&u32| (**place as usize) < scratch.found.skipped.len();
-        let places = scratch.found.sections[depth].places.iter().filter(known);
-        let left_out = places.filter(|place| scratch.found.skipped[**place as usize]);
-        met_again.extend(left_out.map(|place| scratch.found.nodes[*place as usize]));
-        let middle = depth + 1 < settings.fanouts.len();
-        let fresh = scratch.fresh.nodes().iter();
-        scratch.found.skipped.extend(fresh.map(|node| middle && !decide(depth as u32 + 1, *node)));
-        scratch.close_hop()?;
+/// Follows what the targets of a pruned sample need and marks the rows that nothing reads. `expand` hears of nodes that
+/// were left out and must not be.
+pub(crate) fn mark_unneeded(
+    sample: &mut Sample,
+    ledger: &mut Ledger,
+    mut expand: impl FnMut(NodeId),
+) -> Result<()> {
+    if sample.unexpanded.is_empty() {
+        return Ok(());
     }
-    Ok(met_again)
+    let (nodes, layers) = (sample.node_ids.len(), sample.layers());
+    let mut needed = std::mem::take(&mut sample.unneeded);
+    needed.clear();
+    ledger.reserve_exact(&mut needed, nodes)?;
+    needed.resize(nodes, false);
+    needed[sample.node_id_offsets[layers] as usize..].fill(true);
+    let mut below: Vec<bool> = Vec::new();
+    ledger.reserve_exact(&mut below, nodes)?;
+    for layer in (0..layers).rev() {
+        let view = sample.layer(layer);
+        below.clear();
+        below.resize(nodes, false);
+        // What enters layer L - hop is what the layer before it writes for the deepest nodes that it writes.
+        let supplied = sample.node_id_offsets[layer + 1]..sample.node_id_offsets[layer + 2];
+        for (node, bounds) in view.outputs.clone().zip(view.nbr_offsets.windows(2)) {
+            if !needed[node as usize] {
+                continue;
+            }
+            if sample.unexpanded[node as usize] {
+                if !supplied.contains(&node) {
+                    expand(sample.node_ids[node as usize]);
+                }
+                continue;
+            }
+            below[node as usize] = true;
+            view.nbrs[bounds[0] as usize..bounds[1] as usize]
+                .iter()
+                .for_each(|nbr| below[nbr.index()] = true);
+        }
+        std::mem::swap(&mut needed, &mut below);
+    }
+    needed.iter_mut().for_each(|needed| *needed = !*needed);
+    sample.unneeded = needed;
+    ledger.release(crate::memory::held(&below));
+    Ok(())
 }

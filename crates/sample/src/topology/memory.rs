@@ -1,6 +1,6 @@
 //! The whole topology in memory, ids and offsets in 32 bits where they fit.
 
-use super::{Direction, Edge, HopLists, List, Topology, Word};
+use super::{Direction, Edge, Fetched, HopLists, List, Topology, Wanted, Word};
 use crate::{Result, SampleError};
 use esker_io::{prefer_large_pages, prefetch};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
@@ -8,6 +8,10 @@ use esker_types::{ByteCount, Dtype, EdgeId, NodeId};
 
 /// Elements read at a time where an array is narrowed on its way in.
 const CHUNK: usize = 1 << 16;
+/// Positions in a list are 32 bits, of both directions together.
+const MOST_DEGREE: u64 = 1 << 31;
+/// How far ahead the bounds of lists are asked for where only degrees are read.
+const DEGREES_AHEAD: usize = 16;
 
 /// Numbers in 32 bits where all fit, else in 64.
 #[derive(Debug, Clone)]
@@ -109,9 +113,14 @@ impl<W: Word> Lists<W> {
         let mut before = 0;
         for index in 0..=nodes as usize {
             let offset = offsets.get(index);
-            if offset < before || offset > count {
-                let expected = format!("rising offsets up to {count}");
+            let is_end = (index == 0 && offset != 0) || (index == nodes as usize && offset != count);
+            if offset < before || offset > count || is_end {
+                let expected = format!("rising offsets from 0 to {count}");
                 return Err(out_of_range(offset_array, expected, offset));
+            }
+            if offset - before > MOST_DEGREE {
+                let expected = format!("nodes with at most {MOST_DEGREE} neighbours");
+                return Err(out_of_range(offset_array, expected, offset - before));
             }
             before = offset;
         }
@@ -180,6 +189,11 @@ impl<W: Word> InMemory<W> {
             Some(array) => {
                 let mut kinds = zeros::<u32>(array.entry().rows as usize);
                 array.elements(0)?.fill(&mut kinds)?;
+                let relations = dataset.manifest().edges.relations.as_ref();
+                let count = relations.map_or(0, |relations| relations.count);
+                if let Some(kind) = kinds.iter().max().filter(|kind| **kind as u64 >= count) {
+                    return Err(out_of_range(array, format!("kinds of edges below {count}"), *kind as u64));
+                }
                 Some(kinds)
             }
             None => None,
@@ -300,7 +314,7 @@ impl<W: Word> InMemory<W> {
 impl<W: Word> Topology for InMemory<W> {
     type Word = W;
     type Workspace = ();
-    type Hop<'a> = InMemoryHop<'a, W>;
+    type AtHand<'a> = InMemoryHop<'a, W>;
 
     fn nodes(&self) -> u64 {
         self.nodes
@@ -314,8 +328,37 @@ impl<W: Word> Topology for InMemory<W> {
         self.relations.is_some()
     }
 
-    fn hop<'a>(&'a self, nodes: &'a [NodeId], (): &'a mut ()) -> Result<InMemoryHop<'a, W>> {
-        Ok(InMemoryHop { graph: self, nodes })
+    fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<InMemoryHop<'a, W>> {
+        Some(InMemoryHop { graph: self, nodes })
+    }
+
+    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+        let lists = InMemoryHop { graph: self, nodes };
+        (0..DEGREES_AHEAD).for_each(|at| lists.prefetch(at));
+        out.extend((0..nodes.len()).map(|at| {
+            lists.prefetch(at + DEGREES_AHEAD);
+            lists.list(at).len() as u32
+        }));
+        Ok(())
+    }
+
+    fn fetch(&self, wanted: Wanted<'_>, (): &mut (), out: &mut Fetched<W>) -> Result<()> {
+        out.words.clear();
+        out.edges.clear();
+        out.relations.clear();
+        let (lists, mut start) = (InMemoryHop { graph: self, nodes: wanted.nodes }, 0);
+        for (at, length) in wanted.lengths.iter().enumerate() {
+            let positions = &wanted.positions[start..start + *length as usize];
+            start += positions.len();
+            out.words.extend(positions.iter().map(|position| lists.list(at).at(*position as usize)));
+            if wanted.edges {
+                out.edges.extend(positions.iter().map(|position| lists.edge(at, *position)));
+            }
+            if wanted.relations {
+                out.relations.extend(positions.iter().map(|position| lists.relation(at, *position)));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -423,8 +466,7 @@ mod tests {
     fn check_lists(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
         let graph = graph().in_direction(direction);
         let nodes = [NodeId(node)];
-        let mut workspace = ();
-        let hop = graph.hop(&nodes, &mut workspace).unwrap();
+        let hop = graph.at_hand(&nodes).unwrap();
         let list = hop.list(0);
         let found: Vec<_> = (0..list.len())
             .map(|at| (list.at(at).node().0, hop.edge(0, at as u32).0, hop.relation(0, at as u32)))

@@ -1,5 +1,5 @@
-//! Where neighbour lists come from. A sampler asks for all lists of a hop at once and then reads them by the node's
-//! place in the hop: a topology on disk can read them together, resident partitions can look them up, memory does nothing.
+//! Where neighbour lists come from. Lists in memory are read as they lie. For others a sampler asks for the degrees of a
+//! hop's nodes, draws, and fetches the entries drawn, all at once: a topology on disk reads no more than their blocks.
 
 mod memory;
 
@@ -44,7 +44,8 @@ impl Word for u64 {
 }
 
 /// Along which edges neighbours are found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// Sources of edges into a node.
     Incoming,
@@ -101,10 +102,10 @@ impl<W: Word> List<'_, W> {
 pub trait Topology: Sync {
     /// How neighbours are stored.
     type Word: Word;
-    /// Memory for the lists of a hop, kept between hops.
-    type Workspace: Default + Send;
-    /// The lists of one hop.
-    type Hop<'a>: HopLists<Word = Self::Word>
+    /// Memory that fetching needs, kept between hops.
+    type Workspace: Workspace;
+    /// The lists of one hop, where they lie in memory; else [`NotAtHand`].
+    type AtHand<'a>: HopLists<Word = Self::Word>
     where
         Self: 'a;
 
@@ -117,11 +118,62 @@ pub trait Topology: Sync {
     /// Whether edges have kinds.
     fn has_relations(&self) -> bool;
 
-    /// Makes the lists of `nodes` readable: a topology on disk reads them here, all at once.
-    fn hop<'a>(&'a self, nodes: &'a [NodeId], workspace: &'a mut Self::Workspace) -> Result<Self::Hop<'a>>;
+    /// The lists of `nodes`, where they lie in memory. `None`: a sampler asks for [`degrees`](Topology::degrees), draws
+    /// positions, and then [`fetch`](Topology::fetch)es what stands there and nothing else.
+    fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<Self::AtHand<'a>>;
+
+    /// Appends the degrees of `nodes`.
+    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()>;
+
+    /// Replaces `out` by what stands at positions of the lists of `nodes`: `lengths` of them for each node, ascending. A
+    /// topology on disk reads all of them together here.
+    fn fetch(
+        &self,
+        wanted: Wanted<'_>,
+        workspace: &mut Self::Workspace,
+        out: &mut Fetched<Self::Word>,
+    ) -> Result<()>;
 }
 
-/// The lists of a hop's nodes, by place in the hop.
+/// Entries of neighbour lists that a hop needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Whose lists.
+    pub nodes: &'a [NodeId],
+    /// How many entries of each.
+    pub lengths: &'a [u32],
+    /// Their positions, node after node.
+    pub positions: &'a [u32],
+    /// Whether edge ids are wanted too.
+    pub edges: bool,
+    /// Whether kinds of edges are wanted too.
+    pub relations: bool,
+}
+
+/// Entries of neighbour lists, in the order in which they were wanted.
+#[derive(Debug, Default)]
+pub struct Fetched<W> {
+    /// Neighbours.
+    pub words: Vec<W>,
+    /// Edges, where wanted.
+    pub edges: Vec<EdgeId>,
+    /// Kinds of edges, where wanted.
+    pub relations: Vec<u32>,
+}
+
+/// Memory that a topology keeps for a sampler.
+pub trait Workspace: Default + Send {
+    /// Bytes it holds.
+    fn bytes(&self) -> u64;
+}
+
+impl Workspace for () {
+    fn bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// The lists of a hop's nodes, by place in the hop, in memory.
 pub trait HopLists: Sync {
     /// How neighbours are stored.
     type Word: Word;
@@ -137,4 +189,24 @@ pub trait HopLists: Sync {
 
     /// The kind of that edge; 0 where there are no kinds.
     fn relation(&self, at: usize, position: u32) -> u32;
+}
+
+/// The lists of a topology whose lists are never at hand: there is no such value.
+#[derive(Debug, Clone, Copy)]
+pub struct NotAtHand<W>(std::convert::Infallible, std::marker::PhantomData<W>);
+
+impl<W: Word> HopLists for NotAtHand<W> {
+    type Word = W;
+    fn prefetch(&self, _: usize) {
+        match self.0 {}
+    }
+    fn list(&self, _: usize) -> List<'_, W> {
+        match self.0 {}
+    }
+    fn edge(&self, _: usize, _: u32) -> EdgeId {
+        match self.0 {}
+    }
+    fn relation(&self, _: usize, _: u32) -> u32 {
+        match self.0 {}
+    }
 }

@@ -1,7 +1,7 @@
 //! The file of a trace: header, records, index, footer.
 
 use super::record::{Decoder, Encoder};
-use crate::{Position, Result, Sample, SampleError, Settings};
+use crate::{Direction, Form, Position, Result, Sample, SampleError, Settings};
 use esker_io::SequentialWriter;
 use esker_store::MOST_NODES;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"ESKTRACE";
 const END_MAGIC: &[u8; 8] = b"ESKTREND";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version and length in front of the header's text, and its checksum behind it.
 const FRAME_BYTES: u64 = 8 + 4 + 4 + 8;
 const ENTRY_BYTES: u64 = 7 * 8;
@@ -34,6 +34,10 @@ pub struct TraceHeader {
     pub edges: u64,
     /// Its kinds of edges; 0 for none.
     pub relations: u64,
+    /// Along which edges neighbours were drawn.
+    pub direction: Direction,
+    /// Which seeds each batch has, as [`crate::Batches::identity`] says it.
+    pub batches: String,
     /// How the samples were made.
     pub settings: Settings,
 }
@@ -113,14 +117,50 @@ impl TraceWriter {
 
     /// Appends a sample made with the header's settings.
     pub fn write(&mut self, at: Position, sample: &Sample) -> Result<()> {
-        assert_eq!(sample.form, self.header.settings.form, "a trace holds samples of one form");
-        assert_eq!(sample.layers(), self.header.settings.fanouts.len(), "a trace holds samples of one depth");
+        self.check(sample)?;
         let record = self.encoder.encode(&self.header, sample);
         let offset = self.file.position();
         self.file.write_all(record).map_err(SampleError::io(&self.partial))?;
         let (nodes, edges) = (sample.node_ids.len() as u64, sample.edge_count());
         let (bytes, sum) = (record.len() as u64, xxh3_64(record));
         self.entries.push(TraceEntry { at, nodes, edges, offset, bytes, sum });
+        Ok(())
+    }
+
+    /// A record says nothing that the header says: a sample made otherwise could not be read back.
+    fn check(&self, sample: &Sample) -> Result<()> {
+        let TraceHeader { settings, nodes, edges, relations, .. } = &self.header;
+        let carry = settings.carry;
+        let refuse = |what: &str| {
+            let problem = format!("{}: a sample with {what} is no sample of this trace", self.path.display());
+            Err(SampleError::request(problem, "write samples made with the trace's settings"))
+        };
+        if sample.form != settings.form || sample.layers() != settings.fanouts.len() {
+            return refuse("another form or depth");
+        }
+        let all_degrees = carry.degrees || sample.form == Form::Shadow;
+        let listed = if all_degrees { 0 } else { sample.node_id_offsets[1] as usize };
+        if sample.degrees.len() != sample.node_ids.len() - listed {
+            return refuse("other degrees carried");
+        }
+        for block in &sample.blocks {
+            let count = |carried: bool| if carried { block.nbrs.len() } else { 0 };
+            if block.positions.len() != count(carry.positions)
+                || block.edges.len() != count(carry.edges)
+                || block.relations.len() != count(carry.relations)
+            {
+                return refuse("other positions, edges or kinds carried");
+            }
+            if block.edges.iter().any(|edge| edge.0 >= *edges) {
+                return refuse("edges of another graph");
+            }
+            if block.relations.iter().any(|kind| *kind as u64 >= *relations) {
+                return refuse("kinds of edges of another graph");
+            }
+        }
+        if sample.node_ids.iter().any(|node| node.0 >= *nodes) {
+            return refuse("nodes of another graph");
+        }
         Ok(())
     }
 

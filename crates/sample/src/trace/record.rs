@@ -3,6 +3,8 @@
 use super::TraceHeader;
 use super::bits::{BitReader, BitWriter, width_below};
 use crate::found::{Found, Section};
+use crate::memory::Ledger;
+use crate::sampler::mark_unneeded;
 use crate::{Block, Fanout, Form, Sample};
 use esker_types::{EdgeId, NodeId};
 use std::ops::Range;
@@ -36,7 +38,7 @@ fn rice_width(bound: u64, count: u64) -> u32 {
     63 - (bound / (count + 1)).max(1).leading_zeros()
 }
 
-/// Which nodes the sections of a form list, by depth: hops `first..=depth`.
+/// Which hops the sections of a form list, by depth; a section lists the deepest of them first.
 fn sections(form: Form, layers: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let all = match form {
         Form::Dense => (0..layers).map(|depth| (depth, depth..depth + 1)).collect(),
@@ -44,6 +46,18 @@ fn sections(form: Form, layers: usize) -> impl Iterator<Item = (usize, Range<usi
         Form::Shadow => vec![(layers, 0..layers + 1)],
     };
     Vec::into_iter(all)
+}
+
+/// Whether a list of a hop's node at this depth tells its degree: the first list does.
+fn tells_degree(form: Form, depth: usize, hop: usize) -> bool {
+    form != Form::Layered || depth == hop
+}
+
+/// Where a list stands and what is known of it.
+struct List<'a> {
+    block: &'a Block,
+    fanout: Option<Fanout>,
+    tells_degree: bool,
 }
 
 /// Turns samples into bits; buffers are reused.
@@ -72,24 +86,33 @@ impl Encoder {
             sample.node_ids[hop(depth)].iter().for_each(|node| self.writer.put(node.0, widths.node));
         }
         self.encode_seeds(sample, hop(0));
-        self.writer.put(!sample.pruned.is_empty() as u64, 1);
-        if !sample.pruned.is_empty() {
+        self.writer.put(!sample.unexpanded.is_empty() as u64, 1);
+        if !sample.unexpanded.is_empty() {
             for depth in 1..layers {
-                sample.pruned[hop(depth)].iter().for_each(|pruned| self.writer.put(*pruned as u64, 1));
+                sample.unexpanded[hop(depth)].iter().for_each(|mark| self.writer.put(*mark as u64, 1));
             }
         }
         let mut known = (0..=explicit).map(|depth| hop(depth).len() as u64).sum();
-        for (depth, hops) in sections(header.settings.form, layers) {
-            let block = match header.settings.form {
+        let form = header.settings.form;
+        for (depth, hops) in sections(form, layers) {
+            let block = match form {
                 Form::Layered => &sample.blocks[layers - 1 - depth],
                 _ => &sample.blocks[0],
             };
             let fanout = header.settings.fanouts.get(depth).copied();
-            for node in hops.flat_map(hop) {
-                if !sample.pruned.get(node).is_some_and(|pruned| *pruned) {
-                    known = self.encode_list(sample, block, node, fanout, known, &widths);
+            for at in hops.rev() {
+                let list = List { block, fanout, tells_degree: tells_degree(form, depth, at) };
+                for node in hop(at).filter(|node| sample.unexpanded.get(*node) != Some(&true)) {
+                    known = self.encode_list(sample, &list, node, known, &widths);
                 }
             }
+        }
+        if header.settings.carry.degrees && form != Form::Shadow {
+            let untold =
+                |node: &usize| hop(layers).contains(node) || sample.unexpanded.get(*node) == Some(&true);
+            (0..sample.node_ids.len())
+                .filter(untold)
+                .for_each(|node| self.writer.put_gamma(sample.degrees[node] as u64));
         }
         self.writer.finish()
     }
@@ -108,21 +131,17 @@ impl Encoder {
     }
 
     /// One list; returns how many nodes are known behind it.
-    fn encode_list(
-        &mut self,
-        sample: &Sample,
-        block: &Block,
-        node: usize,
-        fanout: Option<Fanout>,
-        known: u64,
-        widths: &Widths,
-    ) -> u64 {
+    fn encode_list(&mut self, sample: &Sample, list: &List, node: usize, known: u64, widths: &Widths) -> u64 {
+        let block = list.block;
         let at = node - block.first as usize;
         let range = block.nbr_offsets[at] as usize..block.nbr_offsets[at + 1] as usize;
-        let (degree, count) = (block.degrees[at] as u64, range.len() as u64);
+        let degree = sample.degrees[node + sample.degrees.len() - sample.node_ids.len()] as u64;
+        let count = range.len() as u64;
         let writer = &mut self.writer;
-        writer.put_gamma(degree);
-        let regular = count == regular_count(fanout, degree);
+        if list.tells_degree {
+            writer.put_gamma(degree);
+        }
+        let regular = count == regular_count(list.fanout, degree);
         writer.put(regular as u64, 1);
         if !regular {
             writer.put_gamma(count);
@@ -222,6 +241,15 @@ pub(super) struct Decoder {
     ids: Vec<u64>,
 }
 
+/// The list to decode.
+#[derive(Clone, Copy)]
+struct Listed {
+    depth: usize,
+    node: usize,
+    fanout: Option<Fanout>,
+    tells_degree: bool,
+}
+
 /// What is wrong with a record.
 pub(super) type Flaw = &'static str;
 
@@ -244,25 +272,82 @@ impl Decoder {
         }
         found.sections.resize_with(layers + 1, Section::default);
         found.sections.iter_mut().for_each(Section::clear);
+        found.degrees.clear();
         for (depth, listed) in sections(form, layers) {
-            let nodes = found_range(&self.found.hop_starts, listed);
             let fanout = header.settings.fanouts.get(depth).copied();
-            for node in nodes {
-                self.decode_list(header, &mut reader, depth, node, fanout, &widths)?;
-                if reader.is_over() {
-                    return Err(SHORT);
+            for hop in listed.rev() {
+                let tells_degree = tells_degree(form, depth, hop);
+                for node in found_range(&self.found.hop_starts, hop) {
+                    let list = Listed { depth, node, fanout, tells_degree };
+                    self.decode_list(header, &mut reader, list, &widths)?;
+                    if reader.is_over() {
+                        return Err(SHORT);
+                    }
                 }
             }
+            self.keep_degrees(form, depth, layers);
         }
         let found = &mut self.found;
         if found.nodes.len() as u64 != hops.iter().sum::<u64>() {
             return Err("lists that name fewer nodes than their hops have");
         }
+        if header.settings.carry.degrees && form != Form::Shadow {
+            self.decode_degrees(&mut reader, layers)?;
+        }
         if !reader.is_at_end() {
             return Err("a record that goes on behind its end");
         }
-        found.assemble(form, out);
+        self.check_nodes_differ()?;
+        const FLAW: Flaw = "lists too long for one block";
+        let ledger = &mut Ledger::unlimited();
+        self.found.assemble(form, out, ledger).map_err(|_| FLAW)?;
+        let mut exact = true;
+        mark_unneeded(out, ledger, |_| exact = false).map_err(|_| FLAW)?;
+        if exact { Ok(()) } else { Err("an unexpanded node whose list a layer needs") }
+    }
+
+    /// Takes the degrees that a section told, by node in order of discovery.
+    fn keep_degrees(&mut self, form: Form, depth: usize, layers: usize) {
+        let found = &mut self.found;
+        if form == Form::Shadow {
+            // The section lists the deepest hop first.
+            let mut end = found.sections[layers].degrees.len();
+            for hop in 0..=layers {
+                let start = end - found_range(&found.hop_starts, hop).len();
+                found.degrees.extend_from_slice(&found.sections[layers].degrees[start..end]);
+                end = start;
+            }
+        } else {
+            let listed = found_range(&found.hop_starts, depth).len();
+            found.degrees.extend_from_slice(&found.sections[depth].degrees[..listed]);
+        }
+    }
+
+    /// Degrees that no list tells, in the order of the sample: the deepest hop first.
+    fn decode_degrees(&mut self, reader: &mut BitReader, layers: usize) -> Result<(), Flaw> {
+        let found = &mut self.found;
+        found.degrees.resize(found.nodes.len(), 0);
+        for hop in (0..=layers).rev() {
+            for node in found_range(&found.hop_starts, hop) {
+                if hop == layers || found.skipped.get(node) == Some(&true) {
+                    let degree =
+                        reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?;
+                    found.degrees[node] = degree as u32;
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// A node is in a batch once.
+    fn check_nodes_differ(&mut self) -> Result<(), Flaw> {
+        self.ids.clear();
+        self.ids.extend(self.found.nodes.iter().map(|node| node.0));
+        self.ids.sort_unstable();
+        match self.ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            true => Err("a node that is in the batch twice"),
+            false => Ok(()),
+        }
     }
 
     /// Sizes of the hops, and the ids that lists do not give away.
@@ -325,11 +410,10 @@ impl Decoder {
         &mut self,
         header: &TraceHeader,
         reader: &mut BitReader,
-        depth: usize,
-        node: usize,
-        fanout: Option<Fanout>,
+        list: Listed,
         widths: &Widths,
     ) -> Result<(), Flaw> {
+        let Listed { depth, node, fanout, tells_degree } = list;
         let found = &mut self.found;
         let section = &mut found.sections[depth];
         if found.skipped.get(node).is_some_and(|skipped| *skipped) {
@@ -337,7 +421,11 @@ impl Decoder {
             section.degrees.push(0);
             return Ok(());
         }
-        let degree = reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?;
+        let degree = match tells_degree {
+            true => reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?,
+            // Told at the depth of the node's own hop, which was read before.
+            false => found.degrees[node] as u64,
+        };
         let count = match reader.take(1) {
             1 => regular_count(fanout, degree),
             _ => reader.take_gamma().ok_or(SHORT)?,
@@ -401,9 +489,9 @@ impl Decoder {
     }
 }
 
-/// The nodes of some hops.
-fn found_range(hop_starts: &[u32], hops: Range<usize>) -> Range<usize> {
-    hop_starts[hops.start] as usize..hop_starts[hops.end] as usize
+/// The nodes of a hop.
+fn found_range(hop_starts: &[u32], hop: usize) -> Range<usize> {
+    hop_starts[hop] as usize..hop_starts[hop + 1] as usize
 }
 
 fn take_positions(reader: &mut BitReader, degree: u64, count: u64, out: &mut Vec<u32>) -> Result<(), Flaw> {
@@ -460,6 +548,11 @@ mod tests {
     use crate::{Carry, InMemory, Position, Sampler, Settings};
     use proptest::prelude::*;
 
+    fn header(settings: Settings) -> TraceHeader {
+        let (dataset, batches, direction) = (String::new(), String::new(), crate::Direction::Incoming);
+        TraceHeader { dataset, nodes: 200, edges: 9000, relations: 0, direction, batches, settings }
+    }
+
     proptest! {
         /// Checksums stop accidents; this is about records that somebody forged.
         #[test]
@@ -474,7 +567,7 @@ mod tests {
             let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
             let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();
             sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut sample).unwrap();
-            let header = TraceHeader { dataset: String::new(), nodes: 200, edges: 9000, relations: 0, settings };
+            let header = header(settings);
             let mut encoder = Encoder::default();
             let mut record = encoder.encode(&header, &sample).to_vec();
             let length = record.len();
@@ -482,6 +575,8 @@ mod tests {
             let mut out = Sample::default();
             if Decoder::default().decode(&header, &record, &mut out).is_ok() {
                 prop_assert!(out.blocks.iter().all(|b| b.nbrs.iter().all(|n| n.index() < out.node_ids.len())));
+                let distinct: std::collections::HashSet<_> = out.node_ids.iter().collect();
+                prop_assert_eq!(distinct.len(), out.node_ids.len());
             }
         }
     }
@@ -494,7 +589,7 @@ mod tests {
             form: Form::Dense,
             carry: Carry::default(),
         };
-        let header = TraceHeader { dataset: String::new(), nodes: 200, edges: 9000, relations: 0, settings };
+        let header = header(settings);
         let mut writer = BitWriter::default();
         writer.put_gamma(1);
         writer.put_gamma(0);

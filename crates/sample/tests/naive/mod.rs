@@ -60,7 +60,7 @@ impl Reference {
         (0..degree).filter(|position| set.contains(position) == (take <= degree - take)).collect()
     }
 
-    /// Hops of nodes and the lists drawn for each depth.
+    /// Hops of nodes and the lists drawn for each depth; `skip` says which nodes, by hop, have none.
     fn hops(
         &self,
         settings: &Settings,
@@ -73,15 +73,16 @@ impl Reference {
             vec![seeds.iter().map(|seed| seed.0).filter(|seed| seen.insert(*seed)).collect()];
         let mut drawn = Vec::new();
         for depth in 0..settings.fanouts.len() {
-            let frontier: Vec<u64> =
-                if settings.form == Form::Layered { hops.concat() } else { hops[depth].clone() };
-            let lists: Drawn = frontier
-                .into_iter()
-                .map(|node| match skip(depth, node) {
-                    true => (node, Vec::new()),
-                    false => (node, self.draw(settings, at, depth, node)),
-                })
-                .collect();
+            // A layered block lists the deepest hop first, and so its neighbours appear.
+            let first = if settings.form == Form::Layered { 0 } else { depth };
+            let mut lists: Drawn = Vec::new();
+            for hop in (first..=depth).rev() {
+                for node in &hops[hop] {
+                    let list =
+                        if skip(hop, *node) { Vec::new() } else { self.draw(settings, at, depth, *node) };
+                    lists.push((*node, list));
+                }
+            }
             let named = lists
                 .iter()
                 .flat_map(|(node, list)| list.iter().map(|position| self.lists[*node as usize][*position].0));
@@ -103,10 +104,12 @@ impl Reference {
         seeds: &[NodeId],
         expand: impl Fn(u32, NodeId) -> bool,
     ) -> Sample {
+        let layers = settings.fanouts.len();
         let mut regardless: HashSet<u64> = HashSet::new();
         loop {
-            let mut skip = |depth: usize, node: u64| {
-                depth > 0 && !regardless.contains(&node) && !expand(depth as u32, NodeId(node))
+            let mut skip = |hop: usize, node: u64| {
+                let asked = hop > 0 && hop < layers && (settings.form == Form::Layered || hop == layers - 1);
+                asked && !regardless.contains(&node) && !expand(hop as u32, NodeId(node))
             };
             let (hops, drawn) = self.hops(settings, at, seeds, &mut skip);
             let hop_of: HashMap<u64, usize> = hops
@@ -114,31 +117,44 @@ impl Reference {
                 .enumerate()
                 .flat_map(|(hop, nodes)| nodes.iter().map(move |n| (*n, hop)))
                 .collect();
+            // Values that the targets need: a node as it enters a layer, or leaves the last.
+            let mut needed: HashSet<(usize, u64)> = HashSet::new();
+            let mut open: Vec<(usize, u64)> = hops[0].iter().map(|node| (layers, *node)).collect();
             let mut more = HashSet::new();
-            for (depth, lists) in drawn.iter().enumerate() {
-                for (node, list) in lists {
-                    for position in list {
-                        let named = self.lists[*node as usize][*position].0;
-                        let hop = hop_of[&named];
-                        if hop <= depth && hop < settings.fanouts.len() && skip(hop, named) {
-                            more.insert(named);
-                        }
+            while let Some((level, node)) = open.pop() {
+                let hop = hop_of[&node];
+                if !needed.insert((level, node)) || level == 0 {
+                    continue;
+                }
+                if skip(hop, node) {
+                    if level != layers - hop {
+                        more.insert(node);
                     }
+                    continue;
+                }
+                let depth = if settings.form == Form::Layered { layers - level } else { hop };
+                let list = &drawn[depth].iter().find(|(listed, _)| *listed == node).unwrap().1;
+                open.push((level - 1, node));
+                let nbrs = list.iter().map(|position| self.lists[node as usize][*position].0);
+                open.extend(nbrs.map(|nbr| (level - 1, nbr)));
+            }
+            if !more.is_empty() {
+                regardless.extend(more);
+                continue;
+            }
+            let mut sample = self.assemble(settings, seeds, &hops, drawn);
+            if layers > 0 {
+                let nodes = sample.node_ids.iter().map(|node| node.0);
+                sample.unexpanded = nodes.clone().map(|node| skip(hop_of[&node], node)).collect();
+                sample.unneeded = nodes.map(|node| !needed.contains(&(0, node))).collect();
+            }
+            if !settings.carry.degrees {
+                let known = sample.node_ids.len() - sample.degrees.len();
+                for (degree, skipped) in sample.degrees.iter_mut().zip(sample.unexpanded.iter().skip(known)) {
+                    *degree *= !skipped as u32;
                 }
             }
-            if more.is_empty() {
-                let mut sample = self.assemble(settings, seeds, &hops, drawn);
-                let depths = (0..hops.len()).rev();
-                let pruned = depths.flat_map(|hop| hops[hop].iter().map(move |node| (hop, *node)));
-                sample.pruned =
-                    pruned.map(|(hop, node)| hop < settings.fanouts.len() && skip(hop, node)).collect();
-                let block = &mut sample.blocks[0];
-                for (degree, pruned) in block.degrees.iter_mut().zip(&sample.pruned[block.first as usize..]) {
-                    *degree *= !pruned as u32;
-                }
-                return sample;
-            }
-            regardless.extend(more);
+            return sample;
         }
     }
 
@@ -178,7 +194,22 @@ impl Reference {
             }
         };
         let seeds = seeds.iter().map(|seed| LocalIndex(local[&seed.0])).collect();
-        Sample { form: settings.form, node_ids, node_id_offsets, blocks, seeds, pruned: Vec::new() }
+        let known = match settings.form == Form::Shadow || settings.carry.degrees {
+            true => 0,
+            false => node_id_offsets[1] as usize,
+        };
+        let degrees = node_ids[known..].iter().map(|node| self.lists[node.index()].len() as u32).collect();
+        let (unexpanded, unneeded) = (Vec::new(), Vec::new());
+        Sample {
+            form: settings.form,
+            node_ids,
+            node_id_offsets,
+            blocks,
+            seeds,
+            degrees,
+            unexpanded,
+            unneeded,
+        }
     }
 
     fn block(
@@ -205,7 +236,6 @@ impl Reference {
                 }
             }
             block.nbr_offsets.push(block.nbrs.len() as u32);
-            block.degrees.push(self.lists[node.index()].len() as u32);
         }
         block
     }
