@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod bulk;
+#[cfg(test)]
+mod by_the_text;
 pub mod draw;
 mod error;
 mod found;
@@ -23,7 +25,7 @@ pub mod trace;
 
 pub use error::{Result, SampleError};
 pub use memory::{Bound, Touched};
-pub use order::{Order, Seeds};
+pub use order::{EdgeEnds, Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
 pub use topology::{AnyTopology, Direction, Edge, HopLists, InMemory, List, Topology, Word};
