@@ -73,10 +73,10 @@ impl<W: Word> Bulk<'_, W> {
         let (mut items, mut nodes) = (Vec::new(), Vec::new());
         for batch in batches {
             let mut sample = free.try_recv().unwrap_or_default();
-            self.order.items(epoch, batch, &mut items);
             let result = self
-                .seeds
-                .nodes(self.graph, &items, &mut nodes)
+                .order
+                .items(epoch, batch, &mut items)
+                .and_then(|()| self.seeds.nodes(self.graph, &items, &mut nodes))
                 .and_then(|()| sampler.sample(Position { epoch, batch }, &nodes, &mut sample));
             // Nobody takes batches any more after an error.
             if ready.send(result.map(|()| sample)).is_err() {

@@ -1,21 +1,24 @@
 //! Negatives for link prediction (Marius++ section 3): the edges of a chunk share the same corrupted ends, drawn
-//! uniformly or by degree from the nodes at hand; pairs that are true edges are listed, so that a loss can leave them out.
+//! uniformly or by in-degree from the nodes at hand; pairs that are true edges are listed, so that a loss can leave them
+//! out.
 //!
 //! Negative `j` of chunk `c` is a function of (seed, epoch, batch, chunk, side, j), with the key and the integers of
-//! [`crate::draw`] and the purpose 0x6e6567617469.
+//! [`crate::draw`] and the purpose 0x6e6567617469; docs/sample.md has it word by word.
 
 use crate::draw::{PURPOSE_NEGATIVES, below};
+use crate::order::identity_of_nodes;
 use crate::topology::{Edge, InMemory, Topology, Word};
 use crate::{Direction, Position, Result, SampleError};
 use esker_types::random::Key;
 use esker_types::{EdgeId, NodeId};
+use std::ops::{Deref, Range};
 
 /// The nodes that negatives are drawn from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pool {
     /// Every node of the graph.
     All,
-    /// These: the resident ones, for instance.
+    /// These: the resident ones, for instance. A node that stands here twice weighs twice, also by degree.
     Nodes(Vec<NodeId>),
 }
 
@@ -33,11 +36,11 @@ pub enum Side {
 pub struct NegativeSettings {
     /// The seed.
     pub seed: u64,
-    /// Chunks of a batch; the edges of a chunk share negatives.
+    /// Chunks of a batch, at least 1; the edges of a chunk share negatives.
     pub chunks: u32,
     /// Negatives of a chunk drawn uniformly.
     pub uniform: u32,
-    /// Negatives of a chunk drawn by degree; they come behind the uniform ones.
+    /// Negatives of a chunk drawn by in-degree, whichever side they replace; they come behind the uniform ones.
     pub by_degree: u32,
 }
 
@@ -54,132 +57,214 @@ pub struct Negatives {
     pub masked: Vec<(u32, u32)>,
 }
 
-/// Draws negatives over a pool.
-pub struct NegativeSampler<'g, W> {
-    graph: &'g InMemory<W>,
-    pool: Pool,
-    settings: NegativeSettings,
-    /// Sums of the degrees of a pool of chosen nodes.
-    degree_ends: Vec<u64>,
-    /// Edges of the chunk at hand by the end that stays: (end, relation, edge of the batch).
-    sorted: Vec<(NodeId, u32, u32)>,
+impl Negatives {
+    /// Where the negatives of an edge of the batch stand in `nodes`.
+    pub fn of_edge(&self, edge: usize) -> Range<usize> {
+        let start = edge / self.chunk_edges.max(1) * self.per_chunk;
+        start..start + self.per_chunk
+    }
 }
 
-impl<'g, W: Word> NegativeSampler<'g, W> {
-    /// A sampler over `pool`. The graph needs incoming lists: they tell true edges.
-    pub fn new(
-        graph: &'g InMemory<W>,
-        pool: Pool,
-        settings: NegativeSettings,
-    ) -> Result<NegativeSampler<'g, W>> {
-        if graph.direction() != Direction::Incoming {
-            let problem = format!("negatives are drawn over {:?} lists", graph.direction());
-            return Err(SampleError::request(problem, "load the topology with incoming lists"));
-        }
-        let (mut degree_ends, mut sum) = (Vec::new(), 0);
-        let nodes = match &pool {
-            Pool::All => graph.nodes(),
-            Pool::Nodes(nodes) => nodes.len() as u64,
-        };
-        match &pool {
-            Pool::All => sum = graph.entries(),
-            Pool::Nodes(nodes) => {
-                if let Some(node) = nodes.iter().find(|node| node.0 >= graph.nodes()) {
-                    return Err(SampleError::Seed { found: node.0, last: graph.nodes().saturating_sub(1) });
-                }
-                degree_ends.extend(nodes.iter().map(|node| {
-                    sum += graph.degree(*node);
-                    sum
-                }));
-            }
-        }
-        if (settings.uniform > 0 && nodes == 0) || (settings.by_degree > 0 && sum == 0) {
-            let problem = format!("negatives are drawn from {nodes} nodes with {sum} edges");
+/// Most negatives of a batch: they become seeds, whose places have 32 bits.
+const MOST_NEGATIVES: u64 = 1 << 31;
+
+/// Draws negatives over a pool. `G` is an [`InMemory`], borrowed or shared.
+#[derive(Debug, Clone)]
+pub struct NegativeSampler<G> {
+    graph: G,
+    pool: Pool,
+    settings: NegativeSettings,
+    /// Sums of the in-degrees of a pool of chosen nodes.
+    degree_ends: Vec<u64>,
+}
+
+impl<G: Deref<Target = InMemory<W>>, W: Word> NegativeSampler<G> {
+    /// A sampler over `pool`. The graph needs incoming lists, alone or with outgoing ones: they tell true edges.
+    pub fn new(graph: G, pool: Pool, settings: NegativeSettings) -> Result<NegativeSampler<G>> {
+        if graph.direction() == Direction::Outgoing {
             return Err(SampleError::request(
-                problem,
-                "give nodes to draw from; by degree, nodes that have edges",
+                "negatives are drawn over outgoing lists, which do not tell true edges by their target",
+                "load the topology with incoming lists, or with both",
             ));
         }
-        Ok(NegativeSampler { graph, pool, settings, degree_ends, sorted: Vec::new() })
+        if settings.chunks == 0 || settings.uniform.checked_add(settings.by_degree).is_none() {
+            let NegativeSettings { chunks, uniform, by_degree, .. } = settings;
+            return Err(SampleError::request(
+                format!("{uniform} + {by_degree} negatives are drawn for each of {chunks} chunks"),
+                "give a batch one chunk at least, and a chunk fewer than 2^32 negatives",
+            ));
+        }
+        let mut sampler = NegativeSampler { graph, pool, settings, degree_ends: Vec::new() };
+        if let Pool::Nodes(nodes) = &sampler.pool {
+            sampler.check_nodes(nodes.iter().copied())?;
+            let degrees = nodes.iter().map(|node| in_degree(&sampler.graph, *node));
+            sampler.degree_ends = degrees
+                .scan(0, |sum, degree| {
+                    *sum += degree;
+                    Some(*sum)
+                })
+                .collect();
+        }
+        let (nodes, edges) = (sampler.pool_nodes(), sampler.pool_edges());
+        if (settings.uniform > 0 && nodes == 0) || (settings.by_degree > 0 && edges == 0) {
+            return Err(SampleError::request(
+                format!("negatives are drawn from {nodes} nodes with {edges} incoming edges"),
+                "give nodes to draw from; by degree, nodes that have incoming edges",
+            ));
+        }
+        Ok(sampler)
     }
 
-    /// Draws negatives for the edges of a batch.
-    pub fn draw(&mut self, at: Position, edges: &[Edge], side: Side, out: &mut Negatives) {
-        let Negatives { chunk_edges, per_chunk, nodes, masked } = out;
-        *chunk_edges = edges.len().div_ceil(self.settings.chunks.max(1) as usize).max(1);
-        *per_chunk = (self.settings.uniform + self.settings.by_degree) as usize;
-        nodes.clear();
-        masked.clear();
-        let key = Key::new(self.settings.seed).with(PURPOSE_NEGATIVES).with(at.epoch).with(at.batch);
-        for (chunk, edges_of_chunk) in edges.chunks(*chunk_edges).enumerate() {
-            let key = key.with(chunk as u64).with(matches!(side, Side::Target) as u64);
-            let start = nodes.len();
-            nodes.extend((0..self.settings.uniform).map(|index| self.uniform(key, index as u64)));
-            let weighted = self.settings.uniform..self.settings.uniform + self.settings.by_degree;
-            nodes.extend(weighted.map(|index| self.by_degree(key, index as u64)));
-            self.mask(edges_of_chunk, chunk * *chunk_edges, &nodes[start..], side, masked);
+    /// Draws negatives for the edges of a batch, and finds the pairs that are true edges.
+    pub fn draw(&self, at: Position, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
+        self.check_nodes(edges.iter().flat_map(|edge| [edge.source, edge.target]))?;
+        out.chunk_edges = self.chunk_edges(edges.len());
+        out.per_chunk = self.per_chunk();
+        out.nodes.clear();
+        out.masked.clear();
+        self.draw_nodes(at, edges.len(), side, &mut out.nodes)?;
+        let mut by_end = Vec::new();
+        for (chunk, edges) in edges.chunks(out.chunk_edges).enumerate() {
+            let first = chunk * out.chunk_edges;
+            self.mask(
+                edges,
+                first as u32,
+                &out.nodes[out.of_edge(first)],
+                side,
+                &mut by_end,
+                &mut out.masked,
+            );
         }
-        masked.sort_unstable();
+        out.masked.sort_unstable();
+        out.masked.dedup();
+        Ok(())
+    }
+
+    /// Appends the negatives of a batch of so many edges, chunk after chunk, without looking for true edges.
+    pub fn draw_nodes(&self, at: Position, edges: usize, side: Side, out: &mut Vec<NodeId>) -> Result<()> {
+        let chunks = edges.div_ceil(self.chunk_edges(edges)) as u64;
+        let count = chunks.saturating_mul(self.per_chunk() as u64);
+        if count > MOST_NEGATIVES || edges as u64 > MOST_NEGATIVES {
+            let problem = format!("a batch of {edges} edges has {count} negatives, more than 2^31");
+            return Err(SampleError::request(
+                problem,
+                "take smaller batches, fewer chunks or fewer negatives",
+            ));
+        }
+        out.reserve(count as usize);
+        let key = Key::new(self.settings.seed).with(PURPOSE_NEGATIVES).with(at.epoch).with(at.batch);
+        for chunk in 0..chunks {
+            let key = key.with(chunk).with(matches!(side, Side::Target) as u64);
+            let (uniform, all) = (self.settings.uniform as u64, self.per_chunk() as u64);
+            out.extend((0..uniform).map(|index| self.uniform(key, index)));
+            out.extend((uniform..all).map(|index| self.by_degree(key, index)));
+        }
+        Ok(())
+    }
+
+    /// A short text: over one graph, samplers with equal texts draw equal negatives.
+    pub fn identity(&self) -> String {
+        let NegativeSettings { seed, chunks, uniform, by_degree } = self.settings;
+        let pool = match &self.pool {
+            Pool::All => "all".to_string(),
+            Pool::Nodes(nodes) => identity_of_nodes(nodes),
+        };
+        format!("negatives(seed={seed},chunks={chunks},uniform={uniform},by_degree={by_degree},pool={pool})")
+    }
+
+    fn chunk_edges(&self, edges: usize) -> usize {
+        edges.div_ceil(self.settings.chunks as usize).max(1)
+    }
+
+    fn per_chunk(&self) -> usize {
+        self.settings.uniform as usize + self.settings.by_degree as usize
+    }
+
+    fn pool_nodes(&self) -> u64 {
+        match &self.pool {
+            Pool::All => self.graph.nodes(),
+            Pool::Nodes(nodes) => nodes.len() as u64,
+        }
+    }
+
+    /// Incoming edges of the pool.
+    fn pool_edges(&self) -> u64 {
+        match (&self.pool, self.graph.direction()) {
+            (Pool::Nodes(_), _) => self.degree_ends.last().copied().unwrap_or(0),
+            // Both lists name every edge.
+            (Pool::All, Direction::Both) => self.graph.entries() / 2,
+            (Pool::All, _) => self.graph.entries(),
+        }
+    }
+
+    fn check_nodes(&self, mut nodes: impl Iterator<Item = NodeId>) -> Result<()> {
+        let count = self.graph.nodes();
+        match nodes.find(|node| node.0 >= count) {
+            Some(node) => Err(SampleError::Seed { found: node.0, last: count.saturating_sub(1) }),
+            None => Ok(()),
+        }
     }
 
     fn uniform(&self, key: Key, index: u64) -> NodeId {
+        let drawn = below(key, index, self.pool_nodes());
         match &self.pool {
-            Pool::All => NodeId(below(key, index, self.graph.nodes())),
-            Pool::Nodes(nodes) => nodes[below(key, index, nodes.len() as u64) as usize],
+            Pool::All => NodeId(drawn),
+            Pool::Nodes(nodes) => nodes[drawn as usize],
         }
     }
 
-    /// The node that a list entry drawn uniformly belongs to.
+    /// The node that an entry of the pool's incoming lists, drawn uniformly, belongs to.
     fn by_degree(&self, key: Key, index: u64) -> NodeId {
+        let entry = below(key, index, self.pool_edges());
         match &self.pool {
-            Pool::All => self.graph.target_of(EdgeId(below(key, index, self.graph.entries()))),
-            Pool::Nodes(nodes) => {
-                let sum = self.degree_ends[self.degree_ends.len() - 1];
-                let entry = below(key, index, sum);
-                nodes[self.degree_ends.partition_point(|end| *end <= entry)]
-            }
+            Pool::All => self.graph.target_of(EdgeId(entry)),
+            Pool::Nodes(nodes) => nodes[self.degree_ends.partition_point(|end| *end <= entry)],
         }
     }
 
-    /// Lists the pairs of a chunk that are true edges, or the edge itself.
+    /// Lists the pairs of a chunk that are true edges, or the edge itself. `by_end` is room for the chunk's edges by the
+    /// end that stays.
     fn mask(
-        &mut self,
+        &self,
         edges: &[Edge],
-        first: usize,
+        first: u32,
         nodes: &[NodeId],
         side: Side,
+        by_end: &mut Vec<(NodeId, u32, u32)>,
         out: &mut Vec<(u32, u32)>,
     ) {
         let with_end = |edge: &Edge, node: NodeId| match side {
             Side::Source => Edge { source: node, ..*edge },
             Side::Target => Edge { target: node, ..*edge },
         };
-        self.sorted.clear();
-        self.sorted.extend(edges.iter().zip(first as u32..).map(|(edge, index)| match side {
-            Side::Source => (edge.target, edge.relation, index),
-            Side::Target => (edge.source, edge.relation, index),
-        }));
-        self.sorted.sort_unstable();
-        for (negative, node) in nodes.iter().enumerate() {
-            let same = |edge: &Edge| with_end(edge, *node) == *edge;
+        by_end.clear();
+        if side == Side::Target {
+            by_end.extend(edges.iter().zip(first..).map(|(edge, index)| (edge.source, edge.relation, index)));
+            by_end.sort_unstable();
+        }
+        for (node, negative) in nodes.iter().zip(0..) {
             // A short list is looked up among the chunk's edges, a long one is searched for each edge.
-            if side == Side::Target && self.graph.degree(*node) < edges.len() as u64 {
-                self.mask_by_list(*node, negative as u32, out);
-                let own = edges
-                    .iter()
-                    .zip(first as u32..)
-                    .filter(|(edge, _)| same(edge) && !self.graph.contains(**edge));
-                out.extend(own.map(|(_, index)| (index, negative as u32)));
-            } else {
-                let is_true = |edge: &Edge| same(edge) || self.graph.contains(with_end(edge, *node));
-                let found = edges.iter().zip(first as u32..).filter(|(edge, _)| is_true(edge));
-                out.extend(found.map(|(_, index)| (index, negative as u32)));
+            let short = side == Side::Target && in_degree(&self.graph, *node) < edges.len() as u64;
+            if short {
+                self.mask_by_list(*node, negative, by_end, out);
             }
+            let is_true = |edge: &Edge| {
+                let corrupted = with_end(edge, *node);
+                corrupted == *edge || (!short && self.graph.contains(corrupted))
+            };
+            let found = edges.iter().zip(first..).filter(|(edge, _)| is_true(edge));
+            out.extend(found.map(|(_, index)| (index, negative)));
         }
     }
 
     /// The chunk's edges whose source and kind stand in the incoming list of `node`.
-    fn mask_by_list(&self, node: NodeId, negative: u32, out: &mut Vec<(u32, u32)>) {
+    fn mask_by_list(
+        &self,
+        node: NodeId,
+        negative: u32,
+        by_end: &[(NodeId, u32, u32)],
+        out: &mut Vec<(u32, u32)>,
+    ) {
         let mut before = None;
         for (position, word) in self.graph.list(node).first.iter().enumerate() {
             let wanted = (word.node(), self.graph.relation_of(node, position));
@@ -187,16 +272,22 @@ impl<'g, W: Word> NegativeSampler<'g, W> {
             if before.replace(wanted) == Some(wanted) {
                 continue;
             }
-            let start = self.sorted.partition_point(|(end, kind, _)| (*end, *kind) < wanted);
-            let found = self.sorted[start..].iter().take_while(|(end, kind, _)| (*end, *kind) == wanted);
+            let start = by_end.partition_point(|(end, kind, _)| (*end, *kind) < wanted);
+            let found = by_end[start..].iter().take_while(|(end, kind, _)| (*end, *kind) == wanted);
             out.extend(found.map(|(_, _, edge)| (*edge, negative)));
         }
     }
 }
 
+/// Incoming edges of a node: the first run of its list, whether or not the outgoing ones follow.
+fn in_degree<W: Word>(graph: &InMemory<W>, node: NodeId) -> u64 {
+    graph.list(node).first.len() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::by_the_text;
     use proptest::prelude::*;
 
     const AT: Position = Position { epoch: 2, batch: 7 };
@@ -223,20 +314,31 @@ mod tests {
         prop::collection::vec(list, 20)
     }
 
+    fn settings(seed: u64, chunks: u32, uniform: u32, by_degree: u32) -> NegativeSettings {
+        NegativeSettings { seed, chunks, uniform, by_degree }
+    }
+
+    fn edge((source, target, relation): (u64, u64, u32)) -> Edge {
+        Edge { source: NodeId(source), target: NodeId(target), relation }
+    }
+
     proptest! {
         #[test]
-        fn masks_equal_a_look_at_every_pair(lists in lists(), picks in prop::collection::vec((0u64..20, 0u64..20, 0u32..3), 1..40), side: bool) {
-            let graph = graph(&lists);
+        fn masks_equal_a_look_at_every_pair(
+            lists in lists(), picks in prop::collection::vec((0u64..20, 0u64..20, 0u32..3), 1..40), side: bool, both: bool,
+        ) {
+            let direction = if both { Direction::Both } else { Direction::Incoming };
+            let graph = graph(&lists).in_direction(direction);
             let side = if side { Side::Source } else { Side::Target };
-            let edges: Vec<Edge> = picks.iter().map(|(source, target, relation)| Edge { source: NodeId(*source), target: NodeId(*target), relation: *relation }).collect();
-            let settings = NegativeSettings { seed: 1, chunks: 3, uniform: 9, by_degree: 0 };
+            let edges: Vec<Edge> = picks.into_iter().map(edge).collect();
             let mut out = Negatives::default();
-            NegativeSampler::new(&graph, Pool::All, settings).unwrap().draw(AT, &edges, side, &mut out);
-            let all: Vec<Edge> = (0..graph.entries()).map(|edge| graph.edge(EdgeId(edge)).unwrap()).collect();
+            let sampler = NegativeSampler::new(&graph, Pool::All, settings(1, 3, 9, 0)).unwrap();
+            sampler.draw(AT, &edges, side, &mut out).unwrap();
+            let count = lists.iter().map(Vec::len).sum::<usize>() as u64;
+            let all: Vec<Edge> = (0..count).map(|edge| graph.edge(EdgeId(edge)).unwrap()).collect();
             let mut expected = Vec::new();
             for (index, edge) in edges.iter().enumerate() {
-                let chunk = index / out.chunk_edges;
-                for (negative, node) in out.nodes[chunk * 9..][..9].iter().enumerate() {
+                for (negative, node) in out.nodes[out.of_edge(index)].iter().enumerate() {
                     let corrupted = match side {
                         Side::Source => Edge { source: *node, ..*edge },
                         Side::Target => Edge { target: *node, ..*edge },
@@ -248,6 +350,47 @@ mod tests {
             }
             prop_assert_eq!(out.masked, expected);
         }
+
+        #[test]
+        fn negatives_are_what_the_text_says(
+            lists in lists(), seed: u64, chunks in 1u32..6, count in 1usize..20, pool in prop::collection::vec(0u64..20, 0..8),
+            both: bool,
+        ) {
+            let edges_in = |node: u64| lists[node as usize].len() as u64;
+            let direction = if both { Direction::Both } else { Direction::Incoming };
+            let graph = graph(&lists).in_direction(direction);
+            let whole: Vec<u64> = (0..20).collect();
+            let (given, listed) = match pool[..] {
+                [] => (Pool::All, &whole),
+                _ => (Pool::Nodes(pool.iter().copied().map(NodeId).collect()), &pool),
+            };
+            let total: u64 = listed.iter().map(|node| edges_in(*node)).sum();
+            let by_degree = if total > 0 { 4 } else { 0 };
+            let sampler = NegativeSampler::new(&graph, given, settings(seed, chunks, 3, by_degree)).unwrap();
+            for (side, side_word) in [(Side::Source, 0), (Side::Target, 1)] {
+                let mut out = Negatives::default();
+                sampler.draw(AT, &vec![edge((0, 1, 0)); count], side, &mut out).unwrap();
+                let chunk_edges = count.div_ceil(chunks as usize);
+                let mut expected = Vec::new();
+                for chunk in 0..count.div_ceil(chunk_edges) as u64 {
+                    let key = by_the_text::key(seed, &[0x6e65_6761_7469, AT.epoch, AT.batch, chunk, side_word]);
+                    for j in 0..3 {
+                        expected.push(NodeId(listed[by_the_text::below(key, j, listed.len() as u64) as usize]));
+                    }
+                    for j in 3..3 + by_degree as u64 {
+                        let mut entry = by_the_text::below(key, j, total);
+                        let mut place = 0;
+                        while entry >= edges_in(listed[place]) {
+                            entry -= edges_in(listed[place]);
+                            place += 1;
+                        }
+                        expected.push(NodeId(listed[place]));
+                    }
+                }
+                prop_assert_eq!(out.nodes, expected);
+                prop_assert_eq!((out.chunk_edges, out.per_chunk), (chunk_edges, 3 + by_degree as usize));
+            }
+        }
     }
 
     /// How often each node is drawn, against what its weight gives; 99.9% quantile for 19 degrees of freedom.
@@ -255,10 +398,9 @@ mod tests {
         let lists: Vec<Vec<u64>> = (0..20).map(|node| (0..node).collect()).collect();
         let graph = InMemory::<u32>::from_lists(&lists, None);
         let (uniform, weighted) = if by_degree { (0, 5000) } else { (5000, 0) };
-        let settings = NegativeSettings { seed: 4, chunks: 4, uniform, by_degree: weighted };
-        let edges = vec![Edge { source: NodeId(0), target: NodeId(1), relation: 0 }; 4];
+        let sampler = NegativeSampler::new(&graph, pool, settings(4, 4, uniform, weighted)).unwrap();
         let mut out = Negatives::default();
-        NegativeSampler::new(&graph, pool, settings).unwrap().draw(AT, &edges, Side::Target, &mut out);
+        sampler.draw(AT, &[edge((0, 1, 0)); 4], Side::Target, &mut out).unwrap();
         assert_eq!((out.nodes.len(), out.chunk_edges), (20_000, 1));
         let (mut counts, total) = ([0f64; 20], weights.iter().sum::<f64>());
         out.nodes.iter().for_each(|node| counts[node.index()] += 1.0);
@@ -290,13 +432,62 @@ mod tests {
     }
 
     #[test]
+    fn a_node_listed_twice_weighs_twice() {
+        let pool: Vec<NodeId> = [1, 3, 3, 19].map(NodeId).to_vec();
+        let weights = |weights: [f64; 3]| {
+            let mut all = [0.0; 20];
+            [1, 3, 19].into_iter().zip(weights).for_each(|(node, weight): (usize, f64)| all[node] = weight);
+            all
+        };
+        check_shares(Pool::Nodes(pool.clone()), false, &weights([1.0, 2.0, 1.0]));
+        check_shares(Pool::Nodes(pool), true, &weights([1.0, 6.0, 19.0]));
+    }
+
+    #[test]
     fn a_pool_that_cannot_be_drawn_from_is_refused() {
         let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
-        let settings = NegativeSettings { seed: 1, chunks: 1, uniform: 1, by_degree: 1 };
-        let refused = |pool| NegativeSampler::new(&graph, pool, settings).err().unwrap().to_string();
+        let refused =
+            |pool| NegativeSampler::new(&graph, pool, settings(1, 1, 1, 1)).err().unwrap().to_string();
         assert!(refused(Pool::Nodes(vec![])).contains("0 nodes"));
-        assert!(refused(Pool::Nodes(vec![NodeId(0)])).contains("0 edges"));
+        assert!(refused(Pool::Nodes(vec![NodeId(0)])).contains("0 incoming edges"));
         assert!(refused(Pool::Nodes(vec![NodeId(2)])).contains("nodes 0 to 1"));
-        assert!(NegativeSampler::new(&graph, Pool::All, settings).is_ok());
+        assert!(NegativeSampler::new(&graph, Pool::All, settings(1, 1, 1, 1)).is_ok());
+        // In-degrees count, also where outgoing lists are at hand: node 0 has one outgoing edge.
+        let both = graph.clone().in_direction(Direction::Both);
+        assert!(NegativeSampler::new(&both, Pool::Nodes(vec![NodeId(0)]), settings(1, 1, 0, 1)).is_err());
+        assert!(NegativeSampler::new(&both, Pool::All, settings(1, 1, 0, 1)).is_ok());
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
+        let refused = |graph, chunks, by_degree| {
+            let settings = settings(1, chunks, 1, by_degree);
+            NegativeSampler::new(graph, Pool::All, settings).err().unwrap().to_string()
+        };
+        assert!(refused(&graph, 0, 1).contains("0 chunks"));
+        assert!(refused(&graph, 1, u32::MAX).contains("fewer than 2^32"));
+        let outgoing = graph.clone().in_direction(Direction::Outgoing);
+        assert!(refused(&outgoing, 1, 1).contains("incoming lists, or with both"));
+        let many = NegativeSampler::new(&graph, Pool::All, settings(1, 2, u32::MAX, 0)).unwrap();
+        let said = many.draw_nodes(AT, 2, Side::Target, &mut Vec::new()).unwrap_err().to_string();
+        assert!(said.contains("more than 2^31"), "{said}");
+    }
+
+    #[test]
+    fn edges_between_what_are_no_nodes_are_refused() {
+        let graph = InMemory::<u32>::from_lists(&[vec![1, 1], vec![0]], None);
+        let sampler = NegativeSampler::new(&graph, Pool::All, settings(1, 1, 4, 0)).unwrap();
+        let mut out = Negatives::default();
+        // 2^32 + 1 would be node 1 if it were cut to a word.
+        for (source, target) in [(2, 0), (0, 2), ((1 << 32) + 1, 0), (u64::MAX, u64::MAX)] {
+            for side in [Side::Source, Side::Target] {
+                let edges = [edge((0, 1, 0)), edge((source, target, 0))];
+                let said = sampler.draw(AT, &edges, side, &mut out).unwrap_err().to_string();
+                assert!(said.contains("nodes 0 to 1"), "{said}");
+            }
+        }
+        sampler.draw(AT, &[], Side::Target, &mut out).unwrap();
+        assert_eq!((out.nodes.len(), out.masked.len()), (0, 0));
     }
 }

@@ -1,17 +1,37 @@
 //! Which seeds make up a batch. An order is a property of the job: any batch of any epoch can be computed alone, so a
 //! run can start anywhere, and every strategy can run every order.
+//!
+//! The shuffled order is written out, word by word, in docs/sample.md.
 
 use crate::draw::PURPOSE_ORDER;
 use crate::topology::{Edge, InMemory, Word};
 use crate::{Result, SampleError};
 use esker_types::random::{Key, Permutation};
 use esker_types::{EdgeId, NodeId};
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Where the ends of an edge are looked up.
+pub trait EdgeEnds {
+    /// The ends and kind of an edge.
+    fn edge(&self, edge: EdgeId) -> Result<Edge>;
+}
+
+impl<W: Word> EdgeEnds for InMemory<W> {
+    fn edge(&self, edge: EdgeId) -> Result<Edge> {
+        InMemory::edge(self, edge)
+    }
+}
 
 /// What is trained on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seeds {
     /// These nodes.
     Nodes(Vec<NodeId>),
+    /// Every node of the graph: so many, from 0.
+    AllNodes(u64),
     /// These edges.
     Edges(Vec<Edge>),
     /// Every edge of the graph, by id.
@@ -24,7 +44,7 @@ impl Seeds {
         match self {
             Seeds::Nodes(nodes) => nodes.len() as u64,
             Seeds::Edges(edges) => edges.len() as u64,
-            Seeds::AllEdges(count) => *count,
+            Seeds::AllNodes(count) | Seeds::AllEdges(count) => *count,
         }
     }
 
@@ -33,31 +53,89 @@ impl Seeds {
         self.len() == 0
     }
 
+    /// Whether edges are trained on.
+    pub fn are_edges(&self) -> bool {
+        matches!(self, Seeds::Edges(_) | Seeds::AllEdges(_))
+    }
+
     /// The nodes of a batch: the seeds themselves, or source and target of each edge in turn. `items` are indices of
     /// seeds.
-    pub fn nodes<W: Word>(&self, graph: &InMemory<W>, items: &[u64], out: &mut Vec<NodeId>) -> Result<()> {
+    pub fn nodes(
+        &self,
+        graph: &(impl EdgeEnds + ?Sized),
+        items: &[u64],
+        out: &mut Vec<NodeId>,
+    ) -> Result<()> {
         out.clear();
-        if let Seeds::Nodes(nodes) = self {
-            out.extend(items.iter().map(|item| nodes[*item as usize]));
-            return Ok(());
-        }
         for item in items {
-            let edge = self.edge(graph, *item)?;
-            out.extend([edge.source, edge.target]);
+            if self.are_edges() {
+                let edge = self.edge(graph, *item)?;
+                out.extend([edge.source, edge.target]);
+            } else {
+                out.push(self.node(*item)?);
+            }
         }
         Ok(())
     }
 
-    /// The edge of an item. Nodes are no edges.
-    pub fn edge<W: Word>(&self, graph: &InMemory<W>, item: u64) -> Result<Edge> {
+    /// The node of an item. Edges are no nodes.
+    pub fn node(&self, item: u64) -> Result<NodeId> {
         match self {
-            Seeds::Nodes(_) => {
-                Err(SampleError::request("the seeds are nodes, not edges", "give edges as seeds"))
+            Seeds::Nodes(nodes) => nodes.get(item as usize).copied().ok_or_else(|| self.beyond(item)),
+            Seeds::AllNodes(count) if item < *count => Ok(NodeId(item)),
+            Seeds::AllNodes(_) => Err(self.beyond(item)),
+            Seeds::Edges(_) | Seeds::AllEdges(_) => {
+                Err(SampleError::request("the seeds are edges, not nodes", "give nodes as seeds"))
             }
-            Seeds::Edges(edges) => Ok(edges[item as usize]),
-            Seeds::AllEdges(_) => graph.edge(EdgeId(item)),
         }
     }
+
+    /// The edge of an item. Nodes are no edges.
+    pub fn edge(&self, graph: &(impl EdgeEnds + ?Sized), item: u64) -> Result<Edge> {
+        match self {
+            Seeds::Nodes(_) | Seeds::AllNodes(_) => {
+                Err(SampleError::request("the seeds are nodes, not edges", "give edges as seeds"))
+            }
+            Seeds::Edges(edges) => edges.get(item as usize).copied().ok_or_else(|| self.beyond(item)),
+            Seeds::AllEdges(count) if item < *count => graph.edge(EdgeId(item)),
+            Seeds::AllEdges(_) => Err(self.beyond(item)),
+        }
+    }
+
+    /// A short text that two lists of seeds share only if they hold the same seeds in the same order. All nodes or edges
+    /// are those of one graph, which the text does not name.
+    pub fn identity(&self) -> String {
+        match self {
+            // However they were given, all nodes are all nodes.
+            Seeds::Nodes(nodes) if nodes.iter().zip(0..).all(|(node, at)| node.0 == at) => {
+                Seeds::AllNodes(self.len()).identity()
+            }
+            Seeds::Nodes(nodes) => identity_of_nodes(nodes),
+            Seeds::AllNodes(count) => format!("all-nodes(count={count})"),
+            Seeds::Edges(edges) => {
+                let mut hash = Xxh3::new();
+                for edge in edges {
+                    hash.update(&edge.source.0.to_le_bytes());
+                    hash.update(&edge.target.0.to_le_bytes());
+                    hash.update(&edge.relation.to_le_bytes());
+                }
+                format!("edges(count={},xxh3={:016x})", edges.len(), hash.digest())
+            }
+            Seeds::AllEdges(count) => format!("all-edges(count={count})"),
+        }
+    }
+
+    fn beyond(&self, item: u64) -> SampleError {
+        let problem = format!("the order asks for seed {item}, there are {} seeds", self.len());
+        SampleError::request(problem, "use an order that was made for these seeds")
+    }
+}
+
+/// Nodes as their number and a hash.
+pub(crate) fn identity_of_nodes(nodes: &[NodeId]) -> String {
+    let mut hash = Xxh3::new();
+    nodes.iter().for_each(|node| hash.update(&node.0.to_le_bytes()));
+    format!("nodes(count={},xxh3={:016x})", nodes.len(), hash.digest())
 }
 
 /// An order of batches. Orders by groups of partitions, or over resident edge buckets, are further implementations:
@@ -66,29 +144,90 @@ pub trait Order: Send + Sync {
     /// Batches of an epoch.
     fn batches(&self, epoch: u64) -> u64;
 
-    /// The items of a batch, as indices of seeds.
-    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>);
+    /// The items of a batch, as indices of seeds. A batch that the epoch does not have is an error.
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()>;
+
+    /// A short text: orders with equal texts have equal batches.
+    fn identity(&self) -> String;
+}
+
+impl<O: Order + ?Sized> Order for &O {
+    fn batches(&self, epoch: u64) -> u64 {
+        (**self).batches(epoch)
+    }
+
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
+        (**self).items(epoch, batch, out)
+    }
+
+    fn identity(&self) -> String {
+        (**self).identity()
+    }
+}
+
+impl<O: Order + ?Sized> Order for Arc<O> {
+    fn batches(&self, epoch: u64) -> u64 {
+        (**self).batches(epoch)
+    }
+
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
+        (**self).items(epoch, batch, out)
+    }
+
+    fn identity(&self) -> String {
+        (**self).identity()
+    }
+}
+
+fn no_such_batch(epoch: u64, batch: u64, batches: u64) -> SampleError {
+    let problem = format!("batch {batch} of epoch {epoch} is asked for, the epoch has {batches} batches");
+    SampleError::request(problem, "count batches from 0, and go on with the next epoch")
 }
 
 /// How many items a batch of a plain order has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batching {
-    /// All items.
-    pub count: u64,
-    /// Items of a batch.
-    pub batch: u64,
-    /// Whether a last, smaller batch is left out.
-    pub drop_last: bool,
+    count: u64,
+    batch: NonZeroU64,
+    drop_last: bool,
 }
 
 impl Batching {
-    fn batches(&self) -> u64 {
-        if self.drop_last { self.count / self.batch } else { self.count.div_ceil(self.batch) }
+    /// `count` items in batches of `batch`; `drop_last` leaves out a last, smaller batch. Batches of no item are refused.
+    pub fn new(count: u64, batch: u64, drop_last: bool) -> Result<Batching> {
+        match NonZeroU64::new(batch) {
+            Some(batch) => Ok(Batching { count, batch, drop_last }),
+            None => {
+                Err(SampleError::request("batches of 0 seeds are asked for", "give a batch a seed at least"))
+            }
+        }
     }
 
-    fn range(&self, batch: u64) -> std::ops::Range<u64> {
-        assert!(batch < self.batches(), "batch {batch} of {}", self.batches());
-        batch * self.batch..((batch + 1) * self.batch).min(self.count)
+    /// All items.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Items of a batch.
+    pub fn batch(&self) -> u64 {
+        self.batch.get()
+    }
+
+    /// Batches of an epoch.
+    pub fn batches(&self) -> u64 {
+        if self.drop_last { self.count / self.batch } else { self.count.div_ceil(self.batch()) }
+    }
+
+    fn range(&self, epoch: u64, batch: u64) -> Result<Range<u64>> {
+        if batch >= self.batches() {
+            return Err(no_such_batch(epoch, batch, self.batches()));
+        }
+        let start = batch * self.batch();
+        Ok(start..start.saturating_add(self.batch()).min(self.count))
+    }
+
+    fn identity(&self) -> String {
+        format!("count={},batch={},drop_last={}", self.count, self.batch, self.drop_last)
     }
 }
 
@@ -106,11 +245,16 @@ impl Order for Shuffled {
         self.batching.batches()
     }
 
-    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) {
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         let key = Key::new(self.seed).with(PURPOSE_ORDER).with(epoch);
         let order = Permutation::new(self.batching.count, key);
         out.clear();
-        out.extend(self.batching.range(batch).map(|index| order.forward(index)));
+        out.extend(self.batching.range(epoch, batch)?.map(|index| order.forward(index)));
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        format!("shuffled({},seed={})", self.batching.identity(), self.seed)
     }
 }
 
@@ -123,9 +267,14 @@ impl Order for Sequential {
         self.0.batches()
     }
 
-    fn items(&self, _: u64, batch: u64, out: &mut Vec<u64>) {
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         out.clear();
-        out.extend(self.0.range(batch));
+        out.extend(self.0.range(epoch, batch)?);
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        format!("sequential({})", self.0.identity())
     }
 }
 
@@ -138,28 +287,45 @@ impl Order for Given {
         self.0.len() as u64
     }
 
-    fn items(&self, _: u64, batch: u64, out: &mut Vec<u64>) {
+    fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         out.clear();
-        out.extend_from_slice(&self.0[batch as usize]);
+        let items = self.0.get(batch as usize);
+        out.extend_from_slice(items.ok_or_else(|| no_such_batch(epoch, batch, self.batches(epoch)))?);
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        let mut hash = Xxh3::new();
+        for items in &self.0 {
+            // The length, so that the same items cut elsewhere are another order.
+            hash.update(&(items.len() as u64).to_le_bytes());
+            items.iter().for_each(|item| hash.update(&item.to_le_bytes()));
+        }
+        format!("given(batches={},xxh3={:016x})", self.0.len(), hash.digest())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::by_the_text;
+
+    fn items_of(order: &dyn Order, epoch: u64, batch: u64) -> Vec<u64> {
+        let mut items = Vec::new();
+        order.items(epoch, batch, &mut items).unwrap();
+        items
+    }
 
     fn epoch_of(order: &dyn Order, epoch: u64) -> Vec<Vec<u64>> {
-        let mut items = Vec::new();
-        (0..order.batches(epoch))
-            .map(|batch| {
-                order.items(epoch, batch, &mut items);
-                items.clone()
-            })
-            .collect()
+        (0..order.batches(epoch)).map(|batch| items_of(order, epoch, batch)).collect()
+    }
+
+    fn batching(count: u64, batch: u64, drop_last: bool) -> Batching {
+        Batching::new(count, batch, drop_last).unwrap()
     }
 
     fn shuffled(count: u64, drop_last: bool, seed: u64) -> Shuffled {
-        Shuffled { batching: Batching { count, batch: 10, drop_last }, seed }
+        Shuffled { batching: batching(count, 10, drop_last), seed }
     }
 
     #[test]
@@ -179,10 +345,78 @@ mod tests {
     }
 
     #[test]
+    fn the_shuffled_order_is_what_the_text_says() {
+        let counts = (1..70).chain([255, 256, 257, 1023, 1024, 1025, 4096, 4097, 65_536, 65_537, 1_000_003]);
+        let wide = [1 << 32, (1 << 32) + 1, (1 << 62) - 1, 1 << 62, (1 << 62) + 1, u64::MAX - 1, u64::MAX];
+        for count in counts.chain(wide) {
+            for (seed, epoch) in [(0, 0), (1, 0), (1, 1), (42, 7), (u64::MAX, u64::MAX)] {
+                let order = Shuffled { batching: batching(count, 10, false), seed };
+                for batch in [0, 1, order.batches(epoch) / 2, order.batches(epoch) - 1] {
+                    if batch < order.batches(epoch) {
+                        let last = (batch * 10).saturating_add(10).min(count);
+                        let key = by_the_text::key(seed, &[0x006f_7264_6572, epoch]);
+                        let expected = (batch * 10..last).map(|x| by_the_text::item(key, count, x));
+                        assert!(
+                            items_of(&order, epoch, batch).into_iter().eq(expected),
+                            "{count} {seed} {epoch}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_example_of_the_text_holds() {
+        let order = Shuffled { batching: batching(10, 5, false), seed: 1 };
+        assert_eq!(epoch_of(&order, 0), [[5, 1, 7, 9, 3], [6, 0, 8, 2, 4]]);
+    }
+
+    #[test]
     fn sequential_and_given_orders_come_as_they_are() {
-        let order = Sequential(Batching { count: 5, batch: 2, drop_last: false });
+        let order = Sequential(batching(5, 2, false));
         assert_eq!(epoch_of(&order, 7), [vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(epoch_of(&Given(vec![vec![4, 4], vec![0]]), 1), [vec![4, 4], vec![0]]);
+    }
+
+    #[test]
+    fn batches_that_an_epoch_does_not_have_are_refused() {
+        let given = Given(vec![vec![0]; 3]);
+        let (shuffled, sequential) = (shuffled(25, false, 1), Sequential(batching(25, 10, false)));
+        for order in [&given as &dyn Order, &shuffled, &sequential] {
+            for batch in [3, u64::MAX] {
+                let said = order.items(4, batch, &mut Vec::new()).unwrap_err().to_string();
+                assert!(
+                    said.contains(&format!("batch {batch} of epoch 4")) && said.contains("3 batches"),
+                    "{said}"
+                );
+            }
+        }
+        assert!(Sequential(batching(25, 10, true)).items(0, 2, &mut Vec::new()).is_err());
+        assert!(Sequential(batching(0, 10, false)).items(0, 0, &mut Vec::new()).is_err());
+        assert_eq!(items_of(&Sequential(batching(u64::MAX, u64::MAX - 1, false)), 0, 1), [u64::MAX - 1]);
+        assert!(Batching::new(25, 0, false).unwrap_err().to_string().contains("batches of 0"));
+    }
+
+    #[test]
+    fn seeds_that_are_not_there_are_refused() {
+        let graph: InMemory<u32> = InMemory::from_lists(&[vec![1], vec![0]], None);
+        let edge = Edge { source: NodeId(0), target: NodeId(1), relation: 0 };
+        let mut nodes = Vec::new();
+        for seeds in [
+            Seeds::Nodes(vec![NodeId(0); 2]),
+            Seeds::AllNodes(2),
+            Seeds::Edges(vec![edge; 2]),
+            Seeds::AllEdges(2),
+        ] {
+            seeds.nodes(&graph, &[0, 1, 1], &mut nodes).unwrap();
+            for item in [2, u64::MAX] {
+                let said = seeds.nodes(&graph, &[0, item], &mut nodes).unwrap_err().to_string();
+                assert!(said.contains(&format!("seed {item}")) && said.contains("2 seeds"), "{said}");
+            }
+        }
+        // More edges than the graph has.
+        assert!(Seeds::AllEdges(3).edge(&graph, 2).unwrap_err().to_string().contains("2 edges"));
     }
 
     #[test]
@@ -192,8 +426,32 @@ mod tests {
         Seeds::AllEdges(3).nodes(&graph, &[2, 0], &mut nodes).unwrap();
         assert_eq!(nodes, [0, 2, 1, 0].map(NodeId));
         let edges = vec![Edge { source: NodeId(2), target: NodeId(1), relation: 0 }];
-        Seeds::Edges(edges).nodes(&graph, &[0], &mut nodes).unwrap();
+        Seeds::Edges(edges.clone()).nodes(&graph, &[0], &mut nodes).unwrap();
         assert_eq!(nodes, [2, 1].map(NodeId));
+        Seeds::AllNodes(3).nodes(&graph, &[2, 0], &mut nodes).unwrap();
+        assert_eq!(nodes, [2, 0].map(NodeId));
         assert!(Seeds::Nodes(vec![NodeId(0)]).edge(&graph, 0).is_err());
+        assert!(Seeds::Edges(edges).node(0).is_err());
+    }
+
+    #[test]
+    fn identities_tell_seeds_apart() {
+        let edge =
+            |source, target, relation| Edge { source: NodeId(source), target: NodeId(target), relation };
+        let nodes = |nodes: &[u64]| Seeds::Nodes(nodes.iter().copied().map(NodeId).collect());
+        let all = [
+            nodes(&[0, 2]),
+            nodes(&[2, 0]),
+            nodes(&[0, 2, 2]),
+            Seeds::AllNodes(2),
+            Seeds::AllEdges(2),
+            Seeds::Edges(vec![edge(0, 1, 0)]),
+            Seeds::Edges(vec![edge(1, 0, 0)]),
+            Seeds::Edges(vec![edge(0, 1, 1)]),
+        ];
+        for (at, seeds) in all.iter().enumerate() {
+            assert!(all[..at].iter().all(|other| other.identity() != seeds.identity()), "{seeds:?}");
+        }
+        assert_eq!(nodes(&[0, 1]).identity(), Seeds::AllNodes(2).identity());
     }
 }

@@ -46,8 +46,8 @@ fn show(out: &mut String, name: &str, sample: &Sample) {
 fn golden_samples_are_as_they_were() {
     let (mut out, mut sample) = (String::new(), Sample::default());
     let mut items = Vec::new();
-    let order = Shuffled { batching: Batching { count: 100, batch: 4, drop_last: false }, seed: 42 };
-    order.items(1, 2, &mut items);
+    let order = Shuffled { batching: Batching::new(100, 4, false).unwrap(), seed: 42 };
+    order.items(1, 2, &mut items).unwrap();
     line(&mut out, "shuffled seeds", &items, |item| item);
     let seeds: Vec<NodeId> = items.iter().chain(&items[..1]).map(|item| NodeId(*item)).collect();
     let at = Position { epoch: 1, batch: 2 };

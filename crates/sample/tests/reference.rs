@@ -295,7 +295,7 @@ fn bulk_sampling_equals_batch_by_batch_for_any_number_of_threads() {
     let graph = InMemory::<u32>::from_lists(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5); 2], Form::Dense, Carry::default());
     let seeds = Seeds::Nodes((0..5000).map(NodeId).collect());
-    let order = Shuffled { batching: Batching { count: 5000, batch: 300, drop_last: false }, seed: 9 };
+    let order = Shuffled { batching: Batching::new(5000, 300, false).unwrap(), seed: 9 };
     let run = |threads| {
         let bulk = Bulk {
             graph: &graph,
@@ -325,7 +325,7 @@ fn an_error_ends_bulk_sampling() {
     let graph = InMemory::<u32>::from_lists(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
     let seeds = Seeds::Nodes((0..5000).map(|seed| NodeId(seed * 5)).collect());
-    let order = Shuffled { batching: Batching { count: 5000, batch: 10, drop_last: false }, seed: 9 };
+    let order = Shuffled { batching: Batching::new(5000, 10, false).unwrap(), seed: 9 };
     let bulk = Bulk {
         graph: &graph,
         seeds: &seeds,

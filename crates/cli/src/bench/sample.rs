@@ -162,7 +162,7 @@ fn measure<W: Word>(
     if seeds.is_empty() {
         bail!("{}: there is nothing to train on; give it splits", dataset.directory().display());
     }
-    let batching = Batching { count: seeds.len(), batch: arguments.batch, drop_last: false };
+    let batching = Batching::new(seeds.len(), arguments.batch, false)?;
     let bench = Bench {
         arguments,
         graph,
@@ -195,7 +195,7 @@ fn measure<W: Word>(
 fn seeds_of(dataset: &Dataset) -> anyhow::Result<Seeds> {
     let manifest = dataset.manifest();
     match &manifest.splits {
-        None => Ok(Seeds::Nodes((0..manifest.nodes.count).map(NodeId).collect())),
+        None => Ok(Seeds::AllNodes(manifest.nodes.count)),
         Some(splits) if splits.over == SplitOver::Edges => Ok(Seeds::AllEdges(manifest.edges.count)),
         Some(_) => {
             let array = dataset.array(file::SPLIT_TRAIN).context("the dataset has no training split")?;
@@ -341,7 +341,7 @@ impl<W: Word> Bench<'_, W> {
             let per_epoch = self.order.batches(0);
             let at = Position { epoch: number / per_epoch, batch: number % per_epoch };
             let started = Instant::now();
-            self.order.items(at.epoch, at.batch, &mut items);
+            self.order.items(at.epoch, at.batch, &mut items)?;
             self.seeds.nodes(self.graph, &items, &mut nodes)?;
             pool.install(|| sampler.sample(at, &nodes, &mut sample))?;
             if number >= warm {

@@ -1,0 +1,365 @@
+//! The nodes that a batch starts from. For link prediction they are the ends of its edges and its negatives, which need
+//! representations as well: whoever samples takes them from here and need not know what is trained.
+
+use crate::negatives::{NegativeSampler, Negatives, Side};
+use crate::topology::{Edge, InMemory, Word};
+use crate::{Order, Position, Result, SampleError, Seeds};
+use esker_types::NodeId;
+use std::borrow::Borrow;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+/// The batches of a job: any of them can be computed alone.
+pub trait Batches: Send + Sync {
+    /// Batches of an epoch.
+    fn count(&self, epoch: u64) -> u64;
+
+    /// The nodes that a batch starts from, in an order that [`crate::Sample::seeds`] keeps. They may repeat.
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()>;
+
+    /// A short text. On one graph, jobs with equal texts have equal batches, and a job has the same text in every run.
+    fn identity(&self) -> String;
+}
+
+impl<B: Batches + ?Sized> Batches for &B {
+    fn count(&self, epoch: u64) -> u64 {
+        (**self).count(epoch)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
+        (**self).seeds(at, out)
+    }
+
+    fn identity(&self) -> String {
+        (**self).identity()
+    }
+}
+
+impl<B: Batches + ?Sized> Batches for Arc<B> {
+    fn count(&self, epoch: u64) -> u64 {
+        (**self).count(epoch)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
+        (**self).seeds(at, out)
+    }
+
+    fn identity(&self) -> String {
+        (**self).identity()
+    }
+}
+
+/// Batches of nodes. Order and seeds may be owned, borrowed or shared.
+#[derive(Debug, Clone)]
+pub struct NodeBatches<O, S> {
+    order: O,
+    seeds: S,
+}
+
+impl<O: Order, S: Borrow<Seeds> + Send + Sync> NodeBatches<O, S> {
+    /// Batches of these nodes in this order. Edges are refused.
+    pub fn new(order: O, seeds: S) -> Result<NodeBatches<O, S>> {
+        if seeds.borrow().are_edges() {
+            return Err(SampleError::request(
+                "the seeds of node batches are edges",
+                "give nodes, or make link batches",
+            ));
+        }
+        Ok(NodeBatches { order, seeds })
+    }
+}
+
+impl<O: Order, S: Borrow<Seeds> + Send + Sync> Batches for NodeBatches<O, S> {
+    fn count(&self, epoch: u64) -> u64 {
+        self.order.batches(epoch)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
+        let mut items = Vec::new();
+        self.order.items(at.epoch, at.batch, &mut items)?;
+        out.clear();
+        out.reserve(items.len());
+        for item in items {
+            out.push(self.seeds.borrow().node(item)?);
+        }
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        format!("nodes {} {}", self.order.identity(), self.seeds.borrow().identity())
+    }
+}
+
+/// Batches of edges with their negatives. The nodes of a batch are source and target of each edge in turn, then the
+/// negatives of the target side, chunk after chunk, then those of the source side. Order and edges may be owned,
+/// borrowed or shared, the graph borrowed or shared.
+#[derive(Debug, Clone)]
+pub struct LinkBatches<O, S, G> {
+    order: O,
+    edges: S,
+    graph: G,
+    targets: Option<NegativeSampler<G>>,
+    sources: Option<NegativeSampler<G>>,
+}
+
+/// What a batch of edges consists of, and where its parts stand among the batch's seeds: the ends of edge `i` at `2 * i`
+/// and `2 * i + 1`, the negatives from `targets_start` and from `sources_start` on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LinkBatch {
+    /// The edges.
+    pub edges: Vec<Edge>,
+    /// Nodes that stand for the targets; none where that side has none.
+    pub targets: Negatives,
+    /// Nodes that stand for the sources; none where that side has none.
+    pub sources: Negatives,
+    /// Among the seeds, the first node of `targets`.
+    pub targets_start: usize,
+    /// Among the seeds, the first node of `sources`.
+    pub sources_start: usize,
+}
+
+impl LinkBatch {
+    /// Where the negatives of an edge stand among the seeds.
+    pub fn negatives_of(&self, edge: usize, side: Side) -> Range<usize> {
+        let (negatives, start) = match side {
+            Side::Target => (&self.targets, self.targets_start),
+            Side::Source => (&self.sources, self.sources_start),
+        };
+        let range = negatives.of_edge(edge);
+        start + range.start..start + range.end
+    }
+}
+
+impl<O, S, G, W> LinkBatches<O, S, G>
+where
+    O: Order,
+    S: Borrow<Seeds> + Send + Sync,
+    G: Deref<Target = InMemory<W>> + Send + Sync,
+    W: Word,
+{
+    /// Batches of these edges of `graph` in this order, without negatives. Nodes are refused.
+    pub fn new(order: O, edges: S, graph: G) -> Result<LinkBatches<O, S, G>> {
+        if !edges.borrow().are_edges() {
+            return Err(SampleError::request(
+                "the seeds of link batches are nodes",
+                "give edges, or make node batches",
+            ));
+        }
+        Ok(LinkBatches { order, edges, graph, targets: None, sources: None })
+    }
+
+    /// The same batches, with negatives for one side more.
+    pub fn with_negatives(mut self, side: Side, negatives: NegativeSampler<G>) -> LinkBatches<O, S, G> {
+        match side {
+            Side::Target => self.targets = Some(negatives),
+            Side::Source => self.sources = Some(negatives),
+        }
+        self
+    }
+
+    /// Edges, negatives and masks of a batch, as its sample was made from them.
+    pub fn link(&self, at: Position) -> Result<LinkBatch> {
+        let mut link = LinkBatch::default();
+        for item in self.items(at)? {
+            link.edges.push(self.edges.borrow().edge(&*self.graph, item)?);
+        }
+        if let Some(sampler) = &self.targets {
+            sampler.draw(at, &link.edges, Side::Target, &mut link.targets)?;
+        }
+        if let Some(sampler) = &self.sources {
+            sampler.draw(at, &link.edges, Side::Source, &mut link.sources)?;
+        }
+        link.targets_start = 2 * link.edges.len();
+        link.sources_start = link.targets_start + link.targets.nodes.len();
+        Ok(link)
+    }
+
+    fn items(&self, at: Position) -> Result<Vec<u64>> {
+        let mut items = Vec::new();
+        self.order.items(at.epoch, at.batch, &mut items)?;
+        Ok(items)
+    }
+}
+
+impl<O, S, G, W> Batches for LinkBatches<O, S, G>
+where
+    O: Order,
+    S: Borrow<Seeds> + Send + Sync,
+    G: Deref<Target = InMemory<W>> + Send + Sync,
+    W: Word,
+{
+    fn count(&self, epoch: u64) -> u64 {
+        self.order.batches(epoch)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
+        let items = self.items(at)?;
+        self.edges.borrow().nodes(&*self.graph, &items, out)?;
+        if let Some(sampler) = &self.targets {
+            sampler.draw_nodes(at, items.len(), Side::Target, out)?;
+        }
+        if let Some(sampler) = &self.sources {
+            sampler.draw_nodes(at, items.len(), Side::Source, out)?;
+        }
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        let side = |negatives: &Option<NegativeSampler<G>>| {
+            negatives.as_ref().map_or("none".to_string(), NegativeSampler::identity)
+        };
+        format!(
+            "links {} {} targets:{} sources:{}",
+            self.order.identity(),
+            self.edges.borrow().identity(),
+            side(&self.targets),
+            side(&self.sources),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::negatives::{NegativeSettings, Pool};
+    use crate::order::{Batching, Given, Sequential, Shuffled};
+    use crate::{Carry, Fanout, Form, Sample, Sampler, Settings};
+
+    fn graph() -> InMemory<u32> {
+        let lists: Vec<Vec<u64>> =
+            (0..50u64).map(|node| (0..node % 7).map(|at| at * 7 + 1).collect()).collect();
+        InMemory::from_lists(&lists, None)
+    }
+
+    const AT: Position = Position { epoch: 3, batch: 1 };
+    const NEGATIVES: NegativeSettings = NegativeSettings { seed: 2, chunks: 3, uniform: 5, by_degree: 2 };
+
+    fn shuffled(count: u64, batch: u64, drop_last: bool, seed: u64) -> Shuffled {
+        Shuffled { batching: Batching::new(count, batch, drop_last).unwrap(), seed }
+    }
+
+    #[test]
+    fn the_parts_of_a_link_batch_are_found_in_its_sample() {
+        let graph = Arc::new(graph());
+        let negatives = |settings| NegativeSampler::new(Arc::clone(&graph), Pool::All, settings).unwrap();
+        let batches = LinkBatches::new(shuffled(140, 10, false, 4), Seeds::AllEdges(140), Arc::clone(&graph))
+            .unwrap()
+            .with_negatives(Side::Source, negatives(NegativeSettings { uniform: 1, ..NEGATIVES }))
+            .with_negatives(Side::Target, negatives(NEGATIVES));
+        let settings = Settings {
+            seed: 1,
+            fanouts: vec![Fanout::AtMost(2)],
+            form: Form::Dense,
+            carry: Carry::default(),
+        };
+        let mut sampler = Sampler::new(&*graph, settings, 1 << 30).unwrap();
+        let (mut seeds, mut sample) = (Vec::new(), Sample::default());
+        for batch in 0..batches.count(3) {
+            let at = Position { epoch: 3, batch };
+            batches.seeds(at, &mut seeds).unwrap();
+            sampler.sample(at, &seeds, &mut sample).unwrap();
+            let link = batches.link(at).unwrap();
+            let node = |place: usize| sample.node_ids[sample.seeds[place].index()];
+            assert_eq!(sample.seeds.len(), link.sources_start + link.sources.nodes.len());
+            for (index, edge) in link.edges.iter().enumerate() {
+                assert_eq!((node(2 * index), node(2 * index + 1)), (edge.source, edge.target));
+                for (side, part) in [(Side::Target, &link.targets), (Side::Source, &link.sources)] {
+                    let found: Vec<NodeId> = link.negatives_of(index, side).map(node).collect();
+                    let chunk = index / part.chunk_edges;
+                    assert_eq!(found, part.nodes[chunk * part.per_chunk..][..part.per_chunk]);
+                }
+            }
+            // The negatives and the masks are those that the sampler of negatives gives alone.
+            let mut alone = Negatives::default();
+            negatives(NEGATIVES).draw(at, &link.edges, Side::Target, &mut alone).unwrap();
+            assert_eq!((link.targets.per_chunk, link.sources.per_chunk), (7, 3));
+            assert_eq!(link.targets, alone);
+        }
+    }
+
+    #[test]
+    fn a_side_without_negatives_has_none() {
+        let graph = graph();
+        let batches = LinkBatches::new(shuffled(140, 10, false, 4), Seeds::AllEdges(140), &graph).unwrap();
+        let (mut seeds, link) = (Vec::new(), batches.link(AT).unwrap());
+        batches.seeds(AT, &mut seeds).unwrap();
+        assert_eq!((seeds.len(), link.edges.len(), link.targets_start, link.sources_start), (20, 10, 20, 20));
+        assert_eq!(link.negatives_of(9, Side::Source), 20..20);
+    }
+
+    #[test]
+    fn node_batches_take_what_they_own_or_share() {
+        let (order, seeds) = (Given(vec![vec![2, 0], vec![1]]), Seeds::Nodes([7, 8, 9].map(NodeId).to_vec()));
+        let borrowed = NodeBatches::new(&order, &seeds).unwrap();
+        let shared: Arc<dyn Order> = Arc::new(order.clone());
+        let shared = NodeBatches::new(shared, Arc::new(seeds.clone())).unwrap();
+        let mut nodes = Vec::new();
+        for batches in [&borrowed as &dyn Batches, &shared] {
+            batches.seeds(Position { epoch: 5, batch: 0 }, &mut nodes).unwrap();
+            assert_eq!((nodes.as_slice(), batches.count(5)), ([9, 7].map(NodeId).as_slice(), 2));
+            assert!(batches.seeds(Position { epoch: 5, batch: 2 }, &mut nodes).is_err());
+        }
+        assert_eq!(borrowed.identity(), shared.identity());
+    }
+
+    #[test]
+    fn seeds_of_the_wrong_kind_or_beyond_the_last_are_refused() {
+        let (graph, order) = (graph(), Given(vec![vec![0], vec![140]]));
+        assert!(NodeBatches::new(&order, Seeds::AllEdges(3)).is_err());
+        assert!(LinkBatches::new(&order, Seeds::AllNodes(3), &graph).is_err());
+        let links = LinkBatches::new(&order, Seeds::AllEdges(140), &graph).unwrap();
+        let nodes = NodeBatches::new(&order, Seeds::AllNodes(50)).unwrap();
+        let said = |error: SampleError| assert!(error.to_string().contains("seed 140"), "{error}");
+        said(links.link(AT).unwrap_err());
+        said(links.seeds(AT, &mut Vec::new()).unwrap_err());
+        said(nodes.seeds(AT, &mut Vec::new()).unwrap_err());
+    }
+
+    #[test]
+    fn identities_differ_when_anything_differs() {
+        let graph = graph();
+        let mut all = Vec::new();
+        let batching = Batching::new(50, 10, false).unwrap();
+        let orders: [&dyn Order; 9] = [
+            &shuffled(50, 10, false, 4),
+            &shuffled(50, 10, false, 5),
+            &shuffled(50, 10, true, 4),
+            &shuffled(50, 11, false, 4),
+            &shuffled(49, 10, false, 4),
+            &Sequential(batching),
+            &Given(vec![vec![0, 1], vec![2]]),
+            &Given(vec![vec![0], vec![1, 2]]),
+            &Given(vec![vec![0], vec![2, 1]]),
+        ];
+        for order in orders {
+            all.push(NodeBatches::new(order, Seeds::AllNodes(50)).unwrap().identity());
+        }
+        let order = shuffled(50, 10, false, 4);
+        all.push(NodeBatches::new(order, Seeds::Nodes(vec![NodeId(3); 50])).unwrap().identity());
+        let links = || LinkBatches::new(order, Seeds::AllEdges(50), &graph).unwrap();
+        all.push(links().identity());
+        let settings = [
+            NEGATIVES,
+            NegativeSettings { seed: 3, ..NEGATIVES },
+            NegativeSettings { chunks: 4, ..NEGATIVES },
+            NegativeSettings { uniform: 6, ..NEGATIVES },
+            NegativeSettings { by_degree: 3, ..NEGATIVES },
+        ];
+        let pools = [Pool::All, Pool::Nodes(vec![NodeId(6)]), Pool::Nodes(vec![NodeId(6); 2])];
+        for settings in settings {
+            for pool in &pools {
+                for side in [Side::Source, Side::Target] {
+                    let negatives = NegativeSampler::new(&graph, pool.clone(), settings).unwrap();
+                    all.push(links().with_negatives(side, negatives).identity());
+                }
+            }
+        }
+        for (at, identity) in all.iter().enumerate() {
+            assert!(!all[..at].contains(identity), "{identity}");
+        }
+        assert_eq!(
+            all[0], "nodes shuffled(count=50,batch=10,drop_last=false,seed=4) all-nodes(count=50)",
+            "recorded in traces and manifests: it must not change"
+        );
+    }
+}
