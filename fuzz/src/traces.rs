@@ -3,7 +3,7 @@
 
 use crate::Verdict;
 use esker_sample::trace::{TraceHeader, TraceReader, TraceWriter};
-use esker_sample::{Carry, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
+use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
 use esker_types::NodeId;
 use std::fs;
 use std::ops::Range;
@@ -20,11 +20,18 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let graph = InMemory::<u32>::from_lists(&lists, Some((0..edges as u32).map(|edge| edge % 3).collect()));
     let directory = crate::scratch();
     let trace = |form: Form, carried: bool| {
-        let carry = Carry { positions: carried, edges: carried, relations: carried };
+        let carry = Carry { positions: carried, edges: carried, relations: carried, degrees: carried };
         let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(3), Fanout::All], form, carry };
         let path = directory.path().join("trace");
-        let header =
-            TraceHeader { dataset: "d".into(), nodes: 60, edges, relations: 3, settings: settings.clone() };
+        let header = TraceHeader {
+            dataset: "d".into(),
+            nodes: 60,
+            edges,
+            relations: 3,
+            direction: Direction::Incoming,
+            batches: String::new(),
+            settings: settings.clone(),
+        };
         let mut writer = TraceWriter::create(&path, header).expect("a scratch file");
         let mut sampler = Sampler::new(&graph, settings, 1 << 26).expect("a graph with kinds");
         let mut sample = Sample::default();

@@ -1,53 +1,79 @@
 //! Many batches on many threads: each thread has a sampler of its own and samples every n-th batch; batches arrive in
-//! order, and their buffers go back to where they came from.
+//! order, and their buffers go back to where they came from. Threads, tables and buffers last from the first batch to
+//! the last, across epochs.
 
-use crate::topology::{InMemory, Word};
-use crate::{Order, Position, Result, Sample, Sampler, Seeds, Settings};
-use std::ops::Range;
+use crate::topology::Topology;
+use crate::{Batches, Bound, Position, Result, Sample, Sampler, Settings};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// Samples ready and not yet taken, for each thread.
 const QUEUE: usize = 2;
+/// Samples of a thread: those ready, the one being made and the one being looked at.
+const SAMPLES: usize = QUEUE + 2;
 
 /// What to sample.
-pub struct Bulk<'a, W> {
+#[derive(Debug)]
+pub struct Bulk<'a, T, B: ?Sized> {
     /// The graph.
-    pub graph: &'a InMemory<W>,
-    /// What is trained on.
-    pub seeds: &'a Seeds,
-    /// In which order.
-    pub order: &'a dyn Order,
+    pub graph: &'a T,
+    /// What batches start from.
+    pub batches: &'a B,
     /// How.
     pub settings: &'a Settings,
-    /// Threads that sample.
+    /// Threads that sample, at most.
     pub threads: usize,
-    /// Bytes that all samplers may use together.
+    /// Bytes that all samplers and samples may use together.
     pub most_bytes: u64,
 }
 
-impl<W: Word> Bulk<'_, W> {
-    /// Samples the batches of an epoch and hands them over in order. The first error, of a sampler or of `take`, ends it.
+/// The positions of a run, from `from` to the end of epoch `epochs - 1`.
+pub fn positions<B: Batches + ?Sized>(
+    batches: &B,
+    from: Position,
+    epochs: u64,
+) -> impl Iterator<Item = Position> + Clone + Send + '_ {
+    (from.epoch..epochs).flat_map(move |epoch| {
+        let first = if epoch == from.epoch { from.batch } else { 0 };
+        (first..batches.count(epoch)).map(move |batch| Position { epoch, batch })
+    })
+}
+
+impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
+    /// Threads that it uses: as many as were asked for, fewer where batches of `largest` seeds might not fit the memory
+    /// so many times. One is tried always.
+    pub fn lanes(&self, largest: u64) -> usize {
+        let (nodes, entries) = (self.graph.nodes(), self.graph.entries());
+        let lane_bytes = Bound::new(self.settings, largest, nodes, entries, 1).bytes(SAMPLES as u64);
+        (self.most_bytes / lane_bytes.max(1)).clamp(1, self.threads.max(1) as u64) as usize
+    }
+
+    /// Samples the batches at `positions` and hands them over in order. The first error, of a sampler or of `take`, ends
+    /// it.
     pub fn run<E: From<crate::SampleError>>(
         &self,
-        epoch: u64,
-        batches: Range<u64>,
-        mut take: impl FnMut(u64, &Sample) -> Result<(), E>,
+        positions: impl Iterator<Item = Position> + Clone + Send,
+        mut take: impl FnMut(Position, &Sample) -> Result<(), E>,
     ) -> Result<(), E> {
-        let threads = self.threads.max(1);
+        let mut seeds = Vec::new();
+        let Some(first) = positions.clone().next() else { return Ok(()) };
+        self.batches.seeds(first, &mut seeds)?;
+        let threads = self.lanes(seeds.len() as u64);
+        let most_bytes = self.most_bytes / threads as u64;
         std::thread::scope(|scope| {
-            let lanes: Vec<_> = (0..threads as u64)
+            let lanes: Vec<_> = (0..threads)
                 .map(|lane| {
                     let (ready, next) = sync_channel(QUEUE);
-                    let (used, free) = sync_channel(QUEUE + 2);
-                    let mine = (batches.start + lane..batches.end).step_by(threads);
-                    scope.spawn(move || self.work(epoch, mine, &ready, &free));
+                    let (used, free) = sync_channel(SAMPLES);
+                    (0..SAMPLES).try_for_each(|_| used.try_send(Sample::default())).expect("room for all");
+                    let mine = positions.clone().skip(lane).step_by(threads);
+                    scope.spawn(move || self.work(mine, most_bytes, &ready, &free));
                     (next, used)
                 })
                 .collect();
-            for (batch, turn) in batches.zip((0..threads).cycle()) {
+            for (at, turn) in positions.zip((0..threads).cycle()) {
                 let (next, used): &(Receiver<Result<Sample>>, SyncSender<Sample>) = &lanes[turn];
                 let sample = next.recv().expect("a lane ends only with its last batch or an error")?;
-                take(batch, &sample)?;
+                take(at, &sample)?;
                 // A lane that has ended needs no buffers.
                 let _ = used.try_send(sample);
             }
@@ -57,28 +83,24 @@ impl<W: Word> Bulk<'_, W> {
 
     fn work(
         &self,
-        epoch: u64,
-        batches: impl Iterator<Item = u64>,
+        positions: impl Iterator<Item = Position>,
+        most_bytes: u64,
         ready: &SyncSender<Result<Sample>>,
         free: &Receiver<Sample>,
     ) {
-        let most_bytes = self.most_bytes / self.threads.max(1) as u64;
         let mut sampler = match Sampler::new(self.graph, self.settings.clone(), most_bytes) {
-            Ok(sampler) => sampler,
+            Ok(sampler) => sampler.with_samples(SAMPLES as u64),
             Err(error) => {
                 let _ = ready.send(Err(error));
                 return;
             }
         };
-        let (mut items, mut nodes) = (Vec::new(), Vec::new());
-        for batch in batches {
-            let mut sample = free.try_recv().unwrap_or_default();
-            let result = self
-                .order
-                .items(epoch, batch, &mut items)
-                .and_then(|()| self.seeds.nodes(self.graph, &items, &mut nodes))
-                .and_then(|()| sampler.sample(Position { epoch, batch }, &nodes, &mut sample));
+        let mut seeds = Vec::new();
+        for at in positions {
             // Nobody takes batches any more after an error.
+            let Ok(mut sample) = free.recv() else { return };
+            let result = self.batches.seeds(at, &mut seeds);
+            let result = result.and_then(|()| sampler.sample(at, &seeds, &mut sample));
             if ready.send(result.map(|()| sample)).is_err() {
                 return;
             }

@@ -1,6 +1,7 @@
 //! Batches as a pure function of the job: which seeds a batch has, and which neighbours are drawn for its nodes.
 //!
-//! [`order`] says which seeds make up a batch, [`batches`] which nodes those are, negatives included; [`Topology`] hands out neighbour lists, a whole hop at a time;
+//! [`order`] says which seeds make up a batch, [`batches`] which nodes those are, negatives included; [`Topology`] hands
+//! out neighbour lists, a whole hop at a time;
 //! [`Sampler`] draws neighbours and relabels nodes, as DENSE (Marius++ section 4), in the classic layered form, or as
 //! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; [`trace`] keeps samples on
 //! disk; [`negatives`] corrupts edges for link prediction. [`draw`] documents the draw so that any processor can

@@ -2,11 +2,11 @@
 
 mod naive;
 
-use esker_sample::bulk::Bulk;
+use esker_sample::bulk::{Bulk, positions};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
-    Carry, Direction, Fanout, Fetched, Form, InMemory, NotAtHand, Position, Result, Sample, SampleError,
-    Sampler, Seeds, Settings, Topology, Wanted, Word, Workspace,
+    Batches, Bound, Carry, Direction, Fanout, Fetched, Form, InMemory, NodeBatches, NotAtHand, Position,
+    Result, Sample, SampleError, Sampler, Seeds, Settings, Topology, Wanted, Word, Workspace,
 };
 use esker_types::NodeId;
 use naive::Reference;
@@ -290,51 +290,70 @@ fn a_hash_table_gives_the_same_sample_as_a_direct_one() {
     assert_eq!(sampled(&graph, &settings, &seeds, 140_000), sampled(&graph, &settings, &seeds, PLENTY));
 }
 
-#[test]
-fn bulk_sampling_equals_batch_by_batch_for_any_number_of_threads() {
+fn shuffled(seeds: Vec<NodeId>, batch: u64) -> NodeBatches<Shuffled, Seeds> {
+    let batching = Batching::new(seeds.len() as u64, batch, false).unwrap();
+    NodeBatches::new(Shuffled { batching, seed: 9 }, Seeds::Nodes(seeds)).unwrap()
+}
+
+fn check_bulk(form: Form) {
     let graph = InMemory::<u32>::from_lists(&large(), None);
-    let settings = settings(vec![Fanout::AtMost(5); 2], Form::Dense, Carry::default());
-    let seeds = Seeds::Nodes((0..5000).map(NodeId).collect());
-    let order = Shuffled { batching: Batching::new(5000, 300, false).unwrap(), seed: 9 };
-    let run = |threads| {
-        let bulk = Bulk {
-            graph: &graph,
-            seeds: &seeds,
-            order: &order,
-            settings: &settings,
-            threads,
-            most_bytes: PLENTY,
-        };
+    let settings = settings(vec![Fanout::AtMost(5); 2], form, Carry::default());
+    let batches = shuffled((0..5000).map(NodeId).collect(), 300);
+    // From the middle of an epoch into the next but one.
+    let wanted: Vec<Position> = positions(&batches, Position { epoch: 1, batch: 14 }, 3).collect();
+    assert_eq!(wanted.len(), 3 + 17);
+    let (mut sampler, mut seeds) = (Sampler::new(&graph, settings.clone(), PLENTY).unwrap(), Vec::new());
+    let one_by_one = wanted.iter().map(|at| {
+        let mut sample = Sample::default();
+        batches.seeds(*at, &mut seeds).unwrap();
+        sampler.sample(*at, &seeds, &mut sample).unwrap();
+        (*at, sample)
+    });
+    let expected: Vec<_> = one_by_one.collect();
+    for threads in [1, 2, 4, 8] {
+        let bulk =
+            Bulk { graph: &graph, batches: &batches, settings: &settings, threads, most_bytes: PLENTY };
         let mut samples = Vec::new();
-        bulk.run::<SampleError>(1, 2..17, |batch, sample| {
-            samples.push((batch, sample.clone()));
+        bulk.run::<SampleError>(wanted.iter().copied(), |at, sample| {
+            samples.push((at, sample.clone()));
             Ok(())
         })
         .unwrap();
-        samples
-    };
-    let expected = run(1);
-    assert!(expected.iter().map(|(batch, _)| *batch).eq(2..17));
-    for threads in [2, 4, 8] {
-        assert!(run(threads) == expected, "{threads} threads");
+        assert!(samples == expected, "{form:?}, {threads} threads");
     }
+}
+
+#[test]
+fn bulk_sampling_equals_batch_by_batch_for_any_number_of_threads() {
+    check_bulk(Form::Dense);
+    check_bulk(Form::Layered);
+    check_bulk(Form::Shadow);
+}
+
+#[test]
+fn bulk_sampling_takes_fewer_threads_before_it_is_refused() {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::AtMost(5); 2], Form::Dense, Carry::default());
+    let batches = shuffled((0..5000).map(NodeId).collect(), 300);
+    let bulk =
+        |most_bytes| Bulk { graph: &graph, batches: &batches, settings: &settings, threads: 8, most_bytes };
+    let one = Bound::new(&settings, 300, graph.nodes(), graph.entries(), 1).bytes(4);
+    assert_eq!([bulk(one - 1).lanes(300), bulk(3 * one).lanes(300), bulk(PLENTY).lanes(300)], [1, 3, 8]);
+    let mut taken = 0;
+    let all = positions(&batches, Position { epoch: 0, batch: 0 }, 1);
+    bulk(one).run::<SampleError>(all.clone(), |_, _| Ok(taken += 1)).unwrap();
+    assert_eq!(taken, 17);
+    let said = bulk(40_000).run::<SampleError>(all, |_, _| Ok(())).unwrap_err().to_string();
+    assert!(said.contains("smaller batches"), "{said}");
 }
 
 #[test]
 fn an_error_ends_bulk_sampling() {
     let graph = InMemory::<u32>::from_lists(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
-    let seeds = Seeds::Nodes((0..5000).map(|seed| NodeId(seed * 5)).collect());
-    let order = Shuffled { batching: Batching::new(5000, 10, false).unwrap(), seed: 9 };
-    let bulk = Bulk {
-        graph: &graph,
-        seeds: &seeds,
-        order: &order,
-        settings: &settings,
-        threads: 4,
-        most_bytes: PLENTY,
-    };
-    let result: Result<()> = bulk.run(0, 0..500, |_, _| Ok(()));
+    let batches = shuffled((0..5000).map(|seed| NodeId(seed * 5)).collect(), 10);
+    let bulk = Bulk { graph: &graph, batches: &batches, settings: &settings, threads: 4, most_bytes: PLENTY };
+    let result: Result<()> = bulk.run(positions(&batches, Position { epoch: 0, batch: 0 }, 1), |_, _| Ok(()));
     assert!(result.unwrap_err().to_string().contains("nodes 0 to 19999"));
 }
 

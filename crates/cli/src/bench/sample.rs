@@ -1,11 +1,11 @@
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
-use esker_sample::bulk::Bulk;
-use esker_sample::order::{Batching, Order, Shuffled};
+use esker_sample::bulk::{Bulk, positions};
+use esker_sample::order::{Batching, Shuffled};
 use esker_sample::trace::{TraceHeader, TraceReader, TraceWriter};
 use esker_sample::{
-    AnyTopology, Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Seeds, Settings,
-    Topology, Touched, Word,
+    AnyTopology, Batches, Carry, Direction, Fanout, Form, InMemory, LinkBatches, NodeBatches, Position,
+    Sample, Sampler, Seeds, Settings, Topology, Touched, Word,
 };
 use esker_store::{Dataset, SplitOver, file};
 use esker_types::{Budget, ByteCount, NodeId, grouped};
@@ -162,14 +162,15 @@ fn measure<W: Word>(
     if seeds.is_empty() {
         bail!("{}: there is nothing to train on; give it splits", dataset.directory().display());
     }
-    let batching = Batching::new(seeds.len(), arguments.batch, false)?;
-    let bench = Bench {
-        arguments,
-        graph,
-        order: Shuffled { batching, seed: arguments.seed },
-        seeds,
-        most_bytes: budget.host_bytes.saturating_sub(graph.bytes()),
+    let seed_count = seeds.len();
+    let batching = Batching::new(seed_count, arguments.batch, false)?;
+    let order = Shuffled { batching, seed: arguments.seed };
+    let batches: Box<dyn Batches> = match seeds.are_edges() {
+        true => Box::new(LinkBatches::new(order, seeds, graph)?),
+        false => Box::new(NodeBatches::new(order, seeds)?),
     };
+    let bench =
+        Bench { arguments, graph, batches, most_bytes: budget.host_bytes.saturating_sub(graph.bytes()) };
     let mut rows = Vec::new();
     for line in lines(arguments) {
         rows.push(bench.row(&line)?);
@@ -177,7 +178,7 @@ fn measure<W: Word>(
     let first = lines(arguments).remove(0);
     let mut value = json!({
         "dataset": dataset.directory().to_string_lossy(), "id": dataset.manifest().id,
-        "nodes": graph.nodes(), "edges": dataset.manifest().edges.count, "seeds": bench.seeds.len(),
+        "nodes": graph.nodes(), "edges": dataset.manifest().edges.count, "seeds": seed_count,
         "batch": arguments.batch, "batches": arguments.batches,
         "positions": arguments.positions, "seed": arguments.seed,
         "topology_bytes": graph.bytes(), "budget_host_bytes": budget.host_bytes, "rows": rows,
@@ -237,8 +238,7 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
 struct Bench<'a, W> {
     arguments: &'a Arguments,
     graph: &'a InMemory<W>,
-    seeds: Seeds,
-    order: Shuffled,
+    batches: Box<dyn Batches + 'a>,
     most_bytes: u64,
 }
 
@@ -280,33 +280,25 @@ impl<W: Word> Bench<'_, W> {
         }))
     }
 
-    fn bulk_of<'b>(&'b self, line: &Line, settings: &'b Settings) -> Bulk<'b, W> {
-        Bulk {
-            graph: self.graph,
-            seeds: &self.seeds,
-            order: &self.order,
-            settings,
-            threads: line.threads,
-            most_bytes: self.most_bytes,
-        }
-    }
-
     /// Hands the line's batches over in order, epoch after epoch.
     fn each(
         &self,
         line: &Line,
         batches: u64,
-        mut take: impl FnMut(Position, &Sample) -> anyhow::Result<()>,
+        take: impl FnMut(Position, &Sample) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let settings = self.settings(line);
-        let (mut left, mut epoch) = (batches, 0);
-        while left > 0 {
-            let now = left.min(self.order.batches(epoch));
-            let bulk = self.bulk_of(line, &settings);
-            bulk.run(epoch, 0..now, |batch, sample| take(Position { epoch, batch }, sample))?;
-            (left, epoch) = (left - now, epoch + 1);
-        }
-        Ok(())
+        let bulk = Bulk {
+            graph: self.graph,
+            batches: &*self.batches,
+            settings: &self.settings(line),
+            threads: line.threads,
+            most_bytes: self.most_bytes,
+        };
+        bulk.run(self.positions().take(batches as usize), take)
+    }
+
+    fn positions(&self) -> impl Iterator<Item = Position> + Clone + Send {
+        positions(&*self.batches, Position { epoch: 0, batch: 0 }, u64::MAX)
     }
 
     /// Each thread its own batches. The first batches, which still allocate, are not timed.
@@ -335,14 +327,10 @@ impl<W: Word> Bench<'_, W> {
         let sampler = Sampler::new(self.graph, self.settings(line), self.most_bytes)?;
         let mut sampler = sampler.with_threads(line.threads);
         let (mut found, mut sample) = (Found::default(), Sample::default());
-        let (mut items, mut nodes) = (Vec::new(), Vec::new());
-        let warm = 2;
-        for number in 0..warm + self.arguments.batches {
-            let per_epoch = self.order.batches(0);
-            let at = Position { epoch: number / per_epoch, batch: number % per_epoch };
+        let (warm, mut nodes) = (2, Vec::new());
+        for (number, at) in (0..warm + self.arguments.batches).zip(self.positions()) {
             let started = Instant::now();
-            self.order.items(at.epoch, at.batch, &mut items)?;
-            self.seeds.nodes(self.graph, &items, &mut nodes)?;
+            self.batches.seeds(at, &mut nodes)?;
             pool.install(|| sampler.sample(at, &nodes, &mut sample))?;
             if number >= warm {
                 found.seconds += started.elapsed().as_secs_f64();
@@ -369,6 +357,8 @@ impl<W: Word> Bench<'_, W> {
             nodes: manifest.nodes.count,
             edges: manifest.edges.count,
             relations: manifest.edges.relations.as_ref().map_or(0, |relations| relations.count),
+            direction: self.graph.direction(),
+            batches: self.batches.identity(),
             settings: self.settings(line),
         };
         let (mut writer, mut digests) = (TraceWriter::create(path, header)?, Vec::new());
