@@ -8,8 +8,8 @@ use crate::shared_disk::SharedDisk;
 use crate::stripes::Stripes;
 use crate::{Result, StoreError, files};
 use esker_io::{
-    Access, Disk, Files, IoError, Layout, Options, Piece, RungKind, SequentialReader, SequentialWriter,
-    Stream,
+    Access, Disk, Files, IoError, Layout, Map, Options, Piece, RungKind, SequentialReader, SequentialWriter,
+    Stream, Touch,
 };
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -350,6 +350,18 @@ impl ArrayFile {
         let chunk_bytes = all_bytes.min(STREAM_CHUNK_BYTES);
         let stream = Stream::open(&files, 0, start..end, chunk_bytes, STREAM_CHUNKS)?;
         Ok(Elements { stream, path: self.path().to_path_buf(), dtype: self.entry.dtype, left })
+    }
+
+    /// Maps its elements: they are read through the page cache as they are touched. One file only.
+    pub fn map(&self, touch: Touch) -> Result<Map> {
+        if self.layout.parts().len() > 1 {
+            return Err(StoreError::InParts {
+                path: self.path().to_path_buf(),
+                parts: self.layout.parts().len(),
+            });
+        }
+        let bytes = self.entry.rows * self.entry.row_bytes();
+        Map::open(self.path(), PAGE_BYTES..PAGE_BYTES + bytes, touch).map_err(StoreError::io(self.path()))
     }
 
     /// Reads elements at a position: for a few; the reading engine is for many.

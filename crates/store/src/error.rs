@@ -8,6 +8,16 @@ use std::{
 /// What can go wrong with a dataset directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// An array in parts where one file is needed.
+    #[error(
+        "{path}: the array lies in {parts} parts and cannot be mapped; run `esker stripe --undo`, or take another strategy"
+    )]
+    InParts {
+        /// Its first part.
+        path: PathBuf,
+        /// How many there are.
+        parts: usize,
+    },
     /// The operating system refused.
     #[error("{path}: {source}")]
     Io {

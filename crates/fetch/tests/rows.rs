@@ -1,0 +1,92 @@
+//! Rows from memory and from a map are the rows that were stored, whatever their type.
+
+use esker_fetch::{FeatureRows, Rows};
+use esker_import::Job;
+use esker_import::generate::{Popularity, Shape, generate};
+use esker_store::{Dataset, file};
+use esker_types::{Budget, Dtype, NodeId, Silent};
+use half::{bf16, f16};
+
+fn dataset(directory: &std::path::Path, dtype: Dtype) -> Dataset {
+    let shape = Shape {
+        preset: None,
+        nodes: 3000,
+        degree: 3.0,
+        dim: 11,
+        dtype,
+        classes: 4,
+        homophily: 0.7,
+        signal: 0.12,
+        label_noise: 0.1,
+        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
+        train: 0.05,
+        valid: 0.01,
+        test: 0.02,
+        undirected: false,
+        out_neighbours: false,
+        seed: 1,
+    };
+    let out = directory.join("graph");
+    let budget = Budget { host_bytes: 64 << 20 };
+    let job = Job { target: &out, budget, overwrite: false, progress: &Silent };
+    generate(&shape, &job).unwrap();
+    Dataset::open(&out).unwrap()
+}
+
+/// One row, by the format's definition.
+fn stored_row(dataset: &Dataset, dtype: Dtype, node: u64) -> Vec<f32> {
+    let array = dataset.array(file::NODE_FEATURES).unwrap();
+    let first = node * 11;
+    let scales = dataset.array(file::NODE_FEATURE_SCALES).map(|array| {
+        let mut scales = vec![0f32; 11];
+        array.read_at(0, &mut scales).unwrap();
+        scales
+    });
+    let scale = |at: usize| scales.as_ref().map_or(1.0, |scales| scales[at]);
+    match dtype {
+        Dtype::F32 => {
+            let mut row = vec![0f32; 11];
+            array.read_at(first, &mut row).unwrap();
+            row
+        }
+        Dtype::F16 | Dtype::Bf16 => {
+            let mut row = vec![0u16; 11];
+            array.read_at(first, &mut row).unwrap();
+            let number = |bits: u16| match dtype {
+                Dtype::F16 => f16::from_bits(bits).to_f32(),
+                _ => bf16::from_bits(bits).to_f32(),
+            };
+            row.into_iter().map(number).collect()
+        }
+        _ => {
+            let mut row = vec![0u8; 11];
+            array.read_at(first, &mut row).unwrap();
+            let number = |byte: u8| if dtype == Dtype::I8 { byte as i8 as f32 } else { byte as f32 };
+            row.into_iter().enumerate().map(|(at, byte)| number(byte) * scale(at)).collect()
+        }
+    }
+}
+
+fn check(dtype: Dtype) {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path(), dtype);
+    let nodes: Vec<NodeId> = (0..2500).map(|at| NodeId(at * at * 31 % 3000)).collect();
+    let expected: Vec<f32> = nodes.iter().flat_map(|node| stored_row(&dataset, dtype, node.0)).collect();
+    let needed = FeatureRows::bytes_in_memory(&dataset).unwrap();
+    assert!(FeatureRows::load(&dataset, needed - 1).is_err());
+    let mut out = Rows::default();
+    for rows in [FeatureRows::load(&dataset, needed).unwrap(), FeatureRows::map(&dataset).unwrap()] {
+        rows.gather(&nodes, &mut out).unwrap();
+        assert_eq!((out.len(), out.dim()), (2500, 11));
+        assert!(out.values() == expected, "{dtype}");
+        rows.gather(&nodes[..3], &mut out).unwrap();
+        assert!(out.values() == &expected[..33]);
+        let said = rows.gather(&[NodeId(3000)], &mut out).unwrap_err().to_string();
+        assert!(said.contains("rows 0 to 2999"), "{said}");
+    }
+}
+
+#[test]
+fn rows_of_every_type_are_what_was_stored() {
+    [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8].into_iter().for_each(check);
+}
