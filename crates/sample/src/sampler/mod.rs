@@ -116,8 +116,8 @@ const SEEDS_AT_ONCE: usize = 64;
 pub(crate) const DIRECT_PART: u64 = 2;
 
 /// Samples batches, one after the other, with buffers of its own.
-pub struct Sampler<'t, T: Topology> {
-    topology: &'t T,
+pub struct Sampler<T: Topology> {
+    topology: T,
     settings: Settings,
     threads: usize,
     most_bytes: u64,
@@ -165,10 +165,10 @@ struct Batch<'a, T> {
     seeds: &'a [NodeId],
 }
 
-impl<'t, T: Topology> Sampler<'t, T> {
+impl<T: Topology> Sampler<T> {
     /// A sampler that uses `most_bytes` at most, the sample it makes included. It takes the table by node of the graph
-    /// when that leaves half of them free.
-    pub fn new(topology: &'t T, settings: Settings, most_bytes: u64) -> Result<Sampler<'t, T>> {
+    /// when that leaves half of them free. The topology may be borrowed or shared: references and `Arc`s are topologies.
+    pub fn new(topology: T, settings: Settings, most_bytes: u64) -> Result<Sampler<T>> {
         if settings.carry.relations && !topology.has_relations() {
             return Err(SampleError::request(
                 "the graph has no kinds of edges to carry",
@@ -200,13 +200,13 @@ impl<'t, T: Topology> Sampler<'t, T> {
     }
 
     /// The same sampler, drawing with so many threads of the surrounding rayon pool.
-    pub fn with_threads(mut self, threads: usize) -> Sampler<'t, T> {
+    pub fn with_threads(mut self, threads: usize) -> Sampler<T> {
         self.threads = threads.max(1);
         self
     }
 
     /// The same sampler, so many of whose samples are held at a time, all within its memory.
-    pub fn with_samples(mut self, samples: u64) -> Sampler<'t, T> {
+    pub fn with_samples(mut self, samples: u64) -> Sampler<T> {
         self.samples = samples.max(1);
         self
     }
@@ -220,7 +220,7 @@ impl<'t, T: Topology> Sampler<'t, T> {
     pub fn sample(&mut self, at: Position, seeds: &[NodeId], out: &mut Sample) -> Result<()> {
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = Batch { topology: *topology, settings, threads: *threads, at, seeds };
+            let batch = Batch { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
                 Table::Direct(table) => batch.discover(table, scratch, None, ledger),
                 Table::Hashed(table) => batch.discover(table, scratch, None, ledger),
@@ -248,7 +248,7 @@ impl<'t, T: Topology> Sampler<'t, T> {
         }
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = Batch { topology: *topology, settings, threads: *threads, at, seeds };
+            let batch = Batch { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
                 Table::Direct(table) => prune::run(&batch, table, scratch, expand, out, ledger),
                 Table::Hashed(table) => prune::run(&batch, table, scratch, expand, out, ledger),

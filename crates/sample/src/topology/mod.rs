@@ -210,3 +210,42 @@ impl<W: Word> HopLists for NotAtHand<W> {
         match self.0 {}
     }
 }
+
+/// A topology behind a reference or a shared pointer is one.
+macro_rules! is_topology_too {
+    ($pointer:ty) => {
+        impl<T: Topology + Send> Topology for $pointer {
+            type Word = T::Word;
+            type Workspace = T::Workspace;
+            type AtHand<'a>
+                = T::AtHand<'a>
+            where
+                Self: 'a;
+            fn nodes(&self) -> u64 {
+                (**self).nodes()
+            }
+            fn entries(&self) -> u64 {
+                (**self).entries()
+            }
+            fn has_relations(&self) -> bool {
+                (**self).has_relations()
+            }
+            fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<T::AtHand<'a>> {
+                (**self).at_hand(nodes)
+            }
+            fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+                (**self).degrees(nodes, out)
+            }
+            fn fetch(
+                &self,
+                wanted: Wanted<'_>,
+                work: &mut T::Workspace,
+                out: &mut Fetched<T::Word>,
+            ) -> Result<()> {
+                (**self).fetch(wanted, work, out)
+            }
+        }
+    };
+}
+is_topology_too!(&T);
+is_topology_too!(std::sync::Arc<T>);

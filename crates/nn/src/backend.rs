@@ -1,0 +1,352 @@
+//! What a processor must be able to do for the layers: about twenty operations over matrices that live on it. Layer
+//! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
+
+use crate::{Dropout, Lists, Post, Result};
+
+/// Rows and columns of a matrix.
+pub trait Shape {
+    /// Rows.
+    fn rows(&self) -> usize;
+    /// Columns.
+    fn columns(&self) -> usize;
+}
+
+/// Size of a layer's lists.
+pub trait ListShape {
+    /// Rows that are read.
+    fn inputs(&self) -> usize;
+    /// Rows that are written.
+    fn outputs(&self) -> usize;
+}
+
+/// How a node's neighbours become one row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Aggregator {
+    /// Mean of the neighbours; zeros without any.
+    Mean,
+    /// Sum of the neighbours.
+    Sum,
+    /// Largest of each column; zeros without neighbours. Of equals the first in the list gets the gradient.
+    Max,
+    /// Sum of the neighbours and this multiple of the node's own row (GIN).
+    SumWithSelf(f32),
+    /// Symmetric normalisation with self-loops (GCN) by degrees in the whole graph: `Lists::input_degrees`.
+    GcnWhole,
+    /// The same by degrees in these lists: rows without a list have only their self-loop, as under PyG's loaders with
+    /// `trim_to_layer`.
+    GcnSampled,
+}
+
+/// The rows that a product reads.
+pub enum Source<'a, B: Backend + ?Sized> {
+    /// The last rows of a matrix.
+    Rows(&'a B::Matrix),
+    /// Neighbours' rows brought together, one row an output; never stored as a matrix of neighbours.
+    Aggregate {
+        /// Who is whose neighbour.
+        graph: &'a B::Graph,
+        /// A row an input.
+        input: &'a B::Matrix,
+        /// How.
+        aggregator: Aggregator,
+        /// Where the aggregated rows go when a backward pass will want them.
+        kept: Option<&'a mut B::Matrix>,
+        /// For [`Aggregator::Max`]: the place in the list of each winner, as the bits of a u32.
+        winners: Option<&'a mut B::Matrix>,
+    },
+}
+
+/// One product of a sum.
+pub struct Term<'a, B: Backend + ?Sized> {
+    /// Its rows.
+    pub source: Source<'a, B>,
+    /// The weight, a row an output column, as in PyTorch.
+    pub weight: &'a B::Matrix,
+}
+
+/// `output = post(sum of source x weight transposed + bias + last rows of `add`)`.
+pub struct Affine<'a, B: Backend + ?Sized> {
+    /// The products; there may be none.
+    pub terms: Vec<Term<'a, B>>,
+    /// Whether the output already holds a part of the sum.
+    pub accumulate: bool,
+    /// Added to every row.
+    pub bias: Option<&'a B::Matrix>,
+    /// Its last rows are added (an identity residual).
+    pub add: Option<&'a B::Matrix>,
+    /// Applied in the end.
+    pub post: Post,
+}
+
+/// A product of the backward pass: `weight gradient = gradient transposed x last rows of source`.
+pub struct WeightTerm<'a, B: Backend + ?Sized> {
+    /// What the weight was multiplied with.
+    pub source: &'a B::Matrix,
+    /// Overwritten.
+    pub weight_gradient: &'a mut B::Matrix,
+}
+
+/// What the gradient of a layer's input is a sum of.
+pub enum InputTerm<'a, B: Backend + ?Sized> {
+    /// `gradient x weight`, for the last rows.
+    Rows {
+        /// Gradient of the sum.
+        gradient: &'a B::Matrix,
+        /// The weight.
+        weight: &'a B::Matrix,
+    },
+    /// The gradient itself, for the last rows.
+    Identity {
+        /// Gradient of the sum.
+        gradient: &'a B::Matrix,
+    },
+    /// `gradient x weight`, handed back to the neighbours.
+    Aggregate {
+        /// As in the forward pass.
+        graph: &'a B::Graph,
+        /// Gradient of the sum.
+        gradient: &'a B::Matrix,
+        /// The weight.
+        weight: &'a B::Matrix,
+        /// As in the forward pass.
+        aggregator: Aggregator,
+        /// As kept by the forward pass.
+        winners: Option<&'a B::Matrix>,
+    },
+}
+
+/// Attention of GAT over the lists and each node itself; neighbours equal to the node count once, as its self-loop.
+pub struct Attention<'a, B: Backend + ?Sized> {
+    /// Who is whose neighbour.
+    pub graph: &'a B::Graph,
+    /// Heads.
+    pub heads: usize,
+    /// Heads are averaged; else laid side by side.
+    pub average: bool,
+    /// Projected input rows, `heads` parts each.
+    pub hidden: &'a B::Matrix,
+    /// Weighs a row as neighbour; one row.
+    pub source_vector: &'a B::Matrix,
+    /// Weighs a row as target; one row.
+    pub target_vector: &'a B::Matrix,
+    /// Slope of the leaky ReLU below 0.
+    pub slope: f32,
+    /// Dropout of attention weights.
+    pub dropout: Option<Dropout>,
+}
+
+/// What attention keeps for its backward pass.
+pub struct AttentionKept<B: Backend + ?Sized> {
+    /// Softmax weights: a row an edge, then a row an output for its self-loop.
+    pub weights: B::Matrix,
+    /// Scores as neighbour, a row an input.
+    pub source_scores: B::Matrix,
+    /// Scores as target, a row an output.
+    pub target_scores: B::Matrix,
+}
+
+/// Gradients of attention, all overwritten.
+pub struct AttentionGradients<'a, B: Backend + ?Sized> {
+    /// A row an input.
+    pub hidden: &'a mut B::Matrix,
+    /// One row.
+    pub source_vector: &'a mut B::Matrix,
+    /// One row.
+    pub target_vector: &'a mut B::Matrix,
+}
+
+/// What rows or columns are normalised by.
+pub enum Normaliser<'a, B: Backend + ?Sized> {
+    /// Each row by its own mean and variance.
+    Layer,
+    /// Each column by its mean and variance in this batch, which move the running ones by `momentum`.
+    Batch {
+        /// One row.
+        running_mean: &'a mut B::Matrix,
+        /// One row.
+        running_variance: &'a mut B::Matrix,
+        /// Weight of this batch.
+        momentum: f32,
+    },
+    /// Each column by the running mean and variance.
+    Running {
+        /// One row.
+        running_mean: &'a B::Matrix,
+        /// One row.
+        running_variance: &'a B::Matrix,
+    },
+}
+
+/// `output = post(normalised x scale + shift)`.
+pub struct Normalise<'a, B: Backend + ?Sized> {
+    /// By what.
+    pub by: Normaliser<'a, B>,
+    /// Added to variances.
+    pub epsilon: f32,
+    /// One row.
+    pub scale: &'a B::Matrix,
+    /// One row.
+    pub shift: &'a B::Matrix,
+    /// Applied in the end.
+    pub post: Post,
+}
+
+/// The backward pass of [`Normalise`].
+pub struct NormaliseBackward<'a, B: Backend + ?Sized> {
+    /// Whether rows were normalised, else columns.
+    pub by_row: bool,
+    /// As left by the forward pass.
+    pub normalised: &'a B::Matrix,
+    /// As left by the forward pass.
+    pub deviations: &'a B::Matrix,
+    /// One row.
+    pub scale: &'a B::Matrix,
+    /// What the forward pass wrote.
+    pub output: &'a B::Matrix,
+    /// What it applied.
+    pub post: Post,
+    /// Overwritten.
+    pub scale_gradient: &'a mut B::Matrix,
+    /// Overwritten.
+    pub shift_gradient: &'a mut B::Matrix,
+}
+
+/// What logits are compared with.
+#[derive(Debug, Clone, Copy)]
+pub enum Labels<'a> {
+    /// A class a row: softmax cross-entropy.
+    Classes(&'a [u32]),
+    /// 0 or 1 for each column of each row, NaN where unknown: sigmoid cross-entropy.
+    Binary(&'a [f32]),
+    /// A number for each column of each row, NaN where unknown: mean squared error.
+    Values(&'a [f32]),
+}
+
+/// One step of one parameter; the numbers that depend on the step are already worked out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// Gradient descent; one state matrix when `momentum` is above 0.
+    Sgd {
+        /// Weight of the past.
+        momentum: f32,
+        /// Look ahead.
+        nesterov: bool,
+    },
+    /// Adam; two state matrices.
+    Adam {
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the denominator.
+        epsilon: f32,
+        /// 1 - beta1^step.
+        correction1: f32,
+        /// sqrt(1 - beta2^step).
+        correction2_root: f32,
+    },
+    /// Adagrad; one state matrix.
+    Adagrad {
+        /// Added to the denominator.
+        epsilon: f32,
+    },
+}
+
+/// How a parameter moves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// The rule.
+    pub rule: Rule,
+    /// Step length.
+    pub rate: f32,
+    /// Gradients are multiplied by this first (clipping by norm).
+    pub gradient_scale: f32,
+    /// Then cut to this size (clipping by value); infinite for no limit.
+    pub gradient_limit: f32,
+    /// Added to the gradient, times the value.
+    pub weight_decay: f32,
+    /// The value is multiplied by this before the step (AdamW); else 1.
+    pub shrink: f32,
+}
+
+/// A processor that holds matrices and computes with them. Every operation gives the same bits however many threads
+/// carry it out. Shapes that do not fit are bugs of the caller and assert.
+pub trait Backend: Send + Sync {
+    /// A matrix of f32 on this processor. Dropped, its memory serves the next one.
+    type Matrix: Shape + Send + Sync;
+    /// The lists of a layer on this processor.
+    type Graph: ListShape + Send + Sync;
+
+    /// A matrix of unspecified content.
+    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
+    /// Copies rows from host memory into the matrix, from row `first` on.
+    fn write(&self, matrix: &mut Self::Matrix, first: usize, values: &[f32]);
+    /// Copies rows into host memory, from row `first` on.
+    fn read(&self, matrix: &Self::Matrix, first: usize, values: &mut [f32]);
+    /// Sets every number.
+    fn fill(&self, matrix: &mut Self::Matrix, value: f32);
+    /// `to[i] = from[rows[i]]`.
+    fn gather_rows(&self, from: &Self::Matrix, rows: &[u32], to: &mut Self::Matrix);
+    /// `to[rows[i]] = from[i]`, or zeros without `from`.
+    fn scatter_rows(&self, from: Option<&Self::Matrix>, rows: &[u32], to: &mut Self::Matrix);
+    /// The lists of a layer. Asserts that every neighbour is an input.
+    fn graph(&self, lists: &Lists<'_>) -> Self::Graph;
+
+    /// Products, sums, activation and dropout of a layer.
+    fn affine(&self, call: Affine<'_, Self>, output: &mut Self::Matrix);
+    /// Turns the gradient of an output of [`Backend::affine`] into the gradient of its sum (in place, where `post` gives what the
+    /// forward pass wrote and applied), and computes from it the gradients of weights and bias.
+    fn weight_gradients(
+        &self,
+        gradient: &mut Self::Matrix,
+        post: Option<(&Self::Matrix, Post)>,
+        terms: Vec<WeightTerm<'_, Self>>,
+        bias_gradient: Option<&mut Self::Matrix>,
+    );
+    /// The gradient of an input, overwritten with the sum of the terms.
+    fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut Self::Matrix);
+
+    /// Attention; the output has a row an output of the graph.
+    fn attention(&self, call: &Attention<'_, Self>, output: &mut Self::Matrix) -> AttentionKept<Self>;
+    /// Gradients of attention from the gradient of its output.
+    fn attention_backward(
+        &self,
+        call: &Attention<'_, Self>,
+        kept: &AttentionKept<Self>,
+        gradient: &Self::Matrix,
+        into: AttentionGradients<'_, Self>,
+    );
+
+    /// Normalises `values` in place and writes the scaled, shifted and activated result. Returns the reciprocal
+    /// deviations, one a row or column.
+    fn normalise(
+        &self,
+        call: Normalise<'_, Self>,
+        values: &mut Self::Matrix,
+        output: &mut Self::Matrix,
+    ) -> Self::Matrix;
+    /// Turns the gradient of the output into that of what was normalised, in place.
+    fn normalise_backward(&self, call: NormaliseBackward<'_, Self>, gradient: &mut Self::Matrix);
+
+    /// The mean loss of `rows` of the logits (which may repeat), and its gradient, overwritten; other rows get zeros.
+    fn loss(
+        &self,
+        logits: &Self::Matrix,
+        rows: &[u32],
+        labels: Labels<'_>,
+        gradient: &mut Self::Matrix,
+    ) -> Result<f64>;
+
+    /// Moves a parameter by its gradient.
+    fn update(
+        &self,
+        update: &Update,
+        value: &mut Self::Matrix,
+        gradient: &Self::Matrix,
+        state: &mut [Self::Matrix],
+    );
+    /// Sum of the squares, in f64 and index order.
+    fn sum_of_squares(&self, matrix: &Self::Matrix) -> f64;
+    /// The most bytes that matrices and graphs have taken at one time.
+    fn peak_bytes(&self) -> u64;
+}

@@ -1,0 +1,306 @@
+//! Products of a layer on the CPU, forward and backward. Work is cut into chunks of rows whose number depends on the
+//! shapes alone; a chunk aggregates, multiplies, adds its bias and activates while its rows are in the cache.
+
+use super::aggregate::{aggregate_rows, hand_back_rows};
+use super::buffer::{Buffer, Parts};
+use super::graph::CpuGraph;
+use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
+use super::product::{View, product};
+use super::{CpuBackend, CpuMatrix};
+use crate::{Affine, Aggregator, InputTerm, Post, Shape, Source, WeightTerm};
+use rayon::prelude::*;
+
+/// Rows of a forward chunk: in and out fit the second-level cache together.
+pub(crate) const CHUNK_ROWS: usize = 128;
+/// Rows of a chunk of weight gradients: the depth of its product.
+const DEPTH_ROWS: usize = 512;
+/// Partial weight gradients at most, and the numbers they may hold together before there are fewer.
+const GROUPS: usize = 32;
+const FEWEST_GROUPS: usize = 8;
+const PARTIAL_NUMBERS: usize = 4 << 20;
+
+/// Chunks of `unit` rows, on all threads of the current pool.
+pub(crate) fn for_chunks(rows: usize, unit: usize, work: impl Fn(usize, usize) + Sync) {
+    (0..rows.div_ceil(unit)).into_par_iter().for_each(|chunk| {
+        let first = chunk * unit;
+        work(first, unit.min(rows - first));
+    });
+}
+
+/// How many partial weight gradients are summed for so many rows; never a function of the threads.
+pub(crate) fn group_count(rows: usize, numbers: usize) -> usize {
+    let most = (PARTIAL_NUMBERS / numbers.max(1)).clamp(FEWEST_GROUPS, GROUPS);
+    rows.div_ceil(4 * DEPTH_ROWS).clamp(1, most)
+}
+
+/// A term ready to be read by any thread.
+struct Ready<'a> {
+    from: From<'a>,
+    depth: usize,
+    /// The weight with a row an input column: products read it faster than PyTorch's layout.
+    weight: Buffer,
+}
+
+enum From<'a> {
+    Rows(&'a [f32]),
+    Aggregate {
+        graph: &'a CpuGraph,
+        input: &'a [f32],
+        aggregator: Aggregator,
+        kept: Option<Parts<f32>>,
+        winners: Option<Parts<u32>>,
+    },
+}
+
+impl CpuBackend {
+    fn ready<'a>(&self, source: Source<'a, CpuBackend>, weight: &CpuMatrix, rows: usize) -> Ready<'a> {
+        let (from, depth) = match source {
+            Source::Rows(matrix) => (From::Rows(matrix.last(rows)), matrix.columns()),
+            Source::Aggregate { graph, input, aggregator, kept, winners } => {
+                assert_eq!((graph.inputs, graph.outputs), (input.rows(), rows), "the graph of this layer");
+                let shape = (rows, input.columns());
+                let kept = kept.map(|kept| {
+                    assert_eq!((kept.rows(), kept.columns()), shape);
+                    Parts::new(kept.values_mut())
+                });
+                let winners = winners.map(|winners| {
+                    assert_eq!((winners.rows(), winners.columns()), shape);
+                    Parts::new(bytemuck::cast_slice_mut(winners.values_mut()))
+                });
+                (From::Aggregate { graph, input: input.values(), aggregator, kept, winners }, input.columns())
+            }
+        };
+        assert_eq!(weight.columns(), depth, "a weight has a column for each column of its source");
+        let mut turned = self.pool.take(depth * weight.rows());
+        transpose(weight.values(), weight.rows(), depth, turned.floats_mut());
+        Ready { from, depth, weight: turned }
+    }
+
+    pub(crate) fn affine_forward(&self, call: Affine<'_, CpuBackend>, output: &mut CpuMatrix) {
+        let (rows, columns) = (output.rows(), output.columns());
+        let Affine { terms, accumulate, bias, add, post } = call;
+        assert!(terms.iter().all(|term| term.weight.rows() == columns));
+        assert!(bias.is_none_or(|bias| bias.columns() == columns));
+        let add = add.map(|add| {
+            assert_eq!(add.columns(), columns, "an identity residual keeps the width");
+            add.last(rows)
+        });
+        let terms: Vec<Ready> = terms.into_iter().map(|t| self.ready(t.source, t.weight, rows)).collect();
+        let to = Parts::new(output.values_mut());
+        for_chunks(rows, CHUNK_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and `output` is borrowed until all are done.
+            let to = unsafe { to.part(first * columns, count * columns) };
+            for (index, term) in terms.iter().enumerate() {
+                self.term_rows(term, first, to, [count, columns], accumulate || index > 0);
+            }
+            let add = add.map(|add| &add[first * columns..][..count * columns]);
+            finish_rows(to, columns, first, bias.map(CpuMatrix::values), add, post);
+        });
+    }
+
+    /// The product of one term for one chunk.
+    fn term_rows(
+        &self,
+        term: &Ready<'_>,
+        first: usize,
+        to: &mut [f32],
+        [rows, columns]: [usize; 2],
+        add: bool,
+    ) {
+        let depth = term.depth;
+        let shape = [rows, columns, depth];
+        let weight = View::rows(term.weight.floats(), columns);
+        match &term.from {
+            From::Rows(values) => {
+                let rows = &values[first * depth..][..rows * depth];
+                self.timed_product(to, shape, View::rows(rows, depth), weight, add);
+            }
+            From::Aggregate { graph, input, aggregator, kept, winners } => {
+                let mut scratch;
+                let aggregated = match kept {
+                    // SAFETY: chunks do not overlap, and the matrix is borrowed until all are done.
+                    Some(kept) => unsafe { kept.part(first * depth, rows * depth) },
+                    None => {
+                        scratch = self.pool.take(rows * depth);
+                        scratch.floats_mut()
+                    }
+                };
+                // SAFETY: as above.
+                let winners = winners.as_ref().map(|w| unsafe { w.part(first * depth, rows * depth) });
+                self.counters.aggregate(|| {
+                    aggregate_rows(graph, input, depth, *aggregator, first, aggregated, winners)
+                });
+                self.timed_product(to, shape, View::rows(aggregated, depth), weight, add);
+            }
+        }
+    }
+
+    fn timed_product(&self, to: &mut [f32], shape: [usize; 3], left: View<'_>, right: View<'_>, add: bool) {
+        self.counters.product(shape, || product(to, shape, left, right, add));
+    }
+
+    pub(crate) fn affine_weights(
+        &self,
+        gradient: &mut CpuMatrix,
+        post: Option<(&CpuMatrix, Post)>,
+        terms: Vec<WeightTerm<'_, CpuBackend>>,
+        bias_gradient: Option<&mut CpuMatrix>,
+    ) {
+        let (rows, columns) = (gradient.rows(), gradient.columns());
+        let sources: Vec<(&[f32], usize)> =
+            terms.iter().map(|term| (term.source.last(rows), term.source.columns())).collect();
+        let mut targets: Vec<&mut CpuMatrix> = terms.into_iter().map(|term| term.weight_gradient).collect();
+        for (target, (_, depth)) in targets.iter().zip(&sources) {
+            assert_eq!((target.rows(), target.columns()), (columns, *depth));
+        }
+        targets.extend(bias_gradient);
+        let sizes: Vec<usize> = targets.iter().map(|target| target.values().len()).collect();
+        let total: usize = sizes.iter().sum();
+        let groups = group_count(rows, total);
+        let mut partials = self.pool.take(groups * total);
+        let parts = Parts::new(partials.floats_mut());
+        let gradient = Parts::new(gradient.values_mut());
+        let chunks = rows.div_ceil(DEPTH_ROWS);
+        (0..groups).into_par_iter().for_each(|group| {
+            // SAFETY: each group has its own part, and `partials` outlives the loop.
+            let partial = unsafe { parts.part(group * total, total) };
+            partial.fill(0.0);
+            for chunk in group * chunks / groups..(group + 1) * chunks / groups {
+                let first = chunk * DEPTH_ROWS;
+                let count = DEPTH_ROWS.min(rows - first);
+                // SAFETY: a chunk belongs to one group, and `gradient` is borrowed until all are done.
+                let gradient = unsafe { gradient.part(first * columns, count * columns) };
+                if let Some((output, post)) = post {
+                    let output = &output.values()[first * columns..][..count * columns];
+                    unfinish_rows(gradient, output, columns, first, post);
+                }
+                self.weights_of_chunk(gradient, columns, first, &sources, partial);
+            }
+        });
+        let mut start = 0;
+        for target in targets {
+            let length = target.values().len();
+            sum_partials(partials.floats(), groups, total, start, target.values_mut());
+            start += length;
+        }
+    }
+
+    /// Adds the weight and bias gradients of a chunk; the bias comes last where it is wanted.
+    fn weights_of_chunk(
+        &self,
+        gradient: &[f32],
+        columns: usize,
+        first: usize,
+        sources: &[(&[f32], usize)],
+        mut partial: &mut [f32],
+    ) {
+        let count = gradient.len() / columns.max(1);
+        for (source, depth) in sources {
+            let (weight, rest) = partial.split_at_mut(columns * depth);
+            partial = rest;
+            let source = &source[first * depth..][..count * depth];
+            let (left, right) = (View::transposed(gradient, columns), View::rows(source, *depth));
+            self.timed_product(weight, [columns, *depth, count], left, right, true);
+        }
+        if !partial.is_empty() {
+            add_rows(gradient, columns, partial);
+        }
+    }
+
+    pub(crate) fn affine_inputs(&self, terms: &[InputTerm<'_, CpuBackend>], to: &mut CpuMatrix) {
+        let (rows, columns) = (to.rows(), to.columns());
+        let projected: Vec<Option<CpuMatrix>> = terms.iter().map(|term| self.projected(term, to)).collect();
+        let to = Parts::new(to.values_mut());
+        for_chunks(rows, CHUNK_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and the matrix is borrowed until all are done.
+            let to = unsafe { to.part(first * columns, count * columns) };
+            to.fill(0.0);
+            for (term, projected) in terms.iter().zip(&projected) {
+                match term {
+                    InputTerm::Rows { gradient, weight } => {
+                        let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
+                        let to = &mut to[skip * columns..];
+                        let depth = gradient.columns();
+                        let (left, right) = (View::rows(from, depth), View::rows(weight.values(), columns));
+                        self.timed_product(to, [count - skip, columns, depth], left, right, true);
+                    }
+                    InputTerm::Identity { gradient } => {
+                        let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
+                        add_into(&mut to[skip * columns..], from);
+                    }
+                    InputTerm::Aggregate { graph, aggregator, winners, .. } => {
+                        let Some(projected) = projected else { continue };
+                        let winners = winners.map(|winners| bytemuck::cast_slice(winners.values()));
+                        self.counters.aggregate(|| {
+                            hand_back_rows(
+                                graph,
+                                projected.values(),
+                                columns,
+                                *aggregator,
+                                winners,
+                                first,
+                                to,
+                            )
+                        });
+                    }
+                }
+            }
+        });
+    }
+
+    /// `gradient x weight` of an aggregated term: the gradient of its aggregated rows.
+    fn projected(&self, term: &InputTerm<'_, CpuBackend>, to: &CpuMatrix) -> Option<CpuMatrix> {
+        let InputTerm::Aggregate { graph, gradient, weight, .. } = term else { return None };
+        let (rows, depth, columns) = (gradient.rows(), gradient.columns(), to.columns());
+        assert_eq!((graph.inputs, graph.outputs), (to.rows(), rows), "the graph of this layer");
+        assert_eq!((weight.rows(), weight.columns()), (depth, columns));
+        // Made here, before threads wait for it.
+        graph.transposed();
+        let mut projected = CpuMatrix::new(&self.pool, rows, columns);
+        let parts = Parts::new(projected.values_mut());
+        for_chunks(rows, CHUNK_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and the matrix outlives the loop.
+            let to = unsafe { parts.part(first * columns, count * columns) };
+            let left = View::rows(&gradient.values()[first * depth..][..count * depth], depth);
+            self.timed_product(
+                to,
+                [count, columns, depth],
+                left,
+                View::rows(weight.values(), columns),
+                false,
+            );
+        });
+        Some(projected)
+    }
+}
+
+/// Of a matrix that stands for the last of `rows` rows: how many rows of the chunk come before it, and the rest.
+fn last_rows(matrix: &CpuMatrix, rows: usize, first: usize, count: usize) -> Option<(usize, &[f32])> {
+    let start = rows.checked_sub(matrix.rows()).expect("no more rows than the input");
+    let skip = start.saturating_sub(first);
+    let from = (first + skip - start.min(first + skip)) * matrix.columns();
+    (skip < count).then(|| (skip, &matrix.values()[from..][..(count - skip) * matrix.columns()]))
+}
+
+fn transpose(from: &[f32], rows: usize, columns: usize, to: &mut [f32]) {
+    const TILE: usize = 16;
+    for first in (0..rows).step_by(TILE) {
+        for column in 0..columns {
+            for row in first..(first + TILE).min(rows) {
+                to[column * rows + row] = from[row * columns + column];
+            }
+        }
+    }
+}
+
+/// `to[i] = sum over groups of partials[group][start + i]`, groups in order.
+fn sum_partials(partials: &[f32], groups: usize, total: usize, start: usize, to: &mut [f32]) {
+    const UNIT: usize = 4096;
+    to.par_chunks_mut(UNIT).enumerate().for_each(|(chunk, to)| {
+        let first = start + chunk * UNIT;
+        to.copy_from_slice(&partials[first..][..to.len()]);
+        for group in 1..groups {
+            add_into(to, &partials[group * total + first..][..to.len()]);
+        }
+    });
+}

@@ -1,0 +1,242 @@
+//! Memory of matrices: buffers that are handed back when dropped and serve again, so that a warm training step makes
+//! no large allocation. Large ones ask for large pages: rows are read all over them.
+
+use crate::Shape;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+const LINE_WORDS: usize = 16;
+
+/// Zeroed 32-bit words at an address of its own.
+struct Words {
+    start: NonNull<f32>,
+    layout: Layout,
+}
+
+// SAFETY: the words belong to whoever owns the value; there is no other way to reach them.
+unsafe impl Send for Words {}
+// SAFETY: as above; shared access is reading only.
+unsafe impl Sync for Words {}
+
+impl Words {
+    fn new(count: usize) -> Words {
+        let bytes = count * 4;
+        let large = bytes >= LARGE_PAGE_BYTES;
+        let alignment = if large { LARGE_PAGE_BYTES } else { 64 };
+        let layout = Layout::from_size_align(bytes, alignment).expect("the alignment is a power of two");
+        // SAFETY: callers ask for at least one line.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        if large {
+            // SAFETY: the range is the one just allocated, and the advice leaves its content alone.
+            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Words { start: start.cast(), layout }
+    }
+
+    fn count(&self) -> usize {
+        self.layout.size() / 4
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, freed once.
+        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
+    }
+}
+
+/// Buffers waiting to be used again, and what is out.
+#[derive(Default)]
+struct Shelf {
+    free: Vec<Words>,
+    /// Words of all buffers, free or in use.
+    held: usize,
+    /// Words asked for by buffers in use, and the most there were.
+    used: usize,
+    peak_used: usize,
+    peak_held: usize,
+}
+
+/// Where buffers come from and go back to.
+#[derive(Clone, Default)]
+pub(crate) struct Pool {
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // Every change of the shelf leaves it whole.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer of so many words, of unspecified content.
+    pub fn take(&self, count: usize) -> Buffer {
+        let asked = count.max(1).next_multiple_of(LINE_WORDS);
+        let mut shelf = self.lock();
+        shelf.used += asked;
+        shelf.peak_used = shelf.peak_used.max(shelf.used);
+        // A quarter of slack: batches differ in size, and a buffer much too large would be missing elsewhere.
+        let fits = |words: &Words| words.count() >= asked && words.count() <= asked + asked / 4;
+        let best = (0..shelf.free.len())
+            .filter(|index| fits(&shelf.free[*index]))
+            .min_by_key(|index| shelf.free[*index].count());
+        let words = match best {
+            Some(index) => shelf.free.swap_remove(index),
+            None => {
+                // Free buffers give way, so that no more is held than was ever in use at one time.
+                while shelf.held + asked > shelf.peak_used && !shelf.free.is_empty() {
+                    let words = shelf.free.remove(0);
+                    shelf.held -= words.count();
+                }
+                shelf.held += asked;
+                shelf.peak_held = shelf.peak_held.max(shelf.held);
+                Words::new(asked)
+            }
+        };
+        drop(shelf);
+        Buffer { words: Some(words), count, asked, pool: self.clone() }
+    }
+
+    /// The most bytes held at one time.
+    pub fn peak_bytes(&self) -> u64 {
+        self.lock().peak_held as u64 * 4
+    }
+}
+
+/// Words from a pool; they go back when dropped.
+pub(crate) struct Buffer {
+    /// Present until dropped.
+    words: Option<Words>,
+    count: usize,
+    asked: usize,
+    pool: Pool,
+}
+
+impl Buffer {
+    pub fn floats(&self) -> &[f32] {
+        let words = self.words.as_ref().expect("present until dropped");
+        // SAFETY: at least `count` words are there, initialised since they were allocated zeroed.
+        unsafe { std::slice::from_raw_parts(words.start.as_ptr(), self.count) }
+    }
+
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        let words = self.words.as_mut().expect("present until dropped");
+        // SAFETY: as in `floats`, and `&mut self` makes the borrow unique.
+        unsafe { std::slice::from_raw_parts_mut(words.start.as_ptr(), self.count) }
+    }
+
+    pub fn integers(&self) -> &[u32] {
+        bytemuck::cast_slice(self.floats())
+    }
+
+    pub fn integers_mut(&mut self) -> &mut [u32] {
+        bytemuck::cast_slice_mut(self.floats_mut())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(words) = self.words.take() else { return };
+        let mut shelf = self.pool.lock();
+        shelf.used -= self.asked;
+        shelf.free.push(words);
+    }
+}
+
+/// A matrix in host memory, row after row.
+pub struct CpuMatrix {
+    rows: usize,
+    columns: usize,
+    buffer: Buffer,
+}
+
+impl CpuMatrix {
+    pub(crate) fn new(pool: &Pool, rows: usize, columns: usize) -> CpuMatrix {
+        CpuMatrix { rows, columns, buffer: pool.take(rows * columns) }
+    }
+
+    /// The numbers, row after row.
+    pub fn values(&self) -> &[f32] {
+        self.buffer.floats()
+    }
+
+    /// The numbers, to be written in place: whoever fetches rows puts them here without a copy.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        self.buffer.floats_mut()
+    }
+
+    /// Row `index`.
+    pub fn row(&self, index: usize) -> &[f32] {
+        &self.values()[index * self.columns..][..self.columns]
+    }
+
+    /// The last `count` rows.
+    pub(crate) fn last(&self, count: usize) -> &[f32] {
+        assert!(count <= self.rows, "{count} of {} rows", self.rows);
+        &self.values()[(self.rows - count) * self.columns..]
+    }
+}
+
+impl Shape for CpuMatrix {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
+}
+
+/// A mutable slice whose parts several threads write at once.
+pub(crate) struct Parts<T> {
+    start: *mut T,
+    count: usize,
+}
+
+// SAFETY: parts are handed out under the promise of `part` that they do not overlap.
+unsafe impl<T: Send> Sync for Parts<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Parts<T> {}
+
+impl<T> Parts<T> {
+    pub fn new(slice: &mut [T]) -> Parts<T> {
+        Parts { start: slice.as_mut_ptr(), count: slice.len() }
+    }
+
+    /// The part of `length` from `first` on.
+    ///
+    /// # Safety
+    /// The slice given to `new` is still borrowed for it, and no two parts alive at one time overlap.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, first: usize, length: usize) -> &mut [T] {
+        assert!(first + length <= self.count, "a part inside the slice");
+        // SAFETY: inside the slice by the assertion, alone by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_serve_again_and_no_more_is_held_than_was_in_use() {
+        let pool = Pool::default();
+        let first = pool.take(1 << 20).floats().as_ptr();
+        assert_eq!(pool.take((1 << 20) - 1000).floats().as_ptr(), first);
+        drop(pool.take(3 << 20));
+        let both = (pool.take(1 << 20), pool.take(2 << 20));
+        drop(both);
+        assert_eq!(pool.peak_bytes(), 3 << 22);
+    }
+
+    #[test]
+    fn large_buffers_stand_on_large_pages() {
+        let buffer = Pool::default().take(LARGE_PAGE_BYTES);
+        assert_eq!(buffer.floats().as_ptr() as usize % LARGE_PAGE_BYTES, 0);
+        assert!(buffer.floats().iter().all(|value| *value == 0.0));
+    }
+}

@@ -1,0 +1,191 @@
+//! The CPU: rayon over fixed chunks of rows, `gemm` inside each. Threads are those of the rayon pool that calls.
+
+mod affine;
+mod aggregate;
+mod attention;
+mod buffer;
+mod graph;
+mod loss;
+mod norm;
+mod post;
+mod product;
+mod update;
+pub(crate) mod wide;
+
+pub use buffer::CpuMatrix;
+pub use graph::CpuGraph;
+
+use crate::*;
+use buffer::Pool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Computes in host memory. Clones share their memory and counters.
+#[derive(Clone, Default)]
+pub struct CpuBackend {
+    pool: Pool,
+    counters: Arc<Counters>,
+}
+
+#[derive(Default)]
+struct Counters {
+    product_nanos: AtomicU64,
+    product_operations: AtomicU64,
+    aggregate_nanos: AtomicU64,
+}
+
+/// What a backend's threads have done so far, all threads together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuCounters {
+    /// Time in matrix products.
+    pub product_nanos: u64,
+    /// Multiplications and additions of matrix products.
+    pub product_operations: u64,
+    /// Time in gathering and aggregating rows.
+    pub aggregate_nanos: u64,
+}
+
+impl Counters {
+    fn product(&self, [rows, columns, depth]: [usize; 3], work: impl FnOnce()) {
+        let start = Instant::now();
+        work();
+        self.product_nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        self.product_operations.fetch_add(2 * (rows * columns * depth) as u64, Relaxed);
+    }
+
+    fn aggregate(&self, work: impl FnOnce()) {
+        let start = Instant::now();
+        work();
+        self.aggregate_nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+    }
+}
+
+impl CpuBackend {
+    /// A backend with memory of its own.
+    pub fn new() -> CpuBackend {
+        CpuBackend::default()
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> CpuCounters {
+        CpuCounters {
+            product_nanos: self.counters.product_nanos.load(Relaxed),
+            product_operations: self.counters.product_operations.load(Relaxed),
+            aggregate_nanos: self.counters.aggregate_nanos.load(Relaxed),
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = CpuMatrix;
+    type Graph = CpuGraph;
+
+    fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
+        CpuMatrix::new(&self.pool, rows, columns)
+    }
+
+    fn write(&self, matrix: &mut CpuMatrix, first: usize, values: &[f32]) {
+        let start = first * matrix.columns();
+        matrix.values_mut()[start..][..values.len()].copy_from_slice(values);
+    }
+
+    fn read(&self, matrix: &CpuMatrix, first: usize, values: &mut [f32]) {
+        values.copy_from_slice(&matrix.values()[first * matrix.columns()..][..values.len()]);
+    }
+
+    fn fill(&self, matrix: &mut CpuMatrix, value: f32) {
+        matrix.values_mut().fill(value);
+    }
+
+    fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
+        let columns = from.columns();
+        assert_eq!((to.rows(), to.columns()), (rows.len(), columns));
+        for (index, row) in rows.iter().enumerate() {
+            to.values_mut()[index * columns..][..columns].copy_from_slice(from.row(*row as usize));
+        }
+    }
+
+    fn scatter_rows(&self, from: Option<&CpuMatrix>, rows: &[u32], to: &mut CpuMatrix) {
+        let columns = to.columns();
+        assert!(from.is_none_or(|from| from.rows() == rows.len() && from.columns() == columns));
+        for (index, row) in rows.iter().enumerate() {
+            let to = &mut to.values_mut()[*row as usize * columns..][..columns];
+            match from {
+                Some(from) => to.copy_from_slice(from.row(index)),
+                None => to.fill(0.0),
+            }
+        }
+    }
+
+    fn graph(&self, lists: &Lists<'_>) -> CpuGraph {
+        CpuGraph::new(&self.pool, lists)
+    }
+
+    fn affine(&self, call: Affine<'_, Self>, output: &mut CpuMatrix) {
+        self.affine_forward(call, output)
+    }
+
+    fn weight_gradients(
+        &self,
+        gradient: &mut CpuMatrix,
+        post: Option<(&CpuMatrix, Post)>,
+        terms: Vec<WeightTerm<'_, Self>>,
+        bias_gradient: Option<&mut CpuMatrix>,
+    ) {
+        self.affine_weights(gradient, post, terms, bias_gradient)
+    }
+
+    fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut CpuMatrix) {
+        self.affine_inputs(terms, input_gradient)
+    }
+
+    fn attention(&self, call: &Attention<'_, Self>, output: &mut CpuMatrix) -> AttentionKept<Self> {
+        self.attend(call, output)
+    }
+
+    fn attention_backward(
+        &self,
+        call: &Attention<'_, Self>,
+        kept: &AttentionKept<Self>,
+        gradient: &CpuMatrix,
+        into: AttentionGradients<'_, Self>,
+    ) {
+        self.attend_backward(call, kept, gradient, into)
+    }
+
+    fn normalise(
+        &self,
+        call: Normalise<'_, Self>,
+        values: &mut CpuMatrix,
+        output: &mut CpuMatrix,
+    ) -> CpuMatrix {
+        self.normalise_forward(call, values, output)
+    }
+
+    fn normalise_backward(&self, call: NormaliseBackward<'_, Self>, gradient: &mut CpuMatrix) {
+        self.normalise_back(call, gradient)
+    }
+
+    fn loss(
+        &self,
+        logits: &CpuMatrix,
+        rows: &[u32],
+        labels: Labels<'_>,
+        gradient: &mut CpuMatrix,
+    ) -> Result<f64> {
+        self.loss_of(logits, rows, labels, gradient)
+    }
+
+    fn update(&self, update: &Update, value: &mut CpuMatrix, gradient: &CpuMatrix, state: &mut [CpuMatrix]) {
+        update::update(update, value, gradient, state)
+    }
+
+    fn sum_of_squares(&self, matrix: &CpuMatrix) -> f64 {
+        matrix.values().iter().fold(0.0, |sum, value| sum + *value as f64 * *value as f64)
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.pool.peak_bytes()
+    }
+}

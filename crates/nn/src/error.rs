@@ -1,0 +1,57 @@
+/// What can go wrong while a model is built or trained.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum NnError {
+    /// A configuration that describes no model, optimizer or schedule.
+    #[error("{problem}; {remedy}")]
+    Config {
+        /// What was asked.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A loss or gradient that is infinite or no number.
+    #[error(
+        "{what} is {found}; lower the learning rate, clip gradients, or check the features for such values"
+    )]
+    NotFinite {
+        /// What was computed.
+        what: String,
+        /// Its value.
+        found: f64,
+    },
+    /// A label that names no class.
+    #[error("label {found} of row {row} is no class: the model has classes 0 to {last}; check the labels")]
+    Label {
+        /// The row of the logits.
+        row: u32,
+        /// The label.
+        found: u32,
+        /// The largest class.
+        last: u32,
+    },
+    /// Saved numbers that belong to another model or optimizer.
+    #[error(
+        "{name}: expected {expected}, found {found}; load them into a model of the configuration they come from"
+    )]
+    Load {
+        /// The parameter or state.
+        name: String,
+        /// What this model has.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// Result of everything in this crate.
+pub type Result<T, E = NnError> = std::result::Result<T, E>;
+
+impl NnError {
+    pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> NnError {
+        NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
+    }
+
+    pub(crate) fn load(name: &str, expected: impl ToString, found: impl ToString) -> NnError {
+        NnError::Load { name: name.to_string(), expected: expected.to_string(), found: found.to_string() }
+    }
+}

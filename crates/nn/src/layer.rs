@@ -1,0 +1,170 @@
+//! A convolution with what surrounds it: residual, norm, activation, dropout.
+
+use crate::convolution::{Call, Convolution, Kept, Residual};
+use crate::parameter::{Maker, Parameter};
+use crate::*;
+
+/// Weight of a batch in the running statistics, and what variances are padded by: PyTorch's defaults.
+const BATCH_MOMENTUM: f32 = 0.1;
+const NORM_EPSILON: f32 = 1e-5;
+
+/// One layer of a model.
+pub(crate) struct Layer<B: Backend> {
+    convolution: Convolution<B>,
+    residual: Residual<B>,
+    norm: Option<Norm<B>>,
+    activation: Activation,
+    dropout: f32,
+    output_columns: usize,
+}
+
+struct Norm<B: Backend> {
+    scale: Parameter<B>,
+    shift: Parameter<B>,
+    /// Mean and variance, for batch norm.
+    running: Option<[Parameter<B>; 2]>,
+}
+
+/// A layer's output, and what its backward pass will want.
+pub struct Saved<B: Backend> {
+    /// The rows of the layer's outputs. Rows may be replaced before the next layer reads them, if their gradients
+    /// are then set to zero on the way back.
+    pub output: B::Matrix,
+    post: Post,
+    normalised: Option<(B::Matrix, B::Matrix)>,
+    kept: Kept<B>,
+}
+
+impl<B: Backend> Layer<B> {
+    pub fn new(
+        config: &ModelConfig,
+        layer: usize,
+        widths: (usize, usize),
+        maker: &mut Maker<'_, B>,
+    ) -> Layer<B> {
+        let (input, output) = widths;
+        let last = layer + 1 == config.layers;
+        let convolution = Convolution::new(config, layer, widths, maker);
+        let residual = match config.residual {
+            false => Residual::None,
+            true if input == output => Residual::Identity,
+            true => Residual::Weight(maker.linear("residual.weight", output, input)),
+        };
+        let norm = (!last && config.norm != NormKind::None).then(|| Norm {
+            scale: maker.constant("norm.scale", output, 1.0),
+            shift: maker.constant("norm.shift", output, 0.0),
+            running: (config.norm == NormKind::Batch).then(|| {
+                [
+                    maker.constant("norm.running_mean", output, 0.0),
+                    maker.constant("norm.running_variance", output, 1.0),
+                ]
+            }),
+        });
+        let (activation, dropout) =
+            if last { (Activation::Identity, 0.0) } else { (config.activation, config.dropout) };
+        Layer { convolution, residual, norm, activation, dropout, output_columns: output }
+    }
+
+    pub fn parameters(&self) -> Vec<&Parameter<B>> {
+        let mut all = self.convolution.parameters();
+        if let Residual::Weight(weight) = &self.residual {
+            all.push(weight);
+        }
+        all.extend(self.norm.iter().flat_map(|norm| [&norm.scale, &norm.shift]));
+        all
+    }
+
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        let mut all = self.convolution.parameters_mut();
+        if let Residual::Weight(weight) = &mut self.residual {
+            all.push(weight);
+        }
+        all.extend(self.norm.iter_mut().flat_map(|norm| [&mut norm.scale, &mut norm.shift]));
+        all
+    }
+
+    /// Statistics that a checkpoint holds and no optimizer moves.
+    pub fn statistics(&self) -> impl Iterator<Item = &Parameter<B>> {
+        self.norm.iter().filter_map(|norm| norm.running.as_ref()).flatten()
+    }
+
+    pub fn statistics_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        self.norm.iter_mut().filter_map(|norm| norm.running.as_mut()).flatten()
+    }
+
+    fn post(&self, call: &Call<'_, B>) -> Post {
+        let dropout = call.key.and_then(|key| Dropout::new(self.dropout, key.with(0)));
+        Post { activation: self.activation, dropout }
+    }
+
+    pub fn forward(&mut self, call: &Call<'_, B>) -> Saved<B> {
+        let backend = call.backend;
+        let post = self.post(call);
+        let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
+        let Some(norm) = &mut self.norm else {
+            let kept = self.convolution.forward(call, &self.residual, post, true, &mut output);
+            return Saved { output, post, normalised: None, kept };
+        };
+        let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
+        let kept = self.convolution.forward(call, &self.residual, Post::NONE, true, &mut values);
+        let by = match &mut norm.running {
+            None => Normaliser::Layer,
+            Some([mean, variance]) => Normaliser::Batch {
+                running_mean: &mut mean.value,
+                running_variance: &mut variance.value,
+                momentum: BATCH_MOMENTUM,
+            },
+        };
+        let (scale, shift) = (&norm.scale.value, &norm.shift.value);
+        let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post };
+        let deviations = backend.normalise(normalise, &mut values, &mut output);
+        Saved { output, post, normalised: Some((values, deviations)), kept }
+    }
+
+    pub fn infer(&self, call: &Call<'_, B>) -> B::Matrix {
+        let backend = call.backend;
+        let post = self.post(call);
+        let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
+        let Some(norm) = &self.norm else {
+            self.convolution.forward(call, &self.residual, post, false, &mut output);
+            return output;
+        };
+        let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
+        self.convolution.forward(call, &self.residual, Post::NONE, false, &mut values);
+        let by = match &norm.running {
+            None => Normaliser::Layer,
+            Some([mean, variance]) => {
+                Normaliser::Running { running_mean: &mean.value, running_variance: &variance.value }
+            }
+        };
+        let (scale, shift) = (&norm.scale.value, &norm.shift.value);
+        let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post };
+        backend.normalise(normalise, &mut values, &mut output);
+        output
+    }
+
+    pub fn backward(
+        &mut self,
+        call: &Call<'_, B>,
+        saved: Saved<B>,
+        mut gradient: B::Matrix,
+        want_input: bool,
+    ) -> Option<B::Matrix> {
+        let mut post = (!saved.post.is_none()).then_some((&saved.output, saved.post));
+        if let (Some(norm), Some((normalised, deviations))) = (&mut self.norm, &saved.normalised) {
+            post = None;
+            let back = NormaliseBackward {
+                by_row: norm.running.is_none(),
+                normalised,
+                deviations,
+                scale: &norm.scale.value,
+                output: &saved.output,
+                post: saved.post,
+                scale_gradient: &mut norm.scale.gradient,
+                shift_gradient: &mut norm.shift.gradient,
+            };
+            call.backend.normalise_backward(back, &mut gradient);
+        }
+        self.convolution.backward(call, &mut self.residual, &saved.kept, post, gradient, want_input)
+    }
+}

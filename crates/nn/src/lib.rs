@@ -1,0 +1,34 @@
+//! Graph neural networks with forward and backward passes written by hand over a small [`Backend`] trait.
+//!
+//! [`Model`] is a stack of layers (GraphSAGE, GCN, GAT, GIN, plain linear) built from a [`ModelConfig`]; [`Lists`] is
+//! the graph one layer reads; [`Backend`] is what a processor must do, and [`CpuBackend`] does it with rayon and `gemm`.
+//! Layers can be called one by one, so that a strategy may read or replace rows of a hidden state in between (OUTRE's
+//! history) or ask for the gradient of the input rows (Marius's embeddings). Results have the same bits for any number
+//! of threads: work is cut into fixed chunks, whose sums are combined in index order. Nothing here knows datasets,
+//! samples or files; `unsafe` is confined to `cpu`.
+
+mod backend;
+mod config;
+mod convolution;
+pub mod cpu;
+mod error;
+mod layer;
+mod lists;
+
+mod model;
+mod optimizer;
+mod parameter;
+mod post;
+mod schedule;
+
+pub use backend::*;
+pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
+pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix};
+pub use error::{NnError, Result};
+pub use layer::Saved;
+pub use lists::Lists;
+pub use model::{Activations, Model};
+pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
+pub use parameter::{Named, Parameter};
+pub use post::{Activation, Dropout, LEAKY_SLOPE, Post};
+pub use schedule::Schedule;

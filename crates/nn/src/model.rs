@@ -1,0 +1,184 @@
+use crate::convolution::Call;
+use crate::layer::Layer;
+use crate::parameter::{Maker, named, restore};
+use crate::*;
+use esker_types::random::Key;
+
+/// The outputs of every layer in a training step, and what the backward pass will want.
+pub struct Activations<B: Backend>(Vec<Saved<B>>);
+
+impl<B: Backend> Activations<B> {
+    /// The output of the last layer.
+    pub fn logits(&self) -> &B::Matrix {
+        &self.0.last().expect("a model has at least one layer").output
+    }
+}
+
+/// A stack of layers. Layer `l` of `L` reads graph `l`; the first graph is the largest.
+pub struct Model<B: Backend> {
+    backend: B,
+    config: ModelConfig,
+    key: Key,
+    layers: Vec<Layer<B>>,
+}
+
+impl<B: Backend + Clone> Model<B> {
+    /// A model with fresh parameters: a function of the configuration, the widths and the seed.
+    pub fn new(
+        backend: &B,
+        config: &ModelConfig,
+        input_columns: usize,
+        output_columns: usize,
+        seed: u64,
+    ) -> Result<Model<B>> {
+        config.check(input_columns, output_columns)?;
+        let key = Key::new(seed);
+        let layers = (0..config.layers).map(|layer| {
+            let widths = config.widths(layer, input_columns, output_columns);
+            let prefix = format!("layers.{layer}.");
+            let mut maker = Maker { backend, key: key.with(0).with(layer as u64), prefix, made: 0 };
+            Layer::new(config, layer, widths, &mut maker)
+        });
+        Ok(Model {
+            backend: backend.clone(),
+            config: config.clone(),
+            key: key.with(1),
+            layers: layers.collect(),
+        })
+    }
+
+    /// Where it computes.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// What it was built from.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Layers.
+    pub fn layer_count(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Everything that training moves, in a fixed order.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        self.layers.iter().flat_map(Layer::parameters)
+    }
+
+    /// The same, to be moved.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        self.layers.iter_mut().flat_map(Layer::parameters_mut)
+    }
+
+    /// Host copies of all parameters and running statistics, for a checkpoint.
+    pub fn export(&self) -> Vec<Named> {
+        let statistics = self.layers.iter().flat_map(Layer::statistics);
+        self.parameters().chain(statistics).map(|p| named(&self.backend, &p.name, &p.value)).collect()
+    }
+
+    /// Takes up what `export` gave; names and shapes must be those of this model.
+    pub fn load(&mut self, from: &[Named]) -> Result<()> {
+        let backend = self.backend.clone();
+        for layer in &mut self.layers {
+            for parameter in layer.parameters_mut() {
+                restore(&backend, from, &parameter.name, &mut parameter.value)?;
+            }
+            for statistic in layer.statistics_mut() {
+                restore(&backend, from, &statistic.name, &mut statistic.value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One layer of a training step. Its output may be read, and rows of it replaced, before the next layer.
+    pub fn forward_layer(
+        &mut self,
+        layer: usize,
+        graph: &B::Graph,
+        input: &B::Matrix,
+        step: u64,
+    ) -> Saved<B> {
+        let key = Some(self.dropout_key(layer, step));
+        self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key })
+    }
+
+    /// The backward pass of `forward_layer`, with the same graph, input and step: sets the layer's gradients from that of its
+    /// output, and returns that of its input if `want_input`. Skipping it for the first layer saves the most.
+    pub fn backward_layer(
+        &mut self,
+        layer: usize,
+        graph: &B::Graph,
+        input: &B::Matrix,
+        step: u64,
+        saved: Saved<B>,
+        gradient: B::Matrix,
+        want_input: bool,
+    ) -> Option<B::Matrix> {
+        let key = Some(self.dropout_key(layer, step));
+        let call = Call { backend: &self.backend, graph, input, key };
+        self.layers[layer].backward(&call, saved, gradient, want_input)
+    }
+
+    /// One layer without dropout, with running statistics, keeping nothing: for whole graphs, layer by layer.
+    pub fn infer_layer(&self, layer: usize, graph: &B::Graph, input: &B::Matrix) -> B::Matrix {
+        self.layers[layer].infer(&Call { backend: &self.backend, graph, input, key: None })
+    }
+
+    /// All layers of a training step.
+    pub fn forward(&mut self, graphs: &[B::Graph], input: &B::Matrix, step: u64) -> Activations<B> {
+        assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
+        let mut all: Vec<Saved<B>> = Vec::with_capacity(graphs.len());
+        for (layer, graph) in graphs.iter().enumerate() {
+            let input = all.last().map_or(input, |saved| &saved.output);
+            let saved = self.forward_layer(layer, graph, input, step);
+            all.push(saved);
+        }
+        Activations(all)
+    }
+
+    /// All layers backwards: sets every gradient from that of the logits, and returns that of the input if `want_input`.
+    pub fn backward(
+        &mut self,
+        graphs: &[B::Graph],
+        input: &B::Matrix,
+        step: u64,
+        activations: Activations<B>,
+        logits_gradient: B::Matrix,
+        want_input: bool,
+    ) -> Option<B::Matrix> {
+        let mut all = activations.0;
+        let mut gradient = Some(logits_gradient);
+        for layer in (0..self.layers.len()).rev() {
+            let (Some(saved), Some(above)) = (all.pop(), gradient.take()) else {
+                unreachable!("every layer but the first was asked for its input's gradient")
+            };
+            let input = all.last().map_or(input, |saved| &saved.output);
+            let want = want_input || layer > 0;
+            gradient = self.backward_layer(layer, &graphs[layer], input, step, saved, above, want);
+        }
+        gradient
+    }
+
+    /// All layers without keeping anything.
+    pub fn infer(&self, graphs: &[B::Graph], input: &B::Matrix) -> B::Matrix {
+        assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
+        let mut rows = self.infer_layer(0, &graphs[0], input);
+        for (layer, graph) in graphs.iter().enumerate().skip(1) {
+            rows = self.infer_layer(layer, graph, &rows);
+        }
+        rows
+    }
+
+    /// The mean loss of `rows` of the logits (which may repeat), and its gradient.
+    pub fn loss(&self, logits: &B::Matrix, rows: &[u32], labels: Labels<'_>) -> Result<(f64, B::Matrix)> {
+        let mut gradient = self.backend.matrix(logits.rows(), logits.columns());
+        let loss = self.backend.loss(logits, rows, labels, &mut gradient)?;
+        Ok((loss, gradient))
+    }
+
+    fn dropout_key(&self, layer: usize, step: u64) -> Key {
+        self.key.with(step).with(layer as u64)
+    }
+}

@@ -1,0 +1,194 @@
+//! SGD, Adam, AdamW and Adagrad by PyTorch's formulas, with clipping of gradients. State has names, for checkpoints.
+
+use crate::parameter::{named, restore};
+use crate::{Backend, Model, Named, NnError, Result, Rule, Shape, Update};
+use serde::{Deserialize, Serialize};
+
+/// The rule by which parameters move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Gradient descent, with momentum if asked.
+    Sgd,
+    /// Adam; weight decay is added to the gradient.
+    #[default]
+    Adam,
+    /// Adam; weight decay shrinks the weights themselves.
+    AdamW,
+    /// Adagrad.
+    Adagrad,
+}
+
+/// An optimizer as a user describes it. The learning rate is given with each step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// The rule.
+    pub kind: OptimizerKind,
+    /// SGD: weight of the past.
+    pub momentum: f32,
+    /// SGD: look ahead.
+    pub nesterov: bool,
+    /// Adam: decay of the two moments.
+    pub betas: [f32; 2],
+    /// Added to denominators; by default PyTorch's for the rule.
+    pub epsilon: Option<f32>,
+    /// Pull towards 0.
+    pub weight_decay: f32,
+    /// All gradients together are shortened to this length.
+    pub clip_norm: Option<f32>,
+    /// Each gradient is cut to this size.
+    pub clip_value: Option<f32>,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> OptimizerConfig {
+        OptimizerConfig {
+            kind: OptimizerKind::Adam,
+            momentum: 0.0,
+            nesterov: false,
+            betas: [0.9, 0.999],
+            epsilon: None,
+            weight_decay: 0.0,
+            clip_norm: None,
+            clip_value: None,
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Refuses what describes no optimizer.
+    pub fn check(&self) -> Result<()> {
+        let share = |value: f32| (0.0..1.0).contains(&value);
+        let positive = |value: Option<f32>| value.is_none_or(|value| value > 0.0);
+        let problem = if !share(self.momentum) {
+            format!("momentum = {}", self.momentum)
+        } else if !self.betas.into_iter().all(share) {
+            format!("betas = {:?}", self.betas)
+        } else if self.nesterov && self.momentum == 0.0 {
+            "nesterov without momentum".to_string()
+        } else if !(0.0..f32::INFINITY).contains(&self.weight_decay) {
+            format!("weight_decay = {}", self.weight_decay)
+        } else if !positive(self.epsilon) || !positive(self.clip_norm) || !positive(self.clip_value) {
+            "epsilon, clip_norm or clip_value of 0 or less".to_string()
+        } else {
+            return Ok(());
+        };
+        Err(NnError::config(problem, "momentum and betas lie in 0 to 1, the others above 0"))
+    }
+
+    /// Names of the matrices kept for each parameter.
+    pub(crate) fn states(&self) -> &'static [&'static str] {
+        match self.kind {
+            OptimizerKind::Sgd if self.momentum > 0.0 => &["momentum"],
+            OptimizerKind::Sgd => &[],
+            OptimizerKind::Adam | OptimizerKind::AdamW => &["first", "second"],
+            OptimizerKind::Adagrad => &["sum"],
+        }
+    }
+
+    fn rule(&self, step: u64) -> Rule {
+        match self.kind {
+            OptimizerKind::Sgd => Rule::Sgd { momentum: self.momentum, nesterov: self.nesterov },
+            OptimizerKind::Adam | OptimizerKind::AdamW => {
+                let correction = |beta: f32| 1.0 - (beta as f64).powf(step as f64);
+                Rule::Adam {
+                    beta1: self.betas[0],
+                    beta2: self.betas[1],
+                    epsilon: self.epsilon.unwrap_or(1e-8),
+                    correction1: correction(self.betas[0]) as f32,
+                    correction2_root: correction(self.betas[1]).sqrt() as f32,
+                }
+            }
+            OptimizerKind::Adagrad => Rule::Adagrad { epsilon: self.epsilon.unwrap_or(1e-10) },
+        }
+    }
+}
+
+/// Moves a model's parameters.
+pub struct Optimizer<B: Backend> {
+    config: OptimizerConfig,
+    /// Steps taken so far.
+    steps: u64,
+    /// For each parameter its matrices.
+    states: Vec<Vec<B::Matrix>>,
+}
+
+impl<B: Backend + Clone> Optimizer<B> {
+    /// An optimizer that has taken no step.
+    pub fn new(model: &Model<B>, config: &OptimizerConfig) -> Result<Optimizer<B>> {
+        config.check()?;
+        let backend = model.backend();
+        let zeros = |like: &B::Matrix| {
+            let mut matrix = backend.matrix(like.rows(), like.columns());
+            backend.fill(&mut matrix, 0.0);
+            matrix
+        };
+        let states = model
+            .parameters()
+            .map(|parameter| config.states().iter().map(|_| zeros(&parameter.value)).collect())
+            .collect();
+        Ok(Optimizer { config: config.clone(), steps: 0, states })
+    }
+
+    /// Steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// One step by the gradients of the last backward pass. Returns their length before clipping, where `clip_norm` asks for it.
+    /// Gradients that are no numbers are refused, and move nothing, where they are looked at.
+    pub fn step(&mut self, model: &mut Model<B>, rate: f64) -> Result<Option<f64>> {
+        let backend = model.backend().clone();
+        let mut gradient_scale = 1.0;
+        let mut norm = None;
+        if let Some(limit) = self.config.clip_norm {
+            let squares = model.parameters().fold(0.0, |sum, p| sum + backend.sum_of_squares(&p.gradient));
+            let length = squares.sqrt();
+            if !length.is_finite() {
+                return Err(NnError::NotFinite {
+                    what: "the length of the gradient".to_string(),
+                    found: length,
+                });
+            }
+            gradient_scale = (limit as f64 / (length + 1e-6)).min(1.0) as f32;
+            norm = Some(length);
+        }
+        self.steps += 1;
+        let decoupled = self.config.kind == OptimizerKind::AdamW;
+        let update = Update {
+            rule: self.config.rule(self.steps),
+            rate: rate as f32,
+            gradient_scale,
+            gradient_limit: self.config.clip_value.unwrap_or(f32::INFINITY),
+            weight_decay: if decoupled { 0.0 } else { self.config.weight_decay },
+            shrink: if decoupled { (1.0 - rate * self.config.weight_decay as f64) as f32 } else { 1.0 },
+        };
+        for (parameter, state) in model.parameters_mut().zip(&mut self.states) {
+            backend.update(&update, &mut parameter.value, &parameter.gradient, state);
+        }
+        Ok(norm)
+    }
+
+    /// Host copies of the state, named after their parameters (`layers.0.self.weight.first`), and the count of steps.
+    pub fn export(&self, model: &Model<B>) -> (u64, Vec<Named>) {
+        let mut all = Vec::new();
+        for (parameter, state) in model.parameters().zip(&self.states) {
+            for (kind, matrix) in self.config.states().iter().zip(state) {
+                all.push(named(model.backend(), &format!("{}.{kind}", parameter.name), matrix));
+            }
+        }
+        (self.steps, all)
+    }
+
+    /// Takes up what `export` gave.
+    pub fn load(&mut self, model: &Model<B>, steps: u64, from: &[Named]) -> Result<()> {
+        for (parameter, state) in model.parameters().zip(&mut self.states) {
+            for (kind, matrix) in self.config.states().iter().zip(state) {
+                restore(model.backend(), from, &format!("{}.{kind}", parameter.name), matrix)?;
+            }
+        }
+        self.steps = steps;
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+use crate::{Backend, NnError, Result, Shape};
+use esker_types::random::{Key, unit};
+
+/// A matrix that training moves, its gradient beside it.
+pub struct Parameter<B: Backend> {
+    /// Its name in the model: `layers.0.self.weight`.
+    pub name: String,
+    /// The numbers.
+    pub value: B::Matrix,
+    /// Overwritten by each backward pass.
+    pub gradient: B::Matrix,
+}
+
+/// Numbers with a name and a shape, in host memory: what a checkpoint holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named {
+    /// The name.
+    pub name: String,
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// The numbers, row after row.
+    pub values: Vec<f32>,
+}
+
+/// Makes parameters one after another, each from its own stream of random numbers.
+pub(crate) struct Maker<'a, B: Backend> {
+    pub backend: &'a B,
+    pub key: Key,
+    pub prefix: String,
+    pub made: u64,
+}
+
+impl<B: Backend> Maker<'_, B> {
+    /// Numbers uniform between plus and minus `bound`; 0 gives zeros.
+    pub fn uniform(&mut self, name: &str, rows: usize, columns: usize, bound: f32) -> Parameter<B> {
+        let key = self.key.with(self.made);
+        self.made += 1;
+        let number = |index: usize| (bound as f64 * (2.0 * unit(key.at(index as u64)) - 1.0)) as f32;
+        let values: Vec<f32> = (0..rows * columns).map(number).collect();
+        self.of(name, rows, columns, &values)
+    }
+
+    /// A row of equal numbers.
+    pub fn constant(&mut self, name: &str, columns: usize, value: f32) -> Parameter<B> {
+        self.of(name, 1, columns, &vec![value; columns])
+    }
+
+    /// A weight as PyTorch's linear layers start: within the reciprocal root of its inputs.
+    pub fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Parameter<B> {
+        self.uniform(name, outputs, inputs, 1.0 / (inputs as f32).sqrt())
+    }
+
+    /// Its bias.
+    pub fn linear_bias(&mut self, name: &str, outputs: usize, inputs: usize) -> Parameter<B> {
+        self.uniform(name, 1, outputs, 1.0 / (inputs as f32).sqrt())
+    }
+
+    /// A weight by Glorot's rule, as PyG's GCN and GAT start.
+    pub fn glorot(&mut self, name: &str, outputs: usize, inputs: usize) -> Parameter<B> {
+        self.uniform(name, outputs, inputs, (6.0 / (outputs + inputs) as f32).sqrt())
+    }
+
+    fn of(&self, name: &str, rows: usize, columns: usize, values: &[f32]) -> Parameter<B> {
+        let mut value = self.backend.matrix(rows, columns);
+        self.backend.write(&mut value, 0, values);
+        let mut gradient = self.backend.matrix(rows, columns);
+        self.backend.fill(&mut gradient, 0.0);
+        Parameter { name: format!("{}{name}", self.prefix), value, gradient }
+    }
+}
+
+/// A host copy of a matrix.
+pub(crate) fn named<B: Backend>(backend: &B, name: &str, matrix: &B::Matrix) -> Named {
+    let shape = [matrix.rows(), matrix.columns()];
+    let mut values = vec![0.0; shape[0] * shape[1]];
+    backend.read(matrix, 0, &mut values);
+    Named { name: name.to_string(), shape, values }
+}
+
+/// Writes the numbers of that name into the matrix.
+pub(crate) fn restore<B: Backend>(
+    backend: &B,
+    from: &[Named],
+    name: &str,
+    matrix: &mut B::Matrix,
+) -> Result<()> {
+    let shape = [matrix.rows(), matrix.columns()];
+    let expected = || format!("{} x {} numbers", shape[0], shape[1]);
+    let Some(found) = from.iter().find(|found| found.name == name) else {
+        return Err(NnError::load(name, expected(), "nothing of that name"));
+    };
+    if found.shape != shape || found.values.len() != shape[0] * shape[1] {
+        let [rows, columns] = found.shape;
+        return Err(NnError::load(name, expected(), format!("{rows} x {columns}")));
+    }
+    backend.write(matrix, 0, &found.values);
+    Ok(())
+}
