@@ -27,6 +27,7 @@ def array(dataset, name):
 
 
 def pyg(indptr, indices, train, fanout, arguments):
+    import torch_geometric
     from torch_geometric import typing
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
@@ -47,10 +48,11 @@ def pyg(indptr, indices, train, fanout, arguments):
     assert library, "PyG has no sampler library here"
     loader = Loader(data, num_neighbors=fanout, input_nodes=train, batch_size=arguments.batch, shuffle=True,
                     num_workers=arguments.workers, filter_per_worker=False)
-    return iter(loader), lambda counts: counts, f"pyg ({library})"
+    return iter(loader), lambda counts: counts, f"pyg {torch_geometric.__version__} ({library})"
 
 
 def graphbolt(indptr, indices, train, fanout, arguments):
+    import dgl
     import dgl.graphbolt as gb
 
     graph = gb.fused_csc_sampling_graph(indptr, indices)
@@ -62,7 +64,7 @@ def graphbolt(indptr, indices, train, fanout, arguments):
         edges = sum(layer.sampled_csc.indices.numel() for layer in batch.sampled_subgraphs)
         return edges, batch.input_nodes.numel()
 
-    return iter(gb.DataLoader(pipe, num_workers=arguments.workers)), counts, "graphbolt (dgl 2.1.0)"
+    return iter(gb.DataLoader(pipe, num_workers=arguments.workers)), counts, f"graphbolt (dgl {dgl.__version__})"
 
 
 def main():

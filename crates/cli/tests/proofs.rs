@@ -78,7 +78,8 @@ fn the_peers_sample_the_same_graph() {
     };
     let bench = bench();
     sample::graph(&bench, 200_000, 15).unwrap();
-    let found = sample::beside_peers(&bench, &python, 2, 1, ["2", "2"]).unwrap();
+    let size = sample::Size { layers: 2, rounds: 1, least_seconds: 0.1, peer_batches: 2 };
+    let found = sample::beside_peers(&bench, &python, size).unwrap();
     let edges = |who: &str| found["rounds"][0][who]["edges_per_batch"].as_f64().unwrap();
     // DENSE and PyG expand a node once, the layered form and GraphBolt once a layer.
     let (once, each) = (edges("dense") / edges("pyg"), edges("layered") / edges("graphbolt"));

@@ -2,6 +2,7 @@
 
 mod io;
 mod io_workload;
+mod lines;
 mod sample;
 
 use std::process::ExitCode;

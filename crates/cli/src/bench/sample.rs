@@ -1,3 +1,4 @@
+use super::lines;
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
 use esker_sample::bulk::{Bulk, positions};
@@ -24,6 +25,7 @@ Examples:
   esker bench sample g --form dense,layered,shadow              one draw a node, one a layer, induced subgraphs
   esker bench sample g --fanout 15,10,5 --skew                  how unevenly nodes are accessed
   esker bench sample g --fanout all,all --batch 100             full neighbourhoods
+  esker bench sample g --bound                                  its share of the random cache lines that the machine can read
 
 Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it.")]
 pub struct Arguments {
@@ -65,6 +67,9 @@ pub struct Arguments {
     /// Samples carry each neighbour's position in its node's list, from which edge ids follow
     #[arg(long)]
     positions: bool,
+    /// Show what bounds it: cache lines touched in a second, beside those that this machine reads at random addresses
+    #[arg(long)]
+    bound: bool,
     /// Show a hash over the samples of the first batches, as many as are measured
     #[arg(long)]
     digest: bool,
@@ -265,7 +270,7 @@ impl<W: Word> Bench<'_, W> {
         let (run, batches) = (&runs[0], self.arguments.batches);
         let digest = self.arguments.digest.then(|| format!("{:016x}", run.digest));
         let rate = rates[rates.len() / 2];
-        Ok(json!({
+        let mut row = json!({
             "form": line.form, "layers": line.fanouts.len(), "threads": line.threads,
             "share": if line.share == Share::Bulk { "bulk" } else { "within" },
             "fanout": line.fanouts.iter().map(Fanout::to_string).collect::<Vec<_>>().join(","),
@@ -277,7 +282,29 @@ impl<W: Word> Bench<'_, W> {
             "touched_table_bytes": run.touched.table_bytes / batches,
             "touched_sample_bytes": run.touched.sample_bytes / batches,
             "sampler_bytes": run.sampler_bytes, "digest": digest,
-        }))
+        });
+        if self.arguments.bound && line.form != Form::Shadow {
+            let lines_per_edge = self.lines_per_edge(line)?;
+            let bytes = (self.graph.bytes() + 4 * self.graph.nodes()).min(self.most_bytes);
+            let (reached, machine) = (rate * lines_per_edge, lines::of_machine(bytes, line.threads));
+            row["bound"] = json!({
+                "lines_per_edge": lines_per_edge, "lines_per_second": reached,
+                "machine_lines_per_second": machine, "share": reached / machine,
+            });
+        }
+        Ok(row)
+    }
+
+    /// Cache lines touched for an edge, counted in the first batch.
+    fn lines_per_edge(&self, line: &Line) -> anyhow::Result<f64> {
+        let mut settings = self.settings(line);
+        settings.carry.positions = true;
+        let (mut items, mut nodes, mut sample) = (Vec::new(), Vec::new(), Sample::default());
+        self.order.items(0, 0, &mut items)?;
+        self.seeds.nodes(self.graph, &items, &mut nodes)?;
+        let at = Position { epoch: 0, batch: 0 };
+        Sampler::new(self.graph, settings, self.most_bytes)?.sample(at, &nodes, &mut sample)?;
+        Ok(lines::of_sample(self.graph, &sample) as f64 / sample.edge_count().max(1) as f64)
     }
 
     /// Hands the line's batches over in order, epoch after epoch.
@@ -455,6 +482,15 @@ fn as_text(value: &Value) -> String {
             bytes(&row["touched_bytes_per_batch"]),
         ));
         text.push_str(&row["digest"].as_str().map_or("\n".into(), |digest| format!("  {digest}\n")));
+        if let Some(bound) = row.get("bound") {
+            text.push_str(&format!(
+                "           {:.2} cache lines an edge, {} a second: {:.0}% of the {} that this machine reads at random\n",
+                bound["lines_per_edge"].as_f64().unwrap_or(0.0),
+                number(&bound["lines_per_second"]),
+                bound["share"].as_f64().unwrap_or(0.0) * 100.0,
+                number(&bound["machine_lines_per_second"]),
+            ));
+        }
     }
     if let Some(trace) = value.get("trace") {
         let per_edge = trace["bytes_per_edge"].as_f64().unwrap_or(0.0);
