@@ -299,10 +299,9 @@ impl<W: Word> Bench<'_, W> {
     fn lines_per_edge(&self, line: &Line) -> anyhow::Result<f64> {
         let mut settings = self.settings(line);
         settings.carry.positions = true;
-        let (mut items, mut nodes, mut sample) = (Vec::new(), Vec::new(), Sample::default());
-        self.order.items(0, 0, &mut items)?;
-        self.seeds.nodes(self.graph, &items, &mut nodes)?;
+        let (mut nodes, mut sample) = (Vec::new(), Sample::default());
         let at = Position { epoch: 0, batch: 0 };
+        self.batches.seeds(at, &mut nodes)?;
         Sampler::new(self.graph, settings, self.most_bytes)?.sample(at, &nodes, &mut sample)?;
         Ok(lines::of_sample(self.graph, &sample) as f64 / sample.edge_count().max(1) as f64)
     }
@@ -439,7 +438,7 @@ impl<W: Word> Bench<'_, W> {
     }
 }
 
-fn count<W: Word>(found: &mut Found, sample: &Sample, sampler: &Sampler<InMemory<W>>) {
+fn count<W: Word>(found: &mut Found, sample: &Sample, sampler: &Sampler<&InMemory<W>>) {
     found.nodes += sample.node_ids.len() as u64;
     found.edges += sample.edge_count();
     let touched = sampler.touched(sample);

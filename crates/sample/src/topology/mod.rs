@@ -99,7 +99,7 @@ impl<W: Word> List<'_, W> {
 }
 
 /// Neighbour lists of a graph, or of the part of it that is at hand.
-pub trait Topology: Sync {
+pub trait Topology: Send + Sync {
     /// How neighbours are stored.
     type Word: Word;
     /// Memory that fetching needs, kept between hops.
@@ -214,7 +214,7 @@ impl<W: Word> HopLists for NotAtHand<W> {
 /// A topology behind a reference or a shared pointer is one.
 macro_rules! is_topology_too {
     ($pointer:ty) => {
-        impl<T: Topology + Send> Topology for $pointer {
+        impl<T: Topology> Topology for $pointer {
             type Word = T::Word;
             type Workspace = T::Workspace;
             type AtHand<'a>
