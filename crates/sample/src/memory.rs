@@ -115,8 +115,8 @@ impl Bound {
             in_a_wave = in_a_wave.max(wave);
             drawn_in_all = drawn_in_all.saturating_add(drawn);
             listed = listed.saturating_add(expanded);
-            // The next hop has at most as many nodes as were drawn, none of them a seed.
-            frontier = drawn.min(nodes - batch.min(nodes));
+            // Seeds may repeat, so any node may be left to be found.
+            frontier = drawn.min(nodes);
             total = total.saturating_add(frontier).min(nodes);
         }
         // DENSE and ShaDow list a node once; the layered form once a layer.

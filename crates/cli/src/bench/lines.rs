@@ -87,7 +87,6 @@ mod tests {
         let graph = InMemory::<u32>::from_lists(&[(0..degree).map(|_| 0).collect()], None);
         let block = Block {
             nbr_offsets: vec![0, positions.len() as u32],
-            degrees: vec![degree as u32],
             nbrs: vec![LocalIndex(0); positions.len()],
             positions: positions.to_vec(),
             ..Block::default()
@@ -98,7 +97,7 @@ mod tests {
             node_id_offsets: vec![0, 0, 1],
             blocks: vec![block],
             seeds: vec![LocalIndex(0)],
-            pruned: vec![],
+            ..Sample::default()
         };
         let found = of_sample(&graph, &sample);
         // The seed, the offsets, and a line of the table for each position come on top.
