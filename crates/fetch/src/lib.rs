@@ -9,4 +9,4 @@ pub mod pipeline;
 mod rows;
 
 pub use error::{FetchError, Result};
-pub use rows::{FeatureRows, Rows};
+pub use rows::FeatureRows;

@@ -1,7 +1,7 @@
 //! Feature rows of a dataset, held in memory or mapped from its file, gathered by node as f32.
 
 use crate::{FetchError, Result};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, Map, Touch, prefer_large_pages, prefetch};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Map, Touch, prefetch};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
 use esker_types::{ByteCount, Dtype, NodeId};
 use half::slice::HalfFloatSliceExt;
@@ -16,56 +16,6 @@ const LINES_AHEAD: usize = 4;
 const LINE_BYTES: usize = 64;
 /// Elements read at a time while loading.
 const LOAD_ELEMENTS: usize = 1 << 18;
-
-/// f32 rows, one after the other. The buffer keeps its memory for the next batch.
-#[derive(Debug, Default)]
-pub struct Rows {
-    values: Vec<f32>,
-    dim: usize,
-    count: usize,
-}
-
-impl Rows {
-    /// The numbers of all rows.
-    pub fn values(&self) -> &[f32] {
-        &self.values[..self.count * self.dim]
-    }
-
-    /// Numbers in a row.
-    pub fn dim(&self) -> usize {
-        self.dim
-    }
-
-    /// How many rows.
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Bytes held.
-    pub fn held_bytes(&self) -> u64 {
-        self.values.capacity() as u64 * 4
-    }
-
-    /// Makes it `count` rows of `dim` numbers, whose content is left over from before, and lends them.
-    pub fn reset(&mut self, count: usize, dim: usize) -> &mut [f32] {
-        (self.count, self.dim) = (count, dim);
-        if self.values.len() < count * dim {
-            if self.values.capacity() < count * dim {
-                // Old content is of no use: do not copy it.
-                self.values = Vec::new();
-                self.values.reserve_exact(count * dim);
-            }
-            self.values.resize(count * dim, 0.0);
-            prefer_large_pages(&mut self.values);
-        }
-        &mut self.values[..count * dim]
-    }
-}
 
 /// How numbers are stored.
 #[derive(Debug, Clone, Copy)]
@@ -162,12 +112,12 @@ impl FeatureRows {
         self.row_bytes
     }
 
-    /// Replaces `out` by the rows of `nodes`, with the threads of the surrounding rayon pool.
-    pub fn gather(&self, nodes: &[NodeId], out: &mut Rows) -> Result<()> {
+    /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the surrounding rayon pool.
+    pub fn gather(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
         if let Some(node) = nodes.iter().find(|node| node.0 >= self.rows) {
             return Err(FetchError::Row { row: node.0, last: self.rows.saturating_sub(1) });
         }
-        let values = out.reset(nodes.len(), self.dim);
+        assert_eq!(values.len(), nodes.len() * self.dim, "a row a node");
         if self.dim > 0 {
             let pieces = values.par_chunks_mut(CHUNK_ROWS * self.dim).zip(nodes.par_chunks(CHUNK_ROWS));
             pieces.for_each(|(values, nodes)| self.gather_piece(nodes, values));

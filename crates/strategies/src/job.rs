@@ -1,0 +1,53 @@
+//! What is to be trained on, as every strategy is told it.
+
+use esker_sample::{Batches, Bound, Direction, Settings};
+use esker_store::Dataset;
+use std::sync::Arc;
+
+/// What to yield batches of.
+#[derive(Clone)]
+pub struct Job {
+    /// The graph.
+    pub dataset: Arc<Dataset>,
+    /// Which seeds each batch has, and in which order batches come.
+    pub batches: Arc<dyn Batches>,
+    /// Seeds of the largest batch.
+    pub largest_batch: u64,
+    /// Epochs of the run.
+    pub epochs: u64,
+    /// How neighbours are drawn.
+    pub settings: Settings,
+    /// Along which edges.
+    pub direction: Direction,
+    /// Batches of evaluation, where there is sampled evaluation.
+    pub evaluation: Option<Evaluation>,
+    /// Threads that fetch rows.
+    pub threads: usize,
+    /// Batches whose rows are held at a time: being fetched, waiting, being trained on.
+    pub batches_held: usize,
+}
+
+/// Batches over other seeds than those trained on.
+#[derive(Clone)]
+pub struct Evaluation {
+    /// Which seeds.
+    pub batches: Arc<dyn Batches>,
+    /// Seeds of the largest batch.
+    pub largest_batch: u64,
+    /// How neighbours are drawn.
+    pub settings: Settings,
+}
+
+impl Job {
+    /// The most that a batch can have.
+    pub fn bound(&self, settings: &Settings, batch: u64) -> Bound {
+        let manifest = self.dataset.manifest();
+        let lists = if self.direction == Direction::Both { 2 } else { 1 };
+        Bound::new(settings, batch, manifest.nodes.count, manifest.edges.count * lists, 1)
+    }
+
+    /// Numbers in a feature row.
+    pub fn dim(&self) -> u64 {
+        self.dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim)
+    }
+}

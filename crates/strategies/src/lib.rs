@@ -1,0 +1,103 @@
+//! Where batches come from. A strategy says what memory it needs, prepares what it must, and then yields batches that
+//! are ready to train on: a sample and the rows of its nodes. One small file each; they compose parts of `sample`, `plan`
+//! and `fetch`, and hold no loop over rows. All exact strategies yield the same batches and the same bytes.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod error;
+mod job;
+mod memory;
+mod mmap;
+mod resident;
+mod table;
+
+pub use batch::{Batch, BatchSource, RowBuffer, RowMaker};
+pub use error::{Result, StrategyError};
+pub use job::{Evaluation, Job};
+pub use table::{MemoryLine, MemoryTable};
+
+use esker_fetch::pipeline::StageTimes;
+use esker_sample::Position;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A way to bring batches to the trainer.
+pub trait Strategy<R: RowBuffer>: Send {
+    /// What it will hold, line by line, before anything is allocated: itself, its batches, and those of evaluation.
+    fn memory(&self, job: &Job) -> Result<MemoryTable>;
+
+    /// Opens and reads what training needs all the time, and does work on disk that comes before training. To be called
+    /// once the memory it asked for is granted.
+    fn prepare(&mut self, job: &Job) -> Result<()>;
+
+    /// Batches from a position to the end of the run. Epochs follow each other without a break.
+    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>>;
+
+    /// Batches over other seeds (validation, test).
+    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>>;
+
+    /// Writes the rows of nodes to `values`: what inference over the whole graph reads, block by block.
+    fn rows(&mut self, nodes: &[esker_types::NodeId], values: &mut [f32]) -> Result<()>;
+}
+
+/// The strategies by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StrategyKind {
+    /// Everything in RAM: the reference.
+    #[default]
+    Memory,
+    /// Topology in RAM, features through the page cache: what people do without Esker.
+    Mmap,
+}
+
+impl StrategyKind {
+    /// All of them.
+    pub const ALL: [StrategyKind; 2] = [StrategyKind::Memory, StrategyKind::Mmap];
+
+    /// The strategy.
+    pub fn build<R: RowBuffer>(self, rows: RowMaker<R>) -> Box<dyn Strategy<R>> {
+        match self {
+            StrategyKind::Memory => Box::new(memory::Memory::new(rows)),
+            StrategyKind::Mmap => Box::new(mmap::Mmap::new(rows)),
+        }
+    }
+}
+
+impl fmt::Display for StrategyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StrategyKind::Memory => "memory",
+            StrategyKind::Mmap => "mmap",
+        })
+    }
+}
+
+impl FromStr for StrategyKind {
+    type Err = String;
+    fn from_str(word: &str) -> Result<StrategyKind, String> {
+        let found = StrategyKind::ALL.into_iter().find(|kind| kind.to_string() == word);
+        found.ok_or_else(|| {
+            let names = StrategyKind::ALL.map(|kind| kind.to_string()).join(", ");
+            format!("`{word}` is no strategy; there are {names}")
+        })
+    }
+}
+
+/// What a source of batches counted so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SourceCounters {
+    /// Its stages, first to last.
+    pub stages: Vec<StageTimes>,
+    /// Rows handed over.
+    pub rows: u64,
+    /// Bytes of those rows as stored: what a batch needs.
+    pub bytes_useful: u64,
+    /// Bytes that came from the disk for them, by the kernel's count where the page cache reads.
+    pub bytes_read: u64,
+    /// Reads from the disk, where we issue them.
+    pub reads: u64,
+    /// Share of rows found in each tier.
+    pub hits: Vec<(String, u64)>,
+}

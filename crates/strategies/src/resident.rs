@@ -1,0 +1,210 @@
+//! A topology in memory and rows that can be read by node at any time: what `memory` and `mmap` share. Two stages, sampling
+//! and gathering, run ahead of the trainer.
+
+use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
+use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, StrategyError};
+use crossbeam_channel::{Sender, bounded};
+use esker_fetch::FeatureRows;
+use esker_fetch::pipeline::{Buffers, Pipeline};
+use esker_sample::bulk::positions;
+use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, Word};
+use esker_types::NodeId;
+use rayon::ThreadPool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Samples beyond the batches whose rows are held: one being made, one waiting.
+const SAMPLES_AHEAD: usize = 2;
+
+/// A topology of either width, shared by sources.
+enum Topology {
+    Narrow(Arc<InMemory<u32>>),
+    Wide(Arc<InMemory<u64>>),
+}
+
+/// The graph as sources read it.
+pub struct Resident {
+    topology: Topology,
+    rows: Arc<FeatureRows>,
+    pool: Arc<ThreadPool>,
+}
+
+/// What sources take, whatever holds the rows: the topology, and samples and rows of batches.
+pub fn memory(job: &Job) -> MemoryTable {
+    let mut table = MemoryTable::default();
+    table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
+    let row_bytes = job.dim() * 4;
+    let bound = job.bound(&job.settings, job.largest_batch);
+    table.add("sampling", sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held));
+    let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.batches_held as u64);
+    table.add(format!("rows of {} batches", job.batches_held), rows);
+    if let Some(evaluation) = &job.evaluation {
+        let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
+        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1);
+        table.add("evaluation: sampling", sampling);
+        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(row_bytes));
+    }
+    table
+}
+
+fn sampling_bytes(job: &Job, settings: &Settings, batch: u64, held: usize) -> u64 {
+    job.bound(settings, batch).bytes((held + SAMPLES_AHEAD) as u64)
+}
+
+/// The graph, once it was opened. Asking before is a bug.
+pub fn prepared(graph: &Option<Resident>) -> &Resident {
+    graph.as_ref().expect("a strategy is prepared before it yields batches")
+}
+
+impl Resident {
+    /// Reads the topology; rows are as the strategy holds them.
+    pub fn open(job: &Job, rows: FeatureRows) -> Result<Resident> {
+        let topology = match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
+            AnyTopology::Narrow(graph) => Topology::Narrow(Arc::new(graph)),
+            AnyTopology::Wide(graph) => Topology::Wide(Arc::new(graph)),
+        };
+        let threads = job.threads.max(1);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
+        Ok(Resident { topology, rows: Arc::new(rows), pool: Arc::new(pool) })
+    }
+
+    /// Batches of the run from a position on.
+    pub fn batches<R: RowBuffer>(
+        &self,
+        job: &Job,
+        from: Position,
+        make_rows: &RowMaker<R>,
+    ) -> Result<Box<dyn BatchSource<R>>> {
+        let plan = Plan {
+            batches: job.batches.clone(),
+            from,
+            epochs: job.epochs,
+            settings: job.settings.clone(),
+            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held),
+            held: job.batches_held,
+        };
+        self.source(plan, make_rows)
+    }
+
+    /// Batches over other seeds: their only epoch.
+    pub fn evaluation<R: RowBuffer>(
+        &self,
+        job: &Job,
+        over: &Evaluation,
+        make_rows: &RowMaker<R>,
+    ) -> Result<Box<dyn BatchSource<R>>> {
+        let plan = Plan {
+            batches: over.batches.clone(),
+            from: Position { epoch: 0, batch: 0 },
+            epochs: 1,
+            settings: over.settings.clone(),
+            most_bytes: sampling_bytes(job, &over.settings, over.largest_batch, 1),
+            held: 1,
+        };
+        self.source(plan, make_rows)
+    }
+
+    /// The rows of nodes.
+    pub fn rows(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
+        Ok(self.pool.install(|| self.rows.gather(nodes, values))?)
+    }
+
+    fn source<R: RowBuffer>(&self, plan: Plan, make_rows: &RowMaker<R>) -> Result<Box<dyn BatchSource<R>>> {
+        Ok(match &self.topology {
+            Topology::Narrow(graph) => Box::new(self.source_over(graph, plan, make_rows)?),
+            Topology::Wide(graph) => Box::new(self.source_over(graph, plan, make_rows)?),
+        })
+    }
+
+    fn source_over<W: Word, R: RowBuffer>(
+        &self,
+        graph: &Arc<InMemory<W>>,
+        plan: Plan,
+        make_rows: &RowMaker<R>,
+    ) -> Result<Source<R>> {
+        let all_samples = plan.held + SAMPLES_AHEAD;
+        let sampler = Sampler::new(graph.clone(), plan.settings.clone(), plan.most_bytes)?;
+        let mut sampler = sampler.with_samples(all_samples as u64);
+        let (samples, places) = (Buffers::<Sample>::new(all_samples), Buffers::<()>::new(plan.held));
+        let (stop, stopped) = bounded::<()>(0);
+        let (mut seeds, batches) = (Vec::new(), plan.batches);
+        let mut at = positions_of(batches.clone(), plan.from, plan.epochs);
+        let (free, stop_sampling) = (samples.clone(), stopped.clone());
+        let sampled = Pipeline::start("sample", 1, move |clock| {
+            let Some(at) = at.next() else { return Ok(None) };
+            let Some(mut sample) = clock.blocked(|| free.take(&stop_sampling)) else { return Ok(None) };
+            batches.seeds(at, &mut seeds)?;
+            sampler.sample(at, &seeds, &mut sample)?;
+            Ok::<_, StrategyError>(Some((at, sample)))
+        });
+        let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
+        let gathered = Arc::new(AtomicU64::new(0));
+        let count = gathered.clone();
+        let pipeline = sampled.then("gather", plan.held.saturating_sub(2), move |clock, (at, sample)| {
+            if clock.blocked(|| places.take(&stopped)).is_none() {
+                return Ok(None);
+            }
+            let mut batch_rows = make_rows(sample.node_ids.len(), rows.dim());
+            pool.install(|| rows.gather(&sample.node_ids, batch_rows.values_mut()))?;
+            count.fetch_add(sample.node_ids.len() as u64, Ordering::Relaxed);
+            let (samples, places) = (samples.clone(), places.clone());
+            Ok(Some(Batch { at, sample, rows: batch_rows, samples, places }))
+        });
+        let row_bytes = self.rows.row_bytes() as u64;
+        Ok(Source { stop: Some(stop), pipeline: Some(pipeline), gathered, row_bytes })
+    }
+}
+
+/// What a source runs through.
+struct Plan {
+    batches: Arc<dyn Batches>,
+    from: Position,
+    epochs: u64,
+    settings: Settings,
+    most_bytes: u64,
+    held: usize,
+}
+
+/// The positions of a run, for a thread of its own.
+fn positions_of(
+    batches: Arc<dyn Batches>,
+    from: Position,
+    epochs: u64,
+) -> impl Iterator<Item = Position> + Send {
+    (from.epoch..epochs).flat_map(move |epoch| {
+        let first = if epoch == from.epoch { from } else { Position { epoch, batch: 0 } };
+        positions(&*batches, first, epoch + 1).collect::<Vec<_>>()
+    })
+}
+
+struct Source<R> {
+    /// Dropped first: stages that wait for buffers give up.
+    stop: Option<Sender<()>>,
+    pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
+    gathered: Arc<AtomicU64>,
+    row_bytes: u64,
+}
+
+impl<R: RowBuffer> BatchSource<R> for Source<R> {
+    fn next(&mut self) -> Result<Option<Batch<R>>> {
+        self.pipeline.as_mut().and_then(Pipeline::next).transpose()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        let rows = self.gathered.load(Ordering::Relaxed);
+        SourceCounters {
+            stages: self.pipeline.as_ref().map(Pipeline::times).unwrap_or_default(),
+            rows,
+            bytes_useful: rows * self.row_bytes,
+            ..SourceCounters::default()
+        }
+    }
+}
+
+impl<R> Drop for Source<R> {
+    fn drop(&mut self) {
+        self.stop = None;
+        self.pipeline = None;
+    }
+}
