@@ -155,13 +155,22 @@ impl Bound {
         }
     }
 
+    /// For batches that are known to reach no more than `nodes` of the graph's nodes and to draw from no more than
+    /// `entries` entries of their lists.
+    pub fn of_part(settings: &Settings, batch: u64, part: (u64, u64), graph_nodes: u64) -> Bound {
+        let (nodes, entries) = part;
+        Bound { direct_bytes: Direct::bytes_for(graph_nodes), ..Bound::new(settings, batch, nodes, entries, 1) }
+    }
+
     /// Bytes of a sampler with a budget that lets it have the table by node of the graph, or else with the smaller
     /// table; `samples` samples included.
     pub fn bytes(&self, samples: u64) -> u64 {
         let others = self.buffer_bytes.saturating_add(self.sample_bytes.saturating_mul(samples));
         let with_direct =
             others.saturating_add(self.direct_bytes).max(self.direct_bytes.saturating_mul(DIRECT_PART));
-        with_direct.min(others.saturating_add(self.hashed_bytes))
+        // While a hash table grows, the one before it is held too.
+        let with_hashed = others.saturating_add(self.hashed_bytes.saturating_mul(3) / 2);
+        with_direct.min(with_hashed)
     }
 }
 

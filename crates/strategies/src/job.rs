@@ -36,6 +36,10 @@ pub struct Evaluation {
     pub largest_batch: u64,
     /// How neighbours are drawn.
     pub settings: Settings,
+    /// Whether feature rows are wanted; else batches come without.
+    pub rows: bool,
+    /// What sampling may hold, where it is known better than from the fan-outs.
+    pub sampling_bytes: Option<u64>,
 }
 
 impl Job {

@@ -83,6 +83,7 @@ impl Resident {
             settings: job.settings.clone(),
             most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held),
             held: job.batches_held,
+            rows: true,
         };
         self.source(plan, make_rows)
     }
@@ -99,8 +100,11 @@ impl Resident {
             from: Position { epoch: 0, batch: 0 },
             epochs: 1,
             settings: over.settings.clone(),
-            most_bytes: sampling_bytes(job, &over.settings, over.largest_batch, 1),
+            most_bytes: over
+                .sampling_bytes
+                .unwrap_or_else(|| sampling_bytes(job, &over.settings, over.largest_batch, 1)),
             held: 1,
+            rows: over.rows,
         };
         self.source(plan, make_rows)
     }
@@ -140,14 +144,15 @@ impl Resident {
         });
         let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
         let gathered = Arc::new(AtomicU64::new(0));
-        let count = gathered.clone();
+        let (count, with_rows) = (gathered.clone(), plan.rows);
         let pipeline = sampled.then("gather", plan.held.saturating_sub(2), move |clock, (at, sample)| {
             if clock.blocked(|| places.take(&stopped)).is_none() {
                 return Ok(None);
             }
-            let mut batch_rows = make_rows(sample.node_ids.len(), rows.dim());
-            pool.install(|| rows.gather(&sample.node_ids, batch_rows.values_mut()))?;
-            count.fetch_add(sample.node_ids.len() as u64, Ordering::Relaxed);
+            let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
+            let mut batch_rows = make_rows(nodes.len(), rows.dim());
+            pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
+            count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
             let (samples, places) = (samples.clone(), places.clone());
             Ok(Some(Batch { at, sample, rows: batch_rows, samples, places }))
         });
@@ -164,6 +169,7 @@ struct Plan {
     settings: Settings,
     most_bytes: u64,
     held: usize,
+    rows: bool,
 }
 
 /// The positions of a run, for a thread of its own.

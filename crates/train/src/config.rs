@@ -1,0 +1,178 @@
+//! A run with every default resolved: what the run directory prints whole, and what a resumed run must equal.
+
+use crate::{Result, TrainError};
+use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Schedule};
+use esker_sample::{Carry, Direction, Fanout, Form, Settings};
+use esker_strategies::StrategyKind;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The order of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OrderName {
+    /// Each epoch another pseudo-random order.
+    #[default]
+    Shuffled,
+    /// Seeds as they come.
+    Sequential,
+}
+
+/// How validation and test nodes are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvaluationMode {
+    /// With sampled neighbourhoods, as training.
+    #[default]
+    Sampled,
+    /// With all neighbours, layer by layer over the whole graph.
+    Full,
+    /// Not at all.
+    None,
+}
+
+/// What "best" means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MetricName {
+    /// Share of nodes whose class is right (of labels, where nodes have several).
+    Accuracy,
+    /// F1 of each class, averaged.
+    MacroF1,
+    /// Area under the ROC curve, of two classes or of each label, averaged.
+    Auc,
+    /// The loss itself; less is better.
+    Loss,
+}
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The dataset.
+    pub dataset: PathBuf,
+    /// The id of its content.
+    pub dataset_id: String,
+    /// The model.
+    pub model: ModelConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate.
+    pub lr: f64,
+    /// How it moves.
+    pub schedule: Schedule,
+    /// Neighbours a node takes, by hop; the first is next to the seeds. None for a model without neighbours.
+    pub fanout: Vec<Fanout>,
+    /// How neighbourhoods are sampled.
+    pub form: Form,
+    /// Along which edges.
+    pub direction: Direction,
+    /// Seeds of a batch.
+    pub batch: u64,
+    /// Epochs.
+    pub epochs: u64,
+    /// The order of batches.
+    pub order: OrderName,
+    /// Whether a last, smaller batch is left out.
+    pub drop_last: bool,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// How nodes are evaluated while training.
+    pub eval: EvaluationMode,
+    /// Every so many epochs.
+    pub eval_every: u64,
+    /// Neighbours a node takes in sampled evaluation.
+    pub eval_fanout: Vec<Fanout>,
+    /// How the test nodes are evaluated in the end.
+    pub final_eval: EvaluationMode,
+    /// What "best" means.
+    pub metric: MetricName,
+    /// Evaluations without a better model after which training stops; 0 for never.
+    pub patience: u64,
+    /// Where rows come from.
+    pub strategy: StrategyKind,
+    /// What the run may use, in bytes.
+    pub memory: u64,
+    /// Threads.
+    pub threads: usize,
+    /// The processor that trains.
+    pub device: String,
+    /// A checkpoint every so many batches; 0 for none.
+    pub checkpoint_batches: u64,
+    /// And every so many seconds; 0 for none.
+    pub checkpoint_seconds: u64,
+}
+
+impl RunConfig {
+    /// How training batches are sampled.
+    pub fn settings(&self) -> Settings {
+        self.sampling(&self.fanout, self.form)
+    }
+
+    /// How evaluation batches are sampled.
+    pub fn eval_settings(&self) -> Settings {
+        self.sampling(&self.eval_fanout, self.form)
+    }
+
+    /// One hop, all neighbours: what a layer of inference over the whole graph reads.
+    pub fn whole_settings(&self) -> Settings {
+        let hops = if self.model.kind == Kind::Mlp { vec![] } else { vec![Fanout::All] };
+        self.sampling(&hops, Form::Dense)
+    }
+
+    fn sampling(&self, fanouts: &[Fanout], form: Form) -> Settings {
+        let degrees = self.model.kind == Kind::Gcn && self.model.gcn_degree == Degree::Whole;
+        let carry = Carry { degrees, ..Carry::default() };
+        Settings { seed: self.seed, fanouts: fanouts.to_vec(), form, carry }
+    }
+
+    /// Refuses what cannot be run; what depends on the dataset is checked elsewhere.
+    pub fn check(&self) -> Result<()> {
+        let hops = if self.model.kind == Kind::Mlp { 0 } else { self.model.layers };
+        for (name, fanout) in [("fan-out", &self.fanout), ("evaluation fan-out", &self.eval_fanout)] {
+            if fanout.len() != hops {
+                let problem = format!("a {name} of {} hops for {hops} layers", fanout.len());
+                return Err(TrainError::config(problem, "give one number, or one a layer"));
+            }
+        }
+        if self.epochs == 0 || self.batch == 0 || self.eval_every == 0 {
+            return Err(TrainError::config(
+                format!("{} epochs of batches of {}, evaluated every {}", self.epochs, self.batch, self.eval_every),
+                "take 1 at least of each",
+            ));
+        }
+        if !(self.lr > 0.0 && self.lr.is_finite()) {
+            return Err(TrainError::config(format!("a learning rate of {}", self.lr), "take one above 0"));
+        }
+        if self.form == Form::Shadow && self.eval == EvaluationMode::Full {
+            return Err(TrainError::config(
+                "ShaDow trains on induced subgraphs, which inference layer by layer does not have",
+                "evaluate with --eval sampled",
+            ));
+        }
+        if self.device != "cpu" {
+            return Err(TrainError::config(format!("device `{}`", self.device), "train with --device cpu"));
+        }
+        self.optimizer.check()?;
+        self.schedule.check()?;
+        Ok(())
+    }
+
+    /// What must be the same for a run to be resumed, by name: everything that can change a result.
+    pub fn differences(&self, other: &RunConfig) -> Vec<String> {
+        let text = |config: &RunConfig| {
+            let free = ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
+            let mut value = serde_json::to_value(config).unwrap_or_default();
+            if let Some(fields) = value.as_object_mut() {
+                free.iter().for_each(|name| drop(fields.remove(*name)));
+            }
+            value
+        };
+        let (mine, theirs) = (text(self), text(other));
+        let fields = mine.as_object().into_iter().flatten();
+        fields
+            .filter(|(name, value)| theirs.get(name) != Some(value))
+            .map(|(name, value)| format!("{name} is {value}, was {}", theirs.get(name).unwrap_or(&serde_json::Value::Null)))
+            .collect()
+    }
+}

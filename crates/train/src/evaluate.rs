@@ -1,0 +1,85 @@
+//! What a model is worth on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
+//! neighbours, layer by layer.
+
+use crate::metrics::{Metrics, Tally};
+use crate::task::{LabelledNodes, SplitName};
+use crate::whole::WholeGraph;
+use crate::{CpuRows, EvaluationMode, Learner, OpenRun, Result, RunConfig};
+use esker_sample::order::{Batching, Sequential};
+use esker_sample::{NodeBatches, Seeds};
+use esker_strategies::{Evaluation, Job, Strategy};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What evaluation needs of a run.
+pub(crate) struct Context<'a> {
+    pub config: &'a RunConfig,
+    pub job: &'a Job,
+    pub strategy: &'a mut dyn Strategy<CpuRows>,
+    pub learner: &'a Learner,
+    /// What inference over the whole graph may hold for a block, and for hidden rows.
+    pub whole_bytes: u64,
+    /// Where hidden rows go that do not fit.
+    pub scratch: &'a Path,
+}
+
+/// Batches over nodes as they come.
+pub(crate) fn evaluation_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Evaluation> {
+    let batching = Batching::new(nodes.nodes().len() as u64, config.batch, false)?;
+    let seeds = Seeds::Nodes(nodes.nodes().to_vec());
+    let batches = NodeBatches::new(Sequential(batching), seeds)?;
+    let (settings, largest_batch) = (config.eval_settings(), config.batch.min(nodes.nodes().len() as u64));
+    Ok(Evaluation { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
+}
+
+impl Context<'_> {
+    /// The metrics of some nodes; `None` where there are none or nobody wants them.
+    pub fn evaluate(&mut self, nodes: &LabelledNodes, mode: EvaluationMode) -> Result<Option<Metrics>> {
+        if nodes.labelled() == 0 {
+            return Ok(None);
+        }
+        match mode {
+            EvaluationMode::None => Ok(None),
+            EvaluationMode::Sampled => Ok(Some(self.sampled(nodes)?)),
+            EvaluationMode::Full => Ok(Some(self.full(nodes)?)),
+        }
+    }
+
+    fn sampled(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
+        let (kind, outputs) = self.learner.task();
+        let mut tally = Tally::new(kind, outputs);
+        let mut source = self.strategy.evaluation(self.job, &evaluation_over(self.config, nodes)?)?;
+        while let Some(batch) = source.next()? {
+            let judged = self.learner.judge(&batch, nodes)?;
+            tally.add(&judged.logits, &judged.labels, judged.loss);
+        }
+        Ok(tally.finish())
+    }
+
+    fn full(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
+        let (kind, outputs) = self.learner.task();
+        let (mut tally, learner) = (Tally::new(kind, outputs), self.learner);
+        let mut whole = WholeGraph {
+            config: self.config,
+            job: self.job,
+            strategy: &mut *self.strategy,
+            learner,
+            most_bytes: self.whole_bytes,
+            scratch: self.scratch,
+        };
+        whole.infer(Some(nodes.nodes()), &mut |block, logits| {
+            let rows: Vec<u32> = (0..block.len() as u32).collect();
+            let (rows, labels) = nodes.pick(kind, block, &rows);
+            let judged = learner.install(|| learner.compare(logits, &rows, labels))?;
+            tally.add(&judged.logits, &judged.labels, judged.loss);
+            Ok(())
+        })?;
+        Ok(tally.finish())
+    }
+}
+
+/// Evaluates the best model of a run on a split.
+pub fn evaluate_run(run: &mut OpenRun, split: SplitName, mode: EvaluationMode) -> Result<Option<Metrics>> {
+    let nodes = run.task.split(split).clone();
+    run.context().evaluate(&nodes, mode)
+}

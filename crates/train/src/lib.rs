@@ -1,0 +1,32 @@
+//! Training, evaluation and inference over any strategy.
+//!
+//! [`RunConfig`] is a run with every default resolved; [`Task`] is what is learned: splits and labels; [`Trainer`] takes
+//! batches from a strategy, steps the model, evaluates, stops early, and writes a run directory whose checkpoints repeat
+//! an interrupted run to the bit; [`whole`] infers every node with all its neighbours, layer by layer, inside the same
+//! memory. Nothing here knows where rows come from.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod config;
+mod error;
+mod evaluate;
+mod learner;
+mod memory;
+mod metrics;
+mod open;
+mod record;
+mod task;
+mod trainer;
+pub mod whole;
+
+pub use checkpoint::Checkpoint;
+pub use config::{EvaluationMode, MetricName, OrderName, RunConfig};
+pub use error::{Result, TrainError};
+pub use evaluate::evaluate_run;
+pub use learner::{CpuRows, Learner};
+pub use memory::Plan;
+pub use metrics::{Metrics, Tally};
+pub use open::{OpenRun, predict};
+pub use record::{BatchRecord, EpochRecord, RunDirectory, Summary};
+pub use task::{LabelKind, LabelledNodes, SplitName, Task};
+pub use trainer::{Outcome, Trainer, Watcher};

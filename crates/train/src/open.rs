@@ -1,0 +1,209 @@
+//! A run that was trained, opened again: its model, its graph and its memory, to evaluate or to predict.
+
+use crate::checkpoint::Checkpoint;
+use crate::evaluate::{Context, evaluation_over};
+use crate::memory::Plan;
+use crate::metrics::largest;
+use crate::task::{LabelKind, SplitName, Task};
+use crate::whole::WholeGraph;
+use crate::{CpuRows, EvaluationMode, Learner, OrderName, Result, RunConfig, RunDirectory, TrainError};
+use esker_nn::CpuMatrix;
+use esker_sample::order::{Batching, Order, Sequential, Shuffled};
+use esker_sample::{Batches, NodeBatches, Seeds};
+use esker_store::Dataset;
+use esker_strategies::{Job, Strategy};
+use esker_types::NodeId;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Everything of a run but its progress.
+pub struct OpenRun {
+    /// The run.
+    pub config: RunConfig,
+    /// What is learned.
+    pub task: Task,
+    /// How memory is used.
+    pub plan: Plan,
+    pub(crate) job: Job,
+    pub(crate) strategy: Box<dyn Strategy<CpuRows>>,
+    pub(crate) learner: Learner,
+    scratch: PathBuf,
+}
+
+impl OpenRun {
+    /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
+    pub fn new(config: RunConfig, scratch: PathBuf) -> Result<OpenRun> {
+        config.check()?;
+        let dataset = Dataset::open(&config.dataset)?;
+        if dataset.manifest().id != config.dataset_id {
+            return Err(TrainError::config(
+                format!("{} is not the dataset this run was made with", config.dataset.display()),
+                "give the old one, or train anew",
+            ));
+        }
+        let labels = dataset.manifest().nodes.labels.as_ref();
+        let (kind, outputs) = labels.map_or((LabelKind::Classes, 0), |labels| (labels.kind, labels.classes as usize));
+        let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
+        config.model.check(dim, outputs)?;
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs)?;
+        let task = Task::load(&job.dataset)?;
+        let learner = Learner::new(&config, dim, outputs, kind)?;
+        let mut strategy = config.strategy.build(learner.row_maker());
+        let job = real_job(&config, job, &task)?;
+        strategy.prepare(&job)?;
+        Ok(OpenRun { config, task, plan, job, strategy, learner, scratch })
+    }
+
+    /// The best model of a run directory, or its last where nothing chose a best one.
+    pub fn load(directory: &Path, memory: Option<u64>) -> Result<OpenRun> {
+        let (run, mut config) = RunDirectory::open(directory)?;
+        config.memory = memory.unwrap_or(config.memory);
+        let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
+        let Some(path) = path else {
+            return Err(TrainError::config(
+                format!("{} holds no weights yet", directory.display()),
+                "finish the run with `esker train --resume`",
+            ));
+        };
+        let weights = Checkpoint::read(&path)?;
+        let mut opened = OpenRun::new(config, run.scratch_path())?;
+        opened.learner.load_model(&weights.model)?;
+        Ok(opened)
+    }
+
+    pub(crate) fn context(&mut self) -> Context<'_> {
+        Context {
+            config: &self.config,
+            job: &self.job,
+            strategy: &mut *self.strategy,
+            learner: &self.learner,
+            whole_bytes: self.plan.whole_bytes,
+            scratch: &self.scratch,
+        }
+    }
+}
+
+/// The job as far as memory depends on it, and how it fits.
+fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize) -> Result<(Job, Plan)> {
+    let splits = dataset.manifest().splits.as_ref();
+    let count = splits.map_or(0, |splits| splits.train);
+    let evaluated = splits.map_or(0, |splits| splits.valid.max(splits.test));
+    let sampled = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
+    let placeholder: Arc<dyn Batches> = Arc::new(NodeBatches::new(
+        Sequential(Batching::new(0, 1, false)?),
+        Seeds::Nodes(Vec::new()),
+    )?);
+    let mut job = Job {
+        dataset,
+        batches: placeholder.clone(),
+        largest_batch: config.batch.min(count),
+        epochs: config.epochs,
+        settings: config.settings(),
+        direction: config.direction,
+        evaluation: (sampled && evaluated > 0).then(|| esker_strategies::Evaluation {
+            batches: placeholder,
+            largest_batch: config.batch.min(evaluated),
+            settings: config.eval_settings(),
+            rows: true,
+            sampling_bytes: None,
+        }),
+        threads: config.threads,
+        batches_held: 1,
+    };
+    let plan = Plan::new(config, &job, outputs)?;
+    job.batches_held = plan.batches_held;
+    Ok((job, plan))
+}
+
+/// The job with the seeds it trains on.
+fn real_job(config: &RunConfig, job: Job, task: &Task) -> Result<Job> {
+    let nodes = task.train.nodes();
+    let batching = Batching::new(nodes.len() as u64, config.batch, config.drop_last)?;
+    if batching.batches() == 0 {
+        return Err(TrainError::config(
+            format!("{} training nodes make no batch of {} with the last left out", nodes.len(), config.batch),
+            "take a smaller batch, or keep the last",
+        ));
+    }
+    let order: Arc<dyn Order> = match config.order {
+        OrderName::Shuffled => Arc::new(Shuffled { batching, seed: config.seed }),
+        OrderName::Sequential => Arc::new(Sequential(batching)),
+    };
+    let batches = NodeBatches::new(order, Seeds::Nodes(nodes.to_vec()))?;
+    let evaluation = match &job.evaluation {
+        Some(_) => Some(evaluation_over(config, &task.valid)?),
+        None => None,
+    };
+    Ok(Job { batches: Arc::new(batches), evaluation, ..job })
+}
+
+/// Predicts nodes, ascending, or every node: hands over nodes, classes and probabilities (values, for real labels), block by
+/// block and in order.
+pub fn predict(
+    run: &mut OpenRun,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+    mode: EvaluationMode,
+    take: &mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>,
+) -> Result<()> {
+    let (kind, outputs) = run.learner.task();
+    let mut hand_over = |nodes: &[NodeId], logits: &[f32]| {
+        let mut values = logits.to_vec();
+        let classes: Vec<u32> = match kind {
+            LabelKind::Classes => values.chunks_exact(outputs).map(|row| largest(row) as u32).collect(),
+            _ => Vec::new(),
+        };
+        match kind {
+            LabelKind::Classes => values.chunks_exact_mut(outputs).for_each(softmax),
+            LabelKind::Multilabel => values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp())),
+            LabelKind::Real => {}
+        }
+        take(nodes, &classes, &values)
+    };
+    let context = run.context();
+    match mode {
+        EvaluationMode::Sampled | EvaluationMode::None => {
+            let all = context.job.dataset.manifest().nodes.count;
+            let seeds = nodes.map_or(Seeds::AllNodes(all), |nodes| Seeds::Nodes(nodes.to_vec()));
+            let batching = Batching::new(seeds.len(), context.config.batch, false)?;
+            let over = esker_strategies::Evaluation {
+                batches: Arc::new(NodeBatches::new(Sequential(batching), seeds)?),
+                largest_batch: context.config.batch,
+                settings: context.config.eval_settings(),
+                rows: true,
+                sampling_bytes: None,
+            };
+            let mut source = context.strategy.evaluation(context.job, &over)?;
+            while let Some(batch) = source.next()? {
+                let (nodes, logits) = context.learner.infer_seeds(&batch);
+                hand_over(&nodes, &logits)?;
+            }
+            Ok(())
+        }
+        EvaluationMode::Full => {
+            let mut whole = WholeGraph {
+                config: context.config,
+                job: context.job,
+                strategy: context.strategy,
+                learner: context.learner,
+                most_bytes: context.whole_bytes,
+                scratch: context.scratch,
+            };
+            whole.infer(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| hand_over(nodes, logits.values()))
+        }
+    }
+}
+
+fn softmax(row: &mut [f32]) {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().for_each(|value| *value = (*value - most).exp());
+    let sum: f32 = row.iter().sum();
+    row.iter_mut().for_each(|value| *value /= sum);
+}
+
+/// A split by its name.
+impl Task {
+    /// The nodes of a split, for prediction.
+    pub fn nodes_of(&self, split: SplitName) -> &Arc<Vec<NodeId>> {
+        self.split(split).nodes()
+    }
+}

@@ -1,0 +1,250 @@
+//! The run directory: everything about a run, in files that people and programs read.
+//!
+//! `config.json` the resolved configuration, `environment.json` where it ran, `metrics.jsonl` a line a batch and an
+//! epoch, `summary.json` the result, `best.safetensors` and `last.safetensors` the weights, `checkpoint.safetensors` what a
+//! resumed run needs.
+
+use crate::checkpoint::write_atomically;
+use crate::{Metrics, Result, RunConfig, TrainError};
+use esker_fetch::pipeline::StageTimes;
+use esker_strategies::MemoryTable;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// A batch as `metrics.jsonl` has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchRecord {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The batch in its epoch, from 0.
+    pub batch: u64,
+    /// Its loss; none when no seed had a label.
+    pub loss: Option<f64>,
+    /// The learning rate.
+    pub lr: f64,
+}
+
+/// An epoch as `metrics.jsonl` and `summary.json` have it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EpochRecord {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Wall time of its batches, evaluation not counted.
+    pub seconds: f64,
+    /// Wall time of its evaluation.
+    pub evaluation_seconds: f64,
+    /// Batches.
+    pub batches: u64,
+    /// Mean loss of its batches.
+    pub loss: f64,
+    /// Validation, where it was due.
+    pub valid: Option<Metrics>,
+    /// Bytes that came from the disk, by the kernel's count for this process.
+    pub bytes_read: u64,
+    /// Bytes of the rows that batches needed.
+    pub bytes_useful: u64,
+    /// Reads from the disk that we issued; 0 where the page cache reads.
+    pub reads: u64,
+    /// Share of rows found in each tier.
+    pub hit_ratio: BTreeMap<String, f64>,
+    /// What each stage did with its time.
+    pub stages: Vec<StageTimes>,
+}
+
+/// The result of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// A hash over the bits of every batch's loss, in order: equal for runs that are equal to the bit.
+    pub loss_digest: String,
+    /// Where rows came from.
+    pub strategy: String,
+    /// What trained.
+    pub device: String,
+    /// Test nodes by the best model.
+    pub test: Option<Metrics>,
+    /// Validation nodes by the best model.
+    pub valid: Option<Metrics>,
+    /// The epoch of the best model.
+    pub best_epoch: Option<u64>,
+    /// Why it ended: all epochs, or no better model for a while.
+    pub ended: String,
+    /// The most memory the process had resident.
+    pub peak_host_bytes: u64,
+    /// What it was allowed.
+    pub budget_host_bytes: u64,
+    /// What was promised, line by line.
+    pub memory: MemoryTable,
+    /// Steps of the optimizer.
+    pub steps: u64,
+    /// Wall time of all epochs, interrupted parts not counted.
+    pub seconds: f64,
+    /// The epochs.
+    pub epochs: Vec<EpochRecord>,
+}
+
+/// Where a run lives.
+#[derive(Debug, Clone)]
+pub struct RunDirectory {
+    path: PathBuf,
+}
+
+impl RunDirectory {
+    /// A directory that can take a new run; one that holds a run already is refused. Nothing is written.
+    pub(crate) fn create_checked(path: &Path) -> Result<RunDirectory> {
+        let run = RunDirectory { path: path.to_path_buf() };
+        if run.config_path().exists() {
+            return Err(TrainError::config(
+                format!("{} holds a run already", path.display()),
+                "go on with --resume, or choose another --out",
+            ));
+        }
+        Ok(run)
+    }
+
+    /// A directory for a new run; one that holds a run already is refused.
+    pub fn create(path: &Path, config: &RunConfig) -> Result<RunDirectory> {
+        let run = RunDirectory::create_checked(path)?;
+        fs::create_dir_all(path).map_err(TrainError::io(path))?;
+        let environment = serde_json::json!({
+            "esker": env!("CARGO_PKG_VERSION"),
+            "cores": std::thread::available_parallelism().map_or(0, usize::from),
+            "memory_bytes": esker_types::machine_memory_limit().bytes,
+            "processor": processor(),
+            "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
+        });
+        run.write_json("environment.json", &environment)?;
+        // The configuration last: a directory that has it holds a run.
+        run.write_json("config.json", config)?;
+        Ok(run)
+    }
+
+    /// A directory that holds a run.
+    pub fn open(path: &Path) -> Result<(RunDirectory, RunConfig)> {
+        let run = RunDirectory { path: path.to_path_buf() };
+        let file = run.config_path();
+        let bytes = fs::read(&file).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => TrainError::config(
+                format!("{} holds no run", path.display()),
+                "give the directory that `esker train --out` wrote",
+            ),
+            _ => TrainError::Io { path: file.clone(), source },
+        })?;
+        let config = serde_json::from_slice(&bytes)
+            .map_err(|error| TrainError::file(&file, "a run's configuration", error, "train again"))?;
+        Ok((run, config))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.path.join("config.json")
+    }
+
+    /// What a resumed run needs.
+    pub fn checkpoint_path(&self) -> PathBuf {
+        self.path.join("checkpoint.safetensors")
+    }
+
+    /// The weights of the best model.
+    pub fn best_path(&self) -> PathBuf {
+        self.path.join("best.safetensors")
+    }
+
+    /// The weights in the end.
+    pub fn last_path(&self) -> PathBuf {
+        self.path.join("last.safetensors")
+    }
+
+    /// The result.
+    pub fn summary_path(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// Where inference over the whole graph keeps hidden rows that do not fit memory.
+    pub fn scratch_path(&self) -> PathBuf {
+        self.path.join("scratch")
+    }
+
+    /// The result, if the run has ended.
+    pub fn summary(&self) -> Result<Option<Summary>> {
+        let path = self.summary_path();
+        if !path.exists() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&path).map_err(TrainError::io(&path))?;
+        let summary = serde_json::from_slice(&bytes)
+            .map_err(|error| TrainError::file(&path, "a run's summary", error, "train again"))?;
+        Ok(Some(summary))
+    }
+
+    /// Writes a file of JSON that people can read.
+    pub fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
+        let path = self.path.join(name);
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|error| TrainError::file(&path, "a value", error, "report this"))?;
+        write_atomically(&path, (text + "\n").as_bytes())
+    }
+
+    /// Opens the lines, keeping the first `bytes`: what a checkpoint has seen.
+    pub(crate) fn metrics(&self, bytes: u64) -> Result<MetricsWriter> {
+        let path = self.path.join("metrics.jsonl");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let mut file = file.map_err(TrainError::io(&path))?;
+        let found = file.metadata().map_err(TrainError::io(&path))?.len();
+        if found < bytes {
+            let expected = format!("{bytes} bytes at least, as the checkpoint says");
+            return Err(TrainError::file(&path, expected, found, "train again with another --out"));
+        }
+        file.set_len(bytes).map_err(TrainError::io(&path))?;
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(TrainError::io(&path))?;
+        Ok(MetricsWriter { path, file: BufWriter::new(file), bytes })
+    }
+}
+
+/// Appends lines.
+pub(crate) struct MetricsWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    bytes: u64,
+}
+
+impl MetricsWriter {
+    pub fn line<T: Serialize>(&mut self, kind: &str, value: &T) -> Result<()> {
+        let mut value = serde_json::to_value(value)
+            .map_err(|error| TrainError::file(&self.path, "a value", error, "report this"))?;
+        value["kind"] = kind.into();
+        let line = format!("{value}\n");
+        self.bytes += line.len() as u64;
+        self.file.write_all(line.as_bytes()).map_err(TrainError::io(&self.path))
+    }
+
+    /// Makes the lines so far durable; returns their bytes.
+    pub fn sync(&mut self) -> Result<u64> {
+        let done = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        done.map_err(TrainError::io(&self.path))?;
+        Ok(self.bytes)
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        self.file.flush().map_err(TrainError::io(&self.path))
+    }
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_string()
+}
+
+/// Bytes that the kernel has read from disks for this process so far; 0 where it does not say.
+pub(crate) fn disk_bytes_read() -> u64 {
+    let text = fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,364 @@
+//! The loop: a batch, a step, a line in the record; at the end of an epoch validation; now and then a checkpoint. All
+//! that the next batch depends on is in the checkpoint, so a run that was killed anywhere goes on as if it had not been.
+
+use crate::checkpoint::Checkpoint;
+use crate::metrics::Metrics;
+use crate::record::{BatchRecord, EpochRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read};
+use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
+use esker_fetch::pipeline::{StageClock, StageTimes};
+use esker_sample::Position;
+use esker_strategies::{Batch, BatchSource, SourceCounters};
+use esker_types::peak_resident_bytes;
+use esker_types::random::mix;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Looks at a run, and may stop it.
+pub trait Watcher {
+    /// A batch is done; `false` stops the run after a checkpoint.
+    fn batch(&mut self, progress: &BatchProgress<'_>) -> bool;
+    /// Validation or test begins.
+    fn evaluation(&mut self, what: &str);
+    /// An epoch is done.
+    fn epoch(&mut self, record: &EpochRecord, best: bool);
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchProgress<'a> {
+    /// The batch just done.
+    pub record: &'a BatchRecord,
+    /// Batches of its epoch.
+    pub batches: u64,
+    /// Epochs of the run.
+    pub epochs: u64,
+    /// The stages' times so far, the trainer's last.
+    pub stages: &'a [StageTimes],
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// With a result.
+    Finished(Box<Summary>),
+    /// By its watcher; it goes on from this position with `resume`.
+    Stopped(Position),
+}
+
+/// What a checkpoint says beside numbers.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+struct State {
+    epoch: u64,
+    batch: u64,
+    steps: u64,
+    digest: u64,
+    /// Of the epoch at hand.
+    loss_sum: f64,
+    loss_count: u64,
+    epoch_seconds: f64,
+    epoch_read: u64,
+    epoch_useful: u64,
+    best: Option<Best>,
+    without_better: u64,
+    seconds: f64,
+    metrics_bytes: u64,
+    epochs: Vec<EpochRecord>,
+    ended: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Best {
+    epoch: u64,
+    score: f64,
+    valid: Metrics,
+}
+
+/// Trains a run.
+pub struct Trainer {
+    run: OpenRun,
+    directory: RunDirectory,
+    state: State,
+    metrics: MetricsWriter,
+    clock: Arc<StageClock>,
+    last_checkpoint: Instant,
+    batches_since: u64,
+    /// What the source and the disk had counted when the epoch, or this process, began.
+    counted: SourceCounters,
+    read_before: u64,
+    epoch_started: Instant,
+}
+
+impl Trainer {
+    /// A new run in a new directory.
+    pub fn create(config: RunConfig, out: &Path) -> Result<Trainer> {
+        let scratch = RunDirectory::create_checked(out)?.scratch_path();
+        let run = OpenRun::new(config, scratch)?;
+        // Only a run that can start leaves a directory behind.
+        let directory = RunDirectory::create(out, &run.config)?;
+        Trainer::new(run, directory, State::default())
+    }
+
+    /// Goes on with a run where its last checkpoint left it; from the start where there is none.
+    pub fn resume(config: RunConfig, out: &Path) -> Result<Trainer> {
+        let (directory, before) = RunDirectory::open(out)?;
+        let differences = config.differences(&before);
+        if !differences.is_empty() {
+            return Err(TrainError::config(
+                format!("{} was another run: {}", out.display(), differences.join("; ")),
+                "resume it with what it was started with, or choose another --out",
+            ));
+        }
+        let path = directory.checkpoint_path();
+        let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
+        let mut run = OpenRun::new(config, directory.scratch_path())?;
+        let state = match checkpoint {
+            None => State::default(),
+            Some(checkpoint) => {
+                let state: State = serde_json::from_value(checkpoint.state.clone()).map_err(|error| {
+                    TrainError::file(&path, "the state of a run", error, "delete it to start the run again")
+                })?;
+                run.learner.load_model(&checkpoint.model)?;
+                run.learner.load_optimizer(state.steps, &checkpoint.optimizer)?;
+                state
+            }
+        };
+        Trainer::new(run, directory, state)
+    }
+
+    fn new(run: OpenRun, directory: RunDirectory, state: State) -> Result<Trainer> {
+        let metrics = directory.metrics(state.metrics_bytes)?;
+        let now = Instant::now();
+        Ok(Trainer {
+            run,
+            directory,
+            state,
+            metrics,
+            clock: StageClock::new("train"),
+            last_checkpoint: now,
+            batches_since: 0,
+            counted: SourceCounters::default(),
+            read_before: disk_bytes_read(),
+            epoch_started: now,
+        })
+    }
+
+    /// The run.
+    pub fn open_run(&self) -> &OpenRun {
+        &self.run
+    }
+
+    /// Where it goes on.
+    pub fn position(&self) -> Position {
+        Position { epoch: self.state.epoch, batch: self.state.batch }
+    }
+
+    /// Trains to the end, or until the watcher stops it.
+    pub fn run(mut self, watcher: &mut dyn Watcher) -> Result<Outcome> {
+        if self.state.ended.is_none() {
+            let mut source = self.run.strategy.batches(&self.run.job, self.position())?;
+            self.begin_epoch(&*source);
+            loop {
+                let (clock, next) = (self.clock.clone(), &mut source);
+                let Some(batch) = clock.starved(|| next.next())? else { break };
+                if !self.one_batch(batch, &*source, watcher)? {
+                    drop(source);
+                    self.checkpoint()?;
+                    return Ok(Outcome::Stopped(self.position()));
+                }
+                if self.state.ended.is_some() {
+                    break;
+                }
+            }
+            drop(source);
+            self.state.ended.get_or_insert_with(|| "all epochs".into());
+            self.checkpoint()?;
+        }
+        self.finish(watcher)
+    }
+
+    /// Trains on a batch and does what is due behind it. Returns whether to go on.
+    fn one_batch(
+        &mut self,
+        batch: Batch<CpuRows>,
+        source: &dyn BatchSource<CpuRows>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<bool> {
+        let (at, run) = (batch.at, &mut self.run);
+        let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
+        let loss = self.clock.busy(|| run.learner.step(&batch, &run.task.train, lr))?;
+        drop(batch);
+        let bits = loss.map_or(u64::MAX, f64::to_bits);
+        self.state.digest = mix(self.state.digest ^ mix(bits));
+        if let Some(loss) = loss {
+            self.state.loss_sum += loss;
+            self.state.loss_count += 1;
+        }
+        let record = BatchRecord { epoch: at.epoch, batch: at.batch, loss, lr };
+        self.metrics.line("batch", &record)?;
+        self.state.batch = at.batch + 1;
+        self.batches_since += 1;
+        let batches = self.run.job.batches.count(at.epoch);
+        let stages = self.stages(source);
+        let progress = BatchProgress { record: &record, batches, epochs: self.run.config.epochs, stages: &stages };
+        let go_on = watcher.batch(&progress);
+        if at.batch + 1 == batches {
+            self.end_epoch(source, watcher)?;
+        }
+        self.maybe_checkpoint()?;
+        Ok(go_on || self.state.ended.is_some())
+    }
+
+    fn begin_epoch(&mut self, source: &dyn BatchSource<CpuRows>) {
+        self.epoch_started = Instant::now();
+        self.counted = source.counters();
+        self.counted.stages = self.stages(source);
+        self.read_before = disk_bytes_read();
+    }
+
+    fn end_epoch(&mut self, source: &dyn BatchSource<CpuRows>, watcher: &mut dyn Watcher) -> Result<()> {
+        let mut record = self.epoch_record(source);
+        let config = &self.run.config;
+        let (epoch, last) = (self.state.epoch, self.state.epoch + 1 == config.epochs);
+        let mut better = false;
+        if config.eval != EvaluationMode::None && ((epoch + 1) % config.eval_every == 0 || last) {
+            let started = Instant::now();
+            let (metric, mode, nodes) = (config.metric, config.eval, self.run.task.valid.clone());
+            watcher.evaluation("valid");
+            record.valid = self.run.context().evaluate(&nodes, mode)?;
+            record.evaluation_seconds = started.elapsed().as_secs_f64();
+            if let Some(valid) = record.valid {
+                better = self.judge(Best { epoch, score: valid.score(metric), valid })?;
+            }
+        }
+        self.metrics.line("epoch", &record)?;
+        self.metrics.flush()?;
+        watcher.epoch(&record, better);
+        let state = &mut self.state;
+        state.seconds += record.seconds + record.evaluation_seconds;
+        state.epochs.push(record);
+        (state.epoch, state.batch) = (epoch + 1, 0);
+        (state.loss_sum, state.loss_count, state.epoch_seconds) = (0.0, 0, 0.0);
+        (state.epoch_read, state.epoch_useful) = (0, 0);
+        let patience = self.run.config.patience;
+        if patience > 0 && state.without_better >= patience && !last {
+            state.ended = Some(format!("no better model in {patience} evaluations"));
+        }
+        self.begin_epoch(source);
+        Ok(())
+    }
+
+    /// Keeps a model that is better than those before it.
+    fn judge(&mut self, found: Best) -> Result<bool> {
+        let better = self.state.best.as_ref().is_none_or(|best| found.score > best.score);
+        if better {
+            let state = serde_json::json!({ "epoch": found.epoch, "valid": found.valid });
+            let model = self.run.learner.export_model();
+            Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
+            self.state.best = Some(found);
+            self.state.without_better = 0;
+        } else {
+            self.state.without_better += 1;
+        }
+        Ok(better)
+    }
+
+    fn epoch_record(&self, source: &dyn BatchSource<CpuRows>) -> EpochRecord {
+        let (now, state) = (source.counters(), &self.state);
+        let stages = self.stages(source);
+        let before = |stage: &StageTimes| self.counted.stages.iter().find(|b| b.name == stage.name).cloned();
+        EpochRecord {
+            epoch: state.epoch,
+            seconds: state.epoch_seconds + self.epoch_started.elapsed().as_secs_f64(),
+            evaluation_seconds: 0.0,
+            batches: self.run.job.batches.count(state.epoch),
+            loss: state.loss_sum / state.loss_count.max(1) as f64,
+            valid: None,
+            bytes_read: state.epoch_read + disk_bytes_read().saturating_sub(self.read_before),
+            bytes_useful: state.epoch_useful + now.bytes_useful - self.counted.bytes_useful,
+            reads: now.reads - self.counted.reads,
+            hit_ratio: hit_ratio(&now, &self.counted),
+            stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),
+        }
+    }
+
+    fn stages(&self, source: &dyn BatchSource<CpuRows>) -> Vec<StageTimes> {
+        let mut stages = source.counters().stages;
+        stages.push(self.clock.times());
+        stages
+    }
+
+    fn maybe_checkpoint(&mut self) -> Result<()> {
+        let config = &self.run.config;
+        let by_batches = config.checkpoint_batches > 0 && self.batches_since >= config.checkpoint_batches;
+        let seconds = self.last_checkpoint.elapsed().as_secs();
+        let by_time = config.checkpoint_seconds > 0 && seconds >= config.checkpoint_seconds;
+        if by_batches || by_time { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        let (steps, optimizer) = self.run.learner.export_optimizer();
+        self.state.steps = steps;
+        // Lines first: a checkpoint must not know of lines that are not there.
+        self.state.metrics_bytes = self.metrics.sync()?;
+        let mut state = self.state.clone();
+        state.epoch_seconds += self.epoch_started.elapsed().as_secs_f64();
+        state.epoch_read += disk_bytes_read().saturating_sub(self.read_before);
+        let state = serde_json::to_value(&state)
+            .map_err(|error| TrainError::file(&self.directory.checkpoint_path(), "a state", error, "report this"))?;
+        let model = self.run.learner.export_model();
+        Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
+        (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);
+        Ok(())
+    }
+
+    /// The last weights, the best model's test metrics, the summary.
+    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Outcome> {
+        let model = self.run.learner.export_model();
+        let last = serde_json::json!({ "epoch": self.state.epoch });
+        Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
+        if self.state.best.is_some() {
+            let best = Checkpoint::read(&self.directory.best_path())?;
+            self.run.learner.load_model(&best.model)?;
+        }
+        let mode = self.run.config.final_eval;
+        let mut valid = self.state.best.as_ref().map(|best| best.valid);
+        let mut test = None;
+        if mode != EvaluationMode::None {
+            let (test_nodes, valid_nodes) = (self.run.task.test.clone(), self.run.task.valid.clone());
+            watcher.evaluation("test");
+            test = self.run.context().evaluate(&test_nodes, mode)?;
+            if mode != self.run.config.eval {
+                valid = self.run.context().evaluate(&valid_nodes, mode)?;
+            }
+        }
+        let config = &self.run.config;
+        let summary = Summary {
+            loss_digest: format!("{:016x}", self.state.digest),
+            strategy: config.strategy.to_string(),
+            device: config.device.clone(),
+            test,
+            valid,
+            best_epoch: self.state.best.as_ref().map(|best| best.epoch),
+            ended: self.state.ended.clone().unwrap_or_default(),
+            peak_host_bytes: peak_resident_bytes(),
+            budget_host_bytes: config.memory,
+            memory: self.run.plan.table.clone(),
+            steps: self.state.steps,
+            seconds: self.state.seconds,
+            epochs: self.state.epochs.clone(),
+        };
+        self.directory.write_json("summary.json", &summary)?;
+        Ok(Outcome::Finished(Box::new(summary)))
+    }
+}
+
+fn hit_ratio(now: &SourceCounters, before: &SourceCounters) -> std::collections::BTreeMap<String, f64> {
+    let rows = (now.rows - before.rows).max(1) as f64;
+    let hits = now.hits.iter().map(|(tier, count)| {
+        let earlier = before.hits.iter().find(|(name, _)| name == tier).map_or(0, |(_, count)| *count);
+        (tier.clone(), (count - earlier) as f64 / rows)
+    });
+    hits.collect()
+}
