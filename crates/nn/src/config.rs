@@ -125,7 +125,10 @@ impl ModelConfig {
             return Err(NnError::config("a model of 0 layers", "ask for at least 1"));
         }
         if input_columns == 0 {
-            return Err(NnError::config("rows of 0 features", "train on a dataset with features, or on embeddings"));
+            return Err(NnError::config(
+                "rows of 0 features",
+                "train on a dataset with features, or on embeddings",
+            ));
         }
         if output_columns == 0 || self.hidden == 0 {
             let problem = format!("{} hidden and {output_columns} output columns", self.hidden);
@@ -137,7 +140,10 @@ impl ModelConfig {
             }
         }
         if !self.gin_epsilon.is_finite() {
-            return Err(NnError::config(format!("gin_epsilon = {}", self.gin_epsilon), "take a finite number"));
+            return Err(NnError::config(
+                format!("gin_epsilon = {}", self.gin_epsilon),
+                "take a finite number",
+            ));
         }
         if self.kind == Kind::Gat {
             self.check_heads()?;
@@ -149,7 +155,8 @@ impl ModelConfig {
         if self.heads == 0 {
             return Err(NnError::config("attention with 0 heads", "ask for at least 1"));
         }
-        if self.head_merge == HeadMerge::Concat && self.layers > 1 && !self.hidden.is_multiple_of(self.heads) {
+        if self.head_merge == HeadMerge::Concat && self.layers > 1 && !self.hidden.is_multiple_of(self.heads)
+        {
             return Err(NnError::config(
                 format!("{} hidden columns do not divide into {} heads", self.hidden, self.heads),
                 format!("take hidden = {}", self.hidden.next_multiple_of(self.heads)),

@@ -62,7 +62,12 @@ pub(crate) struct Call<'a, B: Backend> {
 
 impl<B: Backend> Convolution<B> {
     /// Fresh parameters of layer `layer`.
-    pub fn new(config: &ModelConfig, layer: usize, (input, output): (usize, usize), maker: &mut Maker<'_, B>) -> Self {
+    pub fn new(
+        config: &ModelConfig,
+        layer: usize,
+        (input, output): (usize, usize),
+        maker: &mut Maker<'_, B>,
+    ) -> Self {
         match config.kind {
             Kind::Mlp => Convolution::Linear {
                 weight: maker.linear("weight", output, input),
@@ -118,7 +123,9 @@ impl<B: Backend> Convolution<B> {
     /// Its parameters, in the order of their names in a checkpoint.
     pub fn parameters(&self) -> Vec<&Parameter<B>> {
         match self {
-            Convolution::Linear { weight, bias } | Convolution::Gcn { weight, bias, .. } => vec![weight, bias],
+            Convolution::Linear { weight, bias } | Convolution::Gcn { weight, bias, .. } => {
+                vec![weight, bias]
+            }
             Convolution::Sage { neighbours, bias, own, .. } => vec![neighbours, bias, own],
             Convolution::Gin { first, second, .. } => {
                 vec![&first.weight, &first.bias, &second.weight, &second.bias]
@@ -130,7 +137,9 @@ impl<B: Backend> Convolution<B> {
     /// The same, to be moved.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
         match self {
-            Convolution::Linear { weight, bias } | Convolution::Gcn { weight, bias, .. } => vec![weight, bias],
+            Convolution::Linear { weight, bias } | Convolution::Gcn { weight, bias, .. } => {
+                vec![weight, bias]
+            }
             Convolution::Sage { neighbours, bias, own, .. } => vec![neighbours, bias, own],
             Convolution::Gin { first, second, .. } => {
                 vec![&mut first.weight, &mut first.bias, &mut second.weight, &mut second.bias]
@@ -177,7 +186,10 @@ impl<B: Backend> Convolution<B> {
                 let mut hidden = backend.matrix(outputs, first.weight.value.rows());
                 let terms = vec![aggregate_term(call, *aggregator, rows.as_mut(), None, &first.weight)];
                 let bias = Some(&first.bias.value);
-                backend.affine(Affine { terms, accumulate: false, bias, add: None, post: GIN_POST }, &mut hidden);
+                backend.affine(
+                    Affine { terms, accumulate: false, bias, add: None, post: GIN_POST },
+                    &mut hidden,
+                );
                 let terms = vec![rows_term(&hidden, &second.weight)];
                 close(call, residual, post, terms, false, &second.bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Gin { rows, hidden })
@@ -249,12 +261,20 @@ impl<B: Backend> Convolution<B> {
 
     /// The part before the last product, for the kinds that have one: its parameters' gradients, and the gradient its input terms
     /// start from.
-    fn inner_backward(&mut self, call: &Call<'_, B>, kept: &Kept<B>, gradient: &B::Matrix) -> Option<B::Matrix> {
+    fn inner_backward(
+        &mut self,
+        call: &Call<'_, B>,
+        kept: &Kept<B>,
+        gradient: &B::Matrix,
+    ) -> Option<B::Matrix> {
         let backend = call.backend;
         match (&mut *self, kept) {
             (Convolution::Gin { first, second, .. }, Kept::Gin { rows, hidden }) => {
                 let mut inner = backend.matrix(hidden.rows(), hidden.columns());
-                backend.input_gradient(&[InputTerm::Rows { gradient, weight: &second.weight.value }], &mut inner);
+                backend.input_gradient(
+                    &[InputTerm::Rows { gradient, weight: &second.weight.value }],
+                    &mut inner,
+                );
                 let terms = vec![WeightTerm { source: rows, weight_gradient: &mut first.weight.gradient }];
                 let bias = Some(&mut first.bias.gradient);
                 backend.weight_gradients(&mut inner, Some((hidden, GIN_POST)), terms, bias);
@@ -295,10 +315,12 @@ impl<B: Backend> Convolution<B> {
             (Convolution::Linear { weight, .. }, ..) => {
                 vec![InputTerm::Rows { gradient, weight: &weight.value }]
             }
-            (Convolution::Sage { neighbours, own, aggregator, .. }, Kept::Aggregated { winners, .. }, _) => vec![
-                InputTerm::Rows { gradient, weight: &own.value },
-                aggregate(gradient, neighbours, *aggregator, winners.as_ref()),
-            ],
+            (Convolution::Sage { neighbours, own, aggregator, .. }, Kept::Aggregated { winners, .. }, _) => {
+                vec![
+                    InputTerm::Rows { gradient, weight: &own.value },
+                    aggregate(gradient, neighbours, *aggregator, winners.as_ref()),
+                ]
+            }
             (Convolution::Gcn { weight, aggregator, .. }, ..) => {
                 vec![aggregate(gradient, weight, *aggregator, None)]
             }

@@ -10,7 +10,9 @@ pub enum NnError {
         remedy: String,
     },
     /// A loss or gradient that is infinite or no number.
-    #[error("{what} is {found}; lower the learning rate, clip gradients, or check the features for such values")]
+    #[error(
+        "{what} is {found}; lower the learning rate, clip gradients, or check the features for such values"
+    )]
     NotFinite {
         /// What was computed.
         what: String,
@@ -28,7 +30,9 @@ pub enum NnError {
         last: u32,
     },
     /// Saved numbers that belong to another model or optimizer.
-    #[error("{name}: expected {expected}, found {found}; load them into a model of the configuration they come from")]
+    #[error(
+        "{name}: expected {expected}, found {found}; load them into a model of the configuration they come from"
+    )]
     Load {
         /// The parameter or state.
         name: String,

@@ -4,7 +4,6 @@ use crate::parameter::{Maker, named, restore};
 use crate::*;
 use esker_types::random::Key;
 
-
 /// The outputs of every layer in a training step, and what the backward pass will want.
 pub struct Activations<B: Backend>(Vec<Saved<B>>);
 
@@ -40,7 +39,12 @@ impl<B: Backend + Clone> Model<B> {
             let mut maker = Maker { backend, key: key.with(0).with(layer as u64), prefix, made: 0 };
             Layer::new(config, layer, widths, &mut maker)
         });
-        Ok(Model { backend: backend.clone(), config: config.clone(), key: key.with(1), layers: layers.collect() })
+        Ok(Model {
+            backend: backend.clone(),
+            config: config.clone(),
+            key: key.with(1),
+            layers: layers.collect(),
+        })
     }
 
     /// Where it computes.
@@ -89,25 +93,29 @@ impl<B: Backend + Clone> Model<B> {
     }
 
     /// One layer of a training step. Its output may be read, and rows of it replaced, before the next layer.
-    pub fn forward_layer(&mut self, layer: usize, graph: &B::Graph, input: &B::Matrix, step: u64) -> Saved<B> {
+    pub fn forward_layer(
+        &mut self,
+        layer: usize,
+        graph: &B::Graph,
+        input: &B::Matrix,
+        step: u64,
+    ) -> Saved<B> {
         let key = Some(self.dropout_key(layer, step));
         self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key })
     }
 
-    /// The backward pass of `forward_layer`, with the same graph, input and step: sets the layer's gradients from that of its
+    /// The backward pass of `forward_layer`, with the same graph and input: sets the layer's gradients from that of its
     /// output, and returns that of its input if `want_input`. Skipping it for the first layer saves the most.
     pub fn backward_layer(
         &mut self,
         layer: usize,
         graph: &B::Graph,
         input: &B::Matrix,
-        step: u64,
         saved: Saved<B>,
         gradient: B::Matrix,
         want_input: bool,
     ) -> Option<B::Matrix> {
-        let key = Some(self.dropout_key(layer, step));
-        let call = Call { backend: &self.backend, graph, input, key };
+        let call = Call { backend: &self.backend, graph, input, key: saved.key };
         self.layers[layer].backward(&call, saved, gradient, want_input)
     }
 
@@ -133,7 +141,6 @@ impl<B: Backend + Clone> Model<B> {
         &mut self,
         graphs: &[B::Graph],
         input: &B::Matrix,
-        step: u64,
         activations: Activations<B>,
         logits_gradient: B::Matrix,
         want_input: bool,
@@ -146,7 +153,7 @@ impl<B: Backend + Clone> Model<B> {
             };
             let input = all.last().map_or(input, |saved| &saved.output);
             let want = want_input || layer > 0;
-            gradient = self.backward_layer(layer, &graphs[layer], input, step, saved, above, want);
+            gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
         }
         gradient
     }

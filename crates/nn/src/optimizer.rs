@@ -146,7 +146,10 @@ impl<B: Backend + Clone> Optimizer<B> {
             let squares = model.parameters().fold(0.0, |sum, p| sum + backend.sum_of_squares(&p.gradient));
             let length = squares.sqrt();
             if !length.is_finite() {
-                return Err(NnError::NotFinite { what: "the length of the gradient".to_string(), found: length });
+                return Err(NnError::NotFinite {
+                    what: "the length of the gradient".to_string(),
+                    found: length,
+                });
             }
             gradient_scale = (limit as f64 / (length + 1e-6)).min(1.0) as f32;
             norm = Some(length);

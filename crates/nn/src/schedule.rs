@@ -46,13 +46,19 @@ impl Schedule {
         let problem = match *self {
             Schedule::Constant => return Ok(()),
             Schedule::Step { every: 0, .. } => "a rate that changes every 0 steps".to_string(),
-            Schedule::Step { factor, .. } | Schedule::Exponential { factor } if !(0.0..=10.0).contains(&factor) => {
+            Schedule::Step { factor, .. } | Schedule::Exponential { factor }
+                if !(0.0..=10.0).contains(&factor) =>
+            {
                 format!("a rate times {factor}")
             }
-            Schedule::Cosine { warmup, steps, .. } | Schedule::Linear { warmup, steps, .. } if warmup > steps => {
+            Schedule::Cosine { warmup, steps, .. } | Schedule::Linear { warmup, steps, .. }
+                if warmup > steps =>
+            {
                 format!("{warmup} steps of warm-up of {steps} in all")
             }
-            Schedule::Cosine { least, .. } | Schedule::Linear { least, .. } if !(0.0..=1.0).contains(&least) => {
+            Schedule::Cosine { least, .. } | Schedule::Linear { least, .. }
+                if !(0.0..=1.0).contains(&least) =>
+            {
                 format!("{least} of the rate in the end")
             }
             _ => return Ok(()),
@@ -69,8 +75,9 @@ impl Schedule {
             Schedule::Constant => 1.0,
             Schedule::Step { every, factor } => factor.powf((step / every.max(1)) as f64),
             Schedule::Exponential { factor } => factor.powf(step as f64),
-            Schedule::Cosine { warmup, steps, least } => ramp(step, warmup, steps)
-                .unwrap_or_else(|way| least + (1.0 - least) * 0.5 * (1.0 + (std::f64::consts::PI * way).cos())),
+            Schedule::Cosine { warmup, steps, least } => ramp(step, warmup, steps).unwrap_or_else(|way| {
+                least + (1.0 - least) * 0.5 * (1.0 + (std::f64::consts::PI * way).cos())
+            }),
             Schedule::Linear { warmup, steps, least } => {
                 ramp(step, warmup, steps).unwrap_or_else(|way| least + (1.0 - least) * (1.0 - way))
             }

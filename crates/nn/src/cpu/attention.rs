@@ -9,6 +9,8 @@ use super::{CpuBackend, CpuMatrix};
 use crate::{Attention, AttentionGradients, AttentionKept, Dropout, Shape};
 
 const CHUNK_ROWS: usize = 128;
+/// Partial sums of a vector's gradient at most.
+pub(crate) const VECTOR_CHUNKS: usize = 64;
 const AHEAD: usize = 4;
 
 /// What every pass reads.
@@ -65,9 +67,7 @@ impl Setting<'_> {
         let own = graph.self_first() + output;
         let (start, end) = (graph.offsets()[output] as usize, graph.offsets()[output + 1] as usize);
         let others = (start..end).map(move |edge| (edge, graph.nbrs()[edge] as usize));
-        others
-            .filter(move |(_, nbr)| *nbr != own)
-            .chain(std::iter::once((graph.edge_count() + output, own)))
+        others.filter(move |(_, nbr)| *nbr != own).chain(std::iter::once((graph.edge_count() + output, own)))
     }
 }
 
@@ -206,7 +206,11 @@ impl CpuBackend {
         target_scores: &'a CpuMatrix,
     ) -> Setting<'a> {
         let columns = call.hidden.columns();
-        assert!(call.heads > 0 && columns.is_multiple_of(call.heads), "{} heads in {columns} columns", call.heads);
+        assert!(
+            call.heads > 0 && columns.is_multiple_of(call.heads),
+            "{} heads in {columns} columns",
+            call.heads
+        );
         assert_eq!(call.hidden.rows(), call.graph.inputs, "the graph of this layer");
         Setting {
             graph: call.graph,
@@ -360,7 +364,7 @@ impl CpuBackend {
     fn vector_gradient(&self, rows: &[f32], numbers: &[f32], heads: usize, to: &mut CpuMatrix) {
         let columns = to.columns();
         let count = rows.len() / columns;
-        let unit = count.div_ceil(64).max(CHUNK_ROWS);
+        let unit = count.div_ceil(VECTOR_CHUNKS).max(CHUNK_ROWS);
         let mut partials = CpuMatrix::new(&self.pool, count.div_ceil(unit), columns);
         let parts = Parts::new(partials.values_mut());
         for_chunks(count, unit, |first, count| {

@@ -128,7 +128,8 @@ impl CpuGraph {
                 values.fill(1.0);
                 for output in 0..self.outputs {
                     let own = (self.self_first() + output) as u32;
-                    let list = &self.nbrs()[self.offsets()[output] as usize..self.offsets()[output + 1] as usize];
+                    let list =
+                        &self.nbrs()[self.offsets()[output] as usize..self.offsets()[output + 1] as usize];
                     let others = list.iter().filter(|nbr| **nbr != own).count();
                     values[own as usize] = 1.0 / ((others as f32 + 1.0).sqrt());
                 }

@@ -29,7 +29,7 @@ wide! {
             let sigmoid = if *x >= 0.0 { 1.0 / (1.0 + small) } else { small / (1.0 + small) };
             let known = !target.is_nan();
             *gradient = if known { (sigmoid - target) * scale } else { 0.0 };
-            let positive = if *x > 0.0 { *x } else if x.is_nan() { *x } else { 0.0 };
+            let positive = if *x <= 0.0 { 0.0 } else { *x };
             loss += if known { (positive - x * target) as f64 + (small as f64).ln_1p() } else { 0.0 };
         }
         loss
@@ -71,8 +71,12 @@ impl CpuBackend {
                 let logits = logits.row(rows[index] as usize);
                 loss[0] = match labels {
                     Labels::Classes(classes) => softmax_row(logits, classes[index] as usize, scale, to),
-                    Labels::Binary(targets) => sigmoid_row(logits, &targets[index * columns..][..columns], scale, to),
-                    Labels::Values(targets) => squared_row(logits, &targets[index * columns..][..columns], scale, to),
+                    Labels::Binary(targets) => {
+                        sigmoid_row(logits, &targets[index * columns..][..columns], scale, to)
+                    }
+                    Labels::Values(targets) => {
+                        squared_row(logits, &targets[index * columns..][..columns], scale, to)
+                    }
                 };
             }
         });
@@ -95,11 +99,9 @@ fn counted(rows: &[u32], labels: Labels<'_>, columns: usize) -> Result<usize> {
         Labels::Classes(classes) => {
             assert_eq!(classes.len(), rows.len(), "a label a row");
             match classes.iter().position(|class| *class as usize >= columns) {
-                Some(index) => Err(NnError::Label {
-                    row: rows[index],
-                    found: classes[index],
-                    last: columns as u32 - 1,
-                }),
+                Some(index) => {
+                    Err(NnError::Label { row: rows[index], found: classes[index], last: columns as u32 - 1 })
+                }
                 None => Ok(rows.len()),
             }
         }

@@ -227,7 +227,8 @@ fn batch_statistics(values: &CpuMatrix) -> (Vec<f32>, Vec<f32>) {
         column_sums(part(first, count), part(first, count), columns, sums)
     });
     let mean: Vec<f32> = sums[..columns].iter().map(|sum| (sum / rows as f64) as f32).collect();
-    let squares =
-        chunked_sums(rows, columns, |first, count, sums| square_sums(part(first, count), columns, &mean, sums));
+    let squares = chunked_sums(rows, columns, |first, count, sums| {
+        square_sums(part(first, count), columns, &mean, sums)
+    });
     (mean, squares.iter().map(|sum| (sum / rows as f64) as f32).collect())
 }

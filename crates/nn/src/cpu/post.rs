@@ -64,12 +64,10 @@ fn activate(row: &mut [f32], activation: Activation) {
     match activation {
         Activation::Identity => {}
         Activation::Relu => row.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x }),
-        Activation::Elu => {
-            row.iter_mut().for_each(|x| {
-                let below = exp(*x) - 1.0;
-                *x = if *x <= 0.0 { below } else { *x };
-            })
-        }
+        Activation::Elu => row.iter_mut().for_each(|x| {
+            let below = exp(*x) - 1.0;
+            *x = if *x <= 0.0 { below } else { *x };
+        }),
         Activation::LeakyRelu => {
             row.iter_mut().for_each(|x| *x = if *x < 0.0 { *x * LEAKY_SLOPE } else { *x })
         }

@@ -1,8 +1,8 @@
 //! Optimizer steps on the CPU, by PyTorch's formulas.
 
 use super::CpuMatrix;
-use super::buffer::Parts;
 use super::affine::for_chunks;
+use super::buffer::Parts;
 use super::wide::wide;
 use crate::{Rule, Shape, Update};
 
@@ -73,7 +73,9 @@ pub(crate) fn update(update: &Update, value: &mut CpuMatrix, gradient: &CpuMatri
                 sgd(update, momentum, nesterov, value, gradient, state.next().unwrap_or_default())
             }
             Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
-                let (Some(one), Some(two)) = (state.next(), state.next()) else { panic!("Adam has two states") };
+                let (Some(one), Some(two)) = (state.next(), state.next()) else {
+                    panic!("Adam has two states")
+                };
                 let corrections = [correction1, correction2_root];
                 adam(update, [beta1, beta2], epsilon, corrections, value, gradient, one, two)
             }

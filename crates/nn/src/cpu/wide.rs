@@ -75,7 +75,7 @@ pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
 /// exponent bits times a polynomial on [-ln 2 / 2, ln 2 / 2].
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let clamped = if x > 88.7 { 88.7 } else if x < -87.3 { -87.3 } else { x };
+    let clamped = x.clamp(-87.3, 88.7);
     const ROUND: f32 = 12_582_912.0;
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let power = shifted - ROUND;
@@ -87,10 +87,20 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_6e-1;
     p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
-    let scale = f32::from_bits(((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127) << 23) as u32);
+    let scale = f32::from_bits(
+        ((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127) << 23) as u32,
+    );
     let value = value * scale;
     // Infinite and no-number inputs keep their meaning.
-    if x > 88.7 { f32::INFINITY } else if x < -103.0 { 0.0 } else if x.is_nan() { x } else { value }
+    if x > 88.7 {
+        f32::INFINITY
+    } else if x < -103.0 {
+        0.0
+    } else if x.is_nan() {
+        x
+    } else {
+        value
+    }
 }
 
 #[cfg(test)]
