@@ -160,9 +160,8 @@ fn run(threads: usize, steps: usize, dropout: f32) {
             let name = ["backward 0", "backward 1", "backward 2"][layer];
             let (Some(own), Some(above)) = (saved.pop(), gradient.take()) else { break };
             let input = saved.last().map_or(&input, |saved| &saved.output);
-            gradient = times.time(name, || {
-                model.backward_layer(layer, &graphs[layer], input, step, own, above, layer > 0)
-            });
+            gradient = times
+                .time(name, || model.backward_layer(layer, &graphs[layer], input, own, above, layer > 0));
         }
         times.time("optimizer", || optimizer.step(&mut model, 0.003)).expect("a step");
         totals.push(start.elapsed().as_secs_f64());

@@ -3,6 +3,7 @@
 use crate::convolution::{Call, Convolution, Kept, Residual};
 use crate::parameter::{Maker, Parameter};
 use crate::*;
+use esker_types::random::Key;
 
 /// Weight of a batch in the running statistics, and what variances are padded by: PyTorch's defaults.
 const BATCH_MOMENTUM: f32 = 0.1;
@@ -30,6 +31,7 @@ pub struct Saved<B: Backend> {
     /// The rows of the layer's outputs. Rows may be replaced before the next layer reads them, if their gradients
     /// are then set to zero on the way back.
     pub output: B::Matrix,
+    pub(crate) key: Option<Key>,
     post: Post,
     normalised: Option<(B::Matrix, B::Matrix)>,
     kept: Kept<B>,
@@ -103,7 +105,7 @@ impl<B: Backend> Layer<B> {
         let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
         let Some(norm) = &mut self.norm else {
             let kept = self.convolution.forward(call, &self.residual, post, true, &mut output);
-            return Saved { output, post, normalised: None, kept };
+            return Saved { output, key: call.key, post, normalised: None, kept };
         };
         let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
         let kept = self.convolution.forward(call, &self.residual, Post::NONE, true, &mut values);
@@ -118,7 +120,7 @@ impl<B: Backend> Layer<B> {
         let (scale, shift) = (&norm.scale.value, &norm.shift.value);
         let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post };
         let deviations = backend.normalise(normalise, &mut values, &mut output);
-        Saved { output, post, normalised: Some((values, deviations)), kept }
+        Saved { output, key: call.key, post, normalised: Some((values, deviations)), kept }
     }
 
     pub fn infer(&self, call: &Call<'_, B>) -> B::Matrix {

@@ -14,7 +14,7 @@ pub mod cpu;
 mod error;
 mod layer;
 mod lists;
-
+mod memory;
 mod model;
 mod optimizer;
 mod parameter;
@@ -27,6 +27,7 @@ pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix};
 pub use error::{NnError, Result};
 pub use layer::Saved;
 pub use lists::Lists;
+pub use memory::{MemoryBytes, StepShape, memory_bytes};
 pub use model::{Activations, Model};
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 pub use parameter::{Named, Parameter};

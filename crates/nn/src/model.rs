@@ -104,20 +104,18 @@ impl<B: Backend + Clone> Model<B> {
         self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key })
     }
 
-    /// The backward pass of `forward_layer`, with the same graph, input and step: sets the layer's gradients from that of its
+    /// The backward pass of `forward_layer`, with the same graph and input: sets the layer's gradients from that of its
     /// output, and returns that of its input if `want_input`. Skipping it for the first layer saves the most.
     pub fn backward_layer(
         &mut self,
         layer: usize,
         graph: &B::Graph,
         input: &B::Matrix,
-        step: u64,
         saved: Saved<B>,
         gradient: B::Matrix,
         want_input: bool,
     ) -> Option<B::Matrix> {
-        let key = Some(self.dropout_key(layer, step));
-        let call = Call { backend: &self.backend, graph, input, key };
+        let call = Call { backend: &self.backend, graph, input, key: saved.key };
         self.layers[layer].backward(&call, saved, gradient, want_input)
     }
 
@@ -143,7 +141,6 @@ impl<B: Backend + Clone> Model<B> {
         &mut self,
         graphs: &[B::Graph],
         input: &B::Matrix,
-        step: u64,
         activations: Activations<B>,
         logits_gradient: B::Matrix,
         want_input: bool,
@@ -156,7 +153,7 @@ impl<B: Backend + Clone> Model<B> {
             };
             let input = all.last().map_or(input, |saved| &saved.output);
             let want = want_input || layer > 0;
-            gradient = self.backward_layer(layer, &graphs[layer], input, step, saved, above, want);
+            gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
         }
         gradient
     }

@@ -121,7 +121,7 @@ fn forward_and_backward_agree_with_pytorch() {
         let activations = model.forward(&graphs, &input, 0);
         assert_close(&what("output"), activations.logits().values(), of("output"));
         let direction = matrix(&backend, graphs.last().unwrap().outputs(), of("direction"));
-        let gradient = model.backward(&graphs, &input, 0, activations, direction, true).unwrap();
+        let gradient = model.backward(&graphs, &input, activations, direction, true).unwrap();
         assert_close(&what("input gradient"), gradient.values(), of("input_gradient"));
         let mut seen = 0;
         for parameter in model.parameters() {
@@ -156,7 +156,7 @@ fn ten_optimizer_steps_agree_with_pytorch() {
                 "{}: {loss} {expected}",
                 case.name
             );
-            assert!(model.backward(&graphs, &input, step as u64, activations, gradient, false).is_none());
+            assert!(model.backward(&graphs, &input, activations, gradient, false).is_none());
             optimizer.step(&mut model, case.rate).unwrap();
         }
         for named in model.export() {

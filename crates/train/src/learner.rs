@@ -89,7 +89,7 @@ impl Learner {
             let (input, step) = (&batch.rows.0, self.optimizer.steps());
             let activations = self.model.forward(&graphs, input, step);
             let (loss, gradient) = self.model.loss(activations.logits(), &rows, picked.as_labels())?;
-            self.model.backward(&graphs, input, step, activations, gradient, false);
+            self.model.backward(&graphs, input, activations, gradient, false);
             self.optimizer.step(&mut self.model, rate)?;
             Ok(Some(loss))
         })

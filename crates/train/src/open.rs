@@ -71,6 +71,12 @@ impl OpenRun {
         Ok(opened)
     }
 
+    /// Bytes of a feature row as stored.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        let features = self.job.dataset.manifest().nodes.features.as_ref();
+        features.map_or(0, |features| features.dim * features.dtype.bytes())
+    }
+
     pub(crate) fn context(&mut self) -> Context<'_> {
         Context {
             config: &self.config,

@@ -188,6 +188,7 @@ impl Trainer {
         let (at, run) = (batch.at, &mut self.run);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
         let loss = self.clock.busy(|| run.learner.step(&batch, &run.task.train, lr))?;
+        self.state.epoch_useful += batch.sample.node_ids.len() as u64 * run.row_bytes();
         drop(batch);
         let bits = loss.map_or(u64::MAX, f64::to_bits);
         self.state.digest = mix(self.state.digest ^ mix(bits));
@@ -276,7 +277,7 @@ impl Trainer {
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
             bytes_read: state.epoch_read + disk_bytes_read().saturating_sub(self.read_before),
-            bytes_useful: state.epoch_useful + now.bytes_useful - self.counted.bytes_useful,
+            bytes_useful: state.epoch_useful,
             reads: now.reads - self.counted.reads,
             hit_ratio: hit_ratio(&now, &self.counted),
             stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),

@@ -2,16 +2,16 @@
 //! shapes alone; a chunk aggregates, multiplies, adds its bias and activates while its rows are in the cache.
 
 use super::aggregate::{aggregate_rows, hand_back_rows};
-use super::buffer::{Buffer, Parts};
+use super::buffer::Parts;
 use super::graph::CpuGraph;
 use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
-use super::product::{View, product};
+use super::product::{Packed, View, add_turned, product_packed};
 use super::{CpuBackend, CpuMatrix};
 use crate::{Affine, Aggregator, InputTerm, Post, Shape, Source, WeightTerm};
 use rayon::prelude::*;
 
-/// Rows of a forward chunk: in and out fit the second-level cache together.
-pub(crate) const CHUNK_ROWS: usize = 128;
+/// Rows of a forward chunk: whole tiles of rows, and in and out fit the second-level cache together.
+pub(crate) const CHUNK_ROWS: usize = 192;
 /// Rows of a chunk of weight gradients: the depth of its product.
 const DEPTH_ROWS: usize = 512;
 /// Partial weight gradients at most, and the numbers they may hold together before there are fewer.
@@ -36,9 +36,7 @@ pub(crate) fn group_count(rows: usize, numbers: usize) -> usize {
 /// A term ready to be read by any thread.
 struct Ready<'a> {
     from: From<'a>,
-    depth: usize,
-    /// The weight with a row an input column: products read it faster than PyTorch's layout.
-    weight: Buffer,
+    weight: Packed,
 }
 
 enum From<'a> {
@@ -49,6 +47,23 @@ enum From<'a> {
         aggregator: Aggregator,
         kept: Option<Parts<f32>>,
         winners: Option<Parts<u32>>,
+    },
+}
+
+/// A term of an input's gradient, ready to be read by any thread.
+enum ReadyInput<'a> {
+    Rows {
+        gradient: &'a CpuMatrix,
+        weight: Packed,
+    },
+    Identity {
+        gradient: &'a CpuMatrix,
+    },
+    Aggregate {
+        graph: &'a CpuGraph,
+        projected: CpuMatrix,
+        aggregator: Aggregator,
+        winners: Option<&'a [u32]>,
     },
 }
 
@@ -71,9 +86,8 @@ impl CpuBackend {
             }
         };
         assert_eq!(weight.columns(), depth, "a weight has a column for each column of its source");
-        let mut turned = self.pool.take(depth * weight.rows());
-        transpose(weight.values(), weight.rows(), depth, turned.floats_mut());
-        Ready { from, depth, weight: turned }
+        let view = View::transposed(weight.values(), depth);
+        Ready { from, weight: Packed::new(&self.pool, view, depth, weight.rows()) }
     }
 
     pub(crate) fn affine_forward(&self, call: Affine<'_, CpuBackend>, output: &mut CpuMatrix) {
@@ -91,7 +105,7 @@ impl CpuBackend {
             // SAFETY: chunks do not overlap, and `output` is borrowed until all are done.
             let to = unsafe { to.part(first * columns, count * columns) };
             for (index, term) in terms.iter().enumerate() {
-                self.term_rows(term, first, to, [count, columns], accumulate || index > 0);
+                self.term_rows(term, first, to, count, accumulate || index > 0);
             }
             let add = add.map(|add| &add[first * columns..][..count * columns]);
             finish_rows(to, columns, first, bias.map(CpuMatrix::values), add, post);
@@ -99,21 +113,11 @@ impl CpuBackend {
     }
 
     /// The product of one term for one chunk.
-    fn term_rows(
-        &self,
-        term: &Ready<'_>,
-        first: usize,
-        to: &mut [f32],
-        [rows, columns]: [usize; 2],
-        add: bool,
-    ) {
-        let depth = term.depth;
-        let shape = [rows, columns, depth];
-        let weight = View::rows(term.weight.floats(), columns);
+    fn term_rows(&self, term: &Ready<'_>, first: usize, to: &mut [f32], rows: usize, add: bool) {
+        let depth = term.weight.depth();
         match &term.from {
             From::Rows(values) => {
-                let rows = &values[first * depth..][..rows * depth];
-                self.timed_product(to, shape, View::rows(rows, depth), weight, add);
+                self.timed_product(to, &values[first * depth..][..rows * depth], &term.weight, add);
             }
             From::Aggregate { graph, input, aggregator, kept, winners } => {
                 let mut scratch;
@@ -130,13 +134,15 @@ impl CpuBackend {
                 self.counters.aggregate(|| {
                     aggregate_rows(graph, input, depth, *aggregator, first, aggregated, winners)
                 });
-                self.timed_product(to, shape, View::rows(aggregated, depth), weight, add);
+                self.timed_product(to, aggregated, &term.weight, add);
             }
         }
     }
 
-    fn timed_product(&self, to: &mut [f32], shape: [usize; 3], left: View<'_>, right: View<'_>, add: bool) {
-        self.counters.product(shape, || product(to, shape, left, right, add));
+    fn timed_product(&self, to: &mut [f32], left: &[f32], right: &Packed, add: bool) {
+        let rows = to.len() / right.columns().max(1);
+        let shape = [rows, right.columns(), right.depth()];
+        self.counters.product(shape, || product_packed(to, rows, left, right, add));
     }
 
     pub(crate) fn affine_weights(
@@ -199,8 +205,8 @@ impl CpuBackend {
             let (weight, rest) = partial.split_at_mut(columns * depth);
             partial = rest;
             let source = &source[first * depth..][..count * depth];
-            let (left, right) = (View::transposed(gradient, columns), View::rows(source, *depth));
-            self.timed_product(weight, [columns, *depth, count], left, right, true);
+            let shape = [columns, *depth, count];
+            self.counters.product(shape, || add_turned(weight, shape, gradient, source));
         }
         if !partial.is_empty() {
             add_rows(gradient, columns, partial);
@@ -209,38 +215,26 @@ impl CpuBackend {
 
     pub(crate) fn affine_inputs(&self, terms: &[InputTerm<'_, CpuBackend>], to: &mut CpuMatrix) {
         let (rows, columns) = (to.rows(), to.columns());
-        let projected: Vec<Option<CpuMatrix>> = terms.iter().map(|term| self.projected(term, to)).collect();
+        let terms: Vec<ReadyInput> = terms.iter().map(|term| self.ready_input(term, to)).collect();
         let to = Parts::new(to.values_mut());
         for_chunks(rows, CHUNK_ROWS, |first, count| {
             // SAFETY: chunks do not overlap, and the matrix is borrowed until all are done.
             let to = unsafe { to.part(first * columns, count * columns) };
             to.fill(0.0);
-            for (term, projected) in terms.iter().zip(&projected) {
+            for term in &terms {
                 match term {
-                    InputTerm::Rows { gradient, weight } => {
+                    ReadyInput::Rows { gradient, weight } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
-                        let to = &mut to[skip * columns..];
-                        let depth = gradient.columns();
-                        let (left, right) = (View::rows(from, depth), View::rows(weight.values(), columns));
-                        self.timed_product(to, [count - skip, columns, depth], left, right, true);
+                        self.timed_product(&mut to[skip * columns..], from, weight, true);
                     }
-                    InputTerm::Identity { gradient } => {
+                    ReadyInput::Identity { gradient } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
                         add_into(&mut to[skip * columns..], from);
                     }
-                    InputTerm::Aggregate { graph, aggregator, winners, .. } => {
-                        let Some(projected) = projected else { continue };
-                        let winners = winners.map(|winners| bytemuck::cast_slice(winners.values()));
+                    ReadyInput::Aggregate { graph, projected, aggregator, winners } => {
+                        let projected = projected.values();
                         self.counters.aggregate(|| {
-                            hand_back_rows(
-                                graph,
-                                projected.values(),
-                                columns,
-                                *aggregator,
-                                winners,
-                                first,
-                                to,
-                            )
+                            hand_back_rows(graph, projected, columns, *aggregator, *winners, first, to)
                         });
                     }
                 }
@@ -248,29 +242,46 @@ impl CpuBackend {
         });
     }
 
+    fn ready_input<'a>(&self, term: &InputTerm<'a, CpuBackend>, to: &CpuMatrix) -> ReadyInput<'a> {
+        let pack = |weight: &CpuMatrix, gradient: &CpuMatrix| {
+            assert_eq!((weight.rows(), weight.columns()), (gradient.columns(), to.columns()));
+            let view = View::rows(weight.values(), weight.columns());
+            Packed::new(&self.pool, view, weight.rows(), weight.columns())
+        };
+        match *term {
+            InputTerm::Rows { gradient, weight } => {
+                ReadyInput::Rows { gradient, weight: pack(weight, gradient) }
+            }
+            InputTerm::Identity { gradient } => {
+                assert_eq!(gradient.columns(), to.columns(), "an identity residual keeps the width");
+                ReadyInput::Identity { gradient }
+            }
+            InputTerm::Aggregate { graph, gradient, weight, aggregator, winners } => {
+                assert_eq!(
+                    (graph.inputs, graph.outputs),
+                    (to.rows(), gradient.rows()),
+                    "the graph of this layer"
+                );
+                // Made here, before threads wait for it.
+                graph.transposed();
+                let projected = self.projected(gradient, &pack(weight, gradient));
+                let winners = winners.map(|winners| bytemuck::cast_slice(winners.values()));
+                ReadyInput::Aggregate { graph, projected, aggregator, winners }
+            }
+        }
+    }
+
     /// `gradient x weight` of an aggregated term: the gradient of its aggregated rows.
-    fn projected(&self, term: &InputTerm<'_, CpuBackend>, to: &CpuMatrix) -> Option<CpuMatrix> {
-        let InputTerm::Aggregate { graph, gradient, weight, .. } = term else { return None };
-        let (rows, depth, columns) = (gradient.rows(), gradient.columns(), to.columns());
-        assert_eq!((graph.inputs, graph.outputs), (to.rows(), rows), "the graph of this layer");
-        assert_eq!((weight.rows(), weight.columns()), (depth, columns));
-        // Made here, before threads wait for it.
-        graph.transposed();
+    fn projected(&self, gradient: &CpuMatrix, weight: &Packed) -> CpuMatrix {
+        let (rows, depth, columns) = (gradient.rows(), gradient.columns(), weight.columns());
         let mut projected = CpuMatrix::new(&self.pool, rows, columns);
         let parts = Parts::new(projected.values_mut());
         for_chunks(rows, CHUNK_ROWS, |first, count| {
             // SAFETY: chunks do not overlap, and the matrix outlives the loop.
             let to = unsafe { parts.part(first * columns, count * columns) };
-            let left = View::rows(&gradient.values()[first * depth..][..count * depth], depth);
-            self.timed_product(
-                to,
-                [count, columns, depth],
-                left,
-                View::rows(weight.values(), columns),
-                false,
-            );
+            self.timed_product(to, &gradient.values()[first * depth..][..count * depth], weight, false);
         });
-        Some(projected)
+        projected
     }
 }
 
@@ -280,17 +291,6 @@ fn last_rows(matrix: &CpuMatrix, rows: usize, first: usize, count: usize) -> Opt
     let skip = start.saturating_sub(first);
     let from = (first + skip - start.min(first + skip)) * matrix.columns();
     (skip < count).then(|| (skip, &matrix.values()[from..][..(count - skip) * matrix.columns()]))
-}
-
-fn transpose(from: &[f32], rows: usize, columns: usize, to: &mut [f32]) {
-    const TILE: usize = 16;
-    for first in (0..rows).step_by(TILE) {
-        for column in 0..columns {
-            for row in first..(first + TILE).min(rows) {
-                to[column * rows + row] = from[row * columns + column];
-            }
-        }
-    }
 }
 
 /// `to[i] = sum over groups of partials[group][start + i]`, groups in order.

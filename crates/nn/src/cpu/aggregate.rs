@@ -6,7 +6,7 @@ use super::wide::{prefetch_row, wide};
 use crate::Aggregator;
 
 /// How many neighbours ahead rows are asked for: far enough to hide a miss, near enough to stay in the first cache.
-const AHEAD: usize = 6;
+const AHEAD: usize = 8;
 
 wide! {
     /// The aggregated rows of outputs from `first` on. `winners` takes the place in the list of each largest.

@@ -9,6 +9,8 @@ use super::{CpuBackend, CpuMatrix};
 use crate::{Attention, AttentionGradients, AttentionKept, Dropout, Shape};
 
 const CHUNK_ROWS: usize = 128;
+/// Partial sums of a vector's gradient at most.
+pub(crate) const VECTOR_CHUNKS: usize = 64;
 const AHEAD: usize = 4;
 
 /// What every pass reads.
@@ -362,7 +364,7 @@ impl CpuBackend {
     fn vector_gradient(&self, rows: &[f32], numbers: &[f32], heads: usize, to: &mut CpuMatrix) {
         let columns = to.columns();
         let count = rows.len() / columns;
-        let unit = count.div_ceil(64).max(CHUNK_ROWS);
+        let unit = count.div_ceil(VECTOR_CHUNKS).max(CHUNK_ROWS);
         let mut partials = CpuMatrix::new(&self.pool, count.div_ceil(unit), columns);
         let parts = Parts::new(partials.values_mut());
         for_chunks(count, unit, |first, count| {

@@ -48,6 +48,11 @@ impl Drop for Words {
     }
 }
 
+/// What a buffer of so many words takes: whole cache lines.
+pub(crate) fn pooled_words(count: usize) -> usize {
+    count.max(1).next_multiple_of(LINE_WORDS)
+}
+
 /// Buffers waiting to be used again, and what is out.
 #[derive(Default)]
 struct Shelf {
@@ -74,7 +79,7 @@ impl Pool {
 
     /// A buffer of so many words, of unspecified content.
     pub fn take(&self, count: usize) -> Buffer {
-        let asked = count.max(1).next_multiple_of(LINE_WORDS);
+        let asked = pooled_words(count);
         let mut shelf = self.lock();
         shelf.used += asked;
         shelf.peak_used = shelf.peak_used.max(shelf.used);

@@ -29,7 +29,7 @@ wide! {
             let sigmoid = if *x >= 0.0 { 1.0 / (1.0 + small) } else { small / (1.0 + small) };
             let known = !target.is_nan();
             *gradient = if known { (sigmoid - target) * scale } else { 0.0 };
-            let positive = if *x > 0.0 { *x } else if x.is_nan() { *x } else { 0.0 };
+            let positive = if *x <= 0.0 { 0.0 } else { *x };
             loss += if known { (positive - x * target) as f64 + (small as f64).ln_1p() } else { 0.0 };
         }
         loss

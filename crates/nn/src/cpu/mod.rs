@@ -5,6 +5,7 @@ mod aggregate;
 mod attention;
 mod buffer;
 mod graph;
+mod kernel;
 mod loss;
 mod norm;
 mod post;
@@ -12,8 +13,12 @@ mod product;
 mod update;
 pub(crate) mod wide;
 
+pub(crate) use affine::{CHUNK_ROWS, group_count};
+pub(crate) use attention::VECTOR_CHUNKS;
 pub use buffer::CpuMatrix;
+pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
+pub(crate) use product::packed_words;
 
 use crate::*;
 use buffer::Pool;

@@ -1,4 +1,121 @@
-//! Matrix products of one thread: a safe face of `gemm`. Threads share the work by rows, outside.
+//! Matrix products of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
+//! the work by rows, outside. Each number is a sum in the order of the depth, in blocks fixed by the shapes.
+
+use super::buffer::{Buffer, Pool};
+#[cfg(target_arch = "x86_64")]
+use super::kernel::{self, PANEL, Steps};
+#[cfg(target_arch = "x86_64")]
+use super::wide::{Width, width};
+
+/// Rows of a block of the depth: with one panel of columns it fits the first-level cache.
+#[cfg(target_arch = "x86_64")]
+const DEPTH_BLOCK: usize = 128;
+#[cfg(target_arch = "x86_64")]
+const TURNED_BLOCK: usize = 64;
+
+/// Columns that lie together in a packed matrix.
+fn panel_columns(columns: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if width() == Width::Avx512 {
+        return PANEL;
+    }
+    columns.max(1)
+}
+
+/// Words of a packed matrix.
+pub(crate) fn packed_words(depth: usize, columns: usize) -> usize {
+    depth * columns.next_multiple_of(panel_columns(columns))
+}
+
+/// The right side of many products (depth x columns), laid out once: panel after panel of columns, each row after row.
+pub(crate) struct Packed {
+    values: Buffer,
+    depth: usize,
+    columns: usize,
+}
+
+impl Packed {
+    pub fn new(pool: &Pool, view: View<'_>, depth: usize, columns: usize) -> Packed {
+        if depth * columns > 0 {
+            view.assert_holds(depth, columns);
+        }
+        let mut values = pool.take(packed_words(depth, columns));
+        let wide = panel_columns(columns);
+        let panels = values.floats_mut().chunks_exact_mut((depth * wide).max(1));
+        for (panel, to) in panels.enumerate() {
+            let first = panel * wide;
+            for (d, to) in to.chunks_exact_mut(wide).enumerate() {
+                for (offset, to) in to.iter_mut().enumerate() {
+                    let place = d * view.row_step + (first + offset) * view.column_step;
+                    // Columns past the end are computed with and thrown away.
+                    *to = if first + offset < columns { view.values[place] } else { 0.0 };
+                }
+            }
+        }
+        Packed { values, depth, columns }
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+/// `to (rows x columns) = left (rows x depth, row after row) right`, added where `accumulate`.
+pub(crate) fn product_packed(to: &mut [f32], rows: usize, left: &[f32], right: &Packed, accumulate: bool) {
+    let (columns, depth) = (right.columns, right.depth);
+    assert_eq!((to.len(), left.len()), (rows * columns, rows * depth));
+    #[cfg(target_arch = "x86_64")]
+    if width() == Width::Avx512 && depth > 0 {
+        for start in (0..depth).step_by(DEPTH_BLOCK) {
+            let block = DEPTH_BLOCK.min(depth - start);
+            for (panel, values) in right.values.floats().chunks_exact(depth * PANEL).enumerate() {
+                let first = panel * PANEL;
+                let shape = [rows, PANEL.min(columns - first), block];
+                let steps = Steps { row: depth, depth: 1 };
+                // SAFETY: AVX-512 is there; both sides and `to` have their sizes by the assertion above, and the panel
+                // holds `depth` rows.
+                unsafe {
+                    let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start));
+                    let values = values.as_ptr().add(start * PANEL);
+                    kernel::panel(to, columns, shape, left, steps, values, accumulate || start > 0);
+                }
+            }
+        }
+        return;
+    }
+    let right = View::rows(right.values.floats(), columns);
+    product(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
+}
+
+/// `to (rows x columns) += left transposed right`, both sides `depth` long and lying row after row.
+pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], left: &[f32], right: &[f32]) {
+    assert_eq!((to.len(), left.len(), right.len()), (rows * columns, depth * rows, depth * columns));
+    #[cfg(target_arch = "x86_64")]
+    if width() == Width::Avx512 {
+        let mut panel = [0.0f32; TURNED_BLOCK * PANEL];
+        for start in (0..depth).step_by(TURNED_BLOCK) {
+            let block = TURNED_BLOCK.min(depth - start);
+            for first in (0..columns).step_by(PANEL) {
+                let wide = PANEL.min(columns - first);
+                for (d, to) in panel.chunks_exact_mut(PANEL).take(block).enumerate() {
+                    to[..wide].copy_from_slice(&right[(start + d) * columns + first..][..wide]);
+                }
+                let steps = Steps { row: 1, depth: rows };
+                // SAFETY: as in `product_packed`; the panel holds `block` rows.
+                unsafe {
+                    let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * rows));
+                    kernel::panel(to, columns, [rows, wide, block], left, steps, panel.as_ptr(), true);
+                }
+            }
+        }
+        return;
+    }
+    product(to, [rows, columns, depth], View::transposed(left, rows), View::rows(right, columns), true);
+}
 
 /// A matrix to read, with its steps from row to row and from column to column.
 #[derive(Clone, Copy)]
@@ -26,7 +143,7 @@ impl<'a> View<'a> {
 }
 
 /// `to (rows x columns, row after row) = left (rows x depth) right (depth x columns)`, added where `accumulate`.
-pub(crate) fn product(
+fn product(
     to: &mut [f32],
     [rows, columns, depth]: [usize; 3],
     left: View<'_>,
@@ -78,6 +195,33 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn packed_and_turned_products_equal_plain_ones(
+            rows in 0usize..20, columns in 0usize..150, depth in 0usize..300, accumulate in any::<bool>(),
+        ) {
+            // Small whole numbers: every order of adding gives the same.
+            let number = |index: usize| (index * 7 % 11) as f32 - 5.0;
+            let left: Vec<f32> = (0..rows * depth).map(number).collect();
+            let right: Vec<f32> = (0..depth * columns).map(|index| number(index + 3)).collect();
+            let mut turned = vec![0.0; depth * rows];
+            for (row, left) in left.chunks(depth.max(1)).enumerate() {
+                left.iter().enumerate().for_each(|(d, x)| turned[d * rows + row] = *x);
+            }
+            let start: Vec<f32> = (0..rows * columns).map(number).collect();
+            let mut expected = start.clone();
+            let (left_view, right_view) = (View::rows(&left, depth), View::rows(&right, columns));
+            product(&mut expected, [rows, columns, depth], left_view, right_view, accumulate);
+            let mut found = start.clone();
+            let packed = Packed::new(&Pool::default(), right_view, depth, columns);
+            product_packed(&mut found, rows, &left, &packed, accumulate);
+            prop_assert_eq!(&found, &expected);
+            if accumulate {
+                let mut found = start.clone();
+                add_turned(&mut found, [rows, columns, depth], &turned, &right);
+                prop_assert_eq!(&found, &expected);
+            }
+        }
+
         #[test]
         fn products_equal_their_definition(
             rows in 0usize..9, columns in 0usize..9, depth in 0usize..9, flip in any::<[bool; 3]>(),

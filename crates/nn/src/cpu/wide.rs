@@ -75,13 +75,7 @@ pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
 /// exponent bits times a polynomial on [-ln 2 / 2, ln 2 / 2].
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let clamped = if x > 88.7 {
-        88.7
-    } else if x < -87.3 {
-        -87.3
-    } else {
-        x
-    };
+    let clamped = x.clamp(-87.3, 88.7);
     const ROUND: f32 = 12_582_912.0;
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let power = shifted - ROUND;

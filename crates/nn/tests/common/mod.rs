@@ -1,0 +1,100 @@
+//! Random batches for the tests.
+#![allow(dead_code)]
+
+use esker_nn::*;
+use esker_types::random::{Key, below, normal};
+
+/// Lists of every layer as one DENSE sample would give them, with their own place in larger arrays.
+pub struct Batch {
+    /// Rows that layer `l` reads; the last entry is what the last layer writes.
+    pub rows: Vec<usize>,
+    pub offsets: Vec<u32>,
+    pub nbrs: Vec<u32>,
+    pub degrees: Vec<u32>,
+}
+
+impl Batch {
+    /// Lists of 0 to `most` neighbours, with repeats and self-loops.
+    pub fn new(rows: &[usize], most: u64, seed: u64) -> Batch {
+        let key = Key::new(seed);
+        // Something before the first list, as under a sample's later layers.
+        let mut batch =
+            Batch { rows: rows.to_vec(), offsets: vec![3], nbrs: vec![0; 3], degrees: Vec::new() };
+        for node in rows[0] - rows[1]..rows[0] {
+            let layer = (0..rows.len() - 1).rev().find(|l| node >= rows[0] - rows[l + 1]).unwrap();
+            let first = (rows[0] - rows[layer]) as u64;
+            for place in 0..below(key.with(1).at(node as u64), most + 1) {
+                let pick = below(key.with(node as u64 + 2).at(place), rows[layer] as u64);
+                batch.nbrs.push((first + pick) as u32);
+            }
+            batch.offsets.push(batch.nbrs.len() as u32);
+        }
+        batch.degrees = (0..rows[0] as u64).map(|node| below(key.with(99).at(node), 30) as u32).collect();
+        batch
+    }
+
+    pub fn lists(&self, layer: usize) -> Lists<'_> {
+        let base = self.rows[0] - self.rows[layer];
+        Lists {
+            inputs: self.rows[layer],
+            outputs: self.rows[layer + 1],
+            nbr_offsets: &self.offsets[self.rows[1] - self.rows[layer + 1]..],
+            nbrs: &self.nbrs,
+            base: base as u32,
+            input_degrees: &self.degrees[base..],
+        }
+    }
+
+    pub fn graphs<B: Backend>(&self, backend: &B) -> Vec<B::Graph> {
+        (0..self.rows.len() - 1).map(|layer| backend.graph(&self.lists(layer))).collect()
+    }
+
+    /// The list of an output, as input rows.
+    pub fn list(&self, layer: usize, output: usize) -> Vec<usize> {
+        let lists = self.lists(layer);
+        let range = lists.nbr_offsets[output] as usize..lists.nbr_offsets[output + 1] as usize;
+        lists.nbrs[range].iter().map(|nbr| (nbr - lists.base) as usize).collect()
+    }
+}
+
+pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    (0..count as u64).map(|index| normal(Key::new(seed).at(index))).collect()
+}
+
+pub fn matrix(backend: &CpuBackend, rows: usize, columns: usize, seed: u64) -> CpuMatrix {
+    let mut matrix = backend.matrix(rows, columns);
+    matrix.values_mut().copy_from_slice(&numbers(rows * columns, seed));
+    matrix
+}
+
+/// One configuration of every kind, with everything turned on somewhere.
+pub fn configs() -> Vec<ModelConfig> {
+    let base = ModelConfig { layers: 2, hidden: 8, heads: 2, dropout: 0.3, ..ModelConfig::default() };
+    let sage = |aggregator| ModelConfig { aggregator, ..base.clone() };
+    let kind = |kind| ModelConfig { kind, ..base.clone() };
+    vec![
+        sage(NeighbourAggregator::Mean),
+        ModelConfig { norm: NormKind::Layer, ..sage(NeighbourAggregator::Max) },
+        ModelConfig {
+            norm: NormKind::Batch,
+            activation: Activation::LeakyRelu,
+            ..sage(NeighbourAggregator::Sum)
+        },
+        kind(Kind::Gcn),
+        ModelConfig {
+            gcn_degree: Degree::Sampled,
+            residual: true,
+            activation: Activation::Elu,
+            ..kind(Kind::Gcn)
+        },
+        ModelConfig { attention_dropout: 0.3, activation: Activation::Elu, ..kind(Kind::Gat) },
+        ModelConfig {
+            head_merge: HeadMerge::Average,
+            residual: true,
+            norm: NormKind::Batch,
+            ..kind(Kind::Gat)
+        },
+        ModelConfig { gin_epsilon: 0.25, residual: true, ..kind(Kind::Gin) },
+        ModelConfig { norm: NormKind::Layer, activation: Activation::Elu, ..kind(Kind::Mlp) },
+    ]
+}
