@@ -12,6 +12,7 @@ mod progress;
 mod quickstart;
 mod scratch;
 mod stripe;
+mod train;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -48,6 +49,8 @@ enum Verb {
     Info(info::Arguments),
     Verify(verify::Arguments),
     Stripe(stripe::Arguments),
+    Train(Box<train::Arguments>),
+    Eval(train::EvalArguments),
     Bench(Box<bench::Arguments>),
     /// Print a completion script for your shell
     #[command(
@@ -70,6 +73,8 @@ fn main() -> ExitCode {
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Stripe(arguments) => stripe::run(&arguments),
+        Verb::Train(arguments) => train::run(&arguments),
+        Verb::Eval(arguments) => train::eval(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {

@@ -29,4 +29,5 @@ pub use metrics::{Metrics, Tally};
 pub use open::{OpenRun, predict};
 pub use record::{BatchRecord, EpochRecord, RunDirectory, Summary};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
-pub use trainer::{Outcome, Trainer, Watcher};
+pub use esker_fetch::pipeline::StageTimes;
+pub use trainer::{BatchProgress, Outcome, Trainer, Watcher};

@@ -54,10 +54,13 @@ impl OpenRun {
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch })
     }
 
-    /// The best model of a run directory, or its last where nothing chose a best one.
-    pub fn load(directory: &Path, memory: Option<u64>) -> Result<OpenRun> {
+    /// The best model of a run directory, or its last where nothing chose a best one; to be evaluated in `mode`, or as
+    /// the run was in the end.
+    pub fn load(directory: &Path, memory: Option<u64>, mode: Option<EvaluationMode>) -> Result<OpenRun> {
         let (run, mut config) = RunDirectory::open(directory)?;
         config.memory = memory.unwrap_or(config.memory);
+        let mode = mode.unwrap_or(config.final_eval);
+        (config.eval, config.final_eval) = (mode, mode);
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
             return Err(TrainError::config(

@@ -5,7 +5,7 @@
 
 use crate::{CpuRows, Learner, Result, RunConfig, TrainError};
 use esker_io::{Access, Disk, Layout, Options, Piece, Queue, SequentialWriter, ThisMachine};
-use esker_nn::{Backend, CpuMatrix, Shape, StepShape, memory_bytes};
+use esker_nn::{Backend, CpuMatrix, StepShape, memory_bytes};
 use esker_sample::{Batches, Bound, Direction, Position, SampleError};
 use esker_store::{Dataset, Elements, file};
 use esker_strategies::{Evaluation, Job, Strategy};

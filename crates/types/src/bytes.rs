@@ -2,9 +2,25 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// A number of bytes that is read and written with units: `8GiB`, `512 MiB`, `1.5GB`, `4096`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct ByteCount(pub u64);
+
+/// A number of bytes, or a size with a unit.
+impl<'de> Deserialize<'de> for ByteCount {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<ByteCount, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(u64),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(bytes) => Ok(ByteCount(bytes)),
+            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
 
 const UNITS: [(&str, u64); 13] = [
     ("b", 1),

@@ -24,8 +24,8 @@ pub(crate) use prune::mark_unneeded;
 use std::fmt;
 use std::str::FromStr;
 
-/// How many neighbours a node takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// How many neighbours a node takes. In texts a number, or `all`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fanout {
     /// So many, or all when there are no more.
     AtMost(u32),
@@ -52,6 +52,31 @@ impl FromStr for Fanout {
             Ok(count) if count > 0 => Ok(Fanout::AtMost(count)),
             _ => Err(format!("`{word}` is no fan-out; write a number from 1, or `all`")),
         }
+    }
+}
+
+impl serde::Serialize for Fanout {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Fanout::AtMost(count) => serializer.serialize_u32(*count),
+            Fanout::All => serializer.serialize_str("all"),
+        }
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Fanout {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Fanout, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(u32),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(count) => count.to_string().parse(),
+            Written::Word(word) => word.parse(),
+        }
+        .map_err(serde::de::Error::custom)
     }
 }
 

@@ -1,0 +1,330 @@
+//! A run as its user writes it: flags, or the same keys in a TOML file. What is not said is resolved from the dataset and
+//! the machine.
+
+use anyhow::{Context, bail};
+use esker_nn::{
+    Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
+    OptimizerKind, Schedule,
+};
+use esker_sample::{Direction, Fanout, Form};
+use esker_store::{Dataset, LabelKind};
+use esker_strategies::StrategyKind;
+use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
+use esker_types::{Budget, ByteCount};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Fan-outs: `10,10,5`, `all,all`, or in TOML a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Fanouts(pub Vec<Fanout>);
+
+impl FromStr for Fanouts {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Fanouts, String> {
+        text.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map(Fanouts)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fanouts {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Fanouts, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            List(Vec<Fanout>),
+            One(Fanout),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::List(list) => Ok(Fanouts(list)),
+            Written::One(one) => Ok(Fanouts(vec![one])),
+            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// Reads a word as the value that files call by that name.
+fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(serde_json::Value::String(text.to_string())).map_err(|error| {
+        let text = error.to_string();
+        text.split(" at line").next().unwrap_or(&text).to_string()
+    })
+}
+
+/// Keys of a run, all of them optional.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Flags {
+    /// The dataset, where a configuration file does not say it
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<PathBuf>,
+    /// Where the run goes; default: `runs/DATASET-MODEL`, numbered
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+
+    /// sage, gcn, gat, gin or mlp
+    #[arg(long, value_parser = word::<Kind>, help_heading = "Model", default_missing_value = "sage")]
+    pub model: Option<Kind>,
+    /// Layers; default: as many as fan-outs, else 3
+    #[arg(long, help_heading = "Model")]
+    pub layers: Option<usize>,
+    /// Columns between layers [256]
+    #[arg(long, help_heading = "Model")]
+    pub hidden: Option<usize>,
+    /// Share of hidden numbers dropped in training [0]
+    #[arg(long, help_heading = "Model")]
+    pub dropout: Option<f32>,
+    /// Share of input numbers dropped in training [0]
+    #[arg(long, help_heading = "Model")]
+    pub input_dropout: Option<f32>,
+    /// relu, elu, leaky-relu or identity
+    #[arg(long, value_parser = word::<Activation>, help_heading = "Model")]
+    pub activation: Option<Activation>,
+    /// none, layer or batch
+    #[arg(long, value_parser = word::<NormKind>, help_heading = "Model")]
+    pub norm: Option<NormKind>,
+    /// Add each layer's input to its output
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Model")]
+    pub residual: Option<bool>,
+    /// GraphSAGE: mean, max or sum
+    #[arg(long, value_parser = word::<NeighbourAggregator>, help_heading = "Model")]
+    pub aggregator: Option<NeighbourAggregator>,
+    /// GCN: normalise by degrees of the whole graph, or of the sample as PyG's loaders do: whole or sampled
+    #[arg(long, value_parser = word::<Degree>, help_heading = "Model")]
+    pub gcn_degree: Option<Degree>,
+    /// GAT: heads [4]
+    #[arg(long, help_heading = "Model")]
+    pub heads: Option<usize>,
+    /// GAT: heads of the last layer; default: as the others
+    #[arg(long, help_heading = "Model")]
+    pub output_heads: Option<usize>,
+    /// GAT: concat or average the heads of hidden layers
+    #[arg(long, value_parser = word::<HeadMerge>, help_heading = "Model")]
+    pub head_merge: Option<HeadMerge>,
+    /// GAT: share of attention weights dropped in training [0]
+    #[arg(long, help_heading = "Model")]
+    pub attention_dropout: Option<f32>,
+    /// GIN: a node counts 1 + this many times [0]
+    #[arg(long, help_heading = "Model")]
+    pub gin_epsilon: Option<f32>,
+
+    /// Neighbours a node takes, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers [10]
+    #[arg(long, help_heading = "Batches")]
+    pub fanout: Option<Fanouts>,
+    /// Seeds of a batch [1000]
+    #[arg(long, help_heading = "Batches")]
+    pub batch: Option<u64>,
+    /// shuffled or sequential
+    #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
+    pub order: Option<OrderName>,
+    /// Leave out a last, smaller batch
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Batches")]
+    pub drop_last: Option<bool>,
+    /// dense, layered or shadow
+    #[arg(long, value_parser = word::<Form>, help_heading = "Batches")]
+    pub form: Option<Form>,
+    /// incoming, outgoing or both
+    #[arg(long, value_parser = word::<Direction>, help_heading = "Batches")]
+    pub direction: Option<Direction>,
+    /// Seed of everything random [1]
+    #[arg(long, help_heading = "Batches")]
+    pub seed: Option<u64>,
+
+    /// Epochs [10]
+    #[arg(long, help_heading = "Training")]
+    pub epochs: Option<u64>,
+    /// Learning rate [0.003]
+    #[arg(long, help_heading = "Training")]
+    pub lr: Option<f64>,
+    /// constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP, counted in steps
+    #[arg(long, help_heading = "Training")]
+    pub schedule: Option<String>,
+    /// adam, adamw, sgd or adagrad
+    #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Training")]
+    pub optimizer: Option<OptimizerKind>,
+    /// Pull of the weights towards 0 [0]
+    #[arg(long, help_heading = "Training")]
+    pub weight_decay: Option<f32>,
+    /// SGD: weight of the past [0]
+    #[arg(long, help_heading = "Training")]
+    pub momentum: Option<f32>,
+    /// Shorten the gradient to this length
+    #[arg(long, help_heading = "Training")]
+    pub clip_norm: Option<f32>,
+    /// Stop after so many evaluations without a better model; 0 for never [0]
+    #[arg(long, help_heading = "Training")]
+    pub patience: Option<u64>,
+
+    /// sampled, full (all neighbours, layer by layer over the whole graph) or none
+    #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
+    pub eval: Option<EvaluationMode>,
+    /// Evaluate every so many epochs [1]
+    #[arg(long, help_heading = "Evaluation")]
+    pub eval_every: Option<u64>,
+    /// Fan-outs of sampled evaluation; default: those of training
+    #[arg(long, help_heading = "Evaluation")]
+    pub eval_fanout: Option<Fanouts>,
+    /// How the best model is tested in the end; default: as --eval
+    #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
+    pub final_eval: Option<EvaluationMode>,
+    /// What "best" means: accuracy, macro-f1, auc or loss; default: what suits the labels
+    #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
+    pub metric: Option<MetricName>,
+
+    /// memory (everything in RAM) or mmap (features through the page cache)
+    #[arg(long, help_heading = "Machine")]
+    pub strategy: Option<StrategyKind>,
+    /// What the run may use: a promise, kept or refused at once; default: four fifths of what the machine has to give
+    #[arg(long, help_heading = "Machine")]
+    pub memory: Option<ByteCount>,
+    /// cpu, or auto
+    #[arg(long, help_heading = "Machine")]
+    pub device: Option<String>,
+    /// Threads; default: all cores
+    #[arg(long, help_heading = "Machine")]
+    pub threads: Option<usize>,
+    /// A checkpoint every so many batches; 0 for none [0]
+    #[arg(long, help_heading = "Machine")]
+    pub checkpoint_batches: Option<u64>,
+    /// A checkpoint every so many minutes; 0 for none [10]
+    #[arg(long, help_heading = "Machine")]
+    pub checkpoint_minutes: Option<u64>,
+}
+
+impl Flags {
+    /// Reads a configuration file.
+    pub fn read(path: &Path) -> anyhow::Result<Flags> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let mut flags: Flags = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        // Paths in a file are meant from where the file is.
+        let folder = path.parent().unwrap_or(Path::new("."));
+        flags.dataset = flags.dataset.map(|dataset| folder.join(dataset));
+        flags.out = flags.out.map(|out| folder.join(out));
+        Ok(flags)
+    }
+
+    /// These flags, and those of `file` where these say nothing.
+    pub fn over(self, file: Flags) -> anyhow::Result<Flags> {
+        let (mut all, mine) = (serde_json::to_value(file)?, serde_json::to_value(self)?);
+        if let (Some(all), Some(mine)) = (all.as_object_mut(), mine.as_object()) {
+            all.extend(mine.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())));
+        }
+        Ok(serde_json::from_value(all)?)
+    }
+
+    /// Resolves everything that was not said.
+    pub fn resolve(&self, dataset: &Dataset) -> anyhow::Result<RunConfig> {
+        let model = self.model_config();
+        let hops = if model.kind == Kind::Mlp { 0 } else { model.layers };
+        let fanout = spread(self.fanout.as_ref(), &[Fanout::AtMost(10)], hops, "--fanout")?;
+        let eval_fanout = spread(self.eval_fanout.as_ref(), &fanout, hops, "--eval-fanout")?;
+        let batch = self.batch.unwrap_or(1000);
+        let epochs = self.epochs.unwrap_or(10);
+        let eval = self.eval.unwrap_or_default();
+        let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
+        let steps = epochs.saturating_mul(train.div_ceil(batch.max(1)));
+        let device = self.device.as_deref().unwrap_or("auto");
+        Ok(RunConfig {
+            dataset: dataset.directory().to_path_buf(),
+            dataset_id: dataset.manifest().id.clone(),
+            model,
+            optimizer: OptimizerConfig {
+                kind: self.optimizer.unwrap_or_default(),
+                weight_decay: self.weight_decay.unwrap_or(0.0),
+                momentum: self.momentum.unwrap_or(0.0),
+                clip_norm: self.clip_norm,
+                ..OptimizerConfig::default()
+            },
+            lr: self.lr.unwrap_or(0.003),
+            schedule: schedule(self.schedule.as_deref().unwrap_or("constant"), steps)?,
+            fanout,
+            form: self.form.unwrap_or(Form::Dense),
+            direction: self.direction.unwrap_or(Direction::Incoming),
+            batch,
+            epochs,
+            order: self.order.unwrap_or_default(),
+            drop_last: self.drop_last.unwrap_or(false),
+            seed: self.seed.unwrap_or(1),
+            eval,
+            eval_every: self.eval_every.unwrap_or(1),
+            eval_fanout,
+            final_eval: self.final_eval.unwrap_or(eval),
+            metric: self.metric.unwrap_or_else(|| metric_for(dataset)),
+            patience: self.patience.unwrap_or(0),
+            strategy: self.strategy.unwrap_or_default(),
+            memory: Budget::resolve(self.memory).host_bytes,
+            threads: self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            device: if device == "auto" { "cpu".into() } else { device.to_string() },
+            checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
+            checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10) * 60,
+        })
+    }
+
+    fn model_config(&self) -> ModelConfig {
+        let default = ModelConfig::default();
+        let said = self.fanout.as_ref().map(|fanouts| fanouts.0.len()).filter(|hops| *hops > 1);
+        ModelConfig {
+            kind: self.model.unwrap_or_default(),
+            layers: self.layers.or(said).unwrap_or(default.layers),
+            hidden: self.hidden.unwrap_or(default.hidden),
+            dropout: self.dropout.unwrap_or(0.0),
+            input_dropout: self.input_dropout.unwrap_or(0.0),
+            activation: self.activation.unwrap_or_default(),
+            norm: self.norm.unwrap_or_default(),
+            residual: self.residual.unwrap_or(false),
+            aggregator: self.aggregator.unwrap_or_default(),
+            gcn_degree: self.gcn_degree.unwrap_or_default(),
+            heads: self.heads.unwrap_or(default.heads),
+            output_heads: self.output_heads,
+            head_merge: self.head_merge.unwrap_or_default(),
+            attention_dropout: self.attention_dropout.unwrap_or(0.0),
+            gin_epsilon: self.gin_epsilon.unwrap_or(0.0),
+        }
+    }
+}
+
+/// One fan-out a layer: one serves all.
+fn spread(
+    given: Option<&Fanouts>,
+    default: &[Fanout],
+    hops: usize,
+    flag: &str,
+) -> anyhow::Result<Vec<Fanout>> {
+    let fanouts = given.map_or(default, |given| &given.0);
+    match fanouts {
+        _ if hops == 0 => Ok(Vec::new()),
+        [one] => Ok(vec![*one; hops]),
+        some if some.len() == hops => Ok(some.to_vec()),
+        some => bail!("{flag} has {} numbers for {hops} layers; give one, or one a layer", some.len()),
+    }
+}
+
+fn metric_for(dataset: &Dataset) -> MetricName {
+    match dataset.manifest().nodes.labels.as_ref().map(|labels| labels.kind) {
+        Some(LabelKind::Real) => MetricName::Loss,
+        Some(LabelKind::Multilabel) => MetricName::MacroF1,
+        _ => MetricName::Accuracy,
+    }
+}
+
+/// Reads `cosine:100` and the like.
+fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
+    let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
+    let numbers: Vec<&str> = numbers.split(',').filter(|number| !number.is_empty()).collect();
+    let usage = "write constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP";
+    let number = |at: usize| -> anyhow::Result<f64> {
+        let word = numbers.get(at).copied().unwrap_or("0");
+        word.parse().map_err(|_| anyhow::anyhow!("--schedule {text}: `{word}` is no number; {usage}"))
+    };
+    Ok(match (name, numbers.len()) {
+        ("constant", 0) => Schedule::Constant,
+        ("step", 2) => Schedule::Step { every: number(0)? as u64, factor: number(1)? },
+        ("exponential", 1) => Schedule::Exponential { factor: number(0)? },
+        ("cosine", 0 | 1) => Schedule::Cosine { warmup: number(0)? as u64, steps, least: 0.0 },
+        ("linear", 0 | 1) => Schedule::Linear { warmup: number(0)? as u64, steps, least: 0.0 },
+        _ => bail!("--schedule {text}: {usage}"),
+    })
+}

@@ -1,0 +1,213 @@
+//! `esker train`, `esker eval`: a run from flags or a file, watched.
+
+mod flags;
+mod watch;
+
+pub use flags::Flags;
+
+use crate::note;
+use crate::output::{Table, print, print_json};
+use anyhow::{Context, bail};
+use esker_store::Dataset;
+use esker_train::{EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, SplitName, Summary, Trainer, evaluate_run};
+use esker_types::ByteCount;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+pub use watch::Watch;
+
+/// Train a model
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker train g                                            GraphSAGE, 3 layers, everything in memory
+  esker train g --model sage --layers 3 --hidden 256 --fanout 10,10,10 --batch 1000 --epochs 3 --lr 0.003 --out run
+  esker train g --strategy mmap --memory 1GiB --out run    features through the page cache
+  esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
+  esker train run.toml                                     the same keys in a file: dataset = \"g\", hidden = 256
+  esker train g --out run --resume                         go on where a run was stopped or killed
+
+Ctrl-C stops after a checkpoint. Everything about the run is in its directory: config.json, metrics.jsonl, summary.json, best and last weights.")]
+pub struct Arguments {
+    /// The dataset, or a configuration file ending in .toml
+    dataset: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
+    /// Go on with the run in --out
+    #[arg(long)]
+    resume: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let flags = match arguments.dataset.extension().is_some_and(|extension| extension == "toml") {
+        true => arguments.flags.clone().over(Flags::read(&arguments.dataset)?)?,
+        false => Flags { dataset: Some(arguments.dataset.clone()), ..arguments.flags.clone() },
+    };
+    let Some(path) = &flags.dataset else {
+        bail!("{}: says no dataset; add a line: dataset = \"PATH\"", arguments.dataset.display());
+    };
+    let config = flags.resolve(&Dataset::open(path)?)?;
+    let out = match (&flags.out, arguments.resume) {
+        (Some(out), _) => out.clone(),
+        (None, true) => bail!("--resume needs --out: the directory of the run to go on with"),
+        (None, false) => fresh_directory(&config),
+    };
+    let trainer = match arguments.resume {
+        true => Trainer::resume(config, &out)?,
+        false => Trainer::create(config, &out)?,
+    };
+    match train(trainer, &out, arguments.json)? {
+        Some(summary) if arguments.json => print_json(&serde_json::to_value(&summary)?),
+        Some(summary) => print(&summary_text(&summary, &out)),
+        None => Ok(ExitCode::from(130)),
+    }
+}
+
+/// Trains and shows how; `None` when somebody stopped it.
+pub fn train(trainer: Trainer, out: &Path, quiet: bool) -> anyhow::Result<Option<Summary>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    // A second handler cannot be set: the program trains once.
+    ctrlc::set_handler(move || {
+        if asked.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+        note!("stopping after this batch; once more to stop at once");
+    })
+    .ok();
+    let (run, from) = (trainer.open_run(), trainer.position());
+    if !quiet {
+        note!("{}", plan_text(run));
+    }
+    if (from.epoch, from.batch) != (0, 0) {
+        note!("going on with epoch {}, batch {}", from.epoch + 1, from.batch + 1);
+    }
+    let mut watch = Watch::new(&run.config, stop, quiet);
+    match trainer.run(&mut watch)? {
+        Outcome::Finished(summary) => Ok(Some(*summary)),
+        Outcome::Stopped(at) => {
+            note!("stopped behind batch {} of epoch {}; go on with --resume --out {}", at.batch, at.epoch + 1, out.display());
+            Ok(None)
+        }
+    }
+}
+
+/// A directory that is not there yet.
+fn fresh_directory(config: &RunConfig) -> PathBuf {
+    let name = config.dataset.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let model = format!("{:?}", config.model.kind).to_lowercase();
+    let number = |number: u32| PathBuf::from("runs").join(format!("{name}-{model}-{number}"));
+    let mut at = 1;
+    while number(at).exists() {
+        at += 1;
+    }
+    number(at)
+}
+
+fn plan_text(run: &OpenRun) -> String {
+    let config = &run.config;
+    let fanout = config.fanout.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let fanout = if fanout.is_empty() { "no neighbours".into() } else { format!("fan-out {fanout}") };
+    format!(
+        "{}: {:?}, {} layers of {}, {fanout}, batches of {}, {} with {} threads\n{} of {}:\n{}",
+        config.dataset.display(),
+        config.model.kind,
+        config.model.layers,
+        config.model.hidden,
+        config.batch,
+        config.strategy,
+        config.threads,
+        ByteCount(run.plan.table.total()),
+        ByteCount(config.memory),
+        run.plan.table
+    )
+}
+
+/// A line about metrics.
+pub fn metrics_text(metrics: &Metrics) -> String {
+    let part = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {:.2}%", value * 100.0));
+    let mut parts: Vec<String> =
+        [part("accuracy", metrics.accuracy), part("macro-F1", metrics.macro_f1), part("AUC", metrics.auc)]
+            .into_iter()
+            .flatten()
+            .collect();
+    parts.push(format!("loss {:.4}", metrics.loss));
+    parts.join(", ")
+}
+
+pub fn summary_text(summary: &Summary, out: &Path) -> String {
+    let mut table = Table::new();
+    if let Some(test) = &summary.test {
+        table.row("test", format!("{} ({} nodes)", metrics_text(test), esker_types::grouped(test.nodes)));
+    }
+    if let (Some(valid), Some(epoch)) = (&summary.valid, summary.best_epoch) {
+        table.row("valid", format!("{}, best in epoch {}", metrics_text(valid), epoch + 1));
+    }
+    let (count, seconds) = (summary.epochs.len(), summary.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>());
+    table.row("epochs", format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended));
+    if let Some(last) = summary.epochs.last() {
+        table.row("bound by", watch::bound_by(&last.stages, last.seconds));
+    }
+    let (peak, budget) = (ByteCount(summary.peak_host_bytes), ByteCount(summary.budget_host_bytes));
+    table.row("memory", format!("peak {peak} of {budget}"));
+    table.row("losses", format!("{} (the same for every exact strategy)", summary.loss_digest));
+    table.row("run", out.display().to_string());
+    table.render()
+}
+
+/// Evaluate the best model of a run
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker eval run
+  esker eval run --split valid --mode full --json")]
+pub struct EvalArguments {
+    /// The run
+    run: PathBuf,
+    /// train, valid or test
+    #[arg(long, default_value = "test")]
+    split: String,
+    /// sampled or full; default: as the run tested in the end
+    #[arg(long)]
+    mode: Option<String>,
+    /// What it may use; default: what the run was allowed
+    #[arg(long)]
+    memory: Option<ByteCount>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
+    let split: SplitName = named("--split", &arguments.split)?;
+    let mode: Option<EvaluationMode> = arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
+    let mut run = open(&arguments.run, arguments.memory, mode)?;
+    let mode = run.config.final_eval;
+    let metrics = evaluate_run(&mut run, split, mode)?;
+    let Some(metrics) = metrics else {
+        bail!("{}: no node of this split has a label", run.config.dataset.display());
+    };
+    match arguments.json {
+        true => print_json(&json!({
+            "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
+            "peak_host_bytes": esker_types::peak_resident_bytes(), "budget_host_bytes": run.config.memory,
+        })),
+        false => print(&format!("{}: {}\n", arguments.split, metrics_text(&metrics))),
+    }
+}
+
+/// Opens a run to evaluate or predict in a mode; memory is added up for that mode.
+pub fn open(run: &Path, memory: Option<ByteCount>, mode: Option<EvaluationMode>) -> anyhow::Result<OpenRun> {
+    Ok(OpenRun::load(run, memory.map(|memory| memory.0), mode)?)
+}
+
+/// Reads a word as a value of that name.
+pub fn named<T: serde::de::DeserializeOwned>(flag: &str, word: &str) -> anyhow::Result<T> {
+    let value = serde_json::Value::String(word.to_string());
+    serde_json::from_value(value).with_context(|| format!("{flag} {word}"))
+}
