@@ -8,6 +8,7 @@ mod gpu;
 mod import;
 mod info;
 mod output;
+mod predict;
 mod progress;
 mod quickstart;
 mod scratch;
@@ -51,6 +52,7 @@ enum Verb {
     Stripe(stripe::Arguments),
     Train(Box<train::Arguments>),
     Eval(train::EvalArguments),
+    Predict(predict::Arguments),
     Bench(Box<bench::Arguments>),
     /// Print a completion script for your shell
     #[command(
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Verb::Stripe(arguments) => stripe::run(&arguments),
         Verb::Train(arguments) => train::run(&arguments),
         Verb::Eval(arguments) => train::eval(&arguments),
+        Verb::Predict(arguments) => predict::run(&arguments),
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {

@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, evaluation_over};
 use crate::memory::Plan;
 use crate::metrics::largest;
-use crate::task::{LabelKind, SplitName, Task};
+use crate::task::{LabelKind, Task};
 use crate::whole::WholeGraph;
 use crate::{CpuRows, EvaluationMode, Learner, OrderName, Result, RunConfig, RunDirectory, TrainError};
 use esker_nn::CpuMatrix;
@@ -72,6 +72,11 @@ impl OpenRun {
         let mut opened = OpenRun::new(config, run.scratch_path())?;
         opened.learner.load_model(&weights.model)?;
         Ok(opened)
+    }
+
+    /// Nodes of the graph.
+    pub fn node_count(&self) -> u64 {
+        self.job.dataset.manifest().nodes.count
     }
 
     /// Bytes of a feature row as stored.
@@ -209,10 +214,3 @@ fn softmax(row: &mut [f32]) {
     row.iter_mut().for_each(|value| *value /= sum);
 }
 
-/// A split by its name.
-impl Task {
-    /// The nodes of a split, for prediction.
-    pub fn nodes_of(&self, split: SplitName) -> &Arc<Vec<NodeId>> {
-        self.split(split).nodes()
-    }
-}
