@@ -48,7 +48,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mode: Option<EvaluationMode> = arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
+    let mode: Option<EvaluationMode> =
+        arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
     let mut run = open(&arguments.run, arguments.memory, mode)?;
     let total = run.node_count();
     let nodes = chosen(&arguments.nodes, &run, total)?;
@@ -66,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match arguments.json {
         true => print_json(&json!({
             "out": arguments.out, "nodes": count, "mode": mode,
-            "peak_host_bytes": esker_types::peak_resident_bytes(), "budget_host_bytes": run.config.memory,
+            "peak_host_bytes": esker_types::own_resident_bytes(), "budget_host_bytes": run.config.memory,
         })),
         false => print(&format!("{}: {} nodes\n", arguments.out.display(), grouped(count))),
     }
@@ -86,7 +87,10 @@ fn chosen(words: &str, run: &esker_train::OpenRun, total: u64) -> anyhow::Result
             format!("--nodes {words}: `{word}` is no node id; write all, train, valid, test or ids with commas between")
         })?;
         if node >= total {
-            bail!("--nodes {words}: there is no node {node}: the graph has nodes 0 to {}", total.saturating_sub(1));
+            bail!(
+                "--nodes {words}: there is no node {node}: the graph has nodes 0 to {}",
+                total.saturating_sub(1)
+            );
         }
         nodes.push(NodeId(node));
     }
@@ -134,8 +138,18 @@ impl Part {
 }
 
 enum Writer {
-    Npy { values: Part, classes: Option<Part>, nodes: Part },
-    Parquet { writer: Box<SerializedFileWriter<File>>, path: PathBuf, partial: PathBuf, has_class: bool, outputs: usize },
+    Npy {
+        values: Part,
+        classes: Option<Part>,
+        nodes: Part,
+    },
+    Parquet {
+        writer: Box<SerializedFileWriter<File>>,
+        path: PathBuf,
+        partial: PathBuf,
+        has_class: bool,
+        outputs: usize,
+    },
 }
 
 impl Writer {
@@ -155,7 +169,9 @@ impl Writer {
                 let columns: String =
                     (0..outputs).map(|column| format!("required float {value}_{column}; ")).collect();
                 let class = if has_class { "required int32 class; " } else { "" };
-                let schema = parse_message_type(&format!("message prediction {{ required int64 node; {class}{columns}}}"))?;
+                let schema = parse_message_type(&format!(
+                    "message prediction {{ required int64 node; {class}{columns}}}"
+                ))?;
                 let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
                 let mut partial = out.as_os_str().to_owned();
                 partial.push(".partial");
@@ -165,7 +181,9 @@ impl Writer {
                 let (writer, path) = (Box::new(writer), out.to_path_buf());
                 Ok(Writer::Parquet { writer, path, partial, has_class, outputs })
             }
-            _ => bail!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display()),
+            _ => {
+                bail!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display())
+            }
         }
     }
 

@@ -1,19 +1,26 @@
-use crate::generate::{Common, default_shape};
+use crate::generate::default_shape;
 use crate::note;
-use esker_import::generate::Shape;
-use esker_types::ByteCount;
-use std::path::PathBuf;
+use crate::progress::Shown;
+use crate::train::{Flags, summary_text, train};
+use esker_import::Job;
+use esker_import::generate::{Shape, generate};
+use esker_sample::Fanout;
+use esker_store::Dataset;
+use esker_strategies::StrategyKind;
+use esker_train::Trainer;
+use esker_types::{Budget, ByteCount, grouped};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Make a graph of a million nodes under a small memory budget and show it
+/// Make a graph of a million nodes and train on it with features four times larger than memory
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:
   esker quickstart
 
-Training comes with a later release: until then this stops once the graph is made and shown.")]
+Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 256 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run.")]
 pub struct Arguments {
-    /// Where the graph goes
+    /// Where graph and run go
     #[arg(long, default_value = "esker-quickstart")]
     out: PathBuf,
     /// Number of nodes
@@ -22,33 +29,66 @@ pub struct Arguments {
     /// Memory to use
     #[arg(long, default_value = "256MiB")]
     memory: ByteCount,
+    /// Epochs
+    #[arg(long, default_value_t = 3)]
+    epochs: u64,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let out = &arguments.out;
-    if out.exists() {
-        note!("{} is there already: showing it", out.display());
-        let dataset = esker_store::Dataset::open(out)?;
-        let found = dataset.manifest().nodes.count;
+    let graph = arguments.out.join("graph");
+    make(arguments, &graph)?;
+    let dataset = Dataset::open(&graph)?;
+    let features = dataset.manifest().nodes.features.as_ref();
+    let bytes = features.map_or(0, |features| arguments.nodes * features.dim * features.dtype.bytes());
+    note!("Training on {} of features inside {}:", ByteCount(bytes), arguments.memory);
+    let flags = Flags {
+        fanout: Some(crate::train::Fanouts(vec![Fanout::AtMost(10), Fanout::AtMost(5)])),
+        batch: Some(512),
+        hidden: Some(128),
+        epochs: Some(arguments.epochs),
+        lr: Some(0.003),
+        strategy: Some(StrategyKind::Mmap),
+        memory: Some(arguments.memory),
+        ..Flags::default()
+    };
+    let run = arguments.out.join("run");
+    if run.exists() {
+        std::fs::remove_dir_all(&run)?;
+    }
+    let trainer = Trainer::create(flags.resolve(&dataset)?, &run)?;
+    match train(trainer, &run, false)? {
+        Some(summary) => {
+            crate::output::print(&format!("\n{}{}", summary_text(&summary, &run), next_steps(&graph, &run)))
+        }
+        None => Ok(ExitCode::from(130)),
+    }
+}
+
+/// The graph, if it is not there already.
+fn make(arguments: &Arguments, graph: &Path) -> anyhow::Result<()> {
+    if graph.exists() {
+        let found = Dataset::open(graph)?.manifest().nodes.count;
         anyhow::ensure!(
             found == arguments.nodes,
             "{}: has {found} nodes, not {}; remove it, or choose another --out",
-            out.display(),
+            graph.display(),
             arguments.nodes
         );
-        return crate::output::print(&format!("{}{}", crate::info::as_text(&dataset)?, next_steps(out)));
+        note!("{} is there already: using it", graph.display());
+        return Ok(());
     }
-    note!("Making a graph of {} nodes inside {}:", esker_types::grouped(arguments.nodes), arguments.memory);
+    note!("Making a graph of {} nodes inside {}:", grouped(arguments.nodes), arguments.memory);
+    std::fs::create_dir_all(&arguments.out)?;
     let shape = Shape { dim: 256, classes: 32.min(arguments.nodes), ..default_shape(arguments.nodes) };
-    let common = Common { memory: Some(arguments.memory), ..Common::default() };
-    common.make(out, |job| esker_import::generate::generate(&shape, job))?;
-    crate::output::print(&next_steps(out))
+    let (progress, budget) = (Shown::new(), Budget { host_bytes: arguments.memory.0 });
+    generate(&shape, &Job { target: graph, overwrite: false, budget, progress: &progress })?;
+    Ok(())
 }
 
-fn next_steps(out: &std::path::Path) -> String {
+fn next_steps(graph: &Path, run: &Path) -> String {
     format!(
-        "\nTraining comes with a later release; for now, look around:\n  \
-         esker info {0} --json\n  esker verify {0}\n  esker import --help\n",
-        out.display()
+        "\nGo on:\n  esker info {0}\n  esker train {0} --strategy memory --epochs 3\n  esker predict {1} --out {1}/test.parquet\n  esker train --help\n",
+        graph.display(),
+        run.display()
     )
 }

@@ -71,8 +71,10 @@ pub struct Summary {
     pub best_epoch: Option<u64>,
     /// Why it ended: all epochs, or no better model for a while.
     pub ended: String,
-    /// The most memory the process had resident.
+    /// The most memory of its own that the process had resident, looked at behind every batch.
     pub peak_host_bytes: u64,
+    /// The most it had resident with the pages of files that it maps, which the page cache lends it.
+    pub peak_with_mapped_bytes: u64,
     /// What it was allowed.
     pub budget_host_bytes: u64,
     /// What was promised, line by line.

@@ -8,7 +8,7 @@ use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_sample::Position;
 use esker_strategies::{Batch, BatchSource, SourceCounters};
-use esker_types::peak_resident_bytes;
+use esker_types::{own_resident_bytes, peak_resident_bytes};
 use esker_types::random::mix;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -88,6 +88,8 @@ pub struct Trainer {
     counted: SourceCounters,
     read_before: u64,
     epoch_started: Instant,
+    /// The most memory of its own that the process was seen to have.
+    peak_own_bytes: u64,
 }
 
 impl Trainer {
@@ -141,6 +143,7 @@ impl Trainer {
             counted: SourceCounters::default(),
             read_before: disk_bytes_read(),
             epoch_started: now,
+            peak_own_bytes: 0,
         })
     }
 
@@ -188,6 +191,7 @@ impl Trainer {
         let (at, run) = (batch.at, &mut self.run);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
         let loss = self.clock.busy(|| run.learner.step(&batch, &run.task.train, lr))?;
+        self.peak_own_bytes = self.peak_own_bytes.max(own_resident_bytes());
         self.state.epoch_useful += batch.sample.node_ids.len() as u64 * run.row_bytes();
         drop(batch);
         let bits = loss.map_or(u64::MAX, f64::to_bits);
@@ -228,6 +232,7 @@ impl Trainer {
             let (metric, mode, nodes) = (config.metric, config.eval, self.run.task.valid.clone());
             watcher.evaluation("valid");
             record.valid = self.run.context().evaluate(&nodes, mode)?;
+            self.peak_own_bytes = self.peak_own_bytes.max(own_resident_bytes());
             record.evaluation_seconds = started.elapsed().as_secs_f64();
             if let Some(valid) = record.valid {
                 better = self.judge(Best { epoch, score: valid.score(metric), valid })?;
@@ -343,7 +348,8 @@ impl Trainer {
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),
             ended: self.state.ended.clone().unwrap_or_default(),
-            peak_host_bytes: peak_resident_bytes(),
+            peak_host_bytes: self.peak_own_bytes.max(own_resident_bytes()),
+            peak_with_mapped_bytes: peak_resident_bytes(),
             budget_host_bytes: config.memory,
             memory: self.run.plan.table.clone(),
             steps: self.state.steps,

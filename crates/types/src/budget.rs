@@ -42,6 +42,13 @@ pub fn peak_resident_bytes() -> u64 {
     kib_line(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM").unwrap_or(0)
 }
 
+/// The memory of its own that this process has resident now: not pages of files that it maps, which are the page
+/// cache's. 0 where the kernel does not say.
+pub fn own_resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ["RssAnon", "RssShmem"].iter().filter_map(|key| kib_line(&status, key)).sum()
+}
+
 fn meminfo_bytes(key: &str) -> Option<u64> {
     kib_line(&fs::read_to_string("/proc/meminfo").ok()?, key)
 }

@@ -11,7 +11,7 @@ mod ids;
 mod progress;
 pub mod random;
 
-pub use budget::{Budget, MemoryLimit, machine_memory_limit, peak_resident_bytes};
+pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
 pub use bytes::{ByteCount, ParseBytesError, grouped};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId};

@@ -210,7 +210,9 @@ impl Flags {
     pub fn over(self, file: Flags) -> anyhow::Result<Flags> {
         let (mut all, mine) = (serde_json::to_value(file)?, serde_json::to_value(self)?);
         if let (Some(all), Some(mine)) = (all.as_object_mut(), mine.as_object()) {
-            all.extend(mine.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())));
+            all.extend(
+                mine.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())),
+            );
         }
         Ok(serde_json::from_value(all)?)
     }
@@ -256,7 +258,9 @@ impl Flags {
             patience: self.patience.unwrap_or(0),
             strategy: self.strategy.unwrap_or_default(),
             memory: Budget::resolve(self.memory).host_bytes,
-            threads: self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            threads: self
+                .threads
+                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
             device: if device == "auto" { "cpu".into() } else { device.to_string() },
             checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
             checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10) * 60,

@@ -3,13 +3,15 @@
 mod flags;
 mod watch;
 
-pub use flags::Flags;
+pub use flags::{Fanouts, Flags};
 
 use crate::note;
 use crate::output::{Table, print, print_json};
 use anyhow::{Context, bail};
 use esker_store::Dataset;
-use esker_train::{EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, SplitName, Summary, Trainer, evaluate_run};
+use esker_train::{
+    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, SplitName, Summary, Trainer, evaluate_run,
+};
 use esker_types::ByteCount;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -91,7 +93,12 @@ pub fn train(trainer: Trainer, out: &Path, quiet: bool) -> anyhow::Result<Option
     match trainer.run(&mut watch)? {
         Outcome::Finished(summary) => Ok(Some(*summary)),
         Outcome::Stopped(at) => {
-            note!("stopped behind batch {} of epoch {}; go on with --resume --out {}", at.batch, at.epoch + 1, out.display());
+            note!(
+                "stopped behind batch {} of epoch {}; go on with --resume --out {}",
+                at.batch,
+                at.epoch + 1,
+                out.display()
+            );
             Ok(None)
         }
     }
@@ -148,13 +155,22 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     if let (Some(valid), Some(epoch)) = (&summary.valid, summary.best_epoch) {
         table.row("valid", format!("{}, best in epoch {}", metrics_text(valid), epoch + 1));
     }
-    let (count, seconds) = (summary.epochs.len(), summary.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>());
-    table.row("epochs", format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended));
+    let (count, seconds) =
+        (summary.epochs.len(), summary.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>());
+    table.row(
+        "epochs",
+        format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended),
+    );
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }
     let (peak, budget) = (ByteCount(summary.peak_host_bytes), ByteCount(summary.budget_host_bytes));
-    table.row("memory", format!("peak {peak} of {budget}"));
+    let mapped = summary.peak_with_mapped_bytes.saturating_sub(summary.peak_host_bytes);
+    let mapped = match summary.strategy.as_str() {
+        "mmap" => format!("; {} more of the page cache was mapped", ByteCount(mapped)),
+        _ => String::new(),
+    };
+    table.row("memory", format!("peak {peak} of {budget}{mapped}"));
     table.row("losses", format!("{} (the same for every exact strategy)", summary.loss_digest));
     table.row("run", out.display().to_string());
     table.render()
@@ -185,7 +201,8 @@ pub struct EvalArguments {
 
 pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
     let split: SplitName = named("--split", &arguments.split)?;
-    let mode: Option<EvaluationMode> = arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
+    let mode: Option<EvaluationMode> =
+        arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
     let mut run = open(&arguments.run, arguments.memory, mode)?;
     let mode = run.config.final_eval;
     let metrics = evaluate_run(&mut run, split, mode)?;
@@ -195,7 +212,7 @@ pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
     match arguments.json {
         true => print_json(&json!({
             "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
-            "peak_host_bytes": esker_types::peak_resident_bytes(), "budget_host_bytes": run.config.memory,
+            "peak_host_bytes": esker_types::own_resident_bytes(), "budget_host_bytes": run.config.memory,
         })),
         false => print(&format!("{}: {}\n", arguments.split, metrics_text(&metrics))),
     }

@@ -72,8 +72,9 @@ pub fn bound_by(stages: &[StageTimes], seconds: f64) -> String {
         Some(stage) if seconds > 0.0 => {
             let share = (stage.busy / seconds * 100.0).min(100.0);
             let others = stages.iter().filter(|other| other.name != stage.name);
-            let others: Vec<String> =
-                others.map(|other| format!("{} {:.0}%", other.name, (other.busy / seconds * 100.0).min(100.0))).collect();
+            let others: Vec<String> = others
+                .map(|other| format!("{} {:.0}%", other.name, (other.busy / seconds * 100.0).min(100.0)))
+                .collect();
             format!("{} {share:.0}% busy ({})", stage.name, others.join(", "))
         }
         _ => "nothing yet".into(),
@@ -100,7 +101,8 @@ impl Watcher for Watch {
     }
 
     fn epoch(&mut self, record: &EpochRecord, best: bool) {
-        let valid = record.valid.as_ref().map_or(String::new(), |valid| format!("  valid: {}", metrics_text(valid)));
+        let valid =
+            record.valid.as_ref().map_or(String::new(), |valid| format!("  valid: {}", metrics_text(valid)));
         let mark = if best { " *" } else { "" };
         let line = format!(
             "  epoch {}/{}  loss {:.4}  {:.2} s{valid}{mark}",
