@@ -1,3 +1,4 @@
+use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 /// How wide node ids are on disk.
@@ -35,8 +36,9 @@ pub struct NodeId(pub u64);
 #[repr(transparent)]
 pub struct EdgeId(pub u64);
 
-/// A node of one batch: its place in the batch's `node_ids`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+/// A node of one batch: its place in the batch's `node_ids`. Lists of them can be read as plain numbers
+/// (`bytemuck::cast_slice`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct LocalIndex(pub u32);
 

@@ -5,13 +5,17 @@ use super::aggregate::{aggregate_rows, hand_back_rows};
 use super::buffer::Parts;
 use super::graph::CpuGraph;
 use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
-use super::product::{Packed, View, add_turned, product_packed};
+use super::product::{Packed, View, add_turned, product_calls, product_packed};
+use super::wide::prefetch_row_later;
 use super::{CpuBackend, CpuMatrix};
 use crate::{Affine, Aggregator, InputTerm, Post, Shape, Source, WeightTerm};
 use rayon::prelude::*;
 
 /// Rows of a forward chunk: whole tiles of rows, and in and out fit the second-level cache together.
 pub(crate) const CHUNK_ROWS: usize = 192;
+/// Rows that are aggregated at a time: those of the next block are asked for while this one is multiplied, so that
+/// memory and arithmetic work side by side; both blocks' neighbours fit the second-level cache.
+const BLOCK_ROWS: usize = 48;
 /// Rows of a chunk of weight gradients: the depth of its product.
 const DEPTH_ROWS: usize = 512;
 /// Partial weight gradients at most, and the numbers they may hold together before there are fewer.
@@ -48,6 +52,41 @@ enum From<'a> {
         kept: Option<Parts<f32>>,
         winners: Option<Parts<u32>>,
     },
+}
+
+/// Neighbours' rows of the next block, asked for bit by bit.
+struct Ahead<'a> {
+    nbrs: &'a [u32],
+    input: &'a [f32],
+    columns: usize,
+    /// Rows asked for at a time.
+    each: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// For the block from output `first` on, while a block before it is multiplied.
+    fn new(terms: &'a [Ready<'_>], first: usize, outputs: usize, columns: usize) -> Ahead<'a> {
+        let end = (first + BLOCK_ROWS).min(outputs);
+        let aggregate = terms.iter().find_map(|term| match &term.from {
+            From::Aggregate { graph, input, .. } if first < end => Some((graph, input, term.weight.depth())),
+            _ => None,
+        });
+        let Some((graph, input, depth)) = aggregate else {
+            return Ahead { nbrs: &[], input: &[], columns: 0, each: 0 };
+        };
+        let nbrs = &graph.nbrs()[graph.offsets()[first] as usize..graph.offsets()[end] as usize];
+        let calls = terms.iter().map(|term| product_calls(BLOCK_ROWS, columns, term.weight.depth())).sum();
+        Ahead { nbrs, input, columns: depth, each: nbrs.len().div_ceil(calls) }
+    }
+
+    #[inline(always)]
+    fn ask(&mut self) {
+        let (now, later) = self.nbrs.split_at(self.each.min(self.nbrs.len()));
+        self.nbrs = later;
+        for nbr in now {
+            prefetch_row_later(self.input, *nbr as usize * self.columns, self.columns);
+        }
+    }
 }
 
 /// A term of an input's gradient, ready to be read by any thread.
@@ -102,22 +141,35 @@ impl CpuBackend {
         let terms: Vec<Ready> = terms.into_iter().map(|t| self.ready(t.source, t.weight, rows)).collect();
         let to = Parts::new(output.values_mut());
         for_chunks(rows, CHUNK_ROWS, |first, count| {
-            // SAFETY: chunks do not overlap, and `output` is borrowed until all are done.
-            let to = unsafe { to.part(first * columns, count * columns) };
-            for (index, term) in terms.iter().enumerate() {
-                self.term_rows(term, first, to, count, accumulate || index > 0);
+            for first in (first..first + count).step_by(BLOCK_ROWS) {
+                let count = BLOCK_ROWS.min(rows - first);
+                // SAFETY: blocks do not overlap, and `output` is borrowed until all are done.
+                let to = unsafe { to.part(first * columns, count * columns) };
+                let mut ahead = Ahead::new(&terms, first + count, rows, columns);
+                for (index, term) in terms.iter().enumerate() {
+                    self.term_rows(term, first, to, count, accumulate || index > 0, &mut ahead);
+                }
+                let add = add.map(|add| &add[first * columns..][..count * columns]);
+                finish_rows(to, columns, first, bias.map(CpuMatrix::values), add, post);
             }
-            let add = add.map(|add| &add[first * columns..][..count * columns]);
-            finish_rows(to, columns, first, bias.map(CpuMatrix::values), add, post);
         });
     }
 
     /// The product of one term for one chunk.
-    fn term_rows(&self, term: &Ready<'_>, first: usize, to: &mut [f32], rows: usize, add: bool) {
+    fn term_rows(
+        &self,
+        term: &Ready<'_>,
+        first: usize,
+        to: &mut [f32],
+        rows: usize,
+        add: bool,
+        ahead: &mut Ahead<'_>,
+    ) {
         let depth = term.weight.depth();
         match &term.from {
             From::Rows(values) => {
-                self.timed_product(to, &values[first * depth..][..rows * depth], &term.weight, add);
+                let left = &values[first * depth..][..rows * depth];
+                self.timed_product(to, left, &term.weight, add, || ahead.ask());
             }
             From::Aggregate { graph, input, aggregator, kept, winners } => {
                 let mut scratch;
@@ -134,15 +186,22 @@ impl CpuBackend {
                 self.counters.aggregate(|| {
                     aggregate_rows(graph, input, depth, *aggregator, first, aggregated, winners)
                 });
-                self.timed_product(to, aggregated, &term.weight, add);
+                self.timed_product(to, aggregated, &term.weight, add, || ahead.ask());
             }
         }
     }
 
-    fn timed_product(&self, to: &mut [f32], left: &[f32], right: &Packed, add: bool) {
+    fn timed_product(
+        &self,
+        to: &mut [f32],
+        left: &[f32],
+        right: &Packed,
+        add: bool,
+        mut between: impl FnMut(),
+    ) {
         let rows = to.len() / right.columns().max(1);
         let shape = [rows, right.columns(), right.depth()];
-        self.counters.product(shape, || product_packed(to, rows, left, right, add));
+        self.counters.product(shape, || product_packed(to, rows, left, right, add, &mut between));
     }
 
     pub(crate) fn affine_weights(
@@ -225,7 +284,7 @@ impl CpuBackend {
                 match term {
                     ReadyInput::Rows { gradient, weight } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
-                        self.timed_product(&mut to[skip * columns..], from, weight, true);
+                        self.timed_product(&mut to[skip * columns..], from, weight, true, || {});
                     }
                     ReadyInput::Identity { gradient } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
@@ -279,7 +338,8 @@ impl CpuBackend {
         for_chunks(rows, CHUNK_ROWS, |first, count| {
             // SAFETY: chunks do not overlap, and the matrix outlives the loop.
             let to = unsafe { parts.part(first * columns, count * columns) };
-            self.timed_product(to, &gradient.values()[first * depth..][..count * depth], weight, false);
+            let left = &gradient.values()[first * depth..][..count * depth];
+            self.timed_product(to, left, weight, false, || {});
         });
         projected
     }

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 /// Columns of a panel: four registers.
 pub(crate) const PANEL: usize = 64;
 /// Rows of a tile.
-const TILE: usize = 6;
+pub(crate) const TILE: usize = 6;
 
 /// Where numbers of the left side are: `(row, depth)` at `row * row_step + depth * depth_step`.
 #[derive(Clone, Copy)]
@@ -17,7 +17,8 @@ pub(crate) struct Steps {
     pub depth: usize,
 }
 
-/// `to[row][column] += left[row][d] x right[d][column]` for `rows` rows and the `columns` of one panel.
+/// `to[row][column] += left[row][d] x right[d][column]` for `rows` rows and the `columns` of one panel. Calls `between`
+/// before every tile, which takes a microsecond: long enough for memory asked for there to arrive behind it.
 ///
 /// # Safety
 /// The processor has AVX-512F. `left` holds every (row, depth) of its steps, `right` `depth` rows of `PANEL` numbers, and `to`
@@ -31,9 +32,11 @@ pub(crate) unsafe fn panel(
     steps: Steps,
     right: *const f32,
     accumulate: bool,
+    between: &mut impl FnMut(),
 ) {
     let mut row = 0;
     while row < rows {
+        between();
         let count = (rows - row).min(TILE);
         // SAFETY: by the caller's promise, for the rows of this tile.
         unsafe {

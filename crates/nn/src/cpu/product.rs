@@ -64,8 +64,26 @@ impl Packed {
     }
 }
 
+/// How often `product_packed` calls `between`, about.
+pub(crate) fn product_calls(rows: usize, columns: usize, depth: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if width() == Width::Avx512 {
+        return rows.div_ceil(kernel::TILE) * columns.div_ceil(PANEL) * depth.div_ceil(DEPTH_BLOCK).max(1);
+    }
+    let _ = (rows, columns, depth);
+    1
+}
+
 /// `to (rows x columns) = left (rows x depth, row after row) right`, added where `accumulate`.
-pub(crate) fn product_packed(to: &mut [f32], rows: usize, left: &[f32], right: &Packed, accumulate: bool) {
+/// `between` is called now and then.
+pub(crate) fn product_packed(
+    to: &mut [f32],
+    rows: usize,
+    left: &[f32],
+    right: &Packed,
+    accumulate: bool,
+    between: &mut impl FnMut(),
+) {
     let (columns, depth) = (right.columns, right.depth);
     assert_eq!((to.len(), left.len()), (rows * columns, rows * depth));
     #[cfg(target_arch = "x86_64")]
@@ -81,12 +99,14 @@ pub(crate) fn product_packed(to: &mut [f32], rows: usize, left: &[f32], right: &
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start));
                     let values = values.as_ptr().add(start * PANEL);
-                    kernel::panel(to, columns, shape, left, steps, values, accumulate || start > 0);
+                    let accumulate = accumulate || start > 0;
+                    kernel::panel(to, columns, shape, left, steps, values, accumulate, between);
                 }
             }
         }
         return;
     }
+    between();
     let right = View::rows(right.values.floats(), columns);
     product(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
 }
@@ -108,7 +128,8 @@ pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], lef
                 // SAFETY: as in `product_packed`; the panel holds `block` rows.
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * rows));
-                    kernel::panel(to, columns, [rows, wide, block], left, steps, panel.as_ptr(), true);
+                    let shape = [rows, wide, block];
+                    kernel::panel(to, columns, shape, left, steps, panel.as_ptr(), true, &mut || {});
                 }
             }
         }
@@ -213,7 +234,7 @@ mod tests {
             product(&mut expected, [rows, columns, depth], left_view, right_view, accumulate);
             let mut found = start.clone();
             let packed = Packed::new(&Pool::default(), right_view, depth, columns);
-            product_packed(&mut found, rows, &left, &packed, accumulate);
+            product_packed(&mut found, rows, &left, &packed, accumulate, &mut || {});
             prop_assert_eq!(&found, &expected);
             if accumulate {
                 let mut found = start.clone();

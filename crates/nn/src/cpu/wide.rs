@@ -71,6 +71,22 @@ pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
     let _ = (values, first, columns);
 }
 
+/// Asks for a row that is wanted later, into the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_row_later(values: &[f32], first: usize, columns: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        for column in (0..columns).step_by(16) {
+            let address = values.as_ptr().wrapping_add(first + column);
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (values, first, columns);
+}
+
 /// `e^x` within two units of the last place, without a branch, so that it vectorises: a power of two by the
 /// exponent bits times a polynomial on [-ln 2 / 2, ln 2 / 2].
 #[inline(always)]
