@@ -184,5 +184,9 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
     println!("  aggregating  {:8.2} ms of it", median(&mut aggregate) * 1e3);
     let (rate, best) = (median(&mut rates), median(&mut best) / 1e9);
     println!("  products {rate:.1} GFLOP/s, gemm at its best size {best:.1}: {:.0}%", 100.0 * rate / best);
-    println!("  peak of matrices {:.0} MiB", backend.peak_bytes() as f64 / (1 << 20) as f64);
+    let made = backend.counters().allocated_bytes as f64 / (1 << 20) as f64;
+    println!(
+        "  matrices made {made:.0} MiB in all, peak {:.0} MiB",
+        backend.peak_bytes() as f64 / (1 << 20) as f64
+    );
 }
