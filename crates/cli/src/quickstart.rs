@@ -18,7 +18,7 @@ use std::process::ExitCode;
 Example:
   esker quickstart
 
-Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 256 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run.")]
+Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 240 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run.")]
 pub struct Arguments {
     /// Where graph and run go
     #[arg(long, default_value = "esker-quickstart")]
@@ -27,7 +27,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1_000_000)]
     nodes: u64,
     /// Memory to use
-    #[arg(long, default_value = "256MiB")]
+    #[arg(long, default_value = "240MiB")]
     memory: ByteCount,
     /// Epochs
     #[arg(long, default_value_t = 3)]

@@ -1,6 +1,6 @@
 //! Times a training step of the reference workload: 3-layer GraphSAGE mean, hidden 256, a batch of about 240 000 nodes
 //! and 450 000 edges with 128 features. Prints the step by part, the rate of its products, and the rate `gemm` reaches
-//! by itself at its best size, measured between the steps. Arguments: threads, steps, dropout.
+//! by itself at its best size, measured between the steps. Arguments: threads, steps, dropout, kind (sage, gcn, gat, gin, mlp).
 
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};
@@ -115,15 +115,17 @@ fn main() {
     let steps: usize = argument(2).map_or(15, |word| word.parse().expect("a count of steps"));
     let dropout: f32 = argument(3).map_or(0.0, |word| word.parse().expect("a share"));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-    pool.install(|| run(threads, steps, dropout));
+    let kind = argument(4).unwrap_or("sage".to_string());
+    let kind = serde_json::from_str(&format!("\"{kind}\"")).expect("a kind of layer");
+    let config = ModelConfig { kind, dropout, gcn_degree: Degree::Sampled, ..ModelConfig::default() };
+    pool.install(|| run(threads, steps, &config));
 }
 
-fn run(threads: usize, steps: usize, dropout: f32) {
+fn run(threads: usize, steps: usize, config: &ModelConfig) {
     let backend = CpuBackend::new();
     let key = Key::new(7);
     let batch = batch(key);
-    let config = ModelConfig { dropout, ..ModelConfig::default() };
-    let mut model = Model::new(&backend, &config, COLUMNS, CLASSES, 1).expect("a model");
+    let mut model = Model::new(&backend, config, COLUMNS, CLASSES, 1).expect("a model");
     let mut optimizer = Optimizer::new(&model, &OptimizerConfig::default()).expect("an optimizer");
     let mut input = backend.matrix(NODES[0], COLUMNS);
     input.values_mut().iter_mut().enumerate().for_each(|(i, x)| *x = normal(key.with(9).at(i as u64)));
@@ -171,7 +173,10 @@ fn run(threads: usize, steps: usize, dropout: f32) {
         aggregate.push((after.aggregate_nanos - before.aggregate_nanos) as f64 / threads as f64 / 1e9);
     }
     let edges = batch.nbrs.len();
-    println!("{threads} threads, {} nodes, {edges} edges, dropout {dropout}, loss {loss:.6}", NODES[0]);
+    println!(
+        "{threads} threads, {} nodes, {edges} edges, {:?}, dropout {}, loss {loss:.6}",
+        NODES[0], config.kind, config.dropout
+    );
     for (name, seconds) in &mut times.parts {
         println!("  {name:12} {:8.2} ms", median(seconds) * 1e3);
     }
@@ -179,5 +184,9 @@ fn run(threads: usize, steps: usize, dropout: f32) {
     println!("  aggregating  {:8.2} ms of it", median(&mut aggregate) * 1e3);
     let (rate, best) = (median(&mut rates), median(&mut best) / 1e9);
     println!("  products {rate:.1} GFLOP/s, gemm at its best size {best:.1}: {:.0}%", 100.0 * rate / best);
-    println!("  peak of matrices {:.0} MiB", backend.peak_bytes() as f64 / (1 << 20) as f64);
+    let made = backend.counters().allocated_bytes as f64 / (1 << 20) as f64;
+    println!(
+        "  matrices made {made:.0} MiB in all, peak {:.0} MiB",
+        backend.peak_bytes() as f64 / (1 << 20) as f64
+    );
 }

@@ -6,10 +6,12 @@
 //! history) or ask for the gradient of the input rows (Marius's embeddings). Results have the same bits for any number
 //! of threads: work is cut into fixed chunks, whose sums are combined in index order. Nothing here knows datasets,
 //! samples or files; `unsafe` is confined to `cpu`.
+#![deny(unsafe_code)]
 
 mod backend;
 mod config;
 mod convolution;
+#[allow(unsafe_code)]
 pub mod cpu;
 mod error;
 mod layer;

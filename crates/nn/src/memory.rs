@@ -71,13 +71,13 @@ pub fn memory_bytes(
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
     let step = counting.peak() - resident;
     drop(state);
-    // A reused buffer may be a quarter larger than what was asked for.
-    let bytes = |words: usize, slack: usize| (words + words / 4 * slack) as u64 * 4;
+    // The pool may hold a quarter more than is in use.
+    let bytes = |words: usize| (words + words / 4) as u64 * 4;
     Ok(MemoryBytes {
-        model: bytes(model_words, 0),
-        optimizer: bytes(optimizer_words, 0),
-        step: bytes(step, 1),
-        inference: bytes(inference, 1),
+        model: bytes(model_words),
+        optimizer: bytes(optimizer_words),
+        step: bytes(step),
+        inference: bytes(inference),
     })
 }
 

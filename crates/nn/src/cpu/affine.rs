@@ -17,7 +17,9 @@ pub(crate) const CHUNK_ROWS: usize = 192;
 /// memory and arithmetic work side by side; both blocks' neighbours fit the second-level cache.
 const BLOCK_ROWS: usize = 48;
 /// Rows of a chunk of weight gradients: the depth of its product.
-const DEPTH_ROWS: usize = 512;
+const DEPTH_ROWS: usize = 192;
+/// Rows that are worth a partial sum of their own.
+const GROUP_ROWS: usize = 384;
 /// Partial weight gradients at most, and the numbers they may hold together before there are fewer.
 const GROUPS: usize = 32;
 const FEWEST_GROUPS: usize = 8;
@@ -34,7 +36,7 @@ pub(crate) fn for_chunks(rows: usize, unit: usize, work: impl Fn(usize, usize) +
 /// How many partial weight gradients are summed for so many rows; never a function of the threads.
 pub(crate) fn group_count(rows: usize, numbers: usize) -> usize {
     let most = (PARTIAL_NUMBERS / numbers.max(1)).clamp(FEWEST_GROUPS, GROUPS);
-    rows.div_ceil(4 * DEPTH_ROWS).clamp(1, most)
+    rows.div_ceil(GROUP_ROWS).clamp(1, most)
 }
 
 /// A term ready to be read by any thread.

@@ -63,6 +63,8 @@ struct Shelf {
     used: usize,
     peak_used: usize,
     peak_held: usize,
+    /// Words of all buffers ever made.
+    allocated: usize,
 }
 
 /// Where buffers come from and go back to.
@@ -91,18 +93,27 @@ impl Pool {
         let words = match best {
             Some(index) => shelf.free.swap_remove(index),
             None => {
-                // Free buffers give way, so that no more is held than was ever in use at one time.
-                while shelf.held + asked > shelf.peak_used && !shelf.free.is_empty() {
-                    let words = shelf.free.remove(0);
+                // Free buffers give way, so that never more than a quarter above the most in use is held: the small ones
+                // first, as they are soon made again.
+                while shelf.held + asked > shelf.peak_used + shelf.peak_used / 4
+                    && let Some(index) = (0..shelf.free.len()).min_by_key(|index| shelf.free[*index].count())
+                {
+                    let words = shelf.free.swap_remove(index);
                     shelf.held -= words.count();
                 }
                 shelf.held += asked;
+                shelf.allocated += asked;
                 shelf.peak_held = shelf.peak_held.max(shelf.held);
                 Words::new(asked)
             }
         };
         drop(shelf);
         Buffer { words: Some(words), count, asked, pool: self.clone() }
+    }
+
+    /// Bytes of all buffers ever made: a warm step adds next to nothing.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.lock().allocated as u64 * 4
     }
 
     /// The most bytes held at one time.
@@ -228,14 +239,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_serve_again_and_no_more_is_held_than_was_in_use() {
+    fn buffers_serve_again_and_little_more_is_held_than_was_in_use() {
         let pool = Pool::default();
         let first = pool.take(1 << 20).floats().as_ptr();
         assert_eq!(pool.take((1 << 20) - 1000).floats().as_ptr(), first);
         drop(pool.take(3 << 20));
         let both = (pool.take(1 << 20), pool.take(2 << 20));
         drop(both);
-        assert_eq!(pool.peak_bytes(), 3 << 22);
+        assert!(pool.peak_bytes() <= (3 << 22) + (3 << 20));
+        let made = pool.allocated_bytes();
+        let again = (pool.take(1 << 20), pool.take(2 << 20));
+        drop(again);
+        assert_eq!(pool.allocated_bytes(), made);
     }
 
     #[test]

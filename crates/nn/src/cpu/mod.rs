@@ -49,6 +49,8 @@ pub struct CpuCounters {
     pub product_operations: u64,
     /// Time in gathering and aggregating rows.
     pub aggregate_nanos: u64,
+    /// Bytes of matrices made afresh instead of from memory used before.
+    pub allocated_bytes: u64,
 }
 
 impl Counters {
@@ -78,6 +80,7 @@ impl CpuBackend {
             product_nanos: self.counters.product_nanos.load(Relaxed),
             product_operations: self.counters.product_operations.load(Relaxed),
             aggregate_nanos: self.counters.aggregate_nanos.load(Relaxed),
+            allocated_bytes: self.pool.allocated_bytes(),
         }
     }
 }

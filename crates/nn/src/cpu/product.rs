@@ -122,7 +122,12 @@ pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], lef
             for first in (0..columns).step_by(PANEL) {
                 let wide = PANEL.min(columns - first);
                 for (d, to) in panel.chunks_exact_mut(PANEL).take(block).enumerate() {
-                    to[..wide].copy_from_slice(&right[(start + d) * columns + first..][..wide]);
+                    let from = &right[(start + d) * columns + first..];
+                    match from.first_chunk::<PANEL>() {
+                        // A whole panel, of known length: no call for each row.
+                        Some(from) if wide == PANEL => to.copy_from_slice(from),
+                        _ => to[..wide].copy_from_slice(&from[..wide]),
+                    }
                 }
                 let steps = Steps { row: 1, depth: rows };
                 // SAFETY: as in `product_packed`; the panel holds `block` rows.
