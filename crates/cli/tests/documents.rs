@@ -42,12 +42,20 @@ fn prepare(directory: &Path) {
     integers(&at("indices.npy"), "(10,)", (0..10).map(|node| (node + 9) % 10));
     let features: Vec<u8> = (0..40).flat_map(|value| (value as f32 / 7.0).to_le_bytes()).collect();
     npy(&at("features.npy"), "<f4", "(10, 4)", &features);
+    fs::write(at("run.toml"), shown_file("docs/train.md", "run.toml")).unwrap();
     fs::write(at("links.csv"), "source,target\n0,1\n1,2\n2,0\n").unwrap();
     fs::write(
         at("words.tsv"),
         "src\tdst\trelation\ncat\tanimal\tis-a\ndog\tanimal\tis-a\ncat\tmouse\teats\n",
     )
     .unwrap();
+}
+
+/// A file that a document shows, as it stands there.
+fn shown_file(document: &str, name: &str) -> String {
+    let text = fs::read_to_string(xtask::root().join(document)).unwrap();
+    let (_, behind) = text.split_once(&format!("file={name}\n")).expect("the document shows the file");
+    behind.split_once("```").expect("the block ends").0.to_string()
 }
 
 fn run(words: &str, directory: &Path) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, damage, import, io, kill, real, sample, skew, stripe, threads};
+use xtask::prove::{Bench, accuracy, damage, import, io, kill, real, sample, skew, stripe, threads, train};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -84,4 +84,39 @@ fn the_peers_sample_the_same_graph() {
     // DENSE and PyG expand a node once, the layered form and GraphBolt once a layer.
     let (once, each) = (edges("dense") / edges("pyg"), edges("layered") / edges("graphbolt"));
     assert!((0.95..1.05).contains(&once) && (0.95..1.05).contains(&each), "{once} {each}");
+}
+
+#[test]
+fn losses_are_the_same_for_every_strategy_and_number_of_threads() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    train::same_losses(&bench, "2").unwrap();
+}
+
+#[test]
+fn killed_training_goes_on_and_ends_with_the_same_weights() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    println!("{:#}", train::killed(&bench, "4", 10, 3).unwrap());
+}
+
+#[test]
+fn training_keeps_its_budget_inside_a_memory_group() {
+    match Group::create(1 << 30) {
+        Ok(_) => {
+            let bench = bench();
+            train::graph(&bench, 20_000, 32).unwrap();
+            println!("{:#}", train::in_group(&bench, "mmap", "full").unwrap());
+            println!("{:#}", train::in_group(&bench, "memory", "sampled").unwrap());
+        }
+        Err(error) => println!("skipped: {error:#}"),
+    }
+}
+
+#[test]
+fn a_real_dataset_is_learned() {
+    match accuracy::cora_is_learned(&bench()).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: the real datasets are not beside the checkout"),
+    }
 }

@@ -153,9 +153,19 @@ impl<T: Send + 'static, E: Send + 'static> Pipeline<T, E> {
 }
 
 impl<T, E> Pipeline<T, E> {
-    /// The next item; `None` behind the last.
+    /// The next item; `None` behind the last. A stage that panicked panics here: a pipeline that lost one must not look
+    /// as if it had come to its end.
     pub fn next(&mut self) -> Option<Result<T, E>> {
-        self.next.as_ref()?.recv().ok()
+        if let Ok(item) = self.next.as_ref()?.recv() {
+            return Some(item);
+        }
+        self.next = None;
+        for thread in self.threads.drain(..) {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        None
     }
 
     /// What each stage did with its time so far, first stage first.
@@ -270,6 +280,16 @@ mod tests {
         let mut line = numbers(0..).then("pass", 1, |_, number| Ok(Some(number)));
         assert_eq!(line.next(), Some(Ok(0)));
         drop(line);
+    }
+
+    #[test]
+    fn a_stage_that_panics_is_not_an_end() {
+        let mut line = numbers(0..).then("break", 1, |_, number| {
+            assert!(number < 3, "three");
+            Ok(Some(number))
+        });
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while line.next().is_some() {}));
+        assert!(found.is_err());
     }
 
     #[test]

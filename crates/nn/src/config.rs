@@ -78,6 +78,8 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// Share of hidden numbers dropped in training.
     pub dropout: f32,
+    /// Share of input numbers dropped in training.
+    pub input_dropout: f32,
     /// The function between layers.
     pub activation: Activation,
     /// What is normalised between layers.
@@ -90,6 +92,8 @@ pub struct ModelConfig {
     pub gcn_degree: Degree,
     /// GAT: heads of every layer.
     pub heads: usize,
+    /// GAT: heads of the last layer, where it has others.
+    pub output_heads: Option<usize>,
     /// GAT: what becomes of them in hidden layers.
     pub head_merge: HeadMerge,
     /// GAT: share of attention weights dropped in training.
@@ -105,12 +109,14 @@ impl Default for ModelConfig {
             layers: 3,
             hidden: 256,
             dropout: 0.0,
+            input_dropout: 0.0,
             activation: Activation::Relu,
             norm: NormKind::None,
             residual: false,
             aggregator: NeighbourAggregator::Mean,
             gcn_degree: Degree::Whole,
             heads: 4,
+            output_heads: None,
             head_merge: HeadMerge::Concat,
             attention_dropout: 0.0,
             gin_epsilon: 0.0,
@@ -134,7 +140,11 @@ impl ModelConfig {
             let problem = format!("{} hidden and {output_columns} output columns", self.hidden);
             return Err(NnError::config(problem, "both must be at least 1"));
         }
-        for (name, rate) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
+        for (name, rate) in [
+            ("dropout", self.dropout),
+            ("attention_dropout", self.attention_dropout),
+            ("input_dropout", self.input_dropout),
+        ] {
             if !(0.0..1.0).contains(&rate) {
                 return Err(NnError::config(format!("{name} = {rate}"), "take a share from 0 to below 1"));
             }
@@ -152,7 +162,7 @@ impl ModelConfig {
     }
 
     fn check_heads(&self) -> Result<()> {
-        if self.heads == 0 {
+        if self.heads == 0 || self.output_heads == Some(0) {
             return Err(NnError::config("attention with 0 heads", "ask for at least 1"));
         }
         if self.head_merge == HeadMerge::Concat && self.layers > 1 && !self.hidden.is_multiple_of(self.heads)

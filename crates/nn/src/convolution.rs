@@ -104,15 +104,17 @@ impl<B: Backend> Convolution<B> {
             },
             Kind::Gat => {
                 let average = layer + 1 == config.layers || config.head_merge == HeadMerge::Average;
-                let columns = if average { output * config.heads } else { output };
+                let last = layer + 1 == config.layers;
+                let heads = config.output_heads.filter(|_| last).unwrap_or(config.heads);
+                let columns = if average { output * heads } else { output };
                 // Glorot over one head's columns and the heads, as PyG's GATConv starts its vectors.
-                let bound = (6.0 / (config.heads + columns / config.heads) as f32).sqrt();
+                let bound = (6.0 / (heads + columns / heads) as f32).sqrt();
                 Convolution::Gat {
                     weight: maker.glorot("weight", columns, input),
                     source: maker.uniform("source", 1, columns, bound),
                     target: maker.uniform("target", 1, columns, bound),
                     bias: maker.constant("bias", output, 0.0),
-                    heads: config.heads,
+                    heads,
                     average,
                     dropout: config.attention_dropout,
                 }

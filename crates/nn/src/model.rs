@@ -5,12 +5,16 @@ use crate::*;
 use esker_types::random::Key;
 
 /// The outputs of every layer in a training step, and what the backward pass will want.
-pub struct Activations<B: Backend>(Vec<Saved<B>>);
+pub struct Activations<B: Backend> {
+    layers: Vec<Saved<B>>,
+    /// The input as dropout left it, and the dropout.
+    input: Option<(B::Matrix, Post)>,
+}
 
 impl<B: Backend> Activations<B> {
     /// The output of the last layer.
     pub fn logits(&self) -> &B::Matrix {
-        &self.0.last().expect("a model has at least one layer").output
+        &self.layers.last().expect("a model has at least one layer").output
     }
 }
 
@@ -127,13 +131,27 @@ impl<B: Backend + Clone> Model<B> {
     /// All layers of a training step.
     pub fn forward(&mut self, graphs: &[B::Graph], input: &B::Matrix, step: u64) -> Activations<B> {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
+        let dropped = self.drop_input(input, step);
+        let input = dropped.as_ref().map_or(input, |(rows, _)| rows);
         let mut all: Vec<Saved<B>> = Vec::with_capacity(graphs.len());
         for (layer, graph) in graphs.iter().enumerate() {
             let input = all.last().map_or(input, |saved| &saved.output);
             let saved = self.forward_layer(layer, graph, input, step);
             all.push(saved);
         }
-        Activations(all)
+        Activations { layers: all, input: dropped }
+    }
+
+    /// The input rows with some numbers dropped, where the configuration asks for it.
+    fn drop_input(&self, input: &B::Matrix, step: u64) -> Option<(B::Matrix, Post)> {
+        // Behind the last layer's key: no layer has this one.
+        let key = self.dropout_key(self.layers.len(), step);
+        let dropout = Dropout::new(self.config.input_dropout, key)?;
+        let post = Post { activation: Activation::Identity, dropout: Some(dropout) };
+        let mut dropped = self.backend.matrix(input.rows(), input.columns());
+        let call = Affine { terms: Vec::new(), accumulate: false, bias: None, add: Some(input), post };
+        self.backend.affine(call, &mut dropped);
+        Some((dropped, post))
     }
 
     /// All layers backwards: sets every gradient from that of the logits, and returns that of the input if `want_input`.
@@ -145,7 +163,8 @@ impl<B: Backend + Clone> Model<B> {
         logits_gradient: B::Matrix,
         want_input: bool,
     ) -> Option<B::Matrix> {
-        let mut all = activations.0;
+        let Activations { layers: mut all, input: dropped } = activations;
+        let input = dropped.as_ref().map_or(input, |(rows, _)| rows);
         let mut gradient = Some(logits_gradient);
         for layer in (0..self.layers.len()).rev() {
             let (Some(saved), Some(above)) = (all.pop(), gradient.take()) else {
@@ -154,6 +173,9 @@ impl<B: Backend + Clone> Model<B> {
             let input = all.last().map_or(input, |saved| &saved.output);
             let want = want_input || layer > 0;
             gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
+        }
+        if let (Some(gradient), Some((rows, post))) = (&mut gradient, &dropped) {
+            self.backend.weight_gradients(gradient, Some((rows, *post)), Vec::new(), None);
         }
         gradient
     }

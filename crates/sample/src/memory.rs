@@ -159,7 +159,10 @@ impl Bound {
     /// `entries` entries of their lists.
     pub fn of_part(settings: &Settings, batch: u64, part: (u64, u64), graph_nodes: u64) -> Bound {
         let (nodes, entries) = part;
-        Bound { direct_bytes: Direct::bytes_for(graph_nodes), ..Bound::new(settings, batch, nodes, entries, 1) }
+        Bound {
+            direct_bytes: Direct::bytes_for(graph_nodes),
+            ..Bound::new(settings, batch, nodes, entries, 1)
+        }
     }
 
     /// Bytes of a sampler with a budget that lets it have the table by node of the graph, or else with the smaller

@@ -21,7 +21,7 @@ mod stripes;
 mod striping;
 mod verify;
 
-pub use array::{Elements, ArrayFile, ArrayWriter, FileEntry};
+pub use array::{ArrayFile, ArrayWriter, Elements, FileEntry};
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};

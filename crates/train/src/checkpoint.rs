@@ -38,10 +38,15 @@ impl Checkpoint {
         for (name, named) in &all {
             let bytes = bytemuck::cast_slice(&named.values);
             let view = TensorView::new(Dtype::F32, named.shape.to_vec(), bytes);
-            let view = view.map_err(|error| TrainError::file(path, "numbers that fit their shape", error, "report this"))?;
+            let view = view.map_err(|error| {
+                TrainError::file(path, "numbers that fit their shape", error, "report this")
+            })?;
             views.push((name.clone(), view));
         }
-        let sum = checksum(all.iter().map(|(name, named)| (name.as_str(), bytemuck::cast_slice(&named.values))), &state);
+        let sum = checksum(
+            all.iter().map(|(name, named)| (name.as_str(), bytemuck::cast_slice(&named.values))),
+            &state,
+        );
         let about = HashMap::from([(STATE.to_string(), state), (CHECKSUM.to_string(), sum)]);
         let bytes = serialize(views, Some(about))
             .map_err(|error| TrainError::file(path, "numbers with names", error, "report this"))?;
@@ -68,14 +73,22 @@ impl Checkpoint {
         if found != *sum {
             return Err(refuse(&format!("checksum {sum}"), found));
         }
-        let state = serde_json::from_str(state).map_err(|error| refuse("the state of a run", error.to_string()))?;
+        let state =
+            serde_json::from_str(state).map_err(|error| refuse("the state of a run", error.to_string()))?;
         let mut checkpoint = Checkpoint { state, ..Checkpoint::default() };
         for (name, view) in all {
             let ([rows, columns], Dtype::F32) = (view.shape(), view.dtype()) else {
-                return Err(refuse("matrices of f32", format!("{name}: {:?} {:?}", view.shape(), view.dtype())));
+                return Err(refuse(
+                    "matrices of f32",
+                    format!("{name}: {:?} {:?}", view.shape(), view.dtype()),
+                ));
             };
-            let numbers = view.data().chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
-            let named = |name: &str| Named { name: name.into(), shape: [*rows, *columns], values: numbers.collect() };
+            let numbers = view
+                .data()
+                .chunks_exact(4)
+                .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+            let named =
+                |name: &str| Named { name: name.into(), shape: [*rows, *columns], values: numbers.collect() };
             match name.strip_prefix(OPTIMIZER) {
                 Some(name) => checkpoint.optimizer.push(named(name)),
                 None => checkpoint.model.push(named(&name)),
@@ -119,7 +132,11 @@ mod tests {
     use super::*;
 
     fn checkpoint() -> Checkpoint {
-        let named = |name: &str, value: f32| Named { name: name.into(), shape: [2, 2], values: vec![value, 1.0, f32::MIN, 3.0] };
+        let named = |name: &str, value: f32| Named {
+            name: name.into(),
+            shape: [2, 2],
+            values: vec![value, 1.0, f32::MIN, 3.0],
+        };
         Checkpoint {
             model: vec![named("layers.0.weight", 0.5), named("layers.1.weight", -0.5)],
             optimizer: vec![named("layers.0.weight.first", 7.0)],

@@ -137,7 +137,10 @@ impl RunConfig {
         }
         if self.epochs == 0 || self.batch == 0 || self.eval_every == 0 {
             return Err(TrainError::config(
-                format!("{} epochs of batches of {}, evaluated every {}", self.epochs, self.batch, self.eval_every),
+                format!(
+                    "{} epochs of batches of {}, evaluated every {}",
+                    self.epochs, self.batch, self.eval_every
+                ),
                 "take 1 at least of each",
             ));
         }
@@ -161,7 +164,8 @@ impl RunConfig {
     /// What must be the same for a run to be resumed, by name: everything that can change a result.
     pub fn differences(&self, other: &RunConfig) -> Vec<String> {
         let text = |config: &RunConfig| {
-            let free = ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
+            let free =
+                ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
             let mut value = serde_json::to_value(config).unwrap_or_default();
             if let Some(fields) = value.as_object_mut() {
                 free.iter().for_each(|name| drop(fields.remove(*name)));
@@ -172,7 +176,9 @@ impl RunConfig {
         let fields = mine.as_object().into_iter().flatten();
         fields
             .filter(|(name, value)| theirs.get(name) != Some(value))
-            .map(|(name, value)| format!("{name} is {value}, was {}", theirs.get(name).unwrap_or(&serde_json::Value::Null)))
+            .map(|(name, value)| {
+                format!("{name} is {value}, was {}", theirs.get(name).unwrap_or(&serde_json::Value::Null))
+            })
             .collect()
     }
 }

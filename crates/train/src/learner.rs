@@ -46,7 +46,10 @@ impl Learner {
         let optimizer = Optimizer::new(&model, &config.optimizer)?;
         let threads = config.threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
-            TrainError::config(format!("{threads} threads could not be started: {error}"), "ask for fewer with --threads")
+            TrainError::config(
+                format!("{threads} threads could not be started: {error}"),
+                "ask for fewer with --threads",
+            )
         })?;
         Ok(Learner { backend, model, optimizer, pool: Arc::new(pool), kind, outputs })
     }

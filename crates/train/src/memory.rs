@@ -25,25 +25,26 @@ pub struct Plan {
     pub batches_held: usize,
     /// What inference over the whole graph may take.
     pub whole_bytes: u64,
+    /// The smallest budget that would do.
+    pub smallest_bytes: u64,
 }
 
 impl Plan {
     /// Finds out how the run fits its budget.
     pub fn new(config: &RunConfig, job: &Job, outputs: usize) -> Result<Plan> {
-        let mut smallest = None;
+        let smallest = table(config, &Job { batches_held: 1, ..job.clone() }, outputs)?;
+        let smallest_bytes = smallest.total();
         for held in (1..=MOST_HELD).rev() {
             let job = Job { batches_held: held, ..job.clone() };
             let table = table(config, &job, outputs)?;
             let total = table.total();
             if total <= config.memory {
                 let whole_bytes = config.memory - total + whole_least(config, &job, outputs)?;
-                return Ok(Plan { table, batches_held: held, whole_bytes });
+                return Ok(Plan { table, batches_held: held, whole_bytes, smallest_bytes });
             }
-            smallest = Some(table);
         }
-        let table = smallest.unwrap_or_default();
-        let (needed, allowed) = (ByteCount(table.total()), ByteCount(config.memory));
-        Err(TrainError::Memory { needed, allowed, table })
+        let (needed, allowed) = (ByteCount(smallest_bytes), ByteCount(config.memory));
+        Err(TrainError::Memory { needed, allowed, table: smallest })
     }
 }
 
@@ -52,7 +53,8 @@ fn table(config: &RunConfig, job: &Job, outputs: usize) -> Result<MemoryTable> {
     table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
     table.add("splits and labels", Task::bytes_for(&job.dataset));
     // The strategy makes no rows to say what it needs.
-    let no_rows: RowMaker<CpuRows> = Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
+    let no_rows: RowMaker<CpuRows> =
+        Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
     let strategy: Box<dyn Strategy<CpuRows>> = config.strategy.build(no_rows);
     table.extend(strategy.memory(job)?);
     let inputs = job.dim() as usize;

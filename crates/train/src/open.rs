@@ -9,9 +9,9 @@ use crate::whole::WholeGraph;
 use crate::{CpuRows, EvaluationMode, Learner, OrderName, Result, RunConfig, RunDirectory, TrainError};
 use esker_nn::CpuMatrix;
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
-use esker_sample::{Batches, NodeBatches, Seeds};
+use esker_sample::{Batches, NodeBatches, Position, Seeds};
 use esker_store::Dataset;
-use esker_strategies::{Job, Strategy};
+use esker_strategies::{Batch, BatchSource, Job, Strategy};
 use esker_types::NodeId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,20 +31,15 @@ pub struct OpenRun {
 }
 
 impl OpenRun {
+    /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
+    pub fn plan_only(config: &RunConfig) -> Result<Plan> {
+        let (dataset, _, outputs, _) = checked(config)?;
+        Ok(plan(config, Arc::new(dataset), outputs)?.1)
+    }
+
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
     pub fn new(config: RunConfig, scratch: PathBuf) -> Result<OpenRun> {
-        config.check()?;
-        let dataset = Dataset::open(&config.dataset)?;
-        if dataset.manifest().id != config.dataset_id {
-            return Err(TrainError::config(
-                format!("{} is not the dataset this run was made with", config.dataset.display()),
-                "give the old one, or train anew",
-            ));
-        }
-        let labels = dataset.manifest().nodes.labels.as_ref();
-        let (kind, outputs) = labels.map_or((LabelKind::Classes, 0), |labels| (labels.kind, labels.classes as usize));
-        let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
-        config.model.check(dim, outputs)?;
+        let (dataset, kind, outputs, dim) = checked(&config)?;
         let (job, plan) = plan(&config, Arc::new(dataset), outputs)?;
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(&config, dim, outputs, kind)?;
@@ -74,13 +69,33 @@ impl OpenRun {
         Ok(opened)
     }
 
+    /// Batches from a position on: what a trainer takes.
+    pub fn source(&mut self, from: Position) -> Result<Box<dyn BatchSource<CpuRows>>> {
+        Ok(self.strategy.batches(&self.job, from)?)
+    }
+
+    /// One training step, without a record.
+    pub fn step(&mut self, batch: &Batch<CpuRows>) -> Result<Option<f64>> {
+        self.learner.step(batch, &self.task.train, self.config.lr)
+    }
+
+    /// The model and its threads.
+    pub fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
     /// Nodes of the graph.
     pub fn node_count(&self) -> u64 {
         self.job.dataset.manifest().nodes.count
     }
 
+    /// Batches of the first epoch.
+    pub fn batches_of_epoch(&self) -> u64 {
+        self.job.batches.count(0)
+    }
+
     /// Bytes of a feature row as stored.
-    pub(crate) fn row_bytes(&self) -> u64 {
+    pub fn row_bytes(&self) -> u64 {
         let features = self.job.dataset.manifest().nodes.features.as_ref();
         features.map_or(0, |features| features.dim * features.dtype.bytes())
     }
@@ -97,16 +112,32 @@ impl OpenRun {
     }
 }
 
+/// Opens the dataset and checks that the run can be of it: what labels mean, logits' columns, features' columns.
+fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
+    config.check()?;
+    let dataset = Dataset::open(&config.dataset)?;
+    if dataset.manifest().id != config.dataset_id {
+        return Err(TrainError::config(
+            format!("{} is not the dataset this run was made with", config.dataset.display()),
+            "give the old one, or train anew",
+        ));
+    }
+    let labels = dataset.manifest().nodes.labels.as_ref();
+    let (kind, outputs) =
+        labels.map_or((LabelKind::Classes, 0), |labels| (labels.kind, labels.classes as usize));
+    let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
+    config.model.check(dim, outputs)?;
+    Ok((dataset, kind, outputs, dim))
+}
+
 /// The job as far as memory depends on it, and how it fits.
 fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
     let count = splits.map_or(0, |splits| splits.train);
     let evaluated = splits.map_or(0, |splits| splits.valid.max(splits.test));
     let sampled = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
-    let placeholder: Arc<dyn Batches> = Arc::new(NodeBatches::new(
-        Sequential(Batching::new(0, 1, false)?),
-        Seeds::Nodes(Vec::new()),
-    )?);
+    let placeholder: Arc<dyn Batches> =
+        Arc::new(NodeBatches::new(Sequential(Batching::new(0, 1, false)?), Seeds::Nodes(Vec::new()))?);
     let mut job = Job {
         dataset,
         batches: placeholder.clone(),
@@ -135,7 +166,11 @@ fn real_job(config: &RunConfig, job: Job, task: &Task) -> Result<Job> {
     let batching = Batching::new(nodes.len() as u64, config.batch, config.drop_last)?;
     if batching.batches() == 0 {
         return Err(TrainError::config(
-            format!("{} training nodes make no batch of {} with the last left out", nodes.len(), config.batch),
+            format!(
+                "{} training nodes make no batch of {} with the last left out",
+                nodes.len(),
+                config.batch
+            ),
             "take a smaller batch, or keep the last",
         ));
     }
@@ -168,7 +203,9 @@ pub fn predict(
         };
         match kind {
             LabelKind::Classes => values.chunks_exact_mut(outputs).for_each(softmax),
-            LabelKind::Multilabel => values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp())),
+            LabelKind::Multilabel => {
+                values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()))
+            }
             LabelKind::Real => {}
         }
         take(nodes, &classes, &values)
@@ -213,4 +250,3 @@ fn softmax(row: &mut [f32]) {
     let sum: f32 = row.iter().sum();
     row.iter_mut().for_each(|value| *value /= sum);
 }
-

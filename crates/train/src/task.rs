@@ -2,8 +2,8 @@
 
 use crate::{Result, TrainError};
 use esker_nn::Labels;
-use esker_store::{ArrayFile, Dataset, SplitOver, file};
 pub use esker_store::LabelKind;
+use esker_store::{ArrayFile, Dataset, SplitOver, file};
 use esker_types::NodeId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -164,9 +164,10 @@ impl LabelledNodes {
     /// Picks the rows whose node has a label: which rows, and their labels. `kind` tells what numbers mean.
     pub fn pick(&self, kind: LabelKind, nodes: &[NodeId], rows: &[u32]) -> (Vec<u32>, BatchLabels) {
         let mut picked = Vec::with_capacity(rows.len());
-        let places = nodes.iter().zip(rows).filter_map(|(node, row)| {
-            self.nodes.binary_search(node).ok().map(|place| (place, *row))
-        });
+        let places = nodes
+            .iter()
+            .zip(rows)
+            .filter_map(|(node, row)| self.nodes.binary_search(node).ok().map(|place| (place, *row)));
         match &self.held {
             Held::Classes(all) => {
                 let mut classes = Vec::with_capacity(rows.len());

@@ -8,8 +8,8 @@ use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_sample::Position;
 use esker_strategies::{Batch, BatchSource, SourceCounters};
-use esker_types::{own_resident_bytes, peak_resident_bytes};
 use esker_types::random::mix;
+use esker_types::{own_resident_bytes, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -175,6 +175,12 @@ impl Trainer {
                 }
             }
             drop(source);
+            assert!(
+                self.state.ended.is_some() || self.state.epoch == self.run.config.epochs,
+                "batches ended in epoch {} of {}",
+                self.state.epoch,
+                self.run.config.epochs
+            );
             self.state.ended.get_or_insert_with(|| "all epochs".into());
             self.checkpoint()?;
         }
@@ -206,7 +212,8 @@ impl Trainer {
         self.batches_since += 1;
         let batches = self.run.job.batches.count(at.epoch);
         let stages = self.stages(source);
-        let progress = BatchProgress { record: &record, batches, epochs: self.run.config.epochs, stages: &stages };
+        let progress =
+            BatchProgress { record: &record, batches, epochs: self.run.config.epochs, stages: &stages };
         let go_on = watcher.batch(&progress);
         if at.batch + 1 == batches {
             self.end_epoch(source, watcher)?;
@@ -311,8 +318,9 @@ impl Trainer {
         let mut state = self.state.clone();
         state.epoch_seconds += self.epoch_started.elapsed().as_secs_f64();
         state.epoch_read += disk_bytes_read().saturating_sub(self.read_before);
-        let state = serde_json::to_value(&state)
-            .map_err(|error| TrainError::file(&self.directory.checkpoint_path(), "a state", error, "report this"))?;
+        let state = serde_json::to_value(&state).map_err(|error| {
+            TrainError::file(&self.directory.checkpoint_path(), "a state", error, "report this")
+        })?;
         let model = self.run.learner.export_model();
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
         (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);

@@ -57,14 +57,16 @@ impl WholeGraph<'_> {
         for layer in 0..layers {
             let last = layer + 1 == layers;
             let over = if last { targets } else { None };
-            let blocks = Arc::new(Blocks::cut(&self.job.dataset, self.job.direction, over, self.hops(), limit)?);
+            let blocks =
+                Arc::new(Blocks::cut(&self.job.dataset, self.job.direction, over, self.hops(), limit)?);
             let width = self.config.model.widths(layer, self.job.dim() as usize, outputs).1;
             let mut output = match (last, in_memory) {
                 (true, _) => None,
                 (false, true) => Some(HiddenWriter::Memory(Vec::with_capacity(nodes as usize * width))),
                 (false, false) => Some(HiddenWriter::file(self.scratch, layer)?),
             };
-            let mut source = self.strategy.evaluation(self.job, &self.evaluation(&blocks, layer == 0, limit))?;
+            let mut source =
+                self.strategy.evaluation(self.job, &self.evaluation(&blocks, layer == 0, limit))?;
             while let Some(batch) = source.next()? {
                 let hidden;
                 let rows = match &mut input {
@@ -168,7 +170,11 @@ fn rows_within(config: &RunConfig, job: &Job, outputs: usize, most_bytes: u64) -
     }
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if block_bytes(config, job, outputs, middle)? <= most_bytes { low = middle } else { high = middle - 1 }
+        if block_bytes(config, job, outputs, middle)? <= most_bytes {
+            low = middle
+        } else {
+            high = middle - 1
+        }
     }
     Ok(low)
 }
@@ -319,9 +325,11 @@ impl Hidden {
                 let (values, width) = (&*values, *width);
                 let rows = matrix.values_mut();
                 learner.install(|| {
-                    rows.par_chunks_mut(width).zip(nodes.par_iter()).with_min_len(256).for_each(|(row, node)| {
-                        row.copy_from_slice(&values[node.index() * width..][..width]);
-                    });
+                    rows.par_chunks_mut(width).zip(nodes.par_iter()).with_min_len(256).for_each(
+                        |(row, node)| {
+                            row.copy_from_slice(&values[node.index() * width..][..width]);
+                        },
+                    );
                 });
                 Ok(matrix)
             }

@@ -36,7 +36,9 @@ pub struct NodeId(pub u64);
 pub struct EdgeId(pub u64);
 
 /// A node of one batch: its place in the batch's `node_ids`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bytemuck::Pod, bytemuck::Zeroable,
+)]
 #[repr(transparent)]
 pub struct LocalIndex(pub u32);
 

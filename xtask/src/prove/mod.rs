@@ -1,5 +1,6 @@
 //! What an issue must show, as functions of a size.
 
+pub mod accuracy;
 pub mod damage;
 pub mod import;
 pub mod io;
@@ -9,6 +10,7 @@ pub mod sample;
 pub mod skew;
 pub mod stripe;
 pub mod threads;
+pub mod train;
 pub mod verify;
 
 use anyhow::{Context, Result, bail};
@@ -74,6 +76,31 @@ pub const ITEMS: &[Item] = &[
         name: "skew",
         about: "accesses to the presets' nodes are as uneven as DiskGNN reports for the real graphs",
         run: skew::full,
+    },
+    Item {
+        name: "train-accuracy",
+        about: "accuracy on the real datasets, five seeds, beside what was published",
+        run: accuracy::full,
+    },
+    Item {
+        name: "train-same",
+        about: "losses equal to the bit for memory and mmap with 1, 2 and 4 threads",
+        run: train::full_same,
+    },
+    Item {
+        name: "train-kill",
+        about: "SIGKILL at 100 random moments of training: the resumed run ends with the same weights",
+        run: train::full_kill,
+    },
+    Item {
+        name: "train-budget",
+        about: "the smallest budget suffices inside a cgroup; a byte less is refused with the table",
+        run: train::full_budget,
+    },
+    Item {
+        name: "train-speed",
+        about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the products",
+        run: train::full_speed,
     },
 ];
 

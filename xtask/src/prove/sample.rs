@@ -95,7 +95,7 @@ fn seconds_per_batch(row: &Value) -> Result<f64> {
     number(row, "seconds_per_batch")
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]
 }

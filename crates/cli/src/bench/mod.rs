@@ -1,5 +1,6 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
+mod epoch;
 mod io;
 mod io_workload;
 mod lines;
@@ -18,11 +19,13 @@ pub struct Arguments {
 enum Part {
     Io(io::Arguments),
     Sample(sample::Arguments),
+    Epoch(Box<epoch::Arguments>),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.part {
         Part::Io(arguments) => io::run(arguments),
         Part::Sample(arguments) => sample::run(arguments),
+        Part::Epoch(arguments) => epoch::run(arguments),
     }
 }

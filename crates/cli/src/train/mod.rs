@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-pub use watch::Watch;
+pub use watch::{Watch, bound_by};
 
 /// Train a model
 #[derive(clap::Args)]
@@ -40,6 +40,9 @@ pub struct Arguments {
     /// Go on with the run in --out
     #[arg(long)]
     resume: bool,
+    /// Say what memory the run would take, and stop
+    #[arg(long)]
+    dry_run: bool,
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
@@ -54,6 +57,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("{}: says no dataset; add a line: dataset = \"PATH\"", arguments.dataset.display());
     };
     let config = flags.resolve(&Dataset::open(path)?)?;
+    if arguments.dry_run {
+        let plan = OpenRun::plan_only(&config)?;
+        return match arguments.json {
+            true => print_json(&json!({
+                "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
+                "smallest_bytes": plan.smallest_bytes, "memory": plan.table, "config": config,
+            })),
+            false => print(&format!(
+                "{}\n  smallest budget that would do: {}\n",
+                plan.table,
+                ByteCount(plan.smallest_bytes)
+            )),
+        };
+    }
     let out = match (&flags.out, arguments.resume) {
         (Some(out), _) => out.clone(),
         (None, true) => bail!("--resume needs --out: the directory of the run to go on with"),

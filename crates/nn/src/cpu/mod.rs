@@ -6,6 +6,7 @@ mod attention;
 mod buffer;
 mod graph;
 mod kernel;
+mod limit;
 mod loss;
 mod norm;
 mod post;
@@ -18,6 +19,7 @@ pub(crate) use attention::VECTOR_CHUNKS;
 pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
+pub use limit::best_product_rate;
 pub(crate) use product::packed_words;
 
 use crate::*;

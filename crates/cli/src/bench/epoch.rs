@@ -1,0 +1,145 @@
+//! Batches through the whole path, or through all of it but the model: seconds a batch, by stage.
+
+use crate::output::{print, print_json};
+use crate::train::{Flags, bound_by};
+use anyhow::bail;
+use esker_nn::best_product_rate;
+use esker_sample::Position;
+use esker_store::Dataset;
+use esker_train::{OpenRun, StageClock, StageTimes};
+use esker_types::{ByteCount, own_resident_bytes};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Train some batches: seconds a batch, and what each stage did with them
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
+  esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
+  esker bench epoch g --products                                            the model's products beside gemm's best rate
+
+The flags are those of `esker train`.")]
+pub struct Arguments {
+    /// The dataset
+    dataset: PathBuf,
+    /// Batches measured; default: an epoch
+    #[arg(long)]
+    batches: Option<u64>,
+    /// Batches before them, not measured
+    #[arg(long, default_value_t = 4)]
+    warm: u64,
+    /// Bring batches and throw them away
+    #[arg(long)]
+    no_compute: bool,
+    /// Measure the best rate of products on this machine too
+    #[arg(long)]
+    products: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let dataset = Dataset::open(&arguments.dataset)?;
+    let mut config = arguments.flags.resolve(&dataset)?;
+    drop(dataset);
+    config.epochs = u64::MAX;
+    let mut run = OpenRun::new(config, std::env::temp_dir())?;
+    let threads = run.config.threads;
+    let best_before = arguments.products.then(|| run.learner().install(|| best_product_rate(threads)));
+    let mut source = run.source(Position { epoch: 0, batch: 0 })?;
+    let clock = StageClock::new("train");
+    let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
+    let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
+    let mut counters = run.learner().backend().counters();
+    let (mut own, mut losses) = (0, 0.0);
+    for number in 0..arguments.warm + batches {
+        if number == arguments.warm {
+            before = stages(&source.counters().stages, &clock);
+            counters = run.learner().backend().counters();
+            started = Instant::now();
+        }
+        let Some(batch) = clock.starved(|| source.next())? else { bail!("the batches ended") };
+        if !arguments.no_compute {
+            losses = clock.busy(|| run.step(&batch))?.unwrap_or(0.0);
+        }
+        if number >= arguments.warm {
+            nodes += batch.sample.node_ids.len() as u64;
+            edges += batch.sample.edge_count();
+        }
+        own = own.max(own_resident_bytes());
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let after = stages(&source.counters().stages, &clock);
+    let spent: Vec<StageTimes> =
+        after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
+    drop(source);
+    let now = run.learner().backend().counters();
+    let operations = (now.product_operations - counters.product_operations) as f64;
+    let product_seconds = (now.product_nanos - counters.product_nanos) as f64 * 1e-9 / threads as f64;
+    let aggregate_seconds = (now.aggregate_nanos - counters.aggregate_nanos) as f64 * 1e-9 / threads as f64;
+    let products = best_before.map(|before| {
+        // The machine's rate moves: before and behind the batches.
+        let best = before.max(run.learner().install(|| best_product_rate(threads)));
+        let rate = operations / product_seconds.max(1e-9);
+        json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
+    });
+    let each = 1.0 / batches as f64;
+    let value = json!({
+        "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": threads,
+        "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,
+        "batches": batches, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
+        "edges_per_batch": edges / batches, "bytes_useful_per_batch": nodes * run.row_bytes() / batches,
+        "stages": spent, "bound_by": bound_by(&spent, seconds), "products": products,
+        "product_seconds_per_batch": product_seconds * each, "aggregate_seconds_per_batch": aggregate_seconds * each,
+        "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": losses,
+    });
+    if arguments.json {
+        return print_json(&value);
+    }
+    let mut text = format!(
+        "{}: {} a batch of {} nodes and {} edges\n",
+        arguments.dataset.display(),
+        milliseconds(seconds * each),
+        esker_types::grouped(nodes / batches),
+        esker_types::grouped(edges / batches)
+    );
+    for stage in &spent {
+        let [busy, starved, blocked] =
+            [stage.busy, stage.starved, stage.blocked].map(|time| milliseconds(time * each));
+        text += &format!("  {:8} busy {busy:>9}  starved {starved:>9}  blocked {blocked:>9}\n", stage.name);
+    }
+    text += &format!(
+        "  products {} and aggregation {} of training\n",
+        milliseconds(product_seconds * each),
+        milliseconds(aggregate_seconds * each)
+    );
+    if let Some(products) = &value["products"].as_object() {
+        let number = |name: &str| products[name].as_f64().unwrap_or(0.0);
+        text += &format!(
+            "  products reach {:.0} GFLOP/s, {:.0}% of gemm at its best size\n",
+            number("operations_per_second") / 1e9,
+            number("share_of_best") * 100.0
+        );
+    }
+    text += &format!(
+        "  bound by {}; peak {} of {}\n",
+        bound_by(&spent, seconds),
+        ByteCount(own),
+        ByteCount(run.config.memory)
+    );
+    print(&text)
+}
+
+fn stages(source: &[StageTimes], clock: &StageClock) -> Vec<StageTimes> {
+    source.iter().cloned().chain([clock.times()]).collect()
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}

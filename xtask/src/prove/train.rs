@@ -1,0 +1,204 @@
+//! Training: the same to the bit whatever carries it, killed anywhere, inside its memory, and beside PyG.
+
+use super::{Bench, sample, succeed};
+use crate::cgroup::Group;
+use anyhow::{Context, Result, bail, ensure};
+use esker_types::random::{Key, unit};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Makes a graph with features to learn from.
+pub fn graph(bench: &Bench, nodes: u64, dim: u64) -> Result<()> {
+    let (nodes, dim) = (nodes.to_string(), dim.to_string());
+    bench.json(&["generate", "graph", "--nodes", &nodes, "--degree", "15", "--dim", &dim, "--seed", "1"])?;
+    Ok(())
+}
+
+/// The words of a run: these, and then others.
+fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let mut words =
+        vec!["train", "graph", "--fanout", "10,5", "--hidden", "64", "--batch", "500", "--dropout", "0.3"];
+    words.extend(["--epochs", epochs, "--out", out]);
+    words.extend(more);
+    words
+}
+
+/// Strategies and threads do not change a bit of any loss.
+pub fn same_losses(bench: &Bench, epochs: &str) -> Result<Value> {
+    let mut rows = Vec::new();
+    for strategy in ["memory", "mmap"] {
+        for threads in ["1", "2", "4"] {
+            let out = format!("same-{strategy}-{threads}");
+            let found = bench.json(&words(&out, epochs, &["--strategy", strategy, "--threads", threads]))?;
+            rows.push(json!({
+                "strategy": strategy, "threads": threads, "loss_digest": found["loss_digest"],
+                "test": found["test"]["accuracy"], "steps": found["steps"],
+            }));
+        }
+    }
+    let first = &rows[0];
+    let same = |row: &Value| row["loss_digest"] == first["loss_digest"] && row["test"] == first["test"];
+    ensure!(first["loss_digest"].is_string() && rows.iter().all(same), "losses differ: {rows:#?}");
+    Ok(Value::Array(rows))
+}
+
+/// SIGKILL at random moments, `--resume` until it ends: the weights are those of an undisturbed run, to the bit.
+pub fn killed(bench: &Bench, epochs: &str, kills: u64, seed: u64) -> Result<Value> {
+    let started = Instant::now();
+    let undisturbed = bench.json(&words("whole", epochs, &["--checkpoint-batches", "3"]))?;
+    let (seconds, key) = (started.elapsed().as_secs_f64(), Key::new(seed));
+    let weights = |out: &str| fs::read(bench.path(out).join("last.safetensors")).context("last weights");
+    let (expected, mut runs, mut done) = (weights("whole")?, 0u64, 0u64);
+    while done < kills {
+        fs::remove_dir_all(bench.path("killed")).ok();
+        let mut resume: &[&str] = &[];
+        // A run is killed several times before it may end.
+        for turn in 0.. {
+            let mut more = vec!["--checkpoint-batches", "3", "--json"];
+            more.extend(resume);
+            let mut command = bench.esker(&words("killed", epochs, &more));
+            let share = unit(key.at(done * 1000 + turn));
+            let last = done >= kills || turn >= 8;
+            let wait = if last { Duration::from_secs(600) } else { Duration::from_secs_f64(seconds * share) };
+            let finished = run_until(&mut command, wait)?;
+            if finished {
+                break;
+            }
+            ensure!(!last, "a run that nobody killed did not end within 600 s");
+            done += 1;
+            resume = if bench.path("killed/config.json").exists() { &["--resume"] } else { &[] };
+        }
+        ensure!(
+            weights("killed")? == expected,
+            "run {runs}: the last weights differ from those of the undisturbed run"
+        );
+        let summary: Value = serde_json::from_slice(&fs::read(bench.path("killed/summary.json"))?)?;
+        ensure!(summary["loss_digest"] == undisturbed["loss_digest"], "run {runs}: losses differ");
+        runs += 1;
+    }
+    Ok(
+        json!({ "kills": done, "runs": runs, "undisturbed_seconds": seconds, "loss_digest": undisturbed["loss_digest"] }),
+    )
+}
+
+/// Runs a command until it ends or the time is over; whether it ended by itself.
+fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let deadline = Instant::now() + wait;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            if !status.success() {
+                let output = child.wait_with_output()?;
+                bail!("{command:?}: {status}\n{}", String::from_utf8_lossy(&output.stderr));
+            }
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The smallest budget that a run asks for suffices inside a group that allows no more, page cache included; a byte less
+/// is refused with the table.
+pub fn in_group(bench: &Bench, strategy: &str, eval: &str) -> Result<Value> {
+    let more = ["--strategy", strategy, "--eval", eval];
+    let refused = |memory: &str| -> Result<String> {
+        let mut all = more.to_vec();
+        all.extend(["--memory", memory]);
+        let output = bench.esker(&words("refused", "1", &all)).output()?;
+        ensure!(!output.status.success(), "a budget of {memory} was not refused");
+        ensure!(!bench.path("refused").exists(), "a refused run left a directory behind");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    refused("1MiB")?;
+    let smallest = smallest_budget(bench, &more)?;
+    let said = refused(&format!("{}B", smallest - 1))?;
+    ensure!(said.contains("topology") && said.contains("together"), "the refusal has no table: {said}");
+    let out = format!("budget-{strategy}-{eval}");
+    let memory = format!("{smallest}B");
+    let mut all = more.to_vec();
+    all.extend(["--memory", &memory, "--json"]);
+    // The group counts page cache and the kernel's own memory for the process too: a little more than the promise.
+    let limit = smallest + (16 << 20);
+    let group = Group::create(limit)?;
+    let output = succeed(&mut group.wrap(&bench.esker(&words(&out, "1", &all))))?;
+    let summary: Value = serde_json::from_slice(&output.stdout)?;
+    let peak = summary["peak_host_bytes"].as_u64().unwrap_or(u64::MAX);
+    ensure!(peak <= smallest, "the run promised {smallest} bytes and took {peak}");
+    Ok(json!({
+        "strategy": strategy, "eval": eval, "smallest_budget_bytes": smallest, "peak_host_bytes": peak,
+        "group_limit_bytes": limit, "seconds": summary["seconds"],
+    }))
+}
+
+/// The smallest budget that the run says would do.
+fn smallest_budget(bench: &Bench, more: &[&str]) -> Result<u64> {
+    let mut all = more.to_vec();
+    all.extend(["--memory", "64GiB", "--dry-run"]);
+    let found = bench.json(&words("refused", "1", &all))?;
+    found["smallest_bytes"].as_u64().context("the smallest budget")
+}
+
+/// Epochs in memory beside PyG's on the same graph with the same model, in turn.
+pub fn beside_pyg(bench: &Bench, rounds: usize, batches: &str) -> Result<Value> {
+    let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
+    let script = crate::root().join("bench/peers/train.py");
+    let (mut all, mut ratios, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let ours = bench.json(&["bench", "epoch", "graph", "--batches", batches, "--products"])?;
+        let mut best: Option<Value> = None;
+        for workers in ["0", "2"] {
+            let words = ["--workers", workers, "--batches", batches];
+            let peer =
+                bench.json_of(Command::new(&python).arg(&script).arg(bench.path("graph")).args(words))?;
+            let seconds = |value: &Value| value["seconds_per_batch"].as_f64().unwrap_or(f64::INFINITY);
+            best = match best {
+                Some(before) if seconds(&before) <= seconds(&peer) => Some(before),
+                _ => Some(peer),
+            };
+        }
+        let pyg = best.unwrap_or_default();
+        let seconds = |value: &Value| value["seconds_per_batch"].as_f64().unwrap_or(0.0);
+        ratios.push(seconds(&pyg) / seconds(&ours));
+        shares.push(ours["products"]["share_of_best"].as_f64().unwrap_or(0.0));
+        println!("round {round}: {} s a batch, PyG {} s", seconds(&ours), seconds(&pyg));
+        all.push(json!({ "esker": ours, "pyg": pyg }));
+    }
+    let (ratio, share) = (sample::median(ratios), sample::median(shares));
+    ensure!(ratio >= 1.8, "{ratio:.2} times PyG's speed, 1.8 were promised");
+    ensure!(share >= 0.8, "products at {share:.2} of what gemm reaches at its best, 0.8 were promised");
+    Ok(json!({ "times_pyg": ratio, "products_share_of_best": share, "rounds": all }))
+}
+
+pub(super) fn full_same(bench: &Bench) -> Result<Value> {
+    graph(bench, 200_000, 64)?;
+    same_losses(bench, "3")
+}
+
+pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
+    graph(bench, 20_000, 32)?;
+    killed(bench, "6", 100, 5)
+}
+
+pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
+    graph(bench, 300_000, 128)?;
+    let cases = [("memory", "sampled"), ("mmap", "sampled"), ("mmap", "full")];
+    cases
+        .iter()
+        .map(|(strategy, eval)| in_group(bench, strategy, eval))
+        .collect::<Result<Vec<_>>>()
+        .map(Value::Array)
+}
+
+pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
+    let peers = crate::root().join("target/peers");
+    succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
+    graph(bench, 4_000_000, 128)?;
+    beside_pyg(bench, 3, "20")
+}
