@@ -50,7 +50,8 @@ impl WholeGraph<'_> {
         let layers = model.layer_count();
         let (_, outputs) = self.learner.task();
         let hidden_bytes = self.hidden_bytes();
-        let in_memory = hidden_bytes <= self.most_bytes / 2;
+        let least = block_bytes(self.config, self.job, outputs, least_rows(self.config, self.job)?)?;
+        let in_memory = hidden_bytes <= self.most_bytes / 2 && hidden_bytes + least <= self.most_bytes;
         let block_bytes = if in_memory { self.most_bytes - hidden_bytes } else { self.most_bytes };
         let limit = rows_within(self.config, self.job, outputs, block_bytes)?;
         let mut input = Hidden::Features;
