@@ -58,6 +58,17 @@ def main():
         times[name] += time.perf_counter() - started
         return result
 
+    def hops(row, col, seeds):
+        """Nodes and edges by hop. torch-sparse does not say, but lists nodes as it finds them and edges by destination."""
+        nodes, edges, known, taken = [seeds], [], seeds, 0
+        for _ in fanout:
+            end = int(torch.searchsorted(col, known))
+            reached = max(int(row[taken:end].max()) + 1, known) if end > taken else known
+            nodes.append(reached - known)
+            edges.append(end - taken)
+            known, taken = reached, end
+        return nodes, edges
+
     class Lists:
         """What PyG asks of an adjacency: no copy, no sort."""
 
@@ -73,7 +84,7 @@ def main():
                 size = out.metadata[0].numel()
                 batch = Data(x=x.index_select(0, out.node), y=labels[out.node[:size]])
                 batch.row, batch.col = out.row, out.col
-                batch.nodes, batch.edges = out.num_sampled_nodes, out.num_sampled_edges
+                batch.hop_nodes, batch.hop_edges = hops(out.row, out.col, size)
                 return batch
 
             return timed("gather", gather)
@@ -89,7 +100,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
 
     def step(batch):
-        rows, nodes, edges = batch.x, list(batch.nodes), list(batch.edges)
+        rows, nodes, edges = batch.x, batch.hop_nodes, batch.hop_edges
         for layer, convolution in enumerate(model):
             hops = layers - layer
             count, outputs, inputs = sum(edges[:hops]), sum(nodes[:hops]), sum(nodes[:hops + 1])
