@@ -155,7 +155,7 @@ impl<T: Send + 'static, E: Send + 'static> Pipeline<T, E> {
 impl<T, E> Pipeline<T, E> {
     /// The next item; `None` behind the last. A stage that panicked panics here: a pipeline that lost one must not look
     /// as if it had come to its end.
-    pub fn next(&mut self) -> Option<Result<T, E>> {
+    pub fn receive(&mut self) -> Option<Result<T, E>> {
         if let Ok(item) = self.next.as_ref()?.recv() {
             return Some(item);
         }
@@ -251,7 +251,7 @@ mod tests {
             Ok(Some(number * 2))
         });
         let mut found = Vec::new();
-        while let Some(item) = line.next() {
+        while let Some(item) = line.receive() {
             found.push(item.unwrap());
         }
         assert!(found.into_iter().eq((0..50).map(|number| number * 2)));
@@ -269,16 +269,16 @@ mod tests {
             number => Ok(Some(number)),
         });
         for expected in 0..5 {
-            assert_eq!(line.next(), Some(Ok(expected)));
+            assert_eq!(line.receive(), Some(Ok(expected)));
         }
-        assert_eq!(line.next(), Some(Err("five".to_string())));
-        assert_eq!(line.next(), None);
+        assert_eq!(line.receive(), Some(Err("five".to_string())));
+        assert_eq!(line.receive(), None);
     }
 
     #[test]
     fn a_consumer_that_goes_away_stops_endless_stages() {
         let mut line = numbers(0..).then("pass", 1, |_, number| Ok(Some(number)));
-        assert_eq!(line.next(), Some(Ok(0)));
+        assert_eq!(line.receive(), Some(Ok(0)));
         drop(line);
     }
 
@@ -288,7 +288,8 @@ mod tests {
             assert!(number < 3, "three");
             Ok(Some(number))
         });
-        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while line.next().is_some() {}));
+        let found =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while line.receive().is_some() {}));
         assert!(found.is_err());
     }
 

@@ -341,7 +341,11 @@ fn bulk_sampling_takes_fewer_threads_before_it_is_refused() {
     assert_eq!([bulk(one - 1).lanes(300), bulk(3 * one).lanes(300), bulk(PLENTY).lanes(300)], [1, 3, 8]);
     let mut taken = 0;
     let all = positions(&batches, Position { epoch: 0, batch: 0 }, 1);
-    bulk(one).run::<SampleError>(all.clone(), |_, _| Ok(taken += 1)).unwrap();
+    let count = |_: Position, _: &Sample| {
+        taken += 1;
+        Ok::<(), SampleError>(())
+    };
+    bulk(one).run(all.clone(), count).unwrap();
     assert_eq!(taken, 17);
     let said = bulk(40_000).run::<SampleError>(all, |_, _| Ok(())).unwrap_err().to_string();
     assert!(said.contains("smaller batches"), "{said}");

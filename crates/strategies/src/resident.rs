@@ -194,7 +194,7 @@ struct Source<R> {
 
 impl<R: RowBuffer> BatchSource<R> for Source<R> {
     fn next(&mut self) -> Result<Option<Batch<R>>> {
-        self.pipeline.as_mut().and_then(Pipeline::next).transpose()
+        self.pipeline.as_mut().and_then(Pipeline::receive).transpose()
     }
 
     fn counters(&self) -> SourceCounters {

@@ -27,7 +27,7 @@ pub use evaluate::evaluate_run;
 pub use learner::{CpuRows, Learner};
 pub use memory::Plan;
 pub use metrics::{Metrics, Tally};
-pub use open::{OpenRun, predict};
+pub use open::{OpenRun, TakePredictions, predict};
 pub use record::{BatchRecord, EpochRecord, RunDirectory, Summary};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Watcher};

@@ -80,7 +80,7 @@ impl Tally {
     /// Takes up rows of logits with their labels, and their mean loss.
     pub fn add(&mut self, logits: &[f32], labels: &BatchLabels, loss: f64) {
         let width = self.classes.len();
-        let rows = if width == 0 { 0 } else { logits.len() / width };
+        let rows = logits.len().checked_div(width).unwrap_or(0);
         self.nodes += rows as u64;
         self.losses += loss * rows as f64;
         match labels {

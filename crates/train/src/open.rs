@@ -186,13 +186,16 @@ fn real_job(config: &RunConfig, job: Job, task: &Task) -> Result<Job> {
     Ok(Job { batches: Arc::new(batches), evaluation, ..job })
 }
 
+/// Takes nodes, their classes and their probabilities or values.
+pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>;
+
 /// Predicts nodes, ascending, or every node: hands over nodes, classes and probabilities (values, for real labels), block by
 /// block and in order.
 pub fn predict(
     run: &mut OpenRun,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
-    take: &mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>,
+    take: TakePredictions,
 ) -> Result<()> {
     let (kind, outputs) = run.learner.task();
     let mut hand_over = |nodes: &[NodeId], logits: &[f32]| {

@@ -307,7 +307,7 @@ enum Hidden {
     /// From memory.
     Memory(Vec<f32>, usize),
     /// From a file.
-    File(HiddenFile),
+    File(Box<HiddenFile>),
 }
 
 struct HiddenFile {
@@ -389,7 +389,7 @@ impl HiddenWriter {
                 file.finish().map_err(TrainError::io(&path))?;
                 let options = Options::default();
                 let queue = ThisMachine.open(&[Layout::file(&path)], Access::Read, &options)?.queue()?;
-                Ok(Hidden::File(HiddenFile { path, queue, width, pieces: Vec::new() }))
+                Ok(Hidden::File(Box::new(HiddenFile { path, queue, width, pieces: Vec::new() })))
             }
         }
     }

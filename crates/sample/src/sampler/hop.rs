@@ -339,8 +339,8 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
         let mut start = 0;
         for degree in &degrees {
             let before = into.section.places.len();
-            for entry in start..start + *degree as usize {
-                let Some(place) = into.table.find(fetched.words[entry].node()) else { continue };
+            for (entry, word) in fetched.words.iter().enumerate().skip(start).take(*degree as usize) {
+                let Some(place) = into.table.find(word.node()) else { continue };
                 into.section.places.push(place);
                 if job.carry.positions {
                     into.section.positions.push(positions[entry]);

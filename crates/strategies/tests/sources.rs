@@ -1,0 +1,187 @@
+//! Every strategy yields the batches that sampling and looking rows up one by one would give, from any position, however
+//! many are held; a source that nobody reads to its end stops.
+
+use esker_import::Job as ImportJob;
+use esker_import::generate::{Popularity, Shape, generate};
+use esker_sample::order::{Batching, Shuffled};
+use esker_sample::{
+    AnyTopology, Batches, Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Sampler, Seeds,
+    Settings,
+};
+use esker_store::{Dataset, file};
+use esker_strategies::{Evaluation, Job, StrategyKind};
+use esker_types::{Budget, Dtype, NodeId, Silent};
+use std::path::Path;
+use std::sync::Arc;
+
+const DIM: usize = 7;
+
+fn dataset(directory: &Path) -> Arc<Dataset> {
+    let shape = Shape {
+        preset: None,
+        nodes: 2000,
+        degree: 6.0,
+        dim: DIM as u64,
+        dtype: Dtype::F32,
+        classes: 4,
+        homophily: 0.7,
+        signal: 0.12,
+        label_noise: 0.1,
+        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
+        train: 0.05,
+        valid: 0.01,
+        test: 0.02,
+        undirected: false,
+        out_neighbours: false,
+        seed: 1,
+    };
+    let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+    Arc::new(Dataset::open(&target).unwrap())
+}
+
+fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
+    let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed: 3 };
+    let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
+    let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
+    Job {
+        dataset: dataset.clone(),
+        batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
+        largest_batch: 64,
+        epochs: 2,
+        settings: Settings { seed: 5, fanouts, form: Form::Dense, carry: Carry::default() },
+        direction: Direction::Incoming,
+        evaluation: None,
+        threads: 2,
+        batches_held,
+    }
+}
+
+/// All batches from a position on: where, what was sampled, and the rows.
+fn expected(job: &Job, from: Position) -> Vec<(Position, Sample, Vec<f32>)> {
+    let AnyTopology::Narrow(graph) = AnyTopology::load(&job.dataset, job.direction, u64::MAX).unwrap() else {
+        panic!("few nodes")
+    };
+    let features = job.dataset.array(file::NODE_FEATURES).unwrap();
+    let mut sampler = Sampler::new(&graph, job.settings.clone(), 1 << 30).unwrap();
+    let (mut all, mut seeds) = (Vec::new(), Vec::new());
+    for epoch in from.epoch..job.epochs {
+        let first = if epoch == from.epoch { from.batch } else { 0 };
+        for batch in first..job.batches.count(epoch) {
+            let (at, mut sample) = (Position { epoch, batch }, Sample::default());
+            job.batches.seeds(at, &mut seeds).unwrap();
+            sampler.sample(at, &seeds, &mut sample).unwrap();
+            let mut rows = vec![0f32; sample.node_ids.len() * DIM];
+            for (node, row) in sample.node_ids.iter().zip(rows.chunks_mut(DIM)) {
+                features.read_at(node.0 * DIM as u64, row).unwrap();
+            }
+            all.push((at, sample, rows));
+        }
+    }
+    all
+}
+
+#[test]
+fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path());
+    for from in [Position { epoch: 0, batch: 0 }, Position { epoch: 1, batch: 5 }] {
+        let expected = expected(&job(&dataset, 1), from);
+        assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
+        for kind in StrategyKind::ALL {
+            for held in [1, 2, 3] {
+                let job = job(&dataset, held);
+                let mut strategy =
+                    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+                strategy.prepare(&job).unwrap();
+                let mut source = strategy.batches(&job, from).unwrap();
+                for (at, sample, rows) in &expected {
+                    let batch = source.next().unwrap().unwrap();
+                    assert!(
+                        batch.at == *at && batch.sample == *sample && batch.rows == *rows,
+                        "{kind} {at:?}"
+                    );
+                }
+                assert!(source.next().unwrap().is_none());
+                let counters = source.counters();
+                let rows: u64 = expected.iter().map(|(_, sample, _)| sample.node_ids.len() as u64).sum();
+                assert_eq!((counters.rows, counters.bytes_useful), (rows, rows * DIM as u64 * 4));
+                assert_eq!(
+                    counters.stages.iter().map(|stage| stage.name.as_str()).collect::<Vec<_>>(),
+                    ["sample", "gather"]
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_source_that_nobody_reads_to_its_end_stops() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path());
+    for held in [1, 3] {
+        let job = Job { epochs: u64::MAX, ..job(&dataset, held) };
+        let mut strategy =
+            StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+        strategy.prepare(&job).unwrap();
+        let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
+        let kept = source.next().unwrap().unwrap();
+        drop(source);
+        // A batch may outlive its source.
+        assert!(!kept.rows.is_empty());
+    }
+}
+
+#[test]
+fn an_error_of_a_stage_reaches_the_reader() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path());
+    let mut job = job(&dataset, 2);
+    let order = Shuffled { batching: Batching::new(3, 2, false).unwrap(), seed: 3 };
+    job.batches = Arc::new(NodeBatches::new(order, Seeds::Nodes([5, 2000, 7].map(NodeId).to_vec())).unwrap());
+    let mut strategy =
+        StrategyKind::Mmap.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+    strategy.prepare(&job).unwrap();
+    let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
+    let mut said = None;
+    for _ in 0..4 {
+        match source.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(error) => {
+                said = Some(error.to_string());
+                break;
+            }
+        }
+    }
+    assert!(said.unwrap().contains("nodes 0 to 1999"));
+}
+
+#[test]
+fn batches_of_evaluation_come_with_or_without_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path());
+    let job = job(&dataset, 2);
+    let mut strategy =
+        StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+    strategy.prepare(&job).unwrap();
+    for rows in [true, false] {
+        let over = Evaluation {
+            batches: job.batches.clone(),
+            largest_batch: 64,
+            settings: job.settings.clone(),
+            rows,
+            sampling_bytes: None,
+        };
+        let mut source = strategy.evaluation(&job, &over).unwrap();
+        let mut count = 0;
+        while let Some(batch) = source.next().unwrap() {
+            assert_eq!(batch.rows.len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
+            count += 1;
+        }
+        assert_eq!(count, 8, "one epoch");
+    }
+    let memory = strategy.memory(&job).unwrap();
+    assert!(memory.lines.iter().any(|line| line.what == "features" && line.bytes >= 2000 * DIM as u64 * 4));
+    assert_eq!(memory.total(), memory.lines.iter().map(|line| line.bytes).sum::<u64>());
+}
