@@ -11,8 +11,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-const STATE: &str = "esker_state";
-const CHECKSUM: &str = "esker_checksum";
+/// Checksum and state, in one text: the order of several would differ from file to file.
+const STATE: &str = "esker";
 /// What tells the optimizer's numbers from the model's.
 const OPTIMIZER: &str = "optimizer.";
 
@@ -47,7 +47,7 @@ impl Checkpoint {
             all.iter().map(|(name, named)| (name.as_str(), bytemuck::cast_slice(&named.values))),
             &state,
         );
-        let about = HashMap::from([(STATE.to_string(), state), (CHECKSUM.to_string(), sum)]);
+        let about = HashMap::from([(STATE.to_string(), format!("{sum} {state}"))]);
         let bytes = serialize(views, Some(about))
             .map_err(|error| TrainError::file(path, "numbers with names", error, "report this"))?;
         write_atomically(path, &bytes)
@@ -64,13 +64,13 @@ impl Checkpoint {
         let tensors = SafeTensors::deserialize(&bytes)
             .map_err(|error| refuse("a safetensors file", error.to_string()))?;
         let about = about.metadata().clone().unwrap_or_default();
-        let (Some(state), Some(sum)) = (about.get(STATE), about.get(CHECKSUM)) else {
+        let Some((sum, state)) = about.get(STATE).and_then(|text| text.split_once(' ')) else {
             return Err(refuse("weights written by esker", "another file".into()));
         };
         let mut all = tensors.tensors();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         let found = checksum(all.iter().map(|(name, view)| (name.as_str(), view.data())), state);
-        if found != *sum {
+        if found != sum {
             return Err(refuse(&format!("checksum {sum}"), found));
         }
         let state =
@@ -149,7 +149,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("c.safetensors");
         checkpoint().write(&path).unwrap();
+        let bytes = fs::read(&path).unwrap();
         checkpoint().write(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), bytes, "the same numbers are the same bytes");
         assert_eq!(Checkpoint::read(&path).unwrap(), checkpoint());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
