@@ -1,9 +1,9 @@
 //! `esker predict`: classes and probabilities of nodes, as npy or Parquet.
 
 use crate::output::{print, print_json};
-use crate::train::{named, open};
+use crate::train::{mode_of, named, open};
 use anyhow::{Context, bail};
-use esker_train::{EvaluationMode, LabelKind, SplitName, predict};
+use esker_train::{LabelKind, SplitName, predict};
 use esker_types::{ByteCount, NodeId, grouped};
 use parquet::basic::Compression;
 use parquet::data_type::{FloatType, Int32Type, Int64Type};
@@ -48,9 +48,16 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mode: Option<EvaluationMode> =
-        arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
-    let mut run = open(&arguments.run, arguments.memory, mode)?;
+    if !["npy", "parquet"]
+        .iter()
+        .any(|ending| arguments.out.extension().is_some_and(|found| found == *ending))
+    {
+        bail!(
+            "--out {}: predictions are written to a file ending in .parquet or .npy",
+            arguments.out.display()
+        );
+    }
+    let mut run = open(&arguments.run, arguments.memory, mode_of(arguments.mode.as_deref())?)?;
     let total = run.node_count();
     let nodes = chosen(&arguments.nodes, &run, total)?;
     let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
@@ -67,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match arguments.json {
         true => print_json(&json!({
             "out": arguments.out, "nodes": count, "mode": mode,
-            "peak_host_bytes": esker_types::own_resident_bytes(), "budget_host_bytes": run.config.memory,
+            "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
         })),
         false => print(&format!("{}: {} nodes\n", arguments.out.display(), grouped(count))),
     }
@@ -138,18 +145,73 @@ impl Part {
 }
 
 enum Writer {
-    Npy {
-        values: Part,
-        classes: Option<Part>,
-        nodes: Part,
-    },
-    Parquet {
-        writer: Box<SerializedFileWriter<File>>,
-        path: PathBuf,
-        partial: PathBuf,
-        has_class: bool,
-        outputs: usize,
-    },
+    Npy { values: Part, classes: Option<Part>, nodes: Part },
+    Parquet(Box<Table>),
+}
+
+/// A Parquet file in the making. Rows are gathered into groups of some size: the description of every group is held until
+/// the end.
+struct Table {
+    writer: SerializedFileWriter<File>,
+    path: PathBuf,
+    partial: PathBuf,
+    has_class: bool,
+    outputs: usize,
+    group_rows: usize,
+    nodes: Vec<i64>,
+    classes: Vec<i32>,
+    values: Vec<f32>,
+}
+
+/// Bytes of a group of rows.
+const GROUP_BYTES: usize = 8 << 20;
+
+impl Table {
+    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
+        for (at, node) in ids.iter().enumerate() {
+            self.nodes.push(node.0 as i64);
+            self.classes.extend(found.get(at).map(|class| *class as i32));
+            self.values.extend_from_slice(&numbers[at * self.outputs..(at + 1) * self.outputs]);
+            if self.nodes.len() == self.group_rows {
+                self.close_group()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close_group(&mut self) -> anyhow::Result<()> {
+        if self.nodes.is_empty() {
+            return Ok(());
+        }
+        let mut group = self.writer.next_row_group()?;
+        let (mut next, mut values) = (0, Vec::with_capacity(self.nodes.len()));
+        while let Some(mut column) = group.next_column()? {
+            if next == 0 {
+                column.typed::<Int64Type>().write_batch(&self.nodes, None, None)?;
+            } else if self.has_class && next == 1 {
+                column.typed::<Int32Type>().write_batch(&self.classes, None, None)?;
+            } else {
+                let at = next - 1 - self.has_class as usize;
+                values.clear();
+                values.extend(self.values.chunks_exact(self.outputs).map(|row| row[at]));
+                column.typed::<FloatType>().write_batch(&values, None, None)?;
+            }
+            column.close()?;
+            next += 1;
+        }
+        group.close()?;
+        self.nodes.clear();
+        self.classes.clear();
+        self.values.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.close_group()?;
+        let file = self.writer.into_inner()?;
+        file.sync_all()?;
+        fs::rename(&self.partial, &self.path).with_context(|| self.path.display().to_string())
+    }
 }
 
 impl Writer {
@@ -178,8 +240,17 @@ impl Writer {
                 let partial = PathBuf::from(partial);
                 let file = File::create(&partial).with_context(|| partial.display().to_string())?;
                 let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
-                let (writer, path) = (Box::new(writer), out.to_path_buf());
-                Ok(Writer::Parquet { writer, path, partial, has_class, outputs })
+                Ok(Writer::Parquet(Box::new(Table {
+                    writer,
+                    path: out.to_path_buf(),
+                    partial,
+                    has_class,
+                    outputs,
+                    group_rows: (GROUP_BYTES / (12 + 4 * outputs)).max(1),
+                    nodes: Vec::new(),
+                    classes: Vec::new(),
+                    values: Vec::new(),
+                })))
             }
             _ => {
                 bail!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display())
@@ -196,26 +267,7 @@ impl Writer {
                     found.iter().try_for_each(|class| classes.file.write_all(&class.to_le_bytes()))?;
                 }
             }
-            Writer::Parquet { writer, has_class, outputs, .. } => {
-                let mut group = writer.next_row_group()?;
-                let mut next = 0;
-                while let Some(mut column) = group.next_column()? {
-                    if next == 0 {
-                        let ids: Vec<i64> = ids.iter().map(|node| node.0 as i64).collect();
-                        column.typed::<Int64Type>().write_batch(&ids, None, None)?;
-                    } else if *has_class && next == 1 {
-                        let classes: Vec<i32> = found.iter().map(|class| *class as i32).collect();
-                        column.typed::<Int32Type>().write_batch(&classes, None, None)?;
-                    } else {
-                        let at = next - 1 - *has_class as usize;
-                        let values: Vec<f32> = numbers.chunks_exact(*outputs).map(|row| row[at]).collect();
-                        column.typed::<FloatType>().write_batch(&values, None, None)?;
-                    }
-                    column.close()?;
-                    next += 1;
-                }
-                group.close()?;
-            }
+            Writer::Parquet(table) => table.write(ids, found, numbers)?,
         }
         Ok(())
     }
@@ -227,11 +279,7 @@ impl Writer {
                 classes.map_or(Ok(()), Part::finish)?;
                 values.finish()
             }
-            Writer::Parquet { writer, path, partial, .. } => {
-                let file = writer.into_inner()?;
-                file.sync_all()?;
-                fs::rename(&partial, &path).with_context(|| path.display().to_string())
-            }
+            Writer::Parquet(table) => table.finish(),
         }
     }
 }

@@ -102,6 +102,11 @@ impl FeatureRows {
         Ok(FeatureRows { held, rows: entry.rows, dim, stored, row_bytes, scales })
     }
 
+    /// Whether rows are held in memory, not mapped.
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.held, Held::Memory(_))
+    }
+
     /// Numbers in a row.
     pub fn dim(&self) -> usize {
         self.dim

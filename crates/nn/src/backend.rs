@@ -2,6 +2,7 @@
 //! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
 
 use crate::{Dropout, Lists, Post, Result};
+use esker_types::random::Key;
 
 /// Rows and columns of a matrix.
 pub trait Shape {
@@ -285,6 +286,8 @@ pub trait Backend: Send + Sync {
     fn read(&self, matrix: &Self::Matrix, first: usize, values: &mut [f32]);
     /// Sets every number.
     fn fill(&self, matrix: &mut Self::Matrix, value: f32);
+    /// Sets number `i` to one uniform between plus and minus `bound`, from word `i` of the key's stream.
+    fn fill_uniform(&self, matrix: &mut Self::Matrix, key: Key, bound: f32);
     /// `to[i] = from[rows[i]]`.
     fn gather_rows(&self, from: &Self::Matrix, rows: &[u32], to: &mut Self::Matrix);
     /// `to[rows[i]] = from[i]`, or zeros without `from`.

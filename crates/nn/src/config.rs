@@ -102,6 +102,10 @@ pub struct ModelConfig {
     pub gin_epsilon: f32,
 }
 
+/// More than anybody trains; beyond it sizes would not fit their types.
+const MOST_LAYERS: usize = 1000;
+const MOST_COLUMNS: usize = 1 << 20;
+
 impl Default for ModelConfig {
     fn default() -> ModelConfig {
         ModelConfig {
@@ -129,6 +133,10 @@ impl ModelConfig {
     pub fn check(&self, input_columns: usize, output_columns: usize) -> Result<()> {
         if self.layers == 0 {
             return Err(NnError::config("a model of 0 layers", "ask for at least 1"));
+        }
+        if self.layers > MOST_LAYERS || self.hidden > MOST_COLUMNS || self.heads > MOST_COLUMNS {
+            let problem = format!("{} layers of {} columns", self.layers, self.hidden);
+            return Err(NnError::config(problem, format!("take at most {MOST_LAYERS} and {MOST_COLUMNS}")));
         }
         if input_columns == 0 {
             return Err(NnError::config(

@@ -58,6 +58,8 @@ pub(crate) struct Call<'a, B: Backend> {
     pub input: &'a B::Matrix,
     /// The source of dropout masks in training.
     pub key: Option<Key>,
+    /// Whether the lists hold all neighbours: degrees are then those of the whole graph, whatever training sees.
+    pub whole: bool,
 }
 
 impl<B: Backend> Convolution<B> {
@@ -179,7 +181,8 @@ impl<B: Backend> Convolution<B> {
             }
             Convolution::Gcn { weight, bias, aggregator } => {
                 let mut rows = keeper(true);
-                let terms = vec![aggregate_term(call, *aggregator, rows.as_mut(), None, weight)];
+                let aggregator = if call.whole { Aggregator::GcnWhole } else { *aggregator };
+                let terms = vec![aggregate_term(call, aggregator, rows.as_mut(), None, weight)];
                 close(call, residual, post, terms, false, bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Aggregated { rows, winners: None })
             }

@@ -3,6 +3,7 @@
 
 use crate::cpu::{CHUNK_ROWS, VECTOR_CHUNKS, group_count, packed_words, pooled_words};
 use crate::*;
+use esker_types::random::Key;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The size of a batch, or a bound on it.
@@ -196,6 +197,7 @@ impl Backend for Counting {
     fn write(&self, _: &mut CountedMatrix, _: usize, _: &[f32]) {}
     fn read(&self, _: &CountedMatrix, _: usize, _: &mut [f32]) {}
     fn fill(&self, _: &mut CountedMatrix, _: f32) {}
+    fn fill_uniform(&self, _: &mut CountedMatrix, _: Key, _: f32) {}
     fn gather_rows(&self, _: &CountedMatrix, _: &[u32], _: &mut CountedMatrix) {}
     fn scatter_rows(&self, _: Option<&CountedMatrix>, _: &[u32], _: &mut CountedMatrix) {}
 

@@ -105,7 +105,7 @@ impl<B: Backend + Clone> Model<B> {
         step: u64,
     ) -> Saved<B> {
         let key = Some(self.dropout_key(layer, step));
-        self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key })
+        self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key, whole: false })
     }
 
     /// The backward pass of `forward_layer`, with the same graph and input: sets the layer's gradients from that of its
@@ -119,13 +119,18 @@ impl<B: Backend + Clone> Model<B> {
         gradient: B::Matrix,
         want_input: bool,
     ) -> Option<B::Matrix> {
-        let call = Call { backend: &self.backend, graph, input, key: saved.key };
+        let call = Call { backend: &self.backend, graph, input, key: saved.key, whole: false };
         self.layers[layer].backward(&call, saved, gradient, want_input)
     }
 
-    /// One layer without dropout, with running statistics, keeping nothing: for whole graphs, layer by layer.
+    /// One layer over lists of all neighbours, without dropout, with running statistics, keeping nothing: for whole
+    /// graphs, layer by layer. GCN normalises by whole-graph degrees here, which the lists must have.
     pub fn infer_layer(&self, layer: usize, graph: &B::Graph, input: &B::Matrix) -> B::Matrix {
-        self.layers[layer].infer(&Call { backend: &self.backend, graph, input, key: None })
+        self.infer_one(layer, graph, input, true)
+    }
+
+    fn infer_one(&self, layer: usize, graph: &B::Graph, input: &B::Matrix, whole: bool) -> B::Matrix {
+        self.layers[layer].infer(&Call { backend: &self.backend, graph, input, key: None, whole })
     }
 
     /// All layers of a training step.
@@ -183,9 +188,9 @@ impl<B: Backend + Clone> Model<B> {
     /// All layers without keeping anything.
     pub fn infer(&self, graphs: &[B::Graph], input: &B::Matrix) -> B::Matrix {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
-        let mut rows = self.infer_layer(0, &graphs[0], input);
+        let mut rows = self.infer_one(0, &graphs[0], input, false);
         for (layer, graph) in graphs.iter().enumerate().skip(1) {
-            rows = self.infer_layer(layer, graph, &rows);
+            rows = self.infer_one(layer, graph, &rows, false);
         }
         rows
     }

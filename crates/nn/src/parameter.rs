@@ -1,5 +1,5 @@
 use crate::{Backend, NnError, Result, Shape};
-use esker_types::random::{Key, unit};
+use esker_types::random::Key;
 
 /// A matrix that training moves, its gradient beside it.
 pub struct Parameter<B: Backend> {
@@ -35,14 +35,12 @@ impl<B: Backend> Maker<'_, B> {
     pub fn uniform(&mut self, name: &str, rows: usize, columns: usize, bound: f32) -> Parameter<B> {
         let key = self.key.with(self.made);
         self.made += 1;
-        let number = |index: usize| (bound as f64 * (2.0 * unit(key.at(index as u64)) - 1.0)) as f32;
-        let values: Vec<f32> = (0..rows * columns).map(number).collect();
-        self.of(name, rows, columns, &values)
+        self.of(name, rows, columns, |value| self.backend.fill_uniform(value, key, bound))
     }
 
     /// A row of equal numbers.
     pub fn constant(&mut self, name: &str, columns: usize, value: f32) -> Parameter<B> {
-        self.of(name, 1, columns, &vec![value; columns])
+        self.of(name, 1, columns, |matrix| self.backend.fill(matrix, value))
     }
 
     /// A weight as PyTorch's linear layers start: within the reciprocal root of its inputs.
@@ -60,9 +58,9 @@ impl<B: Backend> Maker<'_, B> {
         self.uniform(name, outputs, inputs, (6.0 / (outputs + inputs) as f32).sqrt())
     }
 
-    fn of(&self, name: &str, rows: usize, columns: usize, values: &[f32]) -> Parameter<B> {
+    fn of(&self, name: &str, rows: usize, columns: usize, set: impl FnOnce(&mut B::Matrix)) -> Parameter<B> {
         let mut value = self.backend.matrix(rows, columns);
-        self.backend.write(&mut value, 0, values);
+        set(&mut value);
         let mut gradient = self.backend.matrix(rows, columns);
         self.backend.fill(&mut gradient, 0.0);
         Parameter { name: format!("{}{name}", self.prefix), value, gradient }

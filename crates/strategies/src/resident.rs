@@ -157,7 +157,9 @@ impl Resident {
             Ok(Some(Batch { at, sample, rows: batch_rows, samples, places }))
         });
         let row_bytes = self.rows.row_bytes() as u64;
-        Ok(Source { stop: Some(stop), pipeline: Some(pipeline), gathered, row_bytes })
+        // What the page cache found is not known.
+        let tier = self.rows.is_in_memory().then_some("memory");
+        Ok(Source { stop: Some(stop), pipeline: Some(pipeline), gathered, row_bytes, tier })
     }
 }
 
@@ -190,6 +192,7 @@ struct Source<R> {
     pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
     gathered: Arc<AtomicU64>,
     row_bytes: u64,
+    tier: Option<&'static str>,
 }
 
 impl<R: RowBuffer> BatchSource<R> for Source<R> {
@@ -203,6 +206,7 @@ impl<R: RowBuffer> BatchSource<R> for Source<R> {
             stages: self.pipeline.as_ref().map(Pipeline::times).unwrap_or_default(),
             rows,
             bytes_useful: rows * self.row_bytes,
+            hits: self.tier.iter().map(|tier| (tier.to_string(), rows)).collect(),
             ..SourceCounters::default()
         }
     }

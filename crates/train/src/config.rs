@@ -5,6 +5,7 @@ use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Schedule};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
 use esker_strategies::StrategyKind;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// The order of batches.
@@ -106,22 +107,23 @@ pub struct RunConfig {
 impl RunConfig {
     /// How training batches are sampled.
     pub fn settings(&self) -> Settings {
-        self.sampling(&self.fanout, self.form)
+        self.sampling(&self.fanout, self.form, false)
     }
 
     /// How evaluation batches are sampled.
     pub fn eval_settings(&self) -> Settings {
-        self.sampling(&self.eval_fanout, self.form)
+        self.sampling(&self.eval_fanout, self.form, false)
     }
 
     /// One hop, all neighbours: what a layer of inference over the whole graph reads.
     pub fn whole_settings(&self) -> Settings {
         let hops = if self.model.kind == Kind::Mlp { vec![] } else { vec![Fanout::All] };
-        self.sampling(&hops, Form::Dense)
+        self.sampling(&hops, Form::Dense, true)
     }
 
-    fn sampling(&self, fanouts: &[Fanout], form: Form) -> Settings {
-        let degrees = self.model.kind == Kind::Gcn && self.model.gcn_degree == Degree::Whole;
+    fn sampling(&self, fanouts: &[Fanout], form: Form, is_whole: bool) -> Settings {
+        let whole = self.model.gcn_degree == Degree::Whole || is_whole;
+        let degrees = self.model.kind == Kind::Gcn && whole;
         let carry = Carry { degrees, ..Carry::default() };
         Settings { seed: self.seed, fanouts: fanouts.to_vec(), form, carry }
     }
@@ -147,10 +149,10 @@ impl RunConfig {
         if !(self.lr > 0.0 && self.lr.is_finite()) {
             return Err(TrainError::config(format!("a learning rate of {}", self.lr), "take one above 0"));
         }
-        if self.form == Form::Shadow && self.eval == EvaluationMode::Full {
+        if self.form == Form::Shadow && [self.eval, self.final_eval].contains(&EvaluationMode::Full) {
             return Err(TrainError::config(
                 "ShaDow trains on induced subgraphs, which inference layer by layer does not have",
-                "evaluate with --eval sampled",
+                "evaluate with --eval sampled and --final-eval sampled",
             ));
         }
         if self.device != "cpu" {
@@ -163,22 +165,34 @@ impl RunConfig {
 
     /// What must be the same for a run to be resumed, by name: everything that can change a result.
     pub fn differences(&self, other: &RunConfig) -> Vec<String> {
-        let text = |config: &RunConfig| {
-            let free =
-                ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
-            let mut value = serde_json::to_value(config).unwrap_or_default();
-            if let Some(fields) = value.as_object_mut() {
-                free.iter().for_each(|name| drop(fields.remove(*name)));
-            }
-            value
+        let free = ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
+        let fields = |config: &RunConfig| {
+            let mut all = BTreeMap::new();
+            flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);
+            all.retain(|name, _| !free.contains(&name.as_str()));
+            all
         };
-        let (mine, theirs) = (text(self), text(other));
-        let fields = mine.as_object().into_iter().flatten();
-        fields
-            .filter(|(name, value)| theirs.get(name) != Some(value))
-            .map(|(name, value)| {
-                format!("{name} is {value}, was {}", theirs.get(name).unwrap_or(&serde_json::Value::Null))
-            })
+        let (mine, theirs) = (fields(self), fields(other));
+        let names: BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
+        let nothing = "nothing".to_string();
+        let of = |all: &BTreeMap<String, String>, name: &String| all.get(name).unwrap_or(&nothing).clone();
+        names
+            .into_iter()
+            .filter(|name| mine.get(*name) != theirs.get(*name))
+            .map(|name| format!("{name} is {}, was {}", of(&mine, name), of(&theirs, name)))
             .collect()
+    }
+}
+
+/// Every number and word of a value by its path: `model.hidden`.
+fn flatten(path: &str, value: &serde_json::Value, out: &mut BTreeMap<String, String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(&path, value, out);
+            }
+        }
+        other => drop(out.insert(path.to_string(), other.to_string())),
     }
 }

@@ -34,7 +34,8 @@ pub enum TrainError {
     },
     /// More memory than was promised.
     #[error(
-        "this run needs {needed}, and --memory allows {allowed}:\n{table}\nallow {needed}, or take a smaller batch, fan-out, model or another strategy"
+        "this run needs {needed} ({} bytes), and --memory allows {allowed}:\n{table}\nallow --memory {}B, or take a smaller batch, fan-out, model or another strategy",
+        needed.0, needed.0
     )]
     Memory {
         /// The smallest budget that would do.
@@ -44,6 +45,9 @@ pub enum TrainError {
         /// What needs it.
         table: MemoryTable,
     },
+    /// Somebody asked it to stop while it evaluated.
+    #[error("stopped while evaluating; the same command goes on")]
+    Stopped,
     /// The operating system refused.
     #[error("{path}: {source}")]
     Io {

@@ -2,11 +2,10 @@
 //! neighbours, layer by layer.
 
 use crate::metrics::{Metrics, Tally};
-use crate::task::{LabelledNodes, SplitName};
+use crate::task::{LabelledNodes, SplitBatches, SplitName};
 use crate::whole::WholeGraph;
-use crate::{CpuRows, EvaluationMode, Learner, OpenRun, Result, RunConfig};
+use crate::{CpuRows, EvaluationMode, Learner, OpenRun, Result, RunConfig, TrainError};
 use esker_sample::order::{Batching, Sequential};
-use esker_sample::{NodeBatches, Seeds};
 use esker_strategies::{Evaluation, Job, Strategy};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,13 +20,14 @@ pub(crate) struct Context<'a> {
     pub whole_bytes: u64,
     /// Where hidden rows go that do not fit.
     pub scratch: &'a Path,
+    /// Asked once a batch or block: `true` ends the evaluation with [`TrainError::Stopped`].
+    pub stop: &'a dyn Fn() -> bool,
 }
 
 /// Batches over nodes as they come.
 pub(crate) fn evaluation_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Evaluation> {
     let batching = Batching::new(nodes.nodes().len() as u64, config.batch, false)?;
-    let seeds = Seeds::Nodes(nodes.nodes().to_vec());
-    let batches = NodeBatches::new(Sequential(batching), seeds)?;
+    let batches = SplitBatches { order: Sequential(batching), nodes: nodes.nodes().clone() };
     let (settings, largest_batch) = (config.eval_settings(), config.batch.min(nodes.nodes().len() as u64));
     Ok(Evaluation { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
 }
@@ -47,18 +47,21 @@ impl Context<'_> {
 
     fn sampled(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
         let (kind, outputs) = self.learner.task();
-        let mut tally = Tally::new(kind, outputs);
+        let mut tally = Tally::new(kind, outputs, nodes.nodes().len());
         let mut source = self.strategy.evaluation(self.job, &evaluation_over(self.config, nodes)?)?;
         while let Some(batch) = source.next()? {
+            if (self.stop)() {
+                return Err(TrainError::Stopped);
+            }
             let judged = self.learner.judge(&batch, nodes)?;
-            tally.add(&judged.logits, &judged.labels, judged.loss);
+            tally.add(&judged.logits, &judged.labels);
         }
         Ok(tally.finish())
     }
 
     fn full(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
         let (kind, outputs) = self.learner.task();
-        let (mut tally, learner) = (Tally::new(kind, outputs), self.learner);
+        let (mut tally, learner) = (Tally::new(kind, outputs, nodes.nodes().len()), self.learner);
         let mut whole = WholeGraph {
             config: self.config,
             job: self.job,
@@ -66,12 +69,13 @@ impl Context<'_> {
             learner,
             most_bytes: self.whole_bytes,
             scratch: self.scratch,
+            stop: self.stop,
         };
         whole.infer(Some(nodes.nodes()), &mut |block, logits| {
             let rows: Vec<u32> = (0..block.len() as u32).collect();
             let (rows, labels) = nodes.pick(kind, block, &rows);
-            let judged = learner.install(|| learner.compare(logits, &rows, labels))?;
-            tally.add(&judged.logits, &judged.labels, judged.loss);
+            let judged = learner.install(|| learner.compare(logits, &rows, labels));
+            tally.add(&judged.logits, &judged.labels);
             Ok(())
         })?;
         Ok(tally.finish())
@@ -81,5 +85,5 @@ impl Context<'_> {
 /// Evaluates the best model of a run on a split.
 pub fn evaluate_run(run: &mut OpenRun, split: SplitName, mode: EvaluationMode) -> Result<Option<Metrics>> {
     let nodes = run.task.split(split).clone();
-    run.context().evaluate(&nodes, mode)
+    run.context(&|| false).evaluate(&nodes, mode)
 }

@@ -34,8 +34,6 @@ pub struct Judged {
     pub logits: Vec<f32>,
     /// Their labels.
     pub labels: BatchLabels,
-    /// Their mean loss.
-    pub loss: f64,
 }
 
 impl Learner {
@@ -103,7 +101,7 @@ impl Learner {
         self.pool.install(|| {
             let (rows, picked) = self.pick(&batch.sample, labels);
             let logits = self.model.infer(&self.graphs(&batch.sample), &batch.rows.0);
-            self.compare(&logits, &rows, picked)
+            Ok(self.compare(&logits, &rows, picked))
         })
     }
 
@@ -119,16 +117,11 @@ impl Learner {
         (nodes, picked.values().to_vec())
     }
 
-    /// Compares rows of logits with their labels.
-    pub fn compare(&self, logits: &CpuMatrix, rows: &[u32], labels: BatchLabels) -> Result<Judged> {
-        if rows.is_empty() {
-            return Ok(Judged { logits: Vec::new(), labels, loss: 0.0 });
-        }
+    /// Puts rows of logits beside their labels.
+    pub fn compare(&self, logits: &CpuMatrix, rows: &[u32], labels: BatchLabels) -> Judged {
         let mut picked = self.backend.matrix(rows.len(), logits.columns());
         self.backend.gather_rows(logits, rows, &mut picked);
-        let all: Vec<u32> = (0..rows.len() as u32).collect();
-        let (loss, _) = self.model.loss(&picked, &all, labels.as_labels())?;
-        Ok(Judged { logits: picked.values().to_vec(), labels, loss })
+        Judged { logits: picked.values().to_vec(), labels }
     }
 
     /// One layer over the lists of a one-hop sample, for inference layer by layer.

@@ -1,8 +1,8 @@
 //! What a run will hold, added up before anything is allocated. Batches are held ahead of the trainer as far as the budget
 //! goes; a budget that does not even suffice for one at a time is refused, with what would.
 
-use crate::task::Task;
-use crate::{CpuRows, EvaluationMode, Result, RunConfig, TrainError, whole};
+use crate::task::{LabelKind, Task};
+use crate::{CpuRows, EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
 use esker_nn::{StepShape, memory_bytes};
 use esker_sample::{Fanout, Form, Settings};
 use esker_strategies::{Job, MemoryTable, RowMaker, Strategy};
@@ -15,6 +15,15 @@ const PROGRAM_BYTES: u64 = 24 << 20;
 const THREAD_BYTES: u64 = 3 << 20;
 /// Batches held at a time when memory allows: being fetched, waiting, being trained on.
 const MOST_HELD: usize = 3;
+
+/// What memory is needed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Training, and the evaluation that goes with it.
+    Train,
+    /// Evaluation or prediction alone.
+    Infer,
+}
 
 /// How a budget is used.
 #[derive(Debug, Clone)]
@@ -31,12 +40,13 @@ pub struct Plan {
 
 impl Plan {
     /// Finds out how the run fits its budget.
-    pub fn new(config: &RunConfig, job: &Job, outputs: usize) -> Result<Plan> {
-        let smallest = table(config, &Job { batches_held: 1, ..job.clone() }, outputs)?;
+    pub fn new(config: &RunConfig, job: &Job, outputs: usize, purpose: Purpose) -> Result<Plan> {
+        let table = |job: &Job| table(config, job, outputs, purpose);
+        let smallest = table(&Job { batches_held: 1, ..job.clone() })?;
         let smallest_bytes = smallest.total();
         for held in (1..=MOST_HELD).rev() {
             let job = Job { batches_held: held, ..job.clone() };
-            let table = table(config, &job, outputs)?;
+            let table = table(&job)?;
             let total = table.total();
             if total <= config.memory {
                 let whole_bytes = config.memory - total + whole_least(config, &job, outputs)?;
@@ -48,7 +58,7 @@ impl Plan {
     }
 }
 
-fn table(config: &RunConfig, job: &Job, outputs: usize) -> Result<MemoryTable> {
+fn table(config: &RunConfig, job: &Job, outputs: usize, purpose: Purpose) -> Result<MemoryTable> {
     let mut table = MemoryTable::default();
     table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
     table.add("splits and labels", Task::bytes_for(&job.dataset));
@@ -62,10 +72,22 @@ fn table(config: &RunConfig, job: &Job, outputs: usize) -> Result<MemoryTable> {
     let model = memory_bytes(&config.model, &config.optimizer, inputs, outputs, &shape)?;
     table.add("model and gradients", model.model);
     table.add("optimizer", model.optimizer);
-    // The rows of the batch are the strategy's already; a checkpoint holds a copy of all numbers, and their bytes.
-    let rows = shape.rows[0] as u64 * inputs as u64 * 4;
-    table.add("training step", model.step.saturating_sub(rows));
-    table.add("checkpoint", 2 * (model.model / 2 + model.optimizer));
+    if purpose == Purpose::Train {
+        // The rows of the batch are the strategy's already; a checkpoint holds a copy of all numbers, and their bytes.
+        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
+        table.add("training step", model.step.saturating_sub(rows));
+        table.add("checkpoint", 2 * (model.model / 2 + model.optimizer));
+    }
+    let splits = job.dataset.manifest().splits.as_ref();
+    let judged = splits.map_or(0, |splits| match purpose {
+        Purpose::Train => splits.valid.max(splits.test),
+        Purpose::Infer => splits.valid.max(splits.test).max(splits.train),
+    });
+    let kind = job.dataset.manifest().nodes.labels.as_ref().map_or(LabelKind::Real, |labels| labels.kind);
+    let scores = metrics::tally_bytes(kind, outputs, judged);
+    if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
+        table.add("evaluation: scores", scores);
+    }
     if let Some(evaluation) = &job.evaluation {
         let shape = step_shape(config, job, &evaluation.settings, evaluation.largest_batch);
         let model = memory_bytes(&config.model, &config.optimizer, inputs, outputs, &shape)?;

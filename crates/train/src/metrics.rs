@@ -5,7 +5,7 @@ use crate::task::{BatchLabels, LabelKind};
 use serde::{Deserialize, Serialize};
 
 /// Scores kept for a ROC curve, at most.
-pub const MOST_SCORES: usize = 1 << 26;
+pub const MOST_SCORES: usize = 1 << 24;
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -23,15 +23,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The number that "best" looks at; larger is better.
-    pub fn score(&self, metric: MetricName) -> f64 {
+    /// The number that "best" looks at, if there is one; larger is better.
+    pub fn score(&self, metric: MetricName) -> Option<f64> {
         let value = match metric {
             MetricName::Accuracy => self.accuracy,
             MetricName::MacroF1 => self.macro_f1,
             MetricName::Auc => self.auc,
             MetricName::Loss => Some(-self.loss),
         };
-        value.unwrap_or(f64::NEG_INFINITY)
+        value.filter(|value| value.is_finite())
     }
 }
 
@@ -48,41 +48,58 @@ struct Counts {
 pub struct Tally {
     kind: LabelKind,
     nodes: u64,
+    /// Of every node or known entry, added up in order: how they come in batches or blocks does not change a bit.
     losses: f64,
+    compared: u64,
     classes: Vec<Counts>,
     right: u64,
     answers: u64,
     /// (score, positive) by column; one column for two classes.
     scores: Vec<Vec<(f32, bool)>>,
-    kept: usize,
+    /// Scores of a column, at most, and whether there was room for all.
+    most: usize,
+    whole: bool,
+}
+
+/// Columns that have a ROC curve.
+fn curves(kind: LabelKind, outputs: usize) -> usize {
+    match kind {
+        LabelKind::Classes if outputs == 2 => 1,
+        LabelKind::Multilabel => outputs,
+        _ => 0,
+    }
+}
+
+/// Bytes that a [`Tally`] of so many nodes holds.
+pub(crate) fn tally_bytes(kind: LabelKind, outputs: usize, nodes: u64) -> u64 {
+    let scores = nodes.saturating_mul(curves(kind, outputs) as u64).min(MOST_SCORES as u64);
+    scores * size_of::<(f32, bool)>() as u64 + outputs as u64 * size_of::<Counts>() as u64
 }
 
 impl Tally {
-    /// An empty one, for logits of `outputs` columns.
-    pub fn new(kind: LabelKind, outputs: usize) -> Tally {
-        let curves = match kind {
-            LabelKind::Classes if outputs == 2 => 1,
-            LabelKind::Multilabel => outputs,
-            _ => 0,
-        };
+    /// An empty one, for logits of `outputs` columns of so many nodes.
+    pub fn new(kind: LabelKind, outputs: usize, nodes: usize) -> Tally {
+        let curves = curves(kind, outputs);
+        let each = nodes.min(MOST_SCORES.checked_div(curves).unwrap_or(0));
         Tally {
             kind,
             nodes: 0,
             losses: 0.0,
+            compared: 0,
             classes: vec![Counts::default(); outputs],
             right: 0,
             answers: 0,
-            scores: vec![Vec::new(); curves],
-            kept: 0,
+            scores: (0..curves).map(|_| Vec::with_capacity(each)).collect(),
+            most: each,
+            whole: true,
         }
     }
 
-    /// Takes up rows of logits with their labels, and their mean loss.
-    pub fn add(&mut self, logits: &[f32], labels: &BatchLabels, loss: f64) {
+    /// Takes up rows of logits with their labels.
+    pub fn add(&mut self, logits: &[f32], labels: &BatchLabels) {
         let width = self.classes.len();
         let rows = logits.len().checked_div(width).unwrap_or(0);
         self.nodes += rows as u64;
-        self.losses += loss * rows as f64;
         match labels {
             BatchLabels::Classes(classes) => {
                 for (row, class) in logits.chunks_exact(width).zip(classes) {
@@ -94,20 +111,39 @@ impl Tally {
                     self.add_labels(row, labels);
                 }
             }
-            BatchLabels::Values(_) => {}
+            BatchLabels::Values(values) => {
+                for (value, label) in logits.iter().zip(values).filter(|(_, label)| !label.is_nan()) {
+                    self.lose((*value as f64 - *label as f64).powi(2));
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, loss: f64) {
+        self.losses += loss;
+        self.compared += 1;
+    }
+
+    fn score(&mut self, column: usize, score: f32, positive: bool) {
+        let most = self.most;
+        match self.scores.get_mut(column) {
+            Some(scores) if scores.len() < most => scores.push((score, positive)),
+            _ => self.whole = false,
         }
     }
 
     fn add_class(&mut self, row: &[f32], class: usize) {
         let predicted = largest(row);
+        let most = row[predicted] as f64;
+        let sum: f64 = row.iter().map(|value| (*value as f64 - most).exp()).sum();
+        self.lose(most + sum.ln() - row[class] as f64);
         self.right += (predicted == class) as u64;
         self.answers += 1;
         self.classes[predicted].predicted += 1;
         self.classes[class].actual += 1;
         self.classes[class].right += (predicted == class) as u64;
-        if self.scores.len() == 1 && self.kept < MOST_SCORES {
-            self.scores[0].push((row[1] - row[0], class == 1));
-            self.kept += 1;
+        if let [no, yes] = row {
+            self.score(0, yes - no, class == 1);
         }
     }
 
@@ -117,27 +153,26 @@ impl Tally {
                 continue;
             }
             let (predicted, actual) = (*logit > 0.0, *label > 0.5);
+            let x = *logit as f64;
+            self.lose(x.max(0.0) - x * *label as f64 + (-x.abs()).exp().ln_1p());
             self.right += (predicted == actual) as u64;
             self.answers += 1;
             let counts = &mut self.classes[column];
             counts.predicted += predicted as u64;
             counts.actual += actual as u64;
             counts.right += (predicted && actual) as u64;
-            if self.kept < MOST_SCORES {
-                self.scores[column].push((*logit, actual));
-                self.kept += 1;
-            }
+            self.score(column, *logit, actual);
         }
     }
 
     /// The metrics of everything taken up.
     pub fn finish(mut self) -> Metrics {
-        let whole = self.kept < MOST_SCORES;
+        let whole = self.whole;
         let areas: Vec<f64> = self.scores.iter_mut().filter_map(|scores| area(scores)).collect();
         let counted = self.kind != LabelKind::Real && self.answers > 0;
         Metrics {
             nodes: self.nodes,
-            loss: self.losses / self.nodes.max(1) as f64,
+            loss: self.losses / self.compared.max(1) as f64,
             accuracy: counted.then(|| self.right as f64 / self.answers as f64),
             macro_f1: counted.then(|| macro_f1(&self.classes)),
             auc: (whole && !areas.is_empty()).then(|| areas.iter().sum::<f64>() / areas.len() as f64),
@@ -168,7 +203,7 @@ fn macro_f1(classes: &[Counts]) -> f64 {
 
 /// Area under the ROC curve, equal scores counting half; `None` when all are of one kind.
 fn area(scores: &mut [(f32, bool)]) -> Option<f64> {
-    scores.sort_by(|a, b| a.0.total_cmp(&b.0));
+    scores.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let positives = scores.iter().filter(|(_, positive)| *positive).count() as f64;
     let negatives = scores.len() as f64 - positives;
     if positives == 0.0 || negatives == 0.0 {
@@ -192,25 +227,32 @@ mod tests {
 
     #[test]
     fn classes_are_counted() {
-        let mut tally = Tally::new(LabelKind::Classes, 3);
+        let mut tally = Tally::new(LabelKind::Classes, 3, 4);
         let logits = [1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 5.0, 0.0, 0.0];
-        tally.add(&logits, &BatchLabels::Classes(vec![0, 1, 0, 0]), 0.5);
+        let labels = [0, 1, 0, 0];
+        tally.add(&logits[..6], &BatchLabels::Classes(labels[..2].to_vec()));
+        tally.add(&logits[6..], &BatchLabels::Classes(labels[2..].to_vec()));
         let metrics = tally.finish();
         assert_eq!((metrics.nodes, metrics.accuracy, metrics.auc), (4, Some(0.75), None));
         // Class 0: 2 right, 2 predicted, 3 actual; class 1: 1 right, 2 predicted, 1 actual; class 2 never occurs.
         let expected = (2.0 * 2.0 / 5.0 + 2.0 / 3.0) / 2.0;
         assert!((metrics.macro_f1.unwrap() - expected).abs() < 1e-12);
-        assert_eq!(metrics.loss, 0.5);
+        let of_row = |row: &[f64], class: usize| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[class];
+        let rows = [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 3.0, 0.0], [5.0, 0.0, 0.0]];
+        let sum: f64 = rows.iter().zip(labels).map(|(row, class)| of_row(row, class as usize)).sum();
+        assert!((metrics.loss - sum / 4.0).abs() < 1e-12);
     }
 
     #[test]
     fn unknown_labels_do_not_count() {
-        let mut tally = Tally::new(LabelKind::Multilabel, 2);
-        tally.add(&[1.0, -1.0, 1.0, 1.0], &BatchLabels::Binary(vec![1.0, f32::NAN, 0.0, 1.0]), 1.0);
+        let mut tally = Tally::new(LabelKind::Multilabel, 2, 2);
+        tally.add(&[1.0, -1.0, 1.0, 1.0], &BatchLabels::Binary(vec![1.0, f32::NAN, 0.0, 1.0]));
         let metrics = tally.finish();
         assert_eq!(metrics.accuracy, Some(2.0 / 3.0));
         // Column 0 has one of each with equal scores; column 1 has only a positive.
         assert_eq!(metrics.auc, Some(0.5));
+        let of = |x: f64, label: f64| x.max(0.0) - x * label + (-x.abs()).exp().ln_1p();
+        assert!((metrics.loss - (of(1.0, 1.0) + of(1.0, 0.0) + of(1.0, 1.0)) / 3.0).abs() < 1e-12);
     }
 
     proptest! {

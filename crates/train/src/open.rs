@@ -1,12 +1,15 @@
 //! A run that was trained, opened again: its model, its graph and its memory, to evaluate or to predict.
 
 use crate::checkpoint::Checkpoint;
-use crate::evaluate::{Context, evaluation_over};
-use crate::memory::Plan;
+use crate::evaluate::Context;
+use crate::memory::{Plan, Purpose};
 use crate::metrics::largest;
-use crate::task::{LabelKind, Task};
+use crate::peak::PeakMeter;
+use crate::task::{LabelKind, SplitBatches, Task};
 use crate::whole::WholeGraph;
-use crate::{CpuRows, EvaluationMode, Learner, OrderName, Result, RunConfig, RunDirectory, TrainError};
+use crate::{
+    CpuRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, TrainError,
+};
 use esker_nn::CpuMatrix;
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, Seeds};
@@ -28,25 +31,31 @@ pub struct OpenRun {
     pub(crate) strategy: Box<dyn Strategy<CpuRows>>,
     pub(crate) learner: Learner,
     scratch: PathBuf,
+    peak: PeakMeter,
 }
 
 impl OpenRun {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
     pub fn plan_only(config: &RunConfig) -> Result<Plan> {
         let (dataset, _, outputs, _) = checked(config)?;
-        Ok(plan(config, Arc::new(dataset), outputs)?.1)
+        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train)?.1)
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
     pub fn new(config: RunConfig, scratch: PathBuf) -> Result<OpenRun> {
+        OpenRun::open(config, scratch, Purpose::Train)
+    }
+
+    fn open(config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
-        let (job, plan) = plan(&config, Arc::new(dataset), outputs)?;
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose)?;
+        let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(&config, dim, outputs, kind)?;
         let mut strategy = config.strategy.build(learner.row_maker());
         let job = real_job(&config, job, &task)?;
         strategy.prepare(&job)?;
-        Ok(OpenRun { config, task, plan, job, strategy, learner, scratch })
+        Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
     }
 
     /// The best model of a run directory, or its last where nothing chose a best one; to be evaluated in `mode`, or as
@@ -54,7 +63,10 @@ impl OpenRun {
     pub fn load(directory: &Path, memory: Option<u64>, mode: Option<EvaluationMode>) -> Result<OpenRun> {
         let (run, mut config) = RunDirectory::open(directory)?;
         config.memory = memory.unwrap_or(config.memory);
-        let mode = mode.unwrap_or(config.final_eval);
+        let mode = match mode.unwrap_or(config.final_eval) {
+            EvaluationMode::None => EvaluationMode::Sampled,
+            mode => mode,
+        };
         (config.eval, config.final_eval) = (mode, mode);
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
@@ -64,7 +76,7 @@ impl OpenRun {
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let mut opened = OpenRun::new(config, run.scratch_path())?;
+        let mut opened = OpenRun::open(config, run.scratch_path(), Purpose::Infer)?;
         opened.learner.load_model(&weights.model)?;
         Ok(opened)
     }
@@ -100,7 +112,12 @@ impl OpenRun {
         features.map_or(0, |features| features.dim * features.dtype.bytes())
     }
 
-    pub(crate) fn context(&mut self) -> Context<'_> {
+    /// The most memory of its own that the process was seen to have since the run was opened.
+    pub fn peak_own_bytes(&self) -> u64 {
+        self.peak.bytes()
+    }
+
+    pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a> {
         Context {
             config: &self.config,
             job: &self.job,
@@ -108,6 +125,7 @@ impl OpenRun {
             learner: &self.learner,
             whole_bytes: self.plan.whole_bytes,
             scratch: &self.scratch,
+            stop,
         }
     }
 }
@@ -122,19 +140,32 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
             "give the old one, or train anew",
         ));
     }
-    let labels = dataset.manifest().nodes.labels.as_ref();
-    let (kind, outputs) =
-        labels.map_or((LabelKind::Classes, 0), |labels| (labels.kind, labels.classes as usize));
+    let (labels, _) = Task::of(&dataset)?;
+    let (kind, outputs) = (labels.kind, labels.classes as usize);
+    let has = match config.metric {
+        MetricName::Loss => true,
+        MetricName::Accuracy | MetricName::MacroF1 => kind != LabelKind::Real,
+        MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
+    };
+    if !has {
+        return Err(TrainError::config(
+            format!("{:?} is no metric of {outputs} {kind:?}", config.metric),
+            "take --metric accuracy, macro-f1 or loss; auc needs two classes or several labels a node",
+        ));
+    }
     let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
     config.model.check(dim, outputs)?;
     Ok((dataset, kind, outputs, dim))
 }
 
 /// The job as far as memory depends on it, and how it fits.
-fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize) -> Result<(Job, Plan)> {
+fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize, purpose: Purpose) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
-    let count = splits.map_or(0, |splits| splits.train);
-    let evaluated = splits.map_or(0, |splits| splits.valid.max(splits.test));
+    // Inference trains on nothing, and may be asked about any node.
+    let (count, evaluated) = match purpose {
+        Purpose::Train => splits.map_or((0, 0), |splits| (splits.train, splits.valid.max(splits.test))),
+        Purpose::Infer => (0, dataset.manifest().nodes.count),
+    };
     let sampled = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
     let placeholder: Arc<dyn Batches> =
         Arc::new(NodeBatches::new(Sequential(Batching::new(0, 1, false)?), Seeds::Nodes(Vec::new()))?);
@@ -155,7 +186,7 @@ fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize) -> Result<(Jo
         threads: config.threads,
         batches_held: 1,
     };
-    let plan = Plan::new(config, &job, outputs)?;
+    let plan = Plan::new(config, &job, outputs, purpose)?;
     job.batches_held = plan.batches_held;
     Ok((job, plan))
 }
@@ -178,12 +209,8 @@ fn real_job(config: &RunConfig, job: Job, task: &Task) -> Result<Job> {
         OrderName::Shuffled => Arc::new(Shuffled { batching, seed: config.seed }),
         OrderName::Sequential => Arc::new(Sequential(batching)),
     };
-    let batches = NodeBatches::new(order, Seeds::Nodes(nodes.to_vec()))?;
-    let evaluation = match &job.evaluation {
-        Some(_) => Some(evaluation_over(config, &task.valid)?),
-        None => None,
-    };
-    Ok(Job { batches: Arc::new(batches), evaluation, ..job })
+    let batches = SplitBatches { order, nodes: nodes.clone() };
+    Ok(Job { batches: Arc::new(batches), ..job })
 }
 
 /// Takes nodes, their classes and their probabilities or values.
@@ -213,14 +240,17 @@ pub fn predict(
         }
         take(nodes, &classes, &values)
     };
-    let context = run.context();
+    let context = run.context(&|| false);
     match mode {
         EvaluationMode::Sampled | EvaluationMode::None => {
             let all = context.job.dataset.manifest().nodes.count;
-            let seeds = nodes.map_or(Seeds::AllNodes(all), |nodes| Seeds::Nodes(nodes.to_vec()));
-            let batching = Batching::new(seeds.len(), context.config.batch, false)?;
+            let count = nodes.map_or(all, |nodes| nodes.len() as u64);
+            let order = Sequential(Batching::new(count, context.config.batch, false)?);
             let over = esker_strategies::Evaluation {
-                batches: Arc::new(NodeBatches::new(Sequential(batching), seeds)?),
+                batches: match nodes {
+                    Some(nodes) => Arc::new(SplitBatches { order, nodes: nodes.clone() }),
+                    None => Arc::new(NodeBatches::new(order, Seeds::AllNodes(all))?),
+                },
                 largest_batch: context.config.batch,
                 settings: context.config.eval_settings(),
                 rows: true,
@@ -241,6 +271,7 @@ pub fn predict(
                 learner: context.learner,
                 most_bytes: context.whole_bytes,
                 scratch: context.scratch,
+                stop: context.stop,
             };
             whole.infer(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| hand_over(nodes, logits.values()))
         }

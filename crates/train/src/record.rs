@@ -97,6 +97,12 @@ impl RunDirectory {
     /// A directory that can take a new run; one that holds a run already is refused. Nothing is written.
     pub(crate) fn create_checked(path: &Path) -> Result<RunDirectory> {
         let run = RunDirectory { path: path.to_path_buf() };
+        if path.join(esker_store::file::MANIFEST).exists() {
+            return Err(TrainError::config(
+                format!("{} is a dataset", path.display()),
+                "choose another --out for the run",
+            ));
+        }
         if run.config_path().exists() {
             return Err(TrainError::config(
                 format!("{} holds a run already", path.display()),
@@ -137,6 +143,26 @@ impl RunDirectory {
         let config = serde_json::from_slice(&bytes)
             .map_err(|error| TrainError::file(&file, "a run's configuration", error, "train again"))?;
         Ok((run, config))
+    }
+
+    /// Makes sure that nobody else trains this run, and clears what a killed inference left behind.
+    pub(crate) fn lock(&self) -> Result<File> {
+        let path = self.path.join("lock");
+        let file = File::create(&path).map_err(TrainError::io(&path))?;
+        if file.try_lock().is_err() {
+            return Err(TrainError::config(
+                format!("{} is being trained by another process", self.path.display()),
+                "wait for it, or choose another --out",
+            ));
+        }
+        for entry in fs::read_dir(self.scratch_path()).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let process = name.trim_end_matches(".partial").rsplit('-').next().unwrap_or("").to_string();
+            if !Path::new("/proc").join(process).exists() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(file)
     }
 
     /// Its path.

@@ -2,8 +2,9 @@
 
 use crate::{Result, TrainError};
 use esker_nn::Labels;
+use esker_sample::{Batches, Order, Position, SampleError};
 pub use esker_store::LabelKind;
-use esker_store::{ArrayFile, Dataset, SplitOver, file};
+use esker_store::{ArrayFile, Dataset, LabelInfo, SplitInfo, SplitOver, file};
 use esker_types::NodeId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -45,7 +46,35 @@ const UNKNOWN: u32 = u32::MAX;
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledNodes {
     nodes: Arc<Vec<NodeId>>,
-    held: Held,
+    held: Arc<Held>,
+}
+
+/// Batches over the nodes of a split, which are shared and not copied.
+pub(crate) struct SplitBatches<O> {
+    pub order: O,
+    pub nodes: Arc<Vec<NodeId>>,
+}
+
+impl<O: Order> Batches for SplitBatches<O> {
+    fn count(&self, epoch: u64) -> u64 {
+        self.order.batches(epoch)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
+        let mut items = Vec::new();
+        self.order.items(at.epoch, at.batch, &mut items)?;
+        out.clear();
+        for item in items {
+            let last = (self.nodes.len() as u64).saturating_sub(1);
+            let node = self.nodes.get(item as usize).ok_or(SampleError::Seed { found: item, last })?;
+            out.push(*node);
+        }
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        format!("{} of {} nodes", self.order.identity(), self.nodes.len())
+    }
 }
 
 /// Labels of the rows of a batch that have one.
@@ -97,26 +126,44 @@ impl Task {
         items.saturating_mul(8 + label_bytes)
     }
 
-    /// Reads splits and labels.
-    pub fn load(dataset: &Dataset) -> Result<Task> {
+    /// What labels mean, and how the nodes are split; says what a dataset lacks to be trained on.
+    pub fn of(dataset: &Dataset) -> Result<(&LabelInfo, &SplitInfo)> {
         let (manifest, name) = (dataset.manifest(), dataset.directory().display());
+        if manifest.splits.as_ref().is_some_and(|splits| splits.over == SplitOver::Edges) {
+            return Err(TrainError::config(
+                format!("{name} is split by edges, for link prediction, which is not trained yet"),
+                "give a dataset with labels and splits over nodes",
+            ));
+        }
+        if manifest.nodes.features.is_none() {
+            return Err(TrainError::config(
+                format!("{name} has no node features"),
+                "import it with --features",
+            ));
+        }
         let Some(labels) = &manifest.nodes.labels else {
             return Err(TrainError::config(format!("{name} has no labels"), "import it with --labels"));
         };
-        let nodes_split = manifest.splits.as_ref().filter(|splits| splits.over == SplitOver::Nodes);
-        let Some(splits) = nodes_split.filter(|splits| splits.train > 0) else {
+        let Some(splits) = manifest.splits.as_ref().filter(|splits| splits.train > 0) else {
             return Err(TrainError::config(
                 format!("{name} has no nodes to train on"),
                 "import it with splits over nodes, or with --split per-class:20,30",
             ));
         };
+        Ok((labels, splits))
+    }
+
+    /// Reads splits and labels.
+    pub fn load(dataset: &Dataset) -> Result<Task> {
+        let (labels, splits) = Task::of(dataset)?;
+        let name = dataset.directory().display();
         let array = dataset.array(file::NODE_LABELS).ok_or_else(|| {
             TrainError::config(format!("{name} has no {}", file::NODE_LABELS), "import it again")
         })?;
         let read = |split: SplitName, count: u64| -> Result<LabelledNodes> {
             let nodes = read_split(dataset, split, count)?;
             let held = read_labels(array, labels.kind, labels.classes as usize, &nodes)?;
-            Ok(LabelledNodes { nodes: Arc::new(nodes), held })
+            Ok(LabelledNodes { nodes: Arc::new(nodes), held: Arc::new(held) })
         };
         let task = Task {
             kind: labels.kind,
@@ -152,7 +199,7 @@ impl LabelledNodes {
 
     /// How many have a label.
     pub fn labelled(&self) -> usize {
-        match &self.held {
+        match &*self.held {
             Held::Classes(classes) => classes.iter().filter(|class| **class != UNKNOWN).count(),
             Held::Numbers(values, width) => {
                 let known = |row: &&[f32]| row.iter().any(|value| !value.is_nan());
@@ -168,7 +215,7 @@ impl LabelledNodes {
             .iter()
             .zip(rows)
             .filter_map(|(node, row)| self.nodes.binary_search(node).ok().map(|place| (place, *row)));
-        match &self.held {
+        match &*self.held {
             Held::Classes(all) => {
                 let mut classes = Vec::with_capacity(rows.len());
                 for (place, row) in places.filter(|(place, _)| all[*place] != UNKNOWN) {
@@ -241,8 +288,8 @@ fn read_labels(array: &ArrayFile, kind: LabelKind, width: usize, nodes: &[NodeId
     }
 }
 
-/// Rows read at a time.
-const CHUNK_ROWS: u64 = 1 << 15;
+/// Bytes of rows read at a time.
+const CHUNK_BYTES: usize = 1 << 20;
 
 fn each_row<T: bytemuck::Pod>(
     array: &ArrayFile,
@@ -250,11 +297,12 @@ fn each_row<T: bytemuck::Pod>(
     nodes: &[NodeId],
     mut take: impl FnMut(&[T]),
 ) -> Result<()> {
-    let mut chunk = vec![T::zeroed(); CHUNK_ROWS as usize * width];
+    let chunk_rows = (CHUNK_BYTES / (width * size_of::<T>()).max(1)).max(1);
+    let mut chunk = vec![T::zeroed(); chunk_rows * width];
     let mut at = 0;
     while at < nodes.len() {
         let first = nodes[at].0;
-        let rows = CHUNK_ROWS.min(array.entry().rows - first);
+        let rows = (chunk_rows as u64).min(array.entry().rows - first);
         let chunk = &mut chunk[..rows as usize * width];
         array.read_at(first * width as u64, chunk)?;
         while let Some(node) = nodes.get(at).filter(|node| node.0 < first + rows) {

@@ -8,17 +8,20 @@ use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_sample::Position;
 use esker_strategies::{Batch, BatchSource, SourceCounters};
+use esker_types::peak_resident_bytes;
 use esker_types::random::mix;
-use esker_types::{own_resident_bytes, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Looks at a run, and may stop it.
 pub trait Watcher {
-    /// A batch is done; `false` stops the run after a checkpoint.
-    fn batch(&mut self, progress: &BatchProgress<'_>) -> bool;
+    /// A batch is done.
+    fn batch(&mut self, progress: &BatchProgress<'_>);
+    /// Whether to stop, after a checkpoint. Asked behind every batch, and in every batch or block of an evaluation.
+    fn stop(&self) -> bool;
     /// Validation or test begins.
     fn evaluation(&mut self, what: &str);
     /// An epoch is done.
@@ -45,6 +48,13 @@ pub enum Outcome {
     Finished(Box<Summary>),
     /// By its watcher; it goes on from this position with `resume`.
     Stopped(Position),
+}
+
+/// What comes behind a batch or an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    GoOn,
+    Stop,
 }
 
 /// What a checkpoint says beside numbers.
@@ -88,8 +98,8 @@ pub struct Trainer {
     counted: SourceCounters,
     read_before: u64,
     epoch_started: Instant,
-    /// The most memory of its own that the process was seen to have.
-    peak_own_bytes: u64,
+    /// Held while the run is trained: nobody else trains it.
+    _lock: File,
 }
 
 impl Trainer {
@@ -130,6 +140,7 @@ impl Trainer {
     }
 
     fn new(run: OpenRun, directory: RunDirectory, state: State) -> Result<Trainer> {
+        let lock = directory.lock()?;
         let metrics = directory.metrics(state.metrics_bytes)?;
         let now = Instant::now();
         Ok(Trainer {
@@ -143,7 +154,7 @@ impl Trainer {
             counted: SourceCounters::default(),
             read_before: disk_bytes_read(),
             epoch_started: now,
-            peak_own_bytes: 0,
+            _lock: lock,
         })
     }
 
@@ -162,42 +173,54 @@ impl Trainer {
         if self.state.ended.is_none() {
             let mut source = self.run.strategy.batches(&self.run.job, self.position())?;
             self.begin_epoch(&*source);
-            loop {
+            // Stopped between the last batch of an epoch and the end of its validation.
+            let unfinished = self.state.epoch < self.run.config.epochs
+                && self.state.batch > 0
+                && self.state.batch == self.run.job.batches.count(self.state.epoch);
+            if unfinished && self.end_epoch(&*source, watcher)? == Next::Stop {
+                return self.stopped(source);
+            }
+            while self.state.ended.is_none() {
                 let (clock, next) = (self.clock.clone(), &mut source);
                 let Some(batch) = clock.starved(|| next.next())? else { break };
-                if !self.one_batch(batch, &*source, watcher)? {
-                    drop(source);
-                    self.checkpoint()?;
-                    return Ok(Outcome::Stopped(self.position()));
-                }
-                if self.state.ended.is_some() {
-                    break;
+                if self.one_batch(batch, &*source, watcher)? == Next::Stop {
+                    return self.stopped(source);
                 }
             }
             drop(source);
-            assert!(
-                self.state.ended.is_some() || self.state.epoch == self.run.config.epochs,
-                "batches ended in epoch {} of {}",
-                self.state.epoch,
-                self.run.config.epochs
-            );
+            let epochs = self.run.config.epochs;
+            if self.state.ended.is_none() && self.state.epoch != epochs {
+                return Err(TrainError::config(
+                    format!("the batches ended in epoch {}, and the run has {epochs}", self.state.epoch),
+                    "resume the run with the configuration it was started with",
+                ));
+            }
             self.state.ended.get_or_insert_with(|| "all epochs".into());
             self.checkpoint()?;
         }
-        self.finish(watcher)
+        match self.finish(watcher) {
+            Err((trainer, TrainError::Stopped)) => Ok(Outcome::Stopped(trainer.position())),
+            Err((_, error)) => Err(error),
+            Ok(summary) => Ok(Outcome::Finished(Box::new(summary))),
+        }
     }
 
-    /// Trains on a batch and does what is due behind it. Returns whether to go on.
+    fn stopped(mut self, source: Box<dyn BatchSource<CpuRows>>) -> Result<Outcome> {
+        drop(source);
+        self.checkpoint()?;
+        Ok(Outcome::Stopped(self.position()))
+    }
+
+    /// Trains on a batch and does what is due behind it.
     fn one_batch(
         &mut self,
         batch: Batch<CpuRows>,
         source: &dyn BatchSource<CpuRows>,
         watcher: &mut dyn Watcher,
-    ) -> Result<bool> {
+    ) -> Result<Next> {
         let (at, run) = (batch.at, &mut self.run);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
         let loss = self.clock.busy(|| run.learner.step(&batch, &run.task.train, lr))?;
-        self.peak_own_bytes = self.peak_own_bytes.max(own_resident_bytes());
         self.state.epoch_useful += batch.sample.node_ids.len() as u64 * run.row_bytes();
         drop(batch);
         let bits = loss.map_or(u64::MAX, f64::to_bits);
@@ -214,12 +237,12 @@ impl Trainer {
         let stages = self.stages(source);
         let progress =
             BatchProgress { record: &record, batches, epochs: self.run.config.epochs, stages: &stages };
-        let go_on = watcher.batch(&progress);
-        if at.batch + 1 == batches {
-            self.end_epoch(source, watcher)?;
-        }
+        watcher.batch(&progress);
         self.maybe_checkpoint()?;
-        Ok(go_on || self.state.ended.is_some())
+        if at.batch + 1 == batches && self.end_epoch(source, watcher)? == Next::Stop {
+            return Ok(Next::Stop);
+        }
+        Ok(if watcher.stop() && self.state.ended.is_none() { Next::Stop } else { Next::GoOn })
     }
 
     fn begin_epoch(&mut self, source: &dyn BatchSource<CpuRows>) {
@@ -229,7 +252,8 @@ impl Trainer {
         self.read_before = disk_bytes_read();
     }
 
-    fn end_epoch(&mut self, source: &dyn BatchSource<CpuRows>, watcher: &mut dyn Watcher) -> Result<()> {
+    /// Validates and closes the epoch; stopped in between, it is still open.
+    fn end_epoch(&mut self, source: &dyn BatchSource<CpuRows>, watcher: &mut dyn Watcher) -> Result<Next> {
         let mut record = self.epoch_record(source);
         let config = &self.run.config;
         let (epoch, last) = (self.state.epoch, self.state.epoch + 1 == config.epochs);
@@ -238,11 +262,15 @@ impl Trainer {
             let started = Instant::now();
             let (metric, mode, nodes) = (config.metric, config.eval, self.run.task.valid.clone());
             watcher.evaluation("valid");
-            record.valid = self.run.context().evaluate(&nodes, mode)?;
-            self.peak_own_bytes = self.peak_own_bytes.max(own_resident_bytes());
+            record.valid = match self.run.context(&|| watcher.stop()).evaluate(&nodes, mode) {
+                Err(TrainError::Stopped) => return Ok(Next::Stop),
+                found => found?,
+            };
             record.evaluation_seconds = started.elapsed().as_secs_f64();
             if let Some(valid) = record.valid {
-                better = self.judge(Best { epoch, score: valid.score(metric), valid })?;
+                if let Some(score) = valid.score(metric) {
+                    better = self.judge(Best { epoch, score, valid })?;
+                }
             }
         }
         self.metrics.line("epoch", &record)?;
@@ -259,7 +287,7 @@ impl Trainer {
             state.ended = Some(format!("no better model in {patience} evaluations"));
         }
         self.begin_epoch(source);
-        Ok(())
+        Ok(Next::GoOn)
     }
 
     /// Keeps a model that is better than those before it.
@@ -328,7 +356,14 @@ impl Trainer {
     }
 
     /// The last weights, the best model's test metrics, the summary.
-    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Outcome> {
+    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Summary, (Box<Trainer>, TrainError)> {
+        match self.summarise(watcher) {
+            Ok(summary) => Ok(summary),
+            Err(error) => Err((Box::new(self), error)),
+        }
+    }
+
+    fn summarise(&mut self, watcher: &mut dyn Watcher) -> Result<Summary> {
         let model = self.run.learner.export_model();
         let last = serde_json::json!({ "epoch": self.state.epoch });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
@@ -342,9 +377,10 @@ impl Trainer {
         if mode != EvaluationMode::None {
             let (test_nodes, valid_nodes) = (self.run.task.test.clone(), self.run.task.valid.clone());
             watcher.evaluation("test");
-            test = self.run.context().evaluate(&test_nodes, mode)?;
+            let stop = || watcher.stop();
+            test = self.run.context(&stop).evaluate(&test_nodes, mode)?;
             if mode != self.run.config.eval {
-                valid = self.run.context().evaluate(&valid_nodes, mode)?;
+                valid = self.run.context(&stop).evaluate(&valid_nodes, mode)?;
             }
         }
         let config = &self.run.config;
@@ -356,7 +392,7 @@ impl Trainer {
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),
             ended: self.state.ended.clone().unwrap_or_default(),
-            peak_host_bytes: self.peak_own_bytes.max(own_resident_bytes()),
+            peak_host_bytes: self.run.peak_own_bytes(),
             peak_with_mapped_bytes: peak_resident_bytes(),
             budget_host_bytes: config.memory,
             memory: self.run.plan.table.clone(),
@@ -365,7 +401,7 @@ impl Trainer {
             epochs: self.state.epochs.clone(),
         };
         self.directory.write_json("summary.json", &summary)?;
-        Ok(Outcome::Finished(Box::new(summary)))
+        Ok(summary)
     }
 }
 

@@ -37,6 +37,8 @@ pub struct WholeGraph<'a> {
     pub most_bytes: u64,
     /// Where hidden rows go that do not fit.
     pub scratch: &'a Path,
+    /// Asked once a block: `true` ends it with [`TrainError::Stopped`].
+    pub stop: &'a dyn Fn() -> bool,
 }
 
 /// Takes the logits of some nodes.
@@ -54,6 +56,9 @@ impl WholeGraph<'_> {
         let in_memory = hidden_bytes <= self.most_bytes / 2 && hidden_bytes + least <= self.most_bytes;
         let block_bytes = if in_memory { self.most_bytes - hidden_bytes } else { self.most_bytes };
         let limit = rows_within(self.config, self.job, outputs, block_bytes)?;
+        if !in_memory {
+            self.check_disk(hidden_bytes)?;
+        }
         let mut input = Hidden::Features;
         for layer in 0..layers {
             let last = layer + 1 == layers;
@@ -69,6 +74,9 @@ impl WholeGraph<'_> {
             let mut source =
                 self.strategy.evaluation(self.job, &self.evaluation(&blocks, layer == 0, limit))?;
             while let Some(batch) = source.next()? {
+                if (self.stop)() {
+                    return Err(TrainError::Stopped);
+                }
                 let hidden;
                 let rows = match &mut input {
                     Hidden::Features => &batch.rows.0,
@@ -95,6 +103,23 @@ impl WholeGraph<'_> {
         let nodes = self.job.dataset.manifest().nodes.count;
         let live = self.config.model.layers.saturating_sub(1).min(2) as u64;
         nodes.saturating_mul(self.config.model.hidden as u64 * 4).saturating_mul(live)
+    }
+
+    /// Hidden rows will need room on disk: better said now than in an hour.
+    fn check_disk(&self, needed: u64) -> Result<()> {
+        fs::create_dir_all(self.scratch).map_err(TrainError::io(self.scratch))?;
+        match esker_io::available_bytes(self.scratch) {
+            Ok(free) if free < needed => Err(TrainError::config(
+                format!(
+                    "{}: inference with all neighbours writes {} of hidden rows, and {} are free",
+                    self.scratch.display(),
+                    ByteCount(needed),
+                    ByteCount(free)
+                ),
+                "make room, allow more memory, or evaluate with --eval sampled",
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn hops(&self) -> bool {
@@ -311,7 +336,7 @@ enum Hidden {
 }
 
 struct HiddenFile {
-    path: PathBuf,
+    _file: Doomed,
     queue: Queue,
     width: usize,
     pieces: Vec<Piece>,
@@ -351,32 +376,35 @@ impl HiddenFile {
     }
 }
 
-impl Drop for HiddenFile {
+/// A file that goes when nobody uses it any more, however that comes. It can be computed again.
+struct Doomed(PathBuf);
+
+impl Drop for Doomed {
     fn drop(&mut self) {
-        // It can be computed again; nobody misses it.
-        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.0);
     }
 }
 
 /// Where a layer writes its rows, node after node.
 enum HiddenWriter {
     Memory(Vec<f32>),
-    File(PathBuf, SequentialWriter),
+    File(Doomed, SequentialWriter),
 }
 
 impl HiddenWriter {
     fn file(scratch: &Path, layer: usize) -> Result<HiddenWriter> {
         fs::create_dir_all(scratch).map_err(TrainError::io(scratch))?;
-        let path = scratch.join(format!("hidden-{layer}.partial"));
+        // By process: two may infer with one run.
+        let path = scratch.join(format!("hidden-{layer}-{}.partial", std::process::id()));
         let file = SequentialWriter::create(&path).map_err(TrainError::io(&path))?;
-        Ok(HiddenWriter::File(path, file))
+        Ok(HiddenWriter::File(Doomed(path), file))
     }
 
     fn append(&mut self, values: &[f32]) -> Result<()> {
         match self {
             HiddenWriter::Memory(all) => all.extend_from_slice(values),
             HiddenWriter::File(path, file) => {
-                file.write_all(bytemuck::cast_slice(values)).map_err(TrainError::io(path))?;
+                file.write_all(bytemuck::cast_slice(values)).map_err(TrainError::io(&path.0))?;
             }
         }
         Ok(())
@@ -386,10 +414,10 @@ impl HiddenWriter {
         match self {
             HiddenWriter::Memory(values) => Ok(Hidden::Memory(values, width)),
             HiddenWriter::File(path, file) => {
-                file.finish().map_err(TrainError::io(&path))?;
+                file.finish().map_err(TrainError::io(&path.0))?;
                 let options = Options::default();
-                let queue = ThisMachine.open(&[Layout::file(&path)], Access::Read, &options)?.queue()?;
-                Ok(Hidden::File(Box::new(HiddenFile { path, queue, width, pieces: Vec::new() })))
+                let queue = ThisMachine.open(&[Layout::file(&path.0)], Access::Read, &options)?.queue()?;
+                Ok(Hidden::File(Box::new(HiddenFile { _file: path, queue, width, pieces: Vec::new() })))
             }
         }
     }

@@ -93,9 +93,11 @@ impl Bench {
 struct StopAfter(u64);
 
 impl Watcher for StopAfter {
-    fn batch(&mut self, _: &BatchProgress) -> bool {
+    fn batch(&mut self, _: &BatchProgress) {
         self.0 = self.0.saturating_sub(1);
-        self.0 > 0
+    }
+    fn stop(&self) -> bool {
+        self.0 == 0
     }
     fn evaluation(&mut self, _: &str) {}
     fn epoch(&mut self, _: &EpochRecord, _: bool) {}

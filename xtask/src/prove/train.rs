@@ -75,7 +75,21 @@ pub fn killed(bench: &Bench, epochs: &str, kills: u64, seed: u64) -> Result<Valu
             "run {runs}: the last weights differ from those of the undisturbed run"
         );
         let summary: Value = serde_json::from_slice(&fs::read(bench.path("killed/summary.json"))?)?;
-        ensure!(summary["loss_digest"] == undisturbed["loss_digest"], "run {runs}: losses differ");
+        for key in ["loss_digest", "test", "valid", "best_epoch", "steps"] {
+            ensure!(
+                summary[key] == undisturbed[key],
+                "run {runs}: {key} is {}, was {}",
+                summary[key],
+                undisturbed[key]
+            );
+        }
+        let epochs = |summary: &Value| -> Vec<Value> {
+            let all = summary["epochs"].as_array().cloned().unwrap_or_default();
+            all.iter().map(|epoch| json!([epoch["loss"], epoch["valid"], epoch["bytes_useful"]])).collect()
+        };
+        ensure!(epochs(&summary) == epochs(&undisturbed), "run {runs}: epochs differ");
+        let best = |out: &str| fs::read(bench.path(out).join("best.safetensors")).context("best weights");
+        ensure!(best("killed")? == best("whole")?, "run {runs}: the best weights differ");
         runs += 1;
     }
     Ok(
@@ -190,7 +204,7 @@ pub(super) fn full_same(bench: &Bench) -> Result<Value> {
 }
 
 pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
-    graph(bench, 20_000, 32)?;
+    graph(bench, 200_000, 64)?;
     killed(bench, "6", 100, 5)
 }
 

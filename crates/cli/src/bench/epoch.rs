@@ -7,7 +7,7 @@ use esker_nn::best_product_rate;
 use esker_sample::Position;
 use esker_store::Dataset;
 use esker_train::{OpenRun, StageClock, StageTimes};
-use esker_types::{ByteCount, own_resident_bytes};
+use esker_types::ByteCount;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// The dataset
     dataset: PathBuf,
     /// Batches measured; default: an epoch
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
     /// Batches before them, not measured
     #[arg(long, default_value_t = 4)]
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
     let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
     let mut counters = run.learner().backend().counters();
-    let (mut own, mut losses) = (0, 0.0);
+    let mut losses = 0.0;
     for number in 0..arguments.warm + batches {
         if number == arguments.warm {
             before = stages(&source.counters().stages, &clock);
@@ -72,7 +72,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             nodes += batch.sample.node_ids.len() as u64;
             edges += batch.sample.edge_count();
         }
-        own = own.max(own_resident_bytes());
     }
     let seconds = started.elapsed().as_secs_f64();
     let after = stages(&source.counters().stages, &clock);
@@ -89,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let rate = operations / product_seconds.max(1e-9);
         json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
     });
-    let each = 1.0 / batches as f64;
+    let (each, own) = (1.0 / batches as f64, run.peak_own_bytes());
     let value = json!({
         "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": threads,
         "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,

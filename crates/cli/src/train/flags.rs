@@ -151,9 +151,21 @@ pub struct Flags {
     /// SGD: weight of the past [0]
     #[arg(long, help_heading = "Training")]
     pub momentum: Option<f32>,
+    /// SGD: look ahead
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
+    pub nesterov: Option<bool>,
+    /// Adam: decay of the two moments [0.9,0.999]
+    #[arg(long, value_delimiter = ',', help_heading = "Training")]
+    pub betas: Option<Vec<f32>>,
+    /// Added to denominators; default: PyTorch's for the optimizer
+    #[arg(long, help_heading = "Training")]
+    pub epsilon: Option<f32>,
     /// Shorten the gradient to this length
     #[arg(long, help_heading = "Training")]
     pub clip_norm: Option<f32>,
+    /// Cut each gradient to this size
+    #[arg(long, help_heading = "Training")]
+    pub clip_value: Option<f32>,
     /// Stop after so many evaluations without a better model; 0 for never [0]
     #[arg(long, help_heading = "Training")]
     pub patience: Option<u64>,
@@ -198,7 +210,11 @@ impl Flags {
     /// Reads a configuration file.
     pub fn read(path: &Path) -> anyhow::Result<Flags> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let mut flags: Flags = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        let table: toml::Table = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        // weight_decay is as good as weight-decay.
+        let table: toml::Table =
+            table.into_iter().map(|(key, value)| (key.replace('_', "-"), value)).collect();
+        let mut flags: Flags = table.try_into().with_context(|| format!("{}", path.display()))?;
         // Paths in a file are meant from where the file is.
         let folder = path.parent().unwrap_or(Path::new("."));
         flags.dataset = flags.dataset.map(|dataset| folder.join(dataset));
@@ -217,6 +233,60 @@ impl Flags {
         Ok(serde_json::from_value(all)?)
     }
 
+    /// The flags that give this configuration.
+    pub fn of(config: &RunConfig) -> Flags {
+        let (model, optimizer) = (config.model.clone(), config.optimizer.clone());
+        Flags {
+            dataset: Some(config.dataset.clone()),
+            out: None,
+            model: Some(model.kind),
+            layers: Some(model.layers),
+            hidden: Some(model.hidden),
+            dropout: Some(model.dropout),
+            input_dropout: Some(model.input_dropout),
+            activation: Some(model.activation),
+            norm: Some(model.norm),
+            residual: Some(model.residual),
+            aggregator: Some(model.aggregator),
+            gcn_degree: Some(model.gcn_degree),
+            heads: Some(model.heads),
+            output_heads: model.output_heads,
+            head_merge: Some(model.head_merge),
+            attention_dropout: Some(model.attention_dropout),
+            gin_epsilon: Some(model.gin_epsilon),
+            fanout: Some(Fanouts(config.fanout.clone())).filter(|fanouts| !fanouts.0.is_empty()),
+            batch: Some(config.batch),
+            order: Some(config.order),
+            drop_last: Some(config.drop_last),
+            form: Some(config.form),
+            direction: Some(config.direction),
+            seed: Some(config.seed),
+            epochs: Some(config.epochs),
+            lr: Some(config.lr),
+            schedule: Some(schedule_text(&config.schedule)),
+            optimizer: Some(optimizer.kind),
+            weight_decay: Some(optimizer.weight_decay),
+            momentum: Some(optimizer.momentum),
+            nesterov: Some(optimizer.nesterov),
+            betas: Some(optimizer.betas.to_vec()),
+            epsilon: optimizer.epsilon,
+            clip_norm: optimizer.clip_norm,
+            clip_value: optimizer.clip_value,
+            patience: Some(config.patience),
+            eval: Some(config.eval),
+            eval_every: Some(config.eval_every),
+            eval_fanout: Some(Fanouts(config.eval_fanout.clone())).filter(|fanouts| !fanouts.0.is_empty()),
+            final_eval: Some(config.final_eval),
+            metric: Some(config.metric),
+            strategy: Some(config.strategy),
+            memory: Some(ByteCount(config.memory)),
+            device: Some(config.device.clone()),
+            threads: Some(config.threads),
+            checkpoint_batches: Some(config.checkpoint_batches),
+            checkpoint_minutes: Some(config.checkpoint_seconds / 60),
+        }
+    }
+
     /// Resolves everything that was not said.
     pub fn resolve(&self, dataset: &Dataset) -> anyhow::Result<RunConfig> {
         let model = self.model_config();
@@ -227,18 +297,29 @@ impl Flags {
         let epochs = self.epochs.unwrap_or(10);
         let eval = self.eval.unwrap_or_default();
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
-        let steps = epochs.saturating_mul(train.div_ceil(batch.max(1)));
+        let batches = match self.drop_last {
+            Some(true) => train / batch.max(1),
+            _ => train.div_ceil(batch.max(1)),
+        };
+        let steps = epochs.saturating_mul(batches);
         let device = self.device.as_deref().unwrap_or("auto");
         Ok(RunConfig {
-            dataset: dataset.directory().to_path_buf(),
+            // Whole, so that the run can be opened from anywhere.
+            dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
             dataset_id: dataset.manifest().id.clone(),
             model,
             optimizer: OptimizerConfig {
                 kind: self.optimizer.unwrap_or_default(),
                 weight_decay: self.weight_decay.unwrap_or(0.0),
                 momentum: self.momentum.unwrap_or(0.0),
+                nesterov: self.nesterov.unwrap_or(false),
+                betas: self.betas.as_ref().map_or(Ok(OptimizerConfig::default().betas), |betas| {
+                    <[f32; 2]>::try_from(&betas[..])
+                        .map_err(|_| anyhow::anyhow!("--betas takes two numbers: 0.9,0.999"))
+                })?,
+                epsilon: self.epsilon,
                 clip_norm: self.clip_norm,
-                ..OptimizerConfig::default()
+                clip_value: self.clip_value,
             },
             lr: self.lr.unwrap_or(0.003),
             schedule: schedule(self.schedule.as_deref().unwrap_or("constant"), steps)?,
@@ -263,7 +344,7 @@ impl Flags {
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
             device: if device == "auto" { "cpu".into() } else { device.to_string() },
             checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
-            checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10) * 60,
+            checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10).saturating_mul(60),
         })
     }
 
@@ -331,4 +412,15 @@ fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
         ("linear", 0 | 1) => Schedule::Linear { warmup: number(0)? as u64, steps, least: 0.0 },
         _ => bail!("--schedule {text}: {usage}"),
     })
+}
+
+/// A schedule as `schedule` reads it.
+fn schedule_text(schedule: &Schedule) -> String {
+    match schedule {
+        Schedule::Constant => "constant".into(),
+        Schedule::Step { every, factor } => format!("step:{every},{factor}"),
+        Schedule::Exponential { factor } => format!("exponential:{factor}"),
+        Schedule::Cosine { warmup, .. } => format!("cosine:{warmup}"),
+        Schedule::Linear { warmup, .. } => format!("linear:{warmup}"),
+    }
 }

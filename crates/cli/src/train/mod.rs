@@ -10,7 +10,8 @@ use crate::output::{Table, print, print_json};
 use anyhow::{Context, bail};
 use esker_store::Dataset;
 use esker_train::{
-    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, SplitName, Summary, Trainer, evaluate_run,
+    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, Trainer,
+    evaluate_run,
 };
 use esker_types::ByteCount;
 use serde_json::json;
@@ -56,7 +57,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some(path) = &flags.dataset else {
         bail!("{}: says no dataset; add a line: dataset = \"PATH\"", arguments.dataset.display());
     };
-    let config = flags.resolve(&Dataset::open(path)?)?;
+    let dataset = Dataset::open(path)?;
+    let flags = match (&flags.out, arguments.resume) {
+        // What is not said again is as it was.
+        (Some(out), true) if RunDirectory::open(out).is_ok() => {
+            flags.clone().over(Flags::of(&RunDirectory::open(out)?.1))?
+        }
+        _ => flags,
+    };
+    let config = flags.resolve(&dataset)?;
     if arguments.dry_run {
         let plan = OpenRun::plan_only(&config)?;
         return match arguments.json {
@@ -76,14 +85,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, true) => bail!("--resume needs --out: the directory of the run to go on with"),
         (None, false) => fresh_directory(&config),
     };
-    let trainer = match arguments.resume {
+    let begun = arguments.resume && RunDirectory::open(&out).is_ok();
+    if begun && let Some(summary) = RunDirectory::open(&out)?.0.summary()? {
+        note!("{} has ended already", out.display());
+        return show(&summary, &out, arguments.json);
+    }
+    let trainer = match begun {
         true => Trainer::resume(config, &out)?,
         false => Trainer::create(config, &out)?,
     };
     match train(trainer, &out, arguments.json)? {
-        Some(summary) if arguments.json => print_json(&serde_json::to_value(&summary)?),
-        Some(summary) => print(&summary_text(&summary, &out)),
+        Some(summary) => show(&summary, &out, arguments.json),
         None => Ok(ExitCode::from(130)),
+    }
+}
+
+fn show(summary: &Summary, out: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    match json {
+        true => print_json(&serde_json::to_value(summary)?),
+        false => print(&summary_text(summary, out)),
     }
 }
 
@@ -96,7 +116,7 @@ pub fn train(trainer: Trainer, out: &Path, quiet: bool) -> anyhow::Result<Option
         if asked.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
         }
-        note!("stopping after this batch; once more to stop at once");
+        note!("stopping after a checkpoint; once more to stop at once");
     })
     .ok();
     let (run, from) = (trainer.open_run(), trainer.position());
@@ -123,7 +143,7 @@ pub fn train(trainer: Trainer, out: &Path, quiet: bool) -> anyhow::Result<Option
 
 /// A directory that is not there yet.
 fn fresh_directory(config: &RunConfig) -> PathBuf {
-    let name = config.dataset.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = config.dataset.file_name().unwrap_or_else(|| "run".as_ref()).to_string_lossy().into_owned();
     let model = format!("{:?}", config.model.kind).to_lowercase();
     let number = |number: u32| PathBuf::from("runs").join(format!("{name}-{model}-{number}"));
     let mut at = 1;
@@ -218,20 +238,30 @@ pub struct EvalArguments {
 
 pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
     let split: SplitName = named("--split", &arguments.split)?;
-    let mode: Option<EvaluationMode> =
-        arguments.mode.as_deref().map(|mode| named("--mode", mode)).transpose()?;
-    let mut run = open(&arguments.run, arguments.memory, mode)?;
+    let mut run = open(&arguments.run, arguments.memory, mode_of(arguments.mode.as_deref())?)?;
     let mode = run.config.final_eval;
     let metrics = evaluate_run(&mut run, split, mode)?;
     let Some(metrics) = metrics else {
-        bail!("{}: no node of this split has a label", run.config.dataset.display());
+        bail!(
+            "{}: no {} node has a label; take another --split",
+            run.config.dataset.display(),
+            arguments.split
+        );
     };
     match arguments.json {
         true => print_json(&json!({
             "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
-            "peak_host_bytes": esker_types::own_resident_bytes(), "budget_host_bytes": run.config.memory,
+            "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
         })),
         false => print(&format!("{}: {}\n", arguments.split, metrics_text(&metrics))),
+    }
+}
+
+/// How to infer: sampled or full.
+pub fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
+    match word {
+        Some("none") => bail!("--mode none: there is nothing to find out; take sampled or full"),
+        word => word.map(|word| named("--mode", word)).transpose(),
     }
 }
 

@@ -22,6 +22,8 @@ pub struct Watch {
     bar: Option<ProgressBar>,
     epochs: u64,
     epoch_started: Instant,
+    /// The epoch at hand, and the first of its batches that was seen.
+    first_batch: Option<(u64, u64)>,
     next_line: Instant,
 }
 
@@ -35,6 +37,7 @@ impl Watch {
             bar: terminal.then(bar),
             epochs: config.epochs,
             epoch_started: now,
+            first_batch: None,
             next_line: now + LOG_EVERY,
         }
     }
@@ -42,8 +45,11 @@ impl Watch {
     fn line(&self, progress: &BatchProgress) -> String {
         let record = progress.record;
         let seconds = self.epoch_started.elapsed().as_secs_f64();
-        let rate = (record.batch + 1) as f64 / seconds.max(1e-9);
-        let left = (progress.batches - record.batch - 1) as f64 / rate.max(1e-9);
+        // A resumed epoch does not begin with its first batch.
+        let first = self.first_batch.map_or(0, |(_, batch)| batch);
+        let rate = (record.batch + 1 - first) as f64 / seconds.max(1e-9);
+        let epochs = (progress.epochs - record.epoch - 1) * progress.batches;
+        let left = (epochs + progress.batches - record.batch - 1) as f64 / rate.max(1e-9);
         let loss = record.loss.map_or("no labels".to_string(), |loss| format!("loss {loss:.4}"));
         format!(
             "epoch {}/{}  batch {}/{}  {loss}  {rate:.1} batches/s  {left:.0} s left  {}",
@@ -82,7 +88,10 @@ pub fn bound_by(stages: &[StageTimes], seconds: f64) -> String {
 }
 
 impl Watcher for Watch {
-    fn batch(&mut self, progress: &BatchProgress) -> bool {
+    fn batch(&mut self, progress: &BatchProgress) {
+        if self.first_batch.is_none_or(|(epoch, _)| epoch != progress.record.epoch) {
+            self.first_batch = Some((progress.record.epoch, progress.record.batch));
+        }
         match &self.bar {
             Some(bar) => bar.set_message(self.line(progress)),
             None if !self.quiet && Instant::now() >= self.next_line => {
@@ -91,7 +100,10 @@ impl Watcher for Watch {
             }
             None => {}
         }
-        !self.stop.load(Ordering::SeqCst)
+    }
+
+    fn stop(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
     }
 
     fn evaluation(&mut self, what: &str) {

@@ -24,6 +24,7 @@ pub(crate) use product::packed_words;
 
 use crate::*;
 use buffer::Pool;
+use esker_types::random::{Key, unit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -113,6 +114,11 @@ impl Backend for CpuBackend {
 
     fn fill(&self, matrix: &mut CpuMatrix, value: f32) {
         matrix.values_mut().fill(value);
+    }
+
+    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
+        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
+        matrix.values_mut().iter_mut().zip(0..).for_each(|(value, index)| *value = number(index));
     }
 
     fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
