@@ -1,0 +1,95 @@
+//! Training as a user meets it: stopped, resumed, evaluated from elsewhere, and told what is wrong.
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn esker(directory: &Path, words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
+    command.args(words.split(' ')).current_dir(directory);
+    command
+}
+
+fn json(directory: &Path, words: &str) -> Value {
+    let output = esker(directory, words).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn with_graph() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    json(directory.path(), "generate g --nodes 5000 --degree 8 --dim 16 --classes 4 --seed 1");
+    directory
+}
+
+#[test]
+fn a_run_stopped_by_a_signal_goes_on_without_being_told_again() {
+    let directory = with_graph();
+    let flags = "--fanout 5,5 --hidden 32 --batch 10 --epochs 20 --lr 0.01 --dropout 0.2 --norm layer --schedule cosine:5";
+    let whole = json(directory.path(), &format!("train g {flags} --out whole"));
+    let mut command = esker(directory.path(), &format!("train g {flags} --out run"));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // The handler is set before the first batch, and the lines are opened before the handler.
+    while !fs::metadata(directory.path().join("run/metrics.jsonl")).is_ok_and(|found| found.len() > 0) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anybody could stop it");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(directory.path().join("run/checkpoint.safetensors").exists());
+    let said = esker(directory.path(), "train g --out run --resume --hidden 64").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("model.hidden is 64, was 32"), "{said}");
+    let found = json(directory.path(), "train g --out run --resume");
+    assert_eq!((&found["loss_digest"], &found["test"]), (&whole["loss_digest"], &whole["test"]));
+    // A run that has ended is shown again.
+    assert_eq!(json(directory.path(), "train g --out run --resume"), found);
+}
+
+#[test]
+fn a_run_is_evaluated_and_predicted_from_anywhere() {
+    let directory = with_graph();
+    let text = "dataset = \"g\"\nmodel = \"gcn\"\nlayers = 2\nhidden = 16\nfanout = \"5,5\"\nweight_decay = 5e-4\nbatch = 100\nepochs = 2\neval = \"full\"\n";
+    fs::write(directory.path().join("run.toml"), text).unwrap();
+    let summary = json(directory.path(), "train run.toml --out run");
+    assert_eq!(summary["epochs"].as_array().unwrap().len(), 2);
+    let elsewhere = directory.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    assert_eq!(json(&elsewhere, "eval ../run")["metrics"], summary["test"]);
+    for (out, bytes) in [("p.npy", 128 + 5000 * 16), ("p.parquet", 1000)] {
+        assert_eq!(json(&elsewhere, &format!("predict ../run --nodes all --out {out}"))["nodes"], 5000);
+        assert!(fs::metadata(elsewhere.join(out)).unwrap().len() >= bytes);
+    }
+    assert!(
+        json(directory.path(), "bench epoch g --fanout 5,5 --batch 50 --batches 2")["seconds_per_batch"]
+            .is_number()
+    );
+}
+
+#[test]
+fn wrong_runs_are_told_what_to_do() {
+    let directory = with_graph();
+    let at = directory.path();
+    let refused = |words: &str, expected: &str| {
+        let output = esker(at, words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(expected), "{words}: {said}");
+        assert!(!said.contains("panicked"), "{words}: {said}");
+    };
+    refused("train g --metric auc --out r", "auc needs two classes");
+    refused("train g --out g", "is a dataset");
+    refused("train g --fanout 5,5,5 --layers 2 --out r", "one a layer");
+    refused("train g --hidden 1000000 --memory 1GiB --out r", "allow --memory");
+    refused("train g --hidden 10000000000 --out r", "take at most");
+    refused("train g --form shadow --final-eval full --fanout 5,5 --out r", "--final-eval sampled");
+    refused("train g --schedule sometimes --out r", "cosine:WARMUP");
+    refused("train g --memory 1MiB --out r", "together");
+    refused("train g --strategy warp --out r", "memory, mmap");
+    refused("eval nowhere", "holds no run");
+    refused("train g --resume", "--resume needs --out");
+    refused("bench epoch g --batches 0", "is not in 1..");
+    fs::write(at.join("bad.toml"), "dataset = \"g\"\nhiden = 3\n").unwrap();
+    refused("train bad.toml --out r", "hiden");
+    assert!(!at.join("r").exists());
+}
