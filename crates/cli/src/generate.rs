@@ -154,7 +154,7 @@ impl Arguments {
             None => {
                 let nodes =
                     self.nodes.ok_or_else(|| usage("say --preset NAME --scale S, or --nodes N".into()))?;
-                default_shape(nodes)
+                Shape::plain(nodes)
             }
         };
         // A preset scaled far down has fewer nodes than classes.
@@ -202,28 +202,6 @@ fn popularity(word: &str) -> Result<Popularity, String> {
 /// A request that cannot be: exit code 2.
 pub fn usage(text: String) -> anyhow::Error {
     esker_import::ImportError::Request(text).into()
-}
-
-/// A middling graph: skewed like most, five per cent of the nodes train.
-pub fn default_shape(nodes: u64) -> Shape {
-    Shape {
-        preset: None,
-        nodes,
-        degree: 15.0,
-        dim: 128,
-        dtype: Dtype::F32,
-        classes: 32,
-        homophily: 0.7,
-        signal: 0.12,
-        label_noise: 0.1,
-        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
-        train: 0.05,
-        valid: 0.01,
-        test: 0.02,
-        undirected: false,
-        out_neighbours: false,
-        seed: 1,
-    }
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {

@@ -144,8 +144,15 @@ impl Part {
     }
 }
 
+/// The npy files.
+struct Arrays {
+    values: Part,
+    classes: Option<Part>,
+    nodes: Part,
+}
+
 enum Writer {
-    Npy { values: Part, classes: Option<Part>, nodes: Part },
+    Npy(Box<Arrays>),
     Parquet(Box<Table>),
 }
 
@@ -218,14 +225,14 @@ impl Writer {
     fn create(out: &Path, kind: LabelKind, outputs: usize, count: u64) -> anyhow::Result<Writer> {
         let has_class = kind == LabelKind::Classes;
         match out.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Ok(Writer::Npy {
+            Some("npy") => Ok(Writer::Npy(Box::new(Arrays {
                 values: Part::npy(out.to_path_buf(), "<f4", &format!("{count}, {outputs}"))?,
                 classes: match has_class {
                     true => Some(Part::npy(out.with_extension("classes.npy"), "<u4", &format!("{count},"))?),
                     false => None,
                 },
                 nodes: Part::npy(out.with_extension("nodes.npy"), "<u8", &format!("{count},"))?,
-            }),
+            }))),
             Some("parquet") => {
                 let value = if kind == LabelKind::Real { "value" } else { "probability" };
                 let columns: String =
@@ -260,7 +267,8 @@ impl Writer {
 
     fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
         match self {
-            Writer::Npy { values, classes, nodes } => {
+            Writer::Npy(arrays) => {
+                let Arrays { values, classes, nodes } = &mut **arrays;
                 numbers.iter().try_for_each(|number| values.file.write_all(&number.to_le_bytes()))?;
                 ids.iter().try_for_each(|node| nodes.file.write_all(&node.0.to_le_bytes()))?;
                 if let Some(classes) = classes {
@@ -274,7 +282,8 @@ impl Writer {
 
     fn finish(self) -> anyhow::Result<()> {
         match self {
-            Writer::Npy { values, classes, nodes } => {
+            Writer::Npy(arrays) => {
+                let Arrays { values, classes, nodes } = *arrays;
                 nodes.finish()?;
                 classes.map_or(Ok(()), Part::finish)?;
                 values.finish()

@@ -1,4 +1,3 @@
-use crate::generate::default_shape;
 use crate::note;
 use crate::progress::Shown;
 use crate::train::{Flags, summary_text, train};
@@ -79,7 +78,7 @@ fn make(arguments: &Arguments, graph: &Path) -> anyhow::Result<()> {
     }
     note!("Making a graph of {} nodes inside {}:", grouped(arguments.nodes), arguments.memory);
     std::fs::create_dir_all(&arguments.out)?;
-    let shape = Shape { dim: 256, classes: 32.min(arguments.nodes), ..default_shape(arguments.nodes) };
+    let shape = Shape { dim: 256, classes: 32.min(arguments.nodes), ..Shape::plain(arguments.nodes) };
     let (progress, budget) = (Shown::new(), Budget { host_bytes: arguments.memory.0 });
     generate(&shape, &Job { target: graph, overwrite: false, budget, progress: &progress })?;
     Ok(())

@@ -2,30 +2,13 @@
 
 use esker_fetch::FeatureRows;
 use esker_import::Job;
-use esker_import::generate::{Popularity, Shape, generate};
+use esker_import::generate::{Shape, generate};
 use esker_store::{Dataset, file};
 use esker_types::{Budget, Dtype, NodeId, Silent};
 use half::{bf16, f16};
 
 fn dataset(directory: &std::path::Path, dtype: Dtype) -> Dataset {
-    let shape = Shape {
-        preset: None,
-        nodes: 3000,
-        degree: 3.0,
-        dim: 11,
-        dtype,
-        classes: 4,
-        homophily: 0.7,
-        signal: 0.12,
-        label_noise: 0.1,
-        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
-        train: 0.05,
-        valid: 0.01,
-        test: 0.02,
-        undirected: false,
-        out_neighbours: false,
-        seed: 1,
-    };
+    let shape = Shape { degree: 3.0, dim: 11, dtype, classes: 4, ..Shape::plain(3000) };
     let out = directory.join("graph");
     let budget = Budget { host_bytes: 64 << 20 };
     let job = Job { target: &out, budget, overwrite: false, progress: &Silent };

@@ -59,8 +59,8 @@ impl StrategyKind {
     /// The strategy.
     pub fn build<R: RowBuffer>(self, rows: RowMaker<R>) -> Box<dyn Strategy<R>> {
         match self {
-            StrategyKind::Memory => Box::new(memory::Memory::new(rows)),
-            StrategyKind::Mmap => Box::new(mmap::Mmap::new(rows)),
+            StrategyKind::Memory => Box::new(memory::strategy(rows)),
+            StrategyKind::Mmap => Box::new(mmap::strategy(rows)),
         }
     }
 }

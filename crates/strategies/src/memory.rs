@@ -1,47 +1,26 @@
 //! Everything in RAM. The reference: every exact strategy must yield the same batches and bytes.
 
-use crate::batch::{BatchSource, RowBuffer, RowMaker};
-use crate::resident::{self, Resident};
-use crate::{Evaluation, Job, MemoryTable, Result, Strategy};
+use crate::batch::{RowBuffer, RowMaker};
+use crate::resident::{Hold, ResidentStrategy};
+use crate::{Job, MemoryTable, Result};
 use esker_fetch::FeatureRows;
-use esker_sample::Position;
-use esker_types::NodeId;
+use esker_store::Dataset;
 
-/// Topology and features in RAM.
-pub struct Memory<R> {
-    rows: RowMaker<R>,
-    graph: Option<Resident>,
-}
+/// Features in RAM.
+pub struct InRam;
 
-impl<R> Memory<R> {
-    pub fn new(rows: RowMaker<R>) -> Memory<R> {
-        Memory { rows, graph: None }
-    }
-}
-
-impl<R: RowBuffer> Strategy<R> for Memory<R> {
-    fn memory(&self, job: &Job) -> Result<MemoryTable> {
-        let mut table = MemoryTable::default();
+impl Hold for InRam {
+    fn memory(&self, job: &Job, table: &mut MemoryTable) -> Result<()> {
         table.add("features", FeatureRows::bytes_in_memory(&job.dataset)?);
-        table.extend(resident::memory(job));
-        Ok(table)
-    }
-
-    fn prepare(&mut self, job: &Job) -> Result<()> {
-        let rows = FeatureRows::load(&job.dataset, u64::MAX)?;
-        self.graph = Some(Resident::open(job, rows)?);
         Ok(())
     }
 
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
-        resident::prepared(&self.graph).batches(job, from, &self.rows)
+    fn open(&self, dataset: &Dataset) -> Result<FeatureRows> {
+        Ok(FeatureRows::load(dataset, u64::MAX)?)
     }
+}
 
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
-        resident::prepared(&self.graph).evaluation(job, over, &self.rows)
-    }
-
-    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        resident::prepared(&self.graph).rows(nodes, values)
-    }
+/// Topology and features in RAM.
+pub fn strategy<R: RowBuffer>(rows: RowMaker<R>) -> ResidentStrategy<R, InRam> {
+    ResidentStrategy::new(rows, InRam)
 }

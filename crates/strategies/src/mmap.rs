@@ -2,45 +2,26 @@
 //! people do without Esker, made as well as it can be, and the baseline that other strategies are measured against. Mapped
 //! pages are the page cache's memory, not ours: the budget does not hold them, a cgroup counts them.
 
-use crate::batch::{BatchSource, RowBuffer, RowMaker};
-use crate::resident::{self, Resident};
-use crate::{Evaluation, Job, MemoryTable, Result, Strategy};
+use crate::batch::{RowBuffer, RowMaker};
+use crate::resident::{Hold, ResidentStrategy};
+use crate::{Job, MemoryTable, Result};
 use esker_fetch::FeatureRows;
-use esker_sample::Position;
-use esker_types::NodeId;
+use esker_store::Dataset;
 
-/// Topology in RAM, features in the page cache.
-pub struct Mmap<R> {
-    rows: RowMaker<R>,
-    graph: Option<Resident>,
-}
+/// Features in the page cache.
+pub struct InPageCache;
 
-impl<R> Mmap<R> {
-    pub fn new(rows: RowMaker<R>) -> Mmap<R> {
-        Mmap { rows, graph: None }
-    }
-}
-
-impl<R: RowBuffer> Strategy<R> for Mmap<R> {
-    fn memory(&self, job: &Job) -> Result<MemoryTable> {
-        Ok(resident::memory(job))
-    }
-
-    fn prepare(&mut self, job: &Job) -> Result<()> {
-        let rows = FeatureRows::map(&job.dataset)?;
-        self.graph = Some(Resident::open(job, rows)?);
+impl Hold for InPageCache {
+    fn memory(&self, _: &Job, _: &mut MemoryTable) -> Result<()> {
         Ok(())
     }
 
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
-        resident::prepared(&self.graph).batches(job, from, &self.rows)
+    fn open(&self, dataset: &Dataset) -> Result<FeatureRows> {
+        Ok(FeatureRows::map(dataset)?)
     }
+}
 
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
-        resident::prepared(&self.graph).evaluation(job, over, &self.rows)
-    }
-
-    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        resident::prepared(&self.graph).rows(nodes, values)
-    }
+/// Topology in RAM, features in the page cache.
+pub fn strategy<R: RowBuffer>(rows: RowMaker<R>) -> ResidentStrategy<R, InPageCache> {
+    ResidentStrategy::new(rows, InPageCache)
 }

@@ -2,12 +2,13 @@
 //! and gathering, run ahead of the trainer.
 
 use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
-use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, StrategyError};
+use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, Strategy, StrategyError};
 use crossbeam_channel::{Sender, bounded};
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::{Buffers, Pipeline};
 use esker_sample::bulk::positions;
 use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, Word};
+use esker_store::Dataset;
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -23,14 +24,14 @@ enum Topology {
 }
 
 /// The graph as sources read it.
-pub struct Resident {
+struct Resident {
     topology: Topology,
     rows: Arc<FeatureRows>,
     pool: Arc<ThreadPool>,
 }
 
 /// What sources take, whatever holds the rows: the topology, and samples and rows of batches.
-pub fn memory(job: &Job) -> MemoryTable {
+fn memory(job: &Job) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
     let row_bytes = job.dim() * 4;
@@ -51,14 +52,61 @@ fn sampling_bytes(job: &Job, settings: &Settings, batch: u64, held: usize) -> u6
     job.bound(settings, batch).bytes((held + SAMPLES_AHEAD) as u64)
 }
 
-/// The graph, once it was opened. Asking before is a bug.
-pub fn prepared(graph: &Option<Resident>) -> &Resident {
-    graph.as_ref().expect("a strategy is prepared before it yields batches")
+/// Where a strategy with a topology in memory holds its rows.
+pub trait Hold: Send {
+    /// Adds what that takes.
+    fn memory(&self, job: &Job, table: &mut MemoryTable) -> Result<()>;
+    /// Opens them.
+    fn open(&self, dataset: &Dataset) -> Result<FeatureRows>;
+}
+
+/// A topology in memory, and rows wherever they are held.
+pub struct ResidentStrategy<R, H> {
+    rows: RowMaker<R>,
+    hold: H,
+    graph: Option<Resident>,
+}
+
+impl<R, H> ResidentStrategy<R, H> {
+    pub fn new(rows: RowMaker<R>, hold: H) -> ResidentStrategy<R, H> {
+        ResidentStrategy { rows, hold, graph: None }
+    }
+
+    /// The graph, once it was opened. Asking before is a bug.
+    fn prepared(&self) -> &Resident {
+        self.graph.as_ref().expect("a strategy is prepared before it yields batches")
+    }
+}
+
+impl<R: RowBuffer, H: Hold> Strategy<R> for ResidentStrategy<R, H> {
+    fn memory(&self, job: &Job) -> Result<MemoryTable> {
+        let mut table = MemoryTable::default();
+        self.hold.memory(job, &mut table)?;
+        table.extend(memory(job));
+        Ok(table)
+    }
+
+    fn prepare(&mut self, job: &Job) -> Result<()> {
+        self.graph = Some(Resident::open(job, self.hold.open(&job.dataset)?)?);
+        Ok(())
+    }
+
+    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
+        self.prepared().batches(job, from, &self.rows)
+    }
+
+    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
+        self.prepared().evaluation(job, over, &self.rows)
+    }
+
+    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
+        self.prepared().rows(nodes, values)
+    }
 }
 
 impl Resident {
     /// Reads the topology; rows are as the strategy holds them.
-    pub fn open(job: &Job, rows: FeatureRows) -> Result<Resident> {
+    fn open(job: &Job, rows: FeatureRows) -> Result<Resident> {
         let topology = match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
             AnyTopology::Narrow(graph) => Topology::Narrow(Arc::new(graph)),
             AnyTopology::Wide(graph) => Topology::Wide(Arc::new(graph)),
@@ -70,7 +118,7 @@ impl Resident {
     }
 
     /// Batches of the run from a position on.
-    pub fn batches<R: RowBuffer>(
+    fn batches<R: RowBuffer>(
         &self,
         job: &Job,
         from: Position,
@@ -89,7 +137,7 @@ impl Resident {
     }
 
     /// Batches over other seeds: their only epoch.
-    pub fn evaluation<R: RowBuffer>(
+    fn evaluation<R: RowBuffer>(
         &self,
         job: &Job,
         over: &Evaluation,
@@ -110,7 +158,7 @@ impl Resident {
     }
 
     /// The rows of nodes.
-    pub fn rows(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
+    fn rows(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
         Ok(self.pool.install(|| self.rows.gather(nodes, values))?)
     }
 

@@ -2,7 +2,7 @@
 //! many are held; a source that nobody reads to its end stops.
 
 use esker_import::Job as ImportJob;
-use esker_import::generate::{Popularity, Shape, generate};
+use esker_import::generate::{Shape, generate};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
     AnyTopology, Batches, Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Sampler, Seeds,
@@ -10,31 +10,14 @@ use esker_sample::{
 };
 use esker_store::{Dataset, file};
 use esker_strategies::{Evaluation, Job, StrategyKind};
-use esker_types::{Budget, Dtype, NodeId, Silent};
+use esker_types::{Budget, NodeId, Silent};
 use std::path::Path;
 use std::sync::Arc;
 
 const DIM: usize = 7;
 
 fn dataset(directory: &Path) -> Arc<Dataset> {
-    let shape = Shape {
-        preset: None,
-        nodes: 2000,
-        degree: 6.0,
-        dim: DIM as u64,
-        dtype: Dtype::F32,
-        classes: 4,
-        homophily: 0.7,
-        signal: 0.12,
-        label_noise: 0.1,
-        popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
-        train: 0.05,
-        valid: 0.01,
-        test: 0.02,
-        undirected: false,
-        out_neighbours: false,
-        seed: 1,
-    };
+    let shape = Shape { degree: 6.0, dim: DIM as u64, classes: 4, ..Shape::plain(2000) };
     let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
     generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
     Arc::new(Dataset::open(&target).unwrap())

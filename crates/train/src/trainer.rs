@@ -267,10 +267,8 @@ impl Trainer {
                 found => found?,
             };
             record.evaluation_seconds = started.elapsed().as_secs_f64();
-            if let Some(valid) = record.valid {
-                if let Some(score) = valid.score(metric) {
-                    better = self.judge(Best { epoch, score, valid })?;
-                }
+            if let Some((valid, score)) = record.valid.and_then(|valid| Some((valid, valid.score(metric)?))) {
+                better = self.judge(Best { epoch, score, valid })?;
             }
         }
         self.metrics.line("epoch", &record)?;

@@ -1,7 +1,7 @@
 //! Whole runs on small graphs: exact whatever carries them, stopped anywhere, inside their memory.
 
 use esker_import::Job as ImportJob;
-use esker_import::generate::{Popularity, Shape, generate};
+use esker_import::generate::{Shape, generate};
 use esker_nn::{Degree, Kind, ModelConfig, NormKind, OptimizerConfig, Schedule};
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
@@ -22,8 +22,6 @@ impl Bench {
     fn new() -> Bench {
         let directory = tempfile::tempdir().unwrap();
         let shape = Shape {
-            preset: None,
-            nodes: 3000,
             degree: 8.0,
             dim: 12,
             dtype: Dtype::F16,
@@ -31,13 +29,11 @@ impl Bench {
             homophily: 0.8,
             signal: 0.3,
             label_noise: 0.05,
-            popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
             train: 0.2,
             valid: 0.1,
             test: 0.1,
-            undirected: false,
             out_neighbours: true,
-            seed: 1,
+            ..Shape::plain(3000)
         };
         let target = directory.path().join("g");
         let budget = Budget { host_bytes: 64 << 20 };

@@ -69,6 +69,28 @@ pub struct Popularity {
 }
 
 impl Shape {
+    /// A middling graph: skewed like most, five per cent of the nodes train. What the program makes by default.
+    pub fn plain(nodes: u64) -> Shape {
+        Shape {
+            preset: None,
+            nodes,
+            degree: 15.0,
+            dim: 128,
+            dtype: Dtype::F32,
+            classes: 32,
+            homophily: 0.7,
+            signal: 0.12,
+            label_noise: 0.1,
+            popularity: Popularity { exponent: 2.0, plateau: 0.03, hubs: 0.01 },
+            train: 0.05,
+            valid: 0.01,
+            test: 0.02,
+            undirected: false,
+            out_neighbours: false,
+            seed: 1,
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let refuse = |text: String| Err(ImportError::Request(text));
         if self.nodes == 0 || self.dim == 0 || self.classes == 0 {
