@@ -17,7 +17,7 @@ enum Asked {
 struct Case {
     dataset: &'static str,
     model: &'static str,
-    /// How to import it; `DATA` is the directory of datasets, `SEED` the number of the split.
+    /// How to import it; `DATA` is the directory of datasets, `NAME` the dataset, `SEED` and `INDEX` number the split.
     import: &'static str,
     /// How to train it.
     train: &'static str,
@@ -27,191 +27,65 @@ struct Case {
     asked: Asked,
 }
 
-const PLANETOID_GCN: &str = "--model gcn --layers 2 --hidden 16 --fanout all --batch 1000 --dropout 0.5 --input-dropout 0.5 --lr 0.01 --weight-decay 5e-4 --epochs 200 --eval full";
-const PLANETOID_GAT: &str = "--model gat --layers 2 --hidden 64 --heads 8 --output-heads 1 --activation elu --fanout all --batch 1000 --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.005 --weight-decay 5e-4 --epochs 300 --eval full";
-const PUBMED_GAT: &str = "--model gat --layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --batch 1000 --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 200 --eval full";
-const SHCHUR_GCN: &str = "--model gcn --layers 2 --hidden 64 --fanout all --batch 1000 --dropout 0.5 --lr 0.01 --weight-decay 1e-3 --epochs 150 --eval full --eval-every 5";
-const SHCHUR_SAGE: &str = "--model sage --layers 2 --hidden 64 --fanout all --batch 1000 --dropout 0.5 --lr 0.01 --weight-decay 1e-3 --epochs 150 --eval full --eval-every 5";
-const SHCHUR_MLP: &str = "--model mlp --layers 2 --hidden 64 --batch 1000 --dropout 0.5 --lr 0.01 --weight-decay 1e-3 --epochs 150 --eval sampled --eval-every 5";
-const WORDNET_SAGE: &str = "--model sage --layers 2 --hidden 128 --fanout 15,15 --batch 1000 --dropout 0.2 --lr 0.005 --epochs 12 --eval sampled --final-eval full";
-const WORDNET_GCN: &str = "--model gcn --layers 2 --hidden 128 --fanout all --batch 1000 --dropout 0.2 --lr 0.005 --epochs 20 --eval sampled --final-eval full";
-const WORDNET_MLP: &str =
-    "--model mlp --layers 2 --hidden 128 --batch 1000 --dropout 0.2 --lr 0.005 --epochs 12 --eval sampled";
-const DEEZER_MLP: &str = "--model mlp --layers 2 --hidden 64 --batch 500 --dropout 0.5 --lr 0.001 --weight-decay 1e-3 --epochs 10 --eval sampled";
-const DEEZER_GCN: &str = "--model gcn --layers 2 --hidden 64 --fanout 10,5 --batch 500 --dropout 0.5 --lr 0.001 --weight-decay 1e-3 --epochs 10 --eval sampled";
-const DEEZER_SAGE: &str = "--model sage --layers 2 --hidden 64 --fanout 10,5 --batch 500 --dropout 0.5 --lr 0.001 --weight-decay 1e-3 --epochs 10 --eval sampled";
+const PUBLIC: &str = "published, public split";
+const RANDOM: &str = "published, random splits";
+const CHECKED_RANDOM: &str = "checked, random splits";
+const CHECKED: &str = "checked";
+const CHECKED_FIVE: &str = "checked, published splits";
+
+const PLANETOID: &str = "--format planetoid --from DATA/NAME --name NAME --row-normalise";
 const COAUTHOR: &str = "--format gnn-npz --from DATA/coauthor_cs/coauthor_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
-const AMAZON: &str = "--format gnn-npz --from DATA/amazon_computers/amazon_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
-const WORDNET: &str = "--format csv --edges DATA/wordnet-synsets/edges.tsv.gz --delimiter tab --features-csr DATA/wordnet-synsets/features.npz --labels DATA/wordnet-synsets/labels.npy --split DATA/wordnet-synsets/split.npy --add-reverse";
-const DEEZER: &str = "--format musae --from DATA/deezer_europe --split-index INDEX";
+const AMAZON: &str = "--format gnn-npz --from DATA/amazon_computers/amazon_cs.npz --largest-component --split per-class:20,30 --seed SEED";
+const AMAZON_ROWS: &str = "--format gnn-npz --from DATA/amazon_computers/amazon_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
+const WORDNET: &str = "--format csv --edges DATA/NAME/edges.tsv.gz --delimiter tab --features-csr DATA/NAME/features.npz --labels DATA/NAME/labels.npy --split DATA/NAME/split.npy --add-reverse --remove-duplicates";
+const DEEZER: &str = "--format musae --from DATA/NAME --split-index INDEX";
+
+const PLANETOID_GCN: &str = "--layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --weight-decay 5e-4 --epochs 200 --eval full --eval-every 5";
+const PLANETOID_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 1 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.005 --weight-decay 5e-4 --epochs 300 --eval full --eval-every 5";
+const PUBMED_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 100 --eval full --eval-every 5";
+const COAUTHOR_GNN: &str =
+    "--layers 2 --hidden 64 --fanout all --dropout 0.5 --lr 0.01 --epochs 60 --eval full --eval-every 20";
+const AMAZON_GCN: &str =
+    "--layers 2 --hidden 64 --fanout all --dropout 0.5 --lr 0.01 --epochs 100 --eval full --eval-every 10";
+const AMAZON_SAGE: &str =
+    "--layers 2 --hidden 64 --fanout all --dropout 0.5 --lr 0.02 --epochs 100 --eval full --eval-every 10";
+const AMAZON_MLP: &str =
+    "--layers 2 --hidden 64 --dropout 0.5 --lr 0.02 --epochs 100 --eval sampled --eval-every 10";
+const WORDNET_GNN: &str = "--layers 2 --hidden 128 --fanout 10,10 --dropout 0.2 --lr 0.01 --epochs 8 --eval sampled --eval-every 2 --final-eval full";
+const WORDNET_MLP: &str =
+    "--layers 2 --hidden 128 --dropout 0.2 --lr 0.01 --epochs 8 --eval sampled --eval-every 2";
+const DEEZER_MLP: &str = "--layers 2 --hidden 64 --batch 500 --dropout 0.5 --lr 0.001 --weight-decay 1e-3 --epochs 4 --eval sampled";
+const DEEZER_GNN: &str = "--layers 2 --hidden 64 --fanout 5,5 --batch 250 --dropout 0.5 --lr 0.001 --weight-decay 1e-3 --epochs 2 --eval sampled --eval-every 2";
 
 const CASES: &[Case] = &[
-    planetoid(
-        "cora",
-        "gcn",
-        "--format planetoid --from DATA/cora --name cora --row-normalise",
-        PLANETOID_GCN,
-        81.5,
-        1.0,
-    ),
-    planetoid(
-        "citeseer",
-        "gcn",
-        "--format planetoid --from DATA/citeseer --name citeseer --row-normalise",
-        PLANETOID_GCN,
-        70.3,
-        1.1,
-    ),
-    planetoid(
-        "pubmed",
-        "gcn",
-        "--format planetoid --from DATA/pubmed --name pubmed --row-normalise",
-        PLANETOID_GCN,
-        79.0,
-        0.5,
-    ),
-    planetoid(
-        "cora",
-        "gat",
-        "--format planetoid --from DATA/cora --name cora --row-normalise",
-        PLANETOID_GAT,
-        83.0,
-        0.7,
-    ),
-    planetoid(
-        "citeseer",
-        "gat",
-        "--format planetoid --from DATA/citeseer --name citeseer --row-normalise",
-        PLANETOID_GAT,
-        72.5,
-        0.7,
-    ),
-    planetoid(
-        "pubmed",
-        "gat",
-        "--format planetoid --from DATA/pubmed --name pubmed --row-normalise",
-        PUBMED_GAT,
-        79.0,
-        0.3,
-    ),
-    Case {
-        dataset: "coauthor_cs",
-        model: "gcn",
-        import: COAUTHOR,
-        train: SHCHUR_GCN,
-        expected: 91.1,
-        source: "published, random splits",
-        asked: Asked::Within(0.5),
-    },
-    Case {
-        dataset: "coauthor_cs",
-        model: "sage",
-        import: COAUTHOR,
-        train: SHCHUR_SAGE,
-        expected: 91.3,
-        source: "published, random splits",
-        asked: Asked::Within(2.8),
-    },
-    Case {
-        dataset: "amazon_computers",
-        model: "gcn",
-        import: AMAZON,
-        train: SHCHUR_GCN,
-        expected: 78.5,
-        source: "checked, random splits",
-        asked: Asked::Within(0.0),
-    },
-    Case {
-        dataset: "amazon_computers",
-        model: "sage",
-        import: AMAZON,
-        train: SHCHUR_SAGE,
-        expected: 79.3,
-        source: "checked, random splits",
-        asked: Asked::Within(0.0),
-    },
-    Case {
-        dataset: "amazon_computers",
-        model: "mlp",
-        import: AMAZON,
-        train: SHCHUR_MLP,
-        expected: 62.8,
-        source: "checked, random splits",
-        asked: Asked::Shown,
-    },
-    Case {
-        dataset: "wordnet-synsets",
-        model: "sage",
-        import: WORDNET,
-        train: WORDNET_SAGE,
-        expected: 85.2,
-        source: "checked",
-        asked: Asked::Within(0.0),
-    },
-    Case {
-        dataset: "wordnet-synsets",
-        model: "gcn",
-        import: WORDNET,
-        train: WORDNET_GCN,
-        expected: 78.2,
-        source: "checked",
-        asked: Asked::Within(0.0),
-    },
-    Case {
-        dataset: "wordnet-synsets",
-        model: "mlp",
-        import: WORDNET,
-        train: WORDNET_MLP,
-        expected: 53.9,
-        source: "checked",
-        asked: Asked::Shown,
-    },
-    Case {
-        dataset: "deezer_europe",
-        model: "mlp",
-        import: DEEZER,
-        train: DEEZER_MLP,
-        expected: 66.51,
-        source: "checked, published splits",
-        asked: Asked::Within(0.63),
-    },
-    Case {
-        dataset: "deezer_europe",
-        model: "gcn",
-        import: DEEZER,
-        train: DEEZER_GCN,
-        expected: 62.03,
-        source: "checked, published splits",
-        asked: Asked::Shown,
-    },
-    Case {
-        dataset: "deezer_europe",
-        model: "sage",
-        import: DEEZER,
-        train: DEEZER_SAGE,
-        expected: 66.66,
-        source: "checked, published splits",
-        asked: Asked::Shown,
-    },
+    case("cora", "gcn", PLANETOID, PLANETOID_GCN, (81.5, PUBLIC), Asked::Within(1.0)),
+    case("citeseer", "gcn", PLANETOID, PLANETOID_GCN, (70.3, PUBLIC), Asked::Within(1.1)),
+    case("pubmed", "gcn", PLANETOID, PLANETOID_GCN, (79.0, PUBLIC), Asked::Within(0.2)),
+    case("cora", "gat", PLANETOID, PLANETOID_GAT, (83.0, PUBLIC), Asked::Within(0.7)),
+    case("citeseer", "gat", PLANETOID, PLANETOID_GAT, (72.5, PUBLIC), Asked::Within(0.7)),
+    case("pubmed", "gat", PLANETOID, PUBMED_GAT, (79.0, PUBLIC), Asked::Within(0.3)),
+    case("coauthor_cs", "gcn", COAUTHOR, COAUTHOR_GNN, (91.1, RANDOM), Asked::Within(0.5)),
+    case("coauthor_cs", "sage", COAUTHOR, COAUTHOR_GNN, (91.3, RANDOM), Asked::Within(2.8)),
+    case("amazon_computers", "gcn", AMAZON, AMAZON_GCN, (78.5, CHECKED_RANDOM), Asked::Within(0.0)),
+    case("amazon_computers", "sage", AMAZON_ROWS, AMAZON_SAGE, (79.3, CHECKED_RANDOM), Asked::Within(0.0)),
+    case("amazon_computers", "mlp", AMAZON_ROWS, AMAZON_MLP, (62.8, CHECKED_RANDOM), Asked::Shown),
+    case("wordnet-synsets", "sage", WORDNET, WORDNET_GNN, (85.2, CHECKED), Asked::Within(0.0)),
+    case("wordnet-synsets", "gcn", WORDNET, WORDNET_GNN, (78.2, CHECKED), Asked::Within(0.0)),
+    case("wordnet-synsets", "mlp", WORDNET, WORDNET_MLP, (53.9, CHECKED), Asked::Shown),
+    case("deezer_europe", "mlp", DEEZER, DEEZER_MLP, (66.5, CHECKED_FIVE), Asked::Within(0.0)),
+    case("deezer_europe", "gcn", DEEZER, DEEZER_GNN, (62.0, CHECKED_FIVE), Asked::Shown),
+    case("deezer_europe", "sage", DEEZER, DEEZER_GNN, (66.7, CHECKED_FIVE), Asked::Shown),
 ];
 
-const fn planetoid(
+const fn case(
     dataset: &'static str,
     model: &'static str,
     import: &'static str,
     train: &'static str,
-    expected: f64,
-    error: f64,
+    (expected, source): (f64, &'static str),
+    asked: Asked,
 ) -> Case {
-    Case {
-        dataset,
-        model,
-        import,
-        train,
-        expected,
-        source: "published, public split",
-        asked: Asked::Within(error),
-    }
+    Case { dataset, model, import, train, expected, source, asked }
 }
 
 /// Trains a case with these seeds; accuracies in percent.
@@ -221,9 +95,10 @@ fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64) -> Result<Vec<
         let number = seed.to_string();
         let import = case
             .import
-            .replace("DATA", data)
+            .replace("NAME", case.dataset)
             .replace("SEED", &number)
-            .replace("INDEX", &(seed - 1).to_string());
+            .replace("INDEX", &(seed - 1).to_string())
+            .replace("DATA", data);
         // Splits that do not depend on the seed are imported once.
         if seed == 1 || case.import.contains("SEED") || case.import.contains("INDEX") {
             let mut words = vec!["import", "real", "--overwrite"];
@@ -231,7 +106,7 @@ fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64) -> Result<Vec<
             bench.json(&words)?;
         }
         let out = format!("{}-{}-{seed}", case.dataset, case.model);
-        let mut words = vec!["train", "real", "--out", &out, "--seed", &number];
+        let mut words = vec!["train", "real", "--model", case.model, "--out", &out, "--seed", &number];
         words.extend(case.train.split(' '));
         let summary = bench.json(&words)?;
         found.push(summary["test"]["accuracy"].as_f64().context("a test accuracy")? * 100.0);
