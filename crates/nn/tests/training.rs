@@ -234,3 +234,30 @@ fn a_batch_without_edges_or_outputs_is_a_batch() {
         }
     }
 }
+
+/// Input dropout against the definition: each input number times its factor, whatever the pool's buffers held before.
+#[test]
+fn dropped_inputs_are_what_the_mask_says() {
+    for config in configs().into_iter().filter(|config| config.norm != NormKind::Batch) {
+        let config =
+            ModelConfig { dropout: 0.0, attention_dropout: 0.0, layers: 1, input_dropout: 0.4, ..config };
+        let (batch, step) = (Batch::new(&[900, 500], 8, 4), 7);
+        let backend = CpuBackend::new();
+        let mut model = Model::new(&backend, &config, INPUT, OUTPUT, 3).unwrap();
+        let (graphs, input) = (batch.graphs(&backend), matrix(&backend, 900, INPUT, 6));
+        // Buffers that others have used.
+        (0..3).for_each(|_| backend.fill(&mut backend.matrix(900, INPUT), 1e9));
+        let found = model.forward(&graphs, &input, step).logits().values().to_vec();
+        let key = Key::new(3).with(1).with(step).with(1);
+        let dropout = Dropout::new(0.4, key).unwrap();
+        let mut dropped = backend.matrix(900, INPUT);
+        for (at, (to, from)) in dropped.values_mut().iter_mut().zip(input.values()).enumerate() {
+            *to = from * dropout.factor(at / INPUT, at % INPUT, INPUT);
+        }
+        let zeros = dropped.values().iter().filter(|value| **value == 0.0).count() as f64;
+        assert!((zeros / (900 * INPUT) as f64 - 0.4).abs() < 0.03, "{zeros}");
+        let plain = ModelConfig { input_dropout: 0.0, ..config.clone() };
+        let mut twin = Model::new(&backend, &plain, INPUT, OUTPUT, 3).unwrap();
+        assert!(found == twin.forward(&graphs, &dropped, step).logits().values(), "{config:?}");
+    }
+}

@@ -148,6 +148,10 @@ impl CpuBackend {
                 // SAFETY: blocks do not overlap, and `output` is borrowed until all are done.
                 let to = unsafe { to.part(first * columns, count * columns) };
                 let mut ahead = Ahead::new(&terms, first + count, rows, columns);
+                if terms.is_empty() && !accumulate {
+                    // No product overwrites what the buffer held before.
+                    to.fill(0.0);
+                }
                 for (index, term) in terms.iter().enumerate() {
                     self.term_rows(term, first, to, count, accumulate || index > 0, &mut ahead);
                 }
