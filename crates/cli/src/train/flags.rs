@@ -71,13 +71,13 @@ pub struct Flags {
     /// Layers; default: as many as fan-outs, else 3
     #[arg(long, help_heading = "Model")]
     pub layers: Option<usize>,
-    /// Columns between layers [256]
+    /// Columns between layers; default: 256
     #[arg(long, help_heading = "Model")]
     pub hidden: Option<usize>,
-    /// Share of hidden numbers dropped in training [0]
+    /// Share of hidden numbers dropped in training; default: 0
     #[arg(long, help_heading = "Model")]
     pub dropout: Option<f32>,
-    /// Share of input numbers dropped in training [0]
+    /// Share of input numbers dropped in training; default: 0
     #[arg(long, help_heading = "Model")]
     pub input_dropout: Option<f32>,
     /// relu, elu, leaky-relu or identity
@@ -95,7 +95,7 @@ pub struct Flags {
     /// GCN: normalise by degrees of the whole graph, or of the sample as PyG's loaders do: whole or sampled
     #[arg(long, value_parser = word::<Degree>, help_heading = "Model")]
     pub gcn_degree: Option<Degree>,
-    /// GAT: heads [4]
+    /// GAT: heads; default: 4
     #[arg(long, help_heading = "Model")]
     pub heads: Option<usize>,
     /// GAT: heads of the last layer; default: as the others
@@ -104,17 +104,17 @@ pub struct Flags {
     /// GAT: concat or average the heads of hidden layers
     #[arg(long, value_parser = word::<HeadMerge>, help_heading = "Model")]
     pub head_merge: Option<HeadMerge>,
-    /// GAT: share of attention weights dropped in training [0]
+    /// GAT: share of attention weights dropped in training; default: 0
     #[arg(long, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
-    /// GIN: a node counts 1 + this many times [0]
+    /// GIN: a node counts 1 + this many times; default: 0
     #[arg(long, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
 
-    /// Neighbours a node takes, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers [10]
+    /// Neighbours a node takes, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers; default: 10
     #[arg(long, help_heading = "Batches")]
     pub fanout: Option<Fanouts>,
-    /// Seeds of a batch [1000]
+    /// Seeds of a batch; default: 1000
     #[arg(long, help_heading = "Batches")]
     pub batch: Option<u64>,
     /// shuffled or sequential
@@ -129,14 +129,14 @@ pub struct Flags {
     /// incoming, outgoing or both
     #[arg(long, value_parser = word::<Direction>, help_heading = "Batches")]
     pub direction: Option<Direction>,
-    /// Seed of everything random [1]
+    /// Seed of everything random; default: 1
     #[arg(long, help_heading = "Batches")]
     pub seed: Option<u64>,
 
-    /// Epochs [10]
+    /// Epochs; default: 10
     #[arg(long, help_heading = "Training")]
     pub epochs: Option<u64>,
-    /// Learning rate [0.003]
+    /// Learning rate; default: 0.003
     #[arg(long, help_heading = "Training")]
     pub lr: Option<f64>,
     /// constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP, counted in steps
@@ -145,16 +145,16 @@ pub struct Flags {
     /// adam, adamw, sgd or adagrad
     #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Training")]
     pub optimizer: Option<OptimizerKind>,
-    /// Pull of the weights towards 0 [0]
+    /// Pull of the weights towards 0; default: 0
     #[arg(long, help_heading = "Training")]
     pub weight_decay: Option<f32>,
-    /// SGD: weight of the past [0]
+    /// SGD: weight of the past; default: 0
     #[arg(long, help_heading = "Training")]
     pub momentum: Option<f32>,
     /// SGD: look ahead
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
     pub nesterov: Option<bool>,
-    /// Adam: decay of the two moments [0.9,0.999]
+    /// Adam: decay of the two moments; default: 0.9,0.999
     #[arg(long, value_delimiter = ',', help_heading = "Training")]
     pub betas: Option<Vec<f32>>,
     /// Added to denominators; default: PyTorch's for the optimizer
@@ -166,14 +166,14 @@ pub struct Flags {
     /// Cut each gradient to this size
     #[arg(long, help_heading = "Training")]
     pub clip_value: Option<f32>,
-    /// Stop after so many evaluations without a better model; 0 for never [0]
+    /// Stop after so many evaluations without a better model; 0 for never; default: 0
     #[arg(long, help_heading = "Training")]
     pub patience: Option<u64>,
 
     /// sampled, full (all neighbours, layer by layer over the whole graph) or none
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub eval: Option<EvaluationMode>,
-    /// Evaluate every so many epochs [1]
+    /// Evaluate every so many epochs; default: 1
     #[arg(long, help_heading = "Evaluation")]
     pub eval_every: Option<u64>,
     /// Fan-outs of sampled evaluation; default: those of training
@@ -198,10 +198,10 @@ pub struct Flags {
     /// Threads; default: all cores
     #[arg(long, help_heading = "Machine")]
     pub threads: Option<usize>,
-    /// A checkpoint every so many batches; 0 for none [0]
+    /// A checkpoint every so many batches; 0 for none; default: 0
     #[arg(long, help_heading = "Machine")]
     pub checkpoint_batches: Option<u64>,
-    /// A checkpoint every so many minutes; 0 for none [10]
+    /// A checkpoint every so many minutes; 0 for none; default: 10
     #[arg(long, help_heading = "Machine")]
     pub checkpoint_minutes: Option<u64>,
 }
