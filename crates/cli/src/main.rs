@@ -65,6 +65,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    esker_io::return_freed_memory();
     let arguments = Arguments::parse();
     let result = match arguments.verb {
         Verb::Quickstart(arguments) => quickstart::run(&arguments),

@@ -22,6 +22,17 @@ pub fn prefer_large_pages<T>(slice: &mut [T]) {
     unsafe { prefer_large_pages_at(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
 }
 
+/// Has the allocator give large blocks back to the kernel as soon as they are freed. By default glibc learns from freed
+/// blocks to keep them, and what it keeps adds up to more than a budget promised. To be called once, at the start.
+pub fn return_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt only sets parameters of the allocator, here before other threads are started.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
 pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The same for memory that holds nothing yet.

@@ -3,7 +3,6 @@
 
 use crate::metrics::{Metrics, Tally};
 use crate::task::{LabelledNodes, SplitBatches, SplitName};
-use crate::whole::WholeGraph;
 use crate::{CpuRows, EvaluationMode, Learner, OpenRun, Result, RunConfig, TrainError};
 use esker_sample::order::{Batching, Sequential};
 use esker_strategies::{Evaluation, Job, Strategy};
@@ -62,16 +61,7 @@ impl Context<'_> {
     fn full(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
         let (kind, outputs) = self.learner.task();
         let (mut tally, learner) = (Tally::new(kind, outputs, nodes.nodes().len()), self.learner);
-        let mut whole = WholeGraph {
-            config: self.config,
-            job: self.job,
-            strategy: &mut *self.strategy,
-            learner,
-            most_bytes: self.whole_bytes,
-            scratch: self.scratch,
-            stop: self.stop,
-        };
-        whole.infer(Some(nodes.nodes()), &mut |block, logits| {
+        self.infer_whole(Some(nodes.nodes()), &mut |block, logits| {
             let rows: Vec<u32> = (0..block.len() as u32).collect();
             let (rows, labels) = nodes.pick(kind, block, &rows);
             let judged = learner.install(|| learner.compare(logits, &rows, labels));

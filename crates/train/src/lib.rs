@@ -2,7 +2,7 @@
 //!
 //! [`RunConfig`] is a run with every default resolved; [`Task`] is what is learned: splits and labels; [`Trainer`] takes
 //! batches from a strategy, steps the model, evaluates, stops early, and writes a run directory whose checkpoints repeat
-//! an interrupted run to the bit; [`whole`] infers every node with all its neighbours, layer by layer, inside the same
+//! an interrupted run to the bit; `whole.rs` infers every node with all its neighbours, layer by layer, inside the same
 //! memory. Nothing here knows where rows come from.
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ mod peak;
 mod record;
 mod task;
 mod trainer;
-pub mod whole;
+mod whole;
 
 pub use checkpoint::Checkpoint;
 pub use config::{EvaluationMode, MetricName, OrderName, RunConfig};

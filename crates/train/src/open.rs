@@ -6,7 +6,6 @@ use crate::memory::{Plan, Purpose};
 use crate::metrics::largest;
 use crate::peak::PeakMeter;
 use crate::task::{LabelKind, SplitBatches, Task};
-use crate::whole::WholeGraph;
 use crate::{
     CpuRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, TrainError,
 };
@@ -240,7 +239,7 @@ pub fn predict(
         }
         take(nodes, &classes, &values)
     };
-    let context = run.context(&|| false);
+    let mut context = run.context(&|| false);
     match mode {
         EvaluationMode::Sampled | EvaluationMode::None => {
             let all = context.job.dataset.manifest().nodes.count;
@@ -263,18 +262,9 @@ pub fn predict(
             }
             Ok(())
         }
-        EvaluationMode::Full => {
-            let mut whole = WholeGraph {
-                config: context.config,
-                job: context.job,
-                strategy: context.strategy,
-                learner: context.learner,
-                most_bytes: context.whole_bytes,
-                scratch: context.scratch,
-                stop: context.stop,
-            };
-            whole.infer(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| hand_over(nodes, logits.values()))
-        }
+        EvaluationMode::Full => context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| {
+            hand_over(nodes, logits.values())
+        }),
     }
 }
 

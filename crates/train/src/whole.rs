@@ -3,12 +3,13 @@
 //! before wrote for the others. Hidden rows stay in memory where they fit and go to files of the run where they do not,
 //! so that any graph can be inferred inside the budget that trained it.
 
-use crate::{CpuRows, Learner, Result, RunConfig, TrainError};
+use crate::evaluate::Context;
+use crate::{Learner, Result, RunConfig, TrainError};
 use esker_io::{Access, Disk, Layout, Options, Piece, Queue, SequentialWriter, ThisMachine};
 use esker_nn::{Backend, CpuMatrix, StepShape, memory_bytes};
 use esker_sample::{Batches, Bound, Direction, Position, SampleError};
 use esker_store::{Dataset, Elements, file};
-use esker_strategies::{Evaluation, Job, Strategy};
+use esker_strategies::{Evaluation, Job};
 use esker_types::{ByteCount, NodeId};
 use rayon::prelude::*;
 use std::fs;
@@ -23,38 +24,20 @@ const CHUNK: usize = 1 << 15;
 /// No block needs more rows than this to be worth its set-up.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// What inference over the whole graph needs of a run.
-pub struct WholeGraph<'a> {
-    /// The run.
-    pub config: &'a RunConfig,
-    /// Its graph.
-    pub job: &'a Job,
-    /// Where feature rows come from.
-    pub strategy: &'a mut dyn Strategy<CpuRows>,
-    /// The model.
-    pub learner: &'a Learner,
-    /// What it may hold.
-    pub most_bytes: u64,
-    /// Where hidden rows go that do not fit.
-    pub scratch: &'a Path,
-    /// Asked once a block: `true` ends it with [`TrainError::Stopped`].
-    pub stop: &'a dyn Fn() -> bool,
-}
-
 /// Takes the logits of some nodes.
 pub type TakeLogits<'a> = &'a mut dyn FnMut(&[NodeId], &CpuMatrix) -> Result<()>;
 
-impl WholeGraph<'_> {
+impl Context<'_> {
     /// Infers `targets`, ascending, or every node, and hands their logits over, block by block.
-    pub fn infer(&mut self, targets: Option<&Arc<Vec<NodeId>>>, take: TakeLogits) -> Result<()> {
+    pub fn infer_whole(&mut self, targets: Option<&Arc<Vec<NodeId>>>, take: TakeLogits) -> Result<()> {
         let nodes = self.job.dataset.manifest().nodes.count;
         let model = self.learner.model();
         let layers = model.layer_count();
         let (_, outputs) = self.learner.task();
         let hidden_bytes = self.hidden_bytes();
         let least = block_bytes(self.config, self.job, outputs, least_rows(self.config, self.job)?)?;
-        let in_memory = hidden_bytes <= self.most_bytes / 2 && hidden_bytes + least <= self.most_bytes;
-        let block_bytes = if in_memory { self.most_bytes - hidden_bytes } else { self.most_bytes };
+        let in_memory = hidden_bytes <= self.whole_bytes / 2 && hidden_bytes + least <= self.whole_bytes;
+        let block_bytes = if in_memory { self.whole_bytes - hidden_bytes } else { self.whole_bytes };
         let limit = rows_within(self.config, self.job, outputs, block_bytes)?;
         if !in_memory {
             self.check_disk(hidden_bytes)?;
