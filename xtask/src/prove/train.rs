@@ -141,7 +141,7 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str) -> Result<Value> {
     // The group counts page cache and the kernel's own memory for the process too: a little more than the promise.
     let limit = smallest + (16 << 20);
     let group = Group::create(limit)?;
-    let output = succeed(&mut group.wrap(&bench.esker(&words(&out, "1", &all))))?;
+    let output = succeed(&mut group.wrap(&bench.esker(&words(&out, "8", &all))))?;
     let summary: Value = serde_json::from_slice(&output.stdout)?;
     let peak = summary["peak_host_bytes"].as_u64().unwrap_or(u64::MAX);
     ensure!(peak <= smallest, "the run promised {smallest} bytes and took {peak}");
