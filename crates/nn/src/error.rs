@@ -51,6 +51,10 @@ impl NnError {
         NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 
+    pub(crate) fn gradient(length: f64) -> NnError {
+        NnError::NotFinite { what: "the length of the gradient".to_string(), found: length }
+    }
+
     pub(crate) fn load(name: &str, expected: impl ToString, found: impl ToString) -> NnError {
         NnError::Load { name: name.to_string(), expected: expected.to_string(), found: found.to_string() }
     }

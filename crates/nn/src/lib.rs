@@ -25,7 +25,7 @@ mod schedule;
 
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
-pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, best_product_rate};
+pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
 pub use error::{NnError, Result};
 pub use layer::Saved;
 pub use lists::Lists;
