@@ -2,7 +2,9 @@
 
 use crate::task::{BatchLabels, LabelKind, LabelledNodes};
 use crate::{Result, RunConfig, TrainError};
-use esker_nn::{Backend, CpuBackend, CpuGraph, CpuMatrix, Deferred, Kind, Lists, Model, Named, Optimizer, Shape};
+use esker_nn::{
+    Backend, CpuBackend, CpuGraph, CpuMatrix, Deferred, Kind, Lists, Model, Named, Optimizer, Shape,
+};
 use esker_sample::{LayerView, Sample};
 use esker_strategies::{Batch, RowBuffer, RowMaker};
 use esker_types::NodeId;
