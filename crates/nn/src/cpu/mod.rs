@@ -20,6 +20,7 @@ pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
 pub use limit::best_product_rate;
+pub(crate) use loss::counted;
 pub(crate) use product::packed_words;
 
 use crate::*;
