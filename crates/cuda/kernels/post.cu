@@ -157,6 +157,16 @@ extern "C" __global__ void __launch_bounds__(256) weighted_sums(
     }
 }
 
+// Numbers rounded to bf16, to the nearest, ties to even; four at a time.
+extern "C" __global__ void round_to_bf16(const float* from, unsigned short* to, u64 count) {
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    for (u64 at = first; at < first + 4 && at < count; at++) {
+        u32 bits = __float_as_uint(from[at]);
+        bool nan = (bits & 0x7fffffff) > 0x7f800000;
+        to[at] = nan ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+
 extern "C" __global__ void fill_words(u32* to, u32 value, u64 count) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < count) to[at] = value;

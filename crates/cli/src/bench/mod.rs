@@ -1,6 +1,7 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
 mod epoch;
+mod gpu;
 mod io;
 mod io_workload;
 mod lines;
@@ -20,6 +21,7 @@ enum Part {
     Io(io::Arguments),
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
+    Gpu(gpu::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -27,5 +29,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Io(arguments) => io::run(arguments),
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
+        Part::Gpu(arguments) => gpu::run(arguments),
     }
 }
