@@ -24,7 +24,7 @@ mod post;
 mod schedule;
 
 pub use backend::*;
-pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
+pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, Precision};
 pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
 pub use error::{NnError, Result};
 pub use layer::Saved;
