@@ -88,9 +88,9 @@ struct Best {
 
 /// Trains a run.
 pub struct Trainer<B: Backend + 'static> {
-    run: OpenRun<B>,
     /// Steps taken that the state does not know yet.
     in_flight: InFlight<B>,
+    run: OpenRun<B>,
     directory: RunDirectory,
     state: State,
     metrics: MetricsWriter,
@@ -147,8 +147,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let metrics = directory.metrics(state.metrics_bytes)?;
         let now = Instant::now();
         Ok(Trainer {
-            run,
             in_flight: InFlight::default(),
+            run,
             directory,
             state,
             metrics,
