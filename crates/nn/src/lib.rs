@@ -25,7 +25,7 @@ mod post;
 mod schedule;
 
 pub use backend::*;
-pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
+pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, Precision};
 pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
 pub use cuda::{CudaBackend, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};

@@ -197,6 +197,11 @@ impl Backend for Counting {
     type Graph = CountedGraph;
     type Rows = CountedMatrix;
     type Number = Ready;
+    const STEPS_AHEAD: usize = 0;
+
+    fn in_host_memory(&self) -> bool {
+        true
+    }
 
     fn check(&self) -> Result<()> {
         Ok(())

@@ -202,7 +202,7 @@ impl Resident {
             pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
             count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
             let (samples, places) = (samples.clone(), places.clone());
-            Ok(Some(Batch { at, sample, rows: batch_rows, samples, places }))
+            Ok(Some(Batch { at, sample, rows: Some(batch_rows), samples, places }))
         });
         let row_bytes = self.rows.row_bytes() as u64;
         // What the page cache found is not known.

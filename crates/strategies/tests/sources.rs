@@ -81,7 +81,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                 for (at, sample, rows) in &expected {
                     let batch = source.next().unwrap().unwrap();
                     assert!(
-                        batch.at == *at && batch.sample == *sample && batch.rows == *rows,
+                        batch.at == *at && batch.sample == *sample && batch.rows() == rows,
                         "{kind} {at:?}"
                     );
                 }
@@ -111,7 +111,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
         let kept = source.next().unwrap().unwrap();
         drop(source);
         // A batch may outlive its source.
-        assert!(!kept.rows.is_empty());
+        assert!(!kept.rows().is_empty());
     }
 }
 
@@ -159,7 +159,7 @@ fn batches_of_evaluation_come_with_or_without_rows() {
         let mut source = strategy.evaluation(&job, &over).unwrap();
         let mut count = 0;
         while let Some(batch) = source.next().unwrap() {
-            assert_eq!(batch.rows.len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
+            assert_eq!(batch.rows().len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
             count += 1;
         }
         assert_eq!(count, 8, "one epoch");

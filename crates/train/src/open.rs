@@ -2,24 +2,25 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::Context;
-use crate::memory::{Plan, Purpose};
+use crate::memory::{Plan, Processor, Purpose};
 use crate::metrics::largest;
 use crate::peak::PeakMeter;
 use crate::task::{LabelKind, SplitBatches, Task};
 use crate::{
-    CpuRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, TrainError,
+    BatchRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step,
+    TrainError,
 };
-use esker_nn::CpuMatrix;
+use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, Seeds};
 use esker_store::Dataset;
 use esker_strategies::{Batch, BatchSource, Job, Strategy};
 use esker_types::NodeId;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Everything of a run but its progress.
-pub struct OpenRun {
+pub struct OpenRun<B: Backend> {
     /// The run.
     pub config: RunConfig,
     /// What is learned.
@@ -27,71 +28,64 @@ pub struct OpenRun {
     /// How memory is used.
     pub plan: Plan,
     pub(crate) job: Job,
-    pub(crate) strategy: Box<dyn Strategy<CpuRows>>,
-    pub(crate) learner: Learner,
+    pub(crate) strategy: Box<dyn Strategy<BatchRows<B>>>,
+    pub(crate) learner: Learner<B>,
     scratch: PathBuf,
     peak: PeakMeter,
 }
 
-impl OpenRun {
+impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
-    pub fn plan_only(config: &RunConfig) -> Result<Plan> {
+    pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let (dataset, _, outputs, _) = checked(config)?;
-        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train)?.1)
+        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Processor::of(backend))?.1)
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
-    pub fn new(config: RunConfig, scratch: PathBuf) -> Result<OpenRun> {
-        OpenRun::open(config, scratch, Purpose::Train)
+    pub fn new(backend: B, config: RunConfig, scratch: PathBuf) -> Result<OpenRun<B>> {
+        OpenRun::open(backend, config, scratch, Purpose::Train)
     }
 
-    fn open(config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun> {
+    fn open(backend: B, config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun<B>> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
-        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose)?;
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, Processor::of(&backend))?;
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
-        let learner = Learner::new(&config, dim, outputs, kind)?;
+        let learner = Learner::new(backend, &config, dim, outputs, kind)?;
         let mut strategy = config.strategy.build(learner.row_maker());
         let job = real_job(&config, job, &task)?;
         strategy.prepare(&job)?;
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
     }
 
-    /// The best model of a run directory, or its last where nothing chose a best one; to be evaluated in `mode`, or as
-    /// the run was in the end.
-    pub fn load(directory: &Path, memory: Option<u64>, mode: Option<EvaluationMode>) -> Result<OpenRun> {
-        let (run, mut config) = RunDirectory::open(directory)?;
-        config.memory = memory.unwrap_or(config.memory);
-        let mode = match mode.unwrap_or(config.final_eval) {
-            EvaluationMode::None => EvaluationMode::Sampled,
-            mode => mode,
-        };
-        (config.eval, config.final_eval) = (mode, mode);
+    /// The best model of a run directory, or its last where nothing chose a best one, with the configuration that
+    /// [`RunConfig::to_infer`] gives.
+    pub fn load(backend: B, run: &RunDirectory, config: RunConfig) -> Result<OpenRun<B>> {
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
             return Err(TrainError::config(
-                format!("{} holds no weights yet", directory.display()),
+                format!("{} holds no weights yet", run.path().display()),
                 "finish the run with `esker train --resume`",
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let mut opened = OpenRun::open(config, run.scratch_path(), Purpose::Infer)?;
+        let mut opened = OpenRun::open(backend, config, run.scratch_path(), Purpose::Infer)?;
         opened.learner.load_model(&weights.model)?;
         Ok(opened)
     }
 
     /// Batches from a position on: what a trainer takes.
-    pub fn source(&mut self, from: Position) -> Result<Box<dyn BatchSource<CpuRows>>> {
+    pub fn source(&mut self, from: Position) -> Result<Box<dyn BatchSource<BatchRows<B>>>> {
         Ok(self.strategy.batches(&self.job, from)?)
     }
 
     /// One training step, without a record.
-    pub fn step(&mut self, batch: &Batch<CpuRows>) -> Result<Option<f64>> {
+    pub fn step(&mut self, batch: Batch<BatchRows<B>>) -> Result<Step<B>> {
         self.learner.step(batch, &self.task.train, self.config.lr)
     }
 
     /// The model and its threads.
-    pub fn learner(&self) -> &Learner {
+    pub fn learner(&self) -> &Learner<B> {
         &self.learner
     }
 
@@ -116,7 +110,18 @@ impl OpenRun {
         self.peak.bytes()
     }
 
-    pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a> {
+    /// The most that was in use of the processor's own memory, where it has any.
+    pub fn peak_device_bytes(&self) -> Option<u64> {
+        let backend = self.learner.backend();
+        (!backend.in_host_memory()).then(|| backend.peak_bytes())
+    }
+
+    /// What may be used of it.
+    pub fn budget_device_bytes(&self) -> Option<u64> {
+        self.config.gpu_memory.filter(|_| !self.learner.backend().in_host_memory())
+    }
+
+    pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a, B> {
         Context {
             config: &self.config,
             job: &self.job,
@@ -158,7 +163,13 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
 }
 
 /// The job as far as memory depends on it, and how it fits.
-fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize, purpose: Purpose) -> Result<(Job, Plan)> {
+fn plan(
+    config: &RunConfig,
+    dataset: Arc<Dataset>,
+    outputs: usize,
+    purpose: Purpose,
+    processor: Processor,
+) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
     // Inference trains on nothing, and may be asked about any node.
     let (count, evaluated) = match purpose {
@@ -185,7 +196,7 @@ fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize, purpose: Purp
         threads: config.threads,
         batches_held: 1,
     };
-    let plan = Plan::new(config, &job, outputs, purpose)?;
+    let plan = Plan::new(config, &job, outputs, purpose, processor)?;
     job.batches_held = plan.batches_held;
     Ok((job, plan))
 }
@@ -217,15 +228,14 @@ pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> R
 
 /// Predicts nodes, ascending, or every node: hands over nodes, classes and probabilities (values, for real labels), block by
 /// block and in order.
-pub fn predict(
-    run: &mut OpenRun,
+pub fn predict<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
     take: TakePredictions,
 ) -> Result<()> {
     let (kind, outputs) = run.learner.task();
-    let mut hand_over = |nodes: &[NodeId], logits: &[f32]| {
-        let mut values = logits.to_vec();
+    let mut hand_over = |nodes: &[NodeId], mut values: Vec<f32>| {
         let classes: Vec<u32> = match kind {
             LabelKind::Classes => values.chunks_exact(outputs).map(|row| largest(row) as u32).collect(),
             _ => Vec::new(),
@@ -257,14 +267,19 @@ pub fn predict(
             };
             let mut source = context.strategy.evaluation(context.job, &over)?;
             while let Some(batch) = source.next()? {
-                let (nodes, logits) = context.learner.infer_seeds(&batch);
-                hand_over(&nodes, &logits)?;
+                let (nodes, logits) = context.learner.infer_seeds(batch)?;
+                hand_over(&nodes, logits)?;
             }
             Ok(())
         }
-        EvaluationMode::Full => context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| {
-            hand_over(nodes, logits.values())
-        }),
+        EvaluationMode::Full => {
+            let learner = context.learner;
+            context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &B::Matrix| {
+                let mut values = vec![0.0; logits.rows() * logits.columns()];
+                learner.read(logits, 0, &mut values)?;
+                hand_over(nodes, values)
+            })
+        }
     }
 }
 

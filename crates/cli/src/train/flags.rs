@@ -4,13 +4,13 @@
 use anyhow::{Context, bail};
 use esker_nn::{
     Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
-    OptimizerKind, Schedule,
+    OptimizerKind, Precision, Schedule,
 };
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::{Dataset, LabelKind};
 use esker_strategies::StrategyKind;
 use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
-use esker_types::{Budget, ByteCount};
+use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -192,9 +192,15 @@ pub struct Flags {
     /// What the run may use: a promise, kept or refused at once; default: four fifths of what the machine has to give
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
-    /// cpu, or auto
+    /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
-    pub device: Option<String>,
+    pub device: Option<DeviceName>,
+    /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: four fifths of what is free there
+    #[arg(long, help_heading = "Machine")]
+    pub gpu_memory: Option<ByteCount>,
+    /// How a GPU computes products: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32
+    #[arg(long, value_parser = word::<Precision>, help_heading = "Machine")]
+    pub precision: Option<Precision>,
     /// Threads; default: all cores
     #[arg(long, help_heading = "Machine")]
     pub threads: Option<usize>,
@@ -280,7 +286,9 @@ impl Flags {
             metric: Some(config.metric),
             strategy: Some(config.strategy),
             memory: Some(ByteCount(config.memory)),
-            device: Some(config.device.clone()),
+            device: Some(config.device),
+            gpu_memory: config.gpu_memory.map(ByteCount),
+            precision: Some(config.precision),
             threads: Some(config.threads),
             checkpoint_batches: Some(config.checkpoint_batches),
             checkpoint_minutes: Some(config.checkpoint_seconds / 60),
@@ -302,7 +310,6 @@ impl Flags {
             _ => train.div_ceil(batch.max(1)),
         };
         let steps = epochs.saturating_mul(batches);
-        let device = self.device.as_deref().unwrap_or("auto");
         Ok(RunConfig {
             // Whole, so that the run can be opened from anywhere.
             dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
@@ -342,7 +349,9 @@ impl Flags {
             threads: self
                 .threads
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-            device: if device == "auto" { "cpu".into() } else { device.to_string() },
+            device: crate::device::resolve(self.device.unwrap_or_default()),
+            gpu_memory: self.gpu_memory.map(|bytes| bytes.0),
+            precision: self.precision.unwrap_or_default(),
             checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
             checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10).saturating_mul(60),
         })
