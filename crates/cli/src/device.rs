@@ -1,7 +1,8 @@
 //! The processor a run asks for: the one place that knows which there are.
 
-use anyhow::bail;
-use esker_nn::{Backend, CpuBackend};
+use anyhow::Context;
+use esker_cuda::Gpu;
+use esker_nn::{Backend, CpuBackend, CudaBackend};
 use esker_train::RunConfig;
 use esker_types::DeviceName;
 
@@ -17,6 +18,7 @@ pub trait WithBackend {
 /// The processor that `auto` means on this machine; others mean themselves.
 pub fn resolve(device: DeviceName) -> DeviceName {
     match device {
+        DeviceName::Auto if esker_cuda::Gpu::is_usable() => DeviceName::Cuda(0),
         DeviceName::Auto => DeviceName::Cpu,
         named => named,
     }
@@ -24,13 +26,16 @@ pub fn resolve(device: DeviceName) -> DeviceName {
 
 /// Does work on the processor that the configuration names.
 pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W::Output> {
-    match config.device {
+    match resolve(config.device) {
         DeviceName::Auto | DeviceName::Cpu => {
             let (device, gpu_memory) = (DeviceName::Cpu, None);
             work.run(CpuBackend::new(), RunConfig { device, gpu_memory, ..config })
         }
-        device @ DeviceName::Cuda(_) => {
-            bail!("--device {device}: this build of esker trains on the CPU only; take --device cpu")
+        device @ DeviceName::Cuda(number) => {
+            let gpu = Gpu::open(number, config.gpu_memory, config.precision)
+                .with_context(|| format!("--device {device}"))?;
+            let gpu_memory = Some(gpu.limit_bytes());
+            work.run(CudaBackend::new(gpu), RunConfig { device, gpu_memory, ..config })
         }
     }
 }

@@ -9,7 +9,7 @@ use cudarc::cublas::sys;
 use serde::{Deserialize, Serialize};
 use std::ptr;
 
-/// How products are computed.
+/// How a GPU computes products; sums, rows and weights are f32 whatever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -23,7 +23,7 @@ pub enum Precision {
 }
 
 /// Hopper wants 32 MiB, others less.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 pub(crate) struct Blas {
     handle: sys::cublasHandle_t,

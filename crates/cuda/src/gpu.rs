@@ -213,6 +213,11 @@ impl Gpu {
         }
     }
 
+    /// Whether there is a GPU with a driver and the libraries that training on it needs.
+    pub fn is_usable() -> bool {
+        count().is_ok_and(|count| count > 0) && Library::ALL.iter().all(|library| library.open().is_ok())
+    }
+
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }

@@ -17,7 +17,7 @@ mod memory;
 mod ops;
 mod pinned;
 
-pub use blas::Precision;
+pub use blas::{Precision, WORKSPACE_BYTES};
 pub use error::{CudaError, Result};
 pub use gpu::{Gpu, GpuInfo, Stopwatch, count};
 pub use kernels::{SOURCES, Source, can_compile};
@@ -25,5 +25,6 @@ pub use library::Library;
 pub use lists::DeviceLists;
 pub use matrix::DeviceMatrix;
 pub(crate) use memory::Use;
+pub use memory::pooled_bytes;
 pub use ops::*;
 pub use pinned::{Pending, Pinned};

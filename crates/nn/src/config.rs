@@ -66,19 +66,6 @@ pub enum NormKind {
     Batch,
 }
 
-/// How a GPU computes products; sums, rows and weights are f32 whatever it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// As the CPU does: 24 bits of each factor.
-    #[default]
-    F32,
-    /// With 11 bits of each factor, and the range of f32.
-    Tf32,
-    /// With 8 bits of each factor, and the range of f32.
-    Bf16,
-}
-
 /// A model as a user describes it. Between layers: norm, activation, dropout, in this order, as in PyG's models.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -132,6 +132,12 @@ impl Backend for CudaBackend {
     type Graph = CudaGraph;
     type Rows = CudaRows;
     type Number = CudaNumber;
+    /// One being computed, one whose rows land.
+    const STEPS_AHEAD: usize = 2;
+
+    fn in_host_memory(&self) -> bool {
+        false
+    }
 
     fn check(&self) -> Result<()> {
         Ok(self.gpu.check()?)

@@ -4,7 +4,7 @@
 
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
-use esker_nn::{Backend, StepShape, memory_bytes};
+use esker_nn::{Backend, MemoryOf, StepShape, memory_bytes};
 use esker_sample::{Fanout, Form, Settings};
 use esker_strategies::{Job, MemoryTable, RowMaker, Strategy};
 use esker_types::ByteCount;
@@ -19,6 +19,9 @@ const THREAD_BYTES: u64 = 3 << 20;
 const MOST_HELD: usize = 3;
 /// Batches whose rows lie in a processor's own memory beside those of steps ahead: being trained on, landing.
 const LANDED: usize = 2;
+
+/// What products take on a processor of their own, whatever their size.
+const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
 
 /// What memory is needed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,14 @@ pub struct Processor {
 }
 
 impl Processor {
+    /// Whose memory steps take.
+    pub(crate) fn memory(self, config: &RunConfig) -> MemoryOf {
+        match self.in_host_memory {
+            true => MemoryOf::Host { threads: config.threads },
+            false => MemoryOf::Device(config.precision),
+        }
+    }
+
     /// That of a backend.
     pub fn of<B: Backend>(backend: &B) -> Processor {
         Processor { in_host_memory: backend.in_host_memory(), steps_ahead: B::STEPS_AHEAD }
@@ -182,12 +193,17 @@ impl Planned<'_> {
         }
         let mut table = MemoryTable::default();
         let (model, optimizer, step) = self.step_bytes(job)?;
+        table.add("products", PRODUCT_BYTES);
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
         if self.purpose == Purpose::Train {
             let landed = self.processor.steps_ahead + LANDED;
             let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
-            table.add(format!("rows of {landed} batches"), rows.saturating_mul(landed as u64));
+            let shape = self.shape(job, &job.settings, job.largest_batch);
+            let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
+            let lists: usize = (0..self.config.model.layers).map(words).sum();
+            let batch = rows.saturating_add(lists as u64 * 4);
+            table.add(format!("rows and lists of {landed} batches"), batch.saturating_mul(landed as u64));
             table.add("training step", step);
         }
         if let Some((inference, rows)) = self.inference_bytes(job)? {
@@ -200,10 +216,14 @@ impl Planned<'_> {
         Ok(Some(table))
     }
 
+    fn shape(&self, job: &Job, settings: &Settings, batch: u64) -> StepShape {
+        step_shape(self.config, job, settings, batch, self.processor.memory(self.config))
+    }
+
     /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.
     fn step_bytes(&self, job: &Job) -> Result<(u64, u64, u64)> {
         let (config, inputs) = (self.config, job.dim() as usize);
-        let shape = step_shape(config, job, &job.settings, job.largest_batch);
+        let shape = self.shape(job, &job.settings, job.largest_batch);
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
         Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
@@ -213,7 +233,7 @@ impl Planned<'_> {
     fn inference_bytes(&self, job: &Job) -> Result<Option<(u64, u64)>> {
         let (config, inputs) = (self.config, job.dim() as usize);
         let Some(evaluation) = &job.evaluation else { return Ok(None) };
-        let shape = step_shape(config, job, &evaluation.settings, evaluation.largest_batch);
+        let shape = self.shape(job, &evaluation.settings, evaluation.largest_batch);
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
         Ok(Some((bytes.inference.saturating_sub(rows), rows)))
@@ -230,7 +250,7 @@ impl Planned<'_> {
 }
 
 /// The largest batch, layer by layer.
-fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64) -> StepShape {
+fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64, memory: MemoryOf) -> StepShape {
     let layers = config.model.layers;
     let bound = |hops: usize| {
         let part = Settings { fanouts: settings.fanouts[..hops].to_vec(), ..settings.clone() };
@@ -265,6 +285,6 @@ fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64) ->
         seeds: batch as usize,
         degrees: settings.carry.degrees,
         input_gradient: false,
-        threads: config.threads,
+        memory,
     }
 }

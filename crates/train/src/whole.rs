@@ -137,7 +137,7 @@ pub fn block_bytes(
         seeds: 0,
         degrees: config.whole_settings().carry.degrees,
         input_gradient: false,
-        threads: config.threads,
+        memory: processor.memory(config),
     };
     let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
     let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;

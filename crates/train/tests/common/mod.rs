@@ -1,4 +1,5 @@
 //! A small graph, a run on it, and what is compared of two runs.
+#![allow(dead_code)]
 
 use esker_import::Job as ImportJob;
 use esker_import::generate::{Shape, generate};
