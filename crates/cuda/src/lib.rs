@@ -13,6 +13,7 @@ mod kernels;
 mod library;
 mod lists;
 mod matrix;
+pub mod measure;
 mod memory;
 mod ops;
 mod pinned;

@@ -2,7 +2,7 @@
 
 use crate::output::{Table, print, print_json};
 use anyhow::{Context, bail};
-use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, Pinned, Precision, Stopwatch};
+use esker_cuda::{DeviceMatrix, Gpu, Precision, Stopwatch, measure};
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};
 use serde_json::{Value, json};
@@ -162,81 +162,19 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The median rate of something that moves so many bytes.
-fn rate(gpu: &Gpu, rounds: usize, bytes: usize, mut work: impl FnMut()) -> anyhow::Result<f64> {
-    work();
-    gpu.synchronize()?;
-    let mut found = Vec::new();
-    for _ in 0..rounds {
-        let watch = Stopwatch::start(gpu);
-        (0..5).for_each(|_| work());
-        found.push(5.0 * bytes as f64 / watch.stop()?);
-    }
-    Ok(median(found))
-}
-
 /// Bytes per second of memory, of the bus and of aggregation.
 fn rates(gpu: &Gpu, rounds: usize) -> anyhow::Result<Value> {
-    let key = Key::new(3);
+    let widths = [128usize, 256, 1024];
     let mut found = serde_json::Map::new();
-    let columns = 128;
-    // 1 GiB of rows: far more than caches hold.
-    let rows = (1 << 30) / (columns * 4);
-    let mut input = DeviceMatrix::new(gpu, rows, columns);
-    gpu.fill(&mut input, 1.0);
-    let mut copy = DeviceMatrix::new(gpu, rows, columns);
-    let copied = rate(gpu, rounds, 2 * rows * columns * 4, || gpu.copy_matrix(&input, &mut copy))?;
-    found.insert("copy on the device".into(), copied.into());
-    drop(copy);
-    for (name, columns) in [("aggregation of 512-byte rows", 128), ("aggregation of 1-KiB rows", 256)] {
-        let rows = (1 << 30) / (columns * 4);
-        let mut input = DeviceMatrix::new(gpu, rows, columns);
-        gpu.fill(&mut input, 1.0);
-        let outputs = 200_000;
-        let offsets: Vec<u32> = (0..=outputs as u32).map(|output| output * 10).collect();
-        let nbrs: Vec<u32> =
-            (0..outputs as u64 * 10).map(|edge| below(key.at(edge), rows as u64) as u32).collect();
-        let lists = DeviceLists::new(gpu, rows, &offsets, &nbrs, 0, &[]);
-        let mut to = DeviceMatrix::new(gpu, outputs, columns);
-        let bytes = (nbrs.len() + outputs) * columns * 4 + (nbrs.len() + offsets.len()) * 4;
-        let aggregated =
-            rate(gpu, rounds, bytes, || gpu.aggregate(&lists, &input, Gathering::Mean, &mut to, None))?;
-        found.insert(name.into(), aggregated.into());
+    found.insert("copy on the device".into(), measure::copy_rate(gpu, rounds)?.into());
+    for columns in &widths[..2] {
+        let name = format!("aggregation of rows of {} bytes", columns * 4);
+        found.insert(name, measure::aggregation_rate(gpu, rounds, *columns)?.into());
     }
-    drop(input);
-    let words = (2usize << 30) / 4;
-    let mut host = Pinned::new(gpu, words);
-    if !host.is_pinned() {
-        bail!("2 GiB of host memory could not be pinned; raise the limit of locked memory (`ulimit -l`)");
+    for (columns, rate) in widths.iter().zip(measure::host_read_rates(gpu, rounds, 2 << 30, &widths)?) {
+        found.insert(format!("host memory read by GPU threads, rows of {} bytes", columns * 4), rate.into());
     }
-    host.floats_mut().fill(1.0);
-    for columns in [128usize, 256, 1024] {
-        let rows = words / columns;
-        let taken: Vec<u32> = (0..(256 << 20) / (columns as u64 * 4))
-            .map(|at| below(key.with(5).at(at), rows as u64) as u32)
-            .collect();
-        let mut to = DeviceMatrix::new(gpu, taken.len(), columns);
-        let bytes = taken.len() * columns * 4;
-        let gathered = rate(gpu, rounds, bytes, || gpu.gather_from_host(&host, &taken, &mut to))?;
-        found.insert(
-            format!("host memory read by GPU threads, rows of {} bytes", columns * 4),
-            gathered.into(),
-        );
-    }
-    drop(host);
-    // The bus by copies, timed from outside: they are on a stream of their own.
-    let mut copied = Vec::new();
-    for round in 0..rounds + 1 {
-        let landing = Pinned::new(gpu, (1 << 30) / 4);
-        gpu.synchronize()?;
-        let started = Instant::now();
-        drop(gpu.land(landing, 128));
-        gpu.synchronize()?;
-        if round > 0 {
-            copied.push((1u64 << 30) as f64 / started.elapsed().as_secs_f64());
-        }
-    }
-    found.insert("copy from pinned host memory".into(), median(copied).into());
+    found.insert("copy from pinned host memory".into(), measure::bus_rate(gpu, rounds, 1 << 30)?.into());
     Ok(Value::Object(found))
 }
 
