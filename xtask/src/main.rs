@@ -8,6 +8,8 @@ const HELP: &str = "\
 cargo xtask test              everything CI runs: format, lints, tidy, tests, documentation
 cargo xtask tidy              the repository's own rules
 cargo xtask kernels           compile every GPU kernel; NVRTC must be found
+cargo xtask gpu               fill target/gpu with the program, the tests that need a GPU and xtask, to be
+                              copied to a machine with one: gpu-tests, and xtask prove gpu, run there as they are
 cargo xtask prove ITEM|all    run a proof at full size, write bench/record/ITEM.json
 cargo xtask fuzz [TARGET] [--seconds N]
                               throw damaged input at the parsers
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["tidy"] => xtask::tidy::check(),
         ["kernels"] => compile_kernels(),
+        ["gpu"] => xtask::prove::gpu::fill_folder().map(|folder| println!("filled {}", folder.display())),
         ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
         ["prove", item] => xtask::prove::run(item),
         ["prove"] => xtask::prove::run(""),

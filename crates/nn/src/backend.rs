@@ -314,6 +314,10 @@ pub trait Backend: Send + Sync {
     fn counted(&self) -> Option<CpuCounters> {
         None
     }
+    /// Seconds that parts of the processor have been busy so far, where it works on its own.
+    fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
     /// What failed since the backend was made, if anything did.
     fn check(&self) -> Result<()>;
     /// Host memory for so many rows, of unspecified content.

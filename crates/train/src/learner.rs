@@ -1,7 +1,7 @@
 //! A model, its optimizer and the threads they compute with: one batch in, one loss out.
 
 use crate::task::{BatchLabels, LabelKind, LabelledNodes};
-use crate::{Result, RunConfig, Step, TrainError};
+use crate::{Result, RunConfig, StageTimes, Step, TrainError};
 use esker_nn::{Backend, HostRows, Kind, Lists, Model, Named, Optimizer, Shape};
 use esker_sample::{LayerView, Sample};
 use esker_strategies::{Batch, RowBuffer, RowMaker};
@@ -78,6 +78,13 @@ impl<B: Backend + Clone + 'static> Learner<B> {
     /// What labels mean, and how many columns logits have.
     pub fn task(&self) -> (LabelKind, usize) {
         (self.kind, self.outputs)
+    }
+
+    /// What parts of a processor that works on its own did with their time so far.
+    pub fn device_stages(&self) -> Vec<StageTimes> {
+        let busy = self.backend.busy_seconds().into_iter();
+        busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
+            .collect()
     }
 
     /// Steps taken so far.

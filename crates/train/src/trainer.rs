@@ -224,7 +224,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     ) -> Result<Next> {
         let (at, run, in_flight) = (batch.at, &mut self.run, &mut self.in_flight);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
-        let done = self.clock.busy(|| in_flight.push(run.learner.step(batch, &run.task.train, lr)?))?;
+        let step = self.clock.busy(|| run.learner.step(batch, &run.task.train, lr))?;
+        // A processor that works on its own is waited for.
+        let done = self.clock.blocked(|| in_flight.push(step))?;
         if let Some(done) = done {
             self.record(&done, source, watcher)?;
         }
@@ -362,6 +364,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     fn stages(&self, source: &dyn BatchSource<BatchRows<B>>) -> Vec<StageTimes> {
         let mut stages = source.counters().stages;
         stages.push(self.clock.times());
+        stages.extend(self.run.learner.device_stages());
         stages
     }
 

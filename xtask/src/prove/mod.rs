@@ -2,6 +2,7 @@
 
 pub mod accuracy;
 pub mod damage;
+pub mod gpu;
 pub mod import;
 pub mod io;
 pub mod kill;
@@ -102,6 +103,11 @@ pub const ITEMS: &[Item] = &[
         about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the products",
         run: train::full_speed,
     },
+    Item {
+        name: "gpu",
+        about: "training on a GPU: against the CPU, PyTorch and PyG, its rates, no stray access (see cargo xtask gpu)",
+        run: gpu::full,
+    },
 ];
 
 /// Where a proof works: the program under test and an empty directory.
@@ -170,14 +176,7 @@ pub fn run(name: &str) -> Result<()> {
         format!("`{name}` is no proof; there are\n{}", known.join("\n"))
     })?;
     let root = crate::root();
-    let status = Command::new("cargo")
-        .args(["build", "--release", "--package", "esker"])
-        .current_dir(&root)
-        .status()?;
-    if !status.success() {
-        bail!("the release build failed");
-    }
-    let bench = Bench::new(&root.join("target/release/esker"), &root.join("target"))?;
+    let bench = Bench::new(&built(&root)?, &root.join("target"))?;
     let result = (item.run)(&bench)?;
     let record = json!({
         "item": item.name,
@@ -193,6 +192,20 @@ pub fn run(name: &str) -> Result<()> {
     fs::write(&path, format!("{record:#}\n"))?;
     println!("{record:#}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
     Ok(())
+}
+
+/// The program beside this one in a folder that was filled elsewhere, or built now.
+fn built(root: &Path) -> Result<PathBuf> {
+    if let Ok(own) = std::env::current_exe()
+        && own.parent().is_some_and(|folder| folder.ends_with("gpu"))
+    {
+        return Ok(own.with_file_name("esker"));
+    }
+    let words = ["build", "--release", "--package", "esker"];
+    if !Command::new("cargo").args(words).current_dir(root).status()?.success() {
+        bail!("the release build failed");
+    }
+    Ok(root.join("target/release/esker"))
 }
 
 fn said(program: &str, words: &[&str]) -> String {
@@ -213,5 +226,6 @@ fn machine() -> Value {
         "cpu": model,
         "memory_bytes": memory.map(|kib| kib * 1024),
         "kernel": said("uname", &["-r"]),
+        "gpu": said("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]),
     })
 }

@@ -115,7 +115,7 @@ fn measure<B: Backend + Clone + 'static>(
             while let Some(done) = in_flight.finish_one()? {
                 loss_of(done);
             }
-            before = stages(&source.counters().stages, &clock);
+            before = stages(&source.counters().stages, &clock, run);
             counters = run.learner().backend().counted();
             started = Instant::now();
         }
@@ -125,14 +125,15 @@ fn measure<B: Backend + Clone + 'static>(
             edges += batch.sample.edge_count();
         }
         if !arguments.no_compute {
-            clock.busy(|| in_flight.push(run.step(batch)?))?.map(&mut loss_of);
+            let step = clock.busy(|| run.step(batch))?;
+            clock.blocked(|| in_flight.push(step))?.map(&mut loss_of);
         }
     }
     while let Some(done) = in_flight.finish_one()? {
         loss_of(done);
     }
     let seconds = started.elapsed().as_secs_f64();
-    let after = stages(&source.counters().stages, &clock);
+    let after = stages(&source.counters().stages, &clock, run);
     let stages = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
     let host = counters.zip(run.learner().backend().counted());
     let host = host.map(|(before, now)| HostWork::between(&before, &now, run.config.threads));
@@ -210,8 +211,12 @@ fn show<B: Backend + Clone + 'static>(
     print(&text)
 }
 
-fn stages(source: &[StageTimes], clock: &StageClock) -> Vec<StageTimes> {
-    source.iter().cloned().chain([clock.times()]).collect()
+fn stages<B: Backend + Clone + 'static>(
+    source: &[StageTimes],
+    clock: &StageClock,
+    run: &OpenRun<B>,
+) -> Vec<StageTimes> {
+    source.iter().cloned().chain([clock.times()]).chain(run.learner().device_stages()).collect()
 }
 
 fn milliseconds(seconds: f64) -> String {
