@@ -143,7 +143,7 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
     let (kind, outputs) = (labels.kind, labels.classes as usize);
     let has = match config.metric {
         MetricName::Loss => true,
-        MetricName::Accuracy | MetricName::MacroF1 => kind != LabelKind::Real,
+        MetricName::Accuracy | MetricName::AccuracyAndLoss | MetricName::MacroF1 => kind != LabelKind::Real,
         MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
     };
     if !has {
