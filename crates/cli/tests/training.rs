@@ -58,8 +58,8 @@ fn a_run_is_evaluated_and_predicted_from_anywhere() {
     let elsewhere = directory.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     assert_eq!(json(&elsewhere, "eval ../run --device cpu")["metrics"], summary["test"]);
-    let said = esker(&elsewhere, "eval ../run --device cuda").output().unwrap();
-    assert!(String::from_utf8_lossy(&said.stderr).contains("take --device cpu"));
+    let said = esker(&elsewhere, "eval ../run --device cuda:99").output().unwrap();
+    assert!(String::from_utf8_lossy(&said.stderr).contains("--device cpu"));
     for (out, bytes) in [("p.npy", 128 + 5000 * 16), ("p.parquet", 1000)] {
         assert_eq!(json(&elsewhere, &format!("predict ../run --nodes all --out {out}"))["nodes"], 5000);
         assert!(fs::metadata(elsewhere.join(out)).unwrap().len() >= bytes);
@@ -89,10 +89,11 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train g --schedule sometimes --out r", "cosine:WARMUP");
     refused("train g --memory 1MiB --out r", "together");
     refused("train g --strategy warp --out r", "memory, mmap");
-    refused("train g --device cuda --out r", "take --device cpu");
+    refused("train g --device cuda:99 --out r", "--device cpu");
+    refused("bench gpu --number 99", "--device cpu");
     refused("train g --device gpu --out r", "auto, cpu, cuda or cuda:N");
     refused("train g --precision bf16 --out r", "the CPU computes products in f32, not in bf16");
-    refused("bench epoch g --device cuda:1", "cuda:1");
+    refused("bench epoch g --device cuda:98", "cuda:98");
     refused("eval nowhere", "holds no run");
     refused("train g --resume", "--resume needs --out");
     refused("bench epoch g --batches 0", "is not in 1..");

@@ -153,7 +153,8 @@ fn no_more_memory_is_held_than_was_said() {
 #[test]
 fn inference_holds_no_more_than_was_said_and_agrees_with_a_step_without_dropout() {
     for config in configs().into_iter().filter(|config| config.norm != NormKind::Batch) {
-        let config = ModelConfig { dropout: 0.0, attention_dropout: 0.0, layers: 1, ..config };
+        let config =
+            ModelConfig { dropout: 0.0, attention_dropout: 0.0, projected_dropout: 0.0, layers: 1, ..config };
         let rows = [900, 500];
         let backend = CpuBackend::new();
         let mut model = Model::new(&backend, &config, INPUT, OUTPUT, 3).unwrap();

@@ -28,6 +28,7 @@ struct Resident {
     topology: Topology,
     rows: Arc<FeatureRows>,
     pool: Arc<ThreadPool>,
+    sampling_threads: usize,
 }
 
 /// What sources take, whatever holds the rows: the topology, and samples and rows of batches.
@@ -114,7 +115,8 @@ impl Resident {
         let threads = job.threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
-        Ok(Resident { topology, rows: Arc::new(rows), pool: Arc::new(pool) })
+        let sampling_threads = job.sampling_threads;
+        Ok(Resident { topology, rows: Arc::new(rows), pool: Arc::new(pool), sampling_threads })
     }
 
     /// Batches of the run from a position on.
@@ -132,6 +134,7 @@ impl Resident {
             most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held),
             held: job.batches_held,
             rows: true,
+            threads: self.sampling_threads,
         };
         self.source(plan, make_rows)
     }
@@ -153,6 +156,8 @@ impl Resident {
                 .unwrap_or_else(|| sampling_bytes(job, &over.settings, over.largest_batch, 1)),
             held: 1,
             rows: over.rows,
+            // What somebody else has counted is for one thread.
+            threads: if over.sampling_bytes.is_some() { 1 } else { self.sampling_threads },
         };
         self.source(plan, make_rows)
     }
@@ -177,17 +182,21 @@ impl Resident {
     ) -> Result<Source<R>> {
         let all_samples = plan.held + SAMPLES_AHEAD;
         let sampler = Sampler::new(graph.clone(), plan.settings.clone(), plan.most_bytes)?;
-        let mut sampler = sampler.with_samples(all_samples as u64);
+        let mut sampler = sampler.with_samples(all_samples as u64).with_threads(plan.threads);
         let (samples, places) = (Buffers::<Sample>::new(all_samples), Buffers::<()>::new(plan.held));
         let (stop, stopped) = bounded::<()>(0);
         let (mut seeds, batches) = (Vec::new(), plan.batches);
         let mut at = positions_of(batches.clone(), plan.from, plan.epochs);
         let (free, stop_sampling) = (samples.clone(), stopped.clone());
+        let sampling_pool = (plan.threads > 1).then(|| self.pool.clone());
         let sampled = Pipeline::start("sample", 1, move |clock| {
             let Some(at) = at.next() else { return Ok(None) };
             let Some(mut sample) = clock.blocked(|| free.take(&stop_sampling)) else { return Ok(None) };
             batches.seeds(at, &mut seeds)?;
-            sampler.sample(at, &seeds, &mut sample)?;
+            match &sampling_pool {
+                Some(pool) => pool.install(|| sampler.sample(at, &seeds, &mut sample))?,
+                None => sampler.sample(at, &seeds, &mut sample)?,
+            };
             Ok::<_, StrategyError>(Some((at, sample)))
         });
         let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
@@ -220,6 +229,7 @@ struct Plan {
     most_bytes: u64,
     held: usize,
     rows: bool,
+    threads: usize,
 }
 
 /// The positions of a run, for a thread of its own.

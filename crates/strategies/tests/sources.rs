@@ -36,6 +36,7 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
+        sampling_threads: 1,
         batches_held,
     }
 }

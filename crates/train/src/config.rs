@@ -45,6 +45,8 @@ pub enum MetricName {
     Auc,
     /// The loss itself; less is better.
     Loss,
+    /// Accuracy and loss, both no worse than of any model before; patience goes on while either is.
+    AccuracyAndLoss,
 }
 
 /// A run.

@@ -148,7 +148,7 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
     let (kind, outputs) = (labels.kind, labels.classes as usize);
     let has = match config.metric {
         MetricName::Loss => true,
-        MetricName::Accuracy | MetricName::MacroF1 => kind != LabelKind::Real,
+        MetricName::Accuracy | MetricName::AccuracyAndLoss | MetricName::MacroF1 => kind != LabelKind::Real,
         MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
     };
     if !has {
@@ -194,6 +194,8 @@ fn plan(
             sampling_bytes: None,
         }),
         threads: config.threads,
+        // A processor of its own leaves the host's threads free.
+        sampling_threads: if processor.in_host_memory { 1 } else { config.threads },
         batches_held: 1,
     };
     let plan = Plan::new(config, &job, outputs, purpose, processor)?;

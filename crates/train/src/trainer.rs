@@ -4,7 +4,9 @@
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
 use crate::record::{BatchRecord, EpochRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read};
-use crate::{BatchRows, EvaluationMode, InFlight, OpenRun, Result, RunConfig, StepDone, TrainError};
+use crate::{
+    BatchRows, EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, StepDone, TrainError,
+};
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
 use esker_sample::Position;
@@ -72,6 +74,9 @@ struct State {
     epoch_read: u64,
     epoch_useful: u64,
     best: Option<Best>,
+    /// The largest score and the least loss of all evaluations, which need not be of one model.
+    #[serde(default)]
+    peaks: Option<Peaks>,
     without_better: u64,
     seconds: f64,
     metrics_bytes: u64,
@@ -84,6 +89,12 @@ struct Best {
     epoch: u64,
     score: f64,
     valid: Metrics,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Peaks {
+    score: f64,
+    loss: f64,
 }
 
 /// Trains a run.
@@ -329,15 +340,24 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
 
     /// Keeps a model that is better than those before it.
     fn judge(&mut self, found: Best) -> Result<bool> {
-        let better = self.state.best.as_ref().is_none_or(|best| found.score > best.score);
+        let (better, hopeful) = match (self.run.config.metric, self.state.peaks, &self.state.best) {
+            (MetricName::AccuracyAndLoss, Some(peaks), _) => {
+                let (score, loss) = (found.score >= peaks.score, found.valid.loss <= peaks.loss);
+                (score && loss, score || loss)
+            }
+            (_, _, best) => {
+                let better = best.as_ref().is_none_or(|best| found.score > best.score);
+                (better, better)
+            }
+        };
+        let peaks = self.state.peaks.get_or_insert(Peaks { score: found.score, loss: found.valid.loss });
+        (peaks.score, peaks.loss) = (peaks.score.max(found.score), peaks.loss.min(found.valid.loss));
+        self.state.without_better = if hopeful { 0 } else { self.state.without_better + 1 };
         if better {
             let state = serde_json::json!({ "epoch": found.epoch, "valid": found.valid });
             let model = self.run.learner.export_model()?;
             Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
             self.state.best = Some(found);
-            self.state.without_better = 0;
-        } else {
-            self.state.without_better += 1;
         }
         Ok(better)
     }

@@ -7,8 +7,8 @@ use esker_nn::{CpuBackend, Degree, Kind, ModelConfig, NormKind, Schedule};
 use esker_sample::{Direction, Fanout, Form};
 use esker_strategies::StrategyKind;
 use esker_train::{
-    EpochRecord, EvaluationMode, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
-    Trainer, evaluate_run, predict,
+    EpochRecord, EvaluationMode, MetricName, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary,
+    TrainError, Trainer, evaluate_run, predict,
 };
 use esker_types::NodeId;
 use std::path::Path;
@@ -288,4 +288,36 @@ fn patience_ends_a_run_and_the_best_model_is_kept() {
     let mut run = load(&bench.path("run"), None, None).unwrap();
     let again = evaluate_run(&mut run, SplitName::Valid, EvaluationMode::Sampled).unwrap().unwrap();
     assert_eq!(again.accuracy, Some(accuracy(&summary.epochs[best])));
+}
+
+#[test]
+fn accuracy_and_loss_together_keep_a_model_that_is_no_worse_in_either() {
+    let bench = Bench::new();
+    let (metric, patience) = (MetricName::AccuracyAndLoss, 3);
+    let config = RunConfig { lr: 0.05, epochs: 60, patience, metric, ..bench.config() };
+    let summary = train(&config, &bench.path("run"));
+    let (mut most, mut least, mut kept, mut without) = (0.0, f64::INFINITY, 0, 0);
+    for epoch in &summary.epochs {
+        assert!(without < patience, "epoch {} is one too many", epoch.epoch);
+        let valid = epoch.valid.unwrap();
+        let (right, loss) = (valid.accuracy.unwrap(), valid.loss);
+        if right >= most && loss <= least {
+            kept = epoch.epoch;
+        }
+        without = if right >= most || loss <= least { 0 } else { without + 1 };
+        (most, least) = (f64::max(most, right), f64::min(least, loss));
+    }
+    assert_eq!((summary.best_epoch, without), (Some(kept), patience), "{}", summary.ended);
+    assert_eq!(summary.valid, summary.epochs[kept as usize].valid);
+    // Stopped after every few batches and resumed, it judges by what it saw before.
+    let out = bench.path("stopped");
+    let mut outcome =
+        Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap().run(&mut StopAfter(7)).unwrap();
+    while matches!(outcome, Outcome::Stopped(_)) {
+        outcome =
+            Trainer::resume(CpuBackend::new(), config.clone(), &out).unwrap().run(&mut StopAfter(7)).unwrap();
+    }
+    let again = finished(outcome);
+    assert_eq!((again.best_epoch, again.epochs.len()), (summary.best_epoch, summary.epochs.len()));
+    assert_eq!(again.loss_digest, summary.loss_digest);
 }

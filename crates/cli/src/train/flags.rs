@@ -107,6 +107,9 @@ pub struct Flags {
     /// GAT: share of attention weights dropped in training; default: 0
     #[arg(long, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
+    /// GAT: share of projected numbers dropped in training, before the attention; default: 0
+    #[arg(long, help_heading = "Model")]
+    pub projected_dropout: Option<f32>,
     /// GIN: a node counts 1 + this many times; default: 0
     #[arg(long, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
@@ -182,7 +185,7 @@ pub struct Flags {
     /// How the best model is tested in the end; default: as --eval
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub final_eval: Option<EvaluationMode>,
-    /// What "best" means: accuracy, macro-f1, auc or loss; default: what suits the labels
+    /// What "best" means: accuracy, macro-f1, auc, loss or accuracy-and-loss; default: what suits the labels
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
@@ -259,6 +262,7 @@ impl Flags {
             output_heads: model.output_heads,
             head_merge: Some(model.head_merge),
             attention_dropout: Some(model.attention_dropout),
+            projected_dropout: Some(model.projected_dropout),
             gin_epsilon: Some(model.gin_epsilon),
             fanout: Some(Fanouts(config.fanout.clone())).filter(|fanouts| !fanouts.0.is_empty()),
             batch: Some(config.batch),
@@ -375,6 +379,7 @@ impl Flags {
             output_heads: self.output_heads,
             head_merge: self.head_merge.unwrap_or_default(),
             attention_dropout: self.attention_dropout.unwrap_or(0.0),
+            projected_dropout: self.projected_dropout.unwrap_or(0.0),
             gin_epsilon: self.gin_epsilon.unwrap_or(0.0),
         }
     }
