@@ -313,7 +313,7 @@ impl Backend for Counting {
         let size = |matrix: &CountedMatrix| matrix.rows * matrix.columns;
         if let MemoryOf::Device(_) = self.memory {
             // Sums of columns in parts, and then one product after the other.
-            self.hold(gradient.rows.div_ceil(64) * gradient.columns);
+            self.hold(gradient.rows.div_ceil(32) * gradient.columns);
             for term in &terms {
                 let shape = |matrix: &CountedMatrix| (gradient.rows, matrix.columns);
                 self.product([shape(gradient), shape(term.source)]);
