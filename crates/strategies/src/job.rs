@@ -23,8 +23,8 @@ pub struct Job {
     pub evaluation: Option<Evaluation>,
     /// Threads that fetch rows.
     pub threads: usize,
-    /// Threads that sample a batch: more than one where training leaves them free.
-    pub sampling_threads: usize,
+    /// Batches that are sampled at a time: more than one where training leaves threads free.
+    pub samplers: usize,
     /// Batches whose rows are held at a time: being fetched, waiting, being trained on.
     pub batches_held: usize,
 }
@@ -49,13 +49,7 @@ impl Job {
     pub fn bound(&self, settings: &Settings, batch: u64) -> Bound {
         let manifest = self.dataset.manifest();
         let lists = if self.direction == Direction::Both { 2 } else { 1 };
-        Bound::new(
-            settings,
-            batch,
-            manifest.nodes.count,
-            manifest.edges.count * lists,
-            self.sampling_threads.max(1),
-        )
+        Bound::new(settings, batch, manifest.nodes.count, manifest.edges.count * lists, 1)
     }
 
     /// Numbers in a feature row.

@@ -36,7 +36,7 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
-        sampling_threads: 1,
+        samplers: 1,
         batches_held,
     }
 }
@@ -73,8 +73,8 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
         let expected = expected(&job(&dataset, 1), from);
         assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
         for kind in StrategyKind::ALL {
-            for held in [1, 2, 3] {
-                let job = job(&dataset, held);
+            for (held, samplers) in [(1, 1), (2, 1), (3, 1), (1, 3), (4, 2), (5, 8)] {
+                let job = Job { samplers, ..job(&dataset, held) };
                 let mut strategy =
                     kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
                 strategy.prepare(&job).unwrap();

@@ -80,6 +80,8 @@ pub struct Plan {
     pub device_table: Option<MemoryTable>,
     /// Batches whose rows are held at a time.
     pub batches_held: usize,
+    /// Batches that are sampled at a time.
+    pub samplers: usize,
     /// What inference over the whole graph may take.
     pub whole_bytes: Bytes,
     /// The smallest budget that would do.
@@ -114,14 +116,16 @@ impl Plan {
             let (needed, allowed) = (ByteCount(device_total), ByteCount(device_bytes));
             return Err(TrainError::DeviceMemory { needed, allowed, table });
         }
-        let table = |held: usize| {
+        let table = |held: usize, samplers: usize| {
             let batches_held = held + processor.steps_ahead;
-            planned.table(&Job { batches_held, ..job.clone() }, least)
+            planned.table(&Job { batches_held, samplers, ..job.clone() }, least)
         };
-        let smallest = table(1)?;
+        let smallest = table(1, 1)?;
         let smallest_bytes = smallest.total();
-        for held in (1..=MOST_HELD).rev() {
-            let table = table(held)?;
+        // Samplers go first, then batches held ahead.
+        let samplers = (1..=job.samplers).rev().map(|samplers| (MOST_HELD, samplers));
+        for (held, samplers) in samplers.chain((1..MOST_HELD).rev().map(|held| (held, 1))) {
+            let table = table(held, samplers)?;
             let total = table.total();
             if total <= config.memory {
                 let host = config.memory - total + least.host;
@@ -130,6 +134,7 @@ impl Plan {
                     table,
                     device_table,
                     batches_held: held + processor.steps_ahead,
+                    samplers,
                     whole_bytes: Bytes { host, device },
                     smallest_bytes,
                 });

@@ -19,6 +19,9 @@ use esker_types::NodeId;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Batches sampled at a time beside a processor of its own: more than a GPU takes.
+const MOST_SAMPLERS: usize = 8;
+
 /// Everything of a run but its progress.
 pub struct OpenRun<B: Backend> {
     /// The run.
@@ -195,11 +198,11 @@ fn plan(
         }),
         threads: config.threads,
         // A processor of its own leaves the host's threads free.
-        sampling_threads: if processor.in_host_memory { 1 } else { config.threads },
+        samplers: if processor.in_host_memory { 1 } else { (config.threads / 2).clamp(1, MOST_SAMPLERS) },
         batches_held: 1,
     };
     let plan = Plan::new(config, &job, outputs, purpose, processor)?;
-    job.batches_held = plan.batches_held;
+    (job.batches_held, job.samplers) = (plan.batches_held, plan.samplers);
     Ok((job, plan))
 }
 

@@ -42,7 +42,7 @@ const DEEZER: &str = "--format musae --from DATA/NAME --split-index INDEX";
 
 const PLANETOID_GCN: &str = "--layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --weight-decay 5e-4 --epochs 200 --eval full --eval-every 5";
 const PLANETOID_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 1 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --projected-dropout 0.6 --lr 0.005 --weight-decay 5e-4 --epochs 300 --eval sampled --final-eval full --metric accuracy-and-loss --patience 100";
-const PUBMED_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 100 --eval full --eval-every 5";
+const PUBMED_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 300 --eval full --metric loss";
 const COAUTHOR_GNN: &str =
     "--layers 2 --hidden 64 --fanout all --dropout 0.5 --lr 0.01 --epochs 60 --eval full --eval-every 20";
 const AMAZON_GCN: &str =
