@@ -216,7 +216,7 @@ mod tests {
     fn sizes_are_shared_and_waste_little() {
         for bytes in [1usize, 511, 512, 513, 10_000, 1 << 20, (1 << 20) + 1, 341_000_000] {
             let pooled = pooled_bytes(bytes);
-            assert!(pooled >= bytes && pooled % 512 == 0, "{bytes}: {pooled}");
+            assert!(pooled >= bytes && pooled.is_multiple_of(512), "{bytes}: {pooled}");
             assert!(bytes < 8192 || pooled <= bytes + bytes / 8, "{bytes}: {pooled}");
         }
     }

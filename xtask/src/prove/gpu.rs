@@ -174,11 +174,11 @@ pub fn fill_folder() -> Result<PathBuf> {
         "json",
     ])?;
     let messages = String::from_utf8_lossy(&built.stdout).into_owned();
-    let executables = messages.lines().filter_map(|line| {
+    let mut executables = messages.lines().rev().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         message["executable"].as_str().map(PathBuf::from)
     });
-    let tests = executables.last().context("cargo named no test binary")?;
+    let tests = executables.next().context("cargo named no test binary")?;
     std::fs::copy(tests, folder.join("gpu-tests"))?;
     Ok(folder)
 }
