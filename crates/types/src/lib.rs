@@ -14,5 +14,5 @@ pub mod random;
 pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
 pub use bytes::{ByteCount, ParseBytesError, grouped};
 pub use dtype::{Dtype, ParseDtypeError};
-pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId};
+pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
 pub use progress::{Progress, Silent, Unit};
