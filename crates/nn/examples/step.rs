@@ -114,7 +114,7 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
         let logits = &saved[2].output;
         let (found, gradient) =
             times.time("loss", || model.loss(logits, &rows, Labels::Classes(&labels))).expect("a loss");
-        loss = found;
+        loss = found.wait().expect("a loss");
         let mut gradient = Some(gradient);
         for layer in (0..3).rev() {
             let name = ["backward 0", "backward 1", "backward 2"][layer];

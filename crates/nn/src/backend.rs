@@ -12,6 +12,18 @@ pub trait Shape {
     fn columns(&self) -> usize;
 }
 
+/// A number that may still be on its way from the processor that computes it.
+pub trait Deferred: Send {
+    /// The number, as soon as it is there. What is infinite or no number is an error.
+    fn wait(self) -> Result<f64>;
+}
+
+/// Host memory for the rows of a batch, where the processor can best read them.
+pub trait HostRows: Send + 'static {
+    /// The numbers, row after row.
+    fn values_mut(&mut self) -> &mut [f32];
+}
+
 /// Size of a layer's lists.
 pub trait ListShape {
     /// Rows that are read.
@@ -260,9 +272,9 @@ pub struct Update {
     pub rule: Rule,
     /// Step length.
     pub rate: f32,
-    /// Gradients are multiplied by this first (clipping by norm).
-    pub gradient_scale: f32,
-    /// Then cut to this size (clipping by value); infinite for no limit.
+    /// All gradients together are shortened to this length first, where given.
+    pub clip_norm: Option<f32>,
+    /// Then each is cut to this size (clipping by value); infinite for no limit.
     pub gradient_limit: f32,
     /// Added to the gradient, times the value.
     pub weight_decay: f32,
@@ -270,13 +282,35 @@ pub struct Update {
     pub shrink: f32,
 }
 
+/// A parameter to be moved.
+pub struct Moved<'a, B: Backend + ?Sized> {
+    /// The numbers.
+    pub value: &'a mut B::Matrix,
+    /// By what they move.
+    pub gradient: &'a B::Matrix,
+    /// What the rule keeps.
+    pub state: &'a mut [B::Matrix],
+}
+
 /// A processor that holds matrices and computes with them. Every operation gives the same bits however many threads
-/// carry it out. Shapes that do not fit are bugs of the caller and assert.
+/// carry it out. Shapes that do not fit are bugs of the caller and assert. A processor that works on its own may fail in work
+/// that was handed to it earlier: from then on it does nothing, and [`Backend::check`] says why.
 pub trait Backend: Send + Sync {
     /// A matrix of f32 on this processor. Dropped, its memory serves the next one.
     type Matrix: Shape + Send + Sync;
     /// The lists of a layer on this processor.
     type Graph: ListShape + Send + Sync;
+    /// Host memory that [`Backend::land`] takes rows from.
+    type Rows: HostRows;
+    /// A loss or a length.
+    type Number: Deferred;
+
+    /// What failed since the backend was made, if anything did.
+    fn check(&self) -> Result<()>;
+    /// Host memory for so many rows, of unspecified content.
+    fn rows(&self, rows: usize, columns: usize) -> Self::Rows;
+    /// Brings rows to the processor; work on other batches may go on meanwhile.
+    fn land(&self, rows: Self::Rows, columns: usize) -> Self::Matrix;
 
     /// A matrix of unspecified content.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
@@ -338,18 +372,11 @@ pub trait Backend: Send + Sync {
         rows: &[u32],
         labels: Labels<'_>,
         gradient: &mut Self::Matrix,
-    ) -> Result<f64>;
+    ) -> Result<Self::Number>;
 
-    /// Moves a parameter by its gradient.
-    fn update(
-        &self,
-        update: &Update,
-        value: &mut Self::Matrix,
-        gradient: &Self::Matrix,
-        state: &mut [Self::Matrix],
-    );
-    /// Sum of the squares, in f64 and index order.
-    fn sum_of_squares(&self, matrix: &Self::Matrix) -> f64;
+    /// Moves parameters by their gradients. Returns the length of all gradients before clipping, where `clip_norm` asks for it;
+    /// with a length that is infinite or no number nothing moves.
+    fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Self::Number>>;
     /// The most bytes that matrices and graphs have taken at one time.
     fn peak_bytes(&self) -> u64;
 }

@@ -29,6 +29,9 @@ pub enum NnError {
         /// The largest class.
         last: u32,
     },
+    /// The processor that computes failed.
+    #[error("{0}")]
+    Device(String),
     /// Saved numbers that belong to another model or optimizer.
     #[error(
         "{name}: expected {expected}, found {found}; load them into a model of the configuration they come from"
@@ -46,9 +49,19 @@ pub enum NnError {
 /// Result of everything in this crate.
 pub type Result<T, E = NnError> = std::result::Result<T, E>;
 
+impl From<esker_cuda::CudaError> for NnError {
+    fn from(error: esker_cuda::CudaError) -> NnError {
+        NnError::Device(error.to_string())
+    }
+}
+
 impl NnError {
     pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> NnError {
         NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
+    }
+
+    pub(crate) fn gradient(length: f64) -> NnError {
+        NnError::NotFinite { what: "the length of the gradient".to_string(), found: length }
     }
 
     pub(crate) fn load(name: &str, expected: impl ToString, found: impl ToString) -> NnError {

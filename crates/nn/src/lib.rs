@@ -13,6 +13,7 @@ mod config;
 mod convolution;
 #[allow(unsafe_code)]
 pub mod cpu;
+mod cuda;
 mod error;
 mod layer;
 mod lists;
@@ -25,7 +26,8 @@ mod schedule;
 
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
-pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, best_product_rate};
+pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
+pub use cuda::{CudaBackend, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};
 pub use layer::Saved;
 pub use lists::Lists;

@@ -186,9 +186,29 @@ impl Counting {
     }
 }
 
+impl HostRows for CountedMatrix {
+    fn values_mut(&mut self) -> &mut [f32] {
+        &mut []
+    }
+}
+
 impl Backend for Counting {
     type Matrix = CountedMatrix;
     type Graph = CountedGraph;
+    type Rows = CountedMatrix;
+    type Number = Ready;
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn rows(&self, rows: usize, columns: usize) -> CountedMatrix {
+        self.matrix(rows, columns)
+    }
+
+    fn land(&self, rows: CountedMatrix, _: usize) -> CountedMatrix {
+        rows
+    }
 
     fn matrix(&self, rows: usize, columns: usize) -> CountedMatrix {
         CountedMatrix { rows, columns, _held: self.hold(rows * columns) }
@@ -300,16 +320,14 @@ impl Backend for Counting {
         rows: &[u32],
         _: Labels<'_>,
         _: &mut CountedMatrix,
-    ) -> Result<f64> {
+    ) -> Result<Ready> {
         // The gradient of each row, and its loss in f64.
         let _held = [self.hold(rows.len() * logits.columns), self.hold(rows.len() * 2)];
-        Ok(0.0)
+        Ok(Ready(0.0))
     }
 
-    fn update(&self, _: &Update, _: &mut CountedMatrix, _: &CountedMatrix, _: &mut [CountedMatrix]) {}
-
-    fn sum_of_squares(&self, _: &CountedMatrix) -> f64 {
-        0.0
+    fn update(&self, _: &Update, _: Vec<Moved<'_, Self>>) -> Result<Option<Ready>> {
+        Ok(None)
     }
 
     fn peak_bytes(&self) -> u64 {

@@ -196,7 +196,12 @@ impl<B: Backend + Clone> Model<B> {
     }
 
     /// The mean loss of `rows` of the logits (which may repeat), and its gradient.
-    pub fn loss(&self, logits: &B::Matrix, rows: &[u32], labels: Labels<'_>) -> Result<(f64, B::Matrix)> {
+    pub fn loss(
+        &self,
+        logits: &B::Matrix,
+        rows: &[u32],
+        labels: Labels<'_>,
+    ) -> Result<(B::Number, B::Matrix)> {
         let mut gradient = self.backend.matrix(logits.rows(), logits.columns());
         let loss = self.backend.loss(logits, rows, labels, &mut gradient)?;
         Ok((loss, gradient))

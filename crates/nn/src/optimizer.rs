@@ -1,7 +1,7 @@
 //! SGD, Adam, AdamW and Adagrad by PyTorch's formulas, with clipping of gradients. State has names, for checkpoints.
 
 use crate::parameter::{named, restore};
-use crate::{Backend, Model, Named, NnError, Result, Rule, Shape, Update};
+use crate::{Backend, Model, Moved, Named, NnError, Parameter, Result, Rule, Shape, Update};
 use serde::{Deserialize, Serialize};
 
 /// The rule by which parameters move.
@@ -138,35 +138,24 @@ impl<B: Backend + Clone> Optimizer<B> {
 
     /// One step by the gradients of the last backward pass. Returns their length before clipping, where `clip_norm` asks for it.
     /// Gradients that are no numbers are refused, and move nothing, where they are looked at.
-    pub fn step(&mut self, model: &mut Model<B>, rate: f64) -> Result<Option<f64>> {
+    pub fn step(&mut self, model: &mut Model<B>, rate: f64) -> Result<Option<B::Number>> {
         let backend = model.backend().clone();
-        let mut gradient_scale = 1.0;
-        let mut norm = None;
-        if let Some(limit) = self.config.clip_norm {
-            let squares = model.parameters().fold(0.0, |sum, p| sum + backend.sum_of_squares(&p.gradient));
-            let length = squares.sqrt();
-            if !length.is_finite() {
-                return Err(NnError::NotFinite {
-                    what: "the length of the gradient".to_string(),
-                    found: length,
-                });
-            }
-            gradient_scale = (limit as f64 / (length + 1e-6)).min(1.0) as f32;
-            norm = Some(length);
-        }
-        self.steps += 1;
         let decoupled = self.config.kind == OptimizerKind::AdamW;
         let update = Update {
-            rule: self.config.rule(self.steps),
+            rule: self.config.rule(self.steps + 1),
             rate: rate as f32,
-            gradient_scale,
+            clip_norm: self.config.clip_norm,
             gradient_limit: self.config.clip_value.unwrap_or(f32::INFINITY),
             weight_decay: if decoupled { 0.0 } else { self.config.weight_decay },
             shrink: if decoupled { (1.0 - rate * self.config.weight_decay as f64) as f32 } else { 1.0 },
         };
-        for (parameter, state) in model.parameters_mut().zip(&mut self.states) {
-            backend.update(&update, &mut parameter.value, &parameter.gradient, state);
-        }
+        let parameters = model.parameters_mut().zip(&mut self.states);
+        let moved = parameters.map(|(parameter, state)| {
+            let Parameter { value, gradient, .. } = parameter;
+            Moved { value, gradient, state }
+        });
+        let norm = backend.update(&update, moved.collect())?;
+        self.steps += 1;
         Ok(norm)
     }
 

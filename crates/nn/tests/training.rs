@@ -41,7 +41,7 @@ impl Job {
         let (loss, gradient) = self.model.loss(activations.logits(), &self.rows, labels).unwrap();
         self.model.backward(&graphs, &input, activations, gradient, false);
         self.optimizer.step(&mut self.model, 0.01).unwrap();
-        loss
+        loss.wait().unwrap()
     }
 
     fn bits(&self) -> Vec<u32> {

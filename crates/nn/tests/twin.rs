@@ -308,7 +308,7 @@ fn gradients_of_losses_are_their_finite_differences() {
                 other.values_mut()[place] += by;
                 let mut unused = backend.matrix(6, OUTPUT);
                 let loss = backend.loss(&other, &rows, labels, &mut unused).unwrap();
-                (loss, other.values()[place] as f64)
+                (loss.wait().unwrap(), other.values()[place] as f64)
             };
             // The distance is what f32 made of it.
             let ((above, high), (below, low)) = (moved(0.005), moved(-0.005));

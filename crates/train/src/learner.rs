@@ -2,7 +2,9 @@
 
 use crate::task::{BatchLabels, LabelKind, LabelledNodes};
 use crate::{Result, RunConfig, TrainError};
-use esker_nn::{Backend, CpuBackend, CpuGraph, CpuMatrix, Kind, Lists, Model, Named, Optimizer, Shape};
+use esker_nn::{
+    Backend, CpuBackend, CpuGraph, CpuMatrix, Deferred, Kind, Lists, Model, Named, Optimizer, Shape,
+};
 use esker_sample::{LayerView, Sample};
 use esker_strategies::{Batch, RowBuffer, RowMaker};
 use esker_types::NodeId;
@@ -92,7 +94,7 @@ impl Learner {
             let (loss, gradient) = self.model.loss(activations.logits(), &rows, picked.as_labels())?;
             self.model.backward(&graphs, input, activations, gradient, false);
             self.optimizer.step(&mut self.model, rate)?;
-            Ok(Some(loss))
+            Ok(Some(loss.wait()?))
         })
     }
 

@@ -29,6 +29,11 @@ impl Key {
         Key(mix(self.0 ^ mix(word)))
     }
 
+    /// The number that names the stream, for another processor to follow it.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
     /// The value at position `index` of this stream.
     #[inline(always)]
     pub fn at(self, index: u64) -> u64 {

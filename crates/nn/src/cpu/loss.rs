@@ -94,7 +94,7 @@ impl CpuBackend {
 }
 
 /// How many numbers the mean is over; also checks the labels.
-fn counted(rows: &[u32], labels: Labels<'_>, columns: usize) -> Result<usize> {
+pub(crate) fn counted(rows: &[u32], labels: Labels<'_>, columns: usize) -> Result<usize> {
     match labels {
         Labels::Classes(classes) => {
             assert_eq!(classes.len(), rows.len(), "a label a row");

@@ -20,6 +20,7 @@ pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
 pub use limit::best_product_rate;
+pub(crate) use loss::counted;
 pub(crate) use product::packed_words;
 
 use crate::*;
@@ -95,9 +96,40 @@ impl CpuBackend {
     }
 }
 
+/// A number that is there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ready(pub f64);
+
+impl Deferred for Ready {
+    fn wait(self) -> Result<f64> {
+        Ok(self.0)
+    }
+}
+
+impl HostRows for CpuMatrix {
+    fn values_mut(&mut self) -> &mut [f32] {
+        CpuMatrix::values_mut(self)
+    }
+}
+
 impl Backend for CpuBackend {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
+    type Rows = CpuMatrix;
+    type Number = Ready;
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn rows(&self, rows: usize, columns: usize) -> CpuMatrix {
+        self.matrix(rows, columns)
+    }
+
+    fn land(&self, rows: CpuMatrix, columns: usize) -> CpuMatrix {
+        assert_eq!(rows.columns(), columns);
+        rows
+    }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
         CpuMatrix::new(&self.pool, rows, columns)
@@ -196,16 +228,28 @@ impl Backend for CpuBackend {
         rows: &[u32],
         labels: Labels<'_>,
         gradient: &mut CpuMatrix,
-    ) -> Result<f64> {
-        self.loss_of(logits, rows, labels, gradient)
+    ) -> Result<Ready> {
+        self.loss_of(logits, rows, labels, gradient).map(Ready)
     }
 
-    fn update(&self, update: &Update, value: &mut CpuMatrix, gradient: &CpuMatrix, state: &mut [CpuMatrix]) {
-        update::update(update, value, gradient, state)
-    }
-
-    fn sum_of_squares(&self, matrix: &CpuMatrix) -> f64 {
-        matrix.values().iter().fold(0.0, |sum, value| sum + *value as f64 * *value as f64)
+    fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Ready>> {
+        let (scale, length) = match update.clip_norm {
+            None => (1.0, None),
+            Some(limit) => {
+                let squares = |matrix: &CpuMatrix| {
+                    matrix.values().iter().fold(0.0, |sum, value| sum + *value as f64 * *value as f64)
+                };
+                let length = parameters.iter().fold(0.0, |sum, p| sum + squares(p.gradient)).sqrt();
+                if !length.is_finite() {
+                    return Err(NnError::gradient(length));
+                }
+                ((limit as f64 / (length + 1e-6)).min(1.0) as f32, Some(Ready(length)))
+            }
+        };
+        for Moved { value, gradient, state } in parameters {
+            update::update(update, scale, value, gradient, state);
+        }
+        Ok(length)
     }
 
     fn peak_bytes(&self) -> u64 {

@@ -1,6 +1,8 @@
 //! Random batches for the tests.
 #![allow(dead_code)]
 
+pub mod golden;
+
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};
 

@@ -1,0 +1,180 @@
+//! Products through cuBLAS: one handle for the one stream that computes, with a workspace of its own, so that the same
+//! product always takes the same way.
+
+use crate::gpu::Gpu;
+use crate::{CudaError, DeviceMatrix, Result};
+use cudarc::cublas::sys;
+use serde::{Deserialize, Serialize};
+use std::ptr;
+
+/// How products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// In f32 throughout.
+    #[default]
+    F32,
+    /// Factors rounded to TF32 (10 bits behind the point), sums in f32.
+    Tf32,
+    /// Factors rounded to bf16 (7 bits behind the point), sums in f32.
+    Bf16,
+}
+
+/// Hopper wants 32 MiB, others less.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+pub(crate) struct Blas {
+    handle: sys::cublasHandle_t,
+    workspace: u64,
+}
+// SAFETY: the handle may be used from any thread, one at a time: it is behind a lock.
+unsafe impl Send for Blas {}
+
+fn done(what: &'static str, status: sys::cublasStatus_t) -> Result<()> {
+    match status {
+        sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        other => Err(CudaError::Call { what, found: format!("{other:?}") }),
+    }
+}
+
+impl Blas {
+    pub fn new(gpu: &Gpu) -> Result<Blas> {
+        let workspace = gpu.inner().pool.reserve(WORKSPACE_BYTES)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the workspace lives as long as the handle; the stream as long as the GPU.
+        unsafe {
+            done("starting cuBLAS", sys::cublasCreate_v2(&mut handle))?;
+            done("starting cuBLAS", sys::cublasSetStream_v2(handle, gpu.inner().compute.handle().cast()))?;
+            let address = workspace as *mut std::ffi::c_void;
+            done("starting cuBLAS", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE_BYTES))?;
+        }
+        Ok(Blas { handle, workspace })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: the handle and the workspace are ours, and the device is idle.
+        unsafe {
+            sys::cublasDestroy_v2(self.handle);
+            cudarc::driver::sys::cuMemFree_v2(self.workspace);
+        }
+    }
+}
+
+/// Rows of a matrix: a part of it, or all.
+#[derive(Clone, Copy)]
+struct Rows {
+    address: u64,
+    rows: usize,
+    columns: usize,
+}
+
+impl Rows {
+    fn last(matrix: &DeviceMatrix, rows: usize) -> Rows {
+        assert!(rows <= matrix.rows());
+        let skipped = (matrix.rows() - rows) * matrix.columns() * 4;
+        Rows { address: matrix.address() + skipped as u64, rows, columns: matrix.columns() }
+    }
+}
+
+impl Gpu {
+    /// `to = from's last rows x weight transposed`, added to what is there if `add`.
+    pub fn product(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
+        assert!(from.columns() == weight.columns() && weight.rows() == to.columns());
+        let from = Rows::last(from, to.rows());
+        let (n, m, k) = (weight.rows(), from.rows, from.columns);
+        self.gemm([true, false], [n, m, k], (weight.address(), k), (from.address, k), add, (to.address(), n));
+    }
+
+    /// `to's last rows = gradient x weight`, added to what is there if `add`.
+    pub fn product_back(
+        &self,
+        gradient: &DeviceMatrix,
+        weight: &DeviceMatrix,
+        add: bool,
+        to: &mut DeviceMatrix,
+    ) {
+        assert!(gradient.columns() == weight.rows() && weight.columns() == to.columns());
+        let to = Rows::last(to, gradient.rows());
+        let (k, m, n) = (weight.columns(), gradient.rows(), weight.rows());
+        self.gemm(
+            [false, false],
+            [k, m, n],
+            (weight.address(), k),
+            (gradient.address(), n),
+            add,
+            (to.address, k),
+        );
+    }
+
+    /// `to = gradient transposed x from's last rows`.
+    pub fn product_weights(&self, gradient: &DeviceMatrix, from: &DeviceMatrix, to: &mut DeviceMatrix) {
+        assert!(to.rows() == gradient.columns() && to.columns() == from.columns());
+        let from = Rows::last(from, gradient.rows());
+        let (k, n, m) = (from.columns, gradient.columns(), from.rows);
+        self.gemm(
+            [false, true],
+            [k, n, m],
+            (from.address, k),
+            (gradient.address(), n),
+            false,
+            (to.address(), k),
+        );
+    }
+
+    /// cuBLAS's product of column-major matrices `a` and `b` into `c`, each with its leading dimension.
+    fn gemm(
+        &self,
+        transposed: [bool; 2],
+        [m, n, k]: [usize; 3],
+        a: (u64, usize),
+        b: (u64, usize),
+        add: bool,
+        c: (u64, usize),
+    ) {
+        use sys::cublasComputeType_t as Compute;
+        if m == 0 || n == 0 {
+            return;
+        }
+        let operation = |transposed| match transposed {
+            true => sys::cublasOperation_t::CUBLAS_OP_T,
+            false => sys::cublasOperation_t::CUBLAS_OP_N,
+        };
+        let compute = match self.precision() {
+            Precision::F32 => Compute::CUBLAS_COMPUTE_32F,
+            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F_FAST_16BF,
+        };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let beta = if add { &one } else { &zero };
+        self.attempt(|| {
+            let blas = self.blas()?.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            // SAFETY: the callers made sure of the shapes; the matrices are memory of the pool, used in stream order.
+            let status = unsafe {
+                sys::cublasGemmEx(
+                    blas.handle,
+                    operation(transposed[0]),
+                    operation(transposed[1]),
+                    m as i32,
+                    n as i32,
+                    k as i32,
+                    ptr::from_ref(&one).cast(),
+                    a.0 as *const _,
+                    sys::cudaDataType::CUDA_R_32F,
+                    a.1.max(1) as i32,
+                    b.0 as *const _,
+                    sys::cudaDataType::CUDA_R_32F,
+                    b.1.max(1) as i32,
+                    ptr::from_ref(beta).cast(),
+                    c.0 as *mut _,
+                    sys::cudaDataType::CUDA_R_32F,
+                    c.1.max(1) as i32,
+                    compute,
+                    sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+                )
+            };
+            done("a matrix product", status)
+        });
+    }
+}

@@ -1,0 +1,548 @@
+//! A GPU: its context, the stream that computes, the stream that copies, and what was launched on them.
+
+use crate::blas::Blas;
+use crate::kernels::{SOURCES, cache_directory};
+use crate::library::Library;
+use crate::memory::Pool;
+use crate::pinned::{PinnedPool, Slots};
+use crate::{CudaError, Precision, Result};
+use cudarc::driver::sys;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The oldest driver that serves: CUDA 12.0.
+const OLDEST_DRIVER: i32 = 12000;
+
+/// What a GPU is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number.
+    pub number: u32,
+    /// Its model.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// What of it is free.
+    pub free_bytes: u64,
+    /// The CUDA version that the driver serves: 13000 for 13.0.
+    pub driver_version: i32,
+    /// Multiprocessors.
+    pub processors: u32,
+}
+
+/// An opened GPU. Clones share it. Work is launched and goes on by itself: what fails is kept, nothing more is launched, and
+/// [`Gpu::check`] says what it was.
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    /// No other GPU opened in this process has it.
+    id: u64,
+    pub compute: Stream,
+    pub copy: Stream,
+    pub info: GpuInfo,
+    pub pool: Pool,
+    pub pinned: PinnedPool,
+    pub slots: OnceLock<Slots>,
+    blas: OnceLock<Result<Mutex<Blas>>>,
+    precision: Precision,
+    functions: Mutex<HashMap<String, Function>>,
+    modules: Mutex<HashMap<&'static str, Module>>,
+    failed: AtomicBool,
+    failure: Mutex<Option<CudaError>>,
+    launches: AtomicU64,
+}
+
+/// A kernel that can be launched.
+#[derive(Clone, Copy)]
+struct Function(sys::CUfunction);
+struct Module(sys::CUmodule);
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+
+/// Work in order.
+pub(crate) struct Stream(sys::CUstream);
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Stream {}
+
+// SAFETY: the context is a handle of the driver, which may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above; everything that changes is behind a lock.
+unsafe impl Sync for Inner {}
+
+thread_local! {
+    /// The id of the GPU that this thread's calls go to.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Turns a result of the driver into ours.
+pub(crate) fn done(what: &'static str, result: sys::CUresult) -> Result<()> {
+    if result == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let text = |get: unsafe fn(sys::CUresult, *mut *const i8) -> sys::CUresult| {
+        let mut text = ptr::null();
+        // SAFETY: the call writes a pointer to a text that is never freed, or leaves null.
+        unsafe {
+            get(result, &mut text);
+            if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        }
+    };
+    let found = format!("{} ({})", text(sys::cuGetErrorName), text(sys::cuGetErrorString));
+    Err(CudaError::Call { what, found })
+}
+
+/// The driver, ready to be asked, and its version.
+fn start_driver() -> Result<i32> {
+    Library::Driver.open()?;
+    let refused = |problem: String| CudaError::Library {
+        library: Library::Driver.name(),
+        problem,
+        remedy: "install a driver that serves CUDA 12 or later and see whether `nvidia-smi` works; or take --device cpu",
+    };
+    let mut version = 0;
+    // SAFETY: the library is open; the calls write to what they are given.
+    unsafe {
+        done("starting the driver", sys::cuInit(0)).map_err(|error| refused(error.to_string()))?;
+        done("asking for the driver's version", sys::cuDriverGetVersion(&mut version))?;
+    }
+    if version < OLDEST_DRIVER {
+        return Err(refused(format!("the driver serves CUDA {}.{}", version / 1000, version % 1000 / 10)));
+    }
+    Ok(version)
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32> {
+    let mut value: c_int = 0;
+    // SAFETY: the call writes to the number.
+    done("asking about the GPU", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+    Ok(value.max(0) as u32)
+}
+
+/// How many GPUs there are.
+pub fn count() -> Result<u32> {
+    start_driver()?;
+    let mut count: c_int = 0;
+    // SAFETY: the call writes to the number.
+    done("counting GPUs", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    Ok(count.max(0) as u32)
+}
+
+impl Gpu {
+    /// Opens a GPU whose memory is used up to `most_bytes`, or all that is free but a reserve.
+    pub fn open(number: u32, most_bytes: Option<u64>, precision: Precision) -> Result<Gpu> {
+        let driver_version = start_driver()?;
+        let found = count()?;
+        if number >= found {
+            return Err(CudaError::NoDevice { asked: number, found });
+        }
+        Library::Nvrtc.open()?;
+        Library::Cublas.open()?;
+        let (mut device, mut context) = (0, ptr::null_mut());
+        let mut name = [0u8; 256];
+        let (mut total, mut free, mut whole) = (0, 0, 0);
+        // SAFETY: every call writes to what it is given, sizes as stated.
+        unsafe {
+            done("finding the GPU", sys::cuDeviceGet(&mut device, number as c_int))?;
+            done("naming the GPU", sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, device))?;
+            done("asking for the GPU's memory", sys::cuDeviceTotalMem_v2(&mut total, device))?;
+            done("opening the GPU", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            done("opening the GPU", sys::cuCtxSetCurrent(context))?;
+            done("asking for free memory", sys::cuMemGetInfo_v2(&mut free, &mut whole))?;
+        }
+        use sys::CUdevice_attribute as Attribute;
+        let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+        let info = GpuInfo {
+            number,
+            name,
+            capability: (major, minor),
+            memory_bytes: total as u64,
+            free_bytes: free as u64,
+            driver_version,
+            processors,
+        };
+        let limit = most_bytes.unwrap_or(info.default_limit());
+        static OPENED: AtomicU64 = AtomicU64::new(1);
+        Ok(Gpu {
+            inner: Arc::new(Inner {
+                device,
+                context,
+                id: OPENED.fetch_add(1, Relaxed),
+                compute: Stream::new()?,
+                copy: Stream::new()?,
+                info,
+                pool: Pool::new(limit),
+                pinned: PinnedPool::default(),
+                slots: OnceLock::new(),
+                blas: OnceLock::new(),
+                precision,
+                functions: Mutex::default(),
+                modules: Mutex::default(),
+                failed: AtomicBool::new(false),
+                failure: Mutex::default(),
+                launches: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// The first GPU, or `None` with the reason said where there is none: for tests and benches that are skipped then.
+    pub fn or_skip(what: &str) -> Option<Gpu> {
+        match Gpu::open(0, None, Precision::F32) {
+            Ok(gpu) => Some(gpu),
+            Err(error) => {
+                println!("skipped: {what} needs a GPU: {error}");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &GpuInfo {
+        &self.inner.info
+    }
+
+    /// How products are computed.
+    pub fn precision(&self) -> Precision {
+        self.inner.precision
+    }
+
+    /// What failed since it was opened, if anything did. Work that is still under way may yet fail.
+    pub fn check(&self) -> Result<()> {
+        match &*self.inner.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all that was launched is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.attempt(|| {
+            // SAFETY: the streams live as long as the GPU.
+            done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.compute.0) })?;
+            done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.copy.0) })
+        });
+        self.check()
+    }
+
+    /// Kernels launched so far.
+    pub fn launches(&self) -> u64 {
+        self.inner.launches.load(Relaxed)
+    }
+
+    /// Does something with the GPU unless it has failed; a failure is kept.
+    pub(crate) fn attempt<T>(&self, work: impl FnOnce() -> Result<T>) -> Option<T> {
+        if self.inner.failed.load(Relaxed) {
+            return None;
+        }
+        match self.inner.bind().and_then(|()| work()) {
+            Ok(found) => Some(found),
+            Err(error) => {
+                self.inner.fail(error);
+                None
+            }
+        }
+    }
+
+    /// Products, made ready when first asked for.
+    pub(crate) fn blas(&self) -> Result<&Mutex<Blas>> {
+        let made = self.inner.blas.get_or_init(|| Blas::new(self).map(Mutex::new));
+        made.as_ref().map_err(CudaError::clone)
+    }
+
+    /// Launches a kernel on the stream that computes.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel, and every address it reads or writes lies inside memory that is held until the
+    /// work is done: memory of the pool is, since it is used again in stream order only.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &str,
+        grid: [u32; 2],
+        block: [u32; 2],
+        arguments: &mut Arguments,
+    ) {
+        if grid[0] == 0 || grid[1] == 0 {
+            return;
+        }
+        self.attempt(|| {
+            let function = self.inner.function(kernel)?;
+            let mut pointers = arguments.pointers();
+            self.inner.launches.fetch_add(1, Relaxed);
+            // SAFETY: the caller answers for the arguments; the pointers outlive the call, which copies what they show.
+            let result = unsafe {
+                sys::cuLaunchKernel(
+                    function.0,
+                    grid[0],
+                    grid[1],
+                    1,
+                    block[0],
+                    block[1],
+                    1,
+                    0,
+                    self.inner.compute.0,
+                    pointers.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            };
+            done("launching a kernel", result)
+        });
+    }
+}
+
+impl GpuInfo {
+    /// What may be used when nobody says: what is free but a reserve for the driver's own needs.
+    pub fn default_limit(&self) -> u64 {
+        let reserve = (self.memory_bytes / 32).max(512 << 20);
+        self.free_bytes.saturating_sub(reserve)
+    }
+
+    /// The name that NVRTC has for it.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+}
+
+impl Inner {
+    /// Sends this thread's calls to this GPU.
+    pub fn bind(&self) -> Result<()> {
+        if CURRENT.get() != self.id {
+            // SAFETY: the context is retained until the last clone is dropped.
+            done("choosing the GPU", unsafe { sys::cuCtxSetCurrent(self.context) })?;
+            CURRENT.set(self.id);
+        }
+        Ok(())
+    }
+
+    pub fn fail(&self, error: CudaError) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(error);
+        self.failed.store(true, Relaxed);
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
+    fn function(&self, kernel: &str) -> Result<Function> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(kernel) {
+            return Ok(*function);
+        }
+        let source = SOURCES.iter().find(|source| source.has(kernel)).expect("every kernel is in a file");
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if !modules.contains_key(source.file) {
+            let cubin = source.load(&self.info.architecture(), cache_directory().as_deref())?;
+            let mut module = ptr::null_mut();
+            // SAFETY: the image is a whole CUBIN that outlives the call.
+            done("loading kernels", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
+            modules.insert(source.file, Module(module));
+        }
+        let name = CString::new(kernel).expect("names hold no zero byte");
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is loaded and stays so until the GPU is closed.
+        let found = unsafe { sys::cuModuleGetFunction(&mut function, modules[source.file].0, name.as_ptr()) };
+        done("finding a kernel", found)?;
+        functions.insert(kernel.to_string(), Function(function));
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        // SAFETY: nobody else has a handle any more; work is waited for before its memory goes.
+        unsafe {
+            sys::cuStreamSynchronize(self.compute.0);
+            sys::cuStreamSynchronize(self.copy.0);
+        }
+        self.blas.take();
+        self.slots.take();
+        self.pool.clear();
+        self.pinned.clear();
+        let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(PoisonError::into_inner));
+        // SAFETY: as above.
+        unsafe {
+            for module in modules.into_values() {
+                sys::cuModuleUnload(module.0);
+            }
+            sys::cuStreamDestroy_v2(self.compute.0);
+            sys::cuStreamDestroy_v2(self.copy.0);
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+        CURRENT.set(0);
+    }
+}
+
+impl Stream {
+    /// A stream that waits for no other by itself.
+    fn new() -> Result<Stream> {
+        let mut stream = ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the call writes the handle.
+        done("making a stream", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Stream(stream))
+    }
+
+    pub fn handle(&self) -> sys::CUstream {
+        self.0
+    }
+
+    /// What comes after waits for the event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both handles are alive.
+        done("ordering streams", unsafe { sys::cuStreamWaitEvent(self.0, event.handle, 0) })
+    }
+
+    /// A mark behind all that was put on the stream so far.
+    pub fn mark(&self) -> Result<Event> {
+        let event = Event::new(false)?;
+        event.record(self)?;
+        Ok(event)
+    }
+}
+
+/// A mark in a stream.
+pub(crate) struct Event {
+    handle: sys::CUevent,
+}
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub fn new(timed: bool) -> Result<Event> {
+        let mut handle = ptr::null_mut();
+        let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+        // SAFETY: the call writes the handle.
+        done("making an event", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        Ok(Event { handle })
+    }
+
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both handles are alive.
+        done("marking a stream", unsafe { sys::cuEventRecord(self.handle, stream.0) })
+    }
+
+    /// Waits until the mark is reached.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the handle is alive.
+        done("work on the GPU", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+
+    /// Seconds between two marks that were reached.
+    pub fn seconds_since(&self, before: &Event) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+        // SAFETY: every driver has this function under its first name (the second came with CUDA 12.8); it writes to the number.
+        let found = unsafe {
+            match sys::culib().get::<Elapsed>(b"cuEventElapsedTime") {
+                Ok(elapsed) => elapsed(&mut milliseconds, before.handle, self.handle),
+                Err(_) => sys::CUresult::CUDA_ERROR_NOT_FOUND,
+            }
+        };
+        done("timing work on the GPU", found)?;
+        Ok(milliseconds as f64 / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours; the driver frees it once the mark is reached.
+        unsafe { sys::cuEventDestroy_v2(self.handle) };
+    }
+}
+
+/// A pair of marks around work, for the time it takes on the device.
+pub struct Stopwatch {
+    gpu: Gpu,
+    start: Option<Event>,
+}
+
+impl Stopwatch {
+    /// Starts behind what was launched so far.
+    pub fn start(gpu: &Gpu) -> Stopwatch {
+        let start = gpu.attempt(|| {
+            let event = Event::new(true)?;
+            event.record(&gpu.inner.compute)?;
+            Ok(event)
+        });
+        Stopwatch { gpu: gpu.clone(), start }
+    }
+
+    /// Waits for all that was launched since, and returns its seconds.
+    pub fn stop(self) -> Result<f64> {
+        let seconds = self.gpu.attempt(|| {
+            let end = Event::new(true)?;
+            end.record(&self.gpu.inner.compute)?;
+            end.synchronize()?;
+            self.start.as_ref().map_or(Ok(0.0), |start| end.seconds_since(start))
+        });
+        self.gpu.check()?;
+        Ok(seconds.unwrap_or(0.0))
+    }
+}
+
+/// The arguments of a kernel, as their bytes.
+pub(crate) struct Arguments {
+    words: [u64; 320],
+    used: usize,
+    starts: [u16; 24],
+    count: usize,
+}
+
+impl Arguments {
+    pub fn new() -> Arguments {
+        Arguments { words: [0; 320], used: 0, starts: [0; 24], count: 0 }
+    }
+
+    /// Adds a value that is laid out as in C.
+    pub fn push<T: Copy>(&mut self, value: T) {
+        let (bytes, first) = (size_of::<T>(), self.used);
+        assert!(first * 8 + bytes <= size_of_val(&self.words) && self.count < self.starts.len());
+        // SAFETY: there is room, and the place is aligned for anything of at most 8 bytes.
+        unsafe { ptr::write_unaligned(self.words.as_mut_ptr().add(first).cast(), value) };
+        self.starts[self.count] = first as u16;
+        self.count += 1;
+        self.used += bytes.div_ceil(8);
+    }
+
+    fn pointers(&mut self) -> [*mut std::ffi::c_void; 24] {
+        let base = self.words.as_mut_ptr();
+        // SAFETY: every start lies inside the words.
+        std::array::from_fn(|at| unsafe { base.add(self.starts[at] as usize).cast() })
+    }
+}
+
+/// Launches a kernel with these arguments.
+macro_rules! launch {
+    ($gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {{
+        let mut arguments = $crate::gpu::Arguments::new();
+        $(arguments.push($argument);)*
+        $gpu.launch($kernel, $grid, $block, &mut arguments)
+    }};
+}
+pub(crate) use launch;

@@ -1,0 +1,228 @@
+//! Kernels: CUDA C++ in `kernels/`, compiled by NVRTC for the GPU at hand when a file is first used, and kept on disk by
+//! what they were made from.
+
+use crate::library::Library;
+use crate::{CudaError, Result};
+use cudarc::nvrtc::sys;
+use std::ffi::{CStr, CString, c_char};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use xxhash_rust::xxh3::xxh3_128;
+
+/// A file of kernels.
+pub struct Source {
+    /// Its name.
+    pub file: &'static str,
+    text: &'static str,
+}
+
+const COMMON: &str = include_str!("../kernels/common.cuh");
+
+macro_rules! sources {
+    ($($file:literal),*) => {
+        &[$(Source { file: $file, text: include_str!(concat!("../kernels/", $file)) }),*]
+    };
+}
+
+/// Every file of kernels.
+pub const SOURCES: &[Source] = sources![
+    "aggregate.cu",
+    "attention.cu",
+    "lists.cu",
+    "loss.cu",
+    "norm.cu",
+    "post.cu",
+    "rows.cu",
+    "update.cu"
+];
+
+/// Options beside the architecture. Divisions and roots stay exact: the CPU's are.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=true"];
+
+impl Source {
+    fn whole(&self) -> String {
+        format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file, self.text)
+    }
+
+    /// Whether a kernel is in this file.
+    pub(crate) fn has(&self, kernel: &str) -> bool {
+        self.text.contains(&format!(" {kernel}(")) || self.has_shape(kernel)
+    }
+
+    /// Kernels of many shapes: `aggregate_32_1_4` is made by a macro that names `aggregate_##G`.
+    fn has_shape(&self, kernel: &str) -> bool {
+        let stem = kernel.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+        stem.len() < kernel.len() && self.text.contains(&format!(" {stem}_##G"))
+    }
+
+    /// Compiles the file for an architecture (`sm_90`).
+    pub fn compile(&self, architecture: &str) -> Result<Vec<u8>> {
+        Library::Nvrtc.open()?;
+        let text = CString::new(self.whole()).expect("kernels hold no zero byte");
+        let name = CString::new(self.file).expect("names hold no zero byte");
+        let options: Vec<CString> = std::iter::once(format!("--gpu-architecture={architecture}"))
+            .chain(OPTIONS.map(String::from))
+            .map(|option| CString::new(option).expect("options hold no zero byte"))
+            .collect();
+        let failed =
+            |log: String| CudaError::Compile { file: self.file, architecture: architecture.to_string(), log };
+        let mut program = ptr::null_mut();
+        // SAFETY: all strings outlive the calls; sizes are those the library gave.
+        unsafe {
+            let made = sys::nvrtcCreateProgram(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                0,
+                ptr::null(),
+                ptr::null(),
+            );
+            if made != sys::nvrtcResult::NVRTC_SUCCESS {
+                return Err(failed(message(made)));
+            }
+            let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+            let compiled = sys::nvrtcCompileProgram(program, pointers.len() as i32, pointers.as_ptr());
+            let result = if compiled == sys::nvrtcResult::NVRTC_SUCCESS {
+                let mut bytes = 0;
+                let sized = sys::nvrtcGetCUBINSize(program, &mut bytes);
+                let mut cubin = vec![0u8; bytes];
+                let read = sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast());
+                let ok = sys::nvrtcResult::NVRTC_SUCCESS;
+                if sized == ok && read == ok { Ok(cubin) } else { Err(failed(message(read))) }
+            } else {
+                let mut bytes = 0;
+                sys::nvrtcGetProgramLogSize(program, &mut bytes);
+                let mut log = vec![0u8; bytes.max(1)];
+                sys::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+                let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string();
+                Err(failed(if log.is_empty() { message(compiled) } else { log }))
+            };
+            sys::nvrtcDestroyProgram(&mut program);
+            result
+        }
+    }
+
+    /// The compiled file from the cache, or compiled now and put there. A cache that cannot be written is done without.
+    pub(crate) fn load(&self, architecture: &str, cache: Option<&Path>) -> Result<Vec<u8>> {
+        Library::Nvrtc.open()?;
+        let path = cache.map(|cache| cache.join(self.cache_name(architecture)));
+        if let Some(found) = path.as_deref().and_then(read_checked) {
+            return Ok(found);
+        }
+        let cubin = self.compile(architecture)?;
+        if let Some(path) = path {
+            let _ = write_checked(&path, &cubin);
+        }
+        Ok(cubin)
+    }
+
+    fn cache_name(&self, architecture: &str) -> String {
+        let made_from = format!("{}\0{}\0{:?}", self.whole(), OPTIONS.join(" "), nvrtc_version());
+        format!("{}-{architecture}-{:032x}.cubin", self.file, xxh3_128(made_from.as_bytes()))
+    }
+}
+
+/// A file whose last 16 bytes are the hash of the rest; anything else is as if it were not there.
+fn read_checked(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(path).ok()?;
+    let hash = bytes.split_off(bytes.len().checked_sub(16)?);
+    (xxh3_128(&bytes).to_le_bytes()[..] == hash[..]).then_some(bytes)
+}
+
+fn write_checked(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // Another process may write the same file: each writes its own, and the last to finish wins.
+    let own = path.with_extension(format!("{}.tmp", std::process::id()));
+    let whole = [bytes, &xxh3_128(bytes).to_le_bytes()].concat();
+    std::fs::write(&own, whole).and_then(|()| std::fs::rename(&own, path)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&own);
+    })
+}
+
+/// Where compiled kernels are kept.
+pub(crate) fn cache_directory() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
+    base.map(|base| base.join("esker").join("kernels"))
+}
+
+/// Version of NVRTC, once it is open.
+pub(crate) fn nvrtc_version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the call writes to the two numbers.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    (major, minor)
+}
+
+/// Whether NVRTC can be had, so that kernels can be compiled without a GPU.
+pub fn can_compile() -> Result<()> {
+    Library::Nvrtc.open()
+}
+
+fn message(result: sys::nvrtcResult) -> String {
+    // SAFETY: the library returns a text of its own that is never freed.
+    let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
+    text.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_compiles_for_every_architecture() {
+        if let Err(error) = can_compile() {
+            return println!("skipped: {error}");
+        }
+        for source in SOURCES {
+            for architecture in ["sm_75", "sm_80", "sm_90"] {
+                let cubin = source.compile(architecture).unwrap();
+                assert_eq!(&cubin[..4], b"\x7fELF", "{} {architecture}", source.file);
+            }
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_wrong_is_named_with_the_compilers_words() {
+        if let Err(error) = can_compile() {
+            return println!("skipped: {error}");
+        }
+        let wrong = Source { file: "wrong.cu", text: "__global__ void f() { return 1 +; }" };
+        let error = wrong.compile("sm_80").unwrap_err().to_string();
+        assert!(error.contains("wrong.cu") && error.contains("expression"), "{error}");
+    }
+
+    #[test]
+    fn kept_files_are_used_only_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep/er/file.cubin");
+        assert_eq!(read_checked(&path), None);
+        write_checked(&path, b"kernel").unwrap();
+        assert_eq!(read_checked(&path).as_deref(), Some(&b"kernel"[..]));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[2] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(read_checked(&path), None);
+        std::fs::write(&path, &bytes[..10]).unwrap();
+        assert_eq!(read_checked(&path), None);
+    }
+
+    #[test]
+    fn kernels_are_found_in_their_files() {
+        let file = |kernel: &str| {
+            let files: Vec<&str> =
+                SOURCES.iter().filter(|source| source.has(kernel)).map(|source| source.file).collect();
+            assert_eq!(files.len(), 1, "{kernel}: {files:?}");
+            files[0]
+        };
+        assert_eq!(file("aggregate_32_1_4"), "aggregate.cu");
+        assert_eq!(file("attend_back_8_1_1"), "attention.cu");
+        assert_eq!(file("attend_32_2_4"), "attention.cu");
+        assert_eq!(file("gather_1_1_4"), "rows.cu");
+        assert_eq!(file("slope_parts_8"), "attention.cu");
+        assert_eq!(file("add_numbers"), "post.cu");
+        assert_eq!(file("add_numbers_f64"), "loss.cu");
+    }
+}

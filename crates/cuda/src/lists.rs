@@ -1,0 +1,188 @@
+//! A layer's lists on the device, checked on the way there so that kernels need not look, and what the backward pass wants
+//! of them, made when first asked for.
+
+use crate::gpu::{Gpu, launch};
+use crate::matrix::blocks;
+use crate::memory::DeviceBuffer;
+use crate::pinned::Pinned;
+use std::sync::OnceLock;
+
+/// A layer's lists: every neighbour is a row of the input.
+pub struct DeviceLists {
+    pub(crate) gpu: Gpu,
+    words: DeviceBuffer,
+    inputs: usize,
+    outputs: usize,
+    edges: usize,
+    has_degrees: bool,
+    transposed: OnceLock<Transposed>,
+    scales: [OnceLock<DeviceBuffer>; 2],
+}
+
+/// For each input the lists it stands in, ascending.
+pub(crate) struct Transposed {
+    pub starts: DeviceBuffer,
+    pub edges: DeviceBuffer,
+    pub outputs: DeviceBuffer,
+}
+
+/// As in `kernels/lists.cu`.
+const SORT_ITEMS: usize = 2048;
+const DIGIT_BITS: u32 = 7;
+
+impl DeviceLists {
+    /// Lists as they lie in host memory: output `i` has the neighbours between its offset and the next; a neighbour is an
+    /// input row plus `base`. Degrees are one an input, or none. Asserts that every neighbour is an input.
+    pub fn new(
+        gpu: &Gpu,
+        inputs: usize,
+        nbr_offsets: &[u32],
+        nbrs: &[u32],
+        base: u32,
+        input_degrees: &[u32],
+    ) -> DeviceLists {
+        assert!(!nbr_offsets.is_empty() && nbr_offsets.is_sorted(), "offsets ascend");
+        assert!(inputs < u32::MAX as usize, "rows are counted in 32 bits");
+        assert!(
+            input_degrees.is_empty() || input_degrees.len() == inputs,
+            "one degree an input row, or none"
+        );
+        let outputs = nbr_offsets.len() - 1;
+        assert!(outputs <= inputs, "outputs are the last rows of the inputs");
+        let first = nbr_offsets[0];
+        let edges = (nbr_offsets[outputs] - first) as usize;
+        let mut host = Pinned::new(gpu, outputs + 1 + edges + input_degrees.len());
+        let (to_offsets, rest) = host.words_mut().split_at_mut(outputs + 1);
+        let (to_nbrs, to_degrees) = rest.split_at_mut(edges);
+        to_offsets.iter_mut().zip(nbr_offsets).for_each(|(to, from)| *to = from - first);
+        let mut largest = 0;
+        for (to, from) in to_nbrs.iter_mut().zip(&nbrs[first as usize..][..edges]) {
+            // A neighbour below `base` wraps around and is found too large.
+            *to = from.wrapping_sub(base);
+            largest = largest.max(*to);
+        }
+        assert!(edges == 0 || (largest as usize) < inputs, "every neighbour is an input row");
+        to_degrees.copy_from_slice(input_degrees);
+        DeviceLists {
+            gpu: gpu.clone(),
+            words: gpu.land_words(host),
+            inputs,
+            outputs,
+            edges,
+            has_degrees: !input_degrees.is_empty(),
+            transposed: OnceLock::new(),
+            scales: [const { OnceLock::new() }; 2],
+        }
+    }
+
+    /// Rows that are read.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Rows that are written.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Neighbours in all lists.
+    pub fn edge_count(&self) -> usize {
+        self.edges
+    }
+
+    pub(crate) fn self_first(&self) -> u32 {
+        (self.inputs - self.outputs) as u32
+    }
+
+    pub(crate) fn offsets(&self) -> u64 {
+        self.words.address()
+    }
+
+    pub(crate) fn nbrs(&self) -> u64 {
+        self.words.address() + (self.outputs as u64 + 1) * 4
+    }
+
+    fn degrees(&self) -> u64 {
+        self.nbrs() + self.edges as u64 * 4
+    }
+
+    /// `1 / sqrt(degree + 1)` of each input, by whole-graph degrees or by these lists.
+    pub(crate) fn gcn_scales(&self, whole: bool) -> u64 {
+        let scales = self.scales[whole as usize].get_or_init(|| {
+            assert!(!whole || self.has_degrees, "GCN by whole-graph degrees needs input_degrees");
+            let scales = DeviceBuffer::words(&self.gpu, self.inputs);
+            let grid = [blocks(self.inputs, 256), 1];
+            let (to, inputs, outputs) = (scales.address(), self.inputs as u32, self.outputs as u32);
+            // SAFETY: there is a degree and a scale an input; lists are checked.
+            unsafe {
+                if whole {
+                    launch!(self.gpu, "scales_by_degrees", grid, [256, 1]; self.degrees(), to, inputs);
+                } else {
+                    launch!(
+                        self.gpu, "scales_by_lists", grid, [256, 1]; self.offsets(), self.nbrs(), to, inputs, outputs
+                    );
+                }
+            }
+            scales
+        });
+        scales.address()
+    }
+
+    /// Makes the lists turned round, unless they are there.
+    pub fn transpose(&self) {
+        self.transposed();
+    }
+
+    pub(crate) fn transposed(&self) -> &Transposed {
+        self.transposed.get_or_init(|| {
+            let gpu = &self.gpu;
+            let words = |count| DeviceBuffer::words(gpu, count);
+            let (starts, outputs) = (words(self.inputs + 1), words(self.edges));
+            let owners = words(self.edges);
+            let bits = usize::BITS - self.inputs.saturating_sub(1).leading_zeros();
+            let passes = bits.div_ceil(DIGIT_BITS).max(1);
+            let digit_bits = bits.div_ceil(passes).max(1);
+            let grid = blocks(self.edges, SORT_ITEMS);
+            let counts = words((grid as usize) << digit_bits);
+            let (count, digits) = (self.edges as u32, 1u32 << digit_bits);
+            let mut sorted: Option<(DeviceBuffer, DeviceBuffer)> = None;
+            for pass in 0..passes {
+                let shift = pass * digit_bits;
+                let (to_keys, to_values) = (words(self.edges), words(self.edges));
+                let (keys, values) =
+                    sorted.as_ref().map_or((self.nbrs(), 0), |(keys, values)| (keys.address(), values.address()));
+                // SAFETY: all arrays have an entry an edge, counts one a block and digit.
+                unsafe {
+                    launch!(
+                        gpu, "count_digits", [grid, 1], [256, 1]; keys, counts.address(), count, shift, digits
+                    );
+                    if grid > 0 {
+                        launch!(gpu, "scan_counts", [1, 1], [1024, 1]; counts.address(), grid * digits);
+                    }
+                    launch!(
+                        gpu, "place_digits", [grid, 1], [256, 1];
+                        keys, values, counts.address(), to_keys.address(), to_values.address(), count, shift, digits
+                    );
+                }
+                sorted = Some((to_keys, to_values));
+            }
+            let (keys, edges) = sorted.expect("at least one pass");
+            // SAFETY: as above; starts have one entry more than there are inputs.
+            unsafe {
+                launch!(
+                    gpu, "edge_outputs", [blocks(self.outputs, 32), 1], [256, 1];
+                    self.offsets(), owners.address(), self.outputs as u32
+                );
+                launch!(
+                    gpu, "find_starts", [blocks(self.inputs + 1, 256), 1], [256, 1];
+                    keys.address(), starts.address(), count, self.inputs as u32
+                );
+                launch!(
+                    gpu, "pick_words", [blocks(self.edges, 256), 1], [256, 1];
+                    owners.address(), edges.address(), outputs.address(), count
+                );
+            }
+            Transposed { starts, edges, outputs }
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! Device memory under a limit: buffers go back when dropped and serve again. Memory that computes is used again in
+//! the order of its stream, so nothing waits. Memory that rows land in is written by the stream that copies: it carries a mark
+//! of its last use.
+
+use crate::gpu::{Event, Gpu, Inner, done};
+use crate::{CudaError, Result};
+use cudarc::driver::sys;
+use esker_types::ByteCount;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What who writes a buffer first is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The stream that computes.
+    Compute,
+    /// The stream that copies.
+    Landing,
+}
+
+struct Block {
+    address: u64,
+    bytes: usize,
+    /// When its last use is over, where the next may be on another stream.
+    free_at: Option<Event>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    compute: Vec<Block>,
+    landing: Vec<Block>,
+    held: usize,
+    used: usize,
+    peak_used: usize,
+    peak_held: usize,
+    limit: usize,
+    allocations: u64,
+}
+
+/// Where device memory comes from and goes back to.
+pub(crate) struct Pool {
+    shelf: Mutex<Shelf>,
+}
+
+/// A size that many requests share: eighths of a power of two.
+pub(crate) fn pooled_bytes(bytes: usize) -> usize {
+    let bytes = bytes.max(512);
+    let step = (bytes.next_power_of_two() / 16).max(512);
+    bytes.next_multiple_of(step)
+}
+
+impl Pool {
+    pub fn new(limit: u64) -> Pool {
+        Pool { shelf: Mutex::new(Shelf { limit: limit as usize, ..Shelf::default() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // Every change of the shelf leaves it whole.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn peak_bytes(&self) -> u64 {
+        self.lock().peak_held as u64
+    }
+
+    pub fn limit_bytes(&self) -> u64 {
+        self.lock().limit as u64
+    }
+
+    pub fn allocations(&self) -> u64 {
+        self.lock().allocations
+    }
+
+    /// Memory that is never used for anything else; whoever asks frees it.
+    pub fn reserve(&self, bytes: usize) -> Result<u64> {
+        let mut shelf = self.lock();
+        let block = shelf.allocate(bytes)?;
+        shelf.used += bytes;
+        Ok(block.address)
+    }
+
+    fn take(&self, asked: usize, purpose: Use) -> Result<Block> {
+        let mut shelf = self.lock();
+        let free = shelf.free(purpose);
+        let fits = |block: &Block| block.bytes >= asked && block.bytes <= asked + asked / 4;
+        let best = (0..free.len()).filter(|index| fits(&free[*index])).min_by_key(|index| free[*index].bytes);
+        let block = match best {
+            Some(index) => free.swap_remove(index),
+            None => shelf.allocate(asked)?,
+        };
+        shelf.used += block.bytes;
+        shelf.peak_used = shelf.peak_used.max(shelf.used);
+        Ok(block)
+    }
+
+    fn put(&self, block: Block, purpose: Use) {
+        let mut shelf = self.lock();
+        shelf.used -= block.bytes;
+        shelf.free(purpose).push(block);
+    }
+
+    /// Gives everything back to the driver.
+    pub fn clear(&self) {
+        self.lock().release(0);
+    }
+}
+
+impl Shelf {
+    fn free(&mut self, purpose: Use) -> &mut Vec<Block> {
+        match purpose {
+            Use::Compute => &mut self.compute,
+            Use::Landing => &mut self.landing,
+        }
+    }
+
+    fn allocate(&mut self, asked: usize) -> Result<Block> {
+        if self.held + asked > self.limit {
+            self.release(self.limit.saturating_sub(asked));
+        }
+        let mut found = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let mut address = 0;
+        for keep in [usize::MAX, 0] {
+            if self.held + asked > self.limit || found == sys::CUresult::CUDA_SUCCESS {
+                break;
+            }
+            self.release(keep);
+            // SAFETY: the call writes the address.
+            found = unsafe { sys::cuMemAlloc_v2(&mut address, asked) };
+        }
+        if found == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: the call writes to the two numbers.
+            unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+            return Err(CudaError::Memory {
+                asked: ByteCount(asked as u64),
+                held: ByteCount(self.used as u64),
+                limit: ByteCount(self.limit as u64),
+                free: ByteCount(free as u64),
+            });
+        }
+        done("taking memory of the GPU", found)?;
+        self.held += asked;
+        self.peak_held = self.peak_held.max(self.held);
+        self.allocations += 1;
+        Ok(Block { address, bytes: asked, free_at: None })
+    }
+
+    /// Gives free blocks back to the driver until at most `keep` bytes are held. The driver waits for work that uses them.
+    fn release(&mut self, keep: usize) {
+        while self.held > keep {
+            let largest = |blocks: &[Block]| (0..blocks.len()).max_by_key(|index| blocks[*index].bytes);
+            let blocks = if self.compute.is_empty() { &mut self.landing } else { &mut self.compute };
+            let Some(index) = largest(blocks) else { return };
+            let block = blocks.swap_remove(index);
+            self.held -= block.bytes;
+            // SAFETY: the block is free; cuMemFree waits until the device is done with it.
+            unsafe { sys::cuMemFree_v2(block.address) };
+        }
+    }
+}
+
+/// Memory on the device; goes back when dropped. The address is 0 on a GPU that has failed, and nothing is launched there.
+pub struct DeviceBuffer {
+    block: Option<Block>,
+    bytes: usize,
+    purpose: Use,
+    inner: Arc<Inner>,
+}
+
+impl DeviceBuffer {
+    pub(crate) fn new(gpu: &Gpu, bytes: usize, purpose: Use) -> DeviceBuffer {
+        let block = gpu.attempt(|| gpu.inner().pool.take(pooled_bytes(bytes), purpose));
+        DeviceBuffer { block, bytes, purpose, inner: gpu.inner().clone() }
+    }
+
+    /// For 32-bit numbers.
+    pub(crate) fn words(gpu: &Gpu, count: usize) -> DeviceBuffer {
+        DeviceBuffer::new(gpu, count * 4, Use::Compute)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.block.as_ref().map_or(0, |block| block.address)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Lets the stream that copies wait until the memory's last use is over.
+    pub(crate) fn wait_until_free(&mut self) -> Result<()> {
+        match self.block.as_mut().and_then(|block| block.free_at.take()) {
+            Some(event) => self.inner.copy.wait(&event),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let Some(mut block) = self.block.take() else { return };
+        if self.purpose == Use::Landing && !self.inner.has_failed() {
+            let marked = self.inner.bind().and_then(|()| self.inner.compute.mark());
+            match marked {
+                Ok(event) => block.free_at = Some(event),
+                Err(error) => self.inner.fail(error),
+            }
+        }
+        self.inner.pool.put(block, self.purpose);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shared_and_waste_little() {
+        for bytes in [1usize, 511, 512, 513, 10_000, 1 << 20, (1 << 20) + 1, 341_000_000] {
+            let pooled = pooled_bytes(bytes);
+            assert!(pooled >= bytes && pooled % 512 == 0, "{bytes}: {pooled}");
+            assert!(bytes < 8192 || pooled <= bytes + bytes / 8, "{bytes}: {pooled}");
+        }
+    }
+}

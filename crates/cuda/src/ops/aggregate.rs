@@ -1,0 +1,105 @@
+use super::RowShape;
+use crate::gpu::{Gpu, launch};
+use crate::{DeviceLists, DeviceMatrix};
+
+/// How neighbours' rows become one, as `kernels/aggregate.cu` has it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gathering {
+    /// Their mean.
+    Mean,
+    /// Their sum.
+    Sum,
+    /// Their sum and this multiple of the node's own row.
+    SumWithSelf(f32),
+    /// GCN's, by whole-graph degrees or by the lists.
+    Gcn {
+        /// By whole-graph degrees.
+        whole: bool,
+    },
+    /// The largest of each column.
+    Max,
+}
+
+impl Gathering {
+    /// The kernel's number for it, its multiple, and its scales.
+    fn parts(self, lists: &DeviceLists) -> (u32, f32, u64) {
+        match self {
+            Gathering::Mean => (0, 1.0, 0),
+            Gathering::Sum | Gathering::Max => (1, 1.0, 0),
+            Gathering::SumWithSelf(multiple) => (2, multiple, 0),
+            Gathering::Gcn { whole } => (3, 1.0, lists.gcn_scales(whole)),
+        }
+    }
+}
+
+impl Gpu {
+    /// One row an output from its neighbours' rows. `winners` takes the place in the list of each largest.
+    pub fn aggregate(
+        &self,
+        lists: &DeviceLists,
+        input: &DeviceMatrix,
+        how: Gathering,
+        to: &mut DeviceMatrix,
+        winners: Option<&mut DeviceMatrix>,
+    ) {
+        let columns = input.columns();
+        assert_eq!(input.rows(), lists.inputs(), "the graph of this layer");
+        assert_eq!((to.rows(), to.columns()), (lists.outputs(), columns));
+        let shape = RowShape::of(columns);
+        let grid = shape.grid(lists.outputs(), columns);
+        let (outputs, width) = (lists.outputs() as u32, columns as u32);
+        if how == Gathering::Max {
+            let winners = winners.map_or(0, |winners| {
+                assert_eq!((winners.rows(), winners.columns()), (to.rows(), columns));
+                winners.address()
+            });
+            // SAFETY: lists are checked; shapes are those just asserted.
+            return unsafe {
+                launch!(
+                    self, &shape.kernel("largest"), grid, [256, 1];
+                    lists.offsets(), lists.nbrs(), input.address(), to.address(), winners, outputs, width
+                )
+            };
+        }
+        let (mode, multiple, scales) = how.parts(lists);
+        // SAFETY: lists are checked; shapes are those just asserted; scales have an entry an input.
+        unsafe {
+            launch!(
+                self, &shape.kernel("aggregate"), grid, [256, 1];
+                lists.offsets(), lists.nbrs(), scales, input.address(), to.address(), outputs, width,
+                lists.self_first(), mode, multiple
+            )
+        }
+    }
+
+    /// Sets the gradient of each input to what the gradients of aggregated rows hand back to it; `add_to_last` says that the
+    /// last rows, the outputs' own, already hold a part of the sum.
+    pub fn hand_back(
+        &self,
+        lists: &DeviceLists,
+        gradient: &DeviceMatrix,
+        how: Gathering,
+        winners: Option<&DeviceMatrix>,
+        add_to_last: bool,
+        to: &mut DeviceMatrix,
+    ) {
+        let columns = gradient.columns();
+        assert_eq!((gradient.rows(), to.rows(), to.columns()), (lists.outputs(), lists.inputs(), columns));
+        assert_eq!(how == Gathering::Max, winners.is_some(), "the largest need to be known");
+        assert!(
+            winners.is_none_or(|winners| (winners.rows(), winners.columns()) == (lists.outputs(), columns))
+        );
+        let shape = RowShape::of(columns);
+        let (mode, multiple, scales) = how.parts(lists);
+        let transposed = lists.transposed();
+        // SAFETY: lists are checked; shapes are those just asserted; scales have an entry an input.
+        unsafe {
+            launch!(
+                self, &shape.kernel("hand_back"), shape.grid(lists.inputs(), columns), [256, 1];
+                transposed.starts.address(), transposed.edges.address(), transposed.outputs.address(),
+                lists.offsets(), scales, winners.map_or(0, DeviceMatrix::address), gradient.address(), to.address(),
+                lists.inputs() as u32, columns as u32, lists.self_first(), mode, multiple, add_to_last as u32
+            )
+        }
+    }
+}

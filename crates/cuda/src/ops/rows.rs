@@ -1,0 +1,178 @@
+use super::RowShape;
+use crate::gpu::{Gpu, launch};
+use crate::matrix::blocks;
+use crate::memory::DeviceBuffer;
+use crate::pinned::Pinned;
+use crate::{DeviceMatrix, Result};
+
+impl Gpu {
+    /// Words in pinned memory, copied to the device.
+    fn land_slice(&self, words: &[u32]) -> DeviceBuffer {
+        let mut host = Pinned::new(self, words.len());
+        host.words_mut().copy_from_slice(words);
+        self.land_words(host)
+    }
+
+    /// `to[i] = from[rows[i]]`.
+    pub fn gather_rows(&self, from: &DeviceMatrix, rows: &[u32], to: &mut DeviceMatrix) {
+        assert_eq!((to.rows(), to.columns()), (rows.len(), from.columns()));
+        assert!(rows.iter().all(|row| (*row as usize) < from.rows()), "rows of the matrix");
+        self.gather(from.address(), &self.land_slice(rows), to);
+    }
+
+    fn gather(&self, from: u64, rows: &DeviceBuffer, to: &mut DeviceMatrix) {
+        let (count, columns) = (to.rows(), to.columns());
+        let shape = RowShape::of(columns);
+        // SAFETY: callers made sure that every row is one of `from`.
+        unsafe {
+            launch!(
+                self, &shape.kernel("gather"), shape.grid(count, columns), [256, 1];
+                from, rows.address(), to.address(), count as u32, columns as u32
+            )
+        }
+    }
+
+    /// `to[rows[i]] = from[i]`, or zeros without `from`.
+    pub fn scatter_rows(&self, from: Option<&DeviceMatrix>, rows: &[u32], to: &mut DeviceMatrix) {
+        let columns = to.columns();
+        assert!(from.is_none_or(|from| from.rows() == rows.len() && from.columns() == columns));
+        assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
+        let (landed, count) = (self.land_slice(rows), rows.len() * columns);
+        // SAFETY: every row is one of `to`.
+        unsafe {
+            launch!(
+                self, "scatter_rows", [blocks(count, 256), 1], [256, 1];
+                from.map_or(0, DeviceMatrix::address), landed.address(), to.address(), count as u64, columns as u32
+            )
+        }
+    }
+
+    /// `to[i] = from[rows[i]]` with the rows in pinned host memory, read by the GPU's threads over the bus.
+    pub fn gather_from_host(&self, from: &Pinned, rows: &[u32], to: &mut DeviceMatrix) {
+        let columns = to.columns();
+        let last = from.words().len() / columns;
+        assert!(
+            to.rows() == rows.len() && rows.iter().all(|row| (*row as usize) < last),
+            "rows of the host's memory"
+        );
+        let landed = self.land_slice(rows);
+        if let Some(address) = self.attempt(|| from.device_address()) {
+            self.gather(address, &landed, to);
+        }
+    }
+
+    /// Copies a matrix with a plain kernel: what memory allows.
+    pub fn copy_matrix(&self, from: &DeviceMatrix, to: &mut DeviceMatrix) {
+        assert!(from.count() == to.count() && from.count().is_multiple_of(4));
+        let packs = from.count() / 4;
+        // SAFETY: both have so many numbers.
+        unsafe {
+            launch!(
+                self, "copy_packs", [blocks(packs, 1024), 1], [256, 1]; from.address(), to.address(), packs as u64
+            )
+        }
+    }
+}
+
+/// Rows of some nodes kept on the device, found by a table with an entry a node. Rows of the other nodes come with the batch,
+/// or are read from host memory by the GPU's threads.
+pub struct RowCache {
+    gpu: Gpu,
+    slots: DeviceBuffer,
+    nodes: usize,
+    rows: DeviceMatrix,
+    filled: usize,
+    /// Which nodes are kept, for the host to ask.
+    kept: Vec<u64>,
+}
+
+impl RowCache {
+    /// Room for so many rows, of a graph of so many nodes.
+    pub fn new(gpu: &Gpu, nodes: usize, rows: usize, columns: usize) -> Result<RowCache> {
+        let slots = DeviceBuffer::words(gpu, nodes);
+        gpu.fill_words(slots.address(), nodes, u32::MAX);
+        let rows = DeviceMatrix::new(gpu, rows, columns);
+        gpu.check()?;
+        let kept = vec![0; nodes.div_ceil(64)];
+        Ok(RowCache { gpu: gpu.clone(), slots, nodes, rows, filled: 0, kept })
+    }
+
+    /// Device bytes that such a cache takes.
+    pub fn bytes_for(nodes: u64, rows: u64, columns: u64) -> u64 {
+        nodes * 4 + rows * columns * 4
+    }
+
+    /// Keeps the rows of nodes that are not kept yet; whole rows, node by node. Asserts that there is room.
+    pub fn add(&mut self, nodes: &[u32], values: &[f32]) {
+        assert_eq!(values.len(), nodes.len() * self.rows.columns());
+        assert!(self.filled + nodes.len() <= self.rows.rows(), "room for {} more", nodes.len());
+        for node in nodes {
+            assert!((*node as usize) < self.nodes && !self.has(*node), "a node that is not kept yet");
+            self.kept[*node as usize / 64] |= 1 << (node % 64);
+        }
+        self.gpu.write(&mut self.rows, self.filled, values);
+        let landed = self.gpu.land_slice(nodes);
+        // SAFETY: every node has its entry, and every slot its row.
+        unsafe {
+            launch!(
+                self.gpu, "set_slots", [blocks(nodes.len(), 256), 1], [256, 1];
+                self.slots.address(), landed.address(), self.filled as u32, nodes.len() as u32
+            )
+        }
+        self.filled += nodes.len();
+    }
+
+    /// Whether a node's row is kept.
+    pub fn has(&self, node: u32) -> bool {
+        self.kept[node as usize / 64] >> (node % 64) & 1 == 1
+    }
+
+    /// Rows kept.
+    pub fn len(&self) -> usize {
+        self.filled
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// The rows of a batch: kept rows from here, the others in order from `others`, which holds one a node that is not kept.
+    pub fn assemble(&self, nodes: &[u32], others: &DeviceMatrix, to: &mut DeviceMatrix) {
+        let mut missing = 0;
+        let places: Vec<u32> = nodes
+            .iter()
+            .map(|node| {
+                let place = missing;
+                missing += !self.has(*node) as u32;
+                place
+            })
+            .collect();
+        assert!(missing as usize <= others.rows() && others.columns() == self.rows.columns());
+        self.gather(nodes, &places, others.address(), to);
+    }
+
+    /// The same with the others in pinned host memory, a row a node of the graph.
+    pub fn assemble_from_host(&self, nodes: &[u32], host: &Pinned, to: &mut DeviceMatrix) {
+        assert_eq!(host.words().len(), self.nodes * self.rows.columns(), "a row a node");
+        if let Some(address) = self.gpu.attempt(|| host.device_address()) {
+            self.gather(nodes, nodes, address, to);
+        }
+    }
+
+    fn gather(&self, nodes: &[u32], places: &[u32], others: u64, to: &mut DeviceMatrix) {
+        let columns = self.rows.columns();
+        assert!(nodes.iter().all(|node| (*node as usize) < self.nodes), "nodes of the graph");
+        assert_eq!((to.rows(), to.columns()), (nodes.len(), columns));
+        let landed = self.gpu.land_slice(&[nodes, places].concat());
+        let (count, shape) = (nodes.len(), RowShape::of(columns));
+        // SAFETY: nodes have their entries; slots are rows of the cache; places are rows of the others, as callers made sure.
+        unsafe {
+            launch!(
+                self.gpu, &shape.kernel("assemble"), shape.grid(count, columns), [256, 1];
+                landed.address(), self.slots.address(), landed.address() + count as u64 * 4, self.rows.address(),
+                others, to.address(), count as u32, columns as u32
+            )
+        }
+    }
+}

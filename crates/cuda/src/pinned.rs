@@ -1,0 +1,236 @@
+//! Host memory that the GPU reads and writes directly. Making it is slow, so it goes back when dropped and serves again,
+//! once the copy out of it is done.
+
+use crate::Result;
+use crate::gpu::{Event, Gpu, Inner, done};
+use crate::memory::pooled_bytes;
+use cudarc::driver::sys;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+struct Page {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// When the copy out of it is done.
+    free_at: Option<Event>,
+}
+// SAFETY: the memory belongs to whoever owns the value.
+unsafe impl Send for Page {}
+
+/// Pinned memory waiting to be used again.
+#[derive(Default)]
+pub(crate) struct PinnedPool {
+    free: Mutex<Vec<Page>>,
+}
+
+impl PinnedPool {
+    pub fn clear(&self) {
+        for page in std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner)) {
+            // SAFETY: allocated by cuMemHostAlloc, freed once, and the device is idle.
+            unsafe { sys::cuMemFreeHost(page.start.as_ptr().cast()) };
+        }
+    }
+
+    fn take(&self, asked: usize) -> Result<Page> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |page: &Page| page.bytes >= asked && page.bytes <= asked + asked / 4;
+        // The one that has waited longest of those that fit: its copy is most likely done.
+        if let Some(index) = (0..free.len()).find(|index| fits(&free[*index])) {
+            let mut page = free.remove(index);
+            drop(free);
+            if let Some(event) = page.free_at.take() {
+                event.synchronize()?;
+            }
+            return Ok(page);
+        }
+        drop(free);
+        let mut start = ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the call writes the address.
+        done("pinning host memory", unsafe { sys::cuMemHostAlloc(&mut start, asked, flags) })?;
+        let start = NonNull::new(start.cast()).expect("the driver said that there is memory");
+        // SAFETY: the memory is ours and as large as asked; it is set so that it may be read.
+        unsafe { ptr::write_bytes(start.as_ptr(), 0, asked) };
+        Ok(Page { start, bytes: asked, free_at: None })
+    }
+}
+
+/// Numbers in host memory that the GPU can copy from by itself, or ordinary memory where none can be pinned.
+pub struct Pinned {
+    page: Option<Page>,
+    ordinary: Vec<u32>,
+    words: usize,
+    inner: Arc<Inner>,
+}
+
+impl Pinned {
+    /// So many 32-bit words, of unspecified content.
+    pub fn new(gpu: &Gpu, words: usize) -> Pinned {
+        let page = gpu.inner().bind().and_then(|()| gpu.inner().pinned.take(pooled_bytes(words * 4))).ok();
+        let ordinary = if page.is_none() { vec![0; words] } else { Vec::new() };
+        Pinned { page, ordinary, words, inner: gpu.inner().clone() }
+    }
+
+    /// Whether the memory is really pinned.
+    pub fn is_pinned(&self) -> bool {
+        self.page.is_some()
+    }
+
+    /// As whole numbers.
+    pub fn words(&self) -> &[u32] {
+        match &self.page {
+            // SAFETY: the page has at least so many bytes, aligned to pages, all set when it was made.
+            Some(page) => unsafe { std::slice::from_raw_parts(page.start.as_ptr().cast(), self.words) },
+            None => &self.ordinary,
+        }
+    }
+
+    /// The same, to be written.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        match &mut self.page {
+            // SAFETY: as above, and the borrow is unique.
+            Some(page) => unsafe { std::slice::from_raw_parts_mut(page.start.as_ptr().cast(), self.words) },
+            None => &mut self.ordinary,
+        }
+    }
+
+    /// As numbers, to be written.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(self.words_mut())
+    }
+
+    /// As numbers.
+    pub fn floats(&self) -> &[f32] {
+        bytemuck::cast_slice(self.words())
+    }
+
+    /// The memory may be written again once the event is reached.
+    pub(crate) fn free_at(mut self, event: Event) -> Result<()> {
+        match &mut self.page {
+            Some(page) => page.free_at = Some(event),
+            // Copies out of ordinary memory are done when the call returns, but for what the driver staged.
+            None => event.synchronize()?,
+        }
+        Ok(())
+    }
+
+    /// Where the GPU's threads find it.
+    pub(crate) fn device_address(&self) -> Result<u64> {
+        let Some(page) = &self.page else {
+            return Err(crate::CudaError::Call {
+                what: "reading host memory from the GPU",
+                found: "the memory could not be pinned".to_string(),
+            });
+        };
+        let mut address = 0;
+        // SAFETY: the page is pinned; the call writes the address.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, page.start.as_ptr().cast(), 0) };
+        done("finding host memory from the GPU", found)?;
+        Ok(address)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(page) = self.page.take() {
+            self.inner.pinned.free.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+        }
+    }
+}
+
+/// Places in pinned memory for single numbers on their way back.
+pub(crate) struct Slots {
+    start: NonNull<f64>,
+    free: Mutex<Vec<usize>>,
+}
+// SAFETY: a slot is read by whoever took it, after the copy into it.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+const SLOTS: usize = 1024;
+
+impl Slots {
+    fn new() -> Result<Slots> {
+        let mut start = ptr::null_mut();
+        // SAFETY: the call writes the address.
+        let found = unsafe { sys::cuMemHostAlloc(&mut start, SLOTS * 8, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        done("pinning host memory", found)?;
+        let start = NonNull::new(start.cast()).expect("the driver said that there is memory");
+        Ok(Slots { start, free: Mutex::new((0..SLOTS).collect()) })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: allocated by cuMemHostAlloc, freed once, and the device is idle.
+        unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
+    }
+}
+
+/// A number that the GPU is working out.
+pub struct Pending {
+    gpu: Gpu,
+    slot: Option<usize>,
+    event: Option<Event>,
+}
+
+impl Pending {
+    /// Copies the number at a device address back once it is there.
+    ///
+    /// # Safety
+    /// The address holds an f64 of memory from the pool.
+    pub(crate) unsafe fn copy(gpu: &Gpu, address: u64) -> Pending {
+        let made = gpu.attempt(|| {
+            let inner = gpu.inner();
+            let slots = match inner.slots.get() {
+                Some(slots) => slots,
+                None => {
+                    let made = Slots::new()?;
+                    inner.slots.get_or_init(|| made)
+                }
+            };
+            let Some(slot) = slots.lock().pop() else {
+                let found = format!("more than {SLOTS} numbers on their way");
+                return Err(crate::CudaError::Call { what: "copying a number back", found });
+            };
+            // SAFETY: the slot is ours until the number is read; the caller answers for the address.
+            let copied = unsafe {
+                let to = slots.start.as_ptr().add(slot);
+                sys::cuMemcpyDtoHAsync_v2(to.cast(), address, 8, inner.compute.handle())
+            };
+            done("copying a number back", copied)?;
+            Ok((slot, inner.compute.mark()?))
+        });
+        let (slot, event) = made.unzip();
+        Pending { gpu: gpu.clone(), slot, event }
+    }
+
+    /// The number, as soon as it is there.
+    pub fn wait(mut self) -> Result<f64> {
+        let event = self.event.take();
+        self.gpu.attempt(|| event.map_or(Ok(()), |event| event.synchronize()));
+        self.gpu.check()?;
+        let (slots, slot) = (self.gpu.inner().slots.get(), self.slot);
+        let (Some(slots), Some(slot)) = (slots, slot) else { return Ok(f64::NAN) };
+        // SAFETY: the copy into the slot is done, and the slot is ours until dropped.
+        Ok(unsafe { ptr::read_volatile(slots.start.as_ptr().add(slot)) })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot else { return };
+        // A number nobody waited for may still be written.
+        if let Some(event) = self.event.take() {
+            self.gpu.attempt(|| event.synchronize());
+        }
+        if let Some(slots) = self.gpu.inner().slots.get() {
+            slots.lock().push(slot);
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! An NVIDIA GPU: every operation is a launch or a few, in order on one stream. What the CPU does in one pass, kernels of
+//! `esker_cuda` do in one pass; products go through cuBLAS.
+
+use crate::cpu::counted;
+use crate::*;
+use esker_cuda::{
+    AttentionCall, AttentionState, Columns, DeviceActivation, DeviceDropout, DeviceLists, DeviceMatrix,
+    DevicePost, DeviceRule, Gathering, Gpu, MovedMatrix, Pending, Pinned, Targets,
+};
+use esker_types::random::{Key, unit};
+
+/// Computes on a GPU. Clones share it.
+#[derive(Clone)]
+pub struct CudaBackend {
+    gpu: Gpu,
+}
+
+/// A matrix on the GPU.
+pub struct CudaMatrix(DeviceMatrix);
+
+/// A layer's lists on the GPU.
+pub struct CudaGraph(DeviceLists);
+
+/// Rows in pinned memory.
+pub struct CudaRows(Pinned);
+
+/// A number on its way from the GPU.
+pub struct CudaNumber {
+    pending: Pending,
+    what: &'static str,
+}
+
+impl CudaBackend {
+    /// A backend on an opened GPU.
+    pub fn new(gpu: Gpu) -> CudaBackend {
+        CudaBackend { gpu }
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+impl Shape for CudaMatrix {
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.0.columns()
+    }
+}
+
+impl ListShape for CudaGraph {
+    fn inputs(&self) -> usize {
+        self.0.inputs()
+    }
+
+    fn outputs(&self) -> usize {
+        self.0.outputs()
+    }
+}
+
+impl CudaGraph {
+    /// The lists.
+    pub fn lists(&self) -> &DeviceLists {
+        &self.0
+    }
+}
+
+impl HostRows for CudaRows {
+    fn values_mut(&mut self) -> &mut [f32] {
+        self.0.floats_mut()
+    }
+}
+
+impl Deferred for CudaNumber {
+    fn wait(self) -> Result<f64> {
+        let found = self.pending.wait()?;
+        if !found.is_finite() {
+            return Err(NnError::NotFinite { what: self.what.to_string(), found });
+        }
+        Ok(found)
+    }
+}
+
+fn dropout(dropout: Option<Dropout>) -> DeviceDropout {
+    dropout.map_or(DeviceDropout::default(), |dropout| DeviceDropout {
+        key: dropout.key.word(),
+        threshold: dropout.threshold,
+        scale: dropout.scale,
+    })
+}
+
+fn post(post: Post) -> DevicePost {
+    let activation = match post.activation {
+        Activation::Identity => DeviceActivation::Identity,
+        Activation::Relu => DeviceActivation::Relu,
+        Activation::Elu => DeviceActivation::Elu,
+        Activation::LeakyRelu => DeviceActivation::LeakyRelu,
+    };
+    DevicePost { dropout: dropout(post.dropout), activation }
+}
+
+fn gathering(aggregator: Aggregator) -> Gathering {
+    match aggregator {
+        Aggregator::Mean => Gathering::Mean,
+        Aggregator::Sum => Gathering::Sum,
+        Aggregator::Max => Gathering::Max,
+        Aggregator::SumWithSelf(multiple) => Gathering::SumWithSelf(multiple),
+        Aggregator::GcnWhole => Gathering::Gcn { whole: true },
+        Aggregator::GcnSampled => Gathering::Gcn { whole: false },
+    }
+}
+
+fn attention<'a>(call: &Attention<'a, CudaBackend>) -> AttentionCall<'a> {
+    AttentionCall {
+        lists: &call.graph.0,
+        heads: call.heads,
+        average: call.average,
+        hidden: &call.hidden.0,
+        source: &call.source_vector.0,
+        target: &call.target_vector.0,
+        slope: call.slope,
+        dropout: dropout(call.dropout),
+    }
+}
+
+impl Backend for CudaBackend {
+    type Matrix = CudaMatrix;
+    type Graph = CudaGraph;
+    type Rows = CudaRows;
+    type Number = CudaNumber;
+
+    fn check(&self) -> Result<()> {
+        Ok(self.gpu.check()?)
+    }
+
+    fn rows(&self, rows: usize, columns: usize) -> CudaRows {
+        CudaRows(Pinned::new(&self.gpu, rows * columns))
+    }
+
+    fn land(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
+        CudaMatrix(self.gpu.land(rows.0, columns))
+    }
+
+    fn matrix(&self, rows: usize, columns: usize) -> CudaMatrix {
+        CudaMatrix(DeviceMatrix::new(&self.gpu, rows, columns))
+    }
+
+    fn write(&self, matrix: &mut CudaMatrix, first: usize, values: &[f32]) {
+        self.gpu.write(&mut matrix.0, first, values);
+    }
+
+    fn read(&self, matrix: &CudaMatrix, first: usize, values: &mut [f32]) {
+        self.gpu.read(&matrix.0, first, values);
+    }
+
+    fn fill(&self, matrix: &mut CudaMatrix, value: f32) {
+        self.gpu.fill(&mut matrix.0, value);
+    }
+
+    /// On the host, so that every processor starts from the same bits.
+    fn fill_uniform(&self, matrix: &mut CudaMatrix, key: Key, bound: f32) {
+        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
+        let count = (matrix.rows() * matrix.columns()) as u64;
+        self.gpu.write(&mut matrix.0, 0, &(0..count).map(number).collect::<Vec<f32>>());
+    }
+
+    fn gather_rows(&self, from: &CudaMatrix, rows: &[u32], to: &mut CudaMatrix) {
+        self.gpu.gather_rows(&from.0, rows, &mut to.0);
+    }
+
+    fn scatter_rows(&self, from: Option<&CudaMatrix>, rows: &[u32], to: &mut CudaMatrix) {
+        self.gpu.scatter_rows(from.map(|from| &from.0), rows, &mut to.0);
+    }
+
+    fn graph(&self, lists: &Lists<'_>) -> CudaGraph {
+        lists.assert_valid();
+        let (offsets, degrees) = (lists.nbr_offsets, lists.input_degrees);
+        CudaGraph(DeviceLists::new(&self.gpu, lists.inputs, offsets, lists.nbrs, lists.base, degrees))
+    }
+
+    fn affine(&self, call: Affine<'_, Self>, output: &mut CudaMatrix) {
+        let bias = call.bias.map(|bias| &bias.0);
+        let added = call.add.map(|add| &add.0);
+        if call.terms.is_empty() && !call.accumulate {
+            return match added {
+                Some(from) => self.gpu.finish_copy(from, bias, post(call.post), &mut output.0),
+                None => {
+                    self.gpu.fill(&mut output.0, 0.0);
+                    self.gpu.finish(&mut output.0, bias, None, post(call.post));
+                }
+            };
+        }
+        for (index, term) in call.terms.into_iter().enumerate() {
+            let add = call.accumulate || index > 0;
+            match term.source {
+                Source::Rows(from) => self.gpu.product(&from.0, &term.weight.0, add, &mut output.0),
+                Source::Aggregate { graph, input, aggregator, kept, winners } => {
+                    let mut own = None;
+                    let rows = match kept {
+                        Some(kept) => kept,
+                        None => own.insert(self.matrix(graph.outputs(), input.columns())),
+                    };
+                    let winners = winners.map(|winners| &mut winners.0);
+                    self.gpu.aggregate(&graph.0, &input.0, gathering(aggregator), &mut rows.0, winners);
+                    self.gpu.product(&rows.0, &term.weight.0, add, &mut output.0);
+                }
+            }
+        }
+        if bias.is_some() || added.is_some() || !call.post.is_none() {
+            self.gpu.finish(&mut output.0, bias, added, post(call.post));
+        }
+    }
+
+    fn weight_gradients(
+        &self,
+        gradient: &mut CudaMatrix,
+        applied: Option<(&CudaMatrix, Post)>,
+        terms: Vec<WeightTerm<'_, Self>>,
+        bias_gradient: Option<&mut CudaMatrix>,
+    ) {
+        let applied = applied.filter(|(_, applied)| !applied.is_none());
+        let applied = applied.map(|(output, applied)| (&output.0, post(applied)));
+        self.gpu.unfinish(&mut gradient.0, applied, bias_gradient.map(|bias| &mut bias.0));
+        for term in terms {
+            self.gpu.product_weights(&gradient.0, &term.source.0, &mut term.weight_gradient.0);
+        }
+    }
+
+    fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut CudaMatrix) {
+        let to = &mut input_gradient.0;
+        let outputs = terms.iter().map(|term| match term {
+            InputTerm::Rows { gradient, .. }
+            | InputTerm::Identity { gradient }
+            | InputTerm::Aggregate { gradient, .. } => gradient.rows(),
+        });
+        let outputs = outputs.max().unwrap_or(0);
+        // What is each output's own goes to the last rows at once; what is handed back is added to it.
+        let mut own = false;
+        for term in terms {
+            match term {
+                InputTerm::Rows { gradient, weight } => {
+                    self.gpu.product_back(&gradient.0, &weight.0, own, to)
+                }
+                InputTerm::Identity { gradient } if own => {
+                    self.gpu.add_last(&gradient.0, gradient.rows(), to)
+                }
+                InputTerm::Identity { gradient } => self.gpu.copy_last(&gradient.0, gradient.rows(), to),
+                InputTerm::Aggregate { .. } => continue,
+            }
+            own = true;
+        }
+        let mut handed = false;
+        for term in terms {
+            let InputTerm::Aggregate { graph, gradient, weight, aggregator, winners } = term else {
+                continue;
+            };
+            assert!(!handed, "one aggregate a layer");
+            let mut back = self.matrix(gradient.rows(), weight.columns());
+            self.gpu.product_back(&gradient.0, &weight.0, false, &mut back.0);
+            let winners = winners.map(|winners| &winners.0);
+            self.gpu.hand_back(&graph.0, &back.0, gathering(*aggregator), winners, own, to);
+            handed = true;
+        }
+        if !handed {
+            let others = to.rows() - if own { outputs } else { 0 };
+            self.gpu.fill_first(to, others, 0.0);
+        }
+    }
+
+    fn attention(&self, call: &Attention<'_, Self>, output: &mut CudaMatrix) -> AttentionKept<Self> {
+        let kept = self.gpu.attend(&attention(call), &mut output.0);
+        let [weights, source_scores, target_scores] = kept.map(CudaMatrix);
+        AttentionKept { weights, source_scores, target_scores }
+    }
+
+    fn attention_backward(
+        &self,
+        call: &Attention<'_, Self>,
+        kept: &AttentionKept<Self>,
+        gradient: &CudaMatrix,
+        into: AttentionGradients<'_, Self>,
+    ) {
+        let state = AttentionState {
+            weights: &kept.weights.0,
+            source_scores: &kept.source_scores.0,
+            target_scores: &kept.target_scores.0,
+        };
+        let vectors = [&mut into.source_vector.0, &mut into.target_vector.0];
+        self.gpu.attend_back(&attention(call), &state, &gradient.0, &mut into.hidden.0, vectors);
+    }
+
+    fn normalise(
+        &self,
+        call: Normalise<'_, Self>,
+        values: &mut CudaMatrix,
+        output: &mut CudaMatrix,
+    ) -> CudaMatrix {
+        let affine = [&call.scale.0, &call.shift.0];
+        let (values, to, epsilon) = (&mut values.0, &mut output.0, call.epsilon);
+        let deviations = match call.by {
+            Normaliser::Layer => self.gpu.layer_norm(values, affine, epsilon, to),
+            Normaliser::Batch { running_mean, running_variance, momentum } => {
+                let (running_mean, running_variance) = (&mut running_mean.0, &mut running_variance.0);
+                let by = Columns::Batch { running_mean, running_variance, momentum };
+                self.gpu.batch_norm(by, values, affine, epsilon, to)
+            }
+            Normaliser::Running { running_mean, running_variance } => {
+                let by = Columns::Running { mean: &running_mean.0, variance: &running_variance.0 };
+                self.gpu.batch_norm(by, values, affine, epsilon, to)
+            }
+        };
+        if !call.post.is_none() {
+            self.gpu.finish(to, None, None, post(call.post));
+        }
+        CudaMatrix(deviations)
+    }
+
+    fn normalise_backward(&self, call: NormaliseBackward<'_, Self>, gradient: &mut CudaMatrix) {
+        let applied = (!call.post.is_none()).then(|| (&call.output.0, post(call.post)));
+        self.gpu.unfinish(&mut gradient.0, applied, None);
+        let by = [&call.scale.0, &call.deviations.0];
+        let into = [&mut call.scale_gradient.0, &mut call.shift_gradient.0];
+        self.gpu.norm_back(call.by_row, &mut gradient.0, &call.normalised.0, by, into);
+    }
+
+    fn loss(
+        &self,
+        logits: &CudaMatrix,
+        rows: &[u32],
+        labels: Labels<'_>,
+        gradient: &mut CudaMatrix,
+    ) -> Result<CudaNumber> {
+        let counted = counted(rows, labels, logits.columns())?;
+        let targets = match labels {
+            Labels::Classes(classes) => Targets::Classes(classes),
+            Labels::Binary(targets) => Targets::Binary(targets),
+            Labels::Values(targets) => Targets::Values(targets),
+        };
+        let pending = self.gpu.loss(&logits.0, rows, targets, counted, &mut gradient.0);
+        self.gpu.check()?;
+        Ok(CudaNumber { pending, what: "the loss" })
+    }
+
+    fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<CudaNumber>> {
+        let mut rule = DeviceRule {
+            rate: update.rate,
+            limit: update.gradient_limit,
+            weight_decay: update.weight_decay,
+            shrink: update.shrink,
+            clip_norm: update.clip_norm.unwrap_or(0.0),
+            ..DeviceRule::default()
+        };
+        match update.rule {
+            Rule::Sgd { momentum, nesterov } => {
+                (rule.kind, rule.momentum, rule.nesterov) = (0, momentum, nesterov as u32);
+            }
+            Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
+                (rule.kind, rule.beta1, rule.beta2, rule.epsilon) = (1, beta1, beta2, epsilon);
+                (rule.correction1, rule.correction2_root) = (correction1, correction2_root);
+            }
+            Rule::Adagrad { epsilon } => (rule.kind, rule.epsilon) = (2, epsilon),
+        }
+        let moved: Vec<MovedMatrix<'_>> = parameters
+            .into_iter()
+            .map(|Moved { value, gradient, state }| MovedMatrix {
+                value: &mut value.0,
+                gradient: &gradient.0,
+                state: state.iter_mut().map(|state| &mut state.0).collect(),
+            })
+            .collect();
+        let length = self.gpu.update(rule, update.clip_norm.is_some(), &moved);
+        self.gpu.check()?;
+        Ok(length.map(|pending| CudaNumber { pending, what: "the length of the gradient" }))
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.gpu.peak_bytes()
+    }
+}

@@ -1,0 +1,291 @@
+//! A GPU against PyTorch's fixtures and against the CPU backend, within 1e-4; the same bits every time. Skipped, saying so,
+//! where there is no GPU.
+
+mod common;
+
+use common::{Batch, configs, golden, numbers};
+use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, Pinned, Precision, RowCache};
+use esker_nn::*;
+use esker_types::random::{Key, below};
+
+const TOLERANCE: f32 = 1e-4;
+
+/// One GPU for all tests of a name, or none.
+fn backend(test: &str) -> Option<CudaBackend> {
+    Gpu::or_skip(test).map(CudaBackend::new)
+}
+
+#[test]
+fn forward_and_backward_agree_with_pytorch() {
+    let Some(backend) = backend("forward and backward") else { return };
+    golden::forward_and_backward(&backend, TOLERANCE);
+}
+
+#[test]
+fn ten_optimizer_steps_agree_with_pytorch() {
+    let Some(backend) = backend("optimizer steps") else { return };
+    golden::ten_optimizer_steps(&backend, TOLERANCE);
+}
+
+#[test]
+fn losses_agree_with_pytorch() {
+    let Some(backend) = backend("losses") else { return };
+    golden::losses(&backend, TOLERANCE);
+}
+
+fn values<B: Backend>(backend: &B, matrix: &B::Matrix) -> Vec<f32> {
+    let mut values = vec![0.0; matrix.rows() * matrix.columns()];
+    backend.read(matrix, 0, &mut values);
+    values
+}
+
+/// What one training step gives: loss, logits, gradients by name, gradient of the input, then the parameters.
+struct Outcome {
+    loss: f64,
+    numbers: Vec<(String, Vec<f32>)>,
+}
+
+fn step<B: Backend + Clone>(
+    backend: &B,
+    config: &ModelConfig,
+    batch: &Batch,
+    [input, output]: [usize; 2],
+) -> Outcome {
+    let mut model = Model::new(backend, config, input, output, 3).unwrap();
+    let optimizer = OptimizerConfig { clip_norm: Some(1.0), ..OptimizerConfig::default() };
+    let mut optimizer = Optimizer::new(&model, &optimizer).unwrap();
+    let targets = batch.rows[batch.rows.len() - 1] as u64;
+    let pick = |seed: u64, bound: u64| -> Vec<u32> {
+        (0..targets + 5).map(|index| below(Key::new(seed).at(index), bound) as u32).collect()
+    };
+    let (labels, seeds) = (pick(1, output as u64), pick(2, targets));
+    let mut host = backend.rows(batch.rows[0], input);
+    host.values_mut().copy_from_slice(&numbers(batch.rows[0] * input, 6));
+    let rows = backend.land(host, input);
+    let graphs = batch.graphs(backend);
+    let activations = model.forward(&graphs, &rows, 0);
+    let mut found = vec![("logits".to_string(), values(backend, activations.logits()))];
+    let (loss, gradient) = model.loss(activations.logits(), &seeds, Labels::Classes(&labels)).unwrap();
+    let input = model.backward(&graphs, &rows, activations, gradient, true).unwrap();
+    found.push(("input gradient".to_string(), values(backend, &input)));
+    found.extend(model.parameters().map(|p| (p.name.clone(), values(backend, &p.gradient))));
+    let length = optimizer.step(&mut model, 0.01).unwrap().unwrap().wait().unwrap();
+    found.push(("length".to_string(), vec![length as f32]));
+    backend.check().unwrap();
+    found.extend(
+        model.export().into_iter().filter(|n| n.name.contains("running")).map(|n| (n.name, n.values)),
+    );
+    found.push(("inferred".to_string(), values(backend, &model.infer(&graphs, &rows))));
+    Outcome { loss: loss.wait().unwrap(), numbers: found }
+}
+
+fn assert_close(what: &str, found: &Outcome, expected: &Outcome) {
+    assert!((found.loss - expected.loss).abs() < 1e-4 * expected.loss.abs().max(1.0), "{what}: loss");
+    assert_eq!(found.numbers.len(), expected.numbers.len());
+    for ((name, found), (_, expected)) in found.numbers.iter().zip(&expected.numbers) {
+        assert_eq!(found.len(), expected.len(), "{what} {name}");
+        // After Adam's first step numbers near zero may differ in sign: inferred rows are looser.
+        let tolerance = if name == "inferred" { 2e-2 } else { TOLERANCE };
+        let largest = expected.iter().fold(1e-2f32, |largest, x| largest.max(x.abs()));
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let error = (found - expected).abs() / largest;
+            assert!(
+                error <= tolerance,
+                "{what} {name}[{index}]: {found} against {expected}, error {error:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_layer_agrees_with_the_cpu_in_every_shape() {
+    let Some(gpu) = backend("layers against the CPU") else { return };
+    let shapes: [(&[usize], u64); 4] =
+        [(&[40, 20, 7], 4), (&[3000, 900, 100], 12), (&[300, 300, 300], 0), (&[2000, 5, 1], 700)];
+    for config in configs() {
+        for (rows, most) in shapes {
+            for (hidden, widths) in [(8, [5, 3]), (64, [32, 10]), (128, [100, 47]), (300, [257, 4])] {
+                let config = ModelConfig { hidden: hidden / config.heads * config.heads, ..config.clone() };
+                let batch = Batch::new(rows, most, 4);
+                let (cpu, gpu) =
+                    (step(&CpuBackend::new(), &config, &batch, widths), step(&gpu, &config, &batch, widths));
+                assert_close(&format!("{config:?} {rows:?} {widths:?}"), &gpu, &cpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn input_dropout_and_output_heads_agree_with_the_cpu() {
+    let Some(gpu) = backend("dropout against the CPU") else { return };
+    let config = ModelConfig {
+        kind: Kind::Gat,
+        layers: 2,
+        hidden: 64,
+        heads: 4,
+        output_heads: Some(3),
+        dropout: 0.4,
+        input_dropout: 0.3,
+        attention_dropout: 0.5,
+        activation: Activation::Elu,
+        ..ModelConfig::default()
+    };
+    let batch = Batch::new(&[500, 200, 60], 9, 5);
+    let found = step(&gpu, &config, &batch, [33, 5]);
+    assert_close("GAT with every dropout", &found, &step(&CpuBackend::new(), &config, &batch, [33, 5]));
+}
+
+#[test]
+fn the_same_step_has_the_same_bits_on_every_run_and_every_opening() {
+    let Some(first) = backend("the same bits") else { return };
+    for config in configs() {
+        let batch = Batch::new(&[9000, 5000, 700], 8, 4);
+        let bits = |outcome: Outcome| -> Vec<u32> {
+            outcome.numbers.iter().flat_map(|(_, numbers)| numbers.iter().map(|x| x.to_bits())).collect()
+        };
+        let expected = bits(step(&first, &config, &batch, [20, 7]));
+        assert!(bits(step(&first, &config, &batch, [20, 7])) == expected, "{config:?}");
+        let second = backend("the same bits").unwrap();
+        assert!(bits(step(&second, &config, &batch, [20, 7])) == expected, "opened again: {config:?}");
+    }
+}
+
+#[test]
+fn lower_precisions_are_close_and_are_really_taken() {
+    if backend("precisions").is_none() {
+        return;
+    }
+    let config = ModelConfig { hidden: 128, layers: 2, ..ModelConfig::default() };
+    let batch = Batch::new(&[3000, 900, 100], 12, 4);
+    let run = |precision| {
+        step(&CudaBackend::new(Gpu::open(0, None, precision).unwrap()), &config, &batch, [64, 10])
+    };
+    let [exact, tf32, bf16] = [Precision::F32, Precision::Tf32, Precision::Bf16].map(run);
+    let distance = |other: &Outcome| {
+        let pairs = other.numbers[0].1.iter().zip(&exact.numbers[0].1);
+        let largest = exact.numbers[0].1.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs())) / largest
+    };
+    let (tf32, bf16) = (distance(&tf32), distance(&bf16));
+    assert!(tf32 > 1e-6 && tf32 < 5e-3, "{tf32}");
+    assert!(bf16 > tf32 && bf16 < 5e-2, "{bf16}");
+}
+
+#[test]
+fn rows_come_from_the_cache_from_the_batch_and_from_the_host() {
+    let Some(gpu) = Gpu::or_skip("the row cache") else { return };
+    for columns in [1usize, 3, 8, 100, 128, 1024] {
+        let nodes = 2000usize;
+        let all = numbers(nodes * columns, 9);
+        let mut host = Pinned::new(&gpu, nodes * columns);
+        host.floats_mut().copy_from_slice(&all);
+        let row = |node: u32| &all[node as usize * columns..][..columns];
+        let rows_of =
+            |nodes: &[u32]| -> Vec<f32> { nodes.iter().flat_map(|node| row(*node).to_vec()).collect() };
+        let mut cache = RowCache::new(&gpu, nodes, 300, columns).unwrap();
+        for part in 0..3u32 {
+            let kept: Vec<u32> =
+                (0..100).map(|i| (i * 17 + part * 5) % 2000).filter(|n| !cache.has(*n)).collect();
+            cache.add(&kept, &rows_of(&kept));
+        }
+        let batch: Vec<u32> = (0..700).map(|i| below(Key::new(3).at(i), 2000) as u32).collect();
+        let missing: Vec<u32> = batch.iter().copied().filter(|node| !cache.has(*node)).collect();
+        assert!(!missing.is_empty() && missing.len() < batch.len() && !cache.is_empty());
+        let mut others = DeviceMatrix::new(&gpu, missing.len(), columns);
+        gpu.write(&mut others, 0, &rows_of(&missing));
+        let mut to = DeviceMatrix::new(&gpu, batch.len(), columns);
+        let mut found = vec![0.0; batch.len() * columns];
+        let mut check = |what: &str, to: &mut DeviceMatrix| {
+            gpu.read(to, 0, &mut found);
+            gpu.check().unwrap();
+            assert!(found == rows_of(&batch), "{what} of {columns} columns");
+            gpu.fill(to, 0.0);
+        };
+        cache.assemble(&batch, &others, &mut to);
+        check("cache and batch", &mut to);
+        cache.assemble_from_host(&batch, &host, &mut to);
+        check("cache and host", &mut to);
+        gpu.gather_from_host(&host, &batch, &mut to);
+        check("host", &mut to);
+    }
+}
+
+#[test]
+fn lists_with_every_number_of_inputs_are_turned_round_in_order() {
+    let Some(gpu) = Gpu::or_skip("transposed lists") else { return };
+    for (inputs, outputs, most) in
+        [(1usize, 1usize, 3u64), (130, 20, 40), (70_000, 9000, 30), (600_000, 40_000, 25), (5, 5, 5000)]
+    {
+        let key = Key::new(inputs as u64);
+        let mut offsets = vec![0u32];
+        let mut nbrs = Vec::new();
+        for output in 0..outputs as u64 {
+            for place in 0..below(key.at(output), most + 1) {
+                nbrs.push(below(key.with(output).at(place), inputs as u64) as u32);
+            }
+            offsets.push(nbrs.len() as u32);
+        }
+        let lists = DeviceLists::new(&gpu, inputs, &offsets, &nbrs, 0, &[]);
+        // Gradients that make sums in another order come out differently.
+        let slopes = numbers(outputs, 4);
+        let mut gradient = DeviceMatrix::new(&gpu, outputs, 1);
+        gpu.write(&mut gradient, 0, &slopes);
+        let mut to = DeviceMatrix::new(&gpu, inputs, 1);
+        gpu.hand_back(&lists, &gradient, Gathering::Sum, None, false, &mut to);
+        let mut found = vec![0.0; inputs];
+        gpu.read(&to, 0, &mut found);
+        gpu.check().unwrap();
+        let mut expected = vec![0.0f32; inputs];
+        for output in 0..outputs {
+            for nbr in &nbrs[offsets[output] as usize..offsets[output + 1] as usize] {
+                expected[*nbr as usize] += slopes[output];
+            }
+        }
+        assert!(found == expected, "{inputs} inputs");
+    }
+}
+
+#[test]
+fn too_little_memory_is_said_and_nothing_is_computed_after_it() {
+    if backend("the limit of memory").is_none() {
+        return;
+    }
+    let gpu = Gpu::open(0, Some(100 << 20), Precision::F32).unwrap();
+    let small = DeviceMatrix::new(&gpu, 1000, 1000);
+    gpu.check().unwrap();
+    let _large = DeviceMatrix::new(&gpu, 100_000, 1000);
+    let error = gpu.check().unwrap_err().to_string();
+    for part in ["--gpu-memory", "--batch", "381", "100.0 MiB", "free on the device"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let mut values = vec![7.0; 10];
+    gpu.read(&small, 0, &mut values);
+    assert!(values == [7.0; 10], "nothing is done on a GPU that failed");
+    assert!(gpu.peak_bytes() <= 100 << 20);
+    let error = CudaBackend::new(gpu).check().unwrap_err().to_string();
+    assert!(error.contains("--gpu-memory"), "{error}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_is_an_error() {
+    let Some(gpu) = backend("a loss that is no number") else { return };
+    let mut logits = gpu.matrix(4, 3);
+    gpu.fill(&mut logits, f32::NAN);
+    let mut gradient = gpu.matrix(4, 3);
+    let loss = gpu.loss(&logits, &[0, 1], Labels::Classes(&[1, 2]), &mut gradient).unwrap();
+    assert!(matches!(loss.wait(), Err(NnError::NotFinite { .. })));
+    let error = gpu.loss(&logits, &[1], Labels::Classes(&[3]), &mut gradient).err().unwrap();
+    assert!(matches!(error, NnError::Label { .. }));
+}
+
+#[test]
+fn a_warm_step_takes_no_memory_from_the_driver_and_waits_for_nothing() {
+    let Some(backend) = backend("a warm step") else { return };
+    let config = ModelConfig { hidden: 64, layers: 2, ..ModelConfig::default() };
+    let batch = Batch::new(&[9000, 5000, 700], 8, 4);
+    let run = || step(&backend, &config, &batch, [20, 7]).loss;
+    let first = (run(), run());
+    let before = backend.gpu().allocations();
+    assert_eq!(first, (run(), run()));
+    assert_eq!(backend.gpu().allocations(), before);
+}
