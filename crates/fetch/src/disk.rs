@@ -9,6 +9,7 @@ use esker_io::{Counters, Files, Options, Piece, Queue, Rung};
 use esker_plan::Fetch;
 use esker_store::{Dataset, PAYLOAD_OFFSET, StoreError};
 use esker_types::NodeId;
+use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -67,13 +68,13 @@ impl RowReader {
         self.read_where(nodes, |at| is_read(plan[at]), values)
     }
 
-    /// Reads every row and makes f32 of it, with the threads of the surrounding rayon pool.
-    pub fn read_all(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
+    /// Reads every row, and makes f32 of all with the threads of `pool`.
+    pub fn read_all(&mut self, nodes: &[NodeId], values: &mut [f32], pool: &ThreadPool) -> Result<()> {
         self.read_where(nodes, |_| true, values)?;
         let format = &self.rows.format;
         if format.dim() > 0 && !format.is_plain() {
             let widen = |piece: &mut [f32]| Widener::new(format).all(piece.chunks_exact_mut(format.dim()));
-            values.par_chunks_mut(CHUNK_ROWS * format.dim()).for_each(widen);
+            pool.install(|| values.par_chunks_mut(CHUNK_ROWS * format.dim()).for_each(widen));
         }
         Ok(())
     }

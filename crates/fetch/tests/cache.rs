@@ -59,6 +59,7 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
     let (_, wide) = planned::<u64>(directory.path(), &batches, nodes, slots);
     assert_eq!(tally, wide);
     let (mut cache, mut reader) = (HostCache::new(slots, disk.format()), disk.reader().unwrap());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let (mut words, mut hits, mut reads) = (Vec::new(), 0, 0);
     for (number, batch) in batches.iter().enumerate() {
         let mut expected = vec![0f32; batch.len() * dim as usize];
@@ -70,7 +71,7 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
         hits += cache.assemble(&words, disk.format(), &mut found);
         assert!(found == expected, "{dim} {dtype} {slots}: batch {number}");
         found.fill(f32::NAN);
-        reader.read_all(batch, &mut found).unwrap();
+        reader.read_all(batch, &mut found, &pool).unwrap();
         assert!(found == expected, "{dim} {dtype}: batch {number} without a plan");
     }
     assert_eq!((hits, reads), (tally.hits, tally.misses()));
@@ -102,8 +103,9 @@ fn rows_of_every_type_come_as_from_memory() {
 #[test]
 fn a_row_that_is_not_there_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
-    let dataset = dataset(directory.path(), 10, 4, Dtype::F32);
+    let dataset = dataset(directory.path(), 100, 4, Dtype::F32);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let mut reader = Arc::new(DiskRows::open(&dataset).unwrap()).reader().unwrap();
-    let said = reader.read_all(&[NodeId(10)], &mut [0.0; 4]).unwrap_err().to_string();
-    assert!(said.contains("row 10"), "{said}");
+    let said = reader.read_all(&[NodeId(100)], &mut [0.0; 4], &pool).unwrap_err().to_string();
+    assert!(said.contains("row 100"), "{said}");
 }

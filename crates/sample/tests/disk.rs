@@ -85,6 +85,7 @@ fn kinds_of_edges_come_from_disk_too() {
     std::fs::create_dir(&from).unwrap();
     let facts: String = (0..900).map(|number| format!("n{}\tr{}\tn{}\n", number % 83, number % 5, number * 7 % 89)).collect();
     std::fs::write(from.join("train.txt"), facts).unwrap();
+    ["valid.txt", "test.txt"].iter().for_each(|name| std::fs::write(from.join(name), "n1\tr1\tn2\n").unwrap());
     let target = directory.path().join("k");
     let request = Request { format: "triples".into(), from: Some(from), out_neighbours: true, ..Request::default() };
     import(&request, &Job { target: &target, budget: BUDGET, overwrite: false, progress: &Silent }).unwrap();

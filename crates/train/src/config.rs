@@ -94,6 +94,18 @@ pub struct RunConfig {
     pub strategy: StrategyKind,
     /// What the run may use, in bytes.
     pub memory: u64,
+    /// What traces and plans may take on disk, in bytes; half of what is free where it is not said.
+    #[serde(default)]
+    pub disk_budget: Option<u64>,
+    /// Batches that are sampled and planned together, where it is said.
+    #[serde(default)]
+    pub superbatch: Option<u64>,
+    /// Bytes for cached feature rows, where it is said.
+    #[serde(default)]
+    pub feature_cache: Option<u64>,
+    /// Bytes for cached neighbour lists, where it is said.
+    #[serde(default)]
+    pub neighbour_cache: Option<u64>,
     /// Threads.
     pub threads: usize,
     /// The processor that trains.
@@ -155,6 +167,9 @@ impl RunConfig {
                 "evaluate with --eval sampled and --final-eval sampled",
             ));
         }
+        if self.superbatch == Some(0) {
+            return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
+        }
         if self.device != "cpu" {
             return Err(TrainError::config(format!("device `{}`", self.device), "train with --device cpu"));
         }
@@ -165,7 +180,18 @@ impl RunConfig {
 
     /// What must be the same for a run to be resumed, by name: everything that can change a result.
     pub fn differences(&self, other: &RunConfig) -> Vec<String> {
-        let free = ["dataset", "strategy", "memory", "threads", "checkpoint_batches", "checkpoint_seconds"];
+        let free = [
+            "dataset",
+            "strategy",
+            "memory",
+            "disk_budget",
+            "superbatch",
+            "feature_cache",
+            "neighbour_cache",
+            "threads",
+            "checkpoint_batches",
+            "checkpoint_seconds",
+        ];
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
             flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);

@@ -29,6 +29,6 @@ pub use learner::{CpuRows, Learner};
 pub use memory::{Plan, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use open::{OpenRun, TakePredictions, predict};
-pub use record::{BatchRecord, EpochRecord, RunDirectory, Summary};
+pub use record::{BatchRecord, EpochRecord, ListRecord, RunDirectory, Summary};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Watcher};

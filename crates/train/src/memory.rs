@@ -16,6 +16,9 @@ const THREAD_BYTES: u64 = 3 << 20;
 /// Batches held at a time when memory allows: being fetched, waiting, being trained on.
 const MOST_HELD: usize = 3;
 
+/// Where a strategy takes all that is left, inference over the whole graph gets one in so many parts of it.
+const WHOLE_PART: u64 = 4;
+
 /// What memory is needed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -36,6 +39,8 @@ pub struct Plan {
     pub whole_bytes: u64,
     /// The smallest budget that would do.
     pub smallest_bytes: u64,
+    /// What the strategy may hold in all.
+    pub strategy_bytes: u64,
 }
 
 impl Plan {
@@ -46,11 +51,21 @@ impl Plan {
         let smallest_bytes = smallest.total();
         for held in (1..=MOST_HELD).rev() {
             let job = Job { batches_held: held, ..job.clone() };
-            let table = table(&job)?;
+            let mut table = table(&job)?;
             let total = table.total();
             if total <= config.memory {
-                let whole_bytes = config.memory - total + whole_least(config, &job, outputs)?;
-                return Ok(Plan { table, batches_held: held, whole_bytes, smallest_bytes });
+                let strategy = strategy_for(config);
+                let (whole, spare) = (whole_least(config, &job, outputs)?, config.memory - total);
+                let mut strategy_bytes = strategy.memory(&job)?.total();
+                let mut whole_bytes = whole + spare;
+                if purpose == Purpose::Train && strategy.takes_the_rest() {
+                    // Inference over the whole graph comes between epochs, while the strategy keeps what it has.
+                    whole_bytes = if whole > 0 { whole + spare / WHOLE_PART } else { 0 };
+                    let caches = spare - whole_bytes.saturating_sub(whole);
+                    strategy_bytes += caches;
+                    table.add("caches, and batches ahead", caches);
+                }
+                return Ok(Plan { table, batches_held: held, whole_bytes, smallest_bytes, strategy_bytes });
             }
         }
         let (needed, allowed) = (ByteCount(smallest_bytes), ByteCount(config.memory));
@@ -58,15 +73,18 @@ impl Plan {
     }
 }
 
+/// The strategy, to be asked what it needs: it makes no rows for that.
+fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<CpuRows>> {
+    let no_rows: RowMaker<CpuRows> =
+        Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
+    config.strategy.build(no_rows)
+}
+
 fn table(config: &RunConfig, job: &Job, outputs: usize, purpose: Purpose) -> Result<MemoryTable> {
     let mut table = MemoryTable::default();
     table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
     table.add("splits and labels", Task::bytes_for(&job.dataset));
-    // The strategy makes no rows to say what it needs.
-    let no_rows: RowMaker<CpuRows> =
-        Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
-    let strategy: Box<dyn Strategy<CpuRows>> = config.strategy.build(no_rows);
-    table.extend(strategy.memory(job)?);
+    table.extend(strategy_for(config).memory(job)?);
     let inputs = job.dim() as usize;
     let shape = step_shape(config, job, &job.settings, job.largest_batch);
     let model = memory_bytes(&config.model, &config.optimizer, inputs, outputs, &shape)?;

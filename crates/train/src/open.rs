@@ -13,10 +13,13 @@ use esker_nn::CpuMatrix;
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, Seeds};
 use esker_store::Dataset;
-use esker_strategies::{Batch, BatchSource, Job, Strategy};
+use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy};
 use esker_types::NodeId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Traces beyond this gain little (Ginex, section 5.4).
+const MOST_DISK_BYTES: u64 = 100_000_000_000;
 
 /// Everything of a run but its progress.
 pub struct OpenRun {
@@ -37,7 +40,7 @@ impl OpenRun {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
     pub fn plan_only(config: &RunConfig) -> Result<Plan> {
         let (dataset, _, outputs, _) = checked(config)?;
-        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train)?.1)
+        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Path::new(""))?.1)
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
@@ -47,7 +50,7 @@ impl OpenRun {
 
     fn open(config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
-        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose)?;
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, &scratch)?;
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(&config, dim, outputs, kind)?;
@@ -88,6 +91,11 @@ impl OpenRun {
     /// One training step, without a record.
     pub fn step(&mut self, batch: &Batch<CpuRows>) -> Result<Option<f64>> {
         self.learner.step(batch, &self.task.train, self.config.lr)
+    }
+
+    /// How the strategy shared out what it was granted, in lines for a person.
+    pub fn notes(&self) -> Vec<String> {
+        self.strategy.notes()
     }
 
     /// The model and its threads.
@@ -158,7 +166,13 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
 }
 
 /// The job as far as memory depends on it, and how it fits.
-fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize, purpose: Purpose) -> Result<(Job, Plan)> {
+fn plan(
+    config: &RunConfig,
+    dataset: Arc<Dataset>,
+    outputs: usize,
+    purpose: Purpose,
+    scratch: &Path,
+) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
     // Inference trains on nothing, and may be asked about any node.
     let (count, evaluated) = match purpose {
@@ -184,10 +198,25 @@ fn plan(config: &RunConfig, dataset: Arc<Dataset>, outputs: usize, purpose: Purp
         }),
         threads: config.threads,
         batches_held: 1,
+        strategy_bytes: 0,
+        out_of_core: OutOfCore {
+            scratch: scratch.to_path_buf(),
+            disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(scratch)),
+            superbatch: config.superbatch,
+            feature_cache_bytes: config.feature_cache,
+            neighbour_cache_bytes: config.neighbour_cache,
+        },
     };
     let plan = Plan::new(config, &job, outputs, purpose)?;
-    job.batches_held = plan.batches_held;
+    (job.batches_held, job.strategy_bytes) = (plan.batches_held, plan.strategy_bytes);
     Ok((job, plan))
+}
+
+/// Half of what is free where scratch files go, and no more than Ginex takes in its paper.
+fn default_disk_budget(scratch: &Path) -> u64 {
+    let there = scratch.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let free = esker_io::available_bytes(there).unwrap_or(MOST_DISK_BYTES);
+    (free / 2).min(MOST_DISK_BYTES)
 }
 
 /// The job with the seeds it trains on.

@@ -1,9 +1,11 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
+mod cache;
 mod epoch;
 mod io;
 mod io_workload;
 mod lines;
+mod plot;
 mod sample;
 
 use std::process::ExitCode;
@@ -20,6 +22,7 @@ enum Part {
     Io(io::Arguments),
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
+    Cache(cache::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -27,5 +30,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Io(arguments) => io::run(arguments),
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
+        Part::Cache(arguments) => cache::run(arguments),
     }
 }

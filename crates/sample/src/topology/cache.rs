@@ -198,7 +198,7 @@ impl EntryCounts {
     pub fn count<W: Word>(graph: &DiskGraph, folder: &Path, most_bytes: u64) -> Result<EntryCounts> {
         let file = ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         let nodes = graph.nodes();
-        let at_once = (most_bytes / 4).clamp(1 << 12, nodes.max(1)) as usize;
+        let at_once = (most_bytes / 4).max(1 << 12).min(nodes.max(1)) as usize;
         let mut words = vec![W::default(); CHUNK];
         for first in (0..nodes).step_by(at_once) {
             let mut counts = vec![0u32; at_once.min((nodes - first) as usize)];

@@ -66,8 +66,7 @@ pub(super) fn source<R: RowBuffer, W: Word + StoredRow>(
             }
             let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
             let mut rows = make_rows(nodes.len(), dim);
-            // The reader stays on this thread; the pool widens rows.
-            pool.in_place_scope(|_| reader.read_all(nodes, rows.values_mut()))?;
+            reader.read_all(nodes, rows.values_mut(), &pool)?;
             count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
             let (samples, places) = (samples.clone(), places.clone());
             Ok(Some(Batch { at, sample, rows, samples, places }))

@@ -117,7 +117,7 @@ impl<R: RowBuffer> Strategy<R> for Ginex<R> {
             AnyGraph::Wide(graph) => (&graph.rows, &graph.pool),
         };
         let mut reader = rows.reader()?;
-        Ok(pool.in_place_scope(|_| reader.read_all(nodes, values))?)
+        Ok(reader.read_all(nodes, values, pool)?)
     }
 }
 
@@ -131,17 +131,22 @@ impl<W: Word + StoredRow> Prepared<W> {
         let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
         let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
         let rows = Arc::new(DiskRows::open(&job.dataset)?);
-        let start = Position { epoch: 0, batch: 0 };
-        let epoch = job.batches.count(0);
-        let run = epoch.saturating_mul(job.epochs);
-        let sizes = Sizes::new(job, profile::<W>(job, &graph, start)?, (epoch, run))?;
+        // Whoever only infers trains on no batch.
+        let sizes = match job.largest_batch {
+            0 => Sizes::none(),
+            _ => {
+                let epoch = job.batches.count(0);
+                Sizes::new(job, profile::<W>(job, &graph)?, (epoch, epoch.saturating_mul(job.epochs)))?
+            }
+        };
         let lists = Arc::new(Lists::prepare::<W>(job, &sizes, graph)?);
         Ok(Prepared { lists, rows, pool: Arc::new(pool), sizes, word: std::marker::PhantomData })
     }
 }
 
 /// What the files of a batch take on disk, from a few batches.
-fn profile<W: Word + StoredRow>(job: &Job, graph: &Arc<DiskGraph>, start: Position) -> Result<u64> {
+fn profile<W: Word + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64> {
+    let start = Position { epoch: 0, batch: 0 };
     let most_bytes = job.strategy_bytes.max(sizes::memory(job).total());
     let mut sampler = Sampler::new(OnDisk::<W>::new(graph.clone(), None), job.settings.clone(), most_bytes)?;
     let (mut seeds, mut sample, mut largest) = (Vec::new(), Sample::default(), 1);

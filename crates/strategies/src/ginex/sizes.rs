@@ -132,6 +132,20 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
+    /// For whoever trains on nothing.
+    pub fn none() -> Sizes {
+        Sizes {
+            lanes: 1,
+            sampling_bytes: 0,
+            neighbour_bytes: 0,
+            all_lists: false,
+            phase_bytes: 0,
+            most_slots: 0,
+            superbatch: 1,
+            disk_bytes: 0,
+        }
+    }
+
     /// `batch_disk_bytes` is what the files of a batch take, about; `batches` those of an epoch and of the run.
     pub fn new(job: &Job, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
