@@ -79,7 +79,12 @@ impl RowReader {
         Ok(())
     }
 
-    fn read_where(&mut self, nodes: &[NodeId], wants: impl Fn(usize) -> bool, values: &mut [f32]) -> Result<u64> {
+    fn read_where(
+        &mut self,
+        nodes: &[NodeId],
+        wants: impl Fn(usize) -> bool,
+        values: &mut [f32],
+    ) -> Result<u64> {
         let format = &self.rows.format;
         format.check(nodes)?;
         assert_eq!(values.len(), nodes.len() * format.dim(), "a row a node");

@@ -36,7 +36,12 @@ fn accesses(nodes: u64, batches: u64, rows: u64) -> Vec<Vec<NodeId>> {
     (0..batches).map(batch).collect()
 }
 
-fn planned<R: StoredRow>(folder: &Path, batches: &[Vec<NodeId>], nodes: u64, slots: u64) -> (PlanFile, Tally) {
+fn planned<R: StoredRow>(
+    folder: &Path,
+    batches: &[Vec<NodeId>],
+    nodes: u64,
+    slots: u64,
+) -> (PlanFile, Tally) {
     let mut file = AccessFile::<R>::create(folder).unwrap();
     batches.iter().for_each(|batch| file.append(batch).unwrap());
     file.close();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// Less than this waits until more has come together.
-const WINDOW_BYTES: u64 = 4 << 20;
+const WINDOW_BYTES: u64 = 12 << 20;
 
 /// A file without a name.
 #[derive(Debug)]
@@ -34,7 +34,9 @@ impl ScratchFile {
         let nameless = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(folder);
         let file = match nameless {
             // Not every file system makes files without a name: there, one that loses it at once.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) =>
+            {
                 let path = folder.join(format!("scratch-{}.partial", std::process::id()));
                 let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
                 std::fs::remove_file(&path)?;
@@ -88,13 +90,13 @@ mod tests {
         let file = ScratchFile::create(directory.path()).unwrap();
         let piece = |number: u64| vec![number as u8; 700_000];
         (0..20).rev().for_each(|number| file.write_at(&piece(number), number * 700_000).unwrap());
-        (20..40).for_each(|number| file.write_at(&piece(number), number * 700_000).unwrap());
+        (20..60).for_each(|number| file.write_at(&piece(number), number * 700_000).unwrap());
         let mut out = vec![0; 700_000];
-        for number in [39, 0, 7, 20, 19] {
+        for number in [59, 0, 7, 20, 19] {
             file.read_at(&mut out, number * 700_000).unwrap();
             assert!(out == piece(number), "{number}");
         }
-        assert!(file.read_at(&mut out, 40 * 700_000 - 1).is_err());
+        assert!(file.read_at(&mut out, 60 * 700_000 - 1).is_err());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

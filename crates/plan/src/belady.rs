@@ -148,7 +148,10 @@ impl<R: Row> Belady<R> {
         self.lists.fill(EMPTY);
         self.keys = HighestSet::new(self.lists.len());
         let count = self.slots.len() as u32;
-        self.slots.iter_mut().zip(1..).for_each(|(slot, next)| slot.link = if next < count { next } else { NONE });
+        self.slots
+            .iter_mut()
+            .zip(1..)
+            .for_each(|(slot, next)| slot.link = if next < count { next } else { NONE });
         self.free = if count > 0 { 0 } else { NONE };
         self.cached = 0;
     }

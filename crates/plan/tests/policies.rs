@@ -61,10 +61,16 @@ fn naive_misses(trace: &Trace, slots: usize) -> u64 {
     for (at, batch) in trace.iter().enumerate() {
         misses += batch.iter().filter(|row| !cached.contains(row)).count() as u64;
         cached.extend(batch);
-        let next = |row: &u32| trace[at + 1..].iter().position(|later| later.contains(row)).unwrap_or(usize::MAX);
+        let next =
+            |row: &u32| trace[at + 1..].iter().position(|later| later.contains(row)).unwrap_or(usize::MAX);
         let mut by_use: Vec<(usize, u32)> = cached.iter().map(|row| (next(row), *row)).collect();
         by_use.sort_unstable();
-        cached = by_use.into_iter().take(slots).filter(|(next, _)| *next < usize::MAX).map(|(_, row)| row).collect();
+        cached = by_use
+            .into_iter()
+            .take(slots)
+            .filter(|(next, _)| *next < usize::MAX)
+            .map(|(_, row)| row)
+            .collect();
     }
     misses
 }
@@ -106,7 +112,8 @@ fn carried_out(trace: &Trace, words: &[Vec<u32>], slots: usize) -> u64 {
 }
 
 fn traces(rows: u32, batch: usize, batches: usize) -> impl Strategy<Value = Trace> {
-    let one = prop::collection::btree_set(0..rows, 0..=batch).prop_map(|rows| rows.into_iter().collect::<Vec<u32>>());
+    let one = prop::collection::btree_set(0..rows, 0..=batch)
+        .prop_map(|rows| rows.into_iter().collect::<Vec<u32>>());
     prop::collection::vec(one.prop_shuffle(), 0..=batches)
 }
 

@@ -31,7 +31,8 @@ fn in_memory(dataset: &Dataset, direction: Direction) -> InMemory<u32> {
 fn sample<T: Topology>(graph: T, settings: &Settings, batch: u64) -> Sample {
     let nodes = graph.nodes();
     let seeds: Vec<NodeId> = (0..40).map(|number| NodeId((number * 37 + batch * 11) % nodes)).collect();
-    let (mut sampler, mut sample) = (Sampler::new(graph, settings.clone(), PLENTY).unwrap(), Sample::default());
+    let (mut sampler, mut sample) =
+        (Sampler::new(graph, settings.clone(), PLENTY).unwrap(), Sample::default());
     sampler.sample(Position { epoch: 1, batch }, &seeds, &mut sample).unwrap();
     sample
 }
@@ -83,11 +84,15 @@ fn kinds_of_edges_come_from_disk_too() {
     let directory = tempfile::tempdir().unwrap();
     let from = directory.path().join("facts");
     std::fs::create_dir(&from).unwrap();
-    let facts: String = (0..900).map(|number| format!("n{}\tr{}\tn{}\n", number % 83, number % 5, number * 7 % 89)).collect();
+    let facts: String =
+        (0..900).map(|number| format!("n{}\tr{}\tn{}\n", number % 83, number % 5, number * 7 % 89)).collect();
     std::fs::write(from.join("train.txt"), facts).unwrap();
-    ["valid.txt", "test.txt"].iter().for_each(|name| std::fs::write(from.join(name), "n1\tr1\tn2\n").unwrap());
+    ["valid.txt", "test.txt"]
+        .iter()
+        .for_each(|name| std::fs::write(from.join(name), "n1\tr1\tn2\n").unwrap());
     let target = directory.path().join("k");
-    let request = Request { format: "triples".into(), from: Some(from), out_neighbours: true, ..Request::default() };
+    let request =
+        Request { format: "triples".into(), from: Some(from), out_neighbours: true, ..Request::default() };
     import(&request, &Job { target: &target, budget: BUDGET, overwrite: false, progress: &Silent }).unwrap();
     check(&Arc::new(Dataset::open(&target).unwrap()), directory.path(), true);
 }

@@ -128,7 +128,9 @@ fn caches_of_every_size_and_seeds_yield_the_same_batches() {
 
 #[test]
 fn rows_of_every_width_and_type_yield_the_same_batches() {
-    for (dim, dtype) in [(1, Dtype::F32), (33, Dtype::F16), (1024, Dtype::F32), (1500, Dtype::Bf16), (130, Dtype::I8)] {
+    for (dim, dtype) in
+        [(1, Dtype::F32), (33, Dtype::F16), (1024, Dtype::F32), (1500, Dtype::Bf16), (130, Dtype::I8)]
+    {
         let directory = tempfile::tempdir().unwrap();
         let dataset = dataset(directory.path(), dim, dtype);
         let mut job = job(&dataset, 9);
@@ -191,10 +193,12 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
     let dataset = dataset(directory.path(), 7, Dtype::F32);
     let mut job = job(&dataset, 3);
     job.out_of_core.feature_cache_bytes = Some(1 << 40);
-    let said = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap().next().err().unwrap().to_string();
+    let said =
+        strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap().next().err().unwrap().to_string();
     assert!(said.contains("--feature-cache") && said.contains("are left for it"), "{said}");
     job.out_of_core.neighbour_cache_bytes = Some(1 << 40);
-    let mut ginex = StrategyKind::Ginex.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+    let mut ginex =
+        StrategyKind::Ginex.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
     let said = ginex.prepare(&job).err().unwrap().to_string();
     assert!(said.contains("--neighbour-cache"), "{said}");
 }
@@ -214,7 +218,8 @@ fn traces_of_an_earlier_process_are_used() {
     take_some(&job, START, 7);
     // The second superbatch is being gathered, the third was sampled while it was planned.
     let names = |job: &Job| {
-        let names = traces(job).into_iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned());
+        let names =
+            traces(job).into_iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned());
         names.collect::<Vec<String>>()
     };
     assert_eq!(names(&job), ["0-5.trace", "1-2.trace"]);

@@ -11,7 +11,7 @@ use crate::{
 };
 use esker_nn::CpuMatrix;
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
-use esker_sample::{Batches, NodeBatches, Position, Seeds};
+use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
 use esker_store::Dataset;
 use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy};
 use esker_types::NodeId;
@@ -88,6 +88,13 @@ impl OpenRun {
         Ok(self.strategy.batches(&self.job, from)?)
     }
 
+    /// Ends the run behind so many batches of its first epoch: nothing is sampled or planned for those behind them.
+    pub fn end_behind(&mut self, batches: u64) {
+        let all = self.job.batches.clone();
+        self.job.batches = Arc::new(FirstBatches { all, batches });
+        self.job.epochs = 1;
+    }
+
     /// One training step, without a record.
     pub fn step(&mut self, batch: &Batch<CpuRows>) -> Result<Option<f64>> {
         self.learner.step(batch, &self.task.train, self.config.lr)
@@ -134,6 +141,26 @@ impl OpenRun {
             scratch: &self.scratch,
             stop,
         }
+    }
+}
+
+/// The first batches of an epoch.
+struct FirstBatches {
+    all: Arc<dyn Batches>,
+    batches: u64,
+}
+
+impl Batches for FirstBatches {
+    fn count(&self, epoch: u64) -> u64 {
+        self.all.count(epoch).min(self.batches)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
+        self.all.seeds(at, out)
+    }
+
+    fn identity(&self) -> String {
+        self.all.identity()
     }
 }
 

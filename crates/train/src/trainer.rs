@@ -3,7 +3,9 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
-use crate::record::{BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read};
+use crate::record::{
+    BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
+};
 use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_sample::Position;
@@ -416,7 +418,8 @@ fn hit_ratio(now: &SourceCounters, before: &SourceCounters) -> std::collections:
 
 fn phases(now: &SourceCounters, before: &SourceCounters) -> std::collections::BTreeMap<String, f64> {
     let phases = now.phases.iter().map(|(phase, seconds)| {
-        let earlier = before.phases.iter().find(|(name, _)| name == phase).map_or(0.0, |(_, seconds)| *seconds);
+        let earlier =
+            before.phases.iter().find(|(name, _)| name == phase).map_or(0.0, |(_, seconds)| *seconds);
         (phase.clone(), seconds - earlier)
     });
     phases.collect()

@@ -13,7 +13,7 @@ use esker_sample::{
     Word,
 };
 use esker_store::{Dataset, SplitOver, StoreError, file};
-use esker_types::{Budget, ByteCount, NodeId, grouped};
+use esker_types::{Budget, ByteCount, NodeId, grouped, own_resident_bytes};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -75,6 +75,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Seconds that this thread has had a processor; 0 where the kernel does not say.
+fn thread_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0) * 1e-9
+}
+
 /// Accesses of some batches of a file, as a trace of their own.
 struct Window<'a, W> {
     file: &'a AccessFile<W>,
@@ -101,6 +107,7 @@ struct Found {
     lru_misses: u64,
     fixed_misses: u64,
     plan_seconds: f64,
+    plan_cpu_seconds: f64,
 }
 
 fn measure<W: Word + StoredRow>(
@@ -117,22 +124,32 @@ fn measure<W: Word + StoredRow>(
     let count = (&accesses).batches();
     let superbatch = arguments.superbatch.unwrap_or(count).min(count);
     let plan = PlanFile::create(&accesses)?;
-    let mut found = Vec::new();
+    let (mut found, mut peak) = (Vec::new(), 0);
     for percent in &arguments.percent {
         let slots = (nodes as f64 * percent / 100.0).round() as u64;
-        let started = Instant::now();
-        let belady = belady(&accesses, &plan, nodes, slots, superbatch)?;
-        let plan_seconds = started.elapsed().as_secs_f64();
-        let (mut lru, fixed) = (Lru::new(nodes, slots), Fixed::new(nodes, by_degree.iter().copied().take(slots as usize)));
+        let (started, worked) = (Instant::now(), thread_seconds());
+        let belady = belady(&accesses, &plan, nodes, slots, superbatch, &mut peak)?;
+        let (plan_seconds, plan_cpu_seconds) = (started.elapsed().as_secs_f64(), thread_seconds() - worked);
+        let (mut lru, fixed) =
+            (Lru::new(nodes, slots), Fixed::new(nodes, by_degree.iter().copied().take(slots as usize)));
         let (mut lru_misses, mut fixed_misses, mut rows) = (0, fixed.fills(), Vec::new());
         for batch in 0..count {
             (&mut &accesses).read(batch, &mut rows)?;
             lru_misses += lru.batch(&rows);
             fixed_misses += fixed.batch(&rows);
         }
-        found.push(Found { percent: *percent, slots, belady, lru_misses, fixed_misses, plan_seconds });
+        found.push(Found {
+            percent: *percent,
+            slots,
+            belady,
+            lru_misses,
+            fixed_misses,
+            plan_seconds,
+            plan_cpu_seconds,
+        });
     }
-    show(arguments, &found, (nodes, count, superbatch))
+    // Everything else is gone: what the process has beside the order of nodes is the planner's and the policies'.
+    show(arguments, &found, (nodes, count, superbatch), peak)
 }
 
 /// Samples batches and keeps what they access.
@@ -154,8 +171,12 @@ fn sample<W: Word + StoredRow>(
     let order = Shuffled { batching, seed: arguments.seed };
     let seeds = Seeds::Nodes(seeds.into_iter().map(NodeId).collect());
     let batches = NodeBatches::new(order, seeds)?;
-    let settings =
-        Settings { seed: arguments.seed, fanouts: arguments.fanout.clone(), form: Form::Dense, carry: Carry::default() };
+    let settings = Settings {
+        seed: arguments.seed,
+        fanouts: arguments.fanout.clone(),
+        form: Form::Dense,
+        carry: Carry::default(),
+    };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let most_bytes = most_bytes.saturating_sub(graph.bytes());
     let bulk = Bulk { graph, batches: &batches, settings: &settings, threads, most_bytes };
@@ -186,12 +207,14 @@ fn belady<W: StoredRow>(
     nodes: u64,
     slots: u64,
     superbatch: u32,
+    peak: &mut u64,
 ) -> anyhow::Result<Tally> {
     let count = { accesses }.batches();
     let (mut planner, mut all) = (Belady::<W>::new(nodes, slots, superbatch), Tally::default());
     for first in (0..count).step_by(superbatch as usize) {
         let mut window = Window { file: accesses, first, count: superbatch.min(count - first) };
         planner.look_back(&mut window, |batch, words| plan.put(first + batch, words))?;
+        *peak = own_resident_bytes().max(*peak);
         let tally = planner.replay(
             &mut window,
             |batch, words| plan.get(first + batch, words),
@@ -200,11 +223,17 @@ fn belady<W: StoredRow>(
         all.accesses += tally.accesses;
         all.hits += tally.hits;
         all.kept += tally.kept;
+        *peak = own_resident_bytes().max(*peak);
     }
     Ok(all)
 }
 
-fn show(arguments: &Arguments, found: &[Found], sizes: (u64, u32, u32)) -> anyhow::Result<ExitCode> {
+fn show(
+    arguments: &Arguments,
+    found: &[Found],
+    sizes: (u64, u32, u32),
+    peak_plan_bytes: u64,
+) -> anyhow::Result<ExitCode> {
     let (nodes, batches, superbatch) = sizes;
     let accesses = found.first().map_or(0, |one| one.belady.accesses);
     let ratio = |misses: u64| 1.0 - misses as f64 / accesses.max(1) as f64;
@@ -219,7 +248,12 @@ fn show(arguments: &Arguments, found: &[Found], sizes: (u64, u32, u32)) -> anyho
             line("LRU", &|one| one.lru_misses),
         ];
         let name = arguments.dataset.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let svg = plot::shares(&format!("{name}: rows found in a cache"), "cache, percent of all rows", "hit ratio", &lines);
+        let svg = plot::shares(
+            &format!("{name}: rows found in a cache"),
+            "cache, percent of all rows",
+            "hit ratio",
+            &lines,
+        );
         std::fs::write(path, svg).with_context(|| path.display().to_string())?;
     }
     let rows: Vec<Value> = found
@@ -229,7 +263,8 @@ fn show(arguments: &Arguments, found: &[Found], sizes: (u64, u32, u32)) -> anyho
                 "percent": one.percent, "slots": one.slots,
                 "belady": ratio(one.belady.misses()), "static": ratio(one.fixed_misses), "lru": ratio(one.lru_misses),
                 "belady_misses": one.belady.misses(), "static_misses": one.fixed_misses, "lru_misses": one.lru_misses,
-                "plan_seconds": one.plan_seconds,
+                "plan_seconds": one.plan_seconds, "plan_cpu_seconds": one.plan_cpu_seconds,
+                "planned_per_cpu_second": accesses as f64 / one.plan_cpu_seconds.max(1e-9),
                 "planned_per_second": accesses as f64 / one.plan_seconds.max(1e-9),
             })
         })
@@ -238,6 +273,7 @@ fn show(arguments: &Arguments, found: &[Found], sizes: (u64, u32, u32)) -> anyho
         return print_json(&json!({
             "dataset": arguments.dataset, "nodes": nodes, "fanout": arguments.fanout, "batch": arguments.batch,
             "batches": batches, "superbatch": superbatch, "accesses": accesses, "sizes": rows,
+            "peak_plan_bytes": peak_plan_bytes,
         }));
     }
     let mut text = format!(

@@ -53,14 +53,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
     drop(dataset);
+    // Enough for any number of batches.
     config.epochs = u64::MAX;
     let scratch = Scratch::new(arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
     let mut run = OpenRun::new(config, scratch.0.clone())?;
     let threads = run.config.threads;
     let best_before = arguments.products.then(|| run.learner().install(|| best_product_rate(threads)));
+    let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
+    // What is sampled ahead of the last batch would be measured and never used.
+    if arguments.warm + batches <= run.batches_of_epoch() {
+        run.end_behind(arguments.warm + batches);
+    }
     let mut source = run.source(Position { epoch: 0, batch: 0 })?;
     let clock = StageClock::new("train");
-    let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
     let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
     let mut counters = run.learner().backend().counters();
     let (mut losses, mut sources_before) = (0.0, source.counters());
@@ -170,7 +175,8 @@ fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
         .phases
         .iter()
         .map(|(name, seconds)| {
-            let earlier = before.phases.iter().find(|(other, _)| other == name).map_or(0.0, |(_, seconds)| *seconds);
+            let earlier =
+                before.phases.iter().find(|(other, _)| other == name).map_or(0.0, |(_, seconds)| *seconds);
             (name.clone(), json!(seconds - earlier))
         })
         .collect();

@@ -15,7 +15,8 @@ pub struct Line {
 
 /// Draws lines over an axis that starts at 0 and an axis from 0 to 1.
 pub fn shares(title: &str, x_label: &str, y_label: &str, lines: &[Line]) -> String {
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(f64::MIN_POSITIVE, f64::max);
+    let most =
+        lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(f64::MIN_POSITIVE, f64::max);
     let x = |value: f64| MARGIN + value / most * (WIDTH - 2.0 * MARGIN);
     let y = |value: f64| HEIGHT - MARGIN - value * (HEIGHT - 2.0 * MARGIN);
     let mut svg = format!(
@@ -53,7 +54,8 @@ pub fn shares(title: &str, x_label: &str, y_label: &str, lines: &[Line]) -> Stri
     );
     for (number, line) in lines.iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
-        let points: Vec<String> = line.points.iter().map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1))).collect();
+        let points: Vec<String> =
+            line.points.iter().map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1))).collect();
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
@@ -81,7 +83,12 @@ mod tests {
     #[test]
     fn every_point_of_every_line_is_drawn_inside() {
         let line = |name: &str, points: &[(f64, f64)]| Line { name: name.into(), points: points.to_vec() };
-        let svg = shares("a < b", "x", "y", &[line("one", &[(0.0, 0.0), (50.0, 1.0)]), line("two", &[(25.0, 0.5)])]);
+        let svg = shares(
+            "a < b",
+            "x",
+            "y",
+            &[line("one", &[(0.0, 0.0), (50.0, 1.0)]), line("two", &[(25.0, 0.5)])],
+        );
         assert_eq!(svg.matches("<polyline").count(), 2);
         assert!(svg.contains("60.0,340.0 580.0,60.0") && svg.contains("320.0,200.0"), "{svg}");
         assert!(svg.contains("a &lt; b") && svg.ends_with("</svg>\n"));

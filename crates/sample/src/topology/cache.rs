@@ -36,7 +36,10 @@ impl CacheIndex {
     }
 
     /// The nodes that `takes` takes, asked in order with their degrees.
-    pub fn choose(graph: &DiskGraph, mut takes: impl FnMut(NodeId, u64) -> Result<bool>) -> Result<CacheIndex> {
+    pub fn choose(
+        graph: &DiskGraph,
+        mut takes: impl FnMut(NodeId, u64) -> Result<bool>,
+    ) -> Result<CacheIndex> {
         let mut members = vec![0u64; graph.nodes().div_ceil(64) as usize];
         let (mut count, mut entries) = (0, 0);
         for node in 0..graph.nodes() {
@@ -101,7 +104,8 @@ impl CacheIndex {
         }
         let block = word / BLOCK_WORDS;
         let whole: u32 = self.members[block * BLOCK_WORDS..word].iter().map(|word| word.count_ones()).sum();
-        let rank = self.before[block] + u64::from(whole + (self.members[word] & ((1 << bit) - 1)).count_ones());
+        let rank =
+            self.before[block] + u64::from(whole + (self.members[word] & ((1 << bit) - 1)).count_ones());
         Some(self.starts.pair(rank as usize))
     }
 }
@@ -116,7 +120,8 @@ pub struct CachedLists {
 impl CachedLists {
     /// Copies the lists out of the dataset in one pass over it, to a file beside `folder`'s.
     pub fn write<W: Word>(graph: &DiskGraph, index: CacheIndex, folder: &Path) -> Result<CachedLists> {
-        let file = ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
+        let file =
+            ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         // Lists of both directions are two runs a node: each direction fills its runs in a pass of its own.
         for part in 0..graph.parts() {
             let mut stream = graph.stream::<W>(part)?;
@@ -196,7 +201,8 @@ pub struct EntryCounts {
 impl EntryCounts {
     /// Counts.
     pub fn count<W: Word>(graph: &DiskGraph, folder: &Path, most_bytes: u64) -> Result<EntryCounts> {
-        let file = ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
+        let file =
+            ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         let nodes = graph.nodes();
         let at_once = (most_bytes / 4).max(1 << 12).min(nodes.max(1)) as usize;
         let mut words = vec![W::default(); CHUNK];

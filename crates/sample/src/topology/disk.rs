@@ -131,7 +131,16 @@ impl DiskGraph {
         let arrays: Vec<&ArrayFile> = opened.iter().map(|array| &dataset.arrays()[*array]).collect();
         let files = dataset.open_files(&arrays, &Options::default())?;
         let counters = DiskCounters::default();
-        Ok(DiskGraph { dataset: dataset.clone(), direction, nodes, parts, files, edge_ids, relations, counters })
+        Ok(DiskGraph {
+            dataset: dataset.clone(),
+            direction,
+            nodes,
+            parts,
+            files,
+            edge_ids,
+            relations,
+            counters,
+        })
     }
 
     /// Nodes of the graph.
@@ -158,7 +167,12 @@ impl DiskGraph {
     pub fn counters(&self) -> ListCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let DiskCounters { lists, cached, reads, read_bytes } = &self.counters;
-        ListCounters { lists: get(lists), cached: get(cached), reads: get(reads), read_bytes: get(read_bytes) }
+        ListCounters {
+            lists: get(lists),
+            cached: get(cached),
+            reads: get(reads),
+            read_bytes: get(read_bytes),
+        }
     }
 
     /// A node's degree.
@@ -189,7 +203,9 @@ impl DiskGraph {
 }
 
 fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<Rising> {
-    let refuse = |expected: String, found: u64| SampleError::from(StoreError::inconsistent(array.path(), expected, found));
+    let refuse = |expected: String, found: u64| {
+        SampleError::from(StoreError::inconsistent(array.path(), expected, found))
+    };
     let mut builder = RisingBuilder::new(nodes + 1, edges);
     let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; CHUNK]);
     let (mut before, mut index) = (0, 0);
@@ -310,7 +326,8 @@ impl<W: Word> OnDisk<W> {
         let job = JOB_BYTES as u64 + JOB_PIECES as u64 * size_of::<Piece>() as u64;
         let queue = Options::default().memory_bytes((JOBS * JOB_PIECES) as u64) + JOBS as u64 * job;
         // Arrays that grow double: requests, lists, words and positions.
-        let grown = entries.saturating_mul(16 + size_of::<W>() as u64 + 4).saturating_add(nodes.saturating_mul(16));
+        let grown =
+            entries.saturating_mul(16 + size_of::<W>() as u64 + 4).saturating_add(nodes.saturating_mul(16));
         queue.saturating_add(grown.saturating_mul(2))
     }
 }
@@ -330,7 +347,8 @@ pub struct DiskWorkspace {
 
 impl Workspace for DiskWorkspace {
     fn bytes(&self) -> u64 {
-        let queue = self.queue.as_ref().map_or(0, |_| Options::default().memory_bytes((JOBS * JOB_PIECES) as u64));
+        let queue =
+            self.queue.as_ref().map_or(0, |_| Options::default().memory_bytes((JOBS * JOB_PIECES) as u64));
         let jobs = self.spare.len() as u64 * (JOB_BYTES + JOB_PIECES * size_of::<Piece>()) as u64;
         let arrays = self.lists.capacity() * 16 + self.entries.capacity() * size_of::<Entry>();
         queue + jobs + arrays as u64
@@ -483,7 +501,8 @@ impl<W: Word> OnDisk<W> {
             workspace.entries.extend(out.edges.iter().zip(0..).map(|(edge, place)| (edge.0, place)));
             workspace.entries.sort_unstable();
             let relations = &mut out.relations;
-            self.graph.read_column(column, workspace, |place, kind| relations[place as usize] = kind as u32)?;
+            self.graph
+                .read_column(column, workspace, |place, kind| relations[place as usize] = kind as u32)?;
         }
         if !wanted.edges {
             out.edges.clear();

@@ -39,7 +39,8 @@ impl Lists {
             return Ok(Lists { graph, kind });
         }
         // Until training starts, a phase's memory is free.
-        let counts = EntryCounts::count::<W>(&graph, folder, sizes.phase_bytes.saturating_sub(TopByScore::BYTES))?;
+        let counts =
+            EntryCounts::count::<W>(&graph, folder, sizes.phase_bytes.saturating_sub(TopByScore::BYTES))?;
         let (mut top, mut count) = (TopByScore::new(), counts.iter());
         for node in 0..nodes {
             top.see(count.next()? as u64, graph.degree(esker_types::NodeId(node)));
@@ -78,7 +79,9 @@ impl Lists {
             Kind::Some(lists) => {
                 let share = lists.index().entries() as f64 / self.graph.entries().max(1) as f64 * 100.0;
                 let count = esker_types::grouped(lists.index().count());
-                format!("neighbour lists of {count} nodes in memory while sampling, {share:.0}% of all entries")
+                format!(
+                    "neighbour lists of {count} nodes in memory while sampling, {share:.0}% of all entries"
+                )
             }
         }
     }

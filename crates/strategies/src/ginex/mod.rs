@@ -90,7 +90,11 @@ impl<R: RowBuffer> Strategy<R> for Ginex<R> {
             None => return Vec::new(),
         };
         vec![
-            format!("superbatches of {} batches, up to {} on disk for each", sizes.superbatch, ByteCount(sizes.disk_bytes)),
+            format!(
+                "superbatches of {} batches, up to {} on disk for each",
+                sizes.superbatch,
+                ByteCount(sizes.disk_bytes)
+            ),
             lists.note(),
             format!("{} for batches and cached rows while gathering", ByteCount(sizes.phase_bytes)),
             format!("files are read by {}", rows.rung()),

@@ -55,7 +55,8 @@ fn writing_bytes(job: &Job, bound: &Bound) -> u64 {
 
 /// Gathering beside rows and cache: samples and words, a decoder, a reader.
 fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
-    let samples = (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(4)));
+    let samples =
+        (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(4)));
     // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
     let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
     TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
@@ -70,7 +71,9 @@ fn evaluation_sampling(job: &Job, over: &Evaluation) -> u64 {
 pub(super) fn evaluation_sampling_bytes(job: &Job, over: &Evaluation) -> u64 {
     match over.sampling_bytes {
         // What is known better than from fan-outs still leaves the workspace out.
-        Some(bytes) => bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch)),
+        Some(bytes) => {
+            bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch))
+        }
         None => evaluation_sampling(job, over),
     }
 }
@@ -99,7 +102,11 @@ fn least_sampling(job: &Job) -> u64 {
 /// The least that gathering takes: one batch at a time, nothing cached.
 fn least_gathering(job: &Job) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
-    bound.nodes.saturating_mul(job.dim() * 4).saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, 1))
+    bound.nodes.saturating_mul(job.dim() * 4).saturating_add(gathering_bytes(
+        bound.nodes,
+        bound.sample_bytes,
+        1,
+    ))
 }
 
 /// The least that ginex needs, line by line.
@@ -170,7 +177,11 @@ impl Sizes {
         let neighbour_bytes = match asked.neighbour_cache_bytes {
             Some(asked) if asked > left => {
                 return Err(StrategyError::request(
-                    format!("a neighbour cache of {} is asked for, and {} are left for it", ByteCount(asked), ByteCount(left)),
+                    format!(
+                        "a neighbour cache of {} is asked for, and {} are left for it",
+                        ByteCount(asked),
+                        ByteCount(left)
+                    ),
                     "take a smaller --neighbour-cache, or allow more memory",
                 ));
             }
@@ -193,16 +204,23 @@ impl Sizes {
     pub fn gathering(&self, job: &Job, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
         let features = job.dataset.manifest().nodes.features.as_ref();
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
-        let needed = |held: u64| held * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, held);
+        let needed =
+            |held: u64| held * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, held);
         let asked = job.out_of_core.feature_cache_bytes;
         // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
-        let most = |held: u64| needed(held) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 };
+        let most = |held: u64| {
+            needed(held) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
+        };
         let held = (2..=MOST_HELD as u64).rev().find(|held| most(*held)).unwrap_or(1);
         let left = self.phase_bytes.saturating_sub(needed(held));
         let bytes = match asked {
             Some(asked) if asked > left => {
                 return Err(StrategyError::request(
-                    format!("a feature cache of {} is asked for, and {} are left for it", ByteCount(asked), ByteCount(left)),
+                    format!(
+                        "a feature cache of {} is asked for, and {} are left for it",
+                        ByteCount(asked),
+                        ByteCount(left)
+                    ),
                     "take a smaller --feature-cache, or allow more memory",
                 ));
             }

@@ -68,7 +68,12 @@ struct MainLoop<R> {
 }
 
 impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
-    pub fn new(graph: Prepared<W>, job: &Job, from: Position, make_rows: &RowMaker<R>) -> Result<Source<R, W>> {
+    pub fn new(
+        graph: Prepared<W>,
+        job: &Job,
+        from: Position,
+        make_rows: &RowMaker<R>,
+    ) -> Result<Source<R, W>> {
         tidy(job, from)?;
         Ok(Source {
             graph,
@@ -90,7 +95,9 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     /// The next superbatch, from an earlier process or sampled now; lists are loaded when the first is sampled.
     fn sample(&mut self, lists: &mut Option<Loaded<W>>) -> Result<Option<Superbatch<W>>> {
         // A position behind the last batch of an epoch is the first of the next.
-        let Some(from) = positions(&*self.job.batches, self.next, self.job.epochs).next() else { return Ok(None) };
+        let Some(from) = positions(&*self.job.batches, self.next, self.job.epochs).next() else {
+            return Ok(None);
+        };
         let found = match Superbatch::find(&self.job, from)? {
             None => {
                 if lists.is_none() {
@@ -160,7 +167,8 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
             at += 1;
             Ok::<Option<LoadedBatch>, StrategyError>(Some((position, sample, words)))
         });
-        let (disk, make_rows, counters) = (self.graph.rows.clone(), self.make_rows.clone(), self.rows.clone());
+        let (disk, make_rows, counters) =
+            (self.graph.rows.clone(), self.make_rows.clone(), self.rows.clone());
         let dim = disk.format().dim();
         let (stop_reading, open_places) = (stopped.clone(), places.clone());
         let read = loaded.then_with(
@@ -184,14 +192,15 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
         );
         let (disk, pool, counters) = (self.graph.rows.clone(), self.graph.pool.clone(), self.rows.clone());
         let mut cache = HostCache::new(slots, disk.format());
-        let pipeline = read.then(STAGES[4], held.saturating_sub(2), move |_, (at, sample, words, mut rows)| {
-            let hits = pool.install(|| cache.assemble(&words, disk.format(), rows.values_mut()));
-            counters.rows.fetch_add(words.len() as u64, Ordering::Relaxed);
-            counters.hits.fetch_add(hits, Ordering::Relaxed);
-            plans.put(words);
-            let (samples, places) = (samples.clone(), places.clone());
-            Ok(Some(Batch { at, sample, rows, samples, places }))
-        });
+        let pipeline =
+            read.then(STAGES[4], held.saturating_sub(2), move |_, (at, sample, words, mut rows)| {
+                let hits = pool.install(|| cache.assemble(&words, disk.format(), rows.values_mut()));
+                counters.rows.fetch_add(words.len() as u64, Ordering::Relaxed);
+                counters.hits.fetch_add(hits, Ordering::Relaxed);
+                plans.put(words);
+                let (samples, places) = (samples.clone(), places.clone());
+                Ok(Some(Batch { at, sample, rows, samples, places }))
+            });
         let (stop, pipeline) = (Some(stop), Some(pipeline));
         Ok(MainLoop { stop, pipeline, left: count, trace: Some(spent), started: Instant::now() })
     }
@@ -242,7 +251,8 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
         let (rows, lists) = (&*self.rows, self.graph.lists.graph.counters());
         let mut stages = self.main.as_ref().map_or_else(|| self.spent.clone(), |main| self.stage_times(main));
         (stages[0], stages[1]) = (self.sampling.times(), self.planning.times());
-        let looped = self.looped + self.main.as_ref().map_or(0.0, |main| main.started.elapsed().as_secs_f64());
+        let looped =
+            self.looped + self.main.as_ref().map_or(0.0, |main| main.started.elapsed().as_secs_f64());
         SourceCounters {
             stages,
             rows: get(&rows.rows),

@@ -104,7 +104,8 @@ impl<W: Word + StoredRow> Superbatch<W> {
 
     /// Lists the accesses of a trace that was written earlier.
     fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
-        let (mut accesses, mut sample, mut sample_bytes) = (AccessFile::create(folder)?, Sample::default(), 0);
+        let (mut accesses, mut sample, mut sample_bytes) =
+            (AccessFile::create(folder)?, Sample::default(), 0);
         let mut cursor = trace.forwards();
         for at in first..trace.entries().len() {
             cursor.read(at, &mut sample)?;
@@ -117,14 +118,24 @@ impl<W: Word + StoredRow> Superbatch<W> {
     }
 
     /// Samples batches from `from` on, as many as a superbatch has or its disk budget allows; `None` behind the last.
-    pub fn sample(job: &Job, sizes: &Sizes, lists: &Loaded<W>, from: Position) -> Result<Option<Superbatch<W>>> {
+    pub fn sample(
+        job: &Job,
+        sizes: &Sizes,
+        lists: &Loaded<W>,
+        from: Position,
+    ) -> Result<Option<Superbatch<W>>> {
         match lists {
             Loaded::Memory(graph) => Superbatch::sample_on(job, sizes, graph, from),
             Loaded::Disk(graph) => Superbatch::sample_on(job, sizes, graph, from),
         }
     }
 
-    fn sample_on<T: Topology>(job: &Job, sizes: &Sizes, graph: &T, from: Position) -> Result<Option<Superbatch<W>>> {
+    fn sample_on<T: Topology>(
+        job: &Job,
+        sizes: &Sizes,
+        graph: &T,
+        from: Position,
+    ) -> Result<Option<Superbatch<W>>> {
         let all = positions(&*job.batches, from, job.epochs).take(sizes.superbatch as usize);
         let all: Vec<Position> = all.collect();
         let Some(first) = all.first() else { return Ok(None) };
@@ -162,7 +173,10 @@ impl<W: Word + StoredRow> Superbatch<W> {
         if count == 1 && used > sizes.disk_bytes {
             let least = esker_types::ByteCount(used * 2 + used / 4);
             return Err(StrategyError::request(
-                format!("{}: two batches at a time take more on disk than --disk-budget allows", folder.display()),
+                format!(
+                    "{}: two batches at a time take more on disk than --disk-budget allows",
+                    folder.display()
+                ),
                 format!("allow --disk-budget {}B ({least}) at least, or take smaller batches", least.0),
             ));
         }
