@@ -3,6 +3,7 @@
 
 use esker_import::Job as ImportJob;
 use esker_import::generate::{Shape, generate};
+use esker_io::{Faults, SimulatedDisk};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
 use esker_store::Dataset;
@@ -257,6 +258,49 @@ fn traces_of_another_run_damaged_ones_and_unfinished_ones_are_removed() {
     let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap();
     let said = source.next().err().map(|error| error.to_string()).unwrap_or_default();
     assert!(said.contains("checksum") && said.contains("delete the trace"), "{said}");
+}
+
+/// The dataset on a simulated disk with these faults; its manifest stays on this machine.
+fn on_bad_disk(dataset: &Dataset, faults: Faults) -> (Arc<Dataset>, SimulatedDisk) {
+    let disk = SimulatedDisk::new(faults);
+    for path in dataset.arrays().iter().flat_map(|array| array.layout().parts()) {
+        disk.put(path, fs::read(path).unwrap());
+    }
+    (Arc::new(Dataset::open_on(dataset.directory(), Arc::new(disk.clone())).unwrap()), disk)
+}
+
+#[test]
+fn a_disk_that_stutters_yields_the_same_batches() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = dataset(directory.path(), 7, Dtype::F32);
+    for seed in 0..4 {
+        let align_bytes = [512, 4096][seed as usize % 2];
+        let faults = Faults { seed, short: 0.3, put_off: 0.2, latency: 5, align_bytes, ..Faults::default() };
+        let mut job = job(&on_bad_disk(&good, faults).0, 3);
+        job.out_of_core.neighbour_cache_bytes = Some(20_000);
+        job.out_of_core.feature_cache_bytes = Some(300 * 28);
+        check(&job);
+    }
+}
+
+#[test]
+fn a_row_or_list_that_cannot_be_read_is_an_error_with_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = dataset(directory.path(), 7, Dtype::F32);
+    // Different seeds: what the first run sampled would serve the second.
+    for (seed, name) in [(3, esker_store::file::NODE_FEATURES), (4, esker_store::file::IN_NEIGHBOURS)] {
+        let (bad, disk) = on_bad_disk(&good, Faults::default());
+        let path = bad.array(name).unwrap().path().to_path_buf();
+        let mut job = job(&bad, seed);
+        job.out_of_core.neighbour_cache_bytes = Some(0);
+        // Opened and profiled while it was whole.
+        let mut strategy = strategy(StrategyKind::Ginex, &job);
+        disk.damage(&path, 4096..u64::MAX);
+        let mut source = strategy.batches(&job, START).unwrap();
+        let mut next = || source.next();
+        let said = (0..100).find_map(|_| next().err()).expect("a damaged disk is noticed").to_string();
+        assert!(said.contains(name) && said.contains("offset"), "{said}");
+    }
 }
 
 #[test]

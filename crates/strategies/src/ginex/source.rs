@@ -15,7 +15,7 @@ use crossbeam_channel::{Sender, bounded};
 use esker_fetch::pipeline::{Buffers, Pipeline, StageClock, StageTimes};
 use esker_fetch::{HostCache, PlanFile, StoredRow};
 use esker_sample::bulk::positions;
-use esker_sample::{Position, Sample, Word};
+use esker_sample::{ListCounters, Position, Sample, Word};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -47,6 +47,8 @@ pub(super) struct Source<R, W> {
     ready: Option<Superbatch<W>>,
     main: Option<MainLoop<R>>,
     rows: Arc<RowCounters>,
+    /// What had been read of lists before.
+    lists_before: ListCounters,
     sampling: Arc<StageClock>,
     planning: Arc<StageClock>,
     /// Stages of main loops that are over.
@@ -76,6 +78,7 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     ) -> Result<Source<R, W>> {
         tidy(job, from)?;
         Ok(Source {
+            lists_before: graph.lists.graph.counters(),
             graph,
             job: job.clone(),
             make_rows: make_rows.clone(),
@@ -248,7 +251,7 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
 
     fn counters(&self) -> SourceCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (rows, lists) = (&*self.rows, self.graph.lists.graph.counters());
+        let (rows, lists, before) = (&*self.rows, self.graph.lists.graph.counters(), self.lists_before);
         let mut stages = self.main.as_ref().map_or_else(|| self.spent.clone(), |main| self.stage_times(main));
         (stages[0], stages[1]) = (self.sampling.times(), self.planning.times());
         let looped =
@@ -266,10 +269,10 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
                 ("switch".into(), self.switched),
                 ("main loop".into(), looped),
             ],
-            lists: lists.lists,
-            lists_cached: lists.cached,
-            list_reads: lists.reads,
-            list_bytes_read: lists.read_bytes,
+            lists: lists.lists - before.lists,
+            lists_cached: lists.cached - before.cached,
+            list_reads: lists.reads - before.reads,
+            list_bytes_read: lists.read_bytes - before.read_bytes,
         }
     }
 }
