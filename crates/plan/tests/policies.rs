@@ -199,7 +199,7 @@ impl AccessTrace for Made {
             // Skewed: half of the draws fall on a sixteenth of the rows.
             let random = esker_types::random::mix(((batch as u64) << 32) | number);
             let bound = if random & 1 == 0 { self.rows } else { self.rows / 16 };
-            let row = ((random >> 32) * bound >> 32) as u32;
+            let row = (((random >> 32) * bound) >> 32) as u32;
             if self.seen[row as usize] != batch + 1 {
                 self.seen[row as usize] = batch + 1;
                 rows.push(row);

@@ -128,9 +128,9 @@ fn entries_are_counted_in_any_number_of_passes() {
         }
         for most_bytes in [0, 1 << 30] {
             let counts = EntryCounts::count::<u32>(&graph, directory.path(), most_bytes).unwrap();
-            let mut found = counts.iter();
+            let mut found = counts.stream();
             for (node, count) in expected.iter().enumerate() {
-                assert_eq!(found.next().unwrap(), *count, "{node}");
+                assert_eq!(found.take().unwrap(), *count, "{node}");
             }
         }
     }

@@ -124,7 +124,7 @@ impl CachedLists {
             ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         // Lists of both directions are two runs a node: each direction fills its runs in a pass of its own.
         for part in 0..graph.parts() {
-            let mut stream = graph.stream::<W>(part)?;
+            let mut stream = graph.stream(part)?;
             let (mut pending, mut at) = (Vec::with_capacity(CHUNK), 0u64);
             let put = |pending: &mut Vec<W>, start: u64| -> Result<()> {
                 let bytes = bytemuck::cast_slice::<W, u8>(pending);
@@ -209,7 +209,7 @@ impl EntryCounts {
         for first in (0..nodes).step_by(at_once) {
             let mut counts = vec![0u32; at_once.min((nodes - first) as usize)];
             for part in 0..graph.parts() {
-                let mut stream = graph.stream::<W>(part)?;
+                let mut stream = graph.stream(part)?;
                 loop {
                     let filled = stream.fill(&mut words)?;
                     if filled == 0 {
@@ -226,22 +226,22 @@ impl EntryCounts {
     }
 
     /// The counts from the first node to the last.
-    pub fn iter(&self) -> EntryCountsIter<'_> {
-        EntryCountsIter { counts: self, chunk: Vec::new(), at: 0, next: 0 }
+    pub fn stream(&self) -> CountStream<'_> {
+        CountStream { counts: self, chunk: Vec::new(), at: 0, next: 0 }
     }
 }
 
 /// Counts in order.
-pub struct EntryCountsIter<'a> {
+pub struct CountStream<'a> {
     counts: &'a EntryCounts,
     chunk: Vec<u32>,
     at: usize,
     next: u64,
 }
 
-impl EntryCountsIter<'_> {
+impl CountStream<'_> {
     /// The count of the next node.
-    pub fn next(&mut self) -> Result<u32> {
+    pub fn take(&mut self) -> Result<u32> {
         if self.at == self.chunk.len() {
             self.chunk.resize((self.counts.nodes - self.next).min(CHUNK as u64) as usize, 0);
             let file = &self.counts.file;

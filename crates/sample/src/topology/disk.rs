@@ -196,7 +196,7 @@ impl DiskGraph {
     }
 
     /// All lists of a part, from front to back.
-    pub(super) fn stream<W: Word>(&self, part: usize) -> Result<ListStream> {
+    pub(super) fn stream(&self, part: usize) -> Result<ListStream> {
         let array = &self.dataset.arrays()[self.parts[part].array];
         Ok(ListStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
     }

@@ -6,7 +6,7 @@ mod disk;
 mod memory;
 mod rising;
 
-pub use cache::{CacheIndex, CachedLists, EntryCounts, EntryCountsIter, NeighbourCache};
+pub use cache::{CacheIndex, CachedLists, CountStream, EntryCounts, NeighbourCache};
 pub use disk::{DiskGraph, DiskWorkspace, ListCounters, OnDisk};
 pub use memory::{AnyTopology, InMemory};
 

@@ -41,20 +41,20 @@ impl Lists {
         // Until training starts, a phase's memory is free.
         let counts =
             EntryCounts::count::<W>(&graph, folder, sizes.phase_bytes.saturating_sub(TopByScore::BYTES))?;
-        let (mut top, mut count) = (TopByScore::new(), counts.iter());
+        let (mut top, mut count) = (TopByScore::new(), counts.stream());
         for node in 0..nodes {
-            top.see(count.next()? as u64, graph.degree(esker_types::NodeId(node)));
+            top.see(count.take()? as u64, graph.degree(esker_types::NodeId(node)));
         }
         top.set_budget(room);
-        let mut next = (counts.iter(), 0);
+        let mut next = (counts.stream(), 0);
         let index = CacheIndex::choose(&graph, |node, degree| {
             // Nodes without a list are not asked about.
             while next.1 < node.0 {
-                next.0.next()?;
+                next.0.take()?;
                 next.1 += 1;
             }
             next.1 += 1;
-            Ok(top.takes(next.0.next()? as u64, degree))
+            Ok(top.takes(next.0.take()? as u64, degree))
         })?;
         drop(top);
         let lists = CachedLists::write::<W>(&graph, index, folder)?;
