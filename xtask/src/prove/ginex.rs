@@ -11,6 +11,9 @@ use std::process::Command;
 /// What the kernel keeps for a process beside what it promised: page tables, page cache of what it runs.
 const GROUP_SLACK_BYTES: u64 = 16 << 20;
 
+/// What the allocator may keep or not.
+const NOISE_BYTES: f64 = 1024.0 * 1024.0;
+
 fn number(value: &Value, key: &str) -> Result<f64> {
     value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
 }
@@ -88,7 +91,7 @@ pub fn planning(bench: &Bench, batches: [&str; 2]) -> Result<Value> {
     let (few, many) = (number(&short, "peak_plan_bytes")?, number(&long, "peak_plan_bytes")?);
     let accesses = number(&long, "accesses")? - number(&short, "accesses")?;
     ensure!(
-        many - few < accesses * 0.5,
+        many - few < accesses * 0.5 + NOISE_BYTES && accesses * 4.0 > 2.0 * NOISE_BYTES,
         "planning {accesses} accesses more took {} bytes more; the trace must not be held",
         many - few
     );
@@ -107,7 +110,8 @@ pub fn planning(bench: &Bench, batches: [&str; 2]) -> Result<Value> {
 /// Features four times and topology twice as large as the group that training runs in.
 pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &str) -> Result<Value> {
     // 64 neighbours of 4 bytes and 128 numbers of 4 bytes a node: features are twice the topology.
-    let nodes = (2 * group_bytes / (64 * 4) + 1).to_string();
+    // A little more, because lists are 64 long on average only about.
+    let nodes = (2 * group_bytes / (64 * 4) * 21 / 20).to_string();
     bench.json(&[
         "generate", "large", "--nodes", &nodes, "--degree", "64", "--dim", "128", "--seed", "1", "--memory",
         "256MiB",
