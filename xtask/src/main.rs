@@ -7,6 +7,9 @@ use std::time::Instant;
 const HELP: &str = "\
 cargo xtask test              everything CI runs: format, lints, tidy, tests, documentation
 cargo xtask tidy              the repository's own rules
+cargo xtask kernels           compile every GPU kernel; NVRTC must be found
+cargo xtask gpu               fill target/gpu with the program, the tests that need a GPU and xtask, to be
+                              copied to a machine with one: gpu-tests, and xtask prove gpu, run there as they are
 cargo xtask prove ITEM|all    run a proof at full size, write bench/record/ITEM.json
 cargo xtask fuzz [TARGET] [--seconds N]
                               throw damaged input at the parsers
@@ -18,6 +21,8 @@ fn main() -> ExitCode {
     let result = match words[..] {
         ["test"] => test(),
         ["tidy"] => xtask::tidy::check(),
+        ["kernels"] => compile_kernels(),
+        ["gpu"] => xtask::prove::gpu::fill_folder().map(|folder| println!("filled {}", folder.display())),
         ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
         ["prove", item] => xtask::prove::run(item),
         ["prove"] => xtask::prove::run(""),
@@ -46,6 +51,7 @@ fn test() -> Result<()> {
     xtask::tidy::check()?;
     cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     cargo("tests", &["test", "--workspace"])?;
+    kernels()?;
     sanitized()?;
     cargo("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
     println!(
@@ -68,6 +74,46 @@ fn sanitized() -> Result<()> {
         ["test", "--package", "esker-io", "--target", target, "--target-dir", "target/sanitized", "--tests"];
     let switches = [("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address")];
     cargo_with("address sanitizer", &words, &switches)
+}
+
+/// Compiles every GPU kernel with NVIDIA's compiler from the Python package index: a broken one fails without a GPU.
+fn kernels() -> Result<()> {
+    let home = xtask::root().join("target/nvrtc");
+    let packages = home.join("lib/python3/site-packages");
+    if !packages.join("nvidia").exists() {
+        println!("== kernels: installing their compiler");
+        let words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"];
+        let installed =
+            Command::new("python3").args(words).arg(&packages).arg("nvidia-cuda-nvrtc>=13,<14").status();
+        match installed {
+            Err(error) => {
+                println!(
+                    "== kernels: skipped, their compiler comes from a Python package and python3 fails: {error}"
+                );
+                return Ok(());
+            }
+            Ok(status) if !status.success() => bail!("installing nvidia-cuda-nvrtc with pip failed"),
+            Ok(_) => {}
+        }
+    }
+    let home = home.to_str().context("the path of the checkout is no text")?.to_string();
+    cargo_with(
+        "kernels",
+        &["run", "--quiet", "--package", "xtask", "--", "kernels"],
+        &[("VIRTUAL_ENV", &home)],
+    )
+}
+
+/// Compiles every kernel for every architecture that is served.
+fn compile_kernels() -> Result<()> {
+    esker_cuda::can_compile()?;
+    for source in esker_cuda::SOURCES {
+        for architecture in ["sm_75", "sm_80", "sm_90"] {
+            let bytes = source.compile(architecture)?.len();
+            println!("{:14} {architecture}  {bytes:>7} bytes", source.file);
+        }
+    }
+    Ok(())
 }
 
 fn fuzz(rest: &[&str]) -> Result<()> {

@@ -229,26 +229,29 @@ fn locked_finding(locked: Option<u64>, registered: bool) -> Finding {
 }
 
 fn gpu_finding(found: &gpu::Found) -> Finding {
-    let missing: Vec<&str> =
-        found.libraries.iter().filter(|(_, path)| path.is_none()).map(|(name, _)| *name).collect();
+    let driver = found.driver.as_deref().unwrap_or("unknown");
+    if let Some(gpu) = &found.first {
+        let giga = |rate: f64| format!("{:.0}", rate / 1e9);
+        let rows: Vec<String> = gpu.host_reads_bytes_per_second.iter().map(|rate| giga(*rate)).collect();
+        let text = format!(
+            "{} ({}), {} of {} free, driver {driver} with CUDA {}.{}; bus {} GB/s by copies, {} GB/s read by GPU threads in rows of 512, 1024, 4096 bytes",
+            gpu.name,
+            gpu.architecture,
+            ByteCount(gpu.free_bytes),
+            ByteCount(gpu.memory_bytes),
+            gpu.cuda / 1000,
+            gpu.cuda % 1000 / 10,
+            giga(gpu.bus_bytes_per_second),
+            rows.join(", ")
+        );
+        return finding("GPU", true, text, "training runs on it; --device cpu does without");
+    }
     if found.gpus.is_empty() && found.driver.is_none() {
         return finding("GPU", false, "none found", "training runs on the CPU");
     }
-    let driver = found.driver.as_deref().unwrap_or("unknown");
     let text = format!("{}, driver {driver}", found.gpus.join(", "));
-    if missing.is_empty() {
-        return finding(
-            "GPU",
-            true,
-            text,
-            "driver, NVRTC and cuBLAS are there; training on it comes with a later release",
-        );
-    }
-    let follows = format!(
-        "missing {}: install the CUDA toolkit's runtime libraries, or pip install nvidia-cuda-nvrtc nvidia-cublas",
-        missing.join(", ")
-    );
-    finding("GPU", false, text, &follows)
+    let refusal = found.refusal.as_deref().unwrap_or("it could not be opened");
+    finding("GPU", false, text, &format!("training runs on the CPU: {refusal}"))
 }
 
 fn open(path: &Path) -> Result<Files, String> {

@@ -1,5 +1,6 @@
-//! What can be known of a GPU without calling its driver: the driver's own files and where the libraries lie.
+//! What there is of GPUs, for `esker doctor`: the driver's own files, where the libraries lie, and what an opened GPU can do.
 
+use esker_cuda::{Gpu, Library, Precision, measure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,22 +13,63 @@ pub struct Found {
     pub driver: Option<String>,
     /// Where each library lies; `None` when it is missing.
     pub libraries: Vec<(&'static str, Option<PathBuf>)>,
+    /// The first GPU, opened.
+    pub first: Option<Opened>,
+    /// Why it could not be opened.
+    pub refusal: Option<String>,
 }
 
-/// The libraries training on a GPU needs.
-const LIBRARIES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublas.so"];
+/// A GPU that training could use.
+#[derive(serde::Serialize)]
+pub struct Opened {
+    /// Its model.
+    pub name: String,
+    /// Compute capability.
+    pub architecture: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// What of it is free.
+    pub free_bytes: u64,
+    /// The CUDA version that the driver serves: 13000 for 13.0.
+    pub cuda: i32,
+    /// Copies from pinned host memory.
+    pub bus_bytes_per_second: f64,
+    /// Pinned host memory read by the GPU's own threads, in rows of 512, 1024 and 4096 bytes.
+    pub host_reads_bytes_per_second: Vec<f64>,
+}
+
+/// Host memory that is pinned to measure the bus.
+const PROBE_BYTES: usize = 128 << 20;
 
 pub fn look() -> Found {
-    let directories = library_directories();
-    let libraries =
-        LIBRARIES.map(|name| (name, directories.iter().find_map(|directory| find(directory, name))));
-    Found { gpus: models(), driver: driver_version(), libraries: libraries.into() }
+    let (first, refusal) = match open() {
+        Ok(opened) => (Some(opened), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let libraries = Library::ALL.map(|library| (library.name(), library.find())).into();
+    Found { gpus: models(), driver: driver_version(), libraries, first, refusal }
+}
+
+fn open() -> Result<Opened, esker_cuda::CudaError> {
+    let gpu = Gpu::open(0, None, Precision::F32)?;
+    let bus_bytes_per_second = measure::bus_rate(&gpu, 3, PROBE_BYTES)?;
+    let host_reads_bytes_per_second = measure::host_read_rates(&gpu, 3, PROBE_BYTES, &[128, 256, 1024])?;
+    let info = gpu.info();
+    Ok(Opened {
+        name: info.name.clone(),
+        architecture: info.architecture(),
+        memory_bytes: info.memory_bytes,
+        free_bytes: info.free_bytes,
+        cuda: info.driver_version,
+        bus_bytes_per_second,
+        host_reads_bytes_per_second,
+    })
 }
 
 fn models() -> Vec<String> {
-    let mut models: Vec<String> = children(Path::new("/proc/driver/nvidia/gpus"))
-        .iter()
-        .filter_map(|gpu| fs::read_to_string(gpu.join("information")).ok())
+    let entries = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let mut models: Vec<String> = entries
+        .filter_map(|gpu| fs::read_to_string(gpu.path().join("information")).ok())
         .filter_map(|text| {
             Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_string())
         })
@@ -37,60 +79,10 @@ fn models() -> Vec<String> {
 }
 
 fn driver_version() -> Option<String> {
-    let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let text = fs::read_to_string(Path::new("/proc/driver/nvidia/version")).ok()?;
     let line = text.lines().next()?;
     let version = line
         .split_whitespace()
         .find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()));
     Some(version.unwrap_or(line).to_string())
-}
-
-/// In the order libraries are searched: CUDA_HOME, the system, Python's nvidia packages.
-fn library_directories() -> Vec<PathBuf> {
-    let mut directories = Vec::new();
-    if let Some(home) = std::env::var_os("CUDA_HOME") {
-        directories.extend(["lib64", "lib"].map(|name| Path::new(&home).join(name)));
-    }
-    if let Some(paths) = std::env::var_os("LD_LIBRARY_PATH") {
-        directories.extend(std::env::split_paths(&paths));
-    }
-    let system = [
-        "/usr/local/cuda/lib64",
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-    ];
-    directories.extend(system.map(PathBuf::from));
-    let mut pythons: Vec<PathBuf> = vec!["/usr/lib".into(), "/usr/local/lib".into()];
-    for home in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os) {
-        pythons.push(Path::new(&home).join("lib"));
-    }
-    if let Some(home) = std::env::var_os("HOME") {
-        pythons.push(Path::new(&home).join(".local/lib"));
-    }
-    for python in pythons.iter().flat_map(|root| children(root)) {
-        for packages in ["site-packages", "dist-packages"] {
-            directories.extend(
-                children(&python.join(packages).join("nvidia")).iter().map(|package| package.join("lib")),
-            );
-        }
-    }
-    directories
-}
-
-fn children(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
-/// `libx.so`, `libx.so.1` or `libx.so.13` in a directory.
-fn find(directory: &Path, name: &str) -> Option<PathBuf> {
-    children(directory).into_iter().find(|path| {
-        path.file_name().and_then(|file| file.to_str()).is_some_and(|file| {
-            file.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
-    })
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod device;
 mod doctor;
 mod generate;
 mod gpu;

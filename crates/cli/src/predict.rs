@@ -1,10 +1,12 @@
 //! `esker predict`: classes and probabilities of nodes, as npy or Parquet.
 
+use crate::device::{WithBackend, on_device};
 use crate::output::{print, print_json};
-use crate::train::{mode_of, named, open};
+use crate::train::{MachineFlags, named};
 use anyhow::{Context, bail};
-use esker_train::{LabelKind, SplitName, predict};
-use esker_types::{ByteCount, NodeId, grouped};
+use esker_nn::Backend;
+use esker_train::{LabelKind, OpenRun, RunConfig, RunDirectory, SplitName, predict};
+use esker_types::{NodeId, grouped};
 use parquet::basic::Compression;
 use parquet::data_type::{FloatType, Int32Type, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -39,9 +41,8 @@ pub struct Arguments {
     /// full (all neighbours) or sampled; default: as the run tested in the end
     #[arg(long)]
     mode: Option<String>,
-    /// What it may use; default: what the run was allowed
-    #[arg(long)]
-    memory: Option<ByteCount>,
+    #[command(flatten)]
+    machine: MachineFlags,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -57,31 +58,51 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             arguments.out.display()
         );
     }
-    let mut run = open(&arguments.run, arguments.memory, mode_of(arguments.mode.as_deref())?)?;
-    let total = run.node_count();
-    let nodes = chosen(&arguments.nodes, &run, total)?;
-    let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
-    let (kind, outputs) = (run.task.kind, run.task.outputs);
-    let mode = run.config.final_eval;
-    let mut writer = Writer::create(&arguments.out, kind, outputs, count)?;
-    predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
-        writer.write(nodes, classes, values).map_err(|error| esker_train::TrainError::Config {
-            problem: format!("{}: {error:#}", arguments.out.display()),
-            remedy: "make room, or choose another --out".into(),
-        })
-    })?;
-    writer.finish()?;
-    match arguments.json {
-        true => print_json(&json!({
-            "out": arguments.out, "nodes": count, "mode": mode,
-            "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-        })),
-        false => print(&format!("{}: {} nodes\n", arguments.out.display(), grouped(count))),
+    let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    on_device(config, Prediction { directory, arguments })
+}
+
+struct Prediction<'a> {
+    directory: RunDirectory,
+    arguments: &'a Arguments,
+}
+
+impl WithBackend for Prediction<'_> {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        let mut run = OpenRun::load(backend, &self.directory, config)?;
+        let total = run.node_count();
+        let nodes = chosen(&arguments.nodes, &run, total)?;
+        let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
+        let (kind, outputs) = (run.task.kind, run.task.outputs);
+        let mode = run.config.final_eval;
+        let mut writer = Writer::create(&arguments.out, kind, outputs, count)?;
+        predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
+            writer.write(nodes, classes, values).map_err(|error| esker_train::TrainError::Config {
+                problem: format!("{}: {error:#}", arguments.out.display()),
+                remedy: "make room, or choose another --out".into(),
+            })
+        })?;
+        writer.finish()?;
+        match arguments.json {
+            true => print_json(&json!({
+                "out": arguments.out, "nodes": count, "mode": mode,
+                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
+                "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
+            })),
+            false => print(&format!("{}: {} nodes\n", arguments.out.display(), grouped(count))),
+        }
     }
 }
 
 /// The nodes that were asked for, ascending; `None` for all.
-fn chosen(words: &str, run: &esker_train::OpenRun, total: u64) -> anyhow::Result<Option<Arc<Vec<NodeId>>>> {
+fn chosen<B: Backend + Clone + 'static>(
+    words: &str,
+    run: &OpenRun<B>,
+    total: u64,
+) -> anyhow::Result<Option<Arc<Vec<NodeId>>>> {
     if words == "all" {
         return Ok(None);
     }

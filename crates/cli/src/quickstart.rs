@@ -1,12 +1,12 @@
+use crate::device::on_device;
 use crate::note;
 use crate::progress::Shown;
-use crate::train::{Flags, summary_text, train};
+use crate::train::{Flags, Training, summary_text};
 use esker_import::Job;
 use esker_import::generate::{Shape, generate};
 use esker_sample::Fanout;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
-use esker_train::Trainer;
 use esker_types::{Budget, ByteCount, grouped};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,8 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if run.exists() {
         std::fs::remove_dir_all(&run)?;
     }
-    let trainer = Trainer::create(flags.resolve(&dataset)?, &run)?;
-    match train(trainer, &run, false)? {
+    match on_device(flags.resolve(&dataset)?, Training { out: &run, resume: false, quiet: false })? {
         Some(summary) => {
             crate::output::print(&format!("\n{}{}", summary_text(&summary, &run), next_steps(&graph, &run)))
         }

@@ -43,6 +43,7 @@ fn a_run_stopped_by_a_signal_goes_on_without_being_told_again() {
     assert!(said.contains("model.hidden is 64, was 32"), "{said}");
     let found = json(directory.path(), "train g --out run --resume");
     assert_eq!((&found["loss_digest"], &found["test"]), (&whole["loss_digest"], &whole["test"]));
+    assert_eq!(found["device"], "cpu");
     // A run that has ended is shown again.
     assert_eq!(json(directory.path(), "train g --out run --resume"), found);
 }
@@ -56,7 +57,9 @@ fn a_run_is_evaluated_and_predicted_from_anywhere() {
     assert_eq!(summary["epochs"].as_array().unwrap().len(), 2);
     let elsewhere = directory.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
-    assert_eq!(json(&elsewhere, "eval ../run")["metrics"], summary["test"]);
+    assert_eq!(json(&elsewhere, "eval ../run --device cpu")["metrics"], summary["test"]);
+    let said = esker(&elsewhere, "eval ../run --device cuda:99").output().unwrap();
+    assert!(String::from_utf8_lossy(&said.stderr).contains("--device cpu"));
     for (out, bytes) in [("p.npy", 128 + 5000 * 16), ("p.parquet", 1000)] {
         assert_eq!(json(&elsewhere, &format!("predict ../run --nodes all --out {out}"))["nodes"], 5000);
         assert!(fs::metadata(elsewhere.join(out)).unwrap().len() >= bytes);
@@ -86,6 +89,11 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train g --schedule sometimes --out r", "cosine:WARMUP");
     refused("train g --memory 1MiB --out r", "together");
     refused("train g --strategy warp --out r", "memory, mmap");
+    refused("train g --device cuda:99 --out r", "--device cpu");
+    refused("bench gpu --number 99", "--device cpu");
+    refused("train g --device gpu --out r", "auto, cpu, cuda or cuda:N");
+    refused("train g --precision bf16 --out r", "the CPU computes products in f32, not in bf16");
+    refused("bench epoch g --device cuda:98", "cuda:98");
     refused("eval nowhere", "holds no run");
     refused("train g --resume", "--resume needs --out");
     refused("bench epoch g --batches 0", "is not in 1..");

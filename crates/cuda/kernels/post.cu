@@ -118,6 +118,65 @@ extern "C" __global__ void __launch_bounds__(256) unfinish_rows(
     }
 }
 
+// `finish_rows` without dropout, four columns at once.
+extern "C" __global__ void __launch_bounds__(256) finish_packs(
+    float* values, const float* bias, const float* add, u32 rows, u32 columns, u32 activation
+) {
+    u32 row = blockIdx.x * 8 + threadIdx.y;
+    if (row >= rows) return;
+    u64 base = (u64)row * columns;
+    for (u32 column = threadIdx.x * 4; column < columns; column += 128) {
+        float4 found = *(float4*)(values + base + column);
+        float x[4] = {found.x, found.y, found.z, found.w};
+        Pack<4> more = {{0.0f, 0.0f, 0.0f, 0.0f}}, own = more;
+        if (bias) more = load<4>(bias + column);
+        if (add) own = load<4>(add + base + column);
+#pragma unroll
+        for (int v = 0; v < 4; v++) x[v] = activated(x[v] + more.x[v] + own.x[v], activation);
+        *(float4*)(values + base + column) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+// `unfinish_rows` where nothing random is needed, four columns at once: ReLU shows in its output what was dropped.
+extern "C" __global__ void __launch_bounds__(256) unfinish_packs(
+    float* gradient, const float* output, float* sums, u32 rows, u32 columns, u32 chunk, Post post
+) {
+    __shared__ float4 parts[8][32];
+    u32 start = blockIdx.x * chunk, end = min(start + chunk, rows);
+    for (u32 first = 0; first < columns; first += 128) {
+        u32 column = first + threadIdx.x * 4;
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (column < columns) {
+#pragma unroll 4
+            for (u32 row = start + threadIdx.y; row < end; row += 8) {
+                u64 at = (u64)row * columns + column;
+                float4 found = *(float4*)(gradient + at);
+                float x[4] = {found.x, found.y, found.z, found.w};
+                if (output) {
+                    Pack<4> out = load<4>(output + at);
+#pragma unroll
+                    for (int v = 0; v < 4; v++) x[v] = unfinished(x[v], out.x[v], post, FULL);
+                    *(float4*)(gradient + at) = make_float4(x[0], x[1], x[2], x[3]);
+                }
+#pragma unroll
+                for (int v = 0; v < 4; v++) sum[v] += x[v];
+            }
+        }
+        if (!sums) continue;
+        parts[threadIdx.y][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        __syncthreads();
+        if (threadIdx.y == 0 && column < columns) {
+            float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (u32 y = 0; y < 8; y++) {
+                float4 part = parts[y][threadIdx.x];
+                total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+            }
+            *(float4*)(sums + (u64)blockIdx.x * columns + column) = total;
+        }
+        __syncthreads();
+    }
+}
+
 // Sums of columns over chunks, in a fixed order. Blocks of 32 columns and 32 strides.
 extern "C" __global__ void __launch_bounds__(1024) add_chunks(const float* sums, float* to, u32 chunks, u32 columns) {
     __shared__ float parts[32][33];
@@ -154,6 +213,16 @@ extern "C" __global__ void __launch_bounds__(256) weighted_sums(
             sums[(u64)blockIdx.x * columns + column] = total;
         }
         __syncthreads();
+    }
+}
+
+// Numbers rounded to bf16, to the nearest, ties to even; four at a time.
+extern "C" __global__ void round_to_bf16(const float* from, unsigned short* to, u64 count) {
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    for (u64 at = first; at < first + 4 && at < count; at++) {
+        u32 bits = __float_as_uint(from[at]);
+        bool nan = (bits & 0x7fffffff) > 0x7f800000;
+        to[at] = nan ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
 

@@ -1,13 +1,15 @@
 //! Products through cuBLAS: one handle for the one stream that computes, with a workspace of its own, so that the same
 //! product always takes the same way.
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, launch};
+use crate::matrix::blocks;
+use crate::memory::{DeviceBuffer, Use};
 use crate::{CudaError, DeviceMatrix, Result};
 use cudarc::cublas::sys;
 use serde::{Deserialize, Serialize};
 use std::ptr;
 
-/// How products are computed.
+/// How a GPU computes products; sums, rows and weights are f32 whatever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -21,7 +23,7 @@ pub enum Precision {
 }
 
 /// Hopper wants 32 MiB, others less.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 pub(crate) struct Blas {
     handle: sys::cublasHandle_t,
@@ -141,10 +143,16 @@ impl Gpu {
             true => sys::cublasOperation_t::CUBLAS_OP_T,
             false => sys::cublasOperation_t::CUBLAS_OP_N,
         };
+        // Asked to be fast with bf16, cuBLAS may still take TF32: rounded here, it cannot.
+        let rounded = (self.precision() == Precision::Bf16)
+            .then(|| [(a.0, m * k), (b.0, k * n)].map(|(from, count)| self.rounded(from, count)));
+        let (a_address, b_address, kind) = match &rounded {
+            Some([a, b]) => (a.address(), b.address(), sys::cudaDataType::CUDA_R_16BF),
+            None => (a.0, b.0, sys::cudaDataType::CUDA_R_32F),
+        };
         let compute = match self.precision() {
-            Precision::F32 => Compute::CUBLAS_COMPUTE_32F,
             Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F_FAST_16BF,
+            Precision::F32 | Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F,
         };
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if add { &one } else { &zero };
@@ -160,11 +168,11 @@ impl Gpu {
                     n as i32,
                     k as i32,
                     ptr::from_ref(&one).cast(),
-                    a.0 as *const _,
-                    sys::cudaDataType::CUDA_R_32F,
+                    a_address as *const _,
+                    kind,
                     a.1.max(1) as i32,
-                    b.0 as *const _,
-                    sys::cudaDataType::CUDA_R_32F,
+                    b_address as *const _,
+                    kind,
                     b.1.max(1) as i32,
                     ptr::from_ref(beta).cast(),
                     c.0 as *mut _,
@@ -176,5 +184,15 @@ impl Gpu {
             };
             done("a matrix product", status)
         });
+    }
+
+    /// So many numbers rounded to bf16.
+    fn rounded(&self, from: u64, count: usize) -> DeviceBuffer {
+        let to = DeviceBuffer::new(self, count * 2, Use::Compute);
+        // SAFETY: callers pass a whole matrix of so many numbers.
+        unsafe {
+            launch!(self, "round_to_bf16", [blocks(count, 1024), 1], [256, 1]; from, to.address(), count as u64)
+        }
+        to
     }
 }

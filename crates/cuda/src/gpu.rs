@@ -8,7 +8,7 @@ use crate::pinned::{PinnedPool, Slots};
 use crate::{CudaError, Precision, Result};
 use cudarc::driver::sys;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -61,6 +61,39 @@ pub(crate) struct Inner {
     failed: AtomicBool,
     failure: Mutex<Option<CudaError>>,
     launches: AtomicU64,
+    pub timings: Mutex<Timings>,
+}
+
+/// Marks around work, resolved into seconds as they are reached.
+#[derive(Default)]
+pub(crate) struct Timings {
+    /// Where the step that is being launched begins.
+    step: Option<Event>,
+    steps: Timed,
+    copies: Timed,
+}
+
+#[derive(Default)]
+struct Timed {
+    waiting: VecDeque<(Event, Event)>,
+    seconds: f64,
+}
+
+impl Timed {
+    fn push(&mut self, start: Event, end: Event) {
+        self.waiting.push_back((start, end));
+        self.resolve();
+    }
+
+    fn resolve(&mut self) {
+        while let Some((start, end)) = self.waiting.front() {
+            if !end.is_reached() {
+                return;
+            }
+            self.seconds += end.seconds_since(start).unwrap_or(0.0);
+            self.waiting.pop_front();
+        }
+    }
 }
 
 /// A kernel that can be launched.
@@ -198,6 +231,7 @@ impl Gpu {
                 failed: AtomicBool::new(false),
                 failure: Mutex::default(),
                 launches: AtomicU64::new(0),
+                timings: Mutex::default(),
             }),
         })
     }
@@ -211,6 +245,11 @@ impl Gpu {
                 None
             }
         }
+    }
+
+    /// Whether there is a GPU with a driver and the libraries that training on it needs.
+    pub fn is_usable() -> bool {
+        count().is_ok_and(|count| count > 0) && Library::ALL.iter().all(|library| library.open().is_ok())
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -243,6 +282,38 @@ impl Gpu {
             done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.copy.0) })
         });
         self.check()
+    }
+
+    /// Marks the begin of a training step, for [`Gpu::busy_seconds`].
+    pub fn begin_step(&self) {
+        let begun = self.attempt(|| Event::recorded(&self.inner.compute));
+        self.timings().step = begun;
+    }
+
+    /// Marks its end.
+    pub fn end_step(&self) {
+        let ended = self.attempt(|| Event::recorded(&self.inner.compute));
+        let mut timings = self.timings();
+        if let Some((begun, ended)) = timings.step.take().zip(ended) {
+            timings.steps.push(begun, ended);
+        }
+    }
+
+    /// Notes a copy between two marks of the stream that copies.
+    pub(crate) fn copied(&self, begun: Event, ended: Event) {
+        self.timings().copies.push(begun, ended);
+    }
+
+    /// Seconds that the device has spent on copies of rows and on training steps that are done.
+    pub fn busy_seconds(&self) -> (f64, f64) {
+        let mut timings = self.timings();
+        timings.copies.resolve();
+        timings.steps.resolve();
+        (timings.copies.seconds, timings.steps.seconds)
+    }
+
+    fn timings(&self) -> std::sync::MutexGuard<'_, Timings> {
+        self.inner.timings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Kernels launched so far.
@@ -380,6 +451,7 @@ impl Drop for Inner {
         }
         self.blas.take();
         self.slots.take();
+        *self.timings.lock().unwrap_or_else(PoisonError::into_inner) = Timings::default();
         self.pool.clear();
         self.pinned.clear();
         let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(PoisonError::into_inner));
@@ -442,6 +514,19 @@ impl Event {
         Ok(Event { handle })
     }
 
+    /// A mark that can be timed, behind what was put on the stream so far.
+    pub fn recorded(stream: &Stream) -> Result<Event> {
+        let event = Event::new(true)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Whether the mark is reached.
+    pub fn is_reached(&self) -> bool {
+        // SAFETY: the handle is alive.
+        unsafe { sys::cuEventQuery(self.handle) == sys::CUresult::CUDA_SUCCESS }
+    }
+
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both handles are alive.
         done("marking a stream", unsafe { sys::cuEventRecord(self.handle, stream.0) })
@@ -485,19 +570,14 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts behind what was launched so far.
     pub fn start(gpu: &Gpu) -> Stopwatch {
-        let start = gpu.attempt(|| {
-            let event = Event::new(true)?;
-            event.record(&gpu.inner.compute)?;
-            Ok(event)
-        });
+        let start = gpu.attempt(|| Event::recorded(&gpu.inner.compute));
         Stopwatch { gpu: gpu.clone(), start }
     }
 
     /// Waits for all that was launched since, and returns its seconds.
     pub fn stop(self) -> Result<f64> {
         let seconds = self.gpu.attempt(|| {
-            let end = Event::new(true)?;
-            end.record(&self.gpu.inner.compute)?;
+            let end = Event::recorded(&self.gpu.inner.compute)?;
             end.synchronize()?;
             self.start.as_ref().map_or(Ok(0.0), |start| end.seconds_since(start))
         });

@@ -1,5 +1,5 @@
 use crate::Result;
-use crate::gpu::{Gpu, done, launch};
+use crate::gpu::{Event, Gpu, done, launch};
 use crate::memory::{DeviceBuffer, Use};
 use crate::pinned::Pinned;
 use cudarc::driver::sys;
@@ -51,21 +51,29 @@ impl Gpu {
     pub fn land(&self, rows: Pinned, columns: usize) -> DeviceMatrix {
         let words = rows.words().len();
         assert!(columns > 0 && words.is_multiple_of(columns), "whole rows");
-        let buffer = self.land_words(rows);
+        let buffer = self.land_timed(rows, true);
         DeviceMatrix { buffer, rows: words / columns, columns }
     }
 
     /// Words of host memory on the device, likewise.
     pub(crate) fn land_words(&self, from: Pinned) -> DeviceBuffer {
+        self.land_timed(from, false)
+    }
+
+    fn land_timed(&self, from: Pinned, timed: bool) -> DeviceBuffer {
         let bytes = from.words().len() * 4;
         let mut buffer = DeviceBuffer::new(self, bytes, Use::Landing);
         let (inner, to) = (self.inner(), buffer.address());
         self.attempt(|| {
             buffer.wait_until_free()?;
+            let begun = timed.then(|| Event::recorded(&inner.copy)).transpose()?;
             if bytes > 0 {
                 let host = from.words().as_ptr().cast();
                 // SAFETY: both hold so many bytes; the host's are not written before the event, the device's not read.
                 done(COPYING, unsafe { sys::cuMemcpyHtoDAsync_v2(to, host, bytes, inner.copy.handle()) })?;
+            }
+            if let Some(begun) = begun {
+                self.copied(begun, Event::recorded(&inner.copy)?);
             }
             let landed = inner.copy.mark()?;
             inner.compute.wait(&landed)?;

@@ -42,7 +42,7 @@ pub(crate) struct Pool {
 }
 
 /// A size that many requests share: eighths of a power of two.
-pub(crate) fn pooled_bytes(bytes: usize) -> usize {
+pub fn pooled_bytes(bytes: usize) -> usize {
     let bytes = bytes.max(512);
     let step = (bytes.next_power_of_two() / 16).max(512);
     bytes.next_multiple_of(step)

@@ -1,12 +1,12 @@
 //! Host memory that the GPU reads and writes directly. Making it is slow, so it goes back when dropped and serves again,
 //! once the copy out of it is done.
 
-use crate::Result;
 use crate::gpu::{Event, Gpu, Inner, done};
 use crate::memory::pooled_bytes;
+use crate::{CudaError, Result};
 use cudarc::driver::sys;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 struct Page {
     start: NonNull<u8>,
@@ -17,41 +17,89 @@ struct Page {
 // SAFETY: the memory belongs to whoever owns the value.
 unsafe impl Send for Page {}
 
-/// Pinned memory waiting to be used again.
+/// Pinned memory: what waits to be used again, and how much there is.
 #[derive(Default)]
 pub(crate) struct PinnedPool {
-    free: Mutex<Vec<Page>>,
+    shelf: Mutex<Shelf>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    free: Vec<Page>,
+    held: usize,
+    used: usize,
+    peak_used: usize,
 }
 
 impl PinnedPool {
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // Every change of the shelf leaves it whole.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn clear(&self) {
-        for page in std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner)) {
-            // SAFETY: allocated by cuMemHostAlloc, freed once, and the device is idle.
-            unsafe { sys::cuMemFreeHost(page.start.as_ptr().cast()) };
-        }
+        self.lock().shrink(0);
     }
 
     fn take(&self, asked: usize) -> Result<Page> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shelf = self.lock();
         let fits = |page: &Page| page.bytes >= asked && page.bytes <= asked + asked / 4;
         // The one that has waited longest of those that fit: its copy is most likely done.
-        if let Some(index) = (0..free.len()).find(|index| fits(&free[*index])) {
-            let mut page = free.remove(index);
-            drop(free);
+        if let Some(index) = (0..shelf.free.len()).find(|index| fits(&shelf.free[*index])) {
+            let mut page = shelf.free.remove(index);
+            shelf.count(page.bytes);
+            drop(shelf);
             if let Some(event) = page.free_at.take() {
                 event.synchronize()?;
             }
             return Ok(page);
         }
-        drop(free);
+        shelf.count(asked);
+        // Never more than a quarter above the most in use is held.
+        let most = shelf.peak_used + shelf.peak_used / 4;
+        shelf.shrink(most.saturating_sub(asked));
         let mut start = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the call writes the address.
-        done("pinning host memory", unsafe { sys::cuMemHostAlloc(&mut start, asked, flags) })?;
-        let start = NonNull::new(start.cast()).expect("the driver said that there is memory");
+        let pinned = done("pinning host memory", unsafe { sys::cuMemHostAlloc(&mut start, asked, flags) });
+        let Some(start) = NonNull::new(start.cast()).filter(|_| pinned.is_ok()) else {
+            shelf.used -= asked;
+            return Err(pinned.err().unwrap_or(CudaError::Call {
+                what: "pinning host memory",
+                found: "no address".to_string(),
+            }));
+        };
+        shelf.held += asked;
+        drop(shelf);
         // SAFETY: the memory is ours and as large as asked; it is set so that it may be read.
         unsafe { ptr::write_bytes(start.as_ptr(), 0, asked) };
         Ok(Page { start, bytes: asked, free_at: None })
+    }
+
+    fn put(&self, page: Page) {
+        let mut shelf = self.lock();
+        shelf.used -= page.bytes;
+        shelf.free.push(page);
+    }
+}
+
+impl Shelf {
+    fn count(&mut self, bytes: usize) {
+        self.used += bytes;
+        self.peak_used = self.peak_used.max(self.used);
+    }
+
+    /// Gives free pages back until at most so many bytes are held.
+    fn shrink(&mut self, keep: usize) {
+        while self.held > keep && !self.free.is_empty() {
+            let page = self.free.remove(0);
+            self.held -= page.bytes;
+            if let Some(event) = &page.free_at {
+                let _ = event.synchronize();
+            }
+            // SAFETY: allocated by cuMemHostAlloc, freed once, and no copy reads it any more.
+            unsafe { sys::cuMemFreeHost(page.start.as_ptr().cast()) };
+        }
     }
 }
 
@@ -117,7 +165,7 @@ impl Pinned {
     /// Where the GPU's threads find it.
     pub(crate) fn device_address(&self) -> Result<u64> {
         let Some(page) = &self.page else {
-            return Err(crate::CudaError::Call {
+            return Err(CudaError::Call {
                 what: "reading host memory from the GPU",
                 found: "the memory could not be pinned".to_string(),
             });
@@ -133,7 +181,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Some(page) = self.page.take() {
-            self.inner.pinned.free.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+            self.inner.pinned.put(page);
         }
     }
 }
@@ -160,7 +208,7 @@ impl Slots {
         Ok(Slots { start, free: Mutex::new((0..SLOTS).collect()) })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<usize>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -196,7 +244,7 @@ impl Pending {
             };
             let Some(slot) = slots.lock().pop() else {
                 let found = format!("more than {SLOTS} numbers on their way");
-                return Err(crate::CudaError::Call { what: "copying a number back", found });
+                return Err(CudaError::Call { what: "copying a number back", found });
             };
             // SAFETY: the slot is ours until the number is read; the caller answers for the address.
             let copied = unsafe {

@@ -88,6 +88,20 @@ impl StageTimes {
     }
 }
 
+/// Items of all, and the mean of their times.
+fn mean_times(clocks: &[Arc<StageClock>]) -> StageTimes {
+    let mut mean = StageTimes::default();
+    for times in clocks.iter().map(|clock| clock.times()) {
+        let share = |seconds: f64| seconds / clocks.len() as f64;
+        mean.name = times.name;
+        mean.items += times.items;
+        mean.busy += share(times.busy);
+        mean.starved += share(times.starved);
+        mean.blocked += share(times.blocked);
+    }
+    mean
+}
+
 fn timed<R>(counter: &AtomicU64, work: impl FnOnce() -> R) -> R {
     let started = Instant::now();
     let result = work();
@@ -98,7 +112,8 @@ fn timed<R>(counter: &AtomicU64, work: impl FnOnce() -> R) -> R {
 /// The running end of a pipeline: items come out here, in order.
 pub struct Pipeline<T, E> {
     next: Option<Receiver<Result<T, E>>>,
-    clocks: Vec<Arc<StageClock>>,
+    /// For each stage the clocks of the threads that share it.
+    clocks: Vec<Vec<Arc<StageClock>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -120,7 +135,34 @@ impl<T: Send + 'static, E: Send + 'static> Pipeline<T, E> {
                 }
             }
         });
-        Pipeline { next: Some(next), clocks: vec![clock], threads: vec![thread] }
+        Pipeline { next: Some(next), clocks: vec![vec![clock]], threads: vec![thread] }
+    }
+
+    /// The items of several pipelines with the same stages, one of each in turn: how threads share a stage and keep its order.
+    /// The first that ends is the end.
+    pub fn in_turn(mut parts: Vec<Pipeline<T, E>>) -> Pipeline<T, E> {
+        let (send, next) = bounded(1);
+        let (mut receivers, mut threads) = (Vec::new(), Vec::new());
+        let mut clocks: Vec<Vec<Arc<StageClock>>> = Vec::new();
+        for part in &mut parts {
+            receivers.extend(part.next.take());
+            threads.append(&mut part.threads);
+            for (stage, own) in std::mem::take(&mut part.clocks).into_iter().enumerate() {
+                clocks.resize_with(clocks.len().max(stage + 1), Vec::new);
+                clocks[stage].extend(own);
+            }
+        }
+        let thread = spawn("in turn", move || {
+            for receiver in receivers.iter().cycle() {
+                let Ok(item) = receiver.recv() else { return };
+                let failed = item.is_err();
+                if send.send(item).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        threads.push(thread);
+        Pipeline { next: Some(next), clocks, threads }
     }
 
     /// Adds a stage behind the last. `work` that has nothing to hand on ends the pipeline.
@@ -161,7 +203,7 @@ impl<T: Send + 'static, E: Send + 'static> Pipeline<T, E> {
         });
         let mut clocks = std::mem::take(&mut self.clocks);
         let mut threads = std::mem::take(&mut self.threads);
-        clocks.push(clock);
+        clocks.push(vec![clock]);
         threads.push(thread);
         Pipeline { next: Some(next), clocks, threads }
     }
@@ -183,9 +225,9 @@ impl<T, E> Pipeline<T, E> {
         None
     }
 
-    /// What each stage did with its time so far, first stage first.
+    /// What each stage did with its time so far, first stage first; the mean where threads share it.
     pub fn times(&self) -> Vec<StageTimes> {
-        self.clocks.iter().map(|clock| clock.times()).collect()
+        self.clocks.iter().map(|clocks| mean_times(clocks)).collect()
     }
 }
 
@@ -275,6 +317,34 @@ mod tests {
         assert!(times[1].busy >= 0.05 && times[1].starved >= 0.05, "{times:?}");
         assert!(times[0].blocked > times[0].busy, "{times:?}");
         assert!(times.iter().all(|stage| stage.busy + stage.starved + stage.blocked <= wall), "{times:?}");
+    }
+
+    #[test]
+    fn pipelines_in_turn_keep_the_order_and_their_errors_and_panics() {
+        let part = |first: u64, last: u64| {
+            let mut numbers = (first..last).step_by(3);
+            Pipeline::start("part", 1, move |_| match numbers.next() {
+                Some(91) => Err("ninety-one".to_string()),
+                number => Ok(number),
+            })
+        };
+        let mut line = Pipeline::in_turn((0..3).map(|first| part(first, 50)).collect());
+        for expected in 0..50 {
+            assert_eq!(line.receive(), Some(Ok(expected)));
+        }
+        assert_eq!(line.receive(), None);
+        assert_eq!((line.times().len(), line.times()[0].items), (1, 53));
+        let mut line = Pipeline::in_turn((0..3).map(|first| part(first, u64::MAX)).collect());
+        for expected in 0..91 {
+            assert_eq!(line.receive(), Some(Ok(expected)));
+        }
+        assert_eq!(line.receive(), Some(Err("ninety-one".to_string())));
+        let broken = Pipeline::<u64, String>::start("broken", 1, |_| panic!("broken"));
+        let mut line = Pipeline::in_turn(vec![part(0, 10), broken]);
+        let found =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while line.receive().is_some() {}));
+        assert!(found.is_err());
+        drop(Pipeline::in_turn((0..3).map(|first| part(first, u64::MAX)).collect()));
     }
 
     #[test]

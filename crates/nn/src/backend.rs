@@ -1,7 +1,7 @@
 //! What a processor must be able to do for the layers: about twenty operations over matrices that live on it. Layer
 //! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
 
-use crate::{Dropout, Lists, Post, Result};
+use crate::{CpuCounters, Dropout, Lists, Post, Result};
 use esker_types::random::Key;
 
 /// Rows and columns of a matrix.
@@ -304,7 +304,20 @@ pub trait Backend: Send + Sync {
     type Rows: HostRows;
     /// A loss or a length.
     type Number: Deferred;
+    /// Training steps that may be handed to the processor before the loss of the first is waited for; 0 for one that is done
+    /// when it returns.
+    const STEPS_AHEAD: usize;
 
+    /// Whether matrices lie in host memory, and count there; else they lie in memory of the processor's own.
+    fn in_host_memory(&self) -> bool;
+    /// What threads of the host have done so far, where that is counted.
+    fn counted(&self) -> Option<CpuCounters> {
+        None
+    }
+    /// Seconds that parts of the processor have been busy so far, where it works on its own.
+    fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
     /// What failed since the backend was made, if anything did.
     fn check(&self) -> Result<()>;
     /// Host memory for so many rows, of unspecified content.

@@ -98,6 +98,8 @@ pub struct ModelConfig {
     pub head_merge: HeadMerge,
     /// GAT: share of attention weights dropped in training.
     pub attention_dropout: f32,
+    /// GAT: share of projected numbers dropped in training, between the weight and the attention.
+    pub projected_dropout: f32,
     /// GIN: a node counts `1 + epsilon` times.
     pub gin_epsilon: f32,
 }
@@ -123,6 +125,7 @@ impl Default for ModelConfig {
             output_heads: None,
             head_merge: HeadMerge::Concat,
             attention_dropout: 0.0,
+            projected_dropout: 0.0,
             gin_epsilon: 0.0,
         }
     }
@@ -151,6 +154,7 @@ impl ModelConfig {
         for (name, rate) in [
             ("dropout", self.dropout),
             ("attention_dropout", self.attention_dropout),
+            ("projected_dropout", self.projected_dropout),
             ("input_dropout", self.input_dropout),
         ] {
             if !(0.0..1.0).contains(&rate) {

@@ -18,7 +18,7 @@ pub(crate) enum Convolution<B: Backend> {
     Gcn { weight: Parameter<B>, bias: Parameter<B>, aggregator: Aggregator },
     /// `relu((sum + (1 + epsilon) x) F + f) S + s`.
     Gin { first: Affinity<B>, second: Affinity<B>, aggregator: Aggregator },
-    /// `attention(x W) + b`.
+    /// `attention(drop(x W)) + b`.
     Gat {
         weight: Parameter<B>,
         source: Parameter<B>,
@@ -27,6 +27,7 @@ pub(crate) enum Convolution<B: Backend> {
         heads: usize,
         average: bool,
         dropout: f32,
+        projected_dropout: f32,
     },
 }
 
@@ -119,6 +120,7 @@ impl<B: Backend> Convolution<B> {
                     heads,
                     average,
                     dropout: config.attention_dropout,
+                    projected_dropout: config.projected_dropout,
                 }
             }
         }
@@ -202,7 +204,8 @@ impl<B: Backend> Convolution<B> {
             Convolution::Gat { weight, bias, .. } => {
                 let mut hidden = backend.matrix(graph.inputs(), weight.value.rows());
                 let terms = vec![rows_term(input, weight)];
-                let affine = Affine { terms, accumulate: false, bias: None, add: None, post: Post::NONE };
+                let projected = self.projected_post(call);
+                let affine = Affine { terms, accumulate: false, bias: None, add: None, post: projected };
                 backend.affine(affine, &mut hidden);
                 let attention = backend.attention(&self.attention(call, &hidden), output);
                 close(call, residual, post, Vec::new(), true, bias, output);
@@ -291,10 +294,12 @@ impl<B: Backend> Convolution<B> {
                 let [source_vector, target_vector] = &mut vectors;
                 let into = AttentionGradients { hidden: &mut inner, source_vector, target_vector };
                 backend.attention_backward(&self.attention(call, hidden), attention, gradient, into);
+                let post = self.projected_post(call);
+                let post = (!post.is_none()).then_some((hidden, post));
                 let Convolution::Gat { weight, source, target, .. } = self else { return None };
                 [source.gradient, target.gradient] = vectors;
                 let terms = vec![WeightTerm { source: call.input, weight_gradient: &mut weight.gradient }];
-                backend.weight_gradients(&mut inner, None, terms, None);
+                backend.weight_gradients(&mut inner, post, terms, None);
                 Some(inner)
             }
             _ => None,
@@ -337,6 +342,15 @@ impl<B: Backend> Convolution<B> {
             }
             _ => unreachable!("what was kept comes from this layer"),
         }
+    }
+
+    /// What happens to the projected rows of a GAT layer before the attention.
+    fn projected_post(&self, call: &Call<'_, B>) -> Post {
+        let Convolution::Gat { projected_dropout, .. } = self else {
+            unreachable!("only GAT projects first")
+        };
+        let dropout = call.key.and_then(|key| Dropout::new(*projected_dropout, key.with(2)));
+        Post { activation: Activation::Identity, dropout }
     }
 
     /// The attention of a GAT layer.

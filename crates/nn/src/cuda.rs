@@ -132,6 +132,17 @@ impl Backend for CudaBackend {
     type Graph = CudaGraph;
     type Rows = CudaRows;
     type Number = CudaNumber;
+    /// One being computed, one whose rows land.
+    const STEPS_AHEAD: usize = 2;
+
+    fn in_host_memory(&self) -> bool {
+        false
+    }
+
+    fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
+        let (copies, steps) = self.gpu.busy_seconds();
+        vec![("copy", copies), ("gpu", steps)]
+    }
 
     fn check(&self) -> Result<()> {
         Ok(self.gpu.check()?)
@@ -142,7 +153,10 @@ impl Backend for CudaBackend {
     }
 
     fn land(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
-        CudaMatrix(self.gpu.land(rows.0, columns))
+        let landed = self.gpu.land(rows.0, columns);
+        // Behind the wait for the rows: what follows is the step.
+        self.gpu.begin_step();
+        CudaMatrix(landed)
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CudaMatrix {
@@ -373,6 +387,7 @@ impl Backend for CudaBackend {
             })
             .collect();
         let length = self.gpu.update(rule, update.clip_norm.is_some(), &moved);
+        self.gpu.end_step();
         self.gpu.check()?;
         Ok(length.map(|pending| CudaNumber { pending, what: "the length of the gradient" }))
     }

@@ -29,9 +29,12 @@ pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, Norm
 pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
 pub use cuda::{CudaBackend, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};
+pub use esker_cuda::Precision;
+/// What products on a GPU take for themselves, whatever their size.
+pub const DEVICE_PRODUCT_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
 pub use lists::Lists;
-pub use memory::{MemoryBytes, StepShape, memory_bytes};
+pub use memory::{MemoryBytes, MemoryOf, StepShape, memory_bytes};
 pub use model::{Activations, Model};
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 pub use parameter::{Named, Parameter};

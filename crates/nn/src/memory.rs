@@ -1,5 +1,5 @@
 //! What a training step and an inference block take at most, found by running them on a backend that only counts: it
-//! cannot fall out of step with the layers. Bytes are those of the CPU backend.
+//! cannot fall out of step with the layers. What operations need for themselves is that of the CPU's or the GPU's backend.
 
 use crate::cpu::{CHUNK_ROWS, VECTOR_CHUNKS, group_count, packed_words, pooled_words};
 use crate::*;
@@ -19,8 +19,20 @@ pub struct StepShape {
     pub degrees: bool,
     /// Whether the gradient of the input rows is asked for.
     pub input_gradient: bool,
-    /// Threads that compute.
-    pub threads: usize,
+    /// Whose memory is counted.
+    pub memory: MemoryOf,
+}
+
+/// The processor whose memory is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryOf {
+    /// The host's, by threads that compute.
+    Host {
+        /// So many.
+        threads: usize,
+    },
+    /// A GPU's own, by how it computes products.
+    Device(Precision),
 }
 
 /// Bytes at most; what `gemm` packs (about 1 MiB a thread) comes on top.
@@ -48,7 +60,7 @@ pub fn memory_bytes(
         shape.rows.len() == config.layers + 1 && shape.edges.len() == config.layers,
         "a shape for each layer"
     );
-    let counting = Counting { tally: Arc::default(), threads: shape.threads.max(1) };
+    let counting = Counting { tally: Arc::default(), memory: shape.memory };
     let mut model = Model::new(&counting, config, input_columns, output_columns, 0)?;
     let model_words = counting.used();
     let state = Optimizer::new(&model, optimizer)?;
@@ -86,7 +98,7 @@ pub fn memory_bytes(
 #[derive(Clone)]
 struct Counting {
     tally: Arc<Mutex<Tally>>,
-    threads: usize,
+    memory: MemoryOf,
 }
 
 #[derive(Default)]
@@ -144,7 +156,10 @@ impl ListShape for CountedGraph {
 
 impl Counting {
     fn hold(&self, words: usize) -> Held {
-        let words = pooled_words(words);
+        let words = match self.memory {
+            MemoryOf::Host { .. } => pooled_words(words),
+            MemoryOf::Device(_) => esker_cuda::pooled_bytes(words * 4) / 4,
+        };
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         tally.used += words;
         tally.peak = tally.peak.max(tally.used);
@@ -175,8 +190,37 @@ impl Counting {
 
     fn transpose(&self, graph: &CountedGraph) {
         graph.transposed.get_or_init(|| {
+            if let MemoryOf::Device(_) = self.memory {
+                // While they are sorted: owners, counts, and keys and values before and after a pass.
+                let sorting = [graph.edges; 4].into_iter().chain([graph.edges / 16 + 128, graph.edges]);
+                let _sorting: Vec<Held> = sorting.map(|words| self.hold(words)).collect();
+            }
             vec![self.hold(graph.inputs + 1), self.hold(graph.edges), self.hold(graph.edges)]
         });
+    }
+
+    /// What a product of these two matrices takes for itself, by rows and columns.
+    fn product(&self, factors: [(usize, usize); 2]) -> Vec<Held> {
+        match self.memory {
+            MemoryOf::Host { .. } => {
+                let (rows, columns) = factors[1];
+                vec![self.hold(packed_words(rows, columns))]
+            }
+            MemoryOf::Device(Precision::Bf16) => {
+                factors.iter().map(|(rows, columns)| self.hold((rows * columns).div_ceil(2))).collect()
+            }
+            MemoryOf::Device(_) => Vec::new(),
+        }
+    }
+
+    /// What sums of columns take on a GPU: two numbers of 64 bits in 256 parts, means and variances.
+    fn column_sums(&self, columns: usize) -> Vec<Held> {
+        match self.memory {
+            MemoryOf::Host { .. } => Vec::new(),
+            MemoryOf::Device(_) => {
+                [1024 * columns, columns, columns].map(|words| self.hold(words)).into_iter().collect()
+            }
+        }
     }
 
     fn scale(&self, graph: &CountedGraph, aggregator: Aggregator) {
@@ -197,6 +241,11 @@ impl Backend for Counting {
     type Graph = CountedGraph;
     type Rows = CountedMatrix;
     type Number = Ready;
+    const STEPS_AHEAD: usize = 0;
+
+    fn in_host_memory(&self) -> bool {
+        true
+    }
 
     fn check(&self) -> Result<()> {
         Ok(())
@@ -228,7 +277,7 @@ impl Backend for Counting {
             seeds: 0,
             degrees: !lists.input_degrees.is_empty(),
             input_gradient: false,
-            threads: self.threads,
+            memory: self.memory,
         };
         self.counted_graph(&shape, 0)
     }
@@ -236,14 +285,21 @@ impl Backend for Counting {
     fn affine(&self, call: Affine<'_, Self>, output: &mut CountedMatrix) {
         let mut scratch = Vec::new();
         for term in &call.terms {
-            scratch.push(self.hold(packed_words(term.weight.columns, term.weight.rows)));
+            let (rows, depth) = (output.rows, term.weight.columns);
             if let Source::Aggregate { graph, aggregator, kept, .. } = &term.source {
                 self.scale(graph, *aggregator);
-                let chunks = self.threads.min(output.rows.div_ceil(CHUNK_ROWS));
-                let rows = CHUNK_ROWS.min(output.rows);
-                let chunks = if kept.is_some() { 0 } else { chunks };
-                scratch.extend((0..chunks).map(|_| self.hold(rows * term.weight.columns)));
+                let (chunks, rows) = match self.memory {
+                    _ if kept.is_some() => (0, 0),
+                    MemoryOf::Host { threads } => {
+                        (threads.max(1).min(rows.div_ceil(CHUNK_ROWS)), CHUNK_ROWS.min(rows))
+                    }
+                    MemoryOf::Device(_) => (1, rows),
+                };
+                scratch.extend((0..chunks).map(|_| self.hold(rows * depth)));
             }
+            // The CPU holds packed weights of all terms, the GPU what one product needs.
+            let held = self.product([(output.rows, depth), (depth, term.weight.rows)]);
+            scratch.extend(held.into_iter().filter(|_| matches!(self.memory, MemoryOf::Host { .. })));
         }
     }
 
@@ -255,30 +311,51 @@ impl Backend for Counting {
         bias: Option<&mut CountedMatrix>,
     ) {
         let size = |matrix: &CountedMatrix| matrix.rows * matrix.columns;
+        if let MemoryOf::Device(_) = self.memory {
+            // Sums of columns in parts, and then one product after the other.
+            self.hold(gradient.rows.div_ceil(32) * gradient.columns);
+            for term in &terms {
+                let shape = |matrix: &CountedMatrix| (gradient.rows, matrix.columns);
+                self.product([shape(gradient), shape(term.source)]);
+            }
+            return;
+        }
         let weights: usize = terms.iter().map(|term| size(term.weight_gradient)).sum();
         let total = weights + bias.map_or(0, |bias| size(bias));
         self.hold(group_count(gradient.rows, total) * total);
     }
 
     fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut CountedMatrix) {
+        let on_host = matches!(self.memory, MemoryOf::Host { .. });
         let mut held = Vec::new();
         for term in terms {
             match term {
                 InputTerm::Identity { .. } => {}
-                InputTerm::Rows { weight, .. } => {
-                    held.push(self.hold(packed_words(weight.rows, weight.columns)))
+                InputTerm::Rows { gradient, weight } => {
+                    let shapes = [(gradient.rows, weight.rows), (weight.rows, weight.columns)];
+                    held.extend(self.product(shapes).into_iter().filter(|_| on_host));
                 }
                 InputTerm::Aggregate { graph, gradient, weight, aggregator, .. } => {
                     self.transpose(graph);
                     self.scale(graph, *aggregator);
-                    let _packed = self.hold(packed_words(weight.rows, weight.columns));
+                    let _product =
+                        self.product([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
                     held.push(self.hold(gradient.rows * input_gradient.columns));
                 }
             }
         }
     }
 
-    fn attention(&self, call: &Attention<'_, Self>, _: &mut CountedMatrix) -> AttentionKept<Self> {
+    fn attention(&self, call: &Attention<'_, Self>, output: &mut CountedMatrix) -> AttentionKept<Self> {
+        let weights = (call.graph.edges + call.graph.outputs) * call.heads;
+        let _scratch = match self.memory {
+            MemoryOf::Host { .. } => Vec::new(),
+            // Weights after dropout, and heads side by side before they are averaged.
+            MemoryOf::Device(_) => {
+                let averaged = if call.average { output.rows * call.hidden.columns } else { 0 };
+                vec![self.hold(weights), self.hold(averaged)]
+            }
+        };
         AttentionKept {
             weights: self.matrix(call.graph.edges + call.graph.outputs, call.heads),
             source_scores: self.matrix(call.graph.inputs, call.heads),
@@ -297,6 +374,12 @@ impl Backend for Counting {
         self.transpose(graph);
         let rows = [graph.edges + graph.outputs, graph.outputs, graph.inputs];
         let _held = rows.map(|rows| self.hold(rows * heads));
+        if let MemoryOf::Device(_) = self.memory {
+            let spread = if call.average { graph.outputs * call.hidden.columns } else { 0 };
+            let _more = [self.hold((graph.edges + graph.outputs) * heads), self.hold(spread)];
+            self.hold(2048 * call.hidden.columns);
+            return;
+        }
         self.hold(VECTOR_CHUNKS * call.hidden.columns);
     }
 
@@ -306,13 +389,16 @@ impl Backend for Counting {
         values: &mut CountedMatrix,
         _: &mut CountedMatrix,
     ) -> CountedMatrix {
+        let _scratch = self.column_sums(values.columns);
         match call.by {
             Normaliser::Layer => self.matrix(values.rows, 1),
             _ => self.matrix(1, values.columns),
         }
     }
 
-    fn normalise_backward(&self, _: NormaliseBackward<'_, Self>, _: &mut CountedMatrix) {}
+    fn normalise_backward(&self, _: NormaliseBackward<'_, Self>, gradient: &mut CountedMatrix) {
+        self.column_sums(gradient.columns);
+    }
 
     fn loss(
         &self,
@@ -322,7 +408,10 @@ impl Backend for Counting {
         _: &mut CountedMatrix,
     ) -> Result<Ready> {
         // The gradient of each row, and its loss in f64.
-        let _held = [self.hold(rows.len() * logits.columns), self.hold(rows.len() * 2)];
+        let _held = [self.hold(rows.len() * logits.columns), self.hold(rows.len() * 2 + 2)];
+        // Rows and labels on their way to a GPU.
+        let _labels =
+            matches!(self.memory, MemoryOf::Device(_)).then(|| self.hold(rows.len() * (1 + logits.columns)));
         Ok(Ready(0.0))
     }
 

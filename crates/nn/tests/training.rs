@@ -130,7 +130,7 @@ fn no_more_memory_is_held_than_was_said() {
                 seeds: job.rows.len(),
                 degrees: true,
                 input_gradient: false,
-                threads: 2,
+                memory: MemoryOf::Host { threads: 2 },
             };
             let said = memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap();
             for step in 0..3 {
@@ -153,7 +153,8 @@ fn no_more_memory_is_held_than_was_said() {
 #[test]
 fn inference_holds_no_more_than_was_said_and_agrees_with_a_step_without_dropout() {
     for config in configs().into_iter().filter(|config| config.norm != NormKind::Batch) {
-        let config = ModelConfig { dropout: 0.0, attention_dropout: 0.0, layers: 1, ..config };
+        let config =
+            ModelConfig { dropout: 0.0, attention_dropout: 0.0, projected_dropout: 0.0, layers: 1, ..config };
         let rows = [900, 500];
         let backend = CpuBackend::new();
         let mut model = Model::new(&backend, &config, INPUT, OUTPUT, 3).unwrap();
@@ -167,7 +168,7 @@ fn inference_holds_no_more_than_was_said_and_agrees_with_a_step_without_dropout(
                 seeds: 1,
                 degrees: true,
                 input_gradient: false,
-                threads,
+                memory: MemoryOf::Host { threads },
             };
             memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap()
         };

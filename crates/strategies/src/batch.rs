@@ -27,11 +27,23 @@ pub struct Batch<R> {
     pub at: Position,
     /// Its nodes and lists.
     pub sample: Sample,
-    /// A row a node.
-    pub rows: R,
+    /// A row a node, until they are taken.
+    pub(crate) rows: Option<R>,
     /// Where the sample goes in the end, and a place among the batches held.
     pub(crate) samples: Buffers<Sample>,
     pub(crate) places: Buffers<()>,
+}
+
+impl<R> Batch<R> {
+    /// A row a node. Asking for rows that were taken is a bug.
+    pub fn rows(&self) -> &R {
+        self.rows.as_ref().expect("rows are asked for before they are taken")
+    }
+
+    /// Hands the rows over, once. The batch keeps its place among those held until it is dropped.
+    pub fn take_rows(&mut self) -> R {
+        self.rows.take().expect("rows are taken once")
+    }
 }
 
 impl<R> Drop for Batch<R> {

@@ -24,8 +24,12 @@ pub struct Job {
     pub evaluation: Option<Evaluation>,
     /// Threads that fetch rows.
     pub threads: usize,
+    /// Batches that are sampled at a time: more than one where training leaves threads free.
+    pub samplers: usize,
     /// Batches whose rows are held at a time: being fetched, waiting, being trained on.
     pub batches_held: usize,
+    /// How many of them steps that nobody has waited for yet hold, even while the next is asked for.
+    pub steps_ahead: usize,
     /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
     pub strategy_bytes: u64,
     /// How strategies that work from disk share out what they have.

@@ -3,7 +3,7 @@
 
 use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
 use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, Strategy, StrategyError};
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::{Buffers, Pipeline};
 use esker_sample::bulk::positions;
@@ -36,20 +36,27 @@ fn memory(job: &Job) -> MemoryTable {
     table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
     let row_bytes = job.dim() * 4;
     let bound = job.bound(&job.settings, job.largest_batch);
-    table.add("sampling", sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held));
+    let sampler = sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers);
+    table.add("sampling", sampler.saturating_mul(job.samplers as u64));
     let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.batches_held as u64);
     table.add(format!("rows of {} batches", job.batches_held), rows);
     if let Some(evaluation) = &job.evaluation {
         let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
-        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1);
+        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1, 1);
         table.add("evaluation: sampling", sampling);
         table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(row_bytes));
     }
     table
 }
 
-fn sampling_bytes(job: &Job, settings: &Settings, batch: u64, held: usize) -> u64 {
-    job.bound(settings, batch).bytes((held + SAMPLES_AHEAD) as u64)
+/// What each of some samplers may hold.
+fn sampling_bytes(job: &Job, settings: &Settings, batch: u64, held: usize, samplers: usize) -> u64 {
+    job.bound(settings, batch).bytes(samples_of(held, samplers) as u64)
+}
+
+/// Samples that go round at each of some samplers, which take batches in turn.
+fn samples_of(held: usize, samplers: usize) -> usize {
+    held.div_ceil(samplers.max(1)) + SAMPLES_AHEAD
 }
 
 /// Where a strategy with a topology in memory holds its rows.
@@ -129,9 +136,10 @@ impl Resident {
             from,
             epochs: job.epochs,
             settings: job.settings.clone(),
-            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held),
+            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers),
             held: job.batches_held,
             rows: true,
+            samplers: job.samplers.max(1),
         };
         self.source(plan, make_rows)
     }
@@ -150,9 +158,10 @@ impl Resident {
             settings: over.settings.clone(),
             most_bytes: over
                 .sampling_bytes
-                .unwrap_or_else(|| sampling_bytes(job, &over.settings, over.largest_batch, 1)),
+                .unwrap_or_else(|| sampling_bytes(job, &over.settings, over.largest_batch, 1, 1)),
             held: 1,
             rows: over.rows,
+            samplers: 1,
         };
         self.source(plan, make_rows)
     }
@@ -175,40 +184,65 @@ impl Resident {
         plan: Plan,
         make_rows: &RowMaker<R>,
     ) -> Result<Source<R>> {
-        let all_samples = plan.held + SAMPLES_AHEAD;
-        let sampler = Sampler::new(graph.clone(), plan.settings.clone(), plan.most_bytes)?;
-        let mut sampler = sampler.with_samples(all_samples as u64);
-        let (samples, places) = (Buffers::<Sample>::new(all_samples), Buffers::<()>::new(plan.held));
         let (stop, stopped) = bounded::<()>(0);
-        let (mut seeds, batches) = (Vec::new(), plan.batches);
-        let mut at = positions_of(batches.clone(), plan.from, plan.epochs);
-        let (free, stop_sampling) = (samples.clone(), stopped.clone());
-        let sampled = Pipeline::start("sample", 1, move |clock| {
-            let Some(at) = at.next() else { return Ok(None) };
-            let Some(mut sample) = clock.blocked(|| free.take(&stop_sampling)) else { return Ok(None) };
-            batches.seeds(at, &mut seeds)?;
-            sampler.sample(at, &seeds, &mut sample)?;
-            Ok::<_, StrategyError>(Some((at, sample)))
-        });
+        let places = Buffers::<()>::new(plan.held);
+        let samplers = (0..plan.samplers).map(|number| sample_stage(graph, &plan, number, &stopped));
+        let sampled = match samplers.collect::<Result<Vec<_>>>()? {
+            mut only if only.len() == 1 => only.remove(0),
+            several => Pipeline::in_turn(several),
+        };
         let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
         let gathered = Arc::new(AtomicU64::new(0));
         let (count, with_rows) = (gathered.clone(), plan.rows);
-        let pipeline = sampled.then("gather", plan.held.saturating_sub(2), move |clock, (at, sample)| {
-            if clock.blocked(|| places.take(&stopped)).is_none() {
-                return Ok(None);
-            }
-            let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
-            let mut batch_rows = make_rows(nodes.len(), rows.dim());
-            pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
-            count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
-            let (samples, places) = (samples.clone(), places.clone());
-            Ok(Some(Batch { at, sample, rows: batch_rows, samples, places }))
-        });
+        let pipeline = sampled.then(
+            "gather",
+            plan.held.saturating_sub(2),
+            move |clock, Sampled { at, sample, samples }| {
+                if clock.blocked(|| places.take(&stopped)).is_none() {
+                    return Ok(None);
+                }
+                let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
+                let mut batch_rows = make_rows(nodes.len(), rows.dim());
+                pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
+                count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
+                Ok(Some(Batch { at, sample, rows: Some(batch_rows), samples, places: places.clone() }))
+            },
+        );
         let row_bytes = self.rows.row_bytes() as u64;
         // What the page cache found is not known.
         let tier = self.rows.is_in_memory().then_some("memory");
         Ok(Source { stop: Some(stop), pipeline: Some(pipeline), gathered, row_bytes, tier })
     }
+}
+
+/// A sample, and where it goes in the end.
+struct Sampled {
+    at: Position,
+    sample: Sample,
+    samples: Buffers<Sample>,
+}
+
+/// One of the samplers that take batches in turn.
+fn sample_stage<W: Word>(
+    graph: &Arc<InMemory<W>>,
+    plan: &Plan,
+    number: usize,
+    stopped: &Receiver<()>,
+) -> Result<Pipeline<Sampled, StrategyError>> {
+    let count = samples_of(plan.held, plan.samplers);
+    let sampler = Sampler::new(graph.clone(), plan.settings.clone(), plan.most_bytes)?;
+    let mut sampler = sampler.with_samples(count as u64);
+    let (samples, batches, stopped) = (Buffers::<Sample>::new(count), plan.batches.clone(), stopped.clone());
+    let mut positions =
+        positions_of(batches.clone(), plan.from, plan.epochs).skip(number).step_by(plan.samplers);
+    let mut seeds = Vec::new();
+    Ok(Pipeline::start("sample", 1, move |clock| {
+        let Some(at) = positions.next() else { return Ok(None) };
+        let Some(mut sample) = clock.blocked(|| samples.take(&stopped)) else { return Ok(None) };
+        batches.seeds(at, &mut seeds)?;
+        sampler.sample(at, &seeds, &mut sample)?;
+        Ok(Some(Sampled { at, sample, samples: samples.clone() }))
+    }))
 }
 
 /// What a source runs through.
@@ -220,6 +254,7 @@ struct Plan {
     most_bytes: u64,
     held: usize,
     rows: bool,
+    samplers: usize,
 }
 
 /// The positions of a run, for a thread of its own.

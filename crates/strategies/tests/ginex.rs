@@ -37,7 +37,9 @@ fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
+        samplers: 1,
         batches_held: 2,
+        steps_ahead: 0,
         strategy_bytes: 256 << 20,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
@@ -59,7 +61,7 @@ fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, Source
     let mut source = strategy(kind, job).batches(job, from).unwrap();
     let mut all = Vec::new();
     while let Some(batch) = source.next().unwrap() {
-        all.push((batch.at, batch.sample.clone(), batch.rows.clone()));
+        all.push((batch.at, batch.sample.clone(), batch.rows().clone()));
     }
     (all, source.counters())
 }
@@ -312,7 +314,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
     let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap();
     let kept = source.next().unwrap().unwrap();
     drop(source);
-    assert!(!kept.rows.is_empty());
+    assert!(!kept.rows().is_empty());
 }
 
 #[test]

@@ -36,7 +36,9 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
+        samplers: 1,
         batches_held,
+        steps_ahead: 0,
         strategy_bytes: 64 << 20,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
@@ -78,8 +80,8 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
         let expected = expected(&job(&dataset, 1), from);
         assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
         for kind in StrategyKind::ALL {
-            for held in [1, 2, 3] {
-                let job = job(&dataset, held);
+            for (held, samplers) in [(1, 1), (2, 1), (3, 1), (1, 3), (4, 2), (5, 8)] {
+                let job = Job { samplers, ..job(&dataset, held) };
                 let mut strategy =
                     kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
                 strategy.prepare(&job).unwrap();
@@ -87,7 +89,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                 for (at, sample, rows) in &expected {
                     let batch = source.next().unwrap().unwrap();
                     assert!(
-                        batch.at == *at && batch.sample == *sample && batch.rows == *rows,
+                        batch.at == *at && batch.sample == *sample && batch.rows() == rows,
                         "{kind} {at:?}"
                     );
                 }
@@ -119,7 +121,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
         let kept = source.next().unwrap().unwrap();
         drop(source);
         // A batch may outlive its source.
-        assert!(!kept.rows.is_empty());
+        assert!(!kept.rows().is_empty());
     }
 }
 
@@ -167,7 +169,7 @@ fn batches_of_evaluation_come_with_or_without_rows() {
         let mut source = strategy.evaluation(&job, &over).unwrap();
         let mut count = 0;
         while let Some(batch) = source.next().unwrap() {
-            assert_eq!(batch.rows.len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
+            assert_eq!(batch.rows().len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
             count += 1;
         }
         assert_eq!(count, 8, "one epoch");

@@ -1,9 +1,10 @@
 //! A run with every default resolved: what the run directory prints whole, and what a resumed run must equal.
 
 use crate::{Result, TrainError};
-use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Schedule};
+use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
 use esker_strategies::StrategyKind;
+use esker_types::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ pub enum MetricName {
     Auc,
     /// The loss itself; less is better.
     Loss,
+    /// Accuracy and loss, both no worse than of any model before; patience goes on while either is.
+    AccuracyAndLoss,
 }
 
 /// A run.
@@ -109,7 +112,13 @@ pub struct RunConfig {
     /// Threads.
     pub threads: usize,
     /// The processor that trains.
-    pub device: String,
+    pub device: DeviceName,
+    /// What the run may use of its memory, in bytes; none for a processor without memory of its own.
+    #[serde(default)]
+    pub gpu_memory: Option<u64>,
+    /// How a GPU computes products.
+    #[serde(default)]
+    pub precision: Precision,
     /// A checkpoint every so many batches; 0 for none.
     pub checkpoint_batches: u64,
     /// And every so many seconds; 0 for none.
@@ -138,6 +147,15 @@ impl RunConfig {
         let degrees = self.model.kind == Kind::Gcn && whole;
         let carry = Carry { degrees, ..Carry::default() };
         Settings { seed: self.seed, fanouts: fanouts.to_vec(), form, carry }
+    }
+
+    /// To evaluate or predict in `mode`, or as the run was evaluated in the end.
+    pub fn to_infer(self, mode: Option<EvaluationMode>) -> RunConfig {
+        let mode = match mode.unwrap_or(self.final_eval) {
+            EvaluationMode::None => EvaluationMode::Sampled,
+            mode => mode,
+        };
+        RunConfig { eval: mode, final_eval: mode, ..self }
     }
 
     /// Refuses what cannot be run; what depends on the dataset is checked elsewhere.
@@ -170,15 +188,23 @@ impl RunConfig {
         if self.superbatch == Some(0) {
             return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
         }
-        if self.device != "cpu" {
-            return Err(TrainError::config(format!("device `{}`", self.device), "train with --device cpu"));
+        if self.device == DeviceName::Auto {
+            return Err(TrainError::config("device auto", "say which: cpu, or cuda:N"));
+        }
+        if self.device == DeviceName::Cpu && self.precision != Precision::F32 {
+            let asked = format!("{:?}", self.precision).to_lowercase();
+            return Err(TrainError::config(
+                format!("the CPU computes products in f32, not in {asked}"),
+                "leave --precision out, or train with --device cuda",
+            ));
         }
         self.optimizer.check()?;
         self.schedule.check()?;
         Ok(())
     }
 
-    /// What must be the same for a run to be resumed, by name: everything that can change a result.
+    /// What must be the same for a run to be resumed, by name: everything that can change a result, but for the device,
+    /// which changes the last bits of it.
     pub fn differences(&self, other: &RunConfig) -> Vec<String> {
         let free = [
             "dataset",
@@ -189,6 +215,8 @@ impl RunConfig {
             "feature_cache",
             "neighbour_cache",
             "threads",
+            "device",
+            "gpu_memory",
             "checkpoint_batches",
             "checkpoint_seconds",
         ];

@@ -45,6 +45,19 @@ pub enum TrainError {
         /// What needs it.
         table: MemoryTable,
     },
+    /// More memory of the processor's own than was promised.
+    #[error(
+        "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nallow --gpu-memory {}B, take a smaller batch, fan-out or model, or train with --device cpu",
+        needed.0, needed.0
+    )]
+    DeviceMemory {
+        /// The smallest budget that would do.
+        needed: ByteCount,
+        /// The budget.
+        allowed: ByteCount,
+        /// What needs it.
+        table: MemoryTable,
+    },
     /// Somebody asked it to stop while it evaluated.
     #[error("stopped while evaluating; the same command goes on")]
     Stopped,

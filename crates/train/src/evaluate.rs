@@ -1,22 +1,24 @@
 //! What a model is worth on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
 //! neighbours, layer by layer.
 
+use crate::memory::Bytes;
 use crate::metrics::{Metrics, Tally};
 use crate::task::{LabelledNodes, SplitBatches, SplitName};
-use crate::{CpuRows, EvaluationMode, Learner, OpenRun, Result, RunConfig, TrainError};
+use crate::{BatchRows, EvaluationMode, Learner, OpenRun, Result, RunConfig, TrainError};
+use esker_nn::Backend;
 use esker_sample::order::{Batching, Sequential};
 use esker_strategies::{Evaluation, Job, Strategy};
 use std::path::Path;
 use std::sync::Arc;
 
 /// What evaluation needs of a run.
-pub(crate) struct Context<'a> {
+pub(crate) struct Context<'a, B: Backend> {
     pub config: &'a RunConfig,
     pub job: &'a Job,
-    pub strategy: &'a mut dyn Strategy<CpuRows>,
-    pub learner: &'a Learner,
+    pub strategy: &'a mut dyn Strategy<BatchRows<B>>,
+    pub learner: &'a Learner<B>,
     /// What inference over the whole graph may hold for a block, and for hidden rows.
-    pub whole_bytes: u64,
+    pub whole_bytes: Bytes,
     /// Where hidden rows go that do not fit.
     pub scratch: &'a Path,
     /// Asked once a batch or block: `true` ends the evaluation with [`TrainError::Stopped`].
@@ -31,7 +33,7 @@ pub(crate) fn evaluation_over(config: &RunConfig, nodes: &LabelledNodes) -> Resu
     Ok(Evaluation { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
 }
 
-impl Context<'_> {
+impl<B: Backend + Clone + 'static> Context<'_, B> {
     /// The metrics of some nodes; `None` where there are none or nobody wants them.
     pub fn evaluate(&mut self, nodes: &LabelledNodes, mode: EvaluationMode) -> Result<Option<Metrics>> {
         if nodes.labelled() == 0 {
@@ -52,7 +54,7 @@ impl Context<'_> {
             if (self.stop)() {
                 return Err(TrainError::Stopped);
             }
-            let judged = self.learner.judge(&batch, nodes)?;
+            let judged = self.learner.judge(batch, nodes)?;
             tally.add(&judged.logits, &judged.labels);
         }
         Ok(tally.finish())
@@ -64,7 +66,7 @@ impl Context<'_> {
         self.infer_whole(Some(nodes.nodes()), &mut |block, logits| {
             let rows: Vec<u32> = (0..block.len() as u32).collect();
             let (rows, labels) = nodes.pick(kind, block, &rows);
-            let judged = learner.install(|| learner.compare(logits, &rows, labels));
+            let judged = learner.install(|| learner.compare(logits, &rows, labels))?;
             tally.add(&judged.logits, &judged.labels);
             Ok(())
         })?;
@@ -73,7 +75,11 @@ impl Context<'_> {
 }
 
 /// Evaluates the best model of a run on a split.
-pub fn evaluate_run(run: &mut OpenRun, split: SplitName, mode: EvaluationMode) -> Result<Option<Metrics>> {
+pub fn evaluate_run<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
+    split: SplitName,
+    mode: EvaluationMode,
+) -> Result<Option<Metrics>> {
     let nodes = run.task.split(split).clone();
     run.context(&|| false).evaluate(&nodes, mode)
 }

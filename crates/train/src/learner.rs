@@ -1,32 +1,31 @@
 //! A model, its optimizer and the threads they compute with: one batch in, one loss out.
 
 use crate::task::{BatchLabels, LabelKind, LabelledNodes};
-use crate::{Result, RunConfig, TrainError};
-use esker_nn::{
-    Backend, CpuBackend, CpuGraph, CpuMatrix, Deferred, Kind, Lists, Model, Named, Optimizer, Shape,
-};
+use crate::{Result, RunConfig, StageTimes, Step, TrainError};
+use esker_nn::{Backend, HostRows, Kind, Lists, Model, Named, Optimizer, Shape};
 use esker_sample::{LayerView, Sample};
 use esker_strategies::{Batch, RowBuffer, RowMaker};
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
 
-/// Rows in memory that the CPU trains on.
-pub struct CpuRows(pub CpuMatrix);
+/// Rows of a batch in host memory, where the processor that trains takes them from.
+pub struct BatchRows<B: Backend>(pub B::Rows);
 
-impl RowBuffer for CpuRows {
+impl<B: Backend + 'static> RowBuffer for BatchRows<B> {
     fn values_mut(&mut self) -> &mut [f32] {
         self.0.values_mut()
     }
 }
 
 /// A model that learns.
-pub struct Learner {
-    backend: CpuBackend,
-    model: Model<CpuBackend>,
-    optimizer: Optimizer<CpuBackend>,
+pub struct Learner<B: Backend> {
+    backend: B,
+    model: Model<B>,
+    optimizer: Optimizer<B>,
     pool: Arc<ThreadPool>,
     kind: LabelKind,
+    inputs: usize,
     outputs: usize,
 }
 
@@ -38,10 +37,15 @@ pub struct Judged {
     pub labels: BatchLabels,
 }
 
-impl Learner {
+impl<B: Backend + Clone + 'static> Learner<B> {
     /// A model with fresh parameters.
-    pub fn new(config: &RunConfig, inputs: usize, outputs: usize, kind: LabelKind) -> Result<Learner> {
-        let backend = CpuBackend::new();
+    pub fn new(
+        backend: B,
+        config: &RunConfig,
+        inputs: usize,
+        outputs: usize,
+        kind: LabelKind,
+    ) -> Result<Learner<B>> {
         let model = Model::new(&backend, &config.model, inputs, outputs, config.seed)?;
         let optimizer = Optimizer::new(&model, &config.optimizer)?;
         let threads = config.threads.max(1);
@@ -51,22 +55,23 @@ impl Learner {
                 "ask for fewer with --threads",
             )
         })?;
-        Ok(Learner { backend, model, optimizer, pool: Arc::new(pool), kind, outputs })
+        backend.check()?;
+        Ok(Learner { backend, model, optimizer, pool: Arc::new(pool), kind, inputs, outputs })
     }
 
-    /// Makes room for rows where the model reads them.
-    pub fn row_maker(&self) -> RowMaker<CpuRows> {
+    /// Makes room for rows where the processor takes them from.
+    pub fn row_maker(&self) -> RowMaker<BatchRows<B>> {
         let backend = self.backend.clone();
-        Arc::new(move |rows, columns| CpuRows(backend.matrix(rows, columns)))
+        Arc::new(move |rows, columns| BatchRows(backend.rows(rows, columns)))
     }
 
     /// Where it computes.
-    pub fn backend(&self) -> &CpuBackend {
+    pub fn backend(&self) -> &B {
         &self.backend
     }
 
     /// The model.
-    pub fn model(&self) -> &Model<CpuBackend> {
+    pub fn model(&self) -> &Model<B> {
         &self.model
     }
 
@@ -75,59 +80,85 @@ impl Learner {
         (self.kind, self.outputs)
     }
 
+    /// What parts of a processor that works on its own did with their time so far.
+    pub fn device_stages(&self) -> Vec<StageTimes> {
+        let busy = self.backend.busy_seconds().into_iter();
+        busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
+            .collect()
+    }
+
     /// Steps taken so far.
     pub fn steps(&self) -> u64 {
         self.optimizer.steps()
     }
 
-    /// Trains on a batch; returns its loss, or nothing when none of its seeds has a label.
-    pub fn step(&mut self, batch: &Batch<CpuRows>, labels: &LabelledNodes, rate: f64) -> Result<Option<f64>> {
+    /// Trains on a batch, or begins to: the loss may come later.
+    pub fn step(
+        &mut self,
+        mut batch: Batch<BatchRows<B>>,
+        labels: &LabelledNodes,
+        rate: f64,
+    ) -> Result<Step<B>> {
         let pool = self.pool.clone();
-        pool.install(|| {
+        pool.install(move || {
             let (rows, picked) = self.pick(&batch.sample, labels);
             if rows.is_empty() {
-                return Ok(None);
+                return Ok(Step { batch, rate, numbers: None });
             }
             let graphs = self.graphs(&batch.sample);
-            let (input, step) = (&batch.rows.0, self.optimizer.steps());
-            let activations = self.model.forward(&graphs, input, step);
+            let (input, step) = (self.land(&mut batch), self.optimizer.steps());
+            let activations = self.model.forward(&graphs, &input, step);
             let (loss, gradient) = self.model.loss(activations.logits(), &rows, picked.as_labels())?;
-            self.model.backward(&graphs, input, activations, gradient, false);
-            self.optimizer.step(&mut self.model, rate)?;
-            Ok(Some(loss.wait()?))
+            self.model.backward(&graphs, &input, activations, gradient, false);
+            let length = self.optimizer.step(&mut self.model, rate)?;
+            Ok(Step { batch, rate, numbers: Some((loss, length)) })
         })
     }
 
     /// Infers a batch and compares its seeds with their labels.
-    pub fn judge(&self, batch: &Batch<CpuRows>, labels: &LabelledNodes) -> Result<Judged> {
-        self.pool.install(|| {
+    pub fn judge(&self, mut batch: Batch<BatchRows<B>>, labels: &LabelledNodes) -> Result<Judged> {
+        self.pool.install(move || {
             let (rows, picked) = self.pick(&batch.sample, labels);
-            let logits = self.model.infer(&self.graphs(&batch.sample), &batch.rows.0);
-            Ok(self.compare(&logits, &rows, picked))
+            let logits = self.model.infer(&self.graphs(&batch.sample), &self.land(&mut batch));
+            self.compare(&logits, &rows, picked)
         })
     }
 
     /// Infers a batch: its seeds, and their logits row after row.
-    pub fn infer_seeds(&self, batch: &Batch<CpuRows>) -> (Vec<NodeId>, Vec<f32>) {
-        let (nodes, rows) = seed_rows(&batch.sample);
-        let picked = self.pool.install(|| {
-            let logits = self.model.infer(&self.graphs(&batch.sample), &batch.rows.0);
-            let mut picked = self.backend.matrix(rows.len(), logits.columns());
-            self.backend.gather_rows(&logits, &rows, &mut picked);
-            picked
-        });
-        (nodes, picked.values().to_vec())
+    pub fn infer_seeds(&self, mut batch: Batch<BatchRows<B>>) -> Result<(Vec<NodeId>, Vec<f32>)> {
+        self.pool.install(move || {
+            let (nodes, rows) = seed_rows(&batch.sample);
+            let logits = self.model.infer(&self.graphs(&batch.sample), &self.land(&mut batch));
+            Ok((nodes, self.read_rows(&logits, &rows)?))
+        })
     }
 
     /// Puts rows of logits beside their labels.
-    pub fn compare(&self, logits: &CpuMatrix, rows: &[u32], labels: BatchLabels) -> Judged {
-        let mut picked = self.backend.matrix(rows.len(), logits.columns());
-        self.backend.gather_rows(logits, rows, &mut picked);
-        Judged { logits: picked.values().to_vec(), labels }
+    pub fn compare(&self, logits: &B::Matrix, rows: &[u32], labels: BatchLabels) -> Result<Judged> {
+        Ok(Judged { logits: self.read_rows(logits, rows)?, labels })
+    }
+
+    /// The numbers of a matrix from row `first` on.
+    pub fn read(&self, matrix: &B::Matrix, first: usize, values: &mut [f32]) -> Result<()> {
+        self.backend.read(matrix, first, values);
+        Ok(self.backend.check()?)
+    }
+
+    fn read_rows(&self, matrix: &B::Matrix, rows: &[u32]) -> Result<Vec<f32>> {
+        let mut picked = self.backend.matrix(rows.len(), matrix.columns());
+        self.backend.gather_rows(matrix, rows, &mut picked);
+        let mut values = vec![0.0; rows.len() * matrix.columns()];
+        self.read(&picked, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Brings a batch's feature rows to the processor.
+    pub(crate) fn land(&self, batch: &mut Batch<BatchRows<B>>) -> B::Matrix {
+        self.backend.land(batch.take_rows().0, self.inputs)
     }
 
     /// One layer over the lists of a one-hop sample, for inference layer by layer.
-    pub fn infer_layer(&self, layer: usize, sample: &Sample, input: &CpuMatrix) -> CpuMatrix {
+    pub fn infer_layer(&self, layer: usize, sample: &Sample, input: &B::Matrix) -> B::Matrix {
         self.pool.install(|| {
             let graph = match sample.layers() {
                 0 => self.no_lists(sample.node_ids.len()),
@@ -143,13 +174,17 @@ impl Learner {
     }
 
     /// Parameters and running statistics.
-    pub fn export_model(&self) -> Vec<Named> {
-        self.model.export()
+    pub fn export_model(&self) -> Result<Vec<Named>> {
+        let all = self.model.export();
+        self.backend.check()?;
+        Ok(all)
     }
 
     /// Steps and the optimizer's state.
-    pub fn export_optimizer(&self) -> (u64, Vec<Named>) {
-        self.optimizer.export(&self.model)
+    pub fn export_optimizer(&self) -> Result<(u64, Vec<Named>)> {
+        let all = self.optimizer.export(&self.model);
+        self.backend.check()?;
+        Ok(all)
     }
 
     /// Takes up a model's parameters.
@@ -169,7 +204,7 @@ impl Learner {
     }
 
     /// The lists of every layer.
-    fn graphs(&self, sample: &Sample) -> Vec<CpuGraph> {
+    fn graphs(&self, sample: &Sample) -> Vec<B::Graph> {
         let layers = self.model.layer_count();
         if self.model.config().kind == Kind::Mlp {
             return (0..layers).map(|_| self.no_lists(sample.node_ids.len())).collect();
@@ -177,7 +212,7 @@ impl Learner {
         (0..layers).map(|layer| self.graph(&sample.layer(layer))).collect()
     }
 
-    fn graph(&self, view: &LayerView) -> CpuGraph {
+    fn graph(&self, view: &LayerView) -> B::Graph {
         self.backend.graph(&Lists {
             inputs: view.inputs.len(),
             outputs: view.outputs.len(),
@@ -189,7 +224,7 @@ impl Learner {
     }
 
     /// Rows without neighbours.
-    fn no_lists(&self, rows: usize) -> CpuGraph {
+    fn no_lists(&self, rows: usize) -> B::Graph {
         let nbr_offsets = vec![0; rows + 1];
         self.backend.graph(&Lists {
             inputs: rows,

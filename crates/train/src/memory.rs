@@ -1,9 +1,10 @@
 //! What a run will hold, added up before anything is allocated. Batches are held ahead of the trainer as far as the budget
-//! goes; a budget that does not even suffice for one at a time is refused, with what would.
+//! goes; a budget that does not even suffice for one at a time is refused, with what would. A processor with memory of its
+//! own has a budget of its own: the model, its steps and its inference count there, and rows on their way to it here.
 
 use crate::task::{LabelKind, Task};
-use crate::{CpuRows, EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
-use esker_nn::{StepShape, memory_bytes};
+use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
+use esker_nn::{Backend, MemoryOf, StepShape, memory_bytes};
 use esker_sample::{Fanout, Form, Settings};
 use esker_strategies::{Job, MemoryTable, RowMaker, Strategy};
 use esker_types::ByteCount;
@@ -13,8 +14,14 @@ use std::sync::Arc;
 const PROGRAM_BYTES: u64 = 24 << 20;
 /// What each thread that computes has for itself.
 const THREAD_BYTES: u64 = 3 << 20;
-/// Batches held at a time when memory allows: being fetched, waiting, being trained on.
+/// Batches held at a time when memory allows: being fetched, waiting, being trained on. Those of steps that nobody has waited for
+/// yet come on top.
 const MOST_HELD: usize = 3;
+/// Batches whose rows lie in a processor's own memory beside those of steps ahead: being trained on, landing.
+const LANDED: usize = 2;
+
+/// What products take on a processor of their own, whatever their size.
+const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
 
 /// Where a strategy takes all that is left, inference over the whole graph gets one in so many parts of it.
 const WHOLE_PART: u64 = 4;
@@ -28,44 +35,126 @@ pub enum Purpose {
     Infer,
 }
 
-/// How a budget is used.
+/// What memory depends on in a processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processor {
+    /// As [`Backend::in_host_memory`].
+    pub in_host_memory: bool,
+    /// As [`Backend::STEPS_AHEAD`].
+    pub steps_ahead: usize,
+}
+
+impl Processor {
+    /// Whose memory steps take.
+    pub(crate) fn memory(self, config: &RunConfig) -> MemoryOf {
+        match self.in_host_memory {
+            true => MemoryOf::Host { threads: config.threads },
+            false => MemoryOf::Device(config.precision),
+        }
+    }
+
+    /// That of a backend.
+    pub fn of<B: Backend>(backend: &B) -> Processor {
+        Processor { in_host_memory: backend.in_host_memory(), steps_ahead: B::STEPS_AHEAD }
+    }
+}
+
+/// Bytes in the host's memory and in the processor's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bytes {
+    /// In the host's.
+    pub host: u64,
+    /// In the processor's own; 0 where it has none.
+    pub device: u64,
+}
+
+impl Bytes {
+    pub(crate) fn fit(self, within: Bytes) -> bool {
+        self.host <= within.host && self.device <= within.device
+    }
+}
+
+/// How budgets are used.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What takes how much.
+    /// What takes how much of the host's memory.
     pub table: MemoryTable,
+    /// And of the processor's own, where it has any.
+    pub device_table: Option<MemoryTable>,
     /// Batches whose rows are held at a time.
     pub batches_held: usize,
+    /// Batches that are sampled at a time.
+    pub samplers: usize,
     /// What inference over the whole graph may take.
-    pub whole_bytes: u64,
+    pub whole_bytes: Bytes,
     /// The smallest budget that would do.
     pub smallest_bytes: u64,
     /// What the strategy may hold in all.
     pub strategy_bytes: u64,
 }
 
+/// What a plan is made for.
+#[derive(Clone, Copy)]
+struct Planned<'a> {
+    config: &'a RunConfig,
+    outputs: usize,
+    purpose: Purpose,
+    processor: Processor,
+}
+
 impl Plan {
-    /// Finds out how the run fits its budget.
-    pub fn new(config: &RunConfig, job: &Job, outputs: usize, purpose: Purpose) -> Result<Plan> {
-        let table = |job: &Job| table(config, job, outputs, purpose);
-        let smallest = table(&Job { batches_held: 1, ..job.clone() })?;
+    /// Finds out how the run fits its budgets.
+    pub fn new(
+        config: &RunConfig,
+        job: &Job,
+        outputs: usize,
+        purpose: Purpose,
+        processor: Processor,
+    ) -> Result<Plan> {
+        let planned = Planned { config, outputs, purpose, processor };
+        let least = planned.whole_least(job)?;
+        let device_table = planned.device_table(job, least)?;
+        // A processor whose memory nobody has limited takes what it needs.
+        let device_bytes = config.gpu_memory.unwrap_or(u64::MAX);
+        let device_total = device_table.as_ref().map_or(0, MemoryTable::total);
+        if let Some(table) = device_table.clone().filter(|_| device_total > device_bytes) {
+            let (needed, allowed) = (ByteCount(device_total), ByteCount(device_bytes));
+            return Err(TrainError::DeviceMemory { needed, allowed, table });
+        }
+        let table = |held: usize, samplers: usize| {
+            let batches_held = held + processor.steps_ahead;
+            planned.table(&Job { batches_held, samplers, ..job.clone() }, least)
+        };
+        let smallest = table(1, 1)?;
         let smallest_bytes = smallest.total();
-        for held in (1..=MOST_HELD).rev() {
-            let job = Job { batches_held: held, ..job.clone() };
-            let mut table = table(&job)?;
+        // Samplers go first, then batches held ahead.
+        let samplers = (1..=job.samplers).rev().map(|samplers| (MOST_HELD, samplers));
+        for (held, samplers) in samplers.chain((1..MOST_HELD).rev().map(|held| (held, 1))) {
+            let mut table = table(held, samplers)?;
             let total = table.total();
             if total <= config.memory {
-                let strategy = strategy_for(config);
-                let (whole, spare) = (whole_least(config, &job, outputs)?, config.memory - total);
-                let mut strategy_bytes = strategy.memory(&job)?.total();
-                let mut whole_bytes = whole + spare;
+                let batches_held = held + processor.steps_ahead;
+                let (strategy, spare) = (strategy_for(config), config.memory - total);
+                let mut strategy_bytes =
+                    strategy.memory(&Job { batches_held, samplers, ..job.clone() })?.total();
+                let mut host = spare + least.host;
                 if purpose == Purpose::Train && strategy.takes_the_rest() {
                     // Inference over the whole graph comes between epochs, while the strategy keeps what it has.
-                    whole_bytes = if whole > 0 { whole + spare / WHOLE_PART } else { 0 };
-                    let caches = spare - whole_bytes.saturating_sub(whole);
+                    host = if least.host > 0 { least.host + spare / WHOLE_PART } else { 0 };
+                    let caches = spare - host.saturating_sub(least.host);
                     strategy_bytes += caches;
                     table.add("caches, and batches ahead", caches);
                 }
-                return Ok(Plan { table, batches_held: held, whole_bytes, smallest_bytes, strategy_bytes });
+                let device = device_bytes - device_total + least.device;
+                return Ok(Plan {
+                    table,
+                    device_table,
+                    batches_held,
+                    samplers,
+                    whole_bytes: Bytes { host, device },
+                    smallest_bytes,
+                    strategy_bytes,
+                });
             }
         }
         let (needed, allowed) = (ByteCount(smallest_bytes), ByteCount(config.memory));
@@ -74,61 +163,119 @@ impl Plan {
 }
 
 /// The strategy, to be asked what it needs: it makes no rows for that.
-fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<CpuRows>> {
-    let no_rows: RowMaker<CpuRows> =
+fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<Vec<f32>>> {
+    let no_rows: RowMaker<Vec<f32>> =
         Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
     config.strategy.build(no_rows)
 }
 
-fn table(config: &RunConfig, job: &Job, outputs: usize, purpose: Purpose) -> Result<MemoryTable> {
-    let mut table = MemoryTable::default();
-    table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
-    table.add("splits and labels", Task::bytes_for(&job.dataset));
-    table.extend(strategy_for(config).memory(job)?);
-    let inputs = job.dim() as usize;
-    let shape = step_shape(config, job, &job.settings, job.largest_batch);
-    let model = memory_bytes(&config.model, &config.optimizer, inputs, outputs, &shape)?;
-    table.add("model and gradients", model.model);
-    table.add("optimizer", model.optimizer);
-    if purpose == Purpose::Train {
-        // The rows of the batch are the strategy's already; a checkpoint holds a copy of all numbers, and their bytes.
-        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
-        table.add("training step", model.step.saturating_sub(rows));
-        table.add("checkpoint", 2 * (model.model / 2 + model.optimizer));
+impl Planned<'_> {
+    /// What the host's memory holds.
+    fn table(&self, job: &Job, whole_least: Bytes) -> Result<MemoryTable> {
+        let (config, outputs) = (self.config, self.outputs);
+        let mut table = MemoryTable::default();
+        table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
+        table.add("splits and labels", Task::bytes_for(&job.dataset));
+        table.extend(strategy_for(config).memory(job)?);
+        let (model, optimizer, step) = self.step_bytes(job)?;
+        if self.processor.in_host_memory {
+            table.add("model and gradients", model);
+            table.add("optimizer", optimizer);
+        }
+        if self.purpose == Purpose::Train {
+            if self.processor.in_host_memory {
+                table.add("training step", step);
+            }
+            // A copy of all numbers, and their bytes.
+            table.add("checkpoint", 2 * (model / 2 + optimizer));
+        }
+        let splits = job.dataset.manifest().splits.as_ref();
+        let judged = splits.map_or(0, |splits| match self.purpose {
+            Purpose::Train => splits.valid.max(splits.test),
+            Purpose::Infer => splits.valid.max(splits.test).max(splits.train),
+        });
+        let labels = job.dataset.manifest().nodes.labels.as_ref();
+        let kind = labels.map_or(LabelKind::Real, |labels| labels.kind);
+        let scores = metrics::tally_bytes(kind, outputs, judged);
+        if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
+            table.add("evaluation: scores", scores);
+        }
+        if self.processor.in_host_memory
+            && let Some((inference, _)) = self.inference_bytes(job)?
+        {
+            table.add("evaluation: inference", inference);
+        }
+        if whole_least.host > 0 {
+            table.add("evaluation: all neighbours of a node", whole_least.host);
+        }
+        Ok(table)
     }
-    let splits = job.dataset.manifest().splits.as_ref();
-    let judged = splits.map_or(0, |splits| match purpose {
-        Purpose::Train => splits.valid.max(splits.test),
-        Purpose::Infer => splits.valid.max(splits.test).max(splits.train),
-    });
-    let kind = job.dataset.manifest().nodes.labels.as_ref().map_or(LabelKind::Real, |labels| labels.kind);
-    let scores = metrics::tally_bytes(kind, outputs, judged);
-    if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
-        table.add("evaluation: scores", scores);
-    }
-    if let Some(evaluation) = &job.evaluation {
-        let shape = step_shape(config, job, &evaluation.settings, evaluation.largest_batch);
-        let model = memory_bytes(&config.model, &config.optimizer, inputs, outputs, &shape)?;
-        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
-        table.add("evaluation: inference", model.inference.saturating_sub(rows));
-    }
-    let whole = whole_least(config, job, outputs)?;
-    if whole > 0 {
-        table.add("evaluation: all neighbours of a node", whole);
-    }
-    Ok(table)
-}
 
-/// What inference over the whole graph cannot do without.
-fn whole_least(config: &RunConfig, job: &Job, outputs: usize) -> Result<u64> {
-    if config.eval != EvaluationMode::Full && config.final_eval != EvaluationMode::Full {
-        return Ok(0);
+    /// What the processor's own memory holds.
+    fn device_table(&self, job: &Job, whole_least: Bytes) -> Result<Option<MemoryTable>> {
+        if self.processor.in_host_memory {
+            return Ok(None);
+        }
+        let mut table = MemoryTable::default();
+        let (model, optimizer, step) = self.step_bytes(job)?;
+        table.add("products", PRODUCT_BYTES);
+        table.add("model and gradients", model);
+        table.add("optimizer", optimizer);
+        if self.purpose == Purpose::Train {
+            let landed = self.processor.steps_ahead + LANDED;
+            let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
+            let shape = self.shape(job, &job.settings, job.largest_batch);
+            let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
+            let lists: usize = (0..self.config.model.layers).map(words).sum();
+            let batch = rows.saturating_add(lists as u64 * 4);
+            table.add(format!("rows and lists of {landed} batches"), batch.saturating_mul(landed as u64));
+            table.add("training step", step);
+        }
+        if let Some((inference, rows)) = self.inference_bytes(job)? {
+            table.add("evaluation: rows of a batch", rows);
+            table.add("evaluation: inference", inference);
+        }
+        if whole_least.device > 0 {
+            table.add("evaluation: all neighbours of a node", whole_least.device);
+        }
+        Ok(Some(table))
     }
-    whole::block_bytes(config, job, outputs, whole::least_rows(config, job)?)
+
+    fn shape(&self, job: &Job, settings: &Settings, batch: u64) -> StepShape {
+        step_shape(self.config, job, settings, batch, self.processor.memory(self.config))
+    }
+
+    /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.
+    fn step_bytes(&self, job: &Job) -> Result<(u64, u64, u64)> {
+        let (config, inputs) = (self.config, job.dim() as usize);
+        let shape = self.shape(job, &job.settings, job.largest_batch);
+        let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
+        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
+        Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
+    }
+
+    /// Inference of a batch of evaluation without its rows, and the rows; `None` where nobody samples to evaluate.
+    fn inference_bytes(&self, job: &Job) -> Result<Option<(u64, u64)>> {
+        let (config, inputs) = (self.config, job.dim() as usize);
+        let Some(evaluation) = &job.evaluation else { return Ok(None) };
+        let shape = self.shape(job, &evaluation.settings, evaluation.largest_batch);
+        let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
+        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
+        Ok(Some((bytes.inference.saturating_sub(rows), rows)))
+    }
+
+    /// What inference over the whole graph cannot do without.
+    fn whole_least(&self, job: &Job) -> Result<Bytes> {
+        if ![self.config.eval, self.config.final_eval].contains(&EvaluationMode::Full) {
+            return Ok(Bytes::default());
+        }
+        let rows = whole::least_rows(self.config, job)?;
+        whole::block_bytes(self.config, job, self.outputs, rows, self.processor)
+    }
 }
 
 /// The largest batch, layer by layer.
-fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64) -> StepShape {
+fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64, memory: MemoryOf) -> StepShape {
     let layers = config.model.layers;
     let bound = |hops: usize| {
         let part = Settings { fanouts: settings.fanouts[..hops].to_vec(), ..settings.clone() };
@@ -163,6 +310,6 @@ fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64) ->
         seeds: batch as usize,
         degrees: settings.carry.degrees,
         input_gradient: false,
-        threads: config.threads,
+        memory,
     }
 }

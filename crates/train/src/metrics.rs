@@ -23,10 +23,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The number that "best" looks at, if there is one; larger is better.
+    /// The number that "best" looks at first, if there is one; larger is better.
     pub fn score(&self, metric: MetricName) -> Option<f64> {
         let value = match metric {
-            MetricName::Accuracy => self.accuracy,
+            MetricName::Accuracy | MetricName::AccuracyAndLoss => self.accuracy,
             MetricName::MacroF1 => self.macro_f1,
             MetricName::Auc => self.auc,
             MetricName::Loss => Some(-self.loss),

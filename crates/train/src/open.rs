@@ -2,14 +2,15 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::Context;
-use crate::memory::{Plan, Purpose};
+use crate::memory::{Plan, Processor, Purpose};
 use crate::metrics::largest;
 use crate::peak::PeakMeter;
 use crate::task::{LabelKind, SplitBatches, Task};
 use crate::{
-    CpuRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, TrainError,
+    BatchRows, EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step,
+    TrainError,
 };
-use esker_nn::CpuMatrix;
+use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
 use esker_store::Dataset;
@@ -20,9 +21,11 @@ use std::sync::Arc;
 
 /// Traces beyond this gain little (Ginex, section 5.4).
 const MOST_DISK_BYTES: u64 = 100_000_000_000;
+/// Batches sampled at a time beside a processor of its own: more than a GPU takes.
+const MOST_SAMPLERS: usize = 8;
 
 /// Everything of a run but its progress.
-pub struct OpenRun {
+pub struct OpenRun<B: Backend> {
     /// The run.
     pub config: RunConfig,
     /// What is learned.
@@ -30,61 +33,55 @@ pub struct OpenRun {
     /// How memory is used.
     pub plan: Plan,
     pub(crate) job: Job,
-    pub(crate) strategy: Box<dyn Strategy<CpuRows>>,
-    pub(crate) learner: Learner,
+    pub(crate) strategy: Box<dyn Strategy<BatchRows<B>>>,
+    pub(crate) learner: Learner<B>,
     scratch: PathBuf,
     peak: PeakMeter,
 }
 
-impl OpenRun {
+impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
-    pub fn plan_only(config: &RunConfig) -> Result<Plan> {
+    pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let (dataset, _, outputs, _) = checked(config)?;
-        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Path::new(""))?.1)
+        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Processor::of(backend), Path::new(""))?.1)
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
-    pub fn new(config: RunConfig, scratch: PathBuf) -> Result<OpenRun> {
-        OpenRun::open(config, scratch, Purpose::Train)
+    pub fn new(backend: B, config: RunConfig, scratch: PathBuf) -> Result<OpenRun<B>> {
+        OpenRun::open(backend, config, scratch, Purpose::Train)
     }
 
-    fn open(config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun> {
+    fn open(backend: B, config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun<B>> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
-        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, &scratch)?;
+        let processor = Processor::of(&backend);
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, processor, &scratch)?;
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
-        let learner = Learner::new(&config, dim, outputs, kind)?;
+        let learner = Learner::new(backend, &config, dim, outputs, kind)?;
         let mut strategy = config.strategy.build(learner.row_maker());
         let job = real_job(&config, job, &task)?;
         strategy.prepare(&job)?;
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
     }
 
-    /// The best model of a run directory, or its last where nothing chose a best one; to be evaluated in `mode`, or as
-    /// the run was in the end.
-    pub fn load(directory: &Path, memory: Option<u64>, mode: Option<EvaluationMode>) -> Result<OpenRun> {
-        let (run, mut config) = RunDirectory::open(directory)?;
-        config.memory = memory.unwrap_or(config.memory);
-        let mode = match mode.unwrap_or(config.final_eval) {
-            EvaluationMode::None => EvaluationMode::Sampled,
-            mode => mode,
-        };
-        (config.eval, config.final_eval) = (mode, mode);
+    /// The best model of a run directory, or its last where nothing chose a best one, with the configuration that
+    /// [`RunConfig::to_infer`] gives.
+    pub fn load(backend: B, run: &RunDirectory, config: RunConfig) -> Result<OpenRun<B>> {
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
             return Err(TrainError::config(
-                format!("{} holds no weights yet", directory.display()),
+                format!("{} holds no weights yet", run.path().display()),
                 "finish the run with `esker train --resume`",
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let mut opened = OpenRun::open(config, run.scratch_path(), Purpose::Infer)?;
+        let mut opened = OpenRun::open(backend, config, run.scratch_path(), Purpose::Infer)?;
         opened.learner.load_model(&weights.model)?;
         Ok(opened)
     }
 
     /// Batches from a position on: what a trainer takes.
-    pub fn source(&mut self, from: Position) -> Result<Box<dyn BatchSource<CpuRows>>> {
+    pub fn source(&mut self, from: Position) -> Result<Box<dyn BatchSource<BatchRows<B>>>> {
         Ok(self.strategy.batches(&self.job, from)?)
     }
 
@@ -96,7 +93,7 @@ impl OpenRun {
     }
 
     /// One training step, without a record.
-    pub fn step(&mut self, batch: &Batch<CpuRows>) -> Result<Option<f64>> {
+    pub fn step(&mut self, batch: Batch<BatchRows<B>>) -> Result<Step<B>> {
         self.learner.step(batch, &self.task.train, self.config.lr)
     }
 
@@ -106,7 +103,7 @@ impl OpenRun {
     }
 
     /// The model and its threads.
-    pub fn learner(&self) -> &Learner {
+    pub fn learner(&self) -> &Learner<B> {
         &self.learner
     }
 
@@ -131,7 +128,18 @@ impl OpenRun {
         self.peak.bytes()
     }
 
-    pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a> {
+    /// The most that was in use of the processor's own memory, where it has any.
+    pub fn peak_device_bytes(&self) -> Option<u64> {
+        let backend = self.learner.backend();
+        (!backend.in_host_memory()).then(|| backend.peak_bytes())
+    }
+
+    /// What may be used of it.
+    pub fn budget_device_bytes(&self) -> Option<u64> {
+        self.config.gpu_memory.filter(|_| !self.learner.backend().in_host_memory())
+    }
+
+    pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a, B> {
         Context {
             config: &self.config,
             job: &self.job,
@@ -178,7 +186,7 @@ fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
     let (kind, outputs) = (labels.kind, labels.classes as usize);
     let has = match config.metric {
         MetricName::Loss => true,
-        MetricName::Accuracy | MetricName::MacroF1 => kind != LabelKind::Real,
+        MetricName::Accuracy | MetricName::AccuracyAndLoss | MetricName::MacroF1 => kind != LabelKind::Real,
         MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
     };
     if !has {
@@ -198,6 +206,7 @@ fn plan(
     dataset: Arc<Dataset>,
     outputs: usize,
     purpose: Purpose,
+    processor: Processor,
     scratch: &Path,
 ) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
@@ -224,7 +233,10 @@ fn plan(
             sampling_bytes: None,
         }),
         threads: config.threads,
+        // A processor of its own leaves the host's threads free.
+        samplers: if processor.in_host_memory { 1 } else { (config.threads / 2).clamp(1, MOST_SAMPLERS) },
         batches_held: 1,
+        steps_ahead: processor.steps_ahead,
         strategy_bytes: 0,
         out_of_core: OutOfCore {
             scratch: scratch.to_path_buf(),
@@ -234,8 +246,9 @@ fn plan(
             neighbour_cache_bytes: config.neighbour_cache,
         },
     };
-    let plan = Plan::new(config, &job, outputs, purpose)?;
-    (job.batches_held, job.strategy_bytes) = (plan.batches_held, plan.strategy_bytes);
+    let plan = Plan::new(config, &job, outputs, purpose, processor)?;
+    (job.batches_held, job.samplers) = (plan.batches_held, plan.samplers);
+    job.strategy_bytes = plan.strategy_bytes;
     Ok((job, plan))
 }
 
@@ -273,15 +286,14 @@ pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> R
 
 /// Predicts nodes, ascending, or every node: hands over nodes, classes and probabilities (values, for real labels), block by
 /// block and in order.
-pub fn predict(
-    run: &mut OpenRun,
+pub fn predict<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
     take: TakePredictions,
 ) -> Result<()> {
     let (kind, outputs) = run.learner.task();
-    let mut hand_over = |nodes: &[NodeId], logits: &[f32]| {
-        let mut values = logits.to_vec();
+    let mut hand_over = |nodes: &[NodeId], mut values: Vec<f32>| {
         let classes: Vec<u32> = match kind {
             LabelKind::Classes => values.chunks_exact(outputs).map(|row| largest(row) as u32).collect(),
             _ => Vec::new(),
@@ -313,14 +325,19 @@ pub fn predict(
             };
             let mut source = context.strategy.evaluation(context.job, &over)?;
             while let Some(batch) = source.next()? {
-                let (nodes, logits) = context.learner.infer_seeds(&batch);
-                hand_over(&nodes, &logits)?;
+                let (nodes, logits) = context.learner.infer_seeds(batch)?;
+                hand_over(&nodes, logits)?;
             }
             Ok(())
         }
-        EvaluationMode::Full => context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &CpuMatrix| {
-            hand_over(nodes, logits.values())
-        }),
+        EvaluationMode::Full => {
+            let learner = context.learner;
+            context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &B::Matrix| {
+                let mut values = vec![0.0; logits.rows() * logits.columns()];
+                learner.read(logits, 0, &mut values)?;
+                hand_over(nodes, values)
+            })
+        }
     }
 }
 

@@ -96,6 +96,12 @@ pub struct Summary {
     pub budget_host_bytes: u64,
     /// What was promised, line by line.
     pub memory: MemoryTable,
+    /// The most that was in use of the processor's own memory, where it has any.
+    pub peak_device_bytes: Option<u64>,
+    /// What it was allowed of it.
+    pub budget_device_bytes: Option<u64>,
+    /// What was promised of it.
+    pub device_memory: Option<MemoryTable>,
     /// Steps of the optimizer.
     pub steps: u64,
     /// Wall time of all epochs, interrupted parts not counted.

@@ -6,8 +6,11 @@ use crate::metrics::Metrics;
 use crate::record::{
     BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
 };
-use crate::{CpuRows, EvaluationMode, OpenRun, Result, RunConfig, TrainError};
+use crate::{
+    BatchRows, EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, StepDone, TrainError,
+};
 use esker_fetch::pipeline::{StageClock, StageTimes};
+use esker_nn::Backend;
 use esker_sample::Position;
 use esker_strategies::{Batch, BatchSource, SourceCounters};
 use esker_types::peak_resident_bytes;
@@ -73,6 +76,9 @@ struct State {
     epoch_read: u64,
     epoch_useful: u64,
     best: Option<Best>,
+    /// The largest score and the least loss of all evaluations, which need not be of one model.
+    #[serde(default)]
+    peaks: Option<Peaks>,
     without_better: u64,
     seconds: f64,
     metrics_bytes: u64,
@@ -87,9 +93,17 @@ struct Best {
     valid: Metrics,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Peaks {
+    score: f64,
+    loss: f64,
+}
+
 /// Trains a run.
-pub struct Trainer {
-    run: OpenRun,
+pub struct Trainer<B: Backend + 'static> {
+    /// Steps taken that the state does not know yet.
+    in_flight: InFlight<B>,
+    run: OpenRun<B>,
     directory: RunDirectory,
     state: State,
     metrics: MetricsWriter,
@@ -104,18 +118,18 @@ pub struct Trainer {
     _lock: File,
 }
 
-impl Trainer {
+impl<B: Backend + Clone + 'static> Trainer<B> {
     /// A new run in a new directory.
-    pub fn create(config: RunConfig, out: &Path) -> Result<Trainer> {
+    pub fn create(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
-        let run = OpenRun::new(config, scratch)?;
+        let run = OpenRun::new(backend, config, scratch)?;
         // Only a run that can start leaves a directory behind.
         let directory = RunDirectory::create(out, &run.config)?;
         Trainer::new(run, directory, State::default())
     }
 
     /// Goes on with a run where its last checkpoint left it; from the start where there is none.
-    pub fn resume(config: RunConfig, out: &Path) -> Result<Trainer> {
+    pub fn resume(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
         let (directory, before) = RunDirectory::open(out)?;
         let differences = config.differences(&before);
         if !differences.is_empty() {
@@ -126,7 +140,7 @@ impl Trainer {
         }
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
-        let mut run = OpenRun::new(config, directory.scratch_path())?;
+        let mut run = OpenRun::new(backend, config, directory.scratch_path())?;
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
@@ -141,11 +155,12 @@ impl Trainer {
         Trainer::new(run, directory, state)
     }
 
-    fn new(run: OpenRun, directory: RunDirectory, state: State) -> Result<Trainer> {
+    fn new(run: OpenRun<B>, directory: RunDirectory, state: State) -> Result<Trainer<B>> {
         let lock = directory.lock()?;
         let metrics = directory.metrics(state.metrics_bytes)?;
         let now = Instant::now();
         Ok(Trainer {
+            in_flight: InFlight::default(),
             run,
             directory,
             state,
@@ -161,7 +176,7 @@ impl Trainer {
     }
 
     /// The run.
-    pub fn open_run(&self) -> &OpenRun {
+    pub fn open_run(&self) -> &OpenRun<B> {
         &self.run
     }
 
@@ -207,7 +222,7 @@ impl Trainer {
         }
     }
 
-    fn stopped(mut self, source: Box<dyn BatchSource<CpuRows>>) -> Result<Outcome> {
+    fn stopped(mut self, source: Box<dyn BatchSource<BatchRows<B>>>) -> Result<Outcome> {
         drop(source);
         self.checkpoint()?;
         Ok(Outcome::Stopped(self.position()))
@@ -216,38 +231,69 @@ impl Trainer {
     /// Trains on a batch and does what is due behind it.
     fn one_batch(
         &mut self,
-        batch: Batch<CpuRows>,
-        source: &dyn BatchSource<CpuRows>,
+        batch: Batch<BatchRows<B>>,
+        source: &dyn BatchSource<BatchRows<B>>,
         watcher: &mut dyn Watcher,
     ) -> Result<Next> {
-        let (at, run) = (batch.at, &mut self.run);
+        let (at, run, in_flight) = (batch.at, &mut self.run, &mut self.in_flight);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
-        let loss = self.clock.busy(|| run.learner.step(&batch, &run.task.train, lr))?;
-        self.state.epoch_useful += batch.sample.node_ids.len() as u64 * run.row_bytes();
-        drop(batch);
+        let step = self.clock.busy(|| run.learner.step(batch, &run.task.train, lr))?;
+        // A processor that works on its own is waited for.
+        let done = self.clock.blocked(|| in_flight.push(step))?;
+        if let Some(done) = done {
+            self.record(&done, source, watcher)?;
+        }
+        self.batches_since += 1;
+        if self.checkpoint_due() {
+            self.settle(source, watcher)?;
+            self.checkpoint()?;
+        }
+        if at.batch + 1 == self.run.job.batches.count(at.epoch) {
+            self.settle(source, watcher)?;
+            if self.end_epoch(source, watcher)? == Next::Stop {
+                return Ok(Next::Stop);
+            }
+        }
+        if watcher.stop() && self.state.ended.is_none() {
+            self.settle(source, watcher)?;
+            return Ok(Next::Stop);
+        }
+        Ok(Next::GoOn)
+    }
+
+    /// Waits for every step that was taken: what comes next looks at the model, or at the state.
+    fn settle(&mut self, source: &dyn BatchSource<BatchRows<B>>, watcher: &mut dyn Watcher) -> Result<()> {
+        while let Some(done) = self.in_flight.finish_one()? {
+            self.record(&done, source, watcher)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a step that is done into the state and the lines. Steps come here in order.
+    fn record(
+        &mut self,
+        done: &StepDone,
+        source: &dyn BatchSource<BatchRows<B>>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<()> {
+        let (at, loss) = (done.at, done.loss);
+        self.state.epoch_useful += done.nodes * self.run.row_bytes();
         let bits = loss.map_or(u64::MAX, f64::to_bits);
         self.state.digest = mix(self.state.digest ^ mix(bits));
         if let Some(loss) = loss {
             self.state.loss_sum += loss;
             self.state.loss_count += 1;
         }
-        let record = BatchRecord { epoch: at.epoch, batch: at.batch, loss, lr };
+        let record = BatchRecord { epoch: at.epoch, batch: at.batch, loss, lr: done.rate };
         self.metrics.line("batch", &record)?;
         self.state.batch = at.batch + 1;
-        self.batches_since += 1;
-        let batches = self.run.job.batches.count(at.epoch);
+        let (batches, epochs) = (self.run.job.batches.count(at.epoch), self.run.config.epochs);
         let stages = self.stages(source);
-        let progress =
-            BatchProgress { record: &record, batches, epochs: self.run.config.epochs, stages: &stages };
-        watcher.batch(&progress);
-        self.maybe_checkpoint()?;
-        if at.batch + 1 == batches && self.end_epoch(source, watcher)? == Next::Stop {
-            return Ok(Next::Stop);
-        }
-        Ok(if watcher.stop() && self.state.ended.is_none() { Next::Stop } else { Next::GoOn })
+        watcher.batch(&BatchProgress { record: &record, batches, epochs, stages: &stages });
+        Ok(())
     }
 
-    fn begin_epoch(&mut self, source: &dyn BatchSource<CpuRows>) {
+    fn begin_epoch(&mut self, source: &dyn BatchSource<BatchRows<B>>) {
         self.epoch_started = Instant::now();
         self.counted = source.counters();
         self.counted.stages = self.stages(source);
@@ -255,7 +301,11 @@ impl Trainer {
     }
 
     /// Validates and closes the epoch; stopped in between, it is still open.
-    fn end_epoch(&mut self, source: &dyn BatchSource<CpuRows>, watcher: &mut dyn Watcher) -> Result<Next> {
+    fn end_epoch(
+        &mut self,
+        source: &dyn BatchSource<BatchRows<B>>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Next> {
         let mut record = self.epoch_record(source);
         let config = &self.run.config;
         let (epoch, last) = (self.state.epoch, self.state.epoch + 1 == config.epochs);
@@ -292,20 +342,29 @@ impl Trainer {
 
     /// Keeps a model that is better than those before it.
     fn judge(&mut self, found: Best) -> Result<bool> {
-        let better = self.state.best.as_ref().is_none_or(|best| found.score > best.score);
+        let (better, hopeful) = match (self.run.config.metric, self.state.peaks, &self.state.best) {
+            (MetricName::AccuracyAndLoss, Some(peaks), _) => {
+                let (score, loss) = (found.score >= peaks.score, found.valid.loss <= peaks.loss);
+                (score && loss, score || loss)
+            }
+            (_, _, best) => {
+                let better = best.as_ref().is_none_or(|best| found.score > best.score);
+                (better, better)
+            }
+        };
+        let peaks = self.state.peaks.get_or_insert(Peaks { score: found.score, loss: found.valid.loss });
+        (peaks.score, peaks.loss) = (peaks.score.max(found.score), peaks.loss.min(found.valid.loss));
+        self.state.without_better = if hopeful { 0 } else { self.state.without_better + 1 };
         if better {
             let state = serde_json::json!({ "epoch": found.epoch, "valid": found.valid });
-            let model = self.run.learner.export_model();
+            let model = self.run.learner.export_model()?;
             Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
             self.state.best = Some(found);
-            self.state.without_better = 0;
-        } else {
-            self.state.without_better += 1;
         }
         Ok(better)
     }
 
-    fn epoch_record(&self, source: &dyn BatchSource<CpuRows>) -> EpochRecord {
+    fn epoch_record(&self, source: &dyn BatchSource<BatchRows<B>>) -> EpochRecord {
         let (now, state) = (source.counters(), &self.state);
         let stages = self.stages(source);
         let before = |stage: &StageTimes| self.counted.stages.iter().find(|b| b.name == stage.name).cloned();
@@ -326,22 +385,24 @@ impl Trainer {
         }
     }
 
-    fn stages(&self, source: &dyn BatchSource<CpuRows>) -> Vec<StageTimes> {
+    fn stages(&self, source: &dyn BatchSource<BatchRows<B>>) -> Vec<StageTimes> {
         let mut stages = source.counters().stages;
         stages.push(self.clock.times());
+        stages.extend(self.run.learner.device_stages());
         stages
     }
 
-    fn maybe_checkpoint(&mut self) -> Result<()> {
+    fn checkpoint_due(&self) -> bool {
         let config = &self.run.config;
         let by_batches = config.checkpoint_batches > 0 && self.batches_since >= config.checkpoint_batches;
         let seconds = self.last_checkpoint.elapsed().as_secs();
         let by_time = config.checkpoint_seconds > 0 && seconds >= config.checkpoint_seconds;
-        if by_batches || by_time { self.checkpoint() } else { Ok(()) }
+        by_batches || by_time
     }
 
     fn checkpoint(&mut self) -> Result<()> {
-        let (steps, optimizer) = self.run.learner.export_optimizer();
+        assert!(self.in_flight.is_empty(), "a checkpoint knows every step that its numbers have taken");
+        let (steps, optimizer) = self.run.learner.export_optimizer()?;
         self.state.steps = steps;
         // Lines first: a checkpoint must not know of lines that are not there.
         self.state.metrics_bytes = self.metrics.sync()?;
@@ -351,14 +412,14 @@ impl Trainer {
         let state = serde_json::to_value(&state).map_err(|error| {
             TrainError::file(&self.directory.checkpoint_path(), "a state", error, "report this")
         })?;
-        let model = self.run.learner.export_model();
+        let model = self.run.learner.export_model()?;
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
         (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);
         Ok(())
     }
 
     /// The last weights, the best model's test metrics, the summary.
-    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Summary, (Box<Trainer>, TrainError)> {
+    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Summary, (Box<Trainer<B>>, TrainError)> {
         match self.summarise(watcher) {
             Ok(summary) => Ok(summary),
             Err(error) => Err((Box::new(self), error)),
@@ -366,7 +427,7 @@ impl Trainer {
     }
 
     fn summarise(&mut self, watcher: &mut dyn Watcher) -> Result<Summary> {
-        let model = self.run.learner.export_model();
+        let model = self.run.learner.export_model()?;
         let last = serde_json::json!({ "epoch": self.state.epoch });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
         if self.state.best.is_some() {
@@ -389,7 +450,7 @@ impl Trainer {
         let summary = Summary {
             loss_digest: format!("{:016x}", self.state.digest),
             strategy: config.strategy.to_string(),
-            device: config.device.clone(),
+            device: config.device.to_string(),
             test,
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),
@@ -398,6 +459,9 @@ impl Trainer {
             peak_with_mapped_bytes: peak_resident_bytes(),
             budget_host_bytes: config.memory,
             memory: self.run.plan.table.clone(),
+            peak_device_bytes: self.run.peak_device_bytes(),
+            budget_device_bytes: self.run.budget_device_bytes(),
+            device_memory: self.run.plan.device_table.clone(),
             steps: self.state.steps,
             seconds: self.state.seconds,
             epochs: self.state.epochs.clone(),

@@ -4,9 +4,10 @@
 //! so that any graph can be inferred inside the budget that trained it.
 
 use crate::evaluate::Context;
+use crate::memory::{Bytes, Processor};
 use crate::{Learner, Result, RunConfig, TrainError};
 use esker_io::{Access, Disk, Layout, Options, Piece, Queue, SequentialWriter, ThisMachine};
-use esker_nn::{Backend, CpuMatrix, StepShape, memory_bytes};
+use esker_nn::{Backend, HostRows, Shape, StepShape, memory_bytes};
 use esker_sample::{Batches, Bound, Direction, Position, SampleError};
 use esker_store::{Dataset, Elements, file};
 use esker_strategies::{Evaluation, Job};
@@ -24,21 +25,26 @@ const CHUNK: usize = 1 << 15;
 /// No block needs more rows than this to be worth its set-up.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// Takes the logits of some nodes.
-pub type TakeLogits<'a> = &'a mut dyn FnMut(&[NodeId], &CpuMatrix) -> Result<()>;
+/// Rows are brought to a file through memory of this size.
+const COPY_BYTES: u64 = 1 << 20;
 
-impl Context<'_> {
+/// Takes the logits of some nodes.
+pub type TakeLogits<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as Backend>::Matrix) -> Result<()>;
+
+impl<B: Backend + Clone + 'static> Context<'_, B> {
     /// Infers `targets`, ascending, or every node, and hands their logits over, block by block.
-    pub fn infer_whole(&mut self, targets: Option<&Arc<Vec<NodeId>>>, take: TakeLogits) -> Result<()> {
+    pub fn infer_whole(&mut self, targets: Option<&Arc<Vec<NodeId>>>, take: TakeLogits<B>) -> Result<()> {
         let nodes = self.job.dataset.manifest().nodes.count;
         let model = self.learner.model();
         let layers = model.layer_count();
         let (_, outputs) = self.learner.task();
-        let hidden_bytes = self.hidden_bytes();
-        let least = block_bytes(self.config, self.job, outputs, least_rows(self.config, self.job)?)?;
-        let in_memory = hidden_bytes <= self.whole_bytes / 2 && hidden_bytes + least <= self.whole_bytes;
-        let block_bytes = if in_memory { self.whole_bytes - hidden_bytes } else { self.whole_bytes };
-        let limit = rows_within(self.config, self.job, outputs, block_bytes)?;
+        let (hidden_bytes, most) = (self.hidden_bytes(), self.whole_bytes);
+        let processor = Processor::of(self.learner.backend());
+        let least = least_rows(self.config, self.job)?;
+        let least = block_bytes(self.config, self.job, outputs, least, processor)?;
+        let in_memory = hidden_bytes <= most.host / 2 && hidden_bytes + least.host <= most.host;
+        let host = if in_memory { most.host - hidden_bytes } else { most.host };
+        let limit = rows_within(self.config, self.job, outputs, Bytes { host, ..most }, processor)?;
         if !in_memory {
             self.check_disk(hidden_bytes)?;
         }
@@ -56,22 +62,18 @@ impl Context<'_> {
             };
             let mut source =
                 self.strategy.evaluation(self.job, &self.evaluation(&blocks, layer == 0, limit))?;
-            while let Some(batch) = source.next()? {
+            while let Some(mut batch) = source.next()? {
                 if (self.stop)() {
                     return Err(TrainError::Stopped);
                 }
-                let hidden;
                 let rows = match &mut input {
-                    Hidden::Features => &batch.rows.0,
-                    other => {
-                        hidden = other.gather(self.learner, &batch.sample.node_ids)?;
-                        &hidden
-                    }
+                    Hidden::Features => self.learner.land(&mut batch),
+                    other => other.gather(self.learner, &batch.sample.node_ids)?,
                 };
-                let logits = self.learner.infer_layer(layer, &batch.sample, rows);
+                let logits = self.learner.infer_layer(layer, &batch.sample, &rows);
                 match &mut output {
                     None => take(batch.sample.targets(), &logits)?,
-                    Some(writer) => writer.append(logits.values())?,
+                    Some(writer) => writer.append(self.learner, &logits)?,
                 }
             }
             if let Some(writer) = output {
@@ -121,7 +123,13 @@ impl Context<'_> {
 }
 
 /// What a block of so many rows, its lists' entries included, takes at most.
-pub fn block_bytes(config: &RunConfig, job: &Job, outputs: usize, rows: u64) -> Result<u64> {
+pub fn block_bytes(
+    config: &RunConfig,
+    job: &Job,
+    outputs: usize,
+    rows: u64,
+    processor: Processor,
+) -> Result<Bytes> {
     let layers = config.model.layers;
     let shape = StepShape {
         rows: vec![rows as usize; layers + 1],
@@ -129,13 +137,22 @@ pub fn block_bytes(config: &RunConfig, job: &Job, outputs: usize, rows: u64) -> 
         seeds: 0,
         degrees: config.whole_settings().carry.degrees,
         input_gradient: false,
-        threads: config.threads,
+        memory: processor.memory(config),
     };
     let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
     let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;
-    // Logits of a block that are compared with labels are copied twice.
-    let compared = rows.saturating_mul(outputs as u64 * 4 * 2);
-    Ok(model.inference + reading + compared + sampling_bytes(config, job, rows))
+    let sampling = sampling_bytes(config, job, rows);
+    // Logits that are compared with labels are copied twice: where they were computed, and to the host.
+    let compared = rows.saturating_mul(outputs as u64 * 4);
+    let host = reading + compared + COPY_BYTES + sampling;
+    let device = model.inference + compared;
+    if processor.in_host_memory {
+        return Ok(Bytes { host: host + device, device: 0 });
+    }
+    // Rows land from host memory.
+    let widths = (0..layers).map(|layer| config.model.widths(layer, job.dim() as usize, outputs).0);
+    let landing = rows.saturating_mul(widths.max().unwrap_or(0) as u64 * 4);
+    Ok(Bytes { host: host + landing, device })
 }
 
 fn sampling_bytes(config: &RunConfig, job: &Job, rows: u64) -> u64 {
@@ -162,24 +179,34 @@ pub fn least_rows(config: &RunConfig, job: &Job) -> Result<u64> {
 }
 
 /// The most rows that a block may have inside these bytes.
-fn rows_within(config: &RunConfig, job: &Job, outputs: usize, most_bytes: u64) -> Result<u64> {
+fn rows_within(
+    config: &RunConfig,
+    job: &Job,
+    outputs: usize,
+    most: Bytes,
+    processor: Processor,
+) -> Result<u64> {
     let manifest = job.dataset.manifest();
     let mut low = least_rows(config, job)?;
     let mut high = (manifest.nodes.count + manifest.edges.count * 2).min(MOST_ROWS).max(low);
-    let needed = block_bytes(config, job, outputs, low)?;
-    if needed > most_bytes {
+    let needed = block_bytes(config, job, outputs, low, processor)?;
+    if !needed.fit(most) {
+        let (needed, left) = match needed.host > most.host {
+            true => (needed.host, most.host),
+            false => (needed.device, most.device),
+        };
         return Err(TrainError::config(
             format!(
                 "inference with all neighbours needs {} for the node with most of them, and {} are left for it",
                 ByteCount(needed),
-                ByteCount(most_bytes)
+                ByteCount(left)
             ),
             "allow more memory, or evaluate with --eval sampled",
         ));
     }
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if block_bytes(config, job, outputs, middle)? <= most_bytes {
+        if block_bytes(config, job, outputs, middle, processor)?.fit(most) {
             low = middle
         } else {
             high = middle - 1
@@ -326,36 +353,41 @@ struct HiddenFile {
 }
 
 impl Hidden {
-    fn gather(&mut self, learner: &Learner, nodes: &[NodeId]) -> Result<CpuMatrix> {
-        match self {
+    /// The rows of nodes, on their way to the processor.
+    fn gather<B: Backend + Clone + 'static>(
+        &mut self,
+        learner: &Learner<B>,
+        nodes: &[NodeId],
+    ) -> Result<B::Matrix> {
+        let width = match self {
             Hidden::Features => unreachable!("feature rows come with the batch"),
-            Hidden::Memory(values, width) => {
-                let mut matrix = learner.backend().matrix(nodes.len(), *width);
-                let (values, width) = (&*values, *width);
-                let rows = matrix.values_mut();
+            Hidden::Memory(_, width) => *width,
+            Hidden::File(file) => file.width,
+        };
+        let mut rows = learner.backend().rows(nodes.len(), width);
+        match self {
+            Hidden::Features => {}
+            Hidden::Memory(values, _) => {
+                let (values, rows) = (&*values, rows.values_mut());
                 learner.install(|| {
                     rows.par_chunks_mut(width).zip(nodes.par_iter()).with_min_len(256).for_each(
-                        |(row, node)| {
-                            row.copy_from_slice(&values[node.index() * width..][..width]);
-                        },
+                        |(row, node)| row.copy_from_slice(&values[node.index() * width..][..width]),
                     );
                 });
-                Ok(matrix)
             }
-            Hidden::File(file) => file.gather(learner, nodes),
+            Hidden::File(file) => file.read(nodes, rows.values_mut())?,
         }
+        Ok(learner.backend().land(rows, width))
     }
 }
 
 impl HiddenFile {
-    fn gather(&mut self, learner: &Learner, nodes: &[NodeId]) -> Result<CpuMatrix> {
-        let mut matrix = learner.backend().matrix(nodes.len(), self.width);
+    fn read(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
         let bytes = self.width as u64 * 4;
         self.pieces.clear();
         let places = nodes.iter().zip(0u64..);
         self.pieces.extend(places.map(|(node, at)| Piece { offset: node.0 * bytes, bytes, at: at * bytes }));
-        self.queue.read(0, &self.pieces, bytemuck::cast_slice_mut(matrix.values_mut()))?;
-        Ok(matrix)
+        Ok(self.queue.read(0, &self.pieces, bytemuck::cast_slice_mut(values))?)
     }
 }
 
@@ -383,14 +415,25 @@ impl HiddenWriter {
         Ok(HiddenWriter::File(Doomed(path), file))
     }
 
-    fn append(&mut self, values: &[f32]) -> Result<()> {
+    fn append<B: Backend + Clone + 'static>(&mut self, learner: &Learner<B>, rows: &B::Matrix) -> Result<()> {
+        let (count, width) = (rows.rows(), rows.columns());
         match self {
-            HiddenWriter::Memory(all) => all.extend_from_slice(values),
+            HiddenWriter::Memory(all) => {
+                let before = all.len();
+                all.resize(before + count * width, 0.0);
+                learner.read(rows, 0, &mut all[before..])
+            }
             HiddenWriter::File(path, file) => {
-                file.write_all(bytemuck::cast_slice(values)).map_err(TrainError::io(&path.0))?;
+                let most = (COPY_BYTES as usize / (4 * width)).max(1);
+                let mut copy = vec![0.0; most.min(count) * width];
+                for first in (0..count).step_by(most) {
+                    let copy = &mut copy[..most.min(count - first) * width];
+                    learner.read(rows, first, copy)?;
+                    file.write_all(bytemuck::cast_slice(copy)).map_err(TrainError::io(&path.0))?;
+                }
+                Ok(())
             }
         }
-        Ok(())
     }
 
     fn finish(self, width: usize) -> Result<Hidden> {

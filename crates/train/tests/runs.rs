@@ -1,124 +1,36 @@
 //! Whole runs on small graphs: exact whatever carries them, stopped anywhere, inside their memory.
 
-use esker_import::Job as ImportJob;
-use esker_import::generate::{Shape, generate};
-use esker_nn::{Degree, Kind, ModelConfig, NormKind, OptimizerConfig, Schedule};
+mod common;
+
+use common::{Bench, StopAfter, batch_lines, finished, result};
+use esker_nn::{CpuBackend, Degree, Kind, ModelConfig, NormKind, Schedule};
 use esker_sample::{Direction, Fanout, Form};
-use esker_store::Dataset;
 use esker_strategies::StrategyKind;
 use esker_train::{
-    BatchProgress, Checkpoint, EpochRecord, EvaluationMode, MetricName, OpenRun, OrderName, Outcome,
-    RunConfig, SplitName, Summary, TrainError, Trainer, Watcher, evaluate_run, predict,
+    EpochRecord, EvaluationMode, MetricName, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary,
+    TrainError, Trainer, evaluate_run, predict,
 };
-use esker_types::{Budget, Dtype, NodeId, Silent};
-use std::path::{Path, PathBuf};
+use esker_types::NodeId;
+use std::path::Path;
 use std::sync::Arc;
 
-struct Bench {
-    directory: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let directory = tempfile::tempdir().unwrap();
-        let shape = Shape {
-            degree: 8.0,
-            dim: 12,
-            dtype: Dtype::F16,
-            classes: 5,
-            homophily: 0.8,
-            signal: 0.3,
-            label_noise: 0.05,
-            train: 0.2,
-            valid: 0.1,
-            test: 0.1,
-            out_neighbours: true,
-            ..Shape::plain(3000)
-        };
-        let target = directory.path().join("g");
-        let budget = Budget { host_bytes: 64 << 20 };
-        generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent })
-            .unwrap();
-        Bench { directory }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn config(&self) -> RunConfig {
-        let dataset = Dataset::open(&self.path("g")).unwrap();
-        RunConfig {
-            dataset: self.path("g"),
-            dataset_id: dataset.manifest().id.clone(),
-            model: ModelConfig {
-                kind: Kind::Sage,
-                layers: 2,
-                hidden: 24,
-                dropout: 0.3,
-                ..ModelConfig::default()
-            },
-            optimizer: OptimizerConfig::default(),
-            lr: 0.01,
-            schedule: Schedule::Constant,
-            fanout: vec![Fanout::AtMost(5), Fanout::AtMost(3)],
-            form: Form::Dense,
-            direction: Direction::Incoming,
-            batch: 100,
-            epochs: 3,
-            order: OrderName::Shuffled,
-            drop_last: false,
-            seed: 7,
-            eval: EvaluationMode::Sampled,
-            eval_every: 1,
-            eval_fanout: vec![Fanout::AtMost(5), Fanout::AtMost(3)],
-            final_eval: EvaluationMode::Sampled,
-            metric: MetricName::Accuracy,
-            patience: 0,
-            strategy: StrategyKind::Memory,
-            memory: 1 << 30,
-            disk_budget: None,
-            superbatch: None,
-            feature_cache: None,
-            neighbour_cache: None,
-            threads: 2,
-            device: "cpu".into(),
-            checkpoint_batches: 0,
-            checkpoint_seconds: 0,
-        }
-    }
-}
-
-/// Stops after so many batches.
-struct StopAfter(u64);
-
-impl Watcher for StopAfter {
-    fn batch(&mut self, _: &BatchProgress) {
-        self.0 = self.0.saturating_sub(1);
-    }
-    fn stop(&self) -> bool {
-        self.0 == 0
-    }
-    fn evaluation(&mut self, _: &str) {}
-    fn epoch(&mut self, _: &EpochRecord, _: bool) {}
-}
-
-fn finished(outcome: Outcome) -> Summary {
-    match outcome {
-        Outcome::Finished(summary) => *summary,
-        Outcome::Stopped(at) => panic!("stopped at {at:?}"),
-    }
-}
-
 fn train(config: &RunConfig, out: &Path) -> Summary {
-    finished(Trainer::create(config.clone(), out).unwrap().run(&mut StopAfter(u64::MAX)).unwrap())
+    finished(
+        Trainer::create(CpuBackend::new(), config.clone(), out)
+            .unwrap()
+            .run(&mut StopAfter(u64::MAX))
+            .unwrap(),
+    )
 }
 
-/// What must not depend on time or memory.
-fn result(summary: &Summary, out: &Path) -> (String, Option<f64>, Option<f64>, Checkpoint) {
-    let accuracy = |metrics: Option<esker_train::Metrics>| metrics.and_then(|metrics| metrics.accuracy);
-    let weights = Checkpoint::read(&out.join("last.safetensors")).unwrap();
-    (summary.loss_digest.clone(), accuracy(summary.test), accuracy(summary.valid), weights)
+fn load(
+    out: &Path,
+    memory: Option<u64>,
+    mode: Option<EvaluationMode>,
+) -> Result<OpenRun<CpuBackend>, TrainError> {
+    let (directory, config) = RunDirectory::open(out)?;
+    let memory = memory.unwrap_or(config.memory);
+    OpenRun::load(CpuBackend::new(), &directory, RunConfig { memory, ..config.to_infer(mode) })
 }
 
 #[test]
@@ -173,7 +85,7 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
     let whole = train(&config, &bench.path("whole"));
     let expected = result(&whole, &bench.path("whole"));
     let out = bench.path("stopped");
-    let mut trainer = Trainer::create(config.clone(), &out).unwrap();
+    let mut trainer = Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap();
     let mut stops = 0;
     let summary = loop {
         match trainer.run(&mut StopAfter(4)).unwrap() {
@@ -183,7 +95,7 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
         // Another strategy and other threads may go on with it.
         let strategy = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::Ginex][stops % 3];
         let config = RunConfig { strategy, threads: 1 + stops % 3, superbatch: Some(3), ..config.clone() };
-        trainer = Trainer::resume(config, &out).unwrap();
+        trainer = Trainer::resume(CpuBackend::new(), config, &out).unwrap();
     };
     assert!(stops >= 4, "{stops}");
     assert!(result(&summary, &out) == expected);
@@ -191,14 +103,7 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
     let losses =
         |summary: &Summary| summary.epochs.iter().map(|epoch| epoch.loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(losses(&summary), losses(&whole));
-    let batches = |out: &Path| {
-        let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-        text.lines()
-            .filter(|line| line.contains("\"kind\":\"batch\""))
-            .map(str::to_string)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(batches(&out), batches(&bench.path("whole")));
+    assert_eq!(batch_lines(&out), batch_lines(&bench.path("whole")));
 }
 
 #[test]
@@ -222,17 +127,22 @@ fn a_resumed_run_must_be_the_same_run() {
     let bench = Bench::new();
     let out = bench.path("run");
     train(&bench.config(), &out);
-    let said = Trainer::create(bench.config(), &out).err().unwrap().to_string();
+    let said = Trainer::create(CpuBackend::new(), bench.config(), &out).err().unwrap().to_string();
     assert!(said.contains("holds a run already") && said.contains("--resume"), "{said}");
     let other = RunConfig { lr: 0.02, ..bench.config() };
-    let said = Trainer::resume(other, &out).err().unwrap().to_string();
+    let said = Trainer::resume(CpuBackend::new(), other, &out).err().unwrap().to_string();
     assert!(said.contains("lr is 0.02, was 0.01"), "{said}");
     // A run that has ended ends again, with the same result.
     let before = std::fs::read_to_string(out.join("last.safetensors").with_extension("x")).is_err();
-    let again =
-        finished(Trainer::resume(bench.config(), &out).unwrap().run(&mut StopAfter(u64::MAX)).unwrap());
+    let again = finished(
+        Trainer::resume(CpuBackend::new(), bench.config(), &out)
+            .unwrap()
+            .run(&mut StopAfter(u64::MAX))
+            .unwrap(),
+    );
     assert!(before && again.epochs.len() == 3);
-    let nowhere = Trainer::resume(bench.config(), &bench.path("nowhere")).err().unwrap().to_string();
+    let nowhere =
+        Trainer::resume(CpuBackend::new(), bench.config(), &bench.path("nowhere")).err().unwrap().to_string();
     assert!(nowhere.contains("holds no run"), "{nowhere}");
 }
 
@@ -241,13 +151,14 @@ fn a_budget_is_refused_with_the_arithmetic_to_the_byte() {
     let bench = Bench::new();
     for eval in [EvaluationMode::Sampled, EvaluationMode::Full] {
         let tiny = RunConfig { memory: 1 << 20, eval, final_eval: eval, ..bench.config() };
-        let Err(TrainError::Memory { needed, table, .. }) = OpenRun::new(tiny.clone(), bench.path("s"))
+        let Err(TrainError::Memory { needed, table, .. }) =
+            OpenRun::new(CpuBackend::new(), tiny.clone(), bench.path("s"))
         else {
             panic!("refused")
         };
         assert_eq!(needed.0, table.total());
         let short = RunConfig { memory: needed.0 - 1, ..tiny.clone() };
-        let said = OpenRun::new(short, bench.path("s")).err().unwrap().to_string();
+        let said = OpenRun::new(CpuBackend::new(), short, bench.path("s")).err().unwrap().to_string();
         assert!(
             said.contains("topology") && said.contains("training step") && said.contains("together"),
             "{said}"
@@ -301,13 +212,21 @@ fn ginex_keeps_the_smallest_budget_and_refuses_a_byte_less() {
             epochs: 1,
             ..bench.config()
         };
-        let Err(TrainError::Memory { needed, table, .. }) = OpenRun::new(tiny.clone(), bench.path("s"))
+        let Err(TrainError::Memory { needed, table, .. }) =
+            OpenRun::new(CpuBackend::new(), tiny.clone(), bench.path("s"))
         else {
             panic!("refused")
         };
         assert_eq!(needed.0, table.total());
         assert!(table.lines.iter().any(|line| line.what.contains("offsets of neighbour lists")), "{table}");
-        assert!(OpenRun::new(RunConfig { memory: needed.0 - 1, ..tiny.clone() }, bench.path("s")).is_err());
+        assert!(
+            OpenRun::new(
+                CpuBackend::new(),
+                RunConfig { memory: needed.0 - 1, ..tiny.clone() },
+                bench.path("s")
+            )
+            .is_err()
+        );
         assert!(!bench.path("s").exists(), "a refused run leaves nothing behind");
         for more in [0, 40 << 20] {
             let out = bench.path(&format!("just-{eval:?}-{more}"));
@@ -335,7 +254,7 @@ fn check_whole(change: impl Fn(&mut RunConfig)) {
     let out = bench.path("run");
     train(&config, &out);
     let collect = |memory: u64, mode: EvaluationMode, nodes: Option<&Arc<Vec<NodeId>>>| {
-        let mut run = OpenRun::load(&out, Some(memory), Some(mode)).unwrap();
+        let mut run = load(&out, Some(memory), Some(mode)).unwrap();
         run.config.eval_fanout = vec![Fanout::All; hops];
         let (mut ids, mut values) = (Vec::new(), Vec::new());
         predict(&mut run, nodes, mode, &mut |nodes, _, found| {
@@ -357,7 +276,7 @@ fn check_whole(change: impl Fn(&mut RunConfig)) {
     assert!(ids.iter().map(|node| node.0).eq(0..3000));
     near(&roomy, &expected);
     // Under the smallest budget hidden rows go to files, and blocks are small: the same to the bit.
-    let smallest = match OpenRun::load(&out, Some(1), Some(EvaluationMode::Full)) {
+    let smallest = match load(&out, Some(1), Some(EvaluationMode::Full)) {
         Err(TrainError::Memory { needed, .. }) => needed.0,
         other => panic!("{:?}", other.err()),
     };
@@ -369,7 +288,7 @@ fn check_whole(change: impl Fn(&mut RunConfig)) {
     assert_eq!(ids, *some);
     let wanted: Vec<f32> = some.iter().flat_map(|node| roomy[node.index() * 5..][..5].to_vec()).collect();
     assert!(of_some == wanted);
-    let mut run = OpenRun::load(&out, None, None).unwrap();
+    let mut run = load(&out, None, None).unwrap();
     let metrics = evaluate_run(&mut run, SplitName::Test, EvaluationMode::Full).unwrap().unwrap();
     assert_eq!(metrics.nodes, 300);
 }
@@ -437,7 +356,39 @@ fn patience_ends_a_run_and_the_best_model_is_kept() {
     assert_eq!(summary.epochs.len(), best + 4);
     let accuracy = |epoch: &EpochRecord| epoch.valid.unwrap().accuracy.unwrap();
     assert!(summary.epochs.iter().all(|epoch| accuracy(epoch) <= accuracy(&summary.epochs[best])));
-    let mut run = OpenRun::load(&bench.path("run"), None, None).unwrap();
+    let mut run = load(&bench.path("run"), None, None).unwrap();
     let again = evaluate_run(&mut run, SplitName::Valid, EvaluationMode::Sampled).unwrap().unwrap();
     assert_eq!(again.accuracy, Some(accuracy(&summary.epochs[best])));
+}
+
+#[test]
+fn accuracy_and_loss_together_keep_a_model_that_is_no_worse_in_either() {
+    let bench = Bench::new();
+    let (metric, patience) = (MetricName::AccuracyAndLoss, 3);
+    let config = RunConfig { lr: 0.05, epochs: 60, patience, metric, ..bench.config() };
+    let summary = train(&config, &bench.path("run"));
+    let (mut most, mut least, mut kept, mut without) = (0.0, f64::INFINITY, 0, 0);
+    for epoch in &summary.epochs {
+        assert!(without < patience, "epoch {} is one too many", epoch.epoch);
+        let valid = epoch.valid.unwrap();
+        let (right, loss) = (valid.accuracy.unwrap(), valid.loss);
+        if right >= most && loss <= least {
+            kept = epoch.epoch;
+        }
+        without = if right >= most || loss <= least { 0 } else { without + 1 };
+        (most, least) = (f64::max(most, right), f64::min(least, loss));
+    }
+    assert_eq!((summary.best_epoch, without), (Some(kept), patience), "{}", summary.ended);
+    assert_eq!(summary.valid, summary.epochs[kept as usize].valid);
+    // Stopped after every few batches and resumed, it judges by what it saw before.
+    let out = bench.path("stopped");
+    let mut outcome =
+        Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap().run(&mut StopAfter(7)).unwrap();
+    while matches!(outcome, Outcome::Stopped(_)) {
+        outcome =
+            Trainer::resume(CpuBackend::new(), config.clone(), &out).unwrap().run(&mut StopAfter(7)).unwrap();
+    }
+    let again = finished(outcome);
+    assert_eq!((again.best_epoch, again.epochs.len()), (summary.best_epoch, summary.epochs.len()));
+    assert_eq!(again.loss_digest, summary.loss_digest);
 }

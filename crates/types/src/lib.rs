@@ -6,6 +6,7 @@
 
 mod budget;
 mod bytes;
+mod device;
 mod dtype;
 mod ids;
 mod progress;
@@ -13,6 +14,7 @@ pub mod random;
 
 pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
 pub use bytes::{ByteCount, ParseBytesError, grouped};
+pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
 pub use progress::{Progress, Silent, Unit};

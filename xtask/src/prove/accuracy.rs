@@ -41,8 +41,8 @@ const WORDNET: &str = "--format csv --edges DATA/NAME/edges.tsv.gz --delimiter t
 const DEEZER: &str = "--format musae --from DATA/NAME --split-index INDEX";
 
 const PLANETOID_GCN: &str = "--layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --weight-decay 5e-4 --epochs 200 --eval full --eval-every 5";
-const PLANETOID_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 1 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.005 --weight-decay 5e-4 --epochs 300 --eval full --eval-every 5";
-const PUBMED_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 100 --eval full --eval-every 5";
+const PLANETOID_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 1 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --projected-dropout 0.6 --lr 0.005 --weight-decay 5e-4 --epochs 300 --eval sampled --final-eval full --metric accuracy-and-loss --patience 100";
+const PUBMED_GAT: &str = "--layers 2 --hidden 64 --heads 8 --output-heads 8 --activation elu --fanout all --dropout 0.6 --input-dropout 0.6 --attention-dropout 0.6 --lr 0.01 --weight-decay 1e-3 --epochs 300 --eval full --metric loss";
 const COAUTHOR_GNN: &str =
     "--layers 2 --hidden 64 --fanout all --dropout 0.5 --lr 0.01 --epochs 60 --eval full --eval-every 20";
 const AMAZON_GCN: &str =
@@ -89,7 +89,7 @@ const fn case(
 }
 
 /// Trains a case with these seeds; accuracies in percent.
-fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64) -> Result<Vec<f64>> {
+fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64, more: &[&str]) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for seed in 1..=seeds {
         let number = seed.to_string();
@@ -108,6 +108,7 @@ fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64) -> Result<Vec<
         let out = format!("{}-{}-{seed}", case.dataset, case.model);
         let mut words = vec!["train", "real", "--model", case.model, "--out", &out, "--seed", &number];
         words.extend(case.train.split(' '));
+        words.extend(more);
         let summary = bench.json(&words)?;
         found.push(summary["test"]["accuracy"].as_f64().context("a test accuracy")? * 100.0);
         std::fs::remove_dir_all(bench.path(&out)).ok();
@@ -125,9 +126,39 @@ fn mean_and_deviation(numbers: &[f64]) -> (f64, f64) {
 pub fn cora_is_learned(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
     let data = data.to_str().context("the path of the datasets is no text")?;
-    let found = accuracies(bench, &CASES[0], data, 1)?;
+    let found = accuracies(bench, &CASES[0], data, 1, &["--device", "cpu"])?;
     ensure!(found[0] > 79.0, "GCN reaches {:.1}% on Cora", found[0]);
     Ok(Some(json!({ "cora_gcn": found[0] })))
+}
+
+/// Accuracies on the GPU beside those on the CPU, of the cases whose datasets are there.
+pub(super) fn on_both(bench: &Bench, data: &std::path::Path, seeds: u64) -> Result<Value> {
+    let mut rows = Vec::new();
+    for case in
+        CASES.iter().filter(|case| matches!(case.asked, Asked::Within(_)) && data.join(case.dataset).is_dir())
+    {
+        let data = data.to_str().context("the path of the datasets is no text")?;
+        let [cpu, gpu] =
+            ["cpu", "cuda"].map(|device| accuracies(bench, case, data, seeds, &["--device", device]));
+        let [cpu, gpu] = [mean_and_deviation(&cpu?), mean_and_deviation(&gpu?)];
+        println!(
+            "{:18} {:5} cpu {:.2} +- {:.2}, gpu {:.2} +- {:.2}",
+            case.dataset, case.model, cpu.0, cpu.1, gpu.0, gpu.1
+        );
+        ensure!(
+            gpu.0 >= cpu.0 - 1.0,
+            "{} {}: {:.2} on the GPU, {:.2} on the CPU",
+            case.dataset,
+            case.model,
+            gpu.0,
+            cpu.0
+        );
+        rows.push(json!({
+            "dataset": case.dataset, "model": case.model, "seeds": seeds, "expected": case.expected,
+            "cpu": { "mean": cpu.0, "deviation": cpu.1 }, "gpu": { "mean": gpu.0, "deviation": gpu.1 },
+        }));
+    }
+    Ok(rows.into())
 }
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
@@ -137,7 +168,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     for case in CASES {
         // Rows of 31 241 columns are slow with neighbours: those that are only shown run twice.
         let slow = case.dataset == "deezer_europe" && matches!(case.asked, Asked::Shown);
-        let found = accuracies(bench, case, data, if slow { 2 } else { 5 })?;
+        let found = accuracies(bench, case, data, if slow { 2 } else { 5 }, &["--device", "cpu"])?;
         let (mean, deviation) = mean_and_deviation(&found);
         println!(
             "{:18} {:5} {mean:.2} +- {deviation:.2}, {} {}",

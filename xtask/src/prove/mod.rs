@@ -3,6 +3,7 @@
 pub mod accuracy;
 pub mod damage;
 pub mod ginex;
+pub mod gpu;
 pub mod import;
 pub mod io;
 pub mod kill;
@@ -133,6 +134,11 @@ pub const ITEMS: &[Item] = &[
         about: "superbatch, feature dimension, memory and batch size: Ginex's Figures 16 to 19",
         run: ginex::full_sensitivity,
     },
+    Item {
+        name: "gpu",
+        about: "training on a GPU: against the CPU, PyTorch and PyG, its rates, no stray access (see cargo xtask gpu)",
+        run: gpu::full,
+    },
 ];
 
 /// Where a proof works: the program under test and an empty directory.
@@ -201,14 +207,7 @@ pub fn run(name: &str) -> Result<()> {
         format!("`{name}` is no proof; there are\n{}", known.join("\n"))
     })?;
     let root = crate::root();
-    let status = Command::new("cargo")
-        .args(["build", "--release", "--package", "esker"])
-        .current_dir(&root)
-        .status()?;
-    if !status.success() {
-        bail!("the release build failed");
-    }
-    let bench = Bench::new(&root.join("target/release/esker"), &root.join("target"))?;
+    let bench = Bench::new(&built(&root)?, &root.join("target"))?;
     let result = (item.run)(&bench)?;
     let record = json!({
         "item": item.name,
@@ -224,6 +223,20 @@ pub fn run(name: &str) -> Result<()> {
     fs::write(&path, format!("{record:#}\n"))?;
     println!("{record:#}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
     Ok(())
+}
+
+/// The program beside this one in a folder that was filled elsewhere, or built now.
+fn built(root: &Path) -> Result<PathBuf> {
+    if let Ok(own) = std::env::current_exe()
+        && own.parent().is_some_and(|folder| folder.ends_with("gpu"))
+    {
+        return Ok(own.with_file_name("esker"));
+    }
+    let words = ["build", "--release", "--package", "esker"];
+    if !Command::new("cargo").args(words).current_dir(root).status()?.success() {
+        bail!("the release build failed");
+    }
+    Ok(root.join("target/release/esker"))
 }
 
 fn said(program: &str, words: &[&str]) -> String {
@@ -244,5 +257,6 @@ fn machine() -> Value {
         "cpu": model,
         "memory_bytes": memory.map(|kib| kib * 1024),
         "kernel": said("uname", &["-r"]),
+        "gpu": said("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]),
     })
 }

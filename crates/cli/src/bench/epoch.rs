@@ -1,16 +1,17 @@
 //! Batches through the whole path, or through all of it but the model: seconds a batch, by stage.
 
+use crate::device::{WithBackend, on_device};
 use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
-use esker_nn::best_product_rate;
+use esker_nn::{Backend, CpuCounters, best_product_rate};
 use esker_sample::Position;
 use esker_store::Dataset;
 use esker_strategies::SourceCounters;
-use esker_train::{OpenRun, StageClock, StageTimes};
+use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
 use esker_types::ByteCount;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -56,9 +57,62 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Enough for any number of batches.
     config.epochs = u64::MAX;
     let scratch = Scratch::new(arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
-    let mut run = OpenRun::new(config, scratch.0.clone())?;
-    let threads = run.config.threads;
-    let best_before = arguments.products.then(|| run.learner().install(|| best_product_rate(threads)));
+    on_device(config, Measurement { arguments, scratch: &scratch.0 })
+}
+
+struct Measurement<'a> {
+    arguments: &'a Arguments,
+    scratch: &'a Path,
+}
+
+/// What the measured batches were and took.
+struct Measured {
+    batches: u64,
+    nodes: u64,
+    edges: u64,
+    seconds: f64,
+    stages: Vec<StageTimes>,
+    last_loss: f64,
+    /// What threads of the host did for them, where that is counted.
+    host: Option<HostWork>,
+    /// What came from the disk.
+    disk: serde_json::Value,
+}
+
+struct HostWork {
+    operations: f64,
+    product_seconds: f64,
+    aggregate_seconds: f64,
+}
+
+impl WithBackend for Measurement<'_> {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        if arguments.products && backend.counted().is_none() {
+            bail!("--products looks at products on the CPU; leave it out, or take --device cpu");
+        }
+        let mut run = OpenRun::new(backend, config, self.scratch.to_path_buf())?;
+        let threads = run.config.threads;
+        let best = |run: &OpenRun<B>| run.learner().install(|| best_product_rate(threads));
+        let best_before = arguments.products.then(|| best(&run));
+        let measured = measure(arguments, &mut run)?;
+        let products = best_before.zip(measured.host.as_ref()).map(|(before, host)| {
+            // The machine's rate moves: before and behind the batches.
+            let best = before.max(best(&run));
+            let rate = host.operations / host.product_seconds.max(1e-9);
+            json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
+        });
+        show(arguments, &run, &measured, products)
+    }
+}
+
+/// Takes batches through the run, as a trainer would.
+fn measure<B: Backend + Clone + 'static>(
+    arguments: &Arguments,
+    run: &mut OpenRun<B>,
+) -> anyhow::Result<Measured> {
     let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
     // What is sampled ahead of the last batch would be measured and never used.
     if arguments.warm + batches <= run.batches_of_epoch() {
@@ -66,53 +120,76 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let mut source = run.source(Position { epoch: 0, batch: 0 })?;
     let clock = StageClock::new("train");
+    let mut sources_before = source.counters();
     let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
-    let mut counters = run.learner().backend().counters();
-    let (mut losses, mut sources_before) = (0.0, source.counters());
+    let mut counters = run.learner().backend().counted();
+    let (mut in_flight, mut last_loss) = (InFlight::default(), 0.0);
+    let mut loss_of = |done: StepDone| last_loss = done.loss.unwrap_or(0.0);
     for number in 0..arguments.warm + batches {
         if number == arguments.warm {
+            while let Some(done) = in_flight.finish_one()? {
+                loss_of(done);
+            }
             sources_before = source.counters();
-            before = stages(&sources_before.stages, &clock);
-            counters = run.learner().backend().counters();
+            before = stages(&sources_before.stages, &clock, run);
+            counters = run.learner().backend().counted();
             started = Instant::now();
         }
         let Some(batch) = clock.starved(|| source.next())? else { bail!("the batches ended") };
-        if !arguments.no_compute {
-            losses = clock.busy(|| run.step(&batch))?.unwrap_or(0.0);
-        }
         if number >= arguments.warm {
             nodes += batch.sample.node_ids.len() as u64;
             edges += batch.sample.edge_count();
         }
+        if !arguments.no_compute {
+            let step = clock.busy(|| run.step(batch))?;
+            clock.blocked(|| in_flight.push(step))?.map(&mut loss_of);
+        }
+    }
+    while let Some(done) = in_flight.finish_one()? {
+        loss_of(done);
     }
     let seconds = started.elapsed().as_secs_f64();
     let sources = source.counters();
-    let after = stages(&sources.stages, &clock);
-    let spent: Vec<StageTimes> =
-        after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
-    let notes = run.notes();
-    drop(source);
-    let now = run.learner().backend().counters();
-    let operations = (now.product_operations - counters.product_operations) as f64;
-    let product_seconds = (now.product_nanos - counters.product_nanos) as f64 * 1e-9 / threads as f64;
-    let aggregate_seconds = (now.aggregate_nanos - counters.aggregate_nanos) as f64 * 1e-9 / threads as f64;
-    let products = best_before.map(|before| {
-        // The machine's rate moves: before and behind the batches.
-        let best = before.max(run.learner().install(|| best_product_rate(threads)));
-        let rate = operations / product_seconds.max(1e-9);
-        json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
-    });
+    let after = stages(&sources.stages, &clock, run);
     let disk = disk(&sources, &sources_before);
-    let (each, own) = (1.0 / batches as f64, run.peak_own_bytes());
+    let stages = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
+    let host = counters.zip(run.learner().backend().counted());
+    let host = host.map(|(before, now)| HostWork::between(&before, &now, run.config.threads));
+    Ok(Measured { batches, nodes, edges, seconds, stages, last_loss, host, disk })
+}
+
+impl HostWork {
+    fn between(before: &CpuCounters, now: &CpuCounters, threads: usize) -> HostWork {
+        let seconds = |nanos: u64| nanos as f64 * 1e-9 / threads as f64;
+        HostWork {
+            operations: (now.product_operations - before.product_operations) as f64,
+            product_seconds: seconds(now.product_nanos - before.product_nanos),
+            aggregate_seconds: seconds(now.aggregate_nanos - before.aggregate_nanos),
+        }
+    }
+}
+
+fn show<B: Backend + Clone + 'static>(
+    arguments: &Arguments,
+    run: &OpenRun<B>,
+    measured: &Measured,
+    products: Option<serde_json::Value>,
+) -> anyhow::Result<ExitCode> {
+    let Measured { batches, nodes, edges, seconds, stages: spent, last_loss, host, disk } = measured;
+    let (each, own, seconds) = (1.0 / *batches as f64, run.peak_own_bytes(), *seconds);
+    let (host, notes) = (host.as_ref(), run.notes());
     let value = json!({
-        "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": threads,
+        "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": run.config.threads,
+        "device": run.config.device, "precision": run.config.precision,
         "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,
         "batches": batches, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
         "edges_per_batch": edges / batches, "bytes_useful_per_batch": nodes * run.row_bytes() / batches,
-        "stages": spent, "bound_by": bound_by(&spent, seconds), "products": products,
-        "product_seconds_per_batch": product_seconds * each, "aggregate_seconds_per_batch": aggregate_seconds * each,
+        "stages": spent, "bound_by": bound_by(spent, seconds), "products": products,
+        "product_seconds_per_batch": host.map(|host| host.product_seconds * each),
+        "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
         "seconds": seconds, "disk": disk, "notes": notes,
-        "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": losses,
+        "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
+        "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
     });
     if arguments.json {
         return print_json(&value);
@@ -124,7 +201,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         esker_types::grouped(nodes / batches),
         esker_types::grouped(edges / batches)
     );
-    for stage in &spent {
+    for stage in spent {
         let [busy, starved, blocked] =
             [stage.busy, stage.starved, stage.blocked].map(|time| milliseconds(time * each));
         text += &format!("  {:8} busy {busy:>9}  starved {starved:>9}  blocked {blocked:>9}\n", stage.name);
@@ -140,11 +217,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
     }
     notes.iter().for_each(|note| text += &format!("  {note}\n"));
-    text += &format!(
-        "  products {} and aggregation {} of training\n",
-        milliseconds(product_seconds * each),
-        milliseconds(aggregate_seconds * each)
-    );
+    if let Some(host) = host {
+        text += &format!(
+            "  products {} and aggregation {} of training\n",
+            milliseconds(host.product_seconds * each),
+            milliseconds(host.aggregate_seconds * each)
+        );
+    }
     if let Some(products) = &value["products"].as_object() {
         let number = |name: &str| products[name].as_f64().unwrap_or(0.0);
         text += &format!(
@@ -155,15 +234,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     text += &format!(
         "  bound by {}; peak {} of {}\n",
-        bound_by(&spent, seconds),
+        bound_by(spent, seconds),
         ByteCount(own),
         ByteCount(run.config.memory)
     );
     print(&text)
 }
 
-fn stages(source: &[StageTimes], clock: &StageClock) -> Vec<StageTimes> {
-    source.iter().cloned().chain([clock.times()]).collect()
+fn stages<B: Backend + Clone + 'static>(
+    source: &[StageTimes],
+    clock: &StageClock,
+    run: &OpenRun<B>,
+) -> Vec<StageTimes> {
+    source.iter().cloned().chain([clock.times()]).chain(run.learner().device_stages()).collect()
 }
 
 /// What came from the disk between two looks at a source.

@@ -2,6 +2,7 @@
 
 mod cache;
 mod epoch;
+mod gpu;
 mod io;
 mod io_workload;
 mod lines;
@@ -23,6 +24,7 @@ enum Part {
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
     Cache(cache::Arguments),
+    Gpu(gpu::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -31,5 +33,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
         Part::Cache(arguments) => cache::run(arguments),
+        Part::Gpu(arguments) => gpu::run(arguments),
     }
 }

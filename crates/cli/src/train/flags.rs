@@ -4,13 +4,13 @@
 use anyhow::{Context, bail};
 use esker_nn::{
     Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
-    OptimizerKind, Schedule,
+    OptimizerKind, Precision, Schedule,
 };
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::{Dataset, LabelKind};
 use esker_strategies::StrategyKind;
 use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
-use esker_types::{Budget, ByteCount};
+use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -107,6 +107,9 @@ pub struct Flags {
     /// GAT: share of attention weights dropped in training; default: 0
     #[arg(long, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
+    /// GAT: share of projected numbers dropped in training, before the attention; default: 0
+    #[arg(long, help_heading = "Model")]
+    pub projected_dropout: Option<f32>,
     /// GIN: a node counts 1 + this many times; default: 0
     #[arg(long, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
@@ -182,7 +185,7 @@ pub struct Flags {
     /// How the best model is tested in the end; default: as --eval
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub final_eval: Option<EvaluationMode>,
-    /// What "best" means: accuracy, macro-f1, auc or loss; default: what suits the labels
+    /// What "best" means: accuracy, macro-f1, auc, loss or accuracy-and-loss; default: what suits the labels
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
@@ -205,9 +208,15 @@ pub struct Flags {
     /// ginex: memory for cached neighbour lists; default: all that is left while batches are sampled
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
-    /// cpu, or auto
+    /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
-    pub device: Option<String>,
+    pub device: Option<DeviceName>,
+    /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: four fifths of what is free there
+    #[arg(long, help_heading = "Machine")]
+    pub gpu_memory: Option<ByteCount>,
+    /// How a GPU computes products: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32
+    #[arg(long, value_parser = word::<Precision>, help_heading = "Machine")]
+    pub precision: Option<Precision>,
     /// Threads; default: all cores
     #[arg(long, help_heading = "Machine")]
     pub threads: Option<usize>,
@@ -266,6 +275,7 @@ impl Flags {
             output_heads: model.output_heads,
             head_merge: Some(model.head_merge),
             attention_dropout: Some(model.attention_dropout),
+            projected_dropout: Some(model.projected_dropout),
             gin_epsilon: Some(model.gin_epsilon),
             fanout: Some(Fanouts(config.fanout.clone())).filter(|fanouts| !fanouts.0.is_empty()),
             batch: Some(config.batch),
@@ -297,7 +307,9 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
-            device: Some(config.device.clone()),
+            device: Some(config.device),
+            gpu_memory: config.gpu_memory.map(ByteCount),
+            precision: Some(config.precision),
             threads: Some(config.threads),
             checkpoint_batches: Some(config.checkpoint_batches),
             checkpoint_minutes: Some(config.checkpoint_seconds / 60),
@@ -319,7 +331,6 @@ impl Flags {
             _ => train.div_ceil(batch.max(1)),
         };
         let steps = epochs.saturating_mul(batches);
-        let device = self.device.as_deref().unwrap_or("auto");
         Ok(RunConfig {
             // Whole, so that the run can be opened from anywhere.
             dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
@@ -363,7 +374,9 @@ impl Flags {
             threads: self
                 .threads
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-            device: if device == "auto" { "cpu".into() } else { device.to_string() },
+            device: crate::device::resolve(self.device.unwrap_or_default()),
+            gpu_memory: self.gpu_memory.map(|bytes| bytes.0),
+            precision: self.precision.unwrap_or_default(),
             checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
             checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10).saturating_mul(60),
         })
@@ -387,6 +400,7 @@ impl Flags {
             output_heads: self.output_heads,
             head_merge: self.head_merge.unwrap_or_default(),
             attention_dropout: self.attention_dropout.unwrap_or(0.0),
+            projected_dropout: self.projected_dropout.unwrap_or(0.0),
             gin_epsilon: self.gin_epsilon.unwrap_or(0.0),
         }
     }

@@ -5,15 +5,17 @@ mod watch;
 
 pub use flags::{Fanouts, Flags};
 
+use crate::device::{WithBackend, on_device, resolve};
 use crate::note;
 use crate::output::{Table, print, print_json};
 use anyhow::{Context, bail};
+use esker_nn::{Backend, Precision};
 use esker_store::Dataset;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, Trainer,
     evaluate_run,
 };
-use esker_types::ByteCount;
+use esker_types::{ByteCount, DeviceName};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -59,27 +61,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("{}: says no dataset; add a line: dataset = \"PATH\"", arguments.dataset.display());
     };
     let dataset = Dataset::open(path)?;
-    let flags = match (&flags.out, arguments.resume) {
+    let before = match (&flags.out, arguments.resume) {
+        (Some(out), true) => RunDirectory::open(out).ok().map(|(_, config)| config),
+        _ => None,
+    };
+    let flags = match &before {
         // What is not said again is as it was.
-        (Some(out), true) if RunDirectory::open(out).is_ok() => {
-            flags.clone().over(Flags::of(&RunDirectory::open(out)?.1))?
-        }
-        _ => flags,
+        Some(before) => flags.over(Flags::of(before))?,
+        None => flags,
     };
     let config = flags.resolve(&dataset)?;
+    if let Some(before) = before.filter(|before| before.device != config.device) {
+        note!(
+            "going on with {}: the run began with {}, so last bits may differ",
+            config.device,
+            before.device
+        );
+    }
     if arguments.dry_run {
-        let plan = OpenRun::plan_only(&config)?;
-        return match arguments.json {
-            true => print_json(&json!({
-                "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
-                "smallest_bytes": plan.smallest_bytes, "memory": plan.table, "config": config,
-            })),
-            false => print(&format!(
-                "{}\n  smallest budget that would do: {}\n",
-                plan.table,
-                ByteCount(plan.smallest_bytes)
-            )),
-        };
+        return on_device(config, DryRun { json: arguments.json });
     }
     let out = match (&flags.out, arguments.resume) {
         (Some(out), _) => out.clone(),
@@ -91,13 +91,58 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         note!("{} has ended already", out.display());
         return show(&summary, &out, arguments.json);
     }
-    let trainer = match begun {
-        true => Trainer::resume(config, &out)?,
-        false => Trainer::create(config, &out)?,
-    };
-    match train(trainer, &out, arguments.json)? {
+    match on_device(config, Training { out: &out, resume: begun, quiet: arguments.json })? {
         Some(summary) => show(&summary, &out, arguments.json),
         None => Ok(ExitCode::from(130)),
+    }
+}
+
+/// Says what memory a run would take.
+struct DryRun {
+    json: bool,
+}
+
+impl WithBackend for DryRun {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let plan = OpenRun::plan_only(&backend, &config)?;
+        if self.json {
+            return print_json(&json!({
+                "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
+                "smallest_bytes": plan.smallest_bytes, "memory": plan.table,
+                "budget_device_bytes": config.gpu_memory, "device_memory": plan.device_table, "config": config,
+            }));
+        }
+        let smallest = ByteCount(plan.smallest_bytes);
+        let mut text = format!("{}\n  smallest budget that would do: {smallest}\n", plan.table);
+        if let Some(table) = &plan.device_table {
+            text += &format!("{}:\n{table}\n", config.device);
+        }
+        print(&text)
+    }
+}
+
+/// Trains a new run, or goes on with one; nothing comes out when somebody stopped it.
+pub struct Training<'a> {
+    pub out: &'a Path,
+    pub resume: bool,
+    pub quiet: bool,
+}
+
+impl WithBackend for Training<'_> {
+    type Output = Option<Summary>;
+
+    fn run<B: Backend + Clone + 'static>(
+        self,
+        backend: B,
+        config: RunConfig,
+    ) -> anyhow::Result<Option<Summary>> {
+        let trainer = match self.resume {
+            true => Trainer::resume(backend, config, self.out)?,
+            false => Trainer::create(backend, config, self.out)?,
+        };
+        train(trainer, self.out, self.quiet)
     }
 }
 
@@ -109,7 +154,11 @@ fn show(summary: &Summary, out: &Path, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Trains and shows how; `None` when somebody stopped it.
-pub fn train(trainer: Trainer, out: &Path, quiet: bool) -> anyhow::Result<Option<Summary>> {
+fn train<B: Backend + Clone + 'static>(
+    trainer: Trainer<B>,
+    out: &Path,
+    quiet: bool,
+) -> anyhow::Result<Option<Summary>> {
     let stop = Arc::new(AtomicBool::new(false));
     let asked = stop.clone();
     // A second handler cannot be set: the program trains once.
@@ -154,12 +203,12 @@ fn fresh_directory(config: &RunConfig) -> PathBuf {
     number(at)
 }
 
-fn plan_text(run: &OpenRun) -> String {
+fn plan_text<B: Backend + Clone + 'static>(run: &OpenRun<B>) -> String {
     let config = &run.config;
     let fanout = config.fanout.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let fanout = if fanout.is_empty() { "no neighbours".into() } else { format!("fan-out {fanout}") };
     let notes: String = run.notes().iter().map(|note| format!("\n  {note}")).collect();
-    format!(
+    let mut text = format!(
         "{}: {:?}, {} layers of {}, {fanout}, batches of {}, {} with {} threads\n{} of {}:\n{}{notes}",
         config.dataset.display(),
         config.model.kind,
@@ -171,7 +220,13 @@ fn plan_text(run: &OpenRun) -> String {
         ByteCount(run.plan.table.total()),
         ByteCount(config.memory),
         run.plan.table
-    )
+    );
+    if let Some(table) = &run.plan.device_table {
+        let budget =
+            run.budget_device_bytes().map_or(String::new(), |bytes| format!(" of {}", ByteCount(bytes)));
+        text += &format!("\n{}{budget} on {}:\n{table}", ByteCount(table.total()), config.device);
+    }
+    text
 }
 
 /// A line about metrics.
@@ -210,6 +265,10 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
         _ => String::new(),
     };
     table.row("memory", format!("peak {peak} of {budget}{mapped}"));
+    if let Some(peak) = summary.peak_device_bytes {
+        let budget = summary.budget_device_bytes.map_or(String::new(), |b| format!(" of {}", ByteCount(b)));
+        table.row(&summary.device, format!("peak {}{budget}", ByteCount(peak)));
+    }
     table.row("losses", format!("{} (the same for every exact strategy)", summary.loss_digest));
     table.row("run", out.display().to_string());
     table.render()
@@ -230,46 +289,87 @@ pub struct EvalArguments {
     /// sampled or full; default: as the run tested in the end
     #[arg(long)]
     mode: Option<String>,
-    /// What it may use; default: what the run was allowed
-    #[arg(long)]
-    memory: Option<ByteCount>,
+    #[command(flatten)]
+    machine: MachineFlags,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
+/// What evaluates or predicts, and inside which memory.
+#[derive(clap::Args)]
+pub struct MachineFlags {
+    /// What it may use; default: what the run was allowed
+    #[arg(long)]
+    memory: Option<ByteCount>,
+    /// cpu, cuda, cuda:N or auto; default: what the run was trained with
+    #[arg(long)]
+    device: Option<DeviceName>,
+    /// What it may use of a GPU's memory; default: what the run was allowed
+    #[arg(long)]
+    gpu_memory: Option<ByteCount>,
+}
+
 pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
-    let split: SplitName = named("--split", &arguments.split)?;
-    let mut run = open(&arguments.run, arguments.memory, mode_of(arguments.mode.as_deref())?)?;
-    let mode = run.config.final_eval;
-    let metrics = evaluate_run(&mut run, split, mode)?;
-    let Some(metrics) = metrics else {
-        bail!(
-            "{}: no {} node has a label; take another --split",
-            run.config.dataset.display(),
-            arguments.split
-        );
-    };
-    match arguments.json {
-        true => print_json(&json!({
-            "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
-            "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-        })),
-        false => print(&format!("{}: {}\n", arguments.split, metrics_text(&metrics))),
+    let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    on_device(config, Evaluation { directory, arguments })
+}
+
+struct Evaluation<'a> {
+    directory: RunDirectory,
+    arguments: &'a EvalArguments,
+}
+
+impl WithBackend for Evaluation<'_> {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        let split: SplitName = named("--split", &arguments.split)?;
+        let mut run = OpenRun::load(backend, &self.directory, config)?;
+        let mode = run.config.final_eval;
+        let metrics = evaluate_run(&mut run, split, mode)?;
+        let Some(metrics) = metrics else {
+            bail!(
+                "{}: no {} node has a label; take another --split",
+                run.config.dataset.display(),
+                arguments.split
+            );
+        };
+        match arguments.json {
+            true => print_json(&json!({
+                "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
+                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
+                "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
+            })),
+            false => print(&format!("{}: {}\n", arguments.split, metrics_text(&metrics))),
+        }
+    }
+}
+
+impl MachineFlags {
+    /// A run to evaluate or predict in a mode, and how; memory is added up for that mode.
+    pub fn open(&self, run: &Path, mode: Option<&str>) -> anyhow::Result<(RunDirectory, RunConfig)> {
+        let mode = mode_of(mode)?;
+        let (directory, config) = RunDirectory::open(run)?;
+        let device = resolve(self.device.unwrap_or(config.device));
+        let config = RunConfig {
+            memory: self.memory.map_or(config.memory, |bytes| bytes.0),
+            device,
+            gpu_memory: self.gpu_memory.map(|bytes| bytes.0).or(config.gpu_memory),
+            precision: if device == DeviceName::Cpu { Precision::F32 } else { config.precision },
+            ..config.to_infer(mode)
+        };
+        Ok((directory, config))
     }
 }
 
 /// How to infer: sampled or full.
-pub fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
+fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
     match word {
         Some("none") => bail!("--mode none: there is nothing to find out; take sampled or full"),
         word => word.map(|word| named("--mode", word)).transpose(),
     }
-}
-
-/// Opens a run to evaluate or predict in a mode; memory is added up for that mode.
-pub fn open(run: &Path, memory: Option<ByteCount>, mode: Option<EvaluationMode>) -> anyhow::Result<OpenRun> {
-    Ok(OpenRun::load(run, memory.map(|memory| memory.0), mode)?)
 }
 
 /// Reads a word as a value of that name.

@@ -41,7 +41,7 @@ pub struct DevicePost {
 }
 
 /// Rows of one partial sum: few enough that all processors have work, and the same whatever the GPU.
-const SUM_ROWS: usize = 64;
+const SUM_ROWS: usize = 32;
 
 impl Gpu {
     /// `values = post(values + bias + last rows of add)`.
@@ -57,6 +57,15 @@ impl Gpu {
         assert!(add.is_none_or(|add| add.columns() == columns));
         let bias = bias.map_or(0, DeviceMatrix::address);
         let add = add.map_or(0, |add| add.last(rows));
+        if post.dropout.threshold == 0 && columns.is_multiple_of(4) {
+            // SAFETY: shapes are those just asserted; rows start at multiples of 16 bytes.
+            return unsafe {
+                launch!(
+                    self, "finish_packs", [blocks(rows, 8), 1], [32, 8];
+                    values.address(), bias, add, rows as u32, columns as u32, post.activation
+                )
+            };
+        }
         // SAFETY: shapes are those just asserted.
         unsafe {
             launch!(
@@ -105,10 +114,12 @@ impl Gpu {
         let (output, post) =
             post.map_or((0, DevicePost::default()), |(output, post)| (output.address(), post));
         let to = partials.as_ref().map_or(0, DeviceBuffer::address);
+        let random = post.dropout.threshold > 0 && post.activation != DeviceActivation::Relu;
+        let kernel = if !random && columns.is_multiple_of(4) { "unfinish_packs" } else { "unfinish_rows" };
         // SAFETY: shapes are those just asserted; there is a partial sum a chunk and column.
         unsafe {
             launch!(
-                self, "unfinish_rows", [chunks as u32, 1], [32, 8];
+                self, kernel, [chunks as u32, 1], [32, 8];
                 gradient.address(), output, to, rows as u32, columns as u32, SUM_ROWS as u32, post
             );
         }
@@ -140,7 +151,7 @@ impl Gpu {
     ) {
         let columns = values.columns();
         assert!(to.columns() == columns && numbers.bytes() >= rows * heads * 4);
-        let each = rows.div_ceil(2048).max(SUM_ROWS);
+        let each = rows.div_ceil(2048).max(64);
         let chunks = rows.div_ceil(each);
         let partials = DeviceBuffer::words(self, chunks * columns);
         // SAFETY: shapes are those just asserted.

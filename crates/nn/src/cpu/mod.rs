@@ -117,6 +117,15 @@ impl Backend for CpuBackend {
     type Graph = CpuGraph;
     type Rows = CpuMatrix;
     type Number = Ready;
+    const STEPS_AHEAD: usize = 0;
+
+    fn in_host_memory(&self) -> bool {
+        true
+    }
+
+    fn counted(&self) -> Option<CpuCounters> {
+        Some(self.counters())
+    }
 
     fn check(&self) -> Result<()> {
         Ok(())

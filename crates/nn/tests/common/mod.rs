@@ -96,6 +96,12 @@ pub fn configs() -> Vec<ModelConfig> {
             norm: NormKind::Batch,
             ..kind(Kind::Gat)
         },
+        ModelConfig {
+            projected_dropout: 0.4,
+            attention_dropout: 0.3,
+            activation: Activation::Elu,
+            ..kind(Kind::Gat)
+        },
         ModelConfig { gin_epsilon: 0.25, residual: true, ..kind(Kind::Gin) },
         ModelConfig { norm: NormKind::Layer, activation: Activation::Elu, ..kind(Kind::Mlp) },
     ]

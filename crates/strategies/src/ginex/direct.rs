@@ -69,7 +69,7 @@ pub(super) fn source<R: RowBuffer, W: Word + StoredRow>(
             reader.read_all(nodes, rows.values_mut(), &pool)?;
             count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
             let (samples, places) = (samples.clone(), places.clone());
-            Ok(Some(Batch { at, sample, rows, samples, places }))
+            Ok(Some(Batch { at, sample, rows: Some(rows), samples, places }))
         },
     );
     let (stop, pipeline) = (Some(stop), Some(pipeline));

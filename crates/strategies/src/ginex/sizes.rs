@@ -96,17 +96,21 @@ fn least_sampling(job: &Job) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
     let sampler = sampler_bytes(job, &bound, LANE_SAMPLES);
     let planner = planner_bytes(job, 0, job.out_of_core.superbatch.unwrap_or(FEW_BATCHES), bound.nodes);
-    sampler.saturating_add(planner).saturating_add(writing_bytes(job, &bound))
+    let others = writing_bytes(job, &bound).saturating_add(ahead_bytes(job, &bound));
+    sampler.saturating_add(planner).saturating_add(others)
 }
 
-/// The least that gathering takes: one batch at a time, nothing cached.
+/// Rows of steps that are still on their way when a superbatch is sampled.
+fn ahead_bytes(job: &Job, bound: &Bound) -> u64 {
+    bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_ahead as u64)
+}
+
+/// The least that gathering takes: one batch beside those of steps ahead, nothing cached.
 fn least_gathering(job: &Job) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
-    bound.nodes.saturating_mul(job.dim() * 4).saturating_add(gathering_bytes(
-        bound.nodes,
-        bound.sample_bytes,
-        1,
-    ))
+    let held = 1 + job.steps_ahead as u64;
+    let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(held);
+    rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, held))
 }
 
 /// The least that ginex needs, line by line.
@@ -165,7 +169,7 @@ impl Sizes {
         let superbatch = asked.superbatch.unwrap_or(epoch.max(FEW_BATCHES)).min(by_disk).min(run).max(1);
         let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
         let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, bound.nodes));
-        let left = left.saturating_sub(writing_bytes(job, &bound));
+        let left = left.saturating_sub(writing_bytes(job, &bound)).saturating_sub(ahead_bytes(job, &bound));
         // A plan has a few bytes for each slot, and is made while others sample.
         let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
         let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));
@@ -211,7 +215,8 @@ impl Sizes {
         let most = |held: u64| {
             needed(held) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
         };
-        let held = (2..=MOST_HELD as u64).rev().find(|held| most(*held)).unwrap_or(1);
+        let least = 1 + job.steps_ahead as u64;
+        let held = (least + 1..least + MOST_HELD as u64).rev().find(|held| most(*held)).unwrap_or(least);
         let left = self.phase_bytes.saturating_sub(needed(held));
         let bytes = match asked {
             Some(asked) if asked > left => {

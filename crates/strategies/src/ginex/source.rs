@@ -202,7 +202,7 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
                 counters.hits.fetch_add(hits, Ordering::Relaxed);
                 plans.put(words);
                 let (samples, places) = (samples.clone(), places.clone());
-                Ok(Some(Batch { at, sample, rows, samples, places }))
+                Ok(Some(Batch { at, sample, rows: Some(rows), samples, places }))
             });
         let (stop, pipeline) = (Some(stop), Some(pipeline));
         Ok(MainLoop { stop, pipeline, left: count, trace: Some(spent), started: Instant::now() })

@@ -1,0 +1,41 @@
+//! The processor a run asks for: the one place that knows which there are.
+
+use anyhow::Context;
+use esker_cuda::Gpu;
+use esker_nn::{Backend, CpuBackend, CudaBackend};
+use esker_train::RunConfig;
+use esker_types::DeviceName;
+
+/// Work that any processor can do.
+pub trait WithBackend {
+    /// What comes out.
+    type Output;
+    /// Does it. The configuration is complete: the device's memory is decided where it has any.
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig)
+    -> anyhow::Result<Self::Output>;
+}
+
+/// The processor that `auto` means on this machine; others mean themselves.
+pub fn resolve(device: DeviceName) -> DeviceName {
+    match device {
+        DeviceName::Auto if esker_cuda::Gpu::is_usable() => DeviceName::Cuda(0),
+        DeviceName::Auto => DeviceName::Cpu,
+        named => named,
+    }
+}
+
+/// Does work on the processor that the configuration names.
+pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W::Output> {
+    match resolve(config.device) {
+        DeviceName::Auto | DeviceName::Cpu => {
+            let (device, gpu_memory) = (DeviceName::Cpu, None);
+            work.run(CpuBackend::new(), RunConfig { device, gpu_memory, ..config })
+        }
+        device @ DeviceName::Cuda(number) => {
+            let gpu = Gpu::open(number, config.gpu_memory, config.precision)
+                .with_context(|| format!("--device {device}"))?;
+            let gpu_memory = Some(gpu.limit_bytes());
+            work.run(CudaBackend::new(gpu), RunConfig { device, gpu_memory, ..config })
+        }
+    }
+}

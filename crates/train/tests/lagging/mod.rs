@@ -1,0 +1,244 @@
+//! A backend that does what a GPU does to its caller: rows come from memory of another kind, matrices lie elsewhere, and
+//! losses, with whatever is wrong with them, are known only when somebody waits. The CPU computes.
+
+use esker_nn::*;
+use esker_types::random::Key;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+#[derive(Clone, Default)]
+pub struct Lagging {
+    cpu: CpuBackend,
+    /// Losses that nobody has waited for, and the most there were.
+    late: Arc<AtomicUsize>,
+    pub most_late: Arc<AtomicUsize>,
+}
+
+pub struct Late {
+    found: Result<f64>,
+    late: Arc<AtomicUsize>,
+}
+
+impl Deferred for Late {
+    fn wait(self) -> Result<f64> {
+        self.found.clone()
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.late.fetch_sub(1, SeqCst);
+    }
+}
+
+pub struct Pinned(Vec<f32>);
+
+impl HostRows for Pinned {
+    fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
+fn source<'a>(from: Source<'a, Lagging>) -> Source<'a, CpuBackend> {
+    match from {
+        Source::Rows(rows) => Source::Rows(rows),
+        Source::Aggregate { graph, input, aggregator, kept, winners } => {
+            Source::Aggregate { graph, input, aggregator, kept, winners }
+        }
+    }
+}
+
+fn input_term<'a>(from: &InputTerm<'a, Lagging>) -> InputTerm<'a, CpuBackend> {
+    match from {
+        InputTerm::Rows { gradient, weight } => InputTerm::Rows { gradient, weight },
+        InputTerm::Identity { gradient } => InputTerm::Identity { gradient },
+        InputTerm::Aggregate { graph, gradient, weight, aggregator, winners } => {
+            InputTerm::Aggregate { graph, gradient, weight, aggregator: *aggregator, winners: *winners }
+        }
+    }
+}
+
+fn attention<'a>(from: &Attention<'a, Lagging>) -> Attention<'a, CpuBackend> {
+    let Attention { graph, heads, average, hidden, source_vector, target_vector, slope, dropout } = *from;
+    Attention { graph, heads, average, hidden, source_vector, target_vector, slope, dropout }
+}
+
+impl Lagging {
+    fn copy(&self, of: &CpuMatrix) -> CpuMatrix {
+        let mut copy = self.cpu.matrix(of.rows(), of.columns());
+        self.cpu.write(&mut copy, 0, of.values());
+        copy
+    }
+
+    fn later(&self, found: Result<f64>) -> Late {
+        let late = self.late.fetch_add(1, SeqCst) + 1;
+        self.most_late.fetch_max(late, SeqCst);
+        Late { found, late: self.late.clone() }
+    }
+}
+
+impl Backend for Lagging {
+    type Matrix = CpuMatrix;
+    type Graph = CpuGraph;
+    type Rows = Pinned;
+    type Number = Late;
+    const STEPS_AHEAD: usize = 2;
+
+    fn in_host_memory(&self) -> bool {
+        false
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn rows(&self, rows: usize, columns: usize) -> Pinned {
+        Pinned(vec![f32::NAN; rows * columns])
+    }
+
+    fn land(&self, rows: Pinned, columns: usize) -> CpuMatrix {
+        let mut landed = self.cpu.matrix(rows.0.len() / columns, columns);
+        self.cpu.write(&mut landed, 0, &rows.0);
+        landed
+    }
+
+    fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
+        self.cpu.matrix(rows, columns)
+    }
+
+    fn write(&self, matrix: &mut CpuMatrix, first: usize, values: &[f32]) {
+        self.cpu.write(matrix, first, values)
+    }
+
+    fn read(&self, matrix: &CpuMatrix, first: usize, values: &mut [f32]) {
+        assert_eq!(self.late.load(SeqCst), 0, "numbers are looked at when every loss is known");
+        self.cpu.read(matrix, first, values)
+    }
+
+    fn fill(&self, matrix: &mut CpuMatrix, value: f32) {
+        self.cpu.fill(matrix, value)
+    }
+
+    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
+        self.cpu.fill_uniform(matrix, key, bound)
+    }
+
+    fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
+        self.cpu.gather_rows(from, rows, to)
+    }
+
+    fn scatter_rows(&self, from: Option<&CpuMatrix>, rows: &[u32], to: &mut CpuMatrix) {
+        self.cpu.scatter_rows(from, rows, to)
+    }
+
+    fn graph(&self, lists: &Lists<'_>) -> CpuGraph {
+        self.cpu.graph(lists)
+    }
+
+    fn affine(&self, call: Affine<'_, Self>, output: &mut CpuMatrix) {
+        let Affine { terms, accumulate, bias, add, post } = call;
+        let terms = terms.into_iter().map(|term| Term { source: source(term.source), weight: term.weight });
+        self.cpu.affine(Affine { terms: terms.collect(), accumulate, bias, add, post }, output)
+    }
+
+    fn weight_gradients(
+        &self,
+        gradient: &mut CpuMatrix,
+        post: Option<(&CpuMatrix, Post)>,
+        terms: Vec<WeightTerm<'_, Self>>,
+        bias_gradient: Option<&mut CpuMatrix>,
+    ) {
+        let terms = terms
+            .into_iter()
+            .map(|WeightTerm { source, weight_gradient }| WeightTerm { source, weight_gradient });
+        self.cpu.weight_gradients(gradient, post, terms.collect(), bias_gradient)
+    }
+
+    fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut CpuMatrix) {
+        self.cpu.input_gradient(&terms.iter().map(input_term).collect::<Vec<_>>(), input_gradient)
+    }
+
+    fn attention(&self, call: &Attention<'_, Self>, output: &mut CpuMatrix) -> AttentionKept<Self> {
+        let kept = self.cpu.attention(&attention(call), output);
+        let AttentionKept { weights, source_scores, target_scores } = kept;
+        AttentionKept { weights, source_scores, target_scores }
+    }
+
+    fn attention_backward(
+        &self,
+        call: &Attention<'_, Self>,
+        kept: &AttentionKept<Self>,
+        gradient: &CpuMatrix,
+        into: AttentionGradients<'_, Self>,
+    ) {
+        let kept = AttentionKept {
+            weights: self.copy(&kept.weights),
+            source_scores: self.copy(&kept.source_scores),
+            target_scores: self.copy(&kept.target_scores),
+        };
+        let AttentionGradients { hidden, source_vector, target_vector } = into;
+        let into = AttentionGradients { hidden, source_vector, target_vector };
+        self.cpu.attention_backward(&attention(call), &kept, gradient, into)
+    }
+
+    fn normalise(
+        &self,
+        call: Normalise<'_, Self>,
+        values: &mut CpuMatrix,
+        output: &mut CpuMatrix,
+    ) -> CpuMatrix {
+        let Normalise { by, epsilon, scale, shift, post } = call;
+        let by = match by {
+            Normaliser::Layer => Normaliser::Layer,
+            Normaliser::Batch { running_mean, running_variance, momentum } => {
+                Normaliser::Batch { running_mean, running_variance, momentum }
+            }
+            Normaliser::Running { running_mean, running_variance } => {
+                Normaliser::Running { running_mean, running_variance }
+            }
+        };
+        self.cpu.normalise(Normalise { by, epsilon, scale, shift, post }, values, output)
+    }
+
+    fn normalise_backward(&self, call: NormaliseBackward<'_, Self>, gradient: &mut CpuMatrix) {
+        let NormaliseBackward { by_row, normalised, deviations, scale, output, post, .. } = call;
+        let (scale_gradient, shift_gradient) = (call.scale_gradient, call.shift_gradient);
+        self.cpu.normalise_backward(
+            NormaliseBackward {
+                by_row,
+                normalised,
+                deviations,
+                scale,
+                output,
+                post,
+                scale_gradient,
+                shift_gradient,
+            },
+            gradient,
+        )
+    }
+
+    fn loss(
+        &self,
+        logits: &CpuMatrix,
+        rows: &[u32],
+        labels: Labels<'_>,
+        gradient: &mut CpuMatrix,
+    ) -> Result<Late> {
+        self.cpu.fill(gradient, 0.0);
+        Ok(self.later(self.cpu.loss(logits, rows, labels, gradient).and_then(Deferred::wait)))
+    }
+
+    fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Late>> {
+        let parameters =
+            parameters.into_iter().map(|Moved { value, gradient, state }| Moved { value, gradient, state });
+        match self.cpu.update(update, parameters.collect()) {
+            Ok(length) => Ok(length.map(|length| self.later(length.wait()))),
+            Err(error) => Ok(Some(self.later(Err(error)))),
+        }
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.cpu.peak_bytes()
+    }
+}
