@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use xtask::cgroup::Group;
-use xtask::prove::{Bench, accuracy, damage, import, io, kill, real, sample, skew, stripe, threads, train};
+use xtask::prove::{
+    Bench, accuracy, damage, ginex, import, io, kill, real, sample, skew, stripe, threads, train,
+};
 
 fn bench() -> Bench {
     // Beside the build: a real disk, where /tmp may be memory.
@@ -108,6 +110,7 @@ fn training_keeps_its_budget_inside_a_memory_group() {
             train::graph(&bench, 20_000, 32).unwrap();
             println!("{:#}", train::in_group(&bench, "mmap", "full").unwrap());
             println!("{:#}", train::in_group(&bench, "memory", "sampled").unwrap());
+            println!("{:#}", train::in_group(&bench, "ginex", "sampled").unwrap());
         }
         Err(error) => println!("skipped: {error:#}"),
     }
@@ -118,5 +121,51 @@ fn a_real_dataset_is_learned() {
     match accuracy::cora_is_learned(&bench()).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),
+    }
+}
+
+#[test]
+fn ginex_trains_as_memory_does_for_any_cache_and_superbatch() {
+    println!("{:#}", ginex::same_losses(&bench(), "6000", &["5", "130"], "2").unwrap());
+}
+
+#[test]
+fn belady_is_never_behind_and_plans_without_holding_the_trace() {
+    let bench = bench();
+    println!("{:#}", ginex::hit_ratios(&bench, "papers100m", "0.0006", "3", "60").unwrap());
+    train::graph(&bench, 100_000, 1).unwrap();
+    println!("{:#}", ginex::planning(&bench, ["4", "40"]).unwrap());
+}
+
+#[test]
+fn ginex_trains_on_far_more_than_its_memory_group_holds() {
+    match Group::create(1 << 30) {
+        Ok(_) => println!("{:#}", ginex::far_beyond_memory(&bench(), 92 << 20, "1", "100").unwrap()),
+        Err(error) => println!("skipped: {error:#}"),
+    }
+}
+
+#[test]
+fn killed_ginex_goes_on_and_a_full_disk_is_named() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    let more = ["--strategy", "ginex", "--superbatch", "5"];
+    println!("{:#}", train::killed_with(&bench, "4", 10, 3, &more).unwrap());
+    match ginex::full_disk(&bench).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: no small disk can be mounted here"),
+    }
+}
+
+#[test]
+fn ginex_is_measured_beside_mmap_in_one_group() {
+    match Group::create(1 << 30) {
+        Ok(_) => {
+            let case =
+                ginex::Case { preset: "papers100m", scale: "0.0015", batch: "10", features_over_group: 0.4 };
+            let found = ginex::beside_mmap(&bench(), &case, 1, 5).unwrap();
+            assert!(found["epoch_over_mmap"].as_f64().unwrap() > 0.0, "{found:#}");
+        }
+        Err(error) => println!("skipped: {error:#}"),
     }
 }

@@ -1,12 +1,22 @@
 //! Carries plans out: brings the rows that a batch needs to where it is trained on, and moves batches from stage to stage.
 //!
-//! [`FeatureRows`] are the rows of a dataset, held in memory or mapped; [`pipeline`] joins stages that work at the same
-//! time and counts what each waits for. Nothing here decides which rows, or when.
+//! [`FeatureRows`] are the rows of a dataset, held in memory or mapped. [`DiskRows`] are on disk: a [`RowReader`] reads those
+//! that a plan reads, a [`HostCache`] holds what the plan keeps, and an [`AccessFile`] and a [`PlanFile`] hold what was
+//! accessed and planned. [`pipeline`] joins stages that work at the same time and counts what each waits for. Nothing
+//! here decides which rows, or when.
 #![forbid(unsafe_code)]
 
+mod cache;
+mod disk;
 mod error;
+mod format;
 pub mod pipeline;
 mod rows;
+mod superbatch;
 
+pub use cache::HostCache;
+pub use disk::{DiskRows, RowReader};
 pub use error::{FetchError, Result};
+pub use format::RowFormat;
 pub use rows::FeatureRows;
+pub use superbatch::{AccessFile, PlanFile, StoredRow};

@@ -167,18 +167,33 @@ impl<T: Send + 'static, E: Send + 'static> Pipeline<T, E> {
 
     /// Adds a stage behind the last. `work` that has nothing to hand on ends the pipeline.
     pub fn then<U: Send + 'static>(
-        mut self,
+        self,
         name: &str,
         queue: usize,
         mut work: impl FnMut(&StageClock, T) -> Result<Option<U>, E> + Send + 'static,
+    ) -> Pipeline<U, E> {
+        self.then_with(name, queue, || Ok(()), move |clock, (), item| work(clock, item))
+    }
+
+    /// The same with something that the stage makes on its own thread, and that stays there: a queue to a disk.
+    pub fn then_with<U: Send + 'static, S>(
+        mut self,
+        name: &str,
+        queue: usize,
+        make: impl FnOnce() -> Result<S, E> + Send + 'static,
+        mut work: impl FnMut(&StageClock, &mut S, T) -> Result<Option<U>, E> + Send + 'static,
     ) -> Pipeline<U, E> {
         let (send, next): (Sender<Result<U, E>>, _) = bounded(queue);
         let clock = StageClock::new(name);
         let (mine, input) = (clock.clone(), self.next.take());
         let thread = spawn(name, move || {
             let Some(input) = input else { return };
+            let mut made = match make() {
+                Ok(made) => made,
+                Err(error) => return drop(send.send(Err(error))),
+            };
             while let Ok(item) = mine.starved(|| input.recv()) {
-                let item = item.and_then(|item| mine.busy(|| work(&mine, item)));
+                let item = item.and_then(|item| mine.busy(|| work(&mine, &mut made, item)));
                 let Some(item) = item.transpose() else { return };
                 let failed = item.is_err();
                 if mine.blocked(|| send.send(item)).is_err() || failed {

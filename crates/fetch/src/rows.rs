@@ -1,11 +1,10 @@
 //! Feature rows of a dataset, held in memory or mapped from its file, gathered by node as f32.
 
+use crate::format::{RowFormat, features};
 use crate::{FetchError, Result};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Map, Touch, prefetch};
-use esker_store::{ArrayFile, Dataset, StoreError, file};
-use esker_types::{ByteCount, Dtype, NodeId};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use esker_store::{ArrayFile, Dataset};
+use esker_types::{ByteCount, NodeId};
 use rayon::prelude::*;
 
 /// Rows gathered by one thread before it takes the next.
@@ -17,29 +16,6 @@ const LINE_BYTES: usize = 64;
 /// Elements read at a time while loading.
 const LOAD_ELEMENTS: usize = 1 << 18;
 
-/// How numbers are stored.
-#[derive(Debug, Clone, Copy)]
-enum Stored {
-    F32,
-    F16,
-    Bf16,
-    U8,
-    I8,
-}
-
-impl Stored {
-    fn of(array: &ArrayFile) -> Result<Stored> {
-        match array.entry().dtype {
-            Dtype::F32 => Ok(Stored::F32),
-            Dtype::F16 => Ok(Stored::F16),
-            Dtype::Bf16 => Ok(Stored::Bf16),
-            Dtype::U8 => Ok(Stored::U8),
-            Dtype::I8 => Ok(Stored::I8),
-            found => Err(StoreError::inconsistent(array.path(), "f32, f16, bf16, u8 or i8", found).into()),
-        }
-    }
-}
-
 enum Held {
     Memory(AlignedBuffer),
     Mapped(Map),
@@ -48,12 +24,7 @@ enum Held {
 /// The feature rows of a dataset.
 pub struct FeatureRows {
     held: Held,
-    rows: u64,
-    dim: usize,
-    stored: Stored,
-    row_bytes: usize,
-    /// What 8-bit numbers of each column are multiplied by.
-    scales: Option<Vec<f32>>,
+    format: RowFormat,
 }
 
 impl FeatureRows {
@@ -74,32 +45,19 @@ impl FeatureRows {
         let bytes = (array.entry().rows * array.entry().row_bytes()) as usize;
         let mut buffer = AlignedBuffer::new(bytes.max(1), DIRECT_ALIGN);
         let into = &mut buffer[..bytes];
-        match Stored::of(array)? {
-            Stored::F32 => fill::<f32>(array, into)?,
-            Stored::F16 | Stored::Bf16 => fill::<u16>(array, into)?,
-            Stored::U8 | Stored::I8 => fill::<u8>(array, into)?,
+        let format = RowFormat::of(dataset)?;
+        match array.entry().dtype.bytes() {
+            4 => fill::<f32>(array, into)?,
+            2 => fill::<u16>(array, into)?,
+            _ => fill::<u8>(array, into)?,
         }
-        FeatureRows::new(dataset, Held::Memory(buffer))
+        Ok(FeatureRows { held: Held::Memory(buffer), format })
     }
 
     /// Maps all rows: they are read through the page cache as they are touched.
     pub fn map(dataset: &Dataset) -> Result<FeatureRows> {
-        FeatureRows::new(dataset, Held::Mapped(features(dataset)?.map(Touch::Random)?))
-    }
-
-    fn new(dataset: &Dataset, held: Held) -> Result<FeatureRows> {
-        let stored = Stored::of(features(dataset)?)?;
-        let entry = features(dataset)?.entry();
-        let scales = match dataset.array(file::NODE_FEATURE_SCALES) {
-            Some(array) => {
-                let mut scales = vec![0f32; entry.columns as usize];
-                array.read_at(0, &mut scales)?;
-                Some(scales)
-            }
-            None => None,
-        };
-        let (dim, row_bytes) = (entry.columns as usize, entry.row_bytes() as usize);
-        Ok(FeatureRows { held, rows: entry.rows, dim, stored, row_bytes, scales })
+        let held = Held::Mapped(features(dataset)?.map(Touch::Random)?);
+        Ok(FeatureRows { held, format: RowFormat::of(dataset)? })
     }
 
     /// Whether rows are held in memory, not mapped.
@@ -109,22 +67,21 @@ impl FeatureRows {
 
     /// Numbers in a row.
     pub fn dim(&self) -> usize {
-        self.dim
+        self.format.dim()
     }
 
     /// Bytes of a row as stored.
     pub fn row_bytes(&self) -> usize {
-        self.row_bytes
+        self.format.row_bytes()
     }
 
     /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the surrounding rayon pool.
     pub fn gather(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        if let Some(node) = nodes.iter().find(|node| node.0 >= self.rows) {
-            return Err(FetchError::Row { row: node.0, last: self.rows.saturating_sub(1) });
-        }
-        assert_eq!(values.len(), nodes.len() * self.dim, "a row a node");
-        if self.dim > 0 {
-            let pieces = values.par_chunks_mut(CHUNK_ROWS * self.dim).zip(nodes.par_chunks(CHUNK_ROWS));
+        let dim = self.format.dim();
+        self.format.check(nodes)?;
+        assert_eq!(values.len(), nodes.len() * dim, "a row a node");
+        if dim > 0 {
+            let pieces = values.par_chunks_mut(CHUNK_ROWS * dim).zip(nodes.par_chunks(CHUNK_ROWS));
             pieces.for_each(|(values, nodes)| self.gather_piece(nodes, values));
         }
         Ok(())
@@ -135,41 +92,17 @@ impl FeatureRows {
             Held::Memory(buffer) => buffer,
             Held::Mapped(map) => map,
         };
-        let lines = self.row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
-        for (at, (node, row)) in nodes.iter().zip(values.chunks_exact_mut(self.dim)).enumerate() {
+        let row_bytes = self.format.row_bytes();
+        let lines = row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
+        for (at, (node, row)) in nodes.iter().zip(values.chunks_exact_mut(self.format.dim())).enumerate() {
             if let Some(soon) = nodes.get(at + ROWS_AHEAD) {
-                let start = soon.index() * self.row_bytes;
+                let start = soon.index() * row_bytes;
                 (0..lines).for_each(|line| prefetch(bytes, start + line * LINE_BYTES));
             }
-            let start = node.index() * self.row_bytes;
-            self.convert(&bytes[start..start + self.row_bytes], row);
+            let start = node.index() * row_bytes;
+            self.format.convert(&bytes[start..start + row_bytes], row);
         }
     }
-
-    /// A stored row as f32.
-    fn convert(&self, stored: &[u8], row: &mut [f32]) {
-        let scales = self.scales.as_deref();
-        let scale = |column: usize| scales.map_or(1.0, |scales| scales[column]);
-        match self.stored {
-            Stored::F32 => bytemuck::cast_slice_mut::<f32, u8>(row).copy_from_slice(stored),
-            Stored::F16 => bytemuck::cast_slice::<u8, f16>(stored).convert_to_f32_slice(row),
-            Stored::Bf16 => bytemuck::cast_slice::<u8, bf16>(stored).convert_to_f32_slice(row),
-            Stored::U8 => put(row, stored.iter().enumerate().map(|(at, byte)| *byte as f32 * scale(at))),
-            Stored::I8 => {
-                put(row, stored.iter().enumerate().map(|(at, byte)| *byte as i8 as f32 * scale(at)))
-            }
-        }
-    }
-}
-
-fn put(row: &mut [f32], values: impl Iterator<Item = f32>) {
-    row.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
-}
-
-fn features(dataset: &Dataset) -> Result<&ArrayFile> {
-    dataset
-        .array(file::NODE_FEATURES)
-        .ok_or_else(|| FetchError::NoFeatures { dataset: dataset.directory().display().to_string() })
 }
 
 /// Reads an array into bytes as elements of its width.

@@ -136,10 +136,10 @@ impl Read for SequentialReader {
     }
 }
 
-const WAIT_FLAGS: u32 =
+pub(crate) const WAIT_FLAGS: u32 =
     libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
-fn sync_range(file: &File, start: u64, length: u64, flags: u32) -> io::Result<()> {
+pub(crate) fn sync_range(file: &File, start: u64, length: u64, flags: u32) -> io::Result<()> {
     if length == 0 {
         return Ok(());
     }

@@ -63,7 +63,10 @@ pub type Result<T, E = SampleError> = std::result::Result<T, E>;
 impl SampleError {
     /// For `map_err` on IO results.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> SampleError + '_ {
-        move |source| SampleError::Io { path: path.to_path_buf(), source }
+        move |source| match StoreError::io(path)(source) {
+            StoreError::Io { path, source } => SampleError::Io { path, source },
+            full => full.into(),
+        }
     }
 
     pub(crate) fn trace(path: &Path, expected: impl ToString, found: impl ToString) -> SampleError {

@@ -32,6 +32,7 @@ pub use order::{EdgeEnds, Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
 pub use topology::{
-    AnyTopology, Direction, Edge, Fetched, HopLists, InMemory, List, NotAtHand, Topology, Wanted, Word,
-    Workspace,
+    AnyTopology, CacheIndex, CachedLists, CountStream, Direction, DiskGraph, DiskWorkspace, Edge,
+    EntryCounts, Fetched, HopLists, InMemory, List, ListCounters, NeighbourCache, NotAtHand, OnDisk,
+    Topology, Wanted, Word, Workspace,
 };

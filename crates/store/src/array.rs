@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
+/// Where the elements of an array start in its file, behind the header.
+pub const PAYLOAD_OFFSET: u64 = PAGE_BYTES;
 pub(crate) const BLOCK_BYTES: u64 = 64 << 10;
 const MAGIC: &[u8; 8] = b"ESKARRAY";
 const HEADER_VERSION: u32 = 1;

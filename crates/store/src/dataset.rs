@@ -1,6 +1,6 @@
 use crate::shared_disk::SharedDisk;
 use crate::{ArrayFile, Manifest, Result, StoreError, file, files};
-use esker_io::Disk;
+use esker_io::{Access, Disk, Files, Layout, Options};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,6 +78,13 @@ impl Dataset {
     /// An array by name.
     pub fn array(&self, name: &str) -> Option<&ArrayFile> {
         self.arrays.iter().find(|array| array.entry().name == name)
+    }
+
+    /// Opens arrays together, so that they share queues: the elements of each start at [`crate::PAYLOAD_OFFSET`] of its
+    /// file.
+    pub fn open_files(&self, arrays: &[&ArrayFile], options: &Options) -> Result<Files> {
+        let layouts: Vec<Layout> = arrays.iter().map(|array| array.layout().clone()).collect();
+        Ok(self.disk.open(&layouts, Access::Read, options)?)
     }
 
     /// Every array.

@@ -21,7 +21,7 @@ mod stripes;
 mod striping;
 mod verify;
 
-pub use array::{ArrayFile, ArrayWriter, Elements, FileEntry};
+pub use array::{ArrayFile, ArrayWriter, Elements, FileEntry, PAYLOAD_OFFSET};
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};

@@ -2,6 +2,7 @@
 
 use esker_sample::{Batches, Bound, Direction, Settings};
 use esker_store::Dataset;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What to yield batches of.
@@ -27,6 +28,27 @@ pub struct Job {
     pub samplers: usize,
     /// Batches whose rows are held at a time: being fetched, waiting, being trained on.
     pub batches_held: usize,
+    /// How many of them steps that nobody has waited for yet hold, even while the next is asked for.
+    pub steps_ahead: usize,
+    /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
+    pub strategy_bytes: u64,
+    /// How strategies that work from disk share out what they have.
+    pub out_of_core: OutOfCore,
+}
+
+/// What strategies that work from disk may use, and sizes to take instead of those that follow from it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OutOfCore {
+    /// Where traces and plans go.
+    pub scratch: PathBuf,
+    /// What they may take there.
+    pub disk_bytes: u64,
+    /// Batches that are sampled and planned together.
+    pub superbatch: Option<u64>,
+    /// Bytes for feature rows.
+    pub feature_cache_bytes: Option<u64>,
+    /// Bytes for neighbour lists.
+    pub neighbour_cache_bytes: Option<u64>,
 }
 
 /// Batches over other seeds than those trained on.

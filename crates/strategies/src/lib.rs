@@ -5,6 +5,7 @@
 
 mod batch;
 mod error;
+mod ginex;
 mod job;
 mod memory;
 mod mmap;
@@ -13,7 +14,7 @@ mod table;
 
 pub use batch::{Batch, BatchSource, RowBuffer, RowMaker};
 pub use error::{Result, StrategyError};
-pub use job::{Evaluation, Job};
+pub use job::{Evaluation, Job, OutOfCore};
 pub use table::{MemoryLine, MemoryTable};
 
 use esker_fetch::pipeline::StageTimes;
@@ -37,6 +38,16 @@ pub trait Strategy<R: RowBuffer>: Send {
     /// Batches over other seeds (validation, test).
     fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>>;
 
+    /// Whether it makes use of memory beyond what its table says: of all that is left.
+    fn takes_the_rest(&self) -> bool {
+        false
+    }
+
+    /// How it shared out what it was granted, in lines for a person; once it is prepared.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Writes the rows of nodes to `values`: what inference over the whole graph reads, block by block.
     fn rows(&mut self, nodes: &[esker_types::NodeId], values: &mut [f32]) -> Result<()>;
 }
@@ -50,17 +61,20 @@ pub enum StrategyKind {
     Memory,
     /// Topology in RAM, features through the page cache: what people do without Esker.
     Mmap,
+    /// Topology and features on disk, an optimal cache over superbatches.
+    Ginex,
 }
 
 impl StrategyKind {
     /// All of them.
-    pub const ALL: [StrategyKind; 2] = [StrategyKind::Memory, StrategyKind::Mmap];
+    pub const ALL: [StrategyKind; 3] = [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex];
 
     /// The strategy.
     pub fn build<R: RowBuffer>(self, rows: RowMaker<R>) -> Box<dyn Strategy<R>> {
         match self {
             StrategyKind::Memory => Box::new(memory::strategy(rows)),
             StrategyKind::Mmap => Box::new(mmap::strategy(rows)),
+            StrategyKind::Ginex => Box::new(ginex::strategy(rows)),
         }
     }
 }
@@ -70,6 +84,7 @@ impl fmt::Display for StrategyKind {
         f.write_str(match self {
             StrategyKind::Memory => "memory",
             StrategyKind::Mmap => "mmap",
+            StrategyKind::Ginex => "ginex",
         })
     }
 }
@@ -100,4 +115,16 @@ pub struct SourceCounters {
     pub reads: u64,
     /// Share of rows found in each tier.
     pub hits: Vec<(String, u64)>,
+    /// Seconds with at least one of those reads on its way.
+    pub read_seconds: f64,
+    /// Seconds of each phase, where phases take turns.
+    pub phases: Vec<(String, f64)>,
+    /// Neighbour lists that were sampled from, where they are not all in memory.
+    pub lists: u64,
+    /// Those found in a cache.
+    pub lists_cached: u64,
+    /// Reads from the disk for the others.
+    pub list_reads: u64,
+    /// Bytes that came from the disk for them.
+    pub list_bytes_read: u64,
 }

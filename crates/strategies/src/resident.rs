@@ -258,7 +258,7 @@ struct Plan {
 }
 
 /// The positions of a run, for a thread of its own.
-fn positions_of(
+pub(crate) fn positions_of(
     batches: Arc<dyn Batches>,
     from: Position,
     epochs: u64,

@@ -97,6 +97,18 @@ pub struct RunConfig {
     pub strategy: StrategyKind,
     /// What the run may use, in bytes.
     pub memory: u64,
+    /// What traces and plans may take on disk, in bytes; half of what is free where it is not said.
+    #[serde(default)]
+    pub disk_budget: Option<u64>,
+    /// Batches that are sampled and planned together, where it is said.
+    #[serde(default)]
+    pub superbatch: Option<u64>,
+    /// Bytes for cached feature rows, where it is said.
+    #[serde(default)]
+    pub feature_cache: Option<u64>,
+    /// Bytes for cached neighbour lists, where it is said.
+    #[serde(default)]
+    pub neighbour_cache: Option<u64>,
     /// Threads.
     pub threads: usize,
     /// The processor that trains.
@@ -173,6 +185,9 @@ impl RunConfig {
                 "evaluate with --eval sampled and --final-eval sampled",
             ));
         }
+        if self.superbatch == Some(0) {
+            return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
+        }
         if self.device == DeviceName::Auto {
             return Err(TrainError::config("device auto", "say which: cpu, or cuda:N"));
         }
@@ -195,6 +210,10 @@ impl RunConfig {
             "dataset",
             "strategy",
             "memory",
+            "disk_budget",
+            "superbatch",
+            "feature_cache",
+            "neighbour_cache",
             "threads",
             "device",
             "gpu_memory",

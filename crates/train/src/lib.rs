@@ -30,7 +30,7 @@ pub use learner::{BatchRows, Learner};
 pub use memory::{Bytes, Plan, Processor, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use open::{OpenRun, TakePredictions, predict};
-pub use record::{BatchRecord, EpochRecord, RunDirectory, Summary};
+pub use record::{BatchRecord, EpochRecord, ListRecord, RunDirectory, Summary};
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Watcher};

@@ -23,6 +23,9 @@ const LANDED: usize = 2;
 /// What products take on a processor of their own, whatever their size.
 const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
 
+/// Where a strategy takes all that is left, inference over the whole graph gets one in so many parts of it.
+const WHOLE_PART: u64 = 4;
+
 /// What memory is needed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -86,6 +89,8 @@ pub struct Plan {
     pub whole_bytes: Bytes,
     /// The smallest budget that would do.
     pub smallest_bytes: u64,
+    /// What the strategy may hold in all.
+    pub strategy_bytes: u64,
 }
 
 /// What a plan is made for.
@@ -125,24 +130,43 @@ impl Plan {
         // Samplers go first, then batches held ahead.
         let samplers = (1..=job.samplers).rev().map(|samplers| (MOST_HELD, samplers));
         for (held, samplers) in samplers.chain((1..MOST_HELD).rev().map(|held| (held, 1))) {
-            let table = table(held, samplers)?;
+            let mut table = table(held, samplers)?;
             let total = table.total();
             if total <= config.memory {
-                let host = config.memory - total + least.host;
+                let batches_held = held + processor.steps_ahead;
+                let (strategy, spare) = (strategy_for(config), config.memory - total);
+                let mut strategy_bytes =
+                    strategy.memory(&Job { batches_held, samplers, ..job.clone() })?.total();
+                let mut host = spare + least.host;
+                if purpose == Purpose::Train && strategy.takes_the_rest() {
+                    // Inference over the whole graph comes between epochs, while the strategy keeps what it has.
+                    host = if least.host > 0 { least.host + spare / WHOLE_PART } else { 0 };
+                    let caches = spare - host.saturating_sub(least.host);
+                    strategy_bytes += caches;
+                    table.add("caches, and batches ahead", caches);
+                }
                 let device = device_bytes - device_total + least.device;
                 return Ok(Plan {
                     table,
                     device_table,
-                    batches_held: held + processor.steps_ahead,
+                    batches_held,
                     samplers,
                     whole_bytes: Bytes { host, device },
                     smallest_bytes,
+                    strategy_bytes,
                 });
             }
         }
         let (needed, allowed) = (ByteCount(smallest_bytes), ByteCount(config.memory));
         Err(TrainError::Memory { needed, allowed, table: smallest })
     }
+}
+
+/// The strategy, to be asked what it needs: it makes no rows for that.
+fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<Vec<f32>>> {
+    let no_rows: RowMaker<Vec<f32>> =
+        Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
+    config.strategy.build(no_rows)
 }
 
 impl Planned<'_> {
@@ -152,11 +176,7 @@ impl Planned<'_> {
         let mut table = MemoryTable::default();
         table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
-        // The strategy makes no rows to say what it needs.
-        let no_rows: RowMaker<Vec<f32>> =
-            Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
-        let strategy: Box<dyn Strategy<Vec<f32>>> = config.strategy.build(no_rows);
-        table.extend(strategy.memory(job)?);
+        table.extend(strategy_for(config).memory(job)?);
         let (model, optimizer, step) = self.step_bytes(job)?;
         if self.processor.in_host_memory {
             table.add("model and gradients", model);

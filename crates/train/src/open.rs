@@ -12,13 +12,15 @@ use crate::{
 };
 use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
-use esker_sample::{Batches, NodeBatches, Position, Seeds};
+use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
 use esker_store::Dataset;
-use esker_strategies::{Batch, BatchSource, Job, Strategy};
+use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy};
 use esker_types::NodeId;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Traces beyond this gain little (Ginex, section 5.4).
+const MOST_DISK_BYTES: u64 = 100_000_000_000;
 /// Batches sampled at a time beside a processor of its own: more than a GPU takes.
 const MOST_SAMPLERS: usize = 8;
 
@@ -41,7 +43,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let (dataset, _, outputs, _) = checked(config)?;
-        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Processor::of(backend))?.1)
+        Ok(plan(config, Arc::new(dataset), outputs, Purpose::Train, Processor::of(backend), Path::new(""))?.1)
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
@@ -51,7 +53,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     fn open(backend: B, config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun<B>> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
-        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, Processor::of(&backend))?;
+        let processor = Processor::of(&backend);
+        let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, processor, &scratch)?;
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(backend, &config, dim, outputs, kind)?;
@@ -82,9 +85,21 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         Ok(self.strategy.batches(&self.job, from)?)
     }
 
+    /// Ends the run behind so many batches of its first epoch: nothing is sampled or planned for those behind them.
+    pub fn end_behind(&mut self, batches: u64) {
+        let all = self.job.batches.clone();
+        self.job.batches = Arc::new(FirstBatches { all, batches });
+        self.job.epochs = 1;
+    }
+
     /// One training step, without a record.
     pub fn step(&mut self, batch: Batch<BatchRows<B>>) -> Result<Step<B>> {
         self.learner.step(batch, &self.task.train, self.config.lr)
+    }
+
+    /// How the strategy shared out what it was granted, in lines for a person.
+    pub fn notes(&self) -> Vec<String> {
+        self.strategy.notes()
     }
 
     /// The model and its threads.
@@ -137,6 +152,26 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     }
 }
 
+/// The first batches of an epoch.
+struct FirstBatches {
+    all: Arc<dyn Batches>,
+    batches: u64,
+}
+
+impl Batches for FirstBatches {
+    fn count(&self, epoch: u64) -> u64 {
+        self.all.count(epoch).min(self.batches)
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
+        self.all.seeds(at, out)
+    }
+
+    fn identity(&self) -> String {
+        self.all.identity()
+    }
+}
+
 /// Opens the dataset and checks that the run can be of it: what labels mean, logits' columns, features' columns.
 fn checked(config: &RunConfig) -> Result<(Dataset, LabelKind, usize, usize)> {
     config.check()?;
@@ -172,6 +207,7 @@ fn plan(
     outputs: usize,
     purpose: Purpose,
     processor: Processor,
+    scratch: &Path,
 ) -> Result<(Job, Plan)> {
     let splits = dataset.manifest().splits.as_ref();
     // Inference trains on nothing, and may be asked about any node.
@@ -200,10 +236,27 @@ fn plan(
         // A processor of its own leaves the host's threads free.
         samplers: if processor.in_host_memory { 1 } else { (config.threads / 2).clamp(1, MOST_SAMPLERS) },
         batches_held: 1,
+        steps_ahead: processor.steps_ahead,
+        strategy_bytes: 0,
+        out_of_core: OutOfCore {
+            scratch: scratch.to_path_buf(),
+            disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(scratch)),
+            superbatch: config.superbatch,
+            feature_cache_bytes: config.feature_cache,
+            neighbour_cache_bytes: config.neighbour_cache,
+        },
     };
     let plan = Plan::new(config, &job, outputs, purpose, processor)?;
     (job.batches_held, job.samplers) = (plan.batches_held, plan.samplers);
+    job.strategy_bytes = plan.strategy_bytes;
     Ok((job, plan))
+}
+
+/// Half of what is free where scratch files go, and no more than Ginex takes in its paper.
+fn default_disk_budget(scratch: &Path) -> u64 {
+    let there = scratch.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let free = esker_io::available_bytes(there).unwrap_or(MOST_DISK_BYTES);
+    (free / 2).min(MOST_DISK_BYTES)
 }
 
 /// The job with the seeds it trains on.

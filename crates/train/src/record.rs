@@ -52,6 +52,23 @@ pub struct EpochRecord {
     pub hit_ratio: BTreeMap<String, f64>,
     /// What each stage did with its time.
     pub stages: Vec<StageTimes>,
+    /// Seconds of each phase, where phases take turns: `inspect` (sampling and planning), `switch`, `main loop`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub phases: BTreeMap<String, f64>,
+    /// Neighbour lists, where they are not all in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lists: Option<ListRecord>,
+}
+
+/// What sampling from lists on disk took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ListRecord {
+    /// Share of lists found in the cache.
+    pub hit_ratio: f64,
+    /// Reads from the disk for the others.
+    pub reads: u64,
+    /// Bytes that they brought.
+    pub bytes_read: u64,
 }
 
 /// The result of a run.

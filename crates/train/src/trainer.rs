@@ -3,7 +3,9 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
-use crate::record::{BatchRecord, EpochRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read};
+use crate::record::{
+    BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
+};
 use crate::{
     BatchRows, EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, StepDone, TrainError,
 };
@@ -378,6 +380,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             reads: now.reads - self.counted.reads,
             hit_ratio: hit_ratio(&now, &self.counted),
             stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),
+            phases: phases(&now, &self.counted),
+            lists: lists(&now, &self.counted),
         }
     }
 
@@ -474,4 +478,22 @@ fn hit_ratio(now: &SourceCounters, before: &SourceCounters) -> std::collections:
         (tier.clone(), (count - earlier) as f64 / rows)
     });
     hits.collect()
+}
+
+fn phases(now: &SourceCounters, before: &SourceCounters) -> std::collections::BTreeMap<String, f64> {
+    let phases = now.phases.iter().map(|(phase, seconds)| {
+        let earlier =
+            before.phases.iter().find(|(name, _)| name == phase).map_or(0.0, |(_, seconds)| *seconds);
+        (phase.clone(), seconds - earlier)
+    });
+    phases.collect()
+}
+
+fn lists(now: &SourceCounters, before: &SourceCounters) -> Option<ListRecord> {
+    let lists = now.lists - before.lists;
+    (lists > 0).then(|| ListRecord {
+        hit_ratio: (now.lists_cached - before.lists_cached) as f64 / lists as f64,
+        reads: now.list_reads - before.list_reads,
+        bytes_read: now.list_bytes_read - before.list_bytes_read,
+    })
 }

@@ -6,6 +6,7 @@ mod lagging;
 
 use common::{Bench, StopAfter, batch_lines, finished, result};
 use esker_nn::{Backend, CpuBackend, Kind, NormKind};
+use esker_strategies::StrategyKind;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
     Trainer, evaluate_run, predict,
@@ -77,6 +78,21 @@ fn early_stopping_changes_nothing() {
         config.model.kind = Kind::Gat;
         config.model.hidden = 16;
     });
+}
+
+#[test]
+fn superbatches_change_nothing_in_any_memory() {
+    for tight in [false, true] {
+        check(|config| {
+            (config.strategy, config.superbatch) = (StrategyKind::Ginex, Some(4));
+            if tight {
+                // Both must fit: on the CPU steps count as well, here batches ahead.
+                let lagging = OpenRun::plan_only(&Lagging::default(), config).unwrap().smallest_bytes;
+                let cpu = OpenRun::plan_only(&CpuBackend::new(), config).unwrap().smallest_bytes;
+                config.memory = lagging.max(cpu);
+            }
+        });
+    }
 }
 
 /// Kills a run by leaving it alone: what a checkpoint says is what its numbers have seen.

@@ -43,6 +43,8 @@ fn strategies_threads_and_memory_do_not_change_a_bit() {
         (StrategyKind::Memory, 4, 1 << 30),
         (StrategyKind::Mmap, 1, 1 << 30),
         (StrategyKind::Mmap, 4, 90 << 20),
+        (StrategyKind::Ginex, 1, 1 << 30),
+        (StrategyKind::Ginex, 4, 160 << 20),
     ]
     .into_iter()
     .enumerate()
@@ -91,7 +93,8 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
             Outcome::Stopped(_) => stops += 1,
         }
         // Another strategy and other threads may go on with it.
-        let config = RunConfig { strategy: StrategyKind::Mmap, threads: 1 + stops % 3, ..config.clone() };
+        let strategy = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::Ginex][stops % 3];
+        let config = RunConfig { strategy, threads: 1 + stops % 3, superbatch: Some(3), ..config.clone() };
         trainer = Trainer::resume(CpuBackend::new(), config, &out).unwrap();
     };
     assert!(stops >= 4, "{stops}");
@@ -166,6 +169,74 @@ fn a_budget_is_refused_with_the_arithmetic_to_the_byte() {
         assert_eq!(summary.memory.total(), needed.0);
     }
     assert!(!bench.path("s").exists(), "a refused run leaves nothing behind");
+}
+
+#[test]
+fn caches_superbatches_and_seeds_of_ginex_do_not_change_a_bit() {
+    let bench = Bench::new();
+    for (number, (seed, superbatch, rows, lists)) in
+        [(1, 1, 0, 0), (2, 4, 1, 30_000), (3, 6, 3000, 1 << 20), (4, 100, 500, 0)].into_iter().enumerate()
+    {
+        let config = RunConfig { seed, ..bench.config() };
+        let out = bench.path(&format!("memory-{number}"));
+        let expected = result(&train(&config, &out), &out);
+        let config = RunConfig {
+            strategy: StrategyKind::Ginex,
+            superbatch: Some(superbatch),
+            feature_cache: Some(rows * 24),
+            neighbour_cache: Some(lists),
+            ..config
+        };
+        let out = bench.path(&format!("ginex-{number}"));
+        let summary = train(&config, &out);
+        assert!(
+            result(&summary, &out) == expected,
+            "seed {seed}, {superbatch} batches, {rows} rows, {lists} bytes"
+        );
+        let epoch = &summary.epochs[0];
+        assert!(epoch.reads > 0 && epoch.phases.contains_key("switch"), "{epoch:?}");
+        assert_eq!(epoch.hit_ratio["host"] > 0.0, rows > 0 && superbatch > 1, "{epoch:?}");
+        assert_eq!(std::fs::read_dir(out.join("scratch/superbatches")).unwrap().count(), 0, "no trace stays");
+    }
+}
+
+#[test]
+fn ginex_keeps_the_smallest_budget_and_refuses_a_byte_less() {
+    let bench = Bench::new();
+    for eval in [EvaluationMode::Sampled, EvaluationMode::Full] {
+        let tiny = RunConfig {
+            strategy: StrategyKind::Ginex,
+            memory: 1 << 20,
+            eval,
+            final_eval: eval,
+            epochs: 1,
+            ..bench.config()
+        };
+        let Err(TrainError::Memory { needed, table, .. }) =
+            OpenRun::new(CpuBackend::new(), tiny.clone(), bench.path("s"))
+        else {
+            panic!("refused")
+        };
+        assert_eq!(needed.0, table.total());
+        assert!(table.lines.iter().any(|line| line.what.contains("offsets of neighbour lists")), "{table}");
+        assert!(
+            OpenRun::new(
+                CpuBackend::new(),
+                RunConfig { memory: needed.0 - 1, ..tiny.clone() },
+                bench.path("s")
+            )
+            .is_err()
+        );
+        assert!(!bench.path("s").exists(), "a refused run leaves nothing behind");
+        for more in [0, 40 << 20] {
+            let out = bench.path(&format!("just-{eval:?}-{more}"));
+            let summary = train(&RunConfig { memory: needed.0 + more, ..tiny.clone() }, &out);
+            assert_eq!(
+                summary.memory.total() + if eval == EvaluationMode::Full { more / 4 } else { 0 },
+                needed.0 + more
+            );
+        }
+    }
 }
 
 /// Inference over the whole graph, against a naive one: all neighbours of all neighbours as one batch.

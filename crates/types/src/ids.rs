@@ -42,6 +42,19 @@ pub struct EdgeId(pub u64);
 #[repr(transparent)]
 pub struct LocalIndex(pub u32);
 
+/// A place in a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct SlotIndex(pub u32);
+
+impl SlotIndex {
+    /// The place of this slot in an array by slot.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 impl NodeId {
     /// The place of this node in an array by node.
     #[inline(always)]

@@ -16,5 +16,5 @@ pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, 
 pub use bytes::{ByteCount, ParseBytesError, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
-pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId};
+pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
 pub use progress::{Progress, Silent, Unit};

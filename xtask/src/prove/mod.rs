@@ -2,6 +2,7 @@
 
 pub mod accuracy;
 pub mod damage;
+pub mod ginex;
 pub mod gpu;
 pub mod import;
 pub mod io;
@@ -85,7 +86,7 @@ pub const ITEMS: &[Item] = &[
     },
     Item {
         name: "train-same",
-        about: "losses equal to the bit for memory and mmap with 1, 2 and 4 threads",
+        about: "losses equal to the bit for every exact strategy with 1, 2 and 4 threads",
         run: train::full_same,
     },
     Item {
@@ -102,6 +103,36 @@ pub const ITEMS: &[Item] = &[
         name: "train-speed",
         about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the products",
         run: train::full_speed,
+    },
+    Item {
+        name: "ginex-same",
+        about: "losses of ginex equal those of memory to the bit: seeds, caches, superbatches, row widths",
+        run: ginex::full_same,
+    },
+    Item {
+        name: "cache",
+        about: "hit ratios of Belady, static and LRU on the presets; how fast superbatches are planned",
+        run: ginex::full_cache,
+    },
+    Item {
+        name: "ginex-budget",
+        about: "features 4 times and topology twice as large as the cgroup: finishes inside its budget",
+        run: ginex::full_budget,
+    },
+    Item {
+        name: "ginex-kill",
+        about: "SIGKILL at 100 random moments of ginex, and a full disk: resumed runs end with the same weights",
+        run: ginex::full_kill,
+    },
+    Item {
+        name: "ginex-speed",
+        about: "data path and epoch against mmap in the same cgroup, against PyG with mapped features, reads of the disk's limit",
+        run: ginex::full_speed,
+    },
+    Item {
+        name: "ginex-sensitivity",
+        about: "superbatch, feature dimension, memory and batch size: Ginex's Figures 16 to 19",
+        run: ginex::full_sensitivity,
     },
     Item {
         name: "gpu",
@@ -172,7 +203,7 @@ pub fn succeed(command: &mut Command) -> Result<Output> {
 pub fn run(name: &str) -> Result<()> {
     let item = ITEMS.iter().find(|item| item.name == name).with_context(|| {
         let known: Vec<String> =
-            ITEMS.iter().map(|item| format!("  {:14} {}", item.name, item.about)).collect();
+            ITEMS.iter().map(|item| format!("  {:17} {}", item.name, item.about)).collect();
         format!("`{name}` is no proof; there are\n{}", known.join("\n"))
     })?;
     let root = crate::root();

@@ -7,10 +7,11 @@ use anyhow::bail;
 use esker_nn::{Backend, CpuCounters, best_product_rate};
 use esker_sample::Position;
 use esker_store::Dataset;
+use esker_strategies::SourceCounters;
 use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
 use esker_types::ByteCount;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -20,6 +21,7 @@ use std::time::Instant;
 Examples:
   esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
   esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
+  esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0  a whole epoch, sampling and planning included
   esker bench epoch g --products                                            the model's products beside gemm's best rate
 
 The flags are those of `esker train`.")]
@@ -35,6 +37,9 @@ pub struct Arguments {
     /// Bring batches and throw them away
     #[arg(long)]
     no_compute: bool,
+    /// Where traces and plans of ginex go; default: the system's folder for such
+    #[arg(long)]
+    scratch: Option<PathBuf>,
     /// Measure the best rate of products on this machine too
     #[arg(long)]
     products: bool,
@@ -49,12 +54,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
     drop(dataset);
+    // Enough for any number of batches.
     config.epochs = u64::MAX;
-    on_device(config, Measurement { arguments })
+    let scratch = Scratch::new(arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
+    on_device(config, Measurement { arguments, scratch: &scratch.0 })
 }
 
 struct Measurement<'a> {
     arguments: &'a Arguments,
+    scratch: &'a Path,
 }
 
 /// What the measured batches were and took.
@@ -67,6 +75,8 @@ struct Measured {
     last_loss: f64,
     /// What threads of the host did for them, where that is counted.
     host: Option<HostWork>,
+    /// What came from the disk.
+    disk: serde_json::Value,
 }
 
 struct HostWork {
@@ -83,7 +93,7 @@ impl WithBackend for Measurement<'_> {
         if arguments.products && backend.counted().is_none() {
             bail!("--products looks at products on the CPU; leave it out, or take --device cpu");
         }
-        let mut run = OpenRun::new(backend, config, std::env::temp_dir())?;
+        let mut run = OpenRun::new(backend, config, self.scratch.to_path_buf())?;
         let threads = run.config.threads;
         let best = |run: &OpenRun<B>| run.learner().install(|| best_product_rate(threads));
         let best_before = arguments.products.then(|| best(&run));
@@ -103,9 +113,14 @@ fn measure<B: Backend + Clone + 'static>(
     arguments: &Arguments,
     run: &mut OpenRun<B>,
 ) -> anyhow::Result<Measured> {
+    let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
+    // What is sampled ahead of the last batch would be measured and never used.
+    if arguments.warm + batches <= run.batches_of_epoch() {
+        run.end_behind(arguments.warm + batches);
+    }
     let mut source = run.source(Position { epoch: 0, batch: 0 })?;
     let clock = StageClock::new("train");
-    let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
+    let mut sources_before = source.counters();
     let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
     let mut counters = run.learner().backend().counted();
     let (mut in_flight, mut last_loss) = (InFlight::default(), 0.0);
@@ -115,7 +130,8 @@ fn measure<B: Backend + Clone + 'static>(
             while let Some(done) = in_flight.finish_one()? {
                 loss_of(done);
             }
-            before = stages(&source.counters().stages, &clock, run);
+            sources_before = source.counters();
+            before = stages(&sources_before.stages, &clock, run);
             counters = run.learner().backend().counted();
             started = Instant::now();
         }
@@ -133,11 +149,13 @@ fn measure<B: Backend + Clone + 'static>(
         loss_of(done);
     }
     let seconds = started.elapsed().as_secs_f64();
-    let after = stages(&source.counters().stages, &clock, run);
+    let sources = source.counters();
+    let after = stages(&sources.stages, &clock, run);
+    let disk = disk(&sources, &sources_before);
     let stages = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
     let host = counters.zip(run.learner().backend().counted());
     let host = host.map(|(before, now)| HostWork::between(&before, &now, run.config.threads));
-    Ok(Measured { batches, nodes, edges, seconds, stages, last_loss, host })
+    Ok(Measured { batches, nodes, edges, seconds, stages, last_loss, host, disk })
 }
 
 impl HostWork {
@@ -157,9 +175,9 @@ fn show<B: Backend + Clone + 'static>(
     measured: &Measured,
     products: Option<serde_json::Value>,
 ) -> anyhow::Result<ExitCode> {
-    let Measured { batches, nodes, edges, seconds, stages: spent, last_loss, host } = measured;
+    let Measured { batches, nodes, edges, seconds, stages: spent, last_loss, host, disk } = measured;
     let (each, own, seconds) = (1.0 / *batches as f64, run.peak_own_bytes(), *seconds);
-    let host = host.as_ref();
+    let (host, notes) = (host.as_ref(), run.notes());
     let value = json!({
         "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": run.config.threads,
         "device": run.config.device, "precision": run.config.precision,
@@ -169,6 +187,7 @@ fn show<B: Backend + Clone + 'static>(
         "stages": spent, "bound_by": bound_by(spent, seconds), "products": products,
         "product_seconds_per_batch": host.map(|host| host.product_seconds * each),
         "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
+        "seconds": seconds, "disk": disk, "notes": notes,
         "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
         "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
     });
@@ -187,6 +206,17 @@ fn show<B: Backend + Clone + 'static>(
             [stage.busy, stage.starved, stage.blocked].map(|time| milliseconds(time * each));
         text += &format!("  {:8} busy {busy:>9}  starved {starved:>9}  blocked {blocked:>9}\n", stage.name);
     }
+    if disk["reads"].as_u64() > Some(0) {
+        let number = |name: &str| disk[name].as_f64().unwrap_or(0.0);
+        text += &format!(
+            "  {:.1}% of rows from the cache; {} read for {} of rows; {:.0} reads a second while reading\n",
+            number("hit_ratio") * 100.0,
+            ByteCount(number("bytes_read") as u64),
+            ByteCount(number("bytes_useful") as u64),
+            number("reads_per_second")
+        );
+    }
+    notes.iter().for_each(|note| text += &format!("  {note}\n"));
     if let Some(host) = host {
         text += &format!(
             "  products {} and aggregation {} of training\n",
@@ -217,6 +247,47 @@ fn stages<B: Backend + Clone + 'static>(
     run: &OpenRun<B>,
 ) -> Vec<StageTimes> {
     source.iter().cloned().chain([clock.times()]).chain(run.learner().device_stages()).collect()
+}
+
+/// What came from the disk between two looks at a source.
+fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
+    let (rows, reads) = (now.rows - before.rows, now.reads - before.reads);
+    let hits = |counters: &SourceCounters| counters.hits.iter().map(|(_, hits)| hits).sum::<u64>();
+    let read_seconds = now.read_seconds - before.read_seconds;
+    let phases: serde_json::Map<String, serde_json::Value> = now
+        .phases
+        .iter()
+        .map(|(name, seconds)| {
+            let earlier =
+                before.phases.iter().find(|(other, _)| other == name).map_or(0.0, |(_, seconds)| *seconds);
+            (name.clone(), json!(seconds - earlier))
+        })
+        .collect();
+    let lists = now.lists - before.lists;
+    json!({
+        "rows": rows, "hit_ratio": (hits(now) - hits(before)) as f64 / rows.max(1) as f64,
+        "reads": reads, "bytes_read": now.bytes_read - before.bytes_read,
+        "bytes_useful": now.bytes_useful - before.bytes_useful,
+        "read_seconds": read_seconds, "reads_per_second": reads as f64 / read_seconds.max(1e-9),
+        "phases": phases, "lists": lists,
+        "list_hit_ratio": (now.lists_cached - before.lists_cached) as f64 / lists.max(1) as f64,
+        "list_reads": now.list_reads - before.list_reads, "list_bytes_read": now.list_bytes_read - before.list_bytes_read,
+    })
+}
+
+/// A folder of this process that is gone when it is done.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(parent: PathBuf) -> Scratch {
+        Scratch(parent.join(format!("esker-bench-{}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn milliseconds(seconds: f64) -> String {

@@ -1,10 +1,12 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
+mod cache;
 mod epoch;
 mod gpu;
 mod io;
 mod io_workload;
 mod lines;
+mod plot;
 mod sample;
 
 use std::process::ExitCode;
@@ -21,6 +23,7 @@ enum Part {
     Io(io::Arguments),
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
+    Cache(cache::Arguments),
     Gpu(gpu::Arguments),
 }
 
@@ -29,6 +32,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Io(arguments) => io::run(arguments),
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
+        Part::Cache(arguments) => cache::run(arguments),
         Part::Gpu(arguments) => gpu::run(arguments),
     }
 }

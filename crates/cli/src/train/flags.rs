@@ -189,12 +189,25 @@ pub struct Flags {
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
-    /// memory (everything in RAM) or mmap (features through the page cache)
+    /// memory (everything in RAM), mmap (features through the page cache) or ginex (topology and features on disk, an
+    /// optimal cache)
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
     /// What the run may use: a promise, kept or refused at once; default: four fifths of what the machine has to give
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
+    /// ginex: what traces and plans may take on disk; default: half of what is free, at most 100 GB
+    #[arg(long, help_heading = "Machine")]
+    pub disk_budget: Option<ByteCount>,
+    /// ginex: batches that are sampled and planned together; default: an epoch, fewer where the disk budget ends
+    #[arg(long, help_heading = "Machine")]
+    pub superbatch: Option<u64>,
+    /// ginex: memory for cached feature rows; default: all that is left while batches are gathered
+    #[arg(long, help_heading = "Machine")]
+    pub feature_cache: Option<ByteCount>,
+    /// ginex: memory for cached neighbour lists; default: all that is left while batches are sampled
+    #[arg(long, help_heading = "Machine")]
+    pub neighbour_cache: Option<ByteCount>,
     /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
@@ -290,6 +303,10 @@ impl Flags {
             metric: Some(config.metric),
             strategy: Some(config.strategy),
             memory: Some(ByteCount(config.memory)),
+            disk_budget: config.disk_budget.map(ByteCount),
+            superbatch: config.superbatch,
+            feature_cache: config.feature_cache.map(ByteCount),
+            neighbour_cache: config.neighbour_cache.map(ByteCount),
             device: Some(config.device),
             gpu_memory: config.gpu_memory.map(ByteCount),
             precision: Some(config.precision),
@@ -350,6 +367,10 @@ impl Flags {
             patience: self.patience.unwrap_or(0),
             strategy: self.strategy.unwrap_or_default(),
             memory: Budget::resolve(self.memory).host_bytes,
+            disk_budget: self.disk_budget.map(|bytes| bytes.0),
+            superbatch: self.superbatch,
+            feature_cache: self.feature_cache.map(|bytes| bytes.0),
+            neighbour_cache: self.neighbour_cache.map(|bytes| bytes.0),
             threads: self
                 .threads
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),

@@ -29,6 +29,7 @@ pub use watch::{Watch, bound_by};
 Examples:
   esker train g                                            GraphSAGE, 3 layers, everything in memory
   esker train g --model sage --layers 3 --hidden 256 --fanout 10,10,10 --batch 1000 --epochs 3 --lr 0.003 --out run
+  esker train g --strategy ginex --memory 1GiB --out run   topology and features on disk, an optimal cache
   esker train g --strategy mmap --memory 1GiB --out run    features through the page cache
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
   esker train run.toml                                     the same keys in a file: dataset = \"g\", hidden = 256
@@ -206,8 +207,9 @@ fn plan_text<B: Backend + Clone + 'static>(run: &OpenRun<B>) -> String {
     let config = &run.config;
     let fanout = config.fanout.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let fanout = if fanout.is_empty() { "no neighbours".into() } else { format!("fan-out {fanout}") };
+    let notes: String = run.notes().iter().map(|note| format!("\n  {note}")).collect();
     let mut text = format!(
-        "{}: {:?}, {} layers of {}, {fanout}, batches of {}, {} with {} threads\n{} of {}:\n{}",
+        "{}: {:?}, {} layers of {}, {fanout}, batches of {}, {} with {} threads\n{} of {}:\n{}{notes}",
         config.dataset.display(),
         config.model.kind,
         config.model.layers,

@@ -175,8 +175,8 @@ pub struct InMemory<W> {
 }
 
 impl<W: Word> InMemory<W> {
-    /// Reads the lists of a dataset whose ids are stored as `W`.
-    fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
+    /// Reads the lists of a dataset whose ids are stored as `W`: [`AnyTopology::bytes_for`] bytes.
+    pub fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
         let incoming = || Lists::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
         let outgoing =
             || Lists::load(dataset, file::OUT_OFFSETS, file::OUT_NEIGHBOURS, Some(file::OUT_EDGE_IDS));

@@ -1,8 +1,13 @@
 //! Where neighbour lists come from. Lists in memory are read as they lie. For others a sampler asks for the degrees of a
 //! hop's nodes, draws, and fetches the entries drawn, all at once: a topology on disk reads no more than their blocks.
 
+mod cache;
+mod disk;
 mod memory;
+mod rising;
 
+pub use cache::{CacheIndex, CachedLists, CountStream, EntryCounts, NeighbourCache};
+pub use disk::{DiskGraph, DiskWorkspace, ListCounters, OnDisk};
 pub use memory::{AnyTopology, InMemory};
 
 use crate::Result;
@@ -161,8 +166,8 @@ pub struct Fetched<W> {
     pub relations: Vec<u32>,
 }
 
-/// Memory that a topology keeps for a sampler.
-pub trait Workspace: Default + Send {
+/// Memory that a topology keeps for a sampler. A topology on disk keeps a queue, which stays with its thread.
+pub trait Workspace: Default {
     /// Bytes it holds.
     fn bytes(&self) -> u64;
 }
@@ -208,6 +213,15 @@ impl<W: Word> HopLists for NotAtHand<W> {
     }
     fn relation(&self, _: usize, _: u32) -> u32 {
         match self.0 {}
+    }
+}
+
+/// Counts the words that name nodes from `first` on, as far as there are counts.
+fn count_u32<W: Word>(words: &[W], first: u64, counts: &mut [u32]) {
+    for word in words {
+        if let Some(count) = counts.get_mut(word.node().0.wrapping_sub(first) as usize) {
+            *count = count.saturating_add(1);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{Direction, Form, Position, Result, Sample, SampleError, Settings};
 use esker_io::SequentialWriter;
 use esker_store::MOST_NODES;
 use serde::{Deserialize, Serialize};
+use std::borrow::Borrow;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -125,6 +126,11 @@ impl TraceWriter {
         let (bytes, sum) = (record.len() as u64, xxh3_64(record));
         self.entries.push(TraceEntry { at, nodes, edges, offset, bytes, sum });
         Ok(())
+    }
+
+    /// Bytes written so far.
+    pub fn bytes(&self) -> u64 {
+        self.file.position()
     }
 
     /// A record says nothing that the header says: a sample made otherwise could not be read back.
@@ -261,33 +267,38 @@ impl TraceReader {
     }
 
     /// A cursor from the first sample to the last.
-    pub fn forwards(&self) -> Cursor<'_> {
+    pub fn forwards(&self) -> Cursor<&TraceReader> {
         Cursor::new(self, false)
     }
 
     /// A cursor from the last sample to the first.
-    pub fn backwards(&self) -> Cursor<'_> {
+    pub fn backwards(&self) -> Cursor<&TraceReader> {
         Cursor::new(self, true)
+    }
+
+    /// A cursor that has the trace for itself.
+    pub fn into_cursor(self) -> Cursor<TraceReader> {
+        Cursor::new(self, false)
     }
 }
 
-/// Walks a trace, with one sample in memory.
-pub struct Cursor<'t> {
-    trace: &'t TraceReader,
+/// Walks a trace, owned or borrowed, with one sample in memory.
+pub struct Cursor<T> {
+    trace: T,
     backwards: bool,
     done: usize,
     record: Vec<u8>,
     decoder: Decoder,
 }
 
-impl<'t> Cursor<'t> {
-    fn new(trace: &'t TraceReader, backwards: bool) -> Cursor<'t> {
+impl<T: Borrow<TraceReader>> Cursor<T> {
+    fn new(trace: T, backwards: bool) -> Cursor<T> {
         Cursor { trace, backwards, done: 0, record: Vec::new(), decoder: Decoder::default() }
     }
 
     /// Reads the next sample; `None` behind the last.
     pub fn next(&mut self, out: &mut Sample) -> Result<Option<Position>> {
-        let count = self.trace.entries.len();
+        let count = self.trace.borrow().entries.len();
         if self.done == count {
             return Ok(None);
         }
@@ -298,7 +309,7 @@ impl<'t> Cursor<'t> {
 
     /// Reads any sample by its place in the trace.
     pub fn read(&mut self, at: usize, out: &mut Sample) -> Result<Position> {
-        let TraceReader { path, file, header, entries, .. } = self.trace;
+        let TraceReader { path, file, header, entries, .. } = self.trace.borrow();
         let entry = &entries[at];
         self.record.resize(entry.bytes as usize, 0);
         file.read_exact_at(&mut self.record, entry.offset).map_err(SampleError::io(path))?;

@@ -1,0 +1,18 @@
+//! Pure decisions: which rows a cache holds, and when they change.
+//!
+//! [`Belady`] plans a cache whose future is known (Ginex section 3.4); [`Lru`] and [`Fixed`] are what it is compared
+//! with; [`TopByScore`] takes the best under a budget without sorting (Ginex section 3.2). Nothing here opens a file, starts
+//! a thread or reads a clock: accesses come through an [`AccessTrace`], decisions go to a sink, and the state is
+//! proportional to rows and slots, never to the trace. The same input gives the same plan.
+#![forbid(unsafe_code)]
+
+mod access;
+mod belady;
+mod highest;
+mod policies;
+mod score;
+
+pub use access::{AccessTrace, Fetch, Row};
+pub use belady::{Belady, MOST_SLOTS, Tally};
+pub use policies::{Fixed, Lru};
+pub use score::TopByScore;

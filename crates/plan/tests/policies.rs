@@ -1,0 +1,233 @@
+//! Planned misses against an exhaustive search, a naive Belady and the other policies; plans against a cache that carries
+//! them out; the speed that planning must have.
+
+use esker_plan::{AccessTrace, Belady, Fetch, Fixed, Lru, Tally};
+use proptest::prelude::*;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::convert::Infallible;
+use std::time::Instant;
+
+type Trace = Vec<Vec<u32>>;
+
+/// Plans a trace; the words of each batch beside the tally.
+fn plan(trace: &Trace, rows: u64, slots: u64) -> (Tally, Vec<Vec<u32>>) {
+    let mut planner = Belady::new(rows, slots, trace.len() as u32);
+    let (mut next, mut words) = (vec![Vec::new(); trace.len()], vec![Vec::new(); trace.len()]);
+    let Ok(()) = planner.look_back(&mut &trace[..], |batch, found| {
+        next[batch as usize] = found.to_vec();
+        Ok(())
+    });
+    let hand = |batch: u32, out: &mut Vec<u32>| {
+        out.clear();
+        out.extend_from_slice(&next[batch as usize]);
+        Ok(())
+    };
+    let keep = |batch: u32, found: &[u32]| {
+        words[batch as usize] = found.to_vec();
+        Ok(())
+    };
+    let Ok(tally) = planner.replay(&mut &trace[..], hand, keep);
+    (tally, words)
+}
+
+/// The fewest misses of any way to run a cache: every state that can follow every state.
+fn fewest_misses(trace: &Trace, slots: usize) -> u64 {
+    let mut states: HashMap<u32, u64> = HashMap::from([(0, 0)]);
+    for batch in trace {
+        let wanted = batch.iter().fold(0u32, |set, row| set | 1 << row);
+        let mut behind: HashMap<u32, u64> = HashMap::new();
+        for (state, misses) in states {
+            let (all, misses) = (state | wanted, misses + (wanted & !state).count_ones() as u64);
+            let mut subset = all;
+            loop {
+                if subset.count_ones() as usize <= slots {
+                    behind.entry(subset).and_modify(|known| *known = misses.min(*known)).or_insert(misses);
+                }
+                if subset == 0 {
+                    break;
+                }
+                subset = (subset - 1) & all;
+            }
+        }
+        states = behind;
+    }
+    states.into_values().min().unwrap_or(0)
+}
+
+/// Belady by the book: after each batch sort by next use, found by looking through the rest of the trace.
+fn naive_misses(trace: &Trace, slots: usize) -> u64 {
+    let mut cached: BTreeSet<u32> = BTreeSet::new();
+    let mut misses = 0;
+    for (at, batch) in trace.iter().enumerate() {
+        misses += batch.iter().filter(|row| !cached.contains(row)).count() as u64;
+        cached.extend(batch);
+        let next =
+            |row: &u32| trace[at + 1..].iter().position(|later| later.contains(row)).unwrap_or(usize::MAX);
+        let mut by_use: Vec<(usize, u32)> = cached.iter().map(|row| (next(row), *row)).collect();
+        by_use.sort_unstable();
+        cached = by_use
+            .into_iter()
+            .take(slots)
+            .filter(|(next, _)| *next < usize::MAX)
+            .map(|(_, row)| row)
+            .collect();
+    }
+    misses
+}
+
+fn naive_lru(trace: &Trace, slots: usize) -> u64 {
+    let mut cached: VecDeque<u32> = VecDeque::new();
+    let mut misses = 0;
+    for row in trace.iter().flatten() {
+        match cached.iter().position(|held| held == row) {
+            Some(at) => drop(cached.remove(at)),
+            None => misses += 1,
+        }
+        cached.push_back(*row);
+        if cached.len() > slots {
+            cached.pop_front();
+        }
+    }
+    misses
+}
+
+/// Carries a plan out on a cache that holds row numbers: every hit must find its row.
+fn carried_out(trace: &Trace, words: &[Vec<u32>], slots: usize) -> u64 {
+    let mut cache = vec![None; slots];
+    let mut misses = 0;
+    for (batch, words) in trace.iter().zip(words) {
+        for (row, word) in batch.iter().zip(words) {
+            match Fetch::of(*word) {
+                Fetch::Hit(slot) => assert_eq!(cache[slot.index()], Some(*row)),
+                _ => misses += 1,
+            }
+        }
+        for (row, word) in batch.iter().zip(words) {
+            if let Fetch::ReadInto(slot) = Fetch::of(*word) {
+                cache[slot.index()] = Some(*row);
+            }
+        }
+    }
+    misses
+}
+
+fn traces(rows: u32, batch: usize, batches: usize) -> impl Strategy<Value = Trace> {
+    let one = prop::collection::btree_set(0..rows, 0..=batch)
+        .prop_map(|rows| rows.into_iter().collect::<Vec<u32>>());
+    prop::collection::vec(one.prop_shuffle(), 0..=batches)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_cache_of_that_size_misses_less(trace in traces(7, 4, 7), slots in 0usize..6) {
+        let (tally, words) = plan(&trace, 7, slots as u64);
+        prop_assert_eq!(tally.misses(), fewest_misses(&trace, slots));
+        prop_assert_eq!(carried_out(&trace, &words, slots), tally.misses());
+    }
+
+    #[test]
+    fn plans_equal_sorting_by_next_use(trace in traces(60, 25, 20), slots in 0usize..64) {
+        let (tally, words) = plan(&trace, 60, slots as u64);
+        prop_assert_eq!(tally.misses(), naive_misses(&trace, slots));
+        prop_assert_eq!(carried_out(&trace, &words, slots), tally.misses());
+        prop_assert_eq!(tally.accesses, trace.iter().map(|batch| batch.len() as u64).sum::<u64>());
+    }
+
+    #[test]
+    fn belady_is_never_behind_lru_or_any_fixed_rows(trace in traces(40, 20, 20), slots in 0usize..45, first in 0u32..40) {
+        let belady = plan(&trace, 40, slots as u64).0.misses();
+        let mut lru = Lru::new(40, slots as u64);
+        let of_lru: u64 = trace.iter().map(|batch| lru.batch(batch)).sum();
+        prop_assert_eq!(of_lru, naive_lru(&trace, slots));
+        let fixed = Fixed::new(40, (0..40u32).map(|row| (row + first) % 40).take(slots));
+        let of_fixed = fixed.fills() + trace.iter().map(|batch| fixed.batch(batch)).sum::<u64>();
+        prop_assert!(belady <= of_lru && belady <= of_fixed, "{} {} {}", belady, of_lru, of_fixed);
+    }
+}
+
+#[test]
+fn belady_keeps_the_row_used_next() {
+    let trace = [vec![1], vec![2], vec![3], vec![1]].to_vec();
+    assert_eq!(plan(&trace, 4, 1).0.misses(), 3);
+    assert_eq!(plan(&trace, 4, 0).0.misses(), 4);
+}
+
+#[test]
+fn a_planner_can_be_used_again() {
+    let (first, second) = ([vec![1, 2], vec![2, 3]].to_vec(), [vec![0, 2], vec![0, 1], vec![2]].to_vec());
+    let mut planner = Belady::new(4, 2, 3);
+    for trace in [first, second] {
+        let mut next = vec![Vec::new(); 3];
+        let Ok(()) = planner.look_back(&mut &trace[..], |batch, found| {
+            next[batch as usize] = found.to_vec();
+            Ok(())
+        });
+        let hand = |batch: u32, out: &mut Vec<u32>| {
+            out.clone_from(&next[batch as usize]);
+            Ok(())
+        };
+        let Ok(found) = planner.replay(&mut &trace[..], hand, |_, _| Ok(()));
+        assert_eq!(found, plan(&trace, 4, 2).0);
+    }
+}
+
+#[test]
+#[should_panic(expected = "names a row once")]
+fn a_batch_that_names_a_row_twice_is_a_bug() {
+    plan(&[vec![1, 2, 1]].to_vec(), 4, 2);
+}
+
+/// A trace that is never whole: batches are made when they are read.
+struct Made {
+    batches: u32,
+    rows: u64,
+    batch_rows: usize,
+    seen: Vec<u32>,
+}
+
+impl AccessTrace for Made {
+    type Row = u32;
+    type Error = Infallible;
+    fn batches(&self) -> u32 {
+        self.batches
+    }
+    fn read(&mut self, batch: u32, rows: &mut Vec<u32>) -> Result<(), Infallible> {
+        rows.clear();
+        for number in 0..self.batch_rows as u64 {
+            // Skewed: half of the draws fall on a sixteenth of the rows.
+            let random = esker_types::random::mix(((batch as u64) << 32) | number);
+            let bound = if random & 1 == 0 { self.rows } else { self.rows / 16 };
+            let row = (((random >> 32) * bound) >> 32) as u32;
+            if self.seen[row as usize] != batch + 1 {
+                self.seen[row as usize] = batch + 1;
+                rows.push(row);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What planning keeps between batches does not grow with the trace. (`cargo xtask prove plan` measures its speed.)
+#[test]
+fn memory_is_that_of_rows_and_slots() {
+    let short = Belady::<u32>::bytes_for(1_000_000, 10_000, 10, 100);
+    let long = Belady::<u32>::bytes_for(1_000_000, 10_000, 1000, 100);
+    assert!(short >= 4_000_000 && long - short <= 1000 * 32, "{short} {long}");
+    let mut trace = Made { batches: 40, rows: 50_000, batch_rows: 5000, seen: vec![0; 50_000] };
+    let mut planner = Belady::new(50_000, 8000, 40);
+    let mut next = vec![Vec::new(); 40];
+    let Ok(()) = planner.look_back(&mut trace, |batch, found| {
+        next[batch as usize] = found.to_vec();
+        Ok(())
+    });
+    trace.seen.fill(0);
+    let hand = |batch: u32, out: &mut Vec<u32>| {
+        out.clone_from(&next[batch as usize]);
+        Ok(())
+    };
+    let started = Instant::now();
+    let Ok(tally) = planner.replay(&mut trace, hand, |_, _| Ok(()));
+    assert!(tally.hits > tally.accesses / 3 && started.elapsed().as_secs() < 60, "{tally:?}");
+}

@@ -1,0 +1,620 @@
+//! Topology on disk (Ginex): offsets in memory, a few bits each; lists in their files, and some of them in a cache. A hop's
+//! entries are fetched together: those of cached lists at once, the others by one asynchronous plan in the order of the
+//! file, so that lists which share a block read it once.
+
+use super::cache::NeighbourCache;
+use super::rising::{Rising, RisingBuilder};
+use super::{Direction, Fetched, NotAtHand, Topology, Wanted, Word, Workspace};
+use crate::{Result, SampleError};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
+use esker_store::{ArrayFile, Dataset, Elements, PAYLOAD_OFFSET, StoreError, file};
+use esker_types::{Dtype, EdgeId, NodeId};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes and pieces of a job, and jobs in flight: enough that the device has a full queue while a job is delivered.
+const JOB_BYTES: usize = 256 << 10;
+const JOB_PIECES: usize = 4096;
+const JOBS: usize = 4;
+/// Entries that lie this close are one piece.
+const GAP_BYTES: u64 = 256;
+/// Offsets read at a time.
+const CHUNK: usize = 1 << 15;
+/// How far ahead offsets and members are asked for.
+const AHEAD: usize = 16;
+/// Positions in a list are 32 bits, of both directions together.
+const MOST_DEGREE: u64 = 1 << 31;
+
+/// Where a dataset's lists are, and how long each is.
+pub struct DiskGraph {
+    dataset: Arc<Dataset>,
+    direction: Direction,
+    nodes: u64,
+    /// Lists of the first direction, and of the second where there are two.
+    parts: Vec<Part>,
+    /// The lists of each part, then edge ids of outgoing lists, then kinds of edges, as far as there are such.
+    files: Files,
+    edge_ids: Option<Column>,
+    relations: Option<Column>,
+    counters: DiskCounters,
+}
+
+struct Part {
+    offsets: Rising,
+    entries: u64,
+    is_outgoing: bool,
+    array: usize,
+}
+
+/// An array that is read by element.
+#[derive(Clone, Copy)]
+struct Column {
+    file: usize,
+    array: usize,
+    bytes: u64,
+    /// Elements are below this.
+    bound: u64,
+}
+
+/// What was read, by all samplers together.
+#[derive(Debug, Default)]
+struct DiskCounters {
+    lists: AtomicU64,
+    cached: AtomicU64,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+}
+
+/// What sampling has read so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ListCounters {
+    /// Lists that entries were wanted of.
+    pub lists: u64,
+    /// Those found in the cache.
+    pub cached: u64,
+    /// Reads of the disk.
+    pub reads: u64,
+    /// Bytes that they brought.
+    pub read_bytes: u64,
+}
+
+impl DiskGraph {
+    /// Bytes that an open graph holds.
+    pub fn bytes_for(dataset: &Dataset, direction: Direction) -> u64 {
+        let (nodes, edges) = (dataset.manifest().nodes.count, dataset.manifest().edges.count);
+        let one = Rising::bytes_for(nodes + 1, edges);
+        one * if direction == Direction::Both { 2 } else { 1 }
+    }
+
+    /// Reads the offsets of a dataset's lists.
+    pub fn open(dataset: &Arc<Dataset>, direction: Direction) -> Result<DiskGraph> {
+        let manifest = dataset.manifest();
+        let (nodes, edges) = (manifest.nodes.count, manifest.edges.count);
+        let array = |name: &str| {
+            let found = dataset.arrays().iter().position(|array| array.entry().name == name);
+            found.ok_or_else(|| {
+                SampleError::request(
+                    format!("{} has no {name}", dataset.directory().display()),
+                    "import or generate it with --out-neighbours",
+                )
+            })
+        };
+        let incoming = (file::IN_OFFSETS, file::IN_NEIGHBOURS, false);
+        let outgoing = (file::OUT_OFFSETS, file::OUT_NEIGHBOURS, true);
+        let wanted = match direction {
+            Direction::Incoming => vec![incoming],
+            Direction::Outgoing => vec![outgoing],
+            Direction::Both => vec![incoming, outgoing],
+        };
+        let (mut parts, mut opened) = (Vec::new(), Vec::new());
+        for (offsets, neighbours, is_outgoing) in wanted {
+            let offsets = load_offsets(&dataset.arrays()[array(offsets)?], nodes, edges)?;
+            opened.push(array(neighbours)?);
+            parts.push(Part { offsets, entries: edges, is_outgoing, array: array(neighbours)? });
+        }
+        let mut column = |name: &str, bound: u64| -> Result<Column> {
+            let array = array(name)?;
+            opened.push(array);
+            let bytes = dataset.arrays()[array].entry().dtype.bytes();
+            Ok(Column { file: opened.len() - 1, array, bytes, bound })
+        };
+        let edge_ids = match direction {
+            Direction::Incoming => None,
+            _ => Some(column(file::OUT_EDGE_IDS, edges)?),
+        };
+        let relations = match &manifest.edges.relations {
+            Some(relations) => Some(column(file::EDGE_RELATION, relations.count)?),
+            None => None,
+        };
+        let arrays: Vec<&ArrayFile> = opened.iter().map(|array| &dataset.arrays()[*array]).collect();
+        let files = dataset.open_files(&arrays, &Options::default())?;
+        let counters = DiskCounters::default();
+        Ok(DiskGraph {
+            dataset: dataset.clone(),
+            direction,
+            nodes,
+            parts,
+            files,
+            edge_ids,
+            relations,
+            counters,
+        })
+    }
+
+    /// Nodes of the graph.
+    pub fn nodes(&self) -> u64 {
+        self.nodes
+    }
+
+    /// Along which edges lists go.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Entries of all lists.
+    pub fn entries(&self) -> u64 {
+        self.parts.iter().map(|part| part.entries).sum()
+    }
+
+    /// The way files are read.
+    pub fn rung(&self) -> &esker_io::Rung {
+        self.files.rung()
+    }
+
+    /// What was read so far.
+    pub fn counters(&self) -> ListCounters {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let DiskCounters { lists, cached, reads, read_bytes } = &self.counters;
+        ListCounters {
+            lists: get(lists),
+            cached: get(cached),
+            reads: get(reads),
+            read_bytes: get(read_bytes),
+        }
+    }
+
+    /// A node's degree.
+    pub fn degree(&self, node: NodeId) -> u64 {
+        (0..self.parts.len()).map(|part| self.part_degree(part, node)).sum()
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    #[inline(always)]
+    pub(super) fn bounds(&self, part: usize, node: NodeId) -> (u64, u64) {
+        self.parts[part].offsets.pair(node.index())
+    }
+
+    #[inline(always)]
+    pub(super) fn part_degree(&self, part: usize, node: NodeId) -> u64 {
+        let (start, end) = self.bounds(part, node);
+        end - start
+    }
+
+    /// All lists of a part, from front to back.
+    pub(super) fn stream(&self, part: usize) -> Result<ListStream> {
+        let array = &self.dataset.arrays()[self.parts[part].array];
+        Ok(ListStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
+    }
+}
+
+fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<Rising> {
+    let refuse = |expected: String, found: u64| {
+        SampleError::from(StoreError::inconsistent(array.path(), expected, found))
+    };
+    let mut builder = RisingBuilder::new(nodes + 1, edges);
+    let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; CHUNK]);
+    let (mut before, mut index) = (0, 0);
+    loop {
+        let filled = elements.fill_ids(&mut chunk)?;
+        if filled == 0 {
+            break;
+        }
+        for offset in &chunk[..filled] {
+            let is_end = (index == 0 && *offset != 0) || (index == nodes && *offset != edges);
+            if *offset < before || *offset > edges || is_end {
+                return Err(refuse(format!("rising offsets from 0 to {edges}"), *offset));
+            }
+            if *offset - before > MOST_DEGREE {
+                return Err(refuse(format!("nodes with at most {MOST_DEGREE} neighbours"), *offset - before));
+            }
+            builder.push(*offset);
+            (before, index) = (*offset, index + 1);
+        }
+    }
+    if index != nodes + 1 {
+        return Err(refuse(format!("{} offsets", nodes + 1), index));
+    }
+    Ok(builder.finish())
+}
+
+/// Entries of lists, streamed and checked.
+pub(super) struct ListStream {
+    elements: Elements,
+    array: ArrayFile,
+    nodes: u64,
+}
+
+impl ListStream {
+    /// Fills `out` as far as there are entries; returns how many.
+    pub fn fill<W: Word>(&mut self, out: &mut [W]) -> Result<usize> {
+        let filled = self.elements.fill(out)?;
+        check_ids(&out[..filled], self.nodes, &self.array)?;
+        Ok(filled)
+    }
+
+    /// Goes on at entry `to`, which is not behind `at`.
+    pub fn skip_to(&mut self, to: u64, at: &mut u64) -> Result<()> {
+        // A stream only goes forwards; far steps start another one.
+        if to > *at {
+            let width = self.array.entry().dtype.bytes();
+            if (to - *at) * width > FAR_BYTES {
+                self.elements = self.array.elements(to)?;
+            } else {
+                let mut left = to - *at;
+                let mut bin = vec![0u8; ((left.min(CHUNK as u64)) * width) as usize];
+                while left > 0 {
+                    let now = left.min(CHUNK as u64);
+                    self.skip(&mut bin[..(now * width) as usize], width)?;
+                    left -= now;
+                }
+            }
+            *at = to;
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, bin: &mut [u8], width: u64) -> Result<()> {
+        match width {
+            4 => drop(self.elements.fill(bytemuck::cast_slice_mut::<u8, [u8; 4]>(bin))?),
+            _ => drop(self.elements.fill(bytemuck::cast_slice_mut::<u8, [u8; 8]>(bin))?),
+        }
+        Ok(())
+    }
+
+    /// Appends the next `count` entries.
+    pub fn append<W: Word>(&mut self, count: u64, at: &mut u64, out: &mut Vec<W>) -> Result<()> {
+        let start = out.len();
+        out.resize(start + count as usize, W::default());
+        let filled = self.elements.fill(&mut out[start..])?;
+        assert_eq!(filled as u64, count, "offsets end where entries do");
+        *at += count;
+        check_ids(&out[start..], self.nodes, &self.array)
+    }
+}
+
+/// From here on a new stream costs less than reading on.
+const FAR_BYTES: u64 = 8 << 20;
+
+fn check_ids<W: Word>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
+    match words.iter().max().filter(|word| word.node().0 >= nodes) {
+        Some(word) => {
+            let expected = format!("node ids below {nodes}");
+            Err(StoreError::inconsistent(array.path(), expected, word.node().0).into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// A graph whose lists are on disk, with the lists of some nodes in memory or none.
+pub struct OnDisk<W> {
+    graph: Arc<DiskGraph>,
+    cache: Option<Arc<NeighbourCache<W>>>,
+}
+
+impl<W> Clone for OnDisk<W> {
+    fn clone(&self) -> OnDisk<W> {
+        OnDisk { graph: self.graph.clone(), cache: self.cache.clone() }
+    }
+}
+
+impl<W: Word> OnDisk<W> {
+    /// The lists of a graph whose ids are stored as `W`.
+    pub fn new(graph: Arc<DiskGraph>, cache: Option<Arc<NeighbourCache<W>>>) -> OnDisk<W> {
+        let narrow = graph.dataset.manifest().id_dtype() != Dtype::U64;
+        assert_eq!(narrow, size_of::<W>() == 4, "words as wide as they are stored");
+        OnDisk { graph, cache }
+    }
+
+    /// Bytes that a sampler's workspace takes at most for hops of up to `nodes` nodes and `entries` entries, with what
+    /// sampling keeps for lists that must be fetched.
+    pub fn workspace_bytes(nodes: u64, entries: u64) -> u64 {
+        let job = JOB_BYTES as u64 + JOB_PIECES as u64 * size_of::<Piece>() as u64;
+        let queue = Options::default().memory_bytes((JOBS * JOB_PIECES) as u64) + JOBS as u64 * job;
+        // Arrays that grow double: requests, lists, words and positions.
+        let grown =
+            entries.saturating_mul(16 + size_of::<W>() as u64 + 4).saturating_add(nodes.saturating_mul(16));
+        queue.saturating_add(grown.saturating_mul(2))
+    }
+}
+
+/// An entry to be read: which element, and where it goes.
+type Entry = (u64, u32);
+
+/// What a sampler on a graph on disk keeps. It stays with the thread that samples: its queue does.
+#[derive(Default)]
+pub struct DiskWorkspace {
+    queue: Option<Queue>,
+    /// Lists to be read: node, first place and number of entries.
+    lists: Vec<(u64, u32, u32)>,
+    entries: Vec<Entry>,
+    spare: Vec<(AlignedBuffer, Vec<Piece>)>,
+}
+
+impl Workspace for DiskWorkspace {
+    fn bytes(&self) -> u64 {
+        let queue =
+            self.queue.as_ref().map_or(0, |_| Options::default().memory_bytes((JOBS * JOB_PIECES) as u64));
+        let jobs = self.spare.len() as u64 * (JOB_BYTES + JOB_PIECES * size_of::<Piece>()) as u64;
+        let arrays = self.lists.capacity() * 16 + self.entries.capacity() * size_of::<Entry>();
+        queue + jobs + arrays as u64
+    }
+}
+
+impl<W: Word> Topology for OnDisk<W> {
+    type Word = W;
+    type Workspace = DiskWorkspace;
+    type AtHand<'a> = NotAtHand<W>;
+
+    fn nodes(&self) -> u64 {
+        self.graph.nodes
+    }
+
+    fn entries(&self) -> u64 {
+        self.graph.entries()
+    }
+
+    fn has_relations(&self) -> bool {
+        self.graph.relations.is_some()
+    }
+
+    fn at_hand(&self, _: &[NodeId]) -> Option<NotAtHand<W>> {
+        None
+    }
+
+    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+        out.extend(nodes.iter().enumerate().map(|(at, node)| {
+            if let Some(soon) = nodes.get(at + AHEAD) {
+                self.graph.parts.iter().for_each(|part| part.offsets.prefetch(soon.index()));
+            }
+            self.graph.degree(*node) as u32
+        }));
+        Ok(())
+    }
+
+    fn fetch(&self, wanted: Wanted<'_>, workspace: &mut DiskWorkspace, out: &mut Fetched<W>) -> Result<()> {
+        out.edges.clear();
+        out.relations.clear();
+        out.words.clear();
+        out.words.resize(wanted.positions.len(), W::default());
+        self.take_cached(&wanted, workspace, &mut out.words);
+        // In the order of the files.
+        workspace.lists.sort_unstable();
+        for part in 0..self.graph.parts.len() {
+            let lists = std::mem::take(&mut workspace.lists);
+            self.list_entries(part, &wanted, lists.iter().copied(), &mut workspace.entries);
+            workspace.lists = lists;
+            let array = &self.graph.dataset.arrays()[self.graph.parts[part].array];
+            let words = &mut out.words;
+            let bytes = size_of::<W>() as u64;
+            self.graph.read(part, bytes, workspace, |place, bytes| {
+                let word: W = bytemuck::pod_read_unaligned(bytes);
+                words[place as usize] = word;
+                check_ids(&[word], self.graph.nodes, array)
+            })?;
+        }
+        if wanted.edges || wanted.relations {
+            self.fetch_edges(&wanted, workspace, out)?;
+        }
+        Ok(())
+    }
+}
+
+impl<W: Word> OnDisk<W> {
+    /// Takes entries of cached lists; notes the other lists.
+    fn take_cached(&self, wanted: &Wanted<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
+        let (lists, counters) = (&mut workspace.lists, &self.graph.counters);
+        lists.clear();
+        let (mut start, mut asked) = (0usize, 0u64);
+        for (at, (node, length)) in wanted.nodes.iter().zip(wanted.lengths).enumerate() {
+            if let (Some(cache), Some(soon)) = (&self.cache, wanted.nodes.get(at + AHEAD)) {
+                cache.prefetch(*soon);
+            }
+            let range = start..start + *length as usize;
+            start = range.end;
+            if range.is_empty() {
+                continue;
+            }
+            asked += 1;
+            match self.cache.as_ref().and_then(|cache| cache.list(*node)) {
+                Some(list) => {
+                    let positions = &wanted.positions[range.clone()];
+                    words[range].iter_mut().zip(positions).for_each(|(word, at)| *word = list[*at as usize]);
+                }
+                None => lists.push((node.0, range.start as u32, *length)),
+            }
+        }
+        counters.lists.fetch_add(asked, Ordering::Relaxed);
+        counters.cached.fetch_add(asked - lists.len() as u64, Ordering::Relaxed);
+    }
+
+    /// The entries of lists that are in a part, in its order, as `entries`.
+    fn list_entries(
+        &self,
+        part: usize,
+        wanted: &Wanted<'_>,
+        lists: impl Iterator<Item = (u64, u32, u32)>,
+        entries: &mut Vec<Entry>,
+    ) {
+        entries.clear();
+        for (node, first, length) in lists {
+            let node = NodeId(node);
+            // The second part's positions follow those of the first.
+            let skipped = if part == 1 { self.graph.part_degree(0, node) } else { 0 };
+            let (start, end) = self.graph.bounds(part, node);
+            for place in first..first + length {
+                let position = wanted.positions[place as usize] as u64;
+                if position >= skipped && position - skipped < end - start {
+                    entries.push((start + position - skipped, place));
+                }
+            }
+        }
+    }
+
+    /// Edge ids and kinds of all entries.
+    fn fetch_edges(
+        &self,
+        wanted: &Wanted<'_>,
+        workspace: &mut DiskWorkspace,
+        out: &mut Fetched<W>,
+    ) -> Result<()> {
+        out.edges.resize(wanted.positions.len(), EdgeId(0));
+        let mut lists = std::mem::take(&mut workspace.lists);
+        lists.clear();
+        let mut start = 0;
+        for (node, length) in wanted.nodes.iter().zip(wanted.lengths) {
+            lists.push((node.0, start, *length));
+            start += length;
+        }
+        lists.sort_unstable();
+        for (part, lists_of) in self.graph.parts.iter().enumerate() {
+            self.list_entries(part, wanted, lists.iter().copied(), &mut workspace.entries);
+            let edges = &mut out.edges;
+            match self.graph.edge_ids.filter(|_| lists_of.is_outgoing) {
+                // An edge's id is its position in the incoming lists.
+                None => {
+                    workspace.entries.iter().for_each(|(edge, place)| edges[*place as usize] = EdgeId(*edge));
+                }
+                Some(column) => self.graph.read_column(column, workspace, |place, edge| {
+                    edges[place as usize] = EdgeId(edge);
+                })?,
+            }
+        }
+        workspace.lists = lists;
+        if let (true, Some(column)) = (wanted.relations, self.graph.relations) {
+            out.relations.resize(wanted.positions.len(), 0);
+            workspace.entries.clear();
+            workspace.entries.extend(out.edges.iter().zip(0..).map(|(edge, place)| (edge.0, place)));
+            workspace.entries.sort_unstable();
+            let relations = &mut out.relations;
+            self.graph
+                .read_column(column, workspace, |place, kind| relations[place as usize] = kind as u32)?;
+        }
+        if !wanted.edges {
+            out.edges.clear();
+        }
+        Ok(())
+    }
+}
+
+impl DiskGraph {
+    /// Reads the workspace's entries of a column.
+    fn read_column(
+        &self,
+        column: Column,
+        workspace: &mut DiskWorkspace,
+        mut take: impl FnMut(u32, u64),
+    ) -> Result<()> {
+        let array = &self.dataset.arrays()[column.array];
+        self.read(column.file, column.bytes, workspace, |place, bytes| {
+            let mut wide = [0; 8];
+            wide[..bytes.len()].copy_from_slice(bytes);
+            let value = u64::from_le_bytes(wide);
+            if value >= column.bound {
+                let expected = format!("numbers below {}", column.bound);
+                return Err(StoreError::inconsistent(array.path(), expected, value).into());
+            }
+            take(place, value);
+            Ok(())
+        })
+    }
+
+    /// Reads the workspace's entries, which ascend, of a file whose elements have `width` bytes; some jobs are always on
+    /// their way while one is delivered.
+    fn read(
+        &self,
+        file: usize,
+        width: u64,
+        workspace: &mut DiskWorkspace,
+        mut take: impl FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let DiskWorkspace { queue: kept, entries, spare, .. } = workspace;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let mut queue = match kept.take() {
+            Some(queue) => queue,
+            None => self.files.queue().map_err(StoreError::from)?,
+        };
+        let before = queue.counters();
+        let (mut next, mut coming) = (0, VecDeque::<Range<usize>>::new());
+        while next < entries.len() || !coming.is_empty() {
+            while next < entries.len() && coming.len() < JOBS {
+                let (buffer, mut pieces) = spare.pop().unwrap_or_else(new_job);
+                let end = next + cut(&entries[next..], width, &mut pieces);
+                queue.submit(file, pieces, buffer);
+                coming.push_back(next..end);
+                next = end;
+            }
+            let (Some(finished), Some(range)) = (queue.wait(), coming.pop_front()) else { break };
+            // An error lets the queue go: it waits for what is on its way.
+            finished.result.map_err(StoreError::from)?;
+            deliver(&entries[range], width, &finished.pieces, &finished.buffer, &mut take)?;
+            spare.push((finished.buffer, finished.pieces));
+        }
+        let after = queue.counters();
+        self.counters.reads.fetch_add(after.reads - before.reads, Ordering::Relaxed);
+        self.counters.read_bytes.fetch_add(after.read_bytes - before.read_bytes, Ordering::Relaxed);
+        *kept = Some(queue);
+        Ok(())
+    }
+}
+
+fn new_job() -> (AlignedBuffer, Vec<Piece>) {
+    (AlignedBuffer::new(JOB_BYTES, DIRECT_ALIGN), Vec::with_capacity(JOB_PIECES))
+}
+
+/// Makes pieces of as many entries as a job takes; returns how many.
+fn cut(entries: &[Entry], width: u64, pieces: &mut Vec<Piece>) -> usize {
+    pieces.clear();
+    for (number, (element, _)) in entries.iter().enumerate() {
+        let offset = PAYLOAD_OFFSET + element * width;
+        let (used, count) = (pieces.last().map_or(0, |last| last.at + last.bytes), pieces.len());
+        match pieces.last_mut() {
+            Some(last) if offset + width <= last.offset + last.bytes => {}
+            Some(last) if offset <= last.offset + last.bytes + GAP_BYTES => {
+                let bytes = offset + width - last.offset;
+                if last.at + bytes > JOB_BYTES as u64 {
+                    return number;
+                }
+                last.bytes = bytes;
+            }
+            _ if count == JOB_PIECES || used + width > JOB_BYTES as u64 => return number,
+            _ => pieces.push(Piece { offset, bytes: width, at: used }),
+        }
+    }
+    entries.len()
+}
+
+fn deliver(
+    entries: &[Entry],
+    width: u64,
+    pieces: &[Piece],
+    buffer: &[u8],
+    take: &mut impl FnMut(u32, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut piece = 0;
+    for (element, place) in entries {
+        let offset = PAYLOAD_OFFSET + element * width;
+        while offset >= pieces[piece].offset + pieces[piece].bytes {
+            piece += 1;
+        }
+        let at = (pieces[piece].at + offset - pieces[piece].offset) as usize;
+        take(*place, &buffer[at..at + width as usize])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Neighbour lists while a superbatch is sampled: all in memory where they fit, else on disk with the best in a cache.
+
+use super::sizes::Sizes;
+use crate::{Job, Result};
+use esker_plan::TopByScore;
+use esker_sample::{CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word};
+use std::sync::Arc;
+
+/// Where lists are between phases.
+pub(super) struct Lists {
+    pub graph: Arc<DiskGraph>,
+    kind: Kind,
+}
+
+enum Kind {
+    /// They fit a phase, and are read whole.
+    All,
+    /// The best of them have a file of their own.
+    Some(CachedLists),
+    /// There is no room for any.
+    None,
+}
+
+/// Lists as samplers use them.
+pub(super) enum Loaded<W> {
+    Memory(InMemory<W>),
+    Disk(OnDisk<W>),
+}
+
+impl Lists {
+    /// Chooses what is cached: by out-degree over in-degree, until the room is full (section 3.2).
+    pub fn prepare<W: Word>(job: &Job, sizes: &Sizes, graph: Arc<DiskGraph>) -> Result<Lists> {
+        let entry_bytes = size_of::<W>() as u64;
+        let (nodes, folder) = (graph.nodes(), &job.out_of_core.scratch);
+        let index_bytes = CacheIndex::bytes_for(nodes, graph.entries());
+        let room = sizes.neighbour_bytes.saturating_sub(index_bytes) / entry_bytes;
+        if sizes.all_lists || room == 0 {
+            let kind = if sizes.all_lists { Kind::All } else { Kind::None };
+            return Ok(Lists { graph, kind });
+        }
+        // Until training starts, a phase's memory is free.
+        let counts =
+            EntryCounts::count::<W>(&graph, folder, sizes.phase_bytes.saturating_sub(TopByScore::BYTES))?;
+        let (mut top, mut count) = (TopByScore::new(), counts.stream());
+        for node in 0..nodes {
+            top.see(count.take()? as u64, graph.degree(esker_types::NodeId(node)));
+        }
+        top.set_budget(room);
+        let mut next = (counts.stream(), 0);
+        let index = CacheIndex::choose(&graph, |node, degree| {
+            // Nodes without a list are not asked about.
+            while next.1 < node.0 {
+                next.0.take()?;
+                next.1 += 1;
+            }
+            next.1 += 1;
+            Ok(top.takes(next.0.take()? as u64, degree))
+        })?;
+        drop(top);
+        let lists = CachedLists::write::<W>(&graph, index, folder)?;
+        Ok(Lists { graph, kind: Kind::Some(lists) })
+    }
+
+    /// Reads what a phase of sampling has in memory.
+    pub fn load<W: Word>(&self, job: &Job) -> Result<Loaded<W>> {
+        let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
+            Kind::All => return Ok(Loaded::Memory(InMemory::load(&job.dataset, job.direction)?)),
+            Kind::Some(lists) => Some(Arc::new(lists.load()?)),
+            Kind::None => None,
+        };
+        Ok(Loaded::Disk(OnDisk::new(self.graph.clone(), cache)))
+    }
+
+    /// In words.
+    pub fn note(&self) -> String {
+        match &self.kind {
+            Kind::All => "all neighbour lists in memory while sampling".into(),
+            Kind::None => "no neighbour list in memory".into(),
+            Kind::Some(lists) => {
+                let share = lists.index().entries() as f64 / self.graph.entries().max(1) as f64 * 100.0;
+                let count = esker_types::grouped(lists.index().count());
+                format!(
+                    "neighbour lists of {count} nodes in memory while sampling, {share:.0}% of all entries"
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! How ginex shares out its memory (section 3.5 of the paper). Phases take turns: while a superbatch is sampled, and the
+//! one before it planned, neighbour lists have what is left; while one is gathered, feature rows have.
+
+use crate::{Evaluation, Job, MemoryTable, Result, StrategyError};
+use esker_fetch::{AccessFile, DiskRows, StoredRow};
+use esker_plan::{Belady, MOST_SLOTS};
+use esker_sample::{AnyTopology, Bound, DiskGraph, OnDisk, Settings, Word};
+use esker_types::{ByteCount, Dtype};
+
+/// Samples of a thread that samples in bulk: made, waiting, looked at.
+const LANE_SAMPLES: u64 = 4;
+/// Samples beyond the batches whose rows are held: being loaded, waiting.
+pub(super) const SAMPLES_AHEAD: usize = 2;
+/// Batches whose rows are held when memory allows: being read, being assembled, being trained on.
+pub(super) const MOST_HELD: usize = 3;
+/// What writing and reading a trace keeps beside its records.
+const TRACE_BYTES: u64 = 4 << 20;
+/// What a plan has for a slot, at most.
+const SLOT_BYTES: u64 = 16;
+/// A superbatch is at least so long by default, where the disk allows it: on small graphs switching would cost more than
+/// training.
+const FEW_BATCHES: u64 = 64;
+
+/// What a batch takes, at most.
+fn bound(job: &Job, settings: &Settings, batch: u64) -> Bound {
+    job.bound(settings, batch)
+}
+
+fn word_bytes(job: &Job) -> u64 {
+    job.dataset.manifest().id_dtype().bytes()
+}
+
+/// A sampler of lists on disk, with so many samples.
+fn sampler_bytes(job: &Job, bound: &Bound, samples: u64) -> u64 {
+    let workspace = match job.dataset.manifest().id_dtype() {
+        Dtype::U64 => OnDisk::<u64>::workspace_bytes(bound.nodes, bound.edges),
+        _ => OnDisk::<u32>::workspace_bytes(bound.nodes, bound.edges),
+    };
+    bound.bytes(samples).saturating_add(workspace)
+}
+
+fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
+    let nodes = job.dataset.manifest().nodes.count;
+    match word_bytes(job) {
+        8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest),
+        _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest),
+    }
+}
+
+/// Bytes of a record, of a batch's accesses and of its words while they are in memory.
+fn writing_bytes(job: &Job, bound: &Bound) -> u64 {
+    let accesses = bound.nodes.saturating_mul(word_bytes(job));
+    TRACE_BYTES.saturating_add(bound.sample_bytes).saturating_add(accesses)
+}
+
+/// Gathering beside rows and cache: samples and words, a decoder, a reader.
+fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
+    let samples =
+        (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(4)));
+    // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
+    let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
+    TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
+}
+
+fn evaluation_sampling(job: &Job, over: &Evaluation) -> u64 {
+    let bound = bound(job, &over.settings, over.largest_batch);
+    sampler_bytes(job, &bound, 1 + SAMPLES_AHEAD as u64)
+}
+
+/// What sampling of an evaluation may use.
+pub(super) fn evaluation_sampling_bytes(job: &Job, over: &Evaluation) -> u64 {
+    match over.sampling_bytes {
+        // What is known better than from fan-outs still leaves the workspace out.
+        Some(bytes) => {
+            bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch))
+        }
+        None => evaluation_sampling(job, over),
+    }
+}
+
+/// What is there in every phase.
+fn lasting(job: &Job) -> MemoryTable {
+    let mut table = MemoryTable::default();
+    table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
+    if let Some(evaluation) = &job.evaluation {
+        let bound = bound(job, &evaluation.settings, evaluation.largest_batch);
+        table.add("evaluation: sampling", evaluation_sampling(job, evaluation));
+        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
+        table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
+    }
+    table
+}
+
+/// The least that sampling and planning take together.
+fn least_sampling(job: &Job) -> u64 {
+    let bound = bound(job, &job.settings, job.largest_batch);
+    let sampler = sampler_bytes(job, &bound, LANE_SAMPLES);
+    let planner = planner_bytes(job, 0, job.out_of_core.superbatch.unwrap_or(FEW_BATCHES), bound.nodes);
+    let others = writing_bytes(job, &bound).saturating_add(ahead_bytes(job, &bound));
+    sampler.saturating_add(planner).saturating_add(others)
+}
+
+/// Rows of steps that are still on their way when a superbatch is sampled.
+fn ahead_bytes(job: &Job, bound: &Bound) -> u64 {
+    bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_ahead as u64)
+}
+
+/// The least that gathering takes: one batch beside those of steps ahead, nothing cached.
+fn least_gathering(job: &Job) -> u64 {
+    let bound = bound(job, &job.settings, job.largest_batch);
+    let held = 1 + job.steps_ahead as u64;
+    let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(held);
+    rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, held))
+}
+
+/// The least that ginex needs, line by line.
+pub(super) fn memory(job: &Job) -> MemoryTable {
+    let mut table = lasting(job);
+    let (sampling, gathering) = (least_sampling(job), least_gathering(job));
+    let turns = format!("in turn: sampling {}, gathering {}", ByteCount(sampling), ByteCount(gathering));
+    table.add(turns, sampling.max(gathering));
+    table
+}
+
+/// How the memory granted is used.
+#[derive(Debug, Clone)]
+pub(super) struct Sizes {
+    /// Threads that sample.
+    pub lanes: usize,
+    /// What all samplers together may hold.
+    pub sampling_bytes: u64,
+    /// For neighbour lists; all of them fit where `all_lists`.
+    pub neighbour_bytes: u64,
+    pub all_lists: bool,
+    /// What a phase may hold.
+    pub phase_bytes: u64,
+    /// Slots that there is memory to plan for.
+    pub most_slots: u64,
+    /// Batches of a superbatch.
+    pub superbatch: u64,
+    /// What the files of one superbatch may take.
+    pub disk_bytes: u64,
+}
+
+impl Sizes {
+    /// For whoever trains on nothing.
+    pub fn none() -> Sizes {
+        Sizes {
+            lanes: 1,
+            sampling_bytes: 0,
+            neighbour_bytes: 0,
+            all_lists: false,
+            phase_bytes: 0,
+            most_slots: 0,
+            superbatch: 1,
+            disk_bytes: 0,
+        }
+    }
+
+    /// `batch_disk_bytes` is what the files of a batch take, about; `batches` those of an epoch and of the run.
+    pub fn new(job: &Job, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
+        let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
+        let bound = bound(job, &job.settings, job.largest_batch);
+        let asked = &job.out_of_core;
+        // Two superbatches are on disk at a time.
+        let disk_bytes = asked.disk_bytes / 2;
+        let by_disk = (disk_bytes / batch_disk_bytes.max(1)).max(1);
+        let (epoch, run) = batches;
+        let superbatch = asked.superbatch.unwrap_or(epoch.max(FEW_BATCHES)).min(by_disk).min(run).max(1);
+        let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
+        let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, bound.nodes));
+        let left = left.saturating_sub(writing_bytes(job, &bound)).saturating_sub(ahead_bytes(job, &bound));
+        // A plan has a few bytes for each slot, and is made while others sample.
+        let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
+        let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));
+        let most_slots = by_memory.min(left.saturating_sub(lane) / SLOT_BYTES);
+        let left = left.saturating_sub(most_slots * SLOT_BYTES);
+        let lanes = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
+        let left = left.saturating_sub(lanes * lane);
+        let all = AnyTopology::bytes_for(&job.dataset, job.direction);
+        let neighbour_bytes = match asked.neighbour_cache_bytes {
+            Some(asked) if asked > left => {
+                return Err(StrategyError::request(
+                    format!(
+                        "a neighbour cache of {} is asked for, and {} are left for it",
+                        ByteCount(asked),
+                        ByteCount(left)
+                    ),
+                    "take a smaller --neighbour-cache, or allow more memory",
+                ));
+            }
+            asked => asked.unwrap_or(left),
+        };
+        Ok(Sizes {
+            lanes: lanes as usize,
+            sampling_bytes: lanes * lane,
+            neighbour_bytes,
+            all_lists: all <= neighbour_bytes,
+            phase_bytes,
+            most_slots,
+            superbatch,
+            disk_bytes,
+        })
+    }
+
+    /// Batches to hold and slots of the cache for a superbatch that was sampled: `largest` is the most rows that one of
+    /// its batches has, `sample_bytes` the most that a sample takes.
+    pub fn gathering(&self, job: &Job, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
+        let features = job.dataset.manifest().nodes.features.as_ref();
+        let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
+        let needed =
+            |held: u64| held * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, held);
+        let asked = job.out_of_core.feature_cache_bytes;
+        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
+        let most = |held: u64| {
+            needed(held) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
+        };
+        let least = 1 + job.steps_ahead as u64;
+        let held = (least + 1..least + MOST_HELD as u64).rev().find(|held| most(*held)).unwrap_or(least);
+        let left = self.phase_bytes.saturating_sub(needed(held));
+        let bytes = match asked {
+            Some(asked) if asked > left => {
+                return Err(StrategyError::request(
+                    format!(
+                        "a feature cache of {} is asked for, and {} are left for it",
+                        ByteCount(asked),
+                        ByteCount(left)
+                    ),
+                    "take a smaller --feature-cache, or allow more memory",
+                ));
+            }
+            asked => asked.unwrap_or(left),
+        };
+        let slots = (bytes / row_bytes.max(1)).min(self.most_slots).min(MOST_SLOTS as u64);
+        Ok((held as usize, slots))
+    }
+}
+
+/// What the files of a batch take on disk: a trace of about three bytes an edge, an access and a word a node.
+pub(super) fn disk_bytes<W: Word + StoredRow>(nodes: u64, trace_bytes: u64) -> u64 {
+    trace_bytes + nodes * (AccessFile::<W>::BYTES + esker_fetch::PlanFile::BYTES)
+}

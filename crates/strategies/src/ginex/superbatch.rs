@@ -1,0 +1,227 @@
+//! A superbatch: some batches sampled to a trace, and a plan for their rows (sections 3.1 and 3.4).
+//!
+//! A trace gets its name when it is whole, and its header says what it is a trace of; so a resumed run takes up what an
+//! earlier one sampled, and removes what belongs to another. What was accessed and what is planned follow from the trace
+//! and are made anew.
+
+use super::lists::Loaded;
+use super::sizes::{Sizes, disk_bytes};
+use crate::{Job, Result, StrategyError};
+use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
+use esker_plan::{Belady, Tally};
+use esker_sample::bulk::{Bulk, positions};
+use esker_sample::trace::{TraceHeader, TraceReader, TraceWriter};
+use esker_sample::{Position, Sample, SampleError, Topology, Word};
+use esker_store::StoreError;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Some batches, sampled.
+pub(super) struct Superbatch<W> {
+    pub trace: TraceReader,
+    path: PathBuf,
+    /// The first sample of the trace that is wanted.
+    pub first: usize,
+    /// Rows of the batches from there on.
+    pub accesses: AccessFile<W>,
+    /// Bytes of the largest of their samples.
+    pub sample_bytes: u64,
+}
+
+/// Why sampling ended.
+enum End {
+    /// The disk budget is used up.
+    Full,
+    Failed(StrategyError),
+}
+
+impl From<SampleError> for End {
+    fn from(error: SampleError) -> End {
+        End::Failed(error.into())
+    }
+}
+
+impl From<FetchError> for End {
+    fn from(error: FetchError) -> End {
+        End::Failed(error.into())
+    }
+}
+
+/// What a trace of this job says of itself.
+fn header(job: &Job) -> TraceHeader {
+    let manifest = job.dataset.manifest();
+    TraceHeader {
+        dataset: manifest.id.clone(),
+        nodes: manifest.nodes.count,
+        edges: manifest.edges.count,
+        relations: manifest.edges.relations.as_ref().map_or(0, |relations| relations.count),
+        direction: job.direction,
+        batches: job.batches.identity(),
+        settings: job.settings.clone(),
+    }
+}
+
+const ENDING: &str = "trace";
+
+/// Where this strategy keeps its traces.
+fn folder(job: &Job) -> PathBuf {
+    job.out_of_core.scratch.join("superbatches")
+}
+
+/// Makes the folder, and removes what is no trace of this job, or none from `from` on.
+pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
+    let folder = folder(job);
+    fs::create_dir_all(&folder).map_err(StoreError::io(&folder))?;
+    let expected = header(job);
+    for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+        let path = entry.map_err(StoreError::io(&folder))?.path();
+        let trace = TraceReader::open(&path).ok().filter(|trace| *trace.header() == expected);
+        let useful = trace.and_then(|trace| trace.entries().last().map(|last| last.at >= from));
+        if useful != Some(true) {
+            fs::remove_file(&path).map_err(StoreError::io(&path))?;
+        }
+    }
+    Ok(())
+}
+
+impl<W: Word + StoredRow> Superbatch<W> {
+    /// A trace from an earlier process that holds the batch at `from`.
+    pub fn find(job: &Job, from: Position) -> Result<Option<Superbatch<W>>> {
+        let folder = folder(job);
+        let expected = header(job);
+        for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+            let path = entry.map_err(StoreError::io(&folder))?.path();
+            let Ok(trace) = TraceReader::open(&path) else { continue };
+            if *trace.header() != expected {
+                continue;
+            }
+            if let Some(first) = trace.entries().iter().position(|entry| entry.at == from) {
+                return Superbatch::reread(trace, path, first, &folder).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lists the accesses of a trace that was written earlier.
+    fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
+        let (mut accesses, mut sample, mut sample_bytes) =
+            (AccessFile::create(folder)?, Sample::default(), 0);
+        let mut cursor = trace.forwards();
+        for at in first..trace.entries().len() {
+            cursor.read(at, &mut sample)?;
+            accesses.append(&sample.node_ids)?;
+            sample_bytes = sample_bytes.max(sample.bytes());
+        }
+        accesses.close();
+        drop(cursor);
+        Ok(Superbatch { trace, path, first, accesses, sample_bytes })
+    }
+
+    /// Samples batches from `from` on, as many as a superbatch has or its disk budget allows; `None` behind the last.
+    pub fn sample(
+        job: &Job,
+        sizes: &Sizes,
+        lists: &Loaded<W>,
+        from: Position,
+    ) -> Result<Option<Superbatch<W>>> {
+        match lists {
+            Loaded::Memory(graph) => Superbatch::sample_on(job, sizes, graph, from),
+            Loaded::Disk(graph) => Superbatch::sample_on(job, sizes, graph, from),
+        }
+    }
+
+    fn sample_on<T: Topology>(
+        job: &Job,
+        sizes: &Sizes,
+        graph: &T,
+        from: Position,
+    ) -> Result<Option<Superbatch<W>>> {
+        let all = positions(&*job.batches, from, job.epochs).take(sizes.superbatch as usize);
+        let all: Vec<Position> = all.collect();
+        let Some(first) = all.first() else { return Ok(None) };
+        let folder = folder(job);
+        let path = folder.join(format!("{}-{}.{ENDING}", first.epoch, first.batch));
+        let mut writer = TraceWriter::create(&path, header(job))?;
+        let mut accesses = AccessFile::<W>::create(&folder)?;
+        let (mut sample_bytes, mut count) = (0, 0u64);
+        let bulk = Bulk {
+            graph,
+            batches: &*job.batches,
+            settings: &job.settings,
+            threads: sizes.lanes,
+            most_bytes: sizes.sampling_bytes,
+        };
+        let ended = bulk.run(all.iter().copied(), |at, sample| {
+            let before = writer.bytes();
+            // What the next batch takes is not known; this one's size is the best guess.
+            let nodes = sample.node_ids.len() as u64;
+            writer.write(at, sample)?;
+            accesses.append(&sample.node_ids)?;
+            sample_bytes = sample_bytes.max(sample.bytes());
+            count += 1;
+            let (this, all) = (writer.bytes() - before, writer.bytes());
+            let used = disk_bytes::<W>(accesses.accesses(), all);
+            match used + disk_bytes::<W>(nodes, this) > sizes.disk_bytes {
+                true => Err(End::Full),
+                false => Ok(()),
+            }
+        });
+        if let Err(End::Failed(error)) = ended {
+            return Err(error);
+        }
+        let used = disk_bytes::<W>(accesses.accesses(), writer.bytes());
+        if count == 1 && used > sizes.disk_bytes {
+            let least = esker_types::ByteCount(used * 2 + used / 4);
+            return Err(StrategyError::request(
+                format!(
+                    "{}: two batches at a time take more on disk than --disk-budget allows",
+                    folder.display()
+                ),
+                format!("allow --disk-budget {}B ({least}) at least, or take smaller batches", least.0),
+            ));
+        }
+        writer.finish()?;
+        accesses.close();
+        let trace = TraceReader::open(&path)?;
+        Ok(Some(Superbatch { trace, path, first: 0, accesses, sample_bytes }))
+    }
+
+    /// Decides for every row of every batch where it comes from and whether it stays.
+    pub fn plan(&self, job: &Job, slots: u64) -> Result<(PlanFile, Tally)> {
+        let plan = PlanFile::create(&self.accesses)?;
+        let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, self.count() as u32);
+        planner.look_back(&mut &self.accesses, |batch, words| plan.put(batch, words))?;
+        let tally = planner.replay(
+            &mut &self.accesses,
+            |batch, words| plan.get(batch, words),
+            |batch, words| plan.put(batch, words),
+        )?;
+        Ok((plan, tally))
+    }
+
+    /// Batches wanted.
+    pub fn count(&self) -> usize {
+        self.trace.entries().len() - self.first
+    }
+
+    /// The position behind its last batch, in this epoch.
+    pub fn behind(&self) -> Position {
+        let last = self.trace.entries().last().map_or(Position { epoch: 0, batch: 0 }, |last| last.at);
+        Position { batch: last.batch + 1, ..last }
+    }
+
+    /// Its trace, and where that is, once nothing else of it is needed.
+    pub fn into_trace(self) -> (TraceReader, Spent) {
+        (self.trace, Spent(self.path))
+    }
+}
+
+/// A trace that will not be needed any more.
+pub(super) struct Spent(PathBuf);
+
+impl Spent {
+    /// Removes it: every batch of it was handed over. Until then a resumed run may want it.
+    pub fn remove(self) -> Result<()> {
+        Ok(fs::remove_file(&self.0).map_err(StoreError::io(&self.0))?)
+    }
+}

@@ -1,0 +1,520 @@
+//! Ginex: the same losses as in memory, an optimal cache, far more data than memory, killed or out of disk, and its speed
+//! beside the page cache and PyG.
+
+use super::{Bench, sample, succeed, train};
+use crate::cgroup::Group;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::Command;
+
+/// What the kernel keeps for a process beside what it promised: page tables, page cache of what it runs.
+const GROUP_SLACK_BYTES: u64 = 16 << 20;
+
+/// What the allocator may keep or not.
+const NOISE_BYTES: f64 = 1024.0 * 1024.0;
+
+fn number(value: &Value, key: &str) -> Result<f64> {
+    value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
+}
+
+/// Losses to the bit those of `memory`, for seeds, caches, superbatches and row widths.
+pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) -> Result<Value> {
+    let mut rows = Vec::new();
+    for dim in widths {
+        let graph = format!("same-{dim}");
+        bench.json(&["generate", &graph, "--nodes", nodes, "--degree", "12", "--dim", dim, "--seed", "1"])?;
+        let row_bytes = dim.parse::<u64>()? * 4;
+        let all = format!("{}B", nodes.parse::<u64>()? * row_bytes);
+        // 0 rows, 1 row, a few, all; superbatches of 1, such that do not divide the epoch, longer than all epochs.
+        let (one, few) = (format!("{row_bytes}B"), format!("{}B", row_bytes * 500));
+        let cases =
+            [("1", "1", "0B"), ("2", "1", &one), ("3", "7", &one), ("4", "7", &few), ("5", "100000", &all)];
+        for (seed, superbatch, cache) in cases {
+            let run = |strategy: &str, more: &[&str]| {
+                let out = format!("{graph}-{strategy}-{seed}");
+                let mut words = vec!["train", &graph, "--fanout", "8,4", "--hidden", "32", "--batch", "300"];
+                words.extend(["--dropout", "0.2", "--epochs", epochs, "--seed", seed, "--eval", "none"]);
+                words.extend(["--strategy", strategy, "--out", &out]);
+                words.extend(more);
+                bench.json(&words)
+            };
+            let memory = run("memory", &[])?;
+            let ginex = run("ginex", &["--superbatch", superbatch, "--feature-cache", cache])?;
+            ensure!(memory["loss_digest"].is_string(), "{memory:#}");
+            ensure!(
+                memory["loss_digest"] == ginex["loss_digest"],
+                "{graph}, seed {seed}, superbatch {superbatch}, cache {cache}: {} and {}",
+                memory["loss_digest"],
+                ginex["loss_digest"]
+            );
+            rows.push(json!({
+                "dim": dim, "seed": seed, "superbatch": superbatch, "cache": cache,
+                "loss_digest": ginex["loss_digest"], "hit_ratio": ginex["epochs"][0]["hit_ratio"]["host"],
+            }));
+        }
+        fs::remove_dir_all(bench.path(&graph))?;
+    }
+    Ok(Value::Array(rows))
+}
+
+/// Hit ratios of Belady, static and LRU on a preset; Belady is never behind.
+pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches: &str) -> Result<Value> {
+    bench
+        .json(&["generate", preset, "--preset", preset, "--scale", scale, "--dim", "1", "--dtype", "f32"])?;
+    let plot = bench.path(&format!("{preset}.svg"));
+    let scratch = bench.directory.to_string_lossy().into_owned();
+    let words = ["bench", "cache", preset, "--batch", batch, "--batches", batches, "--scratch", &scratch];
+    let found = bench.json_of(bench.esker(&words).arg("--plot").arg(&plot).arg("--json"))?;
+    for size in found["sizes"].as_array().context("sizes")? {
+        let misses = |policy: &str| number(size, &format!("{policy}_misses"));
+        let belady = misses("belady")?;
+        ensure!(
+            belady <= misses("lru")? && belady <= misses("static")?,
+            "{preset}: Belady is behind: {size:#}"
+        );
+    }
+    ensure!(fs::read_to_string(&plot)?.matches("<polyline").count() == 3, "the plot has not three lines");
+    fs::remove_dir_all(bench.path(preset))?;
+    Ok(found)
+}
+
+/// How fast superbatches are planned, on one core, from files; memory does not grow with the trace.
+pub fn planning(bench: &Bench, batches: [&str; 2]) -> Result<Value> {
+    let scratch = bench.directory.to_string_lossy().into_owned();
+    let run = |batches: &str| {
+        let words =
+            ["bench", "cache", "graph", "--batches", batches, "--percent", "5,20,50", "--scratch", &scratch];
+        bench.json(&words)
+    };
+    let (short, long) = (run(batches[0])?, run(batches[1])?);
+    let (few, many) = (number(&short, "peak_plan_bytes")?, number(&long, "peak_plan_bytes")?);
+    let accesses = number(&long, "accesses")? - number(&short, "accesses")?;
+    ensure!(
+        many - few < accesses * 0.5 + NOISE_BYTES && accesses * 4.0 > 2.0 * NOISE_BYTES,
+        "planning {accesses} accesses more took {} bytes more; the trace must not be held",
+        many - few
+    );
+    let rates: Vec<f64> = long["sizes"]
+        .as_array()
+        .context("sizes")?
+        .iter()
+        .map(|size| number(size, "planned_per_second"))
+        .collect::<Result<_>>()?;
+    Ok(json!({
+        "accesses": long["accesses"], "nodes": long["nodes"], "planned_per_second": rates,
+        "plan_bytes": [few, many], "more_accesses": accesses,
+    }))
+}
+
+/// Features four times and topology twice as large as the group that training runs in.
+pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &str) -> Result<Value> {
+    // 64 neighbours of 4 bytes and 128 numbers of 4 bytes a node: features are twice the topology.
+    // A little more, because lists are 64 long on average only about.
+    let nodes = (2 * group_bytes / (64 * 4) * 21 / 20).to_string();
+    bench.json(&[
+        "generate", "large", "--nodes", &nodes, "--degree", "64", "--dim", "128", "--seed", "1", "--memory",
+        "256MiB",
+    ])?;
+    let info = bench.json(&["info", "large"])?;
+    let (features, lists) = (number(&info, "nodes")? * 512.0, number(&info, "edges")? * 4.0);
+    ensure!(features >= 4.0 * group_bytes as f64 && lists >= 2.0 * group_bytes as f64, "{info:#}");
+    let memory = format!("{}B", group_bytes - GROUP_SLACK_BYTES);
+    let group = Group::create(group_bytes)?;
+    let mut words = vec!["train", "large", "--strategy", "ginex", "--memory", &memory, "--fanout", "10,5"];
+    words.extend([
+        "--hidden",
+        "32",
+        "--batch",
+        batch,
+        "--epochs",
+        epochs,
+        "--eval",
+        "none",
+        "--threads",
+        "2",
+    ]);
+    words.extend(["--out", "large-run", "--json"]);
+    let output = succeed(&mut group.wrap(&bench.esker(&words)))?;
+    let summary: Value = serde_json::from_slice(&output.stdout)?;
+    let peak = number(&summary, "peak_host_bytes")?;
+    let budget = number(&summary, "budget_host_bytes")?;
+    ensure!(peak <= budget, "the run promised {budget} bytes and took {peak}");
+    // The same losses where everything fits.
+    let mut words: Vec<&str> = words.into_iter().filter(|word| *word != "--json").collect();
+    words[3] = "memory";
+    words[5] = "16GiB";
+    let at = words.iter().position(|word| *word == "large-run").context("--out")?;
+    words[at] = "large-memory";
+    let inside = bench.json(&words)?;
+    ensure!(inside["loss_digest"] == summary["loss_digest"], "losses differ from those in memory");
+    fs::remove_dir_all(bench.path("large"))?;
+    Ok(json!({
+        "group_bytes": group_bytes, "feature_bytes": features, "topology_bytes": lists,
+        "peak_host_bytes": peak, "budget_host_bytes": budget, "loss_digest": summary["loss_digest"],
+        "epoch": summary["epochs"][0],
+    }))
+}
+
+/// A disk that is full while a trace is written: a clear error; the dataset and the checkpoint are whole, and with room the
+/// run goes on to the same losses. `None` where no small disk can be made.
+pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
+    let disk = bench.path("small-disk");
+    fs::create_dir_all(&disk)?;
+    let mount = |options: &str| {
+        let words = ["-t", "tmpfs", "-o", options, "esker-test"];
+        Command::new("mount").args(words).arg(&disk).output().is_ok_and(|output| output.status.success())
+    };
+    if !mount("size=64m") {
+        return Ok(None);
+    }
+    let mounted = Mounted(disk.clone());
+    let run = disk.join("run").to_string_lossy().into_owned();
+    let words = |superbatch: &'static str, more: &[&str]| {
+        let mut words = vec!["train", "graph", "--fanout", "10,5", "--hidden", "32", "--batch", "200"];
+        words.extend(["--epochs", "4", "--eval", "none", "--strategy", "ginex", "--superbatch", superbatch]);
+        words.extend(["--checkpoint-batches", "1", "--disk-budget", "10GiB"]);
+        words.iter().chain(more).map(|word| word.to_string()).collect::<Vec<String>>()
+    };
+    let esker = |words: &[String]| bench.esker(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let expected = bench.json_of(&mut esker(&words("3", &["--out", "full-disk-whole", "--json"])))?;
+    // Some batches on a disk with room, stopped by a checkpoint that is there.
+    let mut child = esker(&words("1", &["--out", &run])).stderr(std::process::Stdio::null()).spawn()?;
+    let checkpoint = disk.join("run/checkpoint.safetensors");
+    while !checkpoint.exists() {
+        ensure!(child.try_wait()?.is_none(), "the run ended before its first checkpoint");
+        std::thread::yield_now();
+    }
+    child.kill()?;
+    child.wait()?;
+    let before = fs::read(&checkpoint)?;
+    // The rest of the disk is taken by somebody else, but for a little.
+    let free = free_bytes(&disk)?;
+    fs::write(disk.join("ballast"), vec![1u8; free.saturating_sub(300 << 10) as usize])?;
+    let refused = esker(&words("100000", &["--out", &run, "--resume"])).output()?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success(), "a full disk did not stop the run");
+    ensure!(said.contains("no space left on this disk") && said.contains("superbatches"), "{said}");
+    ensure!(!said.contains("panicked"), "{said}");
+    ensure!(fs::read(&checkpoint)? == before, "the checkpoint is not what it was");
+    bench.json(&["verify", "graph"])?;
+    fs::remove_file(disk.join("ballast"))?;
+    let found = bench.json_of(&mut esker(&words("3", &["--out", &run, "--resume", "--json"])))?;
+    ensure!(found["loss_digest"] == expected["loss_digest"], "the resumed run differs");
+    drop(mounted);
+    Ok(Some(json!({ "said": said.lines().last(), "loss_digest": found["loss_digest"] })))
+}
+
+fn free_bytes(folder: &std::path::Path) -> Result<u64> {
+    let output = succeed(Command::new("df").args(["--output=avail", "-B1"]).arg(folder))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().nth(1).and_then(|line| line.trim().parse().ok()).context("df says how much is free")
+}
+
+/// A small disk, taken away in the end.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// A preset and the memory it is measured in.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// The preset.
+    pub preset: &'static str,
+    /// Its scale.
+    pub scale: &'static str,
+    /// Seeds of a batch.
+    pub batch: &'static str,
+    /// Features are so many times the group.
+    pub features_over_group: f64,
+}
+
+/// Full size: memory for a quarter of the features.
+pub const CASES: [Case; 3] = [
+    Case { preset: "papers100m", scale: "0.02", batch: "100", features_over_group: 3.0 },
+    Case { preset: "friendster", scale: "0.03", batch: "100", features_over_group: 2.0 },
+    Case { preset: "igb", scale: "0.0015", batch: "60", features_over_group: 4.0 },
+];
+
+/// `esker bench epoch` inside a group, the page cache emptied before.
+fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {
+    drop_caches();
+    let group = Group::create(group_bytes)?;
+    let memory = format!("{}B", group_bytes - GROUP_SLACK_BYTES);
+    let scratch = bench.directory.to_string_lossy().into_owned();
+    let mut all = vec!["bench", "epoch"];
+    all.extend(words);
+    all.extend(["--memory", &memory, "--eval", "none", "--scratch", &scratch, "--json"]);
+    let found = bench.json_of(&mut group.wrap(&bench.esker(&all)))?;
+    let (peak, budget) = (number(&found, "peak_host_bytes")?, number(&found, "budget_host_bytes")?);
+    ensure!(peak <= budget, "{words:?}: {budget} bytes were promised and {peak} taken");
+    Ok(found)
+}
+
+fn drop_caches() {
+    let _ = Command::new("sync").status();
+    let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+}
+
+/// An epoch, and the data path alone, against `mmap` inside the same group, in turn; the reads a second while gathering
+/// against the disk's own limit in the same minutes.
+pub fn beside_mmap(bench: &Bench, case: &Case, rounds: usize, most_batches: u64) -> Result<Value> {
+    let Case { preset, scale, batch, features_over_group } = *case;
+    bench.json(&["generate", preset, "--preset", preset, "--scale", scale])?;
+    let info = bench.json(&["info", preset])?;
+    let row_bytes = number(&info, "feature_dim")? * if info["feature_dtype"] == "f32" { 4.0 } else { 2.0 };
+    let group_bytes = (number(&info, "nodes")? * row_bytes / features_over_group) as u64;
+    let epoch_batches = (number(&info, "train")? / batch.parse::<f64>()?).ceil() as u64;
+    let batches = epoch_batches.min(most_batches).to_string();
+    let common = [
+        preset,
+        "--fanout",
+        "10,10,10",
+        "--hidden",
+        "256",
+        "--batch",
+        batch,
+        "--warm",
+        "0",
+        "--batches",
+        &batches,
+    ];
+    let (mut all, mut path_ratios, mut epoch_ratios, mut limits) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..rounds {
+        let run = |strategy: &str, more: &[&str]| {
+            epoch(bench, group_bytes, &[&common[..], &["--strategy", strategy], more].concat())
+        };
+        let (path, mapped_path) = (run("ginex", &["--no-compute"])?, run("mmap", &["--no-compute"])?);
+        let (whole, mapped) = (run("ginex", &[])?, run("mmap", &[])?);
+        let limit = read_limit(bench, row_bytes as u64)?;
+        let seconds = |value: &Value| number(value, "seconds");
+        path_ratios.push(seconds(&mapped_path)? / seconds(&path)?);
+        epoch_ratios.push(seconds(&mapped)? / seconds(&whole)?);
+        limits.push(number(&path["disk"], "reads_per_second")? / limit);
+        all.push(json!({
+            "ginex_data_path": path, "mmap_data_path": mapped_path, "ginex": whole, "mmap": mapped,
+            "disk_reads_per_second": limit,
+        }));
+    }
+    fs::remove_dir_all(bench.path(preset))?;
+    Ok(json!({
+        "preset": preset, "scale": scale, "batch": batch, "batches": batches, "group_bytes": group_bytes,
+        "features_over_group": features_over_group,
+        "data_path_over_mmap": sample::median(path_ratios), "epoch_over_mmap": sample::median(epoch_ratios),
+        "reads_of_limit": sample::median(limits), "bound_by": all[0]["ginex"]["bound_by"], "rounds": all,
+    }))
+}
+
+/// Reads a second of rows of this size that the disk gives to a bare loop.
+fn read_limit(bench: &Bench, row_bytes: u64) -> Result<f64> {
+    let workload = match row_bytes {
+        0..=512 => "rows-512",
+        513..=2048 => "rows-1024",
+        _ => "rows-4096",
+    };
+    let directory = bench.directory.to_string_lossy().into_owned();
+    let words = [
+        "bench",
+        "io",
+        "--dir",
+        &directory,
+        "--only",
+        workload,
+        "--seconds",
+        "1",
+        "--rounds",
+        "3",
+        "--size",
+        "1GiB",
+    ];
+    let found = bench.json(&words)?;
+    number(&found["workloads"][0], "bare_reads_per_second")
+}
+
+/// Beside PyG with mapped features, on the graph and in the memory of the published comparison.
+pub fn beside_pyg(
+    bench: &Bench,
+    group_bytes: u64,
+    rounds: usize,
+    batches: &str,
+    pyg_batches: &str,
+) -> Result<Value> {
+    let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
+    let script = crate::root().join("bench/peers/train.py");
+    let (mut all, mut ratios) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let words = ["graph", "--fanout", "10,10,10", "--hidden", "256", "--batch", "1000", "--warm", "0"];
+        let ours = epoch(
+            bench,
+            group_bytes,
+            &[&words[..], &["--strategy", "ginex", "--batches", batches]].concat(),
+        )?;
+        drop_caches();
+        let group = Group::create(group_bytes)?;
+        let mut command = Command::new(&python);
+        command.arg(&script).arg(bench.path("graph")).args([
+            "--mapped",
+            "--batches",
+            pyg_batches,
+            "--warm",
+            "1",
+        ]);
+        let pyg = bench.json_of(&mut group.wrap(&command))?;
+        ratios.push(number(&pyg, "seconds_per_batch")? / number(&ours, "seconds_per_batch")?);
+        all.push(json!({ "ginex": ours, "pyg_mapped": pyg }));
+    }
+    Ok(json!({ "group_bytes": group_bytes, "times_pyg": sample::median(ratios), "rounds": all }))
+}
+
+/// How superbatch, feature width, memory and batch change an epoch: the paper's Figures 16 to 19.
+pub fn sensitivity(bench: &Bench, nodes: &str, batches: u64) -> Result<Value> {
+    let mut found = serde_json::Map::new();
+    let make = |name: &str, dim: &str| {
+        bench.json(&["generate", name, "--nodes", nodes, "--degree", "15", "--dim", dim, "--seed", "1"])
+    };
+    let seconds =
+        |graph: &str, group: u64, strategy: &str, batch: &str, count: u64, more: &[&str]| -> Result<f64> {
+            let count = count.to_string();
+            let words = [
+                graph,
+                "--fanout",
+                "10,10",
+                "--hidden",
+                "128",
+                "--batch",
+                batch,
+                "--warm",
+                "0",
+                "--batches",
+                &count,
+            ];
+            number(&epoch(bench, group, &[&words[..], &["--strategy", strategy], more].concat())?, "seconds")
+        };
+    let bytes = |dim: u64, share: f64| -> Result<u64> {
+        Ok((nodes.parse::<u64>()? as f64 * dim as f64 * 4.0 * share) as u64 + (160 << 20))
+    };
+    make("base", "128")?;
+    let group = bytes(128, 0.25)?;
+    let mut rows = Vec::new();
+    for superbatch in [batches / 8, batches / 4, batches / 2, batches] {
+        let word = superbatch.max(1).to_string();
+        let took = seconds("base", group, "ginex", "500", batches, &["--superbatch", &word])?;
+        rows.push(json!({ "superbatch": superbatch.max(1), "seconds": took }));
+    }
+    found.insert("superbatch (Figure 16)".into(), Value::Array(rows));
+    let mut rows = Vec::new();
+    for dim in ["64", "128", "256", "384"] {
+        let graph = format!("dim-{dim}");
+        make(&graph, dim)?;
+        let group = bytes(dim.parse()?, 0.25)?;
+        let (ginex, mmap) = (
+            seconds(&graph, group, "ginex", "500", batches, &[])?,
+            seconds(&graph, group, "mmap", "500", batches, &[])?,
+        );
+        rows.push(
+            json!({ "dim": dim, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
+        );
+        fs::remove_dir_all(bench.path(&graph))?;
+    }
+    found.insert("feature dimension (Figure 17)".into(), Value::Array(rows));
+    let mut rows = Vec::new();
+    for share in [0.125, 0.25, 0.5] {
+        let group = bytes(128, share)?;
+        let (ginex, mmap) = (
+            seconds("base", group, "ginex", "500", batches, &[])?,
+            seconds("base", group, "mmap", "500", batches, &[])?,
+        );
+        rows.push(json!({
+            "features_in_memory": share, "group_bytes": group, "ginex_seconds": ginex, "mmap_seconds": mmap,
+            "speedup": mmap / ginex,
+        }));
+    }
+    found.insert("memory (Figure 18)".into(), Value::Array(rows));
+    let mut rows = Vec::new();
+    for batch in [125u64, 250, 500, 1000] {
+        let count = (batches * 500 / batch).max(1);
+        let word = batch.to_string();
+        let (ginex, mmap) = (
+            seconds("base", group, "ginex", &word, count, &[])?,
+            seconds("base", group, "mmap", &word, count, &[])?,
+        );
+        rows.push(
+            json!({ "batch": batch, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
+        );
+    }
+    found.insert("batch (Figure 19)".into(), Value::Array(rows));
+    fs::remove_dir_all(bench.path("base"))?;
+    Ok(Value::Object(found))
+}
+
+pub(super) fn full_same(bench: &Bench) -> Result<Value> {
+    same_losses(bench, "100000", &["7", "100", "128", "1024"], "2")
+}
+
+pub(super) fn full_cache(bench: &Bench) -> Result<Value> {
+    let cases = [("papers100m", "0.03", "31"), ("friendster", "0.03", "31"), ("igb", "0.01", "10")];
+    let mut rows = Vec::new();
+    for (preset, scale, batch) in cases {
+        rows.push(hit_ratios(bench, preset, scale, batch, "1000")?);
+        let plot = crate::root().join("bench/record").join(format!("cache-{preset}.svg"));
+        fs::copy(bench.path(&format!("{preset}.svg")), plot)?;
+    }
+    train::graph(bench, 4_000_000, 1)?;
+    let planning = planning(bench, ["20", "100"])?;
+    for rate in planning["planned_per_second"].as_array().context("rates")? {
+        let rate = rate.as_f64().unwrap_or(0.0);
+        ensure!(rate >= 50e6, "planning at {:.1} million accesses a second, 50 were promised", rate / 1e6);
+    }
+    Ok(json!({ "hit_ratios": rows, "planning": planning }))
+}
+
+pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
+    far_beyond_memory(bench, 384 << 20, "1", "500")
+}
+
+pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 200_000, 64)?;
+    let killed = train::killed_with(bench, "6", 100, 5, &["--strategy", "ginex", "--superbatch", "5"])?;
+    let full = full_disk(bench)?;
+    Ok(json!({ "killed": killed, "full_disk": full }))
+}
+
+pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
+    let mut rows = Vec::new();
+    for case in &CASES {
+        let found = beside_mmap(bench, case, 3, 400)?;
+        println!(
+            "{}: {} of mmap's data path, {} of its epoch, {} of the disk's reads",
+            case.preset, found["data_path_over_mmap"], found["epoch_over_mmap"], found["reads_of_limit"]
+        );
+        for key in ["data_path_over_mmap", "epoch_over_mmap"] {
+            ensure!(
+                number(&found, key)? >= 2.1,
+                "{}: {key} is {}, 2.1 were promised",
+                case.preset,
+                found[key]
+            );
+        }
+        ensure!(
+            number(&found, "reads_of_limit")? >= 0.9,
+            "{}: {} of the disk's reads",
+            case.preset,
+            found["reads_of_limit"]
+        );
+        rows.push(found);
+    }
+    let peers = crate::root().join("target/peers");
+    succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
+    train::graph(bench, 4_000_000, 128)?;
+    let pyg = beside_pyg(bench, 1_900_000_000, 2, "200", "8")?;
+    ensure!(number(&pyg, "times_pyg")? >= 6.0, "{} times PyG's speed, 6 were promised", pyg["times_pyg"]);
+    Ok(json!({ "presets": rows, "pyg": pyg }))
+}
+
+pub(super) fn full_sensitivity(bench: &Bench) -> Result<Value> {
+    sensitivity(bench, "1000000", 100)
+}
