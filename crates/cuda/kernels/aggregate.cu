@@ -144,7 +144,7 @@ __device__ __forceinline__ void hand_back(
         u32 column = first + t * G * V;
 #pragma unroll
         for (int v = 0; v < V; v++) sum[t].x[v] = 0.0f;
-        if (is_output && has_own && column < columns) sum[t] = load<V>(to + (u64)input * columns + column);
+        if (is_output && has_own && column < columns) sum[t] = load_own<V>(to + (u64)input * columns + column);
     }
     u32 start = starts[input], end = starts[input + 1];
     for (u32 at = start; at < end; at += AHEAD) {

@@ -42,6 +42,14 @@ template <> __device__ __forceinline__ Pack<4> load<4>(const float* from) {
 }
 template <> __device__ __forceinline__ Pack<1> load<1>(const float* from) { return Pack<1>{{__ldg(from)}}; }
 
+// The same for memory that this kernel also writes.
+template <int V> __device__ __forceinline__ Pack<V> load_own(const float* from) {
+    Pack<V> found;
+#pragma unroll
+    for (int v = 0; v < V; v++) found.x[v] = from[v];
+    return found;
+}
+
 template <int V> __device__ __forceinline__ void store(float* to, Pack<V> pack);
 template <> __device__ __forceinline__ void store<4>(float* to, Pack<4> pack) {
     *(float4*)to = make_float4(pack.x[0], pack.x[1], pack.x[2], pack.x[3]);

@@ -226,11 +226,6 @@ extern "C" __global__ void round_to_bf16(const float* from, unsigned short* to, 
     }
 }
 
-extern "C" __global__ void fill_words(u32* to, u32 value, u64 count) {
-    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < count) to[at] = value;
-}
-
 // `to = to + from`.
 extern "C" __global__ void add_numbers(float* to, const float* from, u64 count) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;

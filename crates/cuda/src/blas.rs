@@ -35,6 +35,9 @@ unsafe impl Send for Blas {}
 fn done(what: &'static str, status: sys::cublasStatus_t) -> Result<()> {
     match status {
         sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED => {
+            Err(CudaError::Full { what, found: format!("{status:?}") })
+        }
         other => Err(CudaError::Call { what, found: format!("{other:?}") }),
     }
 }
@@ -45,7 +48,10 @@ impl Blas {
         let mut handle = ptr::null_mut();
         // SAFETY: the workspace lives as long as the handle; the stream as long as the GPU.
         unsafe {
-            done("starting cuBLAS", sys::cublasCreate_v2(&mut handle))?;
+            if let Err(error) = done("starting cuBLAS", sys::cublasCreate_v2(&mut handle)) {
+                cudarc::driver::sys::cuMemFree_v2(workspace);
+                return Err(error);
+            }
             done("starting cuBLAS", sys::cublasSetStream_v2(handle, gpu.inner().compute.handle().cast()))?;
             let address = workspace as *mut std::ffi::c_void;
             done("starting cuBLAS", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE_BYTES))?;
@@ -139,6 +145,7 @@ impl Gpu {
         if m == 0 || n == 0 {
             return;
         }
+        assert!([m, n, k].iter().all(|size| *size <= i32::MAX as usize), "cuBLAS counts rows in 31 bits");
         let operation = |transposed| match transposed {
             true => sys::cublasOperation_t::CUBLAS_OP_T,
             false => sys::cublasOperation_t::CUBLAS_OP_N,

@@ -23,6 +23,29 @@ pub enum CudaError {
         /// GPUs there are.
         found: u32,
     },
+    /// A GPU that is too old, or lacks the precision asked for.
+    #[error(
+        "{name} has compute capability {}.{}, and {}.{} is needed; take --device cpu, or --precision f32 where TF32 or bf16 was asked for",
+        found.0, found.1, needed.0, needed.1
+    )]
+    Capability {
+        /// Its model.
+        name: String,
+        /// What it has.
+        found: (u32, u32),
+        /// What is needed.
+        needed: (u32, u32),
+    },
+    /// No memory left for what the driver or a library needs itself.
+    #[error(
+        "{what} failed: the GPU has no memory left for it ({found}); end other programs on this GPU, lower --gpu-memory, or take --device cpu"
+    )]
+    Full {
+        /// What was tried.
+        what: &'static str,
+        /// The error's name.
+        found: String,
+    },
     /// A call that the driver or a library refused.
     #[error("{what} failed on the GPU: {found}; if it happens again, run with --device cpu and report it")]
     Call {

@@ -7,6 +7,7 @@ use crate::memory::Pool;
 use crate::pinned::{PinnedPool, Slots};
 use crate::{CudaError, Precision, Result};
 use cudarc::driver::sys;
+use esker_types::ByteCount;
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_int};
@@ -16,6 +17,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The oldest driver that serves: CUDA 12.0.
 const OLDEST_DRIVER: i32 = 12000;
+
+/// The oldest GPUs that kernels are compiled for: Turing.
+const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,6 +140,9 @@ pub(crate) fn done(what: &'static str, result: sys::CUresult) -> Result<()> {
         }
     };
     let found = format!("{} ({})", text(sys::cuGetErrorName), text(sys::cuGetErrorString));
+    if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return Err(CudaError::Full { what, found });
+    }
     Err(CudaError::Call { what, found })
 }
 
@@ -178,6 +185,16 @@ pub fn count() -> Result<u32> {
 impl Gpu {
     /// Opens a GPU whose memory is used up to `most_bytes`, or all that is free but a reserve.
     pub fn open(number: u32, most_bytes: Option<u64>, precision: Precision) -> Result<Gpu> {
+        Gpu::open_with(number, most_bytes, precision, false)
+    }
+
+    /// The same with memory of exactly the sizes asked for, none of it used twice: slow, and what a tool that looks for stray
+    /// accesses needs.
+    pub fn open_exact(number: u32, precision: Precision) -> Result<Gpu> {
+        Gpu::open_with(number, None, precision, true)
+    }
+
+    fn open_with(number: u32, most_bytes: Option<u64>, precision: Precision, exact: bool) -> Result<Gpu> {
         let driver_version = start_driver()?;
         let found = count()?;
         if number >= found {
@@ -185,6 +202,8 @@ impl Gpu {
         }
         Library::Nvrtc.open()?;
         Library::Cublas.open()?;
+        // Calls of this thread go to the new GPU from here on.
+        CURRENT.set(0);
         let (mut device, mut context) = (0, ptr::null_mut());
         let mut name = [0u8; 256];
         let (mut total, mut free, mut whole) = (0, 0, 0);
@@ -211,7 +230,12 @@ impl Gpu {
             driver_version,
             processors,
         };
+        info.check(precision)?;
         let limit = most_bytes.unwrap_or(info.default_limit());
+        if limit > info.free_bytes {
+            let (asked, free) = (ByteCount(limit), ByteCount(info.free_bytes));
+            return Err(CudaError::Memory { asked, held: ByteCount(0), limit: asked, free });
+        }
         static OPENED: AtomicU64 = AtomicU64::new(1);
         Ok(Gpu {
             inner: Arc::new(Inner {
@@ -221,7 +245,7 @@ impl Gpu {
                 compute: Stream::new()?,
                 copy: Stream::new()?,
                 info,
-                pool: Pool::new(limit),
+                pool: Pool::new(limit, exact),
                 pinned: PinnedPool::default(),
                 slots: OnceLock::new(),
                 blas: OnceLock::new(),
@@ -249,7 +273,7 @@ impl Gpu {
 
     /// Whether there is a GPU with a driver and the libraries that training on it needs.
     pub fn is_usable() -> bool {
-        count().is_ok_and(|count| count > 0) && Library::ALL.iter().all(|library| library.open().is_ok())
+        Gpu::open(0, None, Precision::F32).is_ok()
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -382,6 +406,16 @@ impl Gpu {
 }
 
 impl GpuInfo {
+    /// Refuses a GPU that kernels are not written for, or a precision that it does not have.
+    fn check(&self, precision: Precision) -> Result<()> {
+        let (found, name) = (self.capability, self.name.clone());
+        let needed = if precision == Precision::F32 { OLDEST_CAPABILITY } else { (8, 0) };
+        if found < needed {
+            return Err(CudaError::Capability { name, found, needed });
+        }
+        Ok(())
+    }
+
     /// What may be used when nobody says: what is free but a reserve for the driver's own needs.
     pub fn default_limit(&self) -> u64 {
         let reserve = (self.memory_bytes / 32).max(512 << 20);

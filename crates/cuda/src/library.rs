@@ -43,11 +43,18 @@ impl Library {
         }
     }
 
-    /// Where it lies, if anywhere: the newest version in the first directory that has one.
+    /// Where it lies, if anywhere: the first of all that are there.
     pub fn find(self) -> Option<PathBuf> {
-        directories().iter().find_map(|directory| {
-            let names = children(directory).into_iter().filter(|path| self.is_at(path));
-            names.max_by_key(|path| path.as_os_str().len())
+        self.all().next()
+    }
+
+    /// Every file of that name, directory by directory, the newest version first.
+    fn all(self) -> impl Iterator<Item = PathBuf> {
+        directories().iter().flat_map(move |directory| {
+            let mut names: Vec<PathBuf> =
+                children(directory).into_iter().filter(|path| self.is_at(path)).collect();
+            names.sort_by_key(|path| std::cmp::Reverse(version(path)));
+            names
         })
     }
 
@@ -65,11 +72,18 @@ impl Library {
 
     fn open_first(self) -> Result<()> {
         let missing = |problem| CudaError::Library { library: self.name(), problem, remedy: self.remedy() };
-        if let Some(path) = self.find() {
+        let mut problem = "not found".to_string();
+        for path in self.all() {
             // SAFETY: the library is NVIDIA's, whose start-up code asks nothing of the caller.
-            let opened = unsafe { libloading::Library::new(&path) };
-            // It stays open: cudarc finds it by its own name then.
-            opened.map(std::mem::forget).map_err(|error| missing(error.to_string()))?;
+            match unsafe { libloading::Library::new(&path) } {
+                Ok(opened) => {
+                    // It stays open: cudarc finds it by its own name then.
+                    std::mem::forget(opened);
+                    break;
+                }
+                // A dangling link, or a library for another machine: the next may serve.
+                Err(error) => problem = error.to_string(),
+            }
         }
         // SAFETY: as above; these only try to open it.
         let there = unsafe {
@@ -79,7 +93,7 @@ impl Library {
                 Library::Cublas => cudarc::cublas::sys::is_culib_present(),
             }
         };
-        if there { Ok(()) } else { Err(missing("not found".to_string())) }
+        if there { Ok(()) } else { Err(missing(problem)) }
     }
 }
 
@@ -119,9 +133,29 @@ fn directories() -> &'static [PathBuf] {
     })
 }
 
+/// The numbers behind `.so` in a file's name.
+fn version(path: &Path) -> Vec<u32> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let numbers = name.split(".so").nth(1).unwrap_or_default();
+    numbers.split('.').filter_map(|number| number.parse().ok()).collect()
+}
+
 fn children(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        let of = |name: &str| version(Path::new(name));
+        assert!(of("libcublas.so.12.4.5.8") > of("libcublas.so.11.11.3.6"));
+        assert!(of("libcublas.so.13") > of("libcublas.so.9.2"));
+        assert!(of("libcublas.so").is_empty());
+    }
 }

@@ -51,6 +51,7 @@ impl DeviceLists {
         assert!(outputs <= inputs, "outputs are the last rows of the inputs");
         let first = nbr_offsets[0];
         let edges = (nbr_offsets[outputs] - first) as usize;
+        assert!(edges < u32::MAX as usize - 64, "edges are counted in 32 bits, and some are looked at ahead");
         let mut host = Pinned::new(gpu, outputs + 1 + edges + input_degrees.len());
         let (to_offsets, rest) = host.words_mut().split_at_mut(outputs + 1);
         let (to_nbrs, to_degrees) = rest.split_at_mut(edges);

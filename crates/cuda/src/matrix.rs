@@ -27,6 +27,11 @@ impl DeviceMatrix {
         self.columns
     }
 
+    /// Whether it is one row of so many columns.
+    pub(crate) fn is_row(&self, columns: usize) -> bool {
+        (self.rows, self.columns) == (1, columns)
+    }
+
     /// Numbers.
     pub(crate) fn count(&self) -> usize {
         self.rows * self.columns

@@ -24,6 +24,13 @@ struct Block {
     free_at: Option<Event>,
 }
 
+impl Block {
+    /// Whether nothing that was launched still uses it.
+    fn is_idle(&self) -> bool {
+        self.free_at.as_ref().is_none_or(Event::is_reached)
+    }
+}
+
 #[derive(Default)]
 struct Shelf {
     compute: Vec<Block>,
@@ -34,6 +41,8 @@ struct Shelf {
     peak_held: usize,
     limit: usize,
     allocations: u64,
+    /// Sizes as asked for, and nothing used again: for tools that look for stray accesses.
+    exact: bool,
 }
 
 /// Where device memory comes from and goes back to.
@@ -49,8 +58,8 @@ pub fn pooled_bytes(bytes: usize) -> usize {
 }
 
 impl Pool {
-    pub fn new(limit: u64) -> Pool {
-        Pool { shelf: Mutex::new(Shelf { limit: limit as usize, ..Shelf::default() }) }
+    pub fn new(limit: u64, exact: bool) -> Pool {
+        Pool { shelf: Mutex::new(Shelf { limit: limit as usize, exact, ..Shelf::default() }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shelf> {
@@ -80,12 +89,24 @@ impl Pool {
 
     fn take(&self, asked: usize, purpose: Use) -> Result<Block> {
         let mut shelf = self.lock();
-        let free = shelf.free(purpose);
-        let fits = |block: &Block| block.bytes >= asked && block.bytes <= asked + asked / 4;
-        let best = (0..free.len()).filter(|index| fits(&free[*index])).min_by_key(|index| free[*index].bytes);
-        let block = match best {
-            Some(index) => free.swap_remove(index),
-            None => shelf.allocate(asked)?,
+        let asked = if shelf.exact { asked } else { pooled_bytes(asked) };
+        // Memory that a step still reads would make the next rows wait for that step: other memory comes first.
+        let best = |free: &[Block], idle: bool| {
+            let fits = |block: &Block| block.bytes >= asked && block.bytes <= asked + asked / 4;
+            let usable = |block: &Block| fits(block) && (!idle || block.is_idle());
+            let found = (0..free.len()).filter(|index| usable(&free[*index]));
+            found.min_by_key(|index| free[*index].bytes)
+        };
+        let idle = best(shelf.free(purpose), true);
+        let block = match idle {
+            Some(index) => shelf.free(purpose).swap_remove(index),
+            None => match (shelf.allocate(asked), purpose) {
+                (Err(refused), Use::Landing) => {
+                    let busy = best(shelf.free(purpose), false).ok_or(refused)?;
+                    shelf.free(purpose).swap_remove(busy)
+                }
+                (found, _) => found?,
+            },
         };
         shelf.used += block.bytes;
         shelf.peak_used = shelf.peak_used.max(shelf.used);
@@ -96,6 +117,9 @@ impl Pool {
         let mut shelf = self.lock();
         shelf.used -= block.bytes;
         shelf.free(purpose).push(block);
+        if shelf.exact {
+            shelf.release(0);
+        }
     }
 
     /// Gives everything back to the driver.
@@ -113,6 +137,13 @@ impl Shelf {
     }
 
     fn allocate(&mut self, asked: usize) -> Result<Block> {
+        // Free blocks of other sizes give way, so that little more than the most in use is held.
+        let most = self.peak_used.max(self.used + asked);
+        let landing: usize = self.landing.iter().map(|block| block.bytes).sum();
+        let most = (most + most / 4 + landing).min(self.limit);
+        if self.held + asked > most {
+            self.release_computing(most.saturating_sub(asked));
+        }
         if self.held + asked > self.limit {
             self.release(self.limit.saturating_sub(asked));
         }
@@ -144,6 +175,13 @@ impl Shelf {
         Ok(Block { address, bytes: asked, free_at: None })
     }
 
+    /// Gives free blocks of the stream that computes back to the driver until at most `keep` bytes are held.
+    fn release_computing(&mut self, keep: usize) {
+        let landing = std::mem::take(&mut self.landing);
+        self.release(keep);
+        self.landing = landing;
+    }
+
     /// Gives free blocks back to the driver until at most `keep` bytes are held. The driver waits for work that uses them.
     fn release(&mut self, keep: usize) {
         while self.held > keep {
@@ -168,7 +206,7 @@ pub struct DeviceBuffer {
 
 impl DeviceBuffer {
     pub(crate) fn new(gpu: &Gpu, bytes: usize, purpose: Use) -> DeviceBuffer {
-        let block = gpu.attempt(|| gpu.inner().pool.take(pooled_bytes(bytes), purpose));
+        let block = gpu.attempt(|| gpu.inner().pool.take(bytes.max(4), purpose));
         DeviceBuffer { block, bytes, purpose, inner: gpu.inner().clone() }
     }
 

@@ -17,6 +17,16 @@ struct Page {
 // SAFETY: the memory belongs to whoever owns the value.
 unsafe impl Send for Page {}
 
+impl Page {
+    /// Whether nothing on the device still reads it.
+    fn is_idle(&self) -> bool {
+        self.free_at.as_ref().is_none_or(Event::is_reached)
+    }
+}
+
+/// Pages of a size that may wait for their copies before somebody waits for one: as many as steps are ahead, and one.
+const MOST_WAITING: usize = 3;
+
 /// Pinned memory: what waits to be used again, and how much there is.
 #[derive(Default)]
 pub(crate) struct PinnedPool {
@@ -44,8 +54,11 @@ impl PinnedPool {
     fn take(&self, asked: usize) -> Result<Page> {
         let mut shelf = self.lock();
         let fits = |page: &Page| page.bytes >= asked && page.bytes <= asked + asked / 4;
-        // The one that has waited longest of those that fit: its copy is most likely done.
-        if let Some(index) = (0..shelf.free.len()).find(|index| fits(&shelf.free[*index])) {
+        // One whose copy is done; else, where enough of them wait, the one that has waited longest.
+        let fitting: Vec<usize> = (0..shelf.free.len()).filter(|index| fits(&shelf.free[*index])).collect();
+        let done_first = fitting.iter().find(|index| shelf.free[**index].is_idle());
+        let oldest = fitting.first().filter(|_| fitting.len() >= MOST_WAITING);
+        if let Some(index) = done_first.or(oldest).copied() {
             let mut page = shelf.free.remove(index);
             shelf.count(page.bytes);
             drop(shelf);
@@ -55,8 +68,10 @@ impl PinnedPool {
             return Ok(page);
         }
         shelf.count(asked);
-        // Never more than a quarter above the most in use is held.
-        let most = shelf.peak_used + shelf.peak_used / 4;
+        // Little more than what is in use, or still copied from, is held.
+        let waiting = shelf.free.iter().filter(|page| !page.is_idle());
+        let waiting: usize = waiting.map(|page| page.bytes).sum();
+        let most = shelf.peak_used + shelf.peak_used / 4 + waiting;
         shelf.shrink(most.saturating_sub(asked));
         let mut start = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -89,14 +104,13 @@ impl Shelf {
         self.peak_used = self.peak_used.max(self.used);
     }
 
-    /// Gives free pages back until at most so many bytes are held.
+    /// Gives free pages that no copy reads back until at most so many bytes are held.
     fn shrink(&mut self, keep: usize) {
-        while self.held > keep && !self.free.is_empty() {
-            let page = self.free.remove(0);
+        while self.held > keep
+            && let Some(index) = (0..self.free.len()).find(|index| self.free[*index].is_idle())
+        {
+            let page = self.free.remove(index);
             self.held -= page.bytes;
-            if let Some(event) = &page.free_at {
-                let _ = event.synchronize();
-            }
             // SAFETY: allocated by cuMemHostAlloc, freed once, and no copy reads it any more.
             unsafe { sys::cuMemFreeHost(page.start.as_ptr().cast()) };
         }
@@ -108,6 +122,8 @@ pub struct Pinned {
     page: Option<Page>,
     ordinary: Vec<u32>,
     words: usize,
+    /// When kernels that read it directly are done.
+    read_until: Mutex<Option<Event>>,
     inner: Arc<Inner>,
 }
 
@@ -116,7 +132,7 @@ impl Pinned {
     pub fn new(gpu: &Gpu, words: usize) -> Pinned {
         let page = gpu.inner().bind().and_then(|()| gpu.inner().pinned.take(pooled_bytes(words * 4))).ok();
         let ordinary = if page.is_none() { vec![0; words] } else { Vec::new() };
-        Pinned { page, ordinary, words, inner: gpu.inner().clone() }
+        Pinned { page, ordinary, words, read_until: Mutex::new(None), inner: gpu.inner().clone() }
     }
 
     /// Whether the memory is really pinned.
@@ -133,8 +149,11 @@ impl Pinned {
         }
     }
 
-    /// The same, to be written.
+    /// The same, to be written. Waits for kernels that read it.
     pub fn words_mut(&mut self) -> &mut [u32] {
+        if let Some(event) = self.read_until.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = self.inner.bind().and_then(|()| event.synchronize());
+        }
         match &mut self.page {
             // SAFETY: as above, and the borrow is unique.
             Some(page) => unsafe { std::slice::from_raw_parts_mut(page.start.as_ptr().cast(), self.words) },
@@ -162,6 +181,13 @@ impl Pinned {
         Ok(())
     }
 
+    /// Notes that kernels launched so far read it.
+    pub(crate) fn read_by_kernels(&self) -> Result<()> {
+        let event = self.inner.compute.mark()?;
+        *self.read_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
+        Ok(())
+    }
+
     /// Where the GPU's threads find it.
     pub(crate) fn device_address(&self) -> Result<u64> {
         let Some(page) = &self.page else {
@@ -180,7 +206,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Some(page) = self.page.take() {
+        if let Some(mut page) = self.page.take() {
+            let read = self.read_until.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            page.free_at = page.free_at.take().or(read);
             self.inner.pinned.put(page);
         }
     }

@@ -43,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "f32,tf32")]
     precision: Vec<String>,
     /// Steps measured
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     steps: u64,
     /// Rounds of everything; medians count
     #[arg(long, default_value_t = 3)]

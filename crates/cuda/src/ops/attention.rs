@@ -43,7 +43,7 @@ impl AttentionCall<'_> {
             self.heads
         );
         assert_eq!(self.hidden.rows(), self.lists.inputs(), "the graph of this layer");
-        assert!([self.source, self.target].iter().all(|vector| vector.columns() == columns));
+        assert!([self.source, self.target].iter().all(|vector| vector.is_row(columns)));
     }
 
     fn width(&self) -> usize {
@@ -158,6 +158,7 @@ impl Gpu {
         assert_eq!((hidden.rows(), hidden.columns()), (inputs, columns));
         assert_eq!((state.weights.rows(), state.weights.columns()), (call.weight_rows(), heads));
         assert!((state.source_scores.rows(), state.target_scores.rows()) == (inputs, outputs));
+        assert!([state.source_scores, state.target_scores].iter().all(|scores| scores.columns() == heads));
         let spread = call.average.then(|| DeviceMatrix::new(self, outputs, columns));
         if let Some(spread) = &spread {
             let count = spread.count();

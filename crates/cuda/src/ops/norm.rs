@@ -34,7 +34,7 @@ impl Gpu {
     ) -> DeviceMatrix {
         let (rows, columns) = (values.rows(), values.columns());
         assert_eq!((to.rows(), to.columns()), (rows, columns));
-        assert!(scale.columns() == columns && shift.columns() == columns);
+        assert!([scale, shift].iter().all(|row| row.is_row(columns)));
         let deviations = DeviceMatrix::new(self, rows, 1);
         // SAFETY: shapes are those just asserted.
         unsafe {
@@ -58,20 +58,20 @@ impl Gpu {
     ) -> DeviceMatrix {
         let (rows, columns) = (values.rows(), values.columns());
         assert_eq!((to.rows(), to.columns()), (rows, columns));
-        assert!(scale.columns() == columns && shift.columns() == columns);
+        assert!([scale, shift].iter().all(|row| row.is_row(columns)));
         let row = || DeviceMatrix::new(self, 1, columns);
         let (own_mean, own_variance, reciprocals) = (row(), row(), row());
         let unbias = rows as f32 / rows.saturating_sub(1).max(1) as f32;
         let (mean, variance, running, momentum) = match by {
             Columns::Batch { running_mean, running_variance, momentum } => {
-                assert!(running_mean.columns() == columns && running_variance.columns() == columns);
+                assert!(running_mean.is_row(columns) && running_variance.is_row(columns));
                 self.column_sums(values, values, None, [Some(&own_mean), None], rows);
                 self.column_sums(values, values, Some(&own_mean), [None, Some(&own_variance)], rows);
                 let running = (running_mean.address(), running_variance.address());
                 (own_mean.address(), own_variance.address(), running, momentum)
             }
             Columns::Running { mean, variance } => {
-                assert!(mean.columns() == columns && variance.columns() == columns);
+                assert!(mean.is_row(columns) && variance.is_row(columns));
                 (mean.address(), variance.address(), (0, 0), 0.0)
             }
         };
@@ -102,7 +102,7 @@ impl Gpu {
     ) {
         let (rows, columns) = (gradient.rows(), gradient.columns());
         assert_eq!((normalised.rows(), normalised.columns()), (rows, columns));
-        assert!([scale, &*scale_gradient, &*shift_gradient].iter().all(|row| row.columns() == columns));
+        assert!([scale, &*scale_gradient, &*shift_gradient].iter().all(|row| row.is_row(columns)));
         assert_eq!(deviations.count(), if by_row { rows } else { columns });
         self.column_sums(gradient, normalised, None, [Some(shift_gradient), Some(scale_gradient)], 1);
         let count = gradient.count();

@@ -150,7 +150,7 @@ impl Gpu {
         to: &mut DeviceMatrix,
     ) {
         let columns = values.columns();
-        assert!(to.columns() == columns && numbers.bytes() >= rows * heads * 4);
+        assert!(to.is_row(columns) && numbers.bytes() >= rows * heads * 4);
         let each = rows.div_ceil(2048).max(64);
         let chunks = rows.div_ceil(each);
         let partials = DeviceBuffer::words(self, chunks * columns);

@@ -58,6 +58,7 @@ impl Gpu {
         let landed = self.land_slice(rows);
         if let Some(address) = self.attempt(|| from.device_address()) {
             self.gather(address, &landed, to);
+            self.attempt(|| from.read_by_kernels());
         }
     }
 
@@ -157,6 +158,7 @@ impl RowCache {
         assert_eq!(host.words().len(), self.nodes * self.rows.columns(), "a row a node");
         if let Some(address) = self.gpu.attempt(|| host.device_address()) {
             self.gather(nodes, nodes, address, to);
+            self.gpu.attempt(|| host.read_by_kernels());
         }
     }
 

@@ -111,7 +111,7 @@ fn group(parameters: &[MovedMatrix<'_>], states: usize) -> (Tensors, u32) {
         let count = moved.value.count();
         assert!(moved.gradient.count() == count && moved.state.len() == states);
         assert!(moved.state.iter().all(|state| state.count() == count), "state of the parameter's shape");
-        assert!(count < u32::MAX as usize, "a parameter is counted in 32 bits");
+        assert!(count < (u32::MAX - 2048) as usize, "a parameter is counted in 32 bits");
         let state = |index: usize| moved.state.get(index).map_or(0, |state| state.address());
         tensors.tensor[tensors.count as usize] = Tensor {
             value: moved.value.address(),
