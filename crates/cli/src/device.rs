@@ -34,8 +34,7 @@ pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W
         device @ DeviceName::Cuda(number) => {
             let gpu = Gpu::open(number, config.gpu_memory, config.precision)
                 .with_context(|| format!("--device {device}"))?;
-            let gpu_memory = Some(gpu.limit_bytes());
-            work.run(CudaBackend::new(gpu), RunConfig { device, gpu_memory, ..config })
+            work.run(CudaBackend::new(gpu), RunConfig { device, ..config })
         }
     }
 }

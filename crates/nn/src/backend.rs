@@ -314,6 +314,10 @@ pub trait Backend: Send + Sync {
     fn counted(&self) -> Option<CpuCounters> {
         None
     }
+    /// What may be held in memory of its own, where that has a limit.
+    fn memory_limit(&self) -> Option<u64> {
+        None
+    }
     /// Seconds that parts of the processor have been busy so far, where it works on its own.
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         Vec::new()

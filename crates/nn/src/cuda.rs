@@ -139,6 +139,10 @@ impl Backend for CudaBackend {
         false
     }
 
+    fn memory_limit(&self) -> Option<u64> {
+        Some(self.gpu.limit_bytes())
+    }
+
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         let (copies, steps) = self.gpu.busy_seconds();
         vec![("copy", copies), ("gpu", steps)]

@@ -46,6 +46,8 @@ pub struct MemoryBytes {
     pub step: u64,
     /// Inference of one layer over a block of this shape, the layer that takes most: input rows, lists, output.
     pub inference: u64,
+    /// Inference of a batch through all layers: its rows, all lists, the outputs of two layers.
+    pub batch_inference: u64,
 }
 
 /// What training and inference on batches of this shape take at most.
@@ -78,6 +80,8 @@ pub fn memory_bytes(
     let input = counting.matrix(shape.rows[0], input_columns);
     let graphs: Vec<CountedGraph> =
         (0..config.layers).map(|layer| counting.counted_graph(shape, layer)).collect();
+    drop(model.infer(&graphs, &input));
+    let batch = counting.peak() - resident;
     let activations = model.forward(&graphs, &input, 0);
     let classes = vec![0; shape.seeds];
     let (_, gradient) = model.loss(activations.logits(), &classes, Labels::Classes(&classes))?;
@@ -91,6 +95,7 @@ pub fn memory_bytes(
         optimizer: bytes(optimizer_words),
         step: bytes(step),
         inference: bytes(inference),
+        batch_inference: bytes(batch),
     })
 }
 
@@ -192,8 +197,11 @@ impl Counting {
         graph.transposed.get_or_init(|| {
             if let MemoryOf::Device(_) = self.memory {
                 // While they are sorted: owners, counts, and keys and values before and after a pass.
+                let kept = [self.hold(graph.inputs + 1), self.hold(graph.edges)];
                 let sorting = [graph.edges; 4].into_iter().chain([graph.edges / 16 + 128, graph.edges]);
-                let _sorting: Vec<Held> = sorting.map(|words| self.hold(words)).collect();
+                let mut sorting: Vec<Held> = sorting.map(|words| self.hold(words)).collect();
+                let edges = sorting.swap_remove(0);
+                return kept.into_iter().chain([edges]).collect();
             }
             vec![self.hold(graph.inputs + 1), self.hold(graph.edges), self.hold(graph.edges)]
         });
@@ -336,11 +344,15 @@ impl Backend for Counting {
                     held.extend(self.product(shapes).into_iter().filter(|_| on_host));
                 }
                 InputTerm::Aggregate { graph, gradient, weight, aggregator, .. } => {
-                    self.transpose(graph);
+                    if on_host {
+                        self.transpose(graph);
+                    }
                     self.scale(graph, *aggregator);
-                    let _product =
-                        self.product([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
+                    let product = self.product([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
                     held.push(self.hold(gradient.rows * input_gradient.columns));
+                    drop(product);
+                    // A GPU turns lists round behind the product.
+                    self.transpose(graph);
                 }
             }
         }
@@ -371,12 +383,17 @@ impl Backend for Counting {
         _: AttentionGradients<'_, Self>,
     ) {
         let (graph, heads) = (call.graph, call.heads);
-        self.transpose(graph);
+        let on_host = matches!(self.memory, MemoryOf::Host { .. });
+        if on_host {
+            self.transpose(graph);
+        }
         let rows = [graph.edges + graph.outputs, graph.outputs, graph.inputs];
         let _held = rows.map(|rows| self.hold(rows * heads));
-        if let MemoryOf::Device(_) = self.memory {
+        if !on_host {
             let spread = if call.average { graph.outputs * call.hidden.columns } else { 0 };
             let _more = [self.hold((graph.edges + graph.outputs) * heads), self.hold(spread)];
+            // Lists are turned round while all of these are there.
+            self.transpose(graph);
             self.hold(2048 * call.hidden.columns);
             return;
         }

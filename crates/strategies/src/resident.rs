@@ -194,10 +194,10 @@ impl Resident {
         let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
         let gathered = Arc::new(AtomicU64::new(0));
         let (count, with_rows) = (gathered.clone(), plan.rows);
-        let pipeline = sampled.then(
-            "gather",
-            plan.held.saturating_sub(2),
-            move |clock, Sampled { at, sample, samples }| {
+        let pipeline =
+            sampled.then("gather", plan.held.saturating_sub(2), move |clock, mut sampled: Sampled| {
+                let (at, sample, samples) =
+                    (sampled.at, std::mem::take(&mut sampled.sample), sampled.samples.clone());
                 if clock.blocked(|| places.take(&stopped)).is_none() {
                     return Ok(None);
                 }
@@ -206,8 +206,7 @@ impl Resident {
                 pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
                 count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
                 Ok(Some(Batch { at, sample, rows: Some(batch_rows), samples, places: places.clone() }))
-            },
-        );
+            });
         let row_bytes = self.rows.row_bytes() as u64;
         // What the page cache found is not known.
         let tier = self.rows.is_in_memory().then_some("memory");
@@ -220,6 +219,15 @@ struct Sampled {
     at: Position,
     sample: Sample,
     samples: Buffers<Sample>,
+}
+
+impl Drop for Sampled {
+    fn drop(&mut self) {
+        // One that nobody took must not be missing: its sampler may wait for it.
+        if !self.sample.node_ids.is_empty() {
+            self.samples.put(std::mem::take(&mut self.sample));
+        }
+    }
 }
 
 /// One of the samplers that take batches in turn.

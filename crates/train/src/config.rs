@@ -220,10 +220,12 @@ impl RunConfig {
             "checkpoint_batches",
             "checkpoint_seconds",
         ];
+        // Another processor may not have the precision.
+        let moved = self.device != other.device;
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
             flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);
-            all.retain(|name, _| !free.contains(&name.as_str()));
+            all.retain(|name, _| !free.contains(&name.as_str()) && !(moved && name == "precision"));
             all
         };
         let (mine, theirs) = (fields(self), fields(other));

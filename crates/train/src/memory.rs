@@ -42,6 +42,8 @@ pub struct Processor {
     pub in_host_memory: bool,
     /// As [`Backend::STEPS_AHEAD`].
     pub steps_ahead: usize,
+    /// As [`Backend::memory_limit`].
+    pub memory_limit: Option<u64>,
 }
 
 impl Processor {
@@ -55,7 +57,11 @@ impl Processor {
 
     /// That of a backend.
     pub fn of<B: Backend>(backend: &B) -> Processor {
-        Processor { in_host_memory: backend.in_host_memory(), steps_ahead: B::STEPS_AHEAD }
+        Processor {
+            in_host_memory: backend.in_host_memory(),
+            steps_ahead: B::STEPS_AHEAD,
+            memory_limit: backend.memory_limit(),
+        }
     }
 }
 
@@ -115,7 +121,7 @@ impl Plan {
         let least = planned.whole_least(job)?;
         let device_table = planned.device_table(job, least)?;
         // A processor whose memory nobody has limited takes what it needs.
-        let device_bytes = config.gpu_memory.unwrap_or(u64::MAX);
+        let device_bytes = config.gpu_memory.or(processor.memory_limit).unwrap_or(u64::MAX);
         let device_total = device_table.as_ref().map_or(0, MemoryTable::total);
         if let Some(table) = device_table.clone().filter(|_| device_total > device_bytes) {
             let (needed, allowed) = (ByteCount(device_total), ByteCount(device_bytes));
@@ -261,7 +267,7 @@ impl Planned<'_> {
         let shape = self.shape(job, &evaluation.settings, evaluation.largest_batch);
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
-        Ok(Some((bytes.inference.saturating_sub(rows), rows)))
+        Ok(Some((bytes.batch_inference.saturating_sub(rows), rows)))
     }
 
     /// What inference over the whole graph cannot do without.

@@ -136,7 +136,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// What may be used of it.
     pub fn budget_device_bytes(&self) -> Option<u64> {
-        self.config.gpu_memory.filter(|_| !self.learner.backend().in_host_memory())
+        let backend = self.learner.backend();
+        self.config.gpu_memory.or(backend.memory_limit()).filter(|_| !backend.in_host_memory())
     }
 
     pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a, B> {

@@ -42,7 +42,7 @@ pub struct BatchProgress<'a> {
     pub batches: u64,
     /// Epochs of the run.
     pub epochs: u64,
-    /// The stages' times so far, the trainer's last.
+    /// The stages' times so far; the trainer's is called `train`, and behind it come those of a processor of its own.
     pub stages: &'a [StageTimes],
 }
 

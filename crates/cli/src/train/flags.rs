@@ -211,7 +211,7 @@ pub struct Flags {
     /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
-    /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: four fifths of what is free there
+    /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: what is free there but a reserve
     #[arg(long, help_heading = "Machine")]
     pub gpu_memory: Option<ByteCount>,
     /// How a GPU computes products: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32

@@ -67,7 +67,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let flags = match &before {
         // What is not said again is as it was.
-        Some(before) => flags.over(Flags::of(before))?,
+        Some(before) => {
+            let mut base = Flags::of(before);
+            if flags.device == Some(DeviceName::Cpu) {
+                base.precision = None;
+            }
+            flags.over(base)?
+        }
         None => flags,
     };
     let config = flags.resolve(&dataset)?;
@@ -111,7 +117,7 @@ impl WithBackend for DryRun {
             return print_json(&json!({
                 "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
                 "smallest_bytes": plan.smallest_bytes, "memory": plan.table,
-                "budget_device_bytes": config.gpu_memory, "device_memory": plan.device_table, "config": config,
+                "budget_device_bytes": config.gpu_memory.or(backend.memory_limit()), "device_memory": plan.device_table, "config": config,
             }));
         }
         let smallest = ByteCount(plan.smallest_bytes);

@@ -57,7 +57,7 @@ impl Watch {
             progress.epochs,
             record.batch + 1,
             progress.batches,
-            bound_by(progress.stages, progress.stages.last().map_or(0.0, |stage| stage.busy + stage.starved))
+            bound_by(progress.stages, trainer_seconds(progress.stages))
         )
     }
 }
@@ -69,6 +69,12 @@ fn bar() -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+/// All the time of the trainer, whatever it did with it.
+fn trainer_seconds(stages: &[StageTimes]) -> f64 {
+    let trainer = stages.iter().find(|stage| stage.name == "train");
+    trainer.map_or(0.0, |stage| stage.busy + stage.starved + stage.blocked)
 }
 
 /// The stage that was busiest, and how busy.
