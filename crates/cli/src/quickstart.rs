@@ -7,7 +7,7 @@ use esker_import::generate::{Shape, generate};
 use esker_sample::Fanout;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
-use esker_types::{Budget, ByteCount, grouped};
+use esker_types::{Budget, ByteCount, DeviceName, grouped};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -46,7 +46,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         hidden: Some(128),
         epochs: Some(arguments.epochs),
         lr: Some(0.003),
-        strategy: Some(StrategyKind::Mmap),
+        strategy: Some(StrategyKind::Ginex),
+        // A GPU's driver alone takes as much as all of this.
+        device: Some(DeviceName::Cpu),
         memory: Some(arguments.memory),
         ..Flags::default()
     };

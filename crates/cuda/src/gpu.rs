@@ -308,6 +308,17 @@ impl Gpu {
         self.check()
     }
 
+    /// Whether all that was launched on the stream that computes is done.
+    pub fn is_idle(&self) -> Result<bool> {
+        // SAFETY: the stream lives as long as the GPU.
+        let idle = self.attempt(|| match unsafe { sys::cuStreamQuery(self.inner.compute.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => done("asking the GPU", other).map(|()| true),
+        });
+        self.check()?;
+        Ok(idle.unwrap_or(true))
+    }
+
     /// Marks the begin of a training step, for [`Gpu::busy_seconds`].
     pub fn begin_step(&self) {
         let begun = self.attempt(|| Event::recorded(&self.inner.compute));

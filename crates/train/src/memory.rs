@@ -26,6 +26,9 @@ const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
 /// Where a strategy takes all that is left, inference over the whole graph gets one in so many parts of it.
 const WHOLE_PART: u64 = 4;
 
+/// What a GPU's driver and libraries were seen to take of the host's memory (230 MiB with an H200), and some.
+const DRIVER_BYTES: u64 = 256 << 20;
+
 /// What memory is needed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -183,6 +186,10 @@ impl Planned<'_> {
         table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
         table.extend(strategy_for(config).memory(job)?);
+        if !self.processor.in_host_memory {
+            table.add("driver and its libraries", DRIVER_BYTES);
+            table.add("pinned memory beside rows", self.pinned_bytes(job));
+        }
         let (model, optimizer, step) = self.step_bytes(job)?;
         if self.processor.in_host_memory {
             table.add("model and gradients", model);
@@ -230,10 +237,7 @@ impl Planned<'_> {
         if self.purpose == Purpose::Train {
             let landed = self.processor.steps_ahead + LANDED;
             let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
-            let shape = self.shape(job, &job.settings, job.largest_batch);
-            let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
-            let lists: usize = (0..self.config.model.layers).map(words).sum();
-            let batch = rows.saturating_add(lists as u64 * 4);
+            let batch = rows.saturating_add(self.list_bytes(job));
             table.add(format!("rows and lists of {landed} batches"), batch.saturating_mul(landed as u64));
             table.add("training step", step);
         }
@@ -245,6 +249,21 @@ impl Planned<'_> {
             table.add("evaluation: all neighbours of a node", whole_least.device);
         }
         Ok(Some(table))
+    }
+
+    /// Lists and labels on their way to a processor of its own, and what pinned memory is rounded up by: an eighth by its sizes,
+    /// a quarter by its pool.
+    fn pinned_bytes(&self, job: &Job) -> u64 {
+        let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
+        let held = job.batches_held as u64;
+        (rows / 8 * 3).saturating_add(self.list_bytes(job) / 8 * 11).saturating_mul(held)
+    }
+
+    /// Bytes of the lists of a batch.
+    fn list_bytes(&self, job: &Job) -> u64 {
+        let shape = self.shape(job, &job.settings, job.largest_batch);
+        let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
+        (0..self.config.model.layers).map(words).sum::<usize>() as u64 * 4
     }
 
     fn shape(&self, job: &Job, settings: &Settings, batch: u64) -> StepShape {

@@ -46,6 +46,7 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
             (StrategyKind::Memory, 1),
             (StrategyKind::Memory, 4),
             (StrategyKind::Mmap, 2),
+            (StrategyKind::Ginex, 2),
             (StrategyKind::Mmap, 2),
         ];
         for (number, (strategy, threads)) in runs.into_iter().enumerate() {
