@@ -17,34 +17,9 @@ __device__ __forceinline__ float activated(float x, u32 activation) {
     return x;
 }
 
-// `values = post(values + bias + add)`.
+// `to = post(from + bias + add)`; both may be the same memory.
 extern "C" __global__ void __launch_bounds__(256) finish_rows(
-    float* values, const float* bias, const float* add, u32 rows, u32 columns, Post post
-) {
-    u32 row = blockIdx.x * 8 + threadIdx.y, tiles = (columns + 31) / 32;
-    if (row >= rows) return;
-    u64 base = (u64)row * columns;
-    for (u32 unit = threadIdx.x; unit < tiles * 8; unit += 32) {
-        u64 bits = post.dropout.threshold ? value_at(post.dropout.key, (u64)row * tiles * 8 + unit) : 0;
-        u32 first = unit / 8 * 32 + unit % 8;
-#pragma unroll
-        for (u32 lane = 0; lane < 4; lane++) {
-            u32 column = first + lane * 8;
-            if (column >= columns) continue;
-            float x = values[base + column];
-            if (bias) x += bias[column];
-            if (add) x += add[base + column];
-            x = activated(x, post.activation);
-            if (post.dropout.threshold)
-                x = ((u32)(bits >> (16 * lane)) & 0xffff) < post.dropout.threshold ? 0.0f : x * post.dropout.scale;
-            values[base + column] = x;
-        }
-    }
-}
-
-// The same into another matrix, from `add` alone.
-extern "C" __global__ void __launch_bounds__(256) finish_copy(
-    float* to, const float* from, const float* bias, u32 rows, u32 columns, Post post
+    float* to, const float* from, const float* bias, const float* add, u32 rows, u32 columns, Post post
 ) {
     u32 row = blockIdx.x * 8 + threadIdx.y, tiles = (columns + 31) / 32;
     if (row >= rows) return;
@@ -58,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) finish_copy(
             if (column >= columns) continue;
             float x = from[base + column];
             if (bias) x += bias[column];
+            if (add) x += add[base + column];
             x = activated(x, post.activation);
             if (post.dropout.threshold)
                 x = ((u32)(bits >> (16 * lane)) & 0xffff) < post.dropout.threshold ? 0.0f : x * post.dropout.scale;

@@ -70,7 +70,7 @@ impl Gpu {
         unsafe {
             launch!(
                 self, "finish_rows", [blocks(rows, 8), 1], [32, 8];
-                values.address(), bias, add, rows as u32, columns as u32, post
+                values.address(), values.address(), bias, add, rows as u32, columns as u32, post
             )
         }
     }
@@ -89,8 +89,8 @@ impl Gpu {
         // SAFETY: shapes are those just asserted.
         unsafe {
             launch!(
-                self, "finish_copy", [blocks(rows, 8), 1], [32, 8];
-                to.address(), from.last(rows), bias.map_or(0, DeviceMatrix::address), rows as u32, columns as u32, post
+                self, "finish_rows", [blocks(rows, 8), 1], [32, 8];
+                to.address(), from.last(rows), bias.map_or(0, DeviceMatrix::address), 0u64, rows as u32, columns as u32, post
             )
         }
     }
