@@ -225,7 +225,7 @@ impl RunConfig {
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
             flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);
-            all.retain(|name, _| !free.contains(&name.as_str()) && !(moved && name == "precision"));
+            all.retain(|name, _| !(free.contains(&name.as_str()) || moved && name == "precision"));
             all
         };
         let (mine, theirs) = (fields(self), fields(other));
