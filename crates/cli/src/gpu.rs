@@ -38,8 +38,8 @@ pub struct Opened {
     pub host_reads_bytes_per_second: Vec<f64>,
 }
 
-/// Host memory that is pinned to measure the bus.
-const PROBE_BYTES: usize = 128 << 20;
+/// Host memory that is pinned to measure the bus: half of it is more than caches of GPUs hold.
+const PROBE_BYTES: usize = 256 << 20;
 
 pub fn look() -> Found {
     let (first, refusal) = match open() {

@@ -60,7 +60,8 @@ pub fn host_read_rates(gpu: &Gpu, rounds: usize, host_bytes: usize, columns: &[u
     }
     host.floats_mut().fill(1.0);
     let of = |columns: &usize| {
-        let taken = random_rows(host_bytes / 8 / (columns * 4), words / columns);
+        // Half of it: what is read again in the next round must not lie in the device's cache still.
+        let taken = random_rows(host_bytes / 2 / (columns * 4), words / columns);
         let mut to = DeviceMatrix::new(gpu, taken.len(), *columns);
         rate(gpu, rounds, taken.len() * columns * 4, || gpu.gather_from_host(&host, &taken, &mut to))
     };
