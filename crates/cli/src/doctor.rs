@@ -234,7 +234,7 @@ fn gpu_finding(found: &gpu::Found) -> Finding {
         let giga = |rate: f64| format!("{:.0}", rate / 1e9);
         let rows: Vec<String> = gpu.host_reads_bytes_per_second.iter().map(|rate| giga(*rate)).collect();
         let text = format!(
-            "{} ({}), {} of {} free, driver {driver} with CUDA {}.{}; bus {} GB/s by copies, {} GB/s read by GPU threads in rows of 512, 1024, 4096 bytes",
+            "{} ({}), {} of {} free, driver {driver} with CUDA {}.{}; bus {} GB/s by copies, {} GB/s read by GPU threads in rows of 512, 1024, 4096 bytes out of 256 MiB (`esker bench gpu` takes 2 GiB, where small rows are slower)",
             gpu.name,
             gpu.architecture,
             ByteCount(gpu.free_bytes),
