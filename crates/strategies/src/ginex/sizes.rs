@@ -16,7 +16,7 @@ pub(super) const MOST_HELD: usize = 3;
 /// What writing and reading a trace keeps beside its records.
 const TRACE_BYTES: u64 = 4 << 20;
 /// What a plan has for a slot, at most.
-const SLOT_BYTES: u64 = 16;
+const SLOT_BYTES: u64 = 4;
 /// A superbatch is at least so long by default, where the disk allows it: on small graphs switching would cost more than
 /// training.
 const FEW_BATCHES: u64 = 64;
