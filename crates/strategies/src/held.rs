@@ -15,6 +15,9 @@ pub struct Hold<'a> {
 
 /// Holds rows for a processor.
 pub trait RowHolder<R>: Send + Sync {
+    /// Bytes of the processor's own memory that may hold rows.
+    fn device_bytes(&self) -> u64;
+
     /// Makes room; `None` where the processor gains nothing by it, and rows are to be assembled in host memory.
     fn hold(&self, asked: &Hold<'_>) -> Result<Option<Arc<dyn HeldRows<R>>>>;
 }

@@ -80,6 +80,9 @@ pub struct Summary {
     pub strategy: String,
     /// What trained.
     pub device: String,
+    /// Epochs whose batches differ, where later ones repeated them.
+    #[serde(default)]
+    pub epochs_sampled: Option<u64>,
     /// Test nodes by the best model.
     pub test: Option<Metrics>,
     /// Validation nodes by the best model.
