@@ -18,16 +18,17 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct Room<'a> {
     /// Rows to set aside for memory, once the largest batch is known.
     pub slots: &'a dyn Fn(&Largest) -> Result<u64>,
+    /// Whether somebody said how many; else a few more or less will do.
+    pub slots_said: bool,
     /// Bytes on disk, those that preparing needs for a time included.
     pub disk_bytes: u64,
+    /// Whether somebody said so; else a layout from before, made when another part of the disk was free, is as good.
+    pub disk_bytes_said: bool,
     /// Batches of a segment, instead of the fewest that fit.
     pub segment: Option<u32>,
     /// Whether shared rows are ordered by the batches that want them; else by their numbers.
     pub by_hash: bool,
 }
-
-/// The smallest disk budget that would do, in the error that says so.
-pub type Smallest = ByteCount;
 
 /// Rows that are ordered in memory at a time.
 const PART_BYTES: u64 = 32 << 20;
@@ -37,6 +38,8 @@ const PART_BYTES: u64 = 32 << 20;
 pub(crate) struct Laid {
     pub slots: u64,
     pub slots_asked: u64,
+    /// The disk budget that somebody gave.
+    pub disk_bytes: Option<u64>,
     pub segment: u32,
     pub misses: u64,
     pub shared: u64,
@@ -47,6 +50,18 @@ pub(crate) struct Laid {
     pub blocks: u64,
     /// Arrays that are finished.
     pub files: Vec<FileEntry>,
+}
+
+impl Laid {
+    /// Whether it is what a layout for this room would be, or as good.
+    pub fn suits(&self, room: &Room, slots: u64) -> bool {
+        let disk = self.disk_bytes == room.disk_bytes_said.then_some(room.disk_bytes);
+        let rows = match room.slots_said {
+            true => self.slots_asked == slots,
+            false => self.slots_asked <= slots && self.slots_asked >= slots / 4 * 3,
+        };
+        disk && rows && room.segment.is_none_or(|segment| segment == self.segment)
+    }
 }
 
 /// A part of the file of rows: a list of rows that are stored there, in rising order at first.
@@ -294,7 +309,19 @@ pub(crate) fn lay_out<W: StoredRow>(
     let files = vec![lists.words.finish()?, lists.shared.finish()?, segments.finish()?];
     progress.finish();
     let misses = hottest.misses();
-    Ok(Laid { slots, slots_asked, segment, misses, shared: shared_at, largest, outputs, blocks, files })
+    let disk_bytes = room.disk_bytes_said.then_some(room.disk_bytes);
+    Ok(Laid {
+        slots,
+        slots_asked,
+        disk_bytes,
+        segment,
+        misses,
+        shared: shared_at,
+        largest,
+        outputs,
+        blocks,
+        files,
+    })
 }
 
 /// Counts what batches want, and gives slots to the rows wanted most.
@@ -322,11 +349,13 @@ pub(crate) fn count<W: StoredRow>(
 /// What is on disk whatever the segments: samples, words, rows for memory, lists of work, ends of blocks.
 fn fixed_bytes<W>(hottest: &Hottest, logged: &Logged, row_bytes: u64) -> (u64, u64) {
     let id_bytes = size_of::<W>() as u64;
-    let cached = hottest.cached() * (row_bytes + id_bytes + 4) + 3 * PART_BYTES;
+    // Of caches a part lies aside for a time.
+    let rows = hottest.cached() * row_bytes;
+    let cached = rows + hottest.cached() * (id_bytes + 4) + rows.min(PART_BYTES) + BlockArray::BLOCK_BYTES;
     let others = logged.sample_bytes
         + logged.accesses * (4 + id_bytes)
         + hottest.misses() * 4
-        + logged.batches * (2 * Entry::COLUMNS * 8 + 2 * BlockArray::BLOCK_BYTES);
+        + logged.batches * (3 * Entry::COLUMNS * 8 + 2 * BlockArray::BLOCK_BYTES);
     (cached, others)
 }
 

@@ -14,7 +14,7 @@ mod plain;
 mod read;
 mod write;
 
-pub use layout::{Room, Smallest};
+pub use layout::Room;
 pub use open::Packed;
 
 pub use read::{PackCounters, PackReader, PackedBatch, RowsBuffer, assemble};

@@ -242,9 +242,14 @@ impl<'a> PackWriter<'a> {
         progress: &dyn Progress,
     ) -> Result<Packing> {
         let format = RowFormat::of(self.dataset)?;
-        let laid = match self.journal.done::<layout::Laid>("laid") {
+        let slots = (room.slots)(&self.logged.largest)?;
+        let laid = match self.journal.done::<layout::Laid>("laid").filter(|laid| laid.suits(room, slots)) {
             Some(laid) => laid,
             None => {
+                // Nothing that followed another layout is of use.
+                for step in ["laid", "packing", "packed", "moving", "moved"] {
+                    self.journal.forget(step)?;
+                }
                 let laid = layout::lay_out::<W>(&self, &self.logged, &format, room, pool, progress)?;
                 self.journal.record("laid", &laid)?;
                 laid

@@ -23,17 +23,7 @@ pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Rea
     {
         return Ok(found);
     }
-    let asked = &job.out_of_core;
-    let request = format!(
-        "{:?} {:?} {} {} {:?} {} {}",
-        asked.feature_cache_bytes,
-        job.epochs_sampled,
-        sizes.phase_bytes,
-        sizes.device_bytes,
-        asked.segment,
-        asked.disk_bytes_said,
-        job.epochs
-    );
+    let request = format!("{:?} of {}", job.epochs_sampled, job.epochs);
     if let Some(writer) = PackWriter::begin::<W>(&job.dataset, &directory, job.trace_header(), &request)? {
         make::<W>(job, sizes, reads, writer)?;
     }
@@ -117,7 +107,9 @@ fn make<W: Word + StoredRow>(
     };
     let room = Room {
         slots: &slots,
+        slots_said: job.out_of_core.feature_cache_bytes.is_some(),
         disk_bytes: job.out_of_core.disk_bytes,
+        disk_bytes_said: job.out_of_core.disk_bytes_said,
         segment: job.out_of_core.segment,
         by_hash: true,
     };
