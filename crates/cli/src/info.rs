@@ -180,7 +180,8 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
             Ok(derived) if dataset.is_fresh(derived) => match Packed::describe(derived) {
                 Some(packing) => {
                     let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-                    format!("{}\n{}", derived.manifest.kind, packing_text(&packing, bytes).trim_end())
+                    let table = packing_text(&packing, bytes).replace("\n  ", "\n    ");
+                    format!("{}\n  {}", derived.manifest.kind, table.trim_end())
                 }
                 None => derived.manifest.kind.clone(),
             },

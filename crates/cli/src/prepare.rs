@@ -10,7 +10,7 @@ use esker_nn::Backend;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
 use esker_train::{OpenRun, RunConfig};
-use esker_types::{ByteCount, Progress, Silent, grouped};
+use esker_types::{ByteCount, Progress, Silent, counted, grouped};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,8 +76,9 @@ impl WithBackend for Preparing {
         let repeated = run.config.epochs_sampled.filter(|epochs| *epochs < run.config.epochs);
         if let Some(epochs) = repeated {
             text += &format!(
-                "training for {} epochs will repeat the batches of these {epochs}; allow more --disk-budget for more\n",
-                run.config.epochs
+                "training for {} epochs will repeat the batches of {}\n",
+                run.config.epochs,
+                counted(epochs, "epoch", "epochs")
             );
         }
         text += &format!("{seconds:.1} s; peak {}\n", ByteCount(run.peak_own_bytes()));
@@ -93,9 +94,9 @@ pub fn packing_text(packing: &Packing, bytes: u64) -> String {
     table.row(
         "batches",
         format!(
-            "{} of {} epochs, {} rows wanted",
+            "{} of {}, {} rows wanted",
             grouped(packing.batches),
-            packing.epochs,
+            counted(packing.epochs, "epoch", "epochs"),
             grouped(packing.accesses)
         ),
     );
@@ -111,6 +112,7 @@ pub fn packing_text(packing: &Packing, bytes: u64) -> String {
     table.row(
         "on disk for a batch",
         match packing.segment {
+            _ if packing.misses == 0 => "nothing".to_string(),
             1 => "packed, one read each".to_string(),
             segment => format!(
                 "{} in caches of {segment} batches, the rest packed",

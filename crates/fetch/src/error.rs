@@ -29,7 +29,7 @@ pub enum FetchError {
     },
     /// What was read is not what was packed.
     #[error(
-        "{path}: {what} is not what was packed, by its checksum; remove the directory and prepare it again, and check the disk"
+        "{path}: {what}: not what was packed, by its checksum; check the disk, remove the directory and prepare again"
     )]
     Damaged {
         /// The file.

@@ -404,6 +404,21 @@ impl ArrayFile {
         Ok(sums)
     }
 
+    /// All of a small array, every block checked: for what other things are found by.
+    pub fn read_whole<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self) -> Result<Vec<T>> {
+        let bytes = self.entry.rows * self.entry.row_bytes();
+        let mut content = vec![0u8; bytes.next_multiple_of(PAGE_BYTES) as usize];
+        self.read_bytes(PAGE_BYTES, &mut content)?;
+        let sums = self.block_sums()?;
+        for (number, (block, sum)) in content.chunks(BLOCK_BYTES as usize).zip(sums).enumerate() {
+            if xxh3_64(block) != sum {
+                let expected = format!("block {number} as it was written");
+                return Err(StoreError::inconsistent(self.path(), expected, "other bytes, by its checksum"));
+            }
+        }
+        Ok(content[..bytes as usize].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+
     /// Opens it for queues: elements start at [`PAYLOAD_OFFSET`].
     pub fn open_files(&self, options: &Options) -> Result<Files> {
         Ok(self.disk.open(std::slice::from_ref(&self.layout), Access::Read, options)?)

@@ -203,8 +203,11 @@ impl RunConfig {
         if self.superbatch == Some(0) {
             return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
         }
-        if self.epochs_sampled == Some(0) || self.segment == Some(0) {
-            return Err(TrainError::config("0 epochs sampled, or segments of 0 batches", "take 1 at least"));
+        if self.epochs_sampled == Some(0) {
+            return Err(TrainError::config("--epochs-sampled 0", "take 1 at least, or auto"));
+        }
+        if self.segment == Some(0) {
+            return Err(TrainError::config("--segment 0", "take 1 batch at least, or leave it out"));
         }
         if self.strategy == StrategyKind::Ginex
             && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs)
@@ -254,7 +257,10 @@ impl RunConfig {
         let moved = self.device != other.device;
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
-            flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);
+            // Nothing said means all.
+            let sampled = config.epochs_sampled.unwrap_or(config.epochs).min(config.epochs);
+            let config = RunConfig { epochs_sampled: Some(sampled), ..config.clone() };
+            flatten("", &serde_json::to_value(&config).unwrap_or_default(), &mut all);
             all.retain(|name, _| !(free.contains(&name.as_str()) || moved && name == "precision"));
             all
         };

@@ -78,7 +78,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let job = real_job(&config, Job { progress, ..job }, &task)?;
         strategy.prepare(&job)?;
         // What was chosen belongs to the run: resumed, it must be the same.
-        config.epochs_sampled = config.epochs_sampled.or(strategy.epochs_sampled());
+        config.epochs_sampled = Some(
+            config.epochs_sampled.or(strategy.epochs_sampled()).unwrap_or(config.epochs).min(config.epochs),
+        );
         let job = Job { epochs_sampled: config.epochs_sampled, ..job };
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
     }

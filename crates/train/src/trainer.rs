@@ -472,6 +472,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             strategy: config.strategy.to_string(),
             device: config.device.to_string(),
             epochs_sampled: config.epochs_sampled.filter(|epochs| *epochs < config.epochs),
+            prepared: self.run.prepared(),
             test,
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),

@@ -65,6 +65,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         config.epochs_sampled.get_or_insert((batches / train.max(1)).max(1));
     }
     let scratch = OwnFolder::inside(&arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
+    // What training prepared stays as it is.
+    config.prepared.get_or_insert_with(|| scratch.path().join("packed"));
     on_device(config, Measurement { arguments, scratch: scratch.path() })
 }
 

@@ -248,7 +248,7 @@ pub struct Flags {
     /// diskgnn: batches that share a cache on disk; default: 1, or the fewest that fit the disk budget
     #[arg(long, help_heading = "Machine")]
     pub segment: Option<u32>,
-    /// ginex: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
+    /// ginex, and evaluation of diskgnn: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
     /// diskgnn: one batch at a time, nothing ahead: to see what working ahead brings
@@ -354,7 +354,8 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
-            epochs_sampled: config.epochs_sampled.map(EpochsSampled::Count),
+            // A run from before that could be said sampled all of them.
+            epochs_sampled: Some(EpochsSampled::Count(config.epochs_sampled.unwrap_or(config.epochs))),
             prepared: config.prepared.clone(),
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),
@@ -427,7 +428,8 @@ impl Flags {
                 Some(EpochsSampled::Count(epochs)) => Some(epochs),
                 _ => None,
             },
-            prepared: self.prepared.clone(),
+            // Whole, so that the run can be resumed from anywhere.
+            prepared: self.prepared.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone())),
             segment: self.segment,
             io_block: self.io_block.map(|bytes| bytes.0),
             sequential: self.sequential.unwrap_or(false),

@@ -16,7 +16,7 @@ use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, Trainer,
     evaluate_run,
 };
-use esker_types::{ByteCount, DeviceName, Progress, Silent};
+use esker_types::{ByteCount, DeviceName, Progress, Silent, counted};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -268,7 +268,7 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
         format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended),
     );
     if let Some(sampled) = summary.epochs_sampled {
-        table.row("batches", format!("those of {sampled} epochs, repeated"));
+        table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));

@@ -428,16 +428,21 @@ fn choose_segment<W: StoredRow>(
     progress: &dyn Progress,
 ) -> Result<u32> {
     let batches = entries.len() as u64;
-    if let Some(segment) = room.segment {
-        return Ok(segment.clamp(1, batches.max(1) as u32));
-    }
     let (cached, others) = fixed_bytes::<W>(hottest, logged, row_bytes);
     let (fixed, stored_bytes) = (cached + others, stored_bytes::<W>(row_bytes));
     let most = room.disk_bytes.saturating_sub(fixed) / stored_bytes;
-    if hottest.misses() <= most && room.disk_bytes >= fixed {
+    let asked = room.segment.map(|segment| segment.clamp(1, batches.max(1) as u32));
+    let fits = hottest.misses() <= most && room.disk_bytes >= fixed;
+    if fits && asked.is_none_or(|segment| segment == 1) {
         return Ok(1);
     }
-    let mut sizes = SegmentSizes::new(hottest.slots().len() as u64, batches as u32);
+    let rows = hottest.slots().len() as u64;
+    if rows >= u32::MAX as u64 {
+        let problem =
+            format!("segments name rows by 32 bits, and there are {rows}; allow more --disk-budget");
+        return Err(FetchError::Request { problem });
+    }
+    let mut sizes = SegmentSizes::new(rows, batches as u32);
     progress.stage("size segments", Some(batches), Unit::Count("batches"));
     let mut nodes: Vec<W> = Vec::new();
     for (batch, entry) in entries.iter().enumerate() {
@@ -448,7 +453,12 @@ fn choose_segment<W: StoredRow>(
     }
     sizes.close();
     progress.finish();
-    match sizes.smallest(if room.disk_bytes >= fixed { most } else { 0 }) {
+    let allowed = if room.disk_bytes >= fixed { most } else { 0 };
+    let found = match asked {
+        Some(size) => Some(sizes.rows(size)).filter(|rows| *rows > allowed).map_or(Ok((size, 0)), Err),
+        None => sizes.smallest(allowed),
+    };
+    match found {
         Ok((size, _)) => Ok(size),
         Err(fewest) => Err(FetchError::Disk {
             needed: ByteCount(fixed + fewest * stored_bytes),

@@ -43,6 +43,8 @@ pub struct Packing {
     pub sampling: TraceHeader,
     /// Epochs sampled.
     pub epochs: u64,
+    /// Whether more were wanted than the disk took.
+    pub limited_by_disk: bool,
     /// Batches of all of them.
     pub batches: u64,
     /// Bytes of a row as stored.
@@ -51,6 +53,8 @@ pub struct Packing {
     pub slots: u64,
     /// See there.
     pub slots_asked: u64,
+    /// The disk budget that somebody gave.
+    pub disk_bytes_allowed: Option<u64>,
     /// Batches of a segment; 1: every batch has all its rows to itself.
     pub segment: u32,
     /// Rows wanted by all batches.

@@ -1,6 +1,5 @@
 //! A finished directory, opened.
 
-use super::plain::Plain;
 use super::{Entry, KIND, Packing, SegmentEntry, blocks_for, file};
 use crate::Result;
 use esker_io::{Files, Options};
@@ -54,15 +53,8 @@ impl Packed {
             array.ok_or_else(|| StoreError::Missing { path: found.directory.join(format!("{name}.bin")) })
         };
         let rows = array(file::ROWS)?;
-        let (mut entries, mut segments) = (Vec::new(), Vec::new());
-        let batches = array(file::BATCHES)?.entry().rows;
-        Plain::<Entry>::array(&found.directory, file::BATCHES)?.read(0, batches as usize, &mut entries)?;
-        let count = array(file::SEGMENTS)?.entry().rows;
-        Plain::<SegmentEntry>::array(&found.directory, file::SEGMENTS)?.read(
-            0,
-            count as usize,
-            &mut segments,
-        )?;
+        let entries = array(file::BATCHES)?.read_whole::<Entry>()?;
+        let segments = array(file::SEGMENTS)?.read_whole::<SegmentEntry>()?;
         let packed = Packed {
             sums: rows.block_sums()?,
             files: rows.open_files(&read_options())?,
@@ -121,10 +113,10 @@ impl Packed {
         batches * (size_of::<Entry>() + size_of::<SegmentEntry>()) as u64 + blocks * 8
     }
 
-    /// The number of the batch at a position: those sampled follow each other, and come again when they are over.
+    /// The number of the batch at a position.
     pub fn number(&self, at: Position) -> Option<usize> {
-        let epoch = at.epoch % self.packing.epochs.max(1);
-        let found = self.entries.binary_search_by_key(&(epoch, at.batch), |entry| (entry.epoch, entry.batch));
+        let found =
+            self.entries.binary_search_by_key(&(at.epoch, at.batch), |entry| (entry.epoch, entry.batch));
         found.ok()
     }
 

@@ -128,14 +128,14 @@ impl Packed {
             right &= fits((&last, &known[whole]));
         }
         if !right {
-            return Err(self.damaged(batch.number, file::ROWS, "the rows"));
+            return Err(self.damaged(batch.number, file::ROWS, "rows"));
         }
         if entry.shared_rows > 0 {
             let start = (shared_start(entry.packed_rows, row_bytes) * row_bytes) as usize;
             let shared = rows[start..].par_chunks_exact(row_bytes as usize).zip(&batch.shared);
             let sums = shared.map(|(row, place)| shared_row_sum(row, *place as u64));
             if sums.reduce(|| 0, u64::wrapping_add) != entry.shared_rows_sum {
-                return Err(self.damaged(batch.number, file::ROWS, "a row of the segment's cache"));
+                return Err(self.damaged(batch.number, file::ROWS, "rows from the segment's cache"));
             }
         }
         Ok(())
@@ -160,7 +160,7 @@ impl Packed {
                 if BlockArray::sum(content) != *sum {
                     return Err(FetchError::Damaged {
                         path: self.rows.path().display().to_string(),
-                        what: format!("the cache for memory, rows {first} to {},", first + rows - 1),
+                        what: format!("the cache for memory, rows {first} to {}", first + rows - 1),
                     });
                 }
             }
@@ -178,15 +178,18 @@ pub(crate) fn rows_bytes(packed: u64, shared: u64, row_bytes: u64) -> u64 {
 }
 
 impl PackReader {
-    /// Loads the sample and the words of the batch at a position. A position that was not sampled is a bug.
+    /// Loads the sample and the words of the batch that was sampled at a position.
     pub fn load(&mut self, at: Position, sample: &mut Sample, batch: &mut PackedBatch) -> Result<()> {
         let packed = &*self.packed;
-        let number = packed.number(at).expect("only batches that were sampled are asked for");
+        let number = packed.number(at).ok_or_else(|| FetchError::Damaged {
+            path: packed.directory.join(format!("{}.bin", file::BATCHES)).display().to_string(),
+            what: format!("epoch {}, batch {}: it is not there", at.epoch, at.batch),
+        })?;
         let entry = &packed.entries[number];
         batch.number = number;
         self.samples.read(entry.sample_at, entry.sample_bytes as usize, &mut self.record)?;
         if xxh3_64(&self.record) != entry.sample_sum {
-            return Err(packed.damaged(number, file::SAMPLES, "the sample"));
+            return Err(packed.damaged(number, file::SAMPLES, "sample"));
         }
         let home: &Path = self.samples.path();
         self.records.decode(&packed.packing.sampling, &self.record, home, sample)?;
@@ -203,13 +206,13 @@ impl PackReader {
             && batch.words.iter().all(|word| (*word as u64) < places.max(1))
             && sample.node_ids.len() as u64 == entry.nodes;
         if !whole {
-            return Err(packed.damaged(number, file::WORDS, "the words"));
+            return Err(packed.damaged(number, file::WORDS, "words"));
         }
         let rows = packed.segments[entry.segment as usize].rows;
         let whole = xxh3_64(bytemuck::cast_slice(&batch.shared)) == entry.shared_sum
             && batch.shared.iter().all(|place| (*place as u64) < rows);
         if !whole {
-            return Err(packed.damaged(number, file::SHARED, "the list of shared rows"));
+            return Err(packed.damaged(number, file::SHARED, "list of shared rows"));
         }
         Ok(())
     }

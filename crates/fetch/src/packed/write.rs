@@ -232,10 +232,11 @@ impl<'a> PackWriter<'a> {
         laying.max(pack::least_bytes(threads)).max(order::memory_bytes(row_bytes))
     }
 
-    /// Lays rows out, packs them, and gives the directory its name. `epochs` were sampled.
+    /// Lays rows out, packs them, and gives the directory its name. `epochs` were sampled, and whether more were wanted than
+    /// the disk takes.
     pub fn finish<W: StoredRow>(
         self,
-        epochs: u64,
+        (epochs, limited_by_disk): (u64, bool),
         room: &Room,
         sizes: PackSizes,
         pool: &ThreadPool,
@@ -267,10 +268,12 @@ impl<'a> PackWriter<'a> {
         let packing = Packing {
             sampling: self.header.clone(),
             epochs,
+            limited_by_disk,
             batches: self.logged.batches,
             row_bytes: format.row_bytes() as u64,
             slots: laid.slots,
             slots_asked: laid.slots_asked,
+            disk_bytes_allowed: laid.disk_bytes,
             segment: laid.segment,
             accesses: self.logged.accesses,
             misses: laid.misses,

@@ -13,7 +13,7 @@ use esker_fetch::packed::Packed;
 use esker_fetch::{DiskRows, StoredRow};
 use esker_io::prefer_large_pages;
 use esker_sample::{DiskGraph, Position, Word};
-use esker_types::{ByteCount, Dtype, NodeId, grouped};
+use esker_types::{ByteCount, Dtype, NodeId, counted, grouped};
 use sizes::{Sizes, Training};
 use source::Source;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ struct Prepared<R> {
     packed: Option<Arc<Packed>>,
     training: Training,
     cache: Cache<R>,
+    /// Epochs that others repeat.
+    epochs: u64,
     seconds: f64,
 }
 
@@ -90,7 +92,8 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
         if job.largest_batch == 0 {
             let cache = Cache::Host(Arc::default());
             let training = Training::default();
-            self.graph = Some(Prepared { reads, wide, packed: None, training, cache, seconds: 0.0 });
+            let (packed, epochs, seconds) = (None, 1, 0.0);
+            self.graph = Some(Prepared { reads, wide, packed, training, cache, epochs, seconds });
             return Ok(());
         }
         let device_bytes = self.holder.as_ref().map_or(0, |holder| holder.device_bytes());
@@ -102,18 +105,19 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
         let training = sizes.training(job, packed.packing())?;
         let cache = self.load(&packed, &reads)?;
         let seconds = started.elapsed().as_secs_f64();
-        self.graph = Some(Prepared { reads, wide, packed: Some(packed), training, cache, seconds });
+        let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(packed.packing().epochs).max(1);
+        self.graph = Some(Prepared { reads, wide, packed: Some(packed), training, cache, epochs, seconds });
         Ok(())
     }
 
     fn epochs_sampled(&self) -> Option<u64> {
-        self.graph.as_ref()?.packed.as_ref().map(|packed| packed.packing().epochs)
+        self.graph.as_ref().filter(|graph| graph.packed.is_some()).map(|graph| graph.epochs)
     }
 
     fn prepared(&self) -> Option<serde_json::Value> {
         let packed = self.graph.as_ref()?.packed.as_ref()?;
         Some(serde_json::json!({
-            "directory": packed.directory(), "disk_bytes": packed.disk_bytes(), "packing": packed.packing(),
+            "directory": packed.directory(), "seconds": self.graph.as_ref()?.seconds, "disk_bytes": packed.disk_bytes(), "packing": packed.packing(),
         }))
     }
 
@@ -129,6 +133,7 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
             Cache::Held(held) => format!(", {} of them on the GPU", grouped(held.device_slots())),
         };
         let layout = match packing.segment {
+            _ if packing.misses == 0 => "nothing is read from disk".to_string(),
             1 => "all others packed batch by batch".to_string(),
             segment => format!(
                 "of the others {:.0}% in caches of {segment} batches, the rest packed batch by batch",
@@ -137,9 +142,9 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
         };
         vec![
             format!(
-                "{} batches of {} epochs sampled and packed, {} on disk: {}",
-                grouped(packing.batches),
-                packing.epochs,
+                "{} of {} sampled and packed, {} on disk: {}",
+                counted(packing.batches, "batch", "batches"),
+                counted(packing.epochs, "epoch", "epochs"),
                 ByteCount(packed.disk_bytes()),
                 packed.directory().display()
             ),
@@ -147,7 +152,11 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
                 "{} rows in memory{held}: {hits:.1}% of what batches want; {layout}",
                 grouped(packing.slots)
             ),
-            format!("{} batches read at a time; files are read by {}", training.lanes, packed.rung()),
+            format!(
+                "{} read at a time; files are read by {}",
+                counted(training.lanes as u64, "batch", "batches"),
+                packed.rung()
+            ),
         ]
     }
 

@@ -18,10 +18,16 @@ const NAME_DIGITS: usize = 12;
 /// Finds packed rows that suit the job, or makes them.
 pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
     let directory = directory(job);
-    if let Some(found) = Packed::open(&job.dataset, &directory)?
-        && suits(job, sizes, &found)
-    {
-        return Ok(found);
+    if let Some(found) = Packed::open(&job.dataset, &directory)? {
+        if suits(job, sizes, &found) {
+            return Ok(found);
+        }
+        if job.out_of_core.prepared.is_some() && found.packing().sampling != job.trace_header() {
+            return Err(StrategyError::request(
+                format!("{} holds packed rows of other batches than these", directory.display()),
+                "give the flags they were made with, or another --prepared, or remove it",
+            ));
+        }
     }
     let request = format!("{:?} of {}", job.epochs_sampled, job.epochs);
     if let Some(writer) = PackWriter::begin::<W>(&job.dataset, &directory, job.trace_header(), &request)? {
@@ -50,10 +56,9 @@ fn directory(job: &Job) -> PathBuf {
 /// Whether packed rows are what this job would make, or as good.
 fn suits(job: &Job, sizes: &Sizes, found: &Packed) -> bool {
     let (packing, asked) = (found.packing(), &job.out_of_core);
-    let epochs = match job.epochs_sampled {
-        Some(epochs) => packing.epochs == epochs.min(job.epochs),
-        None => packing.epochs <= job.epochs,
-    };
+    // More epochs than are wanted serve as well; fewer only where the disk takes no more.
+    let wanted = job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs);
+    let epochs = packing.epochs >= wanted || (job.epochs_sampled.is_none() && packing.limited_by_disk);
     let row_bytes = packing.row_bytes.max(1);
     let slots = match asked.feature_cache_bytes {
         Some(bytes) => packing.slots_asked == bytes / row_bytes,
@@ -62,7 +67,12 @@ fn suits(job: &Job, sizes: &Sizes, found: &Packed) -> bool {
             .slots(job, &packing.largest, packing.batches)
             .is_ok_and(|slots| packing.slots_asked >= slots / 4 * 3 || packing.misses == 0),
     };
-    let disk = !asked.disk_bytes_said || found.disk_bytes() <= asked.disk_bytes;
+    // Segments made for less disk are worth replacing.
+    let disk = match asked.disk_bytes_said {
+        true if packing.segment == 1 => found.disk_bytes() <= asked.disk_bytes,
+        true => packing.disk_bytes_allowed == Some(asked.disk_bytes),
+        false => true,
+    };
     packing.sampling == job.trace_header()
         && epochs
         && slots
@@ -114,7 +124,7 @@ fn make<W: Word + StoredRow>(
         by_hash: true,
     };
     let pack = PackSizes { memory_bytes: sizes.phase_bytes, threads: job.threads.max(1) };
-    Ok(writer.finish::<W>(epochs, &room, pack, &reads.pool, progress)?)
+    Ok(writer.finish::<W>((epochs, epochs < most), &room, pack, &reads.pool, progress)?)
 }
 
 /// Samples batches up to the end of epoch `epochs - 1`, behind those that are there.

@@ -66,7 +66,6 @@ pub(super) struct Source<R> {
     counts: Arc<Counts>,
     row_bytes: u64,
     on_device: bool,
-    prepared_seconds: f64,
 }
 
 impl<R: RowBuffer> Source<R> {
@@ -82,7 +81,8 @@ impl<R: RowBuffer> Source<R> {
         let places = Buffers::<()>::new(training.held);
         let counts = Arc::<Counts>::default();
         let lanes = (0..training.lanes).map(|number| {
-            let lane = LaneStart { packed: &packed, job, from, stopped: &stopped, counts: &counts };
+            let epochs = prepared.epochs;
+            let lane = LaneStart { packed: &packed, job, from, epochs, stopped: &stopped, counts: &counts };
             lane.start(number, training.lanes, &prepared.cache, training.held, &places)
         });
         let read = match lanes.collect::<Vec<_>>() {
@@ -144,7 +144,6 @@ impl<R: RowBuffer> Source<R> {
             counts,
             row_bytes: packed.packing().row_bytes,
             on_device,
-            prepared_seconds: prepared.seconds,
         })
     }
 }
@@ -154,6 +153,7 @@ struct LaneStart<'a> {
     packed: &'a Arc<Packed>,
     job: &'a Job,
     from: Position,
+    epochs: u64,
     stopped: &'a Receiver<()>,
     counts: &'a Arc<Counts>,
 }
@@ -177,7 +177,7 @@ impl LaneStart<'_> {
             positions_of(self.job.batches.clone(), self.from, self.job.epochs).skip(number).step_by(lanes);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let (packed, stopped) = (self.packed.clone(), self.stopped.clone());
-        let sequential = self.job.out_of_core.sequential;
+        let (sequential, epochs) = (self.job.out_of_core.sequential, self.epochs);
         let first_places = places.clone();
         let loaded = listed.then_with(
             "load",
@@ -189,7 +189,9 @@ impl LaneStart<'_> {
                 }
                 let Some(mut sample) = clock.blocked(|| lane.samples.take(&stopped)) else { return Ok(None) };
                 let Some(mut packed) = clock.blocked(|| lane.batches.take(&stopped)) else { return Ok(None) };
-                reader.load(at, &mut sample, &mut packed)?;
+                // Later epochs repeat those that were sampled.
+                let drawn = Position { epoch: at.epoch % epochs, ..at };
+                reader.load(drawn, &mut sample, &mut packed)?;
                 Ok(Some(Loaded { at, sample, packed, fresh: None, home: lane.clone() }))
             },
         );
@@ -246,7 +248,6 @@ impl<R: RowBuffer> BatchSource<R> for Source<R> {
             reads: get(&counts.reads),
             hits,
             read_seconds: get(&counts.read_nanos) as f64 * 1e-9,
-            phases: vec![("prepare".into(), self.prepared_seconds)],
             ..SourceCounters::default()
         }
     }
