@@ -197,7 +197,7 @@ fn show<B: Backend + Clone + 'static>(
         "stages": spent, "bound_by": bound_by(spent, seconds), "products": products,
         "product_seconds_per_batch": host.map(|host| host.product_seconds * each),
         "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
-        "seconds": seconds, "disk": disk, "notes": notes,
+        "seconds": seconds, "disk": disk, "notes": notes, "prepared": run.prepared(),
         "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
         "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
     });
