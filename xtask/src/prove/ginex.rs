@@ -237,7 +237,7 @@ pub struct Case {
 pub const CASES: [Case; 3] = [
     Case { preset: "papers100m", scale: "0.02", batch: "100", features_over_group: 2.0 },
     Case { preset: "friendster", scale: "0.03", batch: "100", features_over_group: 1.25 },
-    Case { preset: "igb", scale: "0.0015", batch: "60", features_over_group: 4.0 },
+    Case { preset: "igb", scale: "0.0015", batch: "30", features_over_group: 4.0 },
 ];
 
 /// Batches of `mmap` that are measured, and those before them.
