@@ -305,7 +305,9 @@ pub(crate) fn lay_out<W: StoredRow>(
     laid.write_elements(bytemuck::cast_slice::<Entry, u64>(&entries))?;
     laid.finish()?;
     let (outputs, blocks) = (lists.count, lists.block);
-    (lists.wants.finish()?, lists.targets.finish()?, lists.outputs.finish()?);
+    lists.wants.finish()?;
+    lists.targets.finish()?;
+    lists.outputs.finish()?;
     let files = vec![lists.words.finish()?, lists.shared.finish()?, segments.finish()?];
     progress.finish();
     let misses = hottest.misses();

@@ -7,7 +7,7 @@ use super::pack::{replace, write_sums};
 use super::plain::Plain;
 use super::write::PackWriter;
 use super::{Entry, SegmentEntry, blocks_for, file, shared_row_sum};
-use crate::{Result, RowFormat, StoredRow};
+use crate::{Result, RowFormat};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Options, Piece, Queue};
 use esker_store::{BlockArray, FileEntry, StoreError};
 use esker_types::{Progress, Unit};
@@ -23,7 +23,7 @@ pub(crate) fn memory_bytes(row_bytes: u64) -> u64 {
 }
 
 /// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
-pub(crate) fn order<W: StoredRow>(
+pub(crate) fn order(
     writer: &PackWriter,
     laid: &Laid,
     format: &RowFormat,

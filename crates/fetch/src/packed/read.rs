@@ -261,7 +261,7 @@ impl PackReader {
 pub fn assemble(words: &[u32], cached: &[u8], fresh: &[u8], format: &RowFormat, values: &mut [f32]) -> u64 {
     let (dim, row_bytes) = (format.dim(), format.row_bytes());
     assert_eq!(values.len(), words.len() * dim, "a row a word");
-    let slots = if row_bytes == 0 { 0 } else { cached.len() / row_bytes };
+    let slots = cached.len().checked_div(row_bytes).unwrap_or(0);
     let hits = words.iter().filter(|word| (**word as usize) < slots).count() as u64;
     if dim == 0 {
         return hits;

@@ -201,7 +201,8 @@ impl<'a> PackWriter<'a> {
         self.make_safe()?;
         let Some(log) = self.log.take() else { return Ok(()) };
         let samples = log.samples.finish()?;
-        (log.accesses.finish()?, log.entries.finish()?);
+        log.accesses.finish()?;
+        log.entries.finish()?;
         self.journal.record("sampled", &samples)?;
         Ok(())
     }
@@ -258,13 +259,13 @@ impl<'a> PackWriter<'a> {
         };
         let rows = features(self.dataset)?;
         pack::pack::<W>(&self, &laid, rows, &format, sizes, progress)?;
-        let (rows, entries) = order::order::<W>(&self, &laid, &format, progress)?;
+        let (rows, entries) = order::order(&self, &laid, &format, progress)?;
         progress.stage("finish", None, Unit::Bytes);
         let work = self.work();
         let mut batches = ArrayWriter::create(self.directory(), file::BATCHES, Dtype::U64, Entry::COLUMNS)?;
         batches.write_elements(bytemuck::cast_slice::<Entry, u64>(&entries))?;
         let samples = self.journal.done::<FileEntry>("sampled");
-        let samples = samples.ok_or_else(|| StoreError::Missing { path: work })?;
+        let samples = samples.ok_or(StoreError::Missing { path: work })?;
         let packing = Packing {
             sampling: self.header.clone(),
             epochs,
