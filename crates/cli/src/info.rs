@@ -1,4 +1,6 @@
 use crate::output::{Table, print, print_json};
+use crate::prepare::packing_text;
+use esker_fetch::packed::Packed;
 use esker_store::{Dataset, LabelKind, Manifest, SplitOver, stripe_directory};
 use esker_types::{ByteCount, grouped};
 use serde_json::json;
@@ -175,7 +177,14 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     text.push_str(&striped_text(dataset));
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
-            Ok(derived) if dataset.is_fresh(derived) => derived.manifest.kind.clone(),
+            Ok(derived) if dataset.is_fresh(derived) => match Packed::describe(derived) {
+                Some(packing) => {
+                    let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+                    let table = packing_text(&packing, bytes).replace("\n  ", "\n    ");
+                    format!("{}\n  {}", derived.manifest.kind, table.trim_end())
+                }
+                None => derived.manifest.kind.clone(),
+            },
             Ok(derived) => format!("{}, stale: will be made again", derived.manifest.kind),
             Err(_) => "damaged: will be made again".to_string(),
         };

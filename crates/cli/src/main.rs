@@ -4,12 +4,14 @@
 mod bench;
 mod device;
 mod doctor;
+mod folder;
 mod generate;
 mod gpu;
 mod import;
 mod info;
 mod output;
 mod predict;
+mod prepare;
 mod progress;
 mod quickstart;
 mod scratch;
@@ -51,6 +53,7 @@ enum Verb {
     Info(info::Arguments),
     Verify(verify::Arguments),
     Stripe(stripe::Arguments),
+    Prepare(Box<prepare::Arguments>),
     Train(Box<train::Arguments>),
     Eval(train::EvalArguments),
     Predict(predict::Arguments),
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Stripe(arguments) => stripe::run(&arguments),
+        Verb::Prepare(arguments) => prepare::run(&arguments),
         Verb::Train(arguments) => train::run(&arguments),
         Verb::Eval(arguments) => train::eval(&arguments),
         Verb::Predict(arguments) => predict::run(&arguments),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, ginex, import, io, kill, real, sample, skew, stripe, threads, train,
+    Bench, accuracy, damage, diskgnn, ginex, import, io, kill, real, sample, skew, stripe, threads, train,
 };
 
 fn bench() -> Bench {
@@ -168,4 +168,22 @@ fn ginex_is_measured_beside_mmap_in_one_group() {
         }
         Err(error) => println!("skipped: {error:#}"),
     }
+}
+
+#[test]
+fn diskgnn_has_the_losses_of_memory_for_caches_and_disk_budgets() {
+    let bench = bench();
+    bench
+        .json(&["generate", "small", "--nodes", "6000", "--degree", "8", "--dim", "50", "--seed", "1"])
+        .unwrap();
+    println!("{:#}", diskgnn::same_losses(&bench, "small", &[Some(8.0)], "60").unwrap());
+    bench.json(&["generate", "igb", "--preset", "igb", "--scale", "0.00002"]).unwrap();
+    println!("{:#}", diskgnn::same_losses(&bench, "igb", &[None], "20").unwrap());
+}
+
+#[test]
+fn preparing_that_was_killed_goes_on_to_the_same_bytes() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 128).unwrap();
+    println!("{:#}", diskgnn::killed(&bench, "graph", 6, 3).unwrap());
 }

@@ -25,7 +25,12 @@ pub struct DiskRows {
 impl DiskRows {
     /// Opens the rows of a dataset.
     pub fn open(dataset: &Dataset) -> Result<DiskRows> {
-        let (array, options) = (features(dataset)?, Options::default());
+        DiskRows::open_with(dataset, None)
+    }
+
+    /// The same, read in blocks of so many bytes at least.
+    pub fn open_with(dataset: &Dataset, block_bytes: Option<u64>) -> Result<DiskRows> {
+        let (array, options) = (features(dataset)?, Options { block_bytes, ..Options::default() });
         Ok(DiskRows { files: dataset.open_files(&[array], &options)?, format: RowFormat::of(dataset)? })
     }
 

@@ -13,6 +13,36 @@ pub enum FetchError {
         /// The dataset.
         dataset: String,
     },
+    /// Samples could not be written or read.
+    #[error(transparent)]
+    Sample(#[from] esker_sample::SampleError),
+    /// Packed rows do not fit the disk.
+    #[error(
+        "packed rows take {needed} ({} bytes) on disk at least, and --disk-budget allows {allowed}; allow --disk-budget {}B, sample fewer epochs, or set more rows aside with --feature-cache",
+        needed.0, needed.0
+    )]
+    Disk {
+        /// The least that would do.
+        needed: ByteCount,
+        /// How much there is.
+        allowed: ByteCount,
+    },
+    /// What was read is not what was packed.
+    #[error(
+        "{path}: {what}: not what was packed, by its checksum; check the disk, remove the directory and prepare again"
+    )]
+    Damaged {
+        /// The file.
+        path: String,
+        /// Which batch of which epoch, and what of it.
+        what: String,
+    },
+    /// What was asked for cannot be done.
+    #[error("{problem}")]
+    Request {
+        /// What, why not, and what can be.
+        problem: String,
+    },
     /// Rows do not fit.
     #[error(
         "{what} takes {needed}, and {allowed} are left for it; allow more memory or take another strategy"

@@ -10,6 +10,7 @@ mod cache;
 mod disk;
 mod error;
 mod format;
+pub mod packed;
 pub mod pipeline;
 mod rows;
 mod superbatch;

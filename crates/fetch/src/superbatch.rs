@@ -9,7 +9,7 @@ use esker_types::NodeId;
 use std::path::Path;
 
 /// A row as the file names it: in 32 bits where all fit.
-pub trait StoredRow: Row + bytemuck::Pod + PartialEq {
+pub trait StoredRow: Row + bytemuck::Pod + PartialEq + Sync {
     /// Of a node that is known to fit.
     fn of(node: NodeId) -> Self;
 }

@@ -1,7 +1,8 @@
 //! Pure decisions: which rows a cache holds, and when they change.
 //!
 //! [`Belady`] plans a cache whose future is known (Ginex section 3.4); [`Lru`] and [`Fixed`] are what it is compared
-//! with; [`TopByScore`] takes the best under a budget without sorting (Ginex section 3.2). Nothing here opens a file, starts
+//! with; [`TopByScore`] takes the best under a budget without sorting (Ginex section 3.2). [`Hottest`] ranks rows by use, and
+//! [`SegmentSizes`] and [`SegmentRows`] cut batches into segments that share rows on disk (DiskGNN section 5.1). Nothing here opens a file, starts
 //! a thread or reads a clock: accesses come through an [`AccessTrace`], decisions go to a sink, and the state is
 //! proportional to rows and slots, never to the trace. The same input gives the same plan.
 #![forbid(unsafe_code)]
@@ -9,10 +10,14 @@
 mod access;
 mod belady;
 mod highest;
+mod hottest;
 mod policies;
 mod score;
+mod segments;
 
 pub use access::{AccessTrace, Fetch, Row};
 pub use belady::{Belady, MOST_SLOTS, Tally};
+pub use hottest::Hottest;
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;
+pub use segments::{PagesRead, SegmentRows, SegmentSizes, pages_of, ranks};

@@ -93,7 +93,7 @@ pub(crate) struct Sections {
 }
 
 impl Sections {
-    fn of(payload_bytes: u64) -> Option<Sections> {
+    pub(crate) fn of(payload_bytes: u64) -> Option<Sections> {
         let padded_bytes = payload_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let blocks = padded_bytes.div_ceil(BLOCK_BYTES);
         let table_offset = PAGE_BYTES.checked_add(padded_bytes)?;
@@ -387,7 +387,40 @@ impl ArrayFile {
         Ok(())
     }
 
-    fn open_files(&self, options: &Options) -> Result<Files> {
+    /// The checksums of its blocks of 64 KiB, for whoever reads whole blocks and wants to know them whole. They are checked
+    /// against the manifest's.
+    pub fn block_sums(&self) -> Result<Vec<u64>> {
+        let sections = self
+            .entry
+            .sections()
+            .map_err(|(expected, found)| StoreError::inconsistent(self.path(), expected, found))?;
+        let mut sums = vec![0u64; sections.blocks as usize];
+        self.read_bytes(sections.table_offset, bytemuck::cast_slice_mut(&mut sums))?;
+        let found = format!("{:016x}", xxh3_64(bytemuck::cast_slice(&sums)));
+        if found != self.entry.sums {
+            let expected = format!("a table of checksums that gives {}", self.entry.sums);
+            return Err(StoreError::inconsistent(self.path(), expected, found));
+        }
+        Ok(sums)
+    }
+
+    /// All of a small array, every block checked: for what other things are found by.
+    pub fn read_whole<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self) -> Result<Vec<T>> {
+        let bytes = self.entry.rows * self.entry.row_bytes();
+        let mut content = vec![0u8; bytes.next_multiple_of(PAGE_BYTES) as usize];
+        self.read_bytes(PAGE_BYTES, &mut content)?;
+        let sums = self.block_sums()?;
+        for (number, (block, sum)) in content.chunks(BLOCK_BYTES as usize).zip(sums).enumerate() {
+            if xxh3_64(block) != sum {
+                let expected = format!("block {number} as it was written");
+                return Err(StoreError::inconsistent(self.path(), expected, "other bytes, by its checksum"));
+            }
+        }
+        Ok(content[..bytes as usize].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+
+    /// Opens it for queues: elements start at [`PAYLOAD_OFFSET`].
+    pub fn open_files(&self, options: &Options) -> Result<Files> {
         Ok(self.disk.open(std::slice::from_ref(&self.layout), Access::Read, options)?)
     }
 }

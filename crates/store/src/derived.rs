@@ -72,6 +72,24 @@ impl Dataset {
         Ok(all)
     }
 
+    /// Derived data in a directory of its own, elsewhere than in the dataset.
+    pub fn open_derived(&self, directory: &Path) -> Result<Derived> {
+        open(self.disk(), directory)
+    }
+
+    /// Starts making derived data in a directory of its own, in place of derived data that is there.
+    pub fn derive_at(&self, directory: &Path) -> Result<Staging> {
+        if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            fs::create_dir_all(parent).map_err(StoreError::io(parent))?;
+        }
+        Staging::begin_with(directory, true, MANIFEST)
+    }
+
+    /// Where derived data of this name is kept inside the dataset.
+    pub fn derived_path(&self, name: &str) -> PathBuf {
+        self.derived_directory().join(name)
+    }
+
     /// Whether derived data belongs to this dataset as it is now.
     pub fn is_fresh(&self, derived: &Derived) -> bool {
         derived.manifest.inputs == self.inputs_of(&derived.manifest.kind, &derived.manifest.parameters)
@@ -79,9 +97,7 @@ impl Dataset {
 
     /// Starts making `name`, in place of derived data that has that name.
     pub fn derive(&self, name: &str) -> Result<Staging> {
-        let directory = self.derived_directory();
-        fs::create_dir_all(&directory).map_err(StoreError::io(&directory))?;
-        Staging::begin_with(&directory.join(name), true, MANIFEST)
+        self.derive_at(&self.derived_path(name))
     }
 
     fn derived_directory(&self) -> PathBuf {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod array;
+mod blocks;
 mod dataset;
 mod derived;
 mod error;
@@ -22,6 +23,7 @@ mod striping;
 mod verify;
 
 pub use array::{ArrayFile, ArrayWriter, Elements, FileEntry, PAYLOAD_OFFSET};
+pub use blocks::BlockArray;
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{Result, StoreError};

@@ -1,7 +1,9 @@
 //! What is to be trained on, as every strategy is told it.
 
-use esker_sample::{Batches, Bound, Direction, Settings};
+use esker_sample::trace::TraceHeader;
+use esker_sample::{Batches, Bound, Direction, Position, Settings};
 use esker_store::Dataset;
+use esker_types::Progress;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,6 +18,8 @@ pub struct Job {
     pub largest_batch: u64,
     /// Epochs of the run.
     pub epochs: u64,
+    /// Epochs whose batches differ, where that is said; later ones repeat them.
+    pub epochs_sampled: Option<u64>,
     /// How neighbours are drawn.
     pub settings: Settings,
     /// Along which edges.
@@ -32,6 +36,8 @@ pub struct Job {
     pub steps_ahead: usize,
     /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
     pub strategy_bytes: u64,
+    /// Where work before training reports how far it is.
+    pub progress: Arc<dyn Progress + Send + Sync>,
     /// How strategies that work from disk share out what they have.
     pub out_of_core: OutOfCore,
 }
@@ -43,12 +49,22 @@ pub struct OutOfCore {
     pub scratch: PathBuf,
     /// What they may take there.
     pub disk_bytes: u64,
+    /// Whether the user said so.
+    pub disk_bytes_said: bool,
     /// Batches that are sampled and planned together.
     pub superbatch: Option<u64>,
     /// Bytes for feature rows.
     pub feature_cache_bytes: Option<u64>,
     /// Bytes for neighbour lists.
     pub neighbour_cache_bytes: Option<u64>,
+    /// Read feature rows in blocks of so many bytes at least.
+    pub io_block_bytes: Option<u64>,
+    /// Where packed rows are; inside the dataset where it is not said.
+    pub prepared: Option<PathBuf>,
+    /// Batches of a segment that shares a cache on disk.
+    pub segment: Option<u32>,
+    /// One batch at a time, nothing ahead: to see what working ahead brings.
+    pub sequential: bool,
 }
 
 /// Batches over other seeds than those trained on.
@@ -72,6 +88,31 @@ impl Job {
         let manifest = self.dataset.manifest();
         let lists = if self.direction == Direction::Both { 2 } else { 1 };
         Bound::new(settings, batch, manifest.nodes.count, manifest.edges.count * lists, 1)
+    }
+
+    /// What a trace of its batches says of itself.
+    pub(crate) fn trace_header(&self) -> TraceHeader {
+        let manifest = self.dataset.manifest();
+        TraceHeader {
+            dataset: manifest.id.clone(),
+            nodes: manifest.nodes.count,
+            edges: manifest.edges.count,
+            relations: manifest.edges.relations.as_ref().map_or(0, |relations| relations.count),
+            direction: self.direction,
+            batches: self.batches.identity(),
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Where the batch at a position is drawn: further epochs repeat those that are sampled.
+    pub fn drawn_at(&self, at: Position) -> Position {
+        Position { epoch: self.epochs_sampled.map_or(at.epoch, |epochs| at.epoch % epochs.max(1)), ..at }
+    }
+
+    /// Bytes of a feature row as stored.
+    pub fn row_bytes(&self) -> u64 {
+        let features = self.dataset.manifest().nodes.features.as_ref();
+        features.map_or(0, |features| features.dim * features.dtype.bytes())
     }
 
     /// Numbers in a feature row.

@@ -4,9 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod direct;
+mod diskgnn;
 mod error;
 mod ginex;
+mod held;
 mod job;
+mod lists;
 mod memory;
 mod mmap;
 mod resident;
@@ -14,6 +18,7 @@ mod table;
 
 pub use batch::{Batch, BatchSource, RowBuffer, RowMaker};
 pub use error::{Result, StrategyError};
+pub use held::{FreshRows, HeldRows, Hold, RowHolder};
 pub use job::{Evaluation, Job, OutOfCore};
 pub use table::{MemoryLine, MemoryTable};
 
@@ -22,6 +27,7 @@ use esker_sample::Position;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// A way to bring batches to the trainer.
 pub trait Strategy<R: RowBuffer>: Send {
@@ -41,6 +47,16 @@ pub trait Strategy<R: RowBuffer>: Send {
     /// Whether it makes use of memory beyond what its table says: of all that is left.
     fn takes_the_rest(&self) -> bool {
         false
+    }
+
+    /// Epochs whose batches differ, where later ones repeat them; once it is prepared.
+    fn epochs_sampled(&self) -> Option<u64> {
+        None
+    }
+
+    /// What its work before training left on disk, for machines to read; once it is prepared.
+    fn prepared(&self) -> Option<serde_json::Value> {
+        None
     }
 
     /// How it shared out what it was granted, in lines for a person; once it is prepared.
@@ -63,18 +79,26 @@ pub enum StrategyKind {
     Mmap,
     /// Topology and features on disk, an optimal cache over superbatches.
     Ginex,
+    /// Batches sampled ahead, their rows packed on disk as they will be wanted.
+    DiskGnn,
 }
 
 impl StrategyKind {
     /// All of them.
-    pub const ALL: [StrategyKind; 3] = [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex];
+    pub const ALL: [StrategyKind; 4] =
+        [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
 
     /// The strategy.
-    pub fn build<R: RowBuffer>(self, rows: RowMaker<R>) -> Box<dyn Strategy<R>> {
+    pub fn build<R: RowBuffer>(
+        self,
+        rows: RowMaker<R>,
+        holder: Option<Arc<dyn RowHolder<R>>>,
+    ) -> Box<dyn Strategy<R>> {
         match self {
             StrategyKind::Memory => Box::new(memory::strategy(rows)),
             StrategyKind::Mmap => Box::new(mmap::strategy(rows)),
             StrategyKind::Ginex => Box::new(ginex::strategy(rows)),
+            StrategyKind::DiskGnn => Box::new(diskgnn::strategy(rows, holder)),
         }
     }
 }
@@ -85,6 +109,7 @@ impl fmt::Display for StrategyKind {
             StrategyKind::Memory => "memory",
             StrategyKind::Mmap => "mmap",
             StrategyKind::Ginex => "ginex",
+            StrategyKind::DiskGnn => "diskgnn",
         })
     }
 }

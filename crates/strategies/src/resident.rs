@@ -135,6 +135,7 @@ impl Resident {
             batches: job.batches.clone(),
             from,
             epochs: job.epochs,
+            epochs_sampled: job.epochs_sampled.unwrap_or(u64::MAX),
             settings: job.settings.clone(),
             most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers),
             held: job.batches_held,
@@ -155,6 +156,7 @@ impl Resident {
             batches: over.batches.clone(),
             from: Position { epoch: 0, batch: 0 },
             epochs: 1,
+            epochs_sampled: 1,
             settings: over.settings.clone(),
             most_bytes: over
                 .sampling_bytes
@@ -243,12 +245,13 @@ fn sample_stage<W: Word>(
     let (samples, batches, stopped) = (Buffers::<Sample>::new(count), plan.batches.clone(), stopped.clone());
     let mut positions =
         positions_of(batches.clone(), plan.from, plan.epochs).skip(number).step_by(plan.samplers);
-    let mut seeds = Vec::new();
+    let (mut seeds, repeat) = (Vec::new(), plan.epochs_sampled.max(1));
     Ok(Pipeline::start("sample", 1, move |clock| {
         let Some(at) = positions.next() else { return Ok(None) };
         let Some(mut sample) = clock.blocked(|| samples.take(&stopped)) else { return Ok(None) };
-        batches.seeds(at, &mut seeds)?;
-        sampler.sample(at, &seeds, &mut sample)?;
+        let drawn = Position { epoch: at.epoch % repeat, ..at };
+        batches.seeds(drawn, &mut seeds)?;
+        sampler.sample(drawn, &seeds, &mut sample)?;
         Ok(Some(Sampled { at, sample, samples: samples.clone() }))
     }))
 }
@@ -258,6 +261,7 @@ struct Plan {
     batches: Arc<dyn Batches>,
     from: Position,
     epochs: u64,
+    epochs_sampled: u64,
     settings: Settings,
     most_bytes: u64,
     held: usize,

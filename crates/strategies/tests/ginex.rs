@@ -1,70 +1,21 @@
 //! Ginex yields the batches and bytes of `memory`, whatever its caches and superbatches; traces of earlier processes are
 //! used where they fit and removed where they do not; a full disk is named.
 
-use esker_import::Job as ImportJob;
-use esker_import::generate::{Shape, generate};
+mod common;
+
+use common::{batches, dataset, job, strategy};
 use esker_io::{Faults, SimulatedDisk};
-use esker_sample::order::{Batching, Shuffled};
-use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
+use esker_sample::{Direction, Form, Position};
 use esker_store::Dataset;
-use esker_strategies::{Job, OutOfCore, SourceCounters, Strategy, StrategyKind};
-use esker_types::{Budget, Dtype, NodeId, Silent};
+use esker_strategies::{Job, SourceCounters, StrategyKind};
+use esker_types::Dtype;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const START: Position = Position { epoch: 0, batch: 0 };
 /// Batches of an epoch.
 const EPOCH: u64 = 8;
-
-fn dataset(directory: &Path, dim: u64, dtype: Dtype) -> Arc<Dataset> {
-    let shape = Shape { degree: 6.0, dim, dtype, classes: 4, out_neighbours: true, ..Shape::plain(2000) };
-    let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
-    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
-    Arc::new(Dataset::open(&target).unwrap())
-}
-
-fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
-    let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed };
-    let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
-    let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
-    Job {
-        dataset: dataset.clone(),
-        batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
-        largest_batch: 64,
-        epochs: 3,
-        settings: Settings { seed, fanouts, form: Form::Dense, carry: Carry::default() },
-        direction: Direction::Incoming,
-        evaluation: None,
-        threads: 2,
-        samplers: 1,
-        batches_held: 2,
-        steps_ahead: 0,
-        strategy_bytes: 256 << 20,
-        out_of_core: OutOfCore {
-            scratch: dataset.directory().with_extension("scratch"),
-            disk_bytes: 1 << 30,
-            ..OutOfCore::default()
-        },
-    }
-}
-
-fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<Vec<f32>>> {
-    let mut strategy = kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
-    strategy.prepare(job).unwrap();
-    strategy
-}
-
-type Batch = (Position, Sample, Vec<f32>);
-
-fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, SourceCounters) {
-    let mut source = strategy(kind, job).batches(job, from).unwrap();
-    let mut all = Vec::new();
-    while let Some(batch) = source.next().unwrap() {
-        all.push((batch.at, batch.sample.clone(), batch.rows().clone()));
-    }
-    (all, source.counters())
-}
 
 fn traces(job: &Job) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = fs::read_dir(job.out_of_core.scratch.join("superbatches"))
@@ -200,8 +151,7 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
         strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap().next().err().unwrap().to_string();
     assert!(said.contains("--feature-cache") && said.contains("are left for it"), "{said}");
     job.out_of_core.neighbour_cache_bytes = Some(1 << 40);
-    let mut ginex =
-        StrategyKind::Ginex.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+    let mut ginex = common::build(StrategyKind::Ginex);
     let said = ginex.prepare(&job).err().unwrap().to_string();
     assert!(said.contains("--neighbour-cache"), "{said}");
 }

@@ -109,6 +109,21 @@ pub struct RunConfig {
     /// Bytes for cached neighbour lists, where it is said.
     #[serde(default)]
     pub neighbour_cache: Option<u64>,
+    /// Epochs whose batches differ; later ones repeat them. All of them where it is not said, but for strategies that choose.
+    #[serde(default)]
+    pub epochs_sampled: Option<u64>,
+    /// Where packed rows are, where it is said.
+    #[serde(default)]
+    pub prepared: Option<PathBuf>,
+    /// Batches of a segment that shares a cache on disk, where it is said.
+    #[serde(default)]
+    pub segment: Option<u32>,
+    /// Read feature rows in blocks of so many bytes at least, where it is said.
+    #[serde(default)]
+    pub io_block: Option<u64>,
+    /// One batch at a time, nothing ahead: to see what working ahead brings.
+    #[serde(default)]
+    pub sequential: bool,
     /// Threads.
     pub threads: usize,
     /// The processor that trains.
@@ -188,6 +203,20 @@ impl RunConfig {
         if self.superbatch == Some(0) {
             return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
         }
+        if self.epochs_sampled == Some(0) {
+            return Err(TrainError::config("--epochs-sampled 0", "take 1 at least, or auto"));
+        }
+        if self.segment == Some(0) {
+            return Err(TrainError::config("--segment 0", "take 1 batch at least, or leave it out"));
+        }
+        if self.strategy == StrategyKind::Ginex
+            && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs)
+        {
+            return Err(TrainError::config(
+                "ginex samples every epoch anew",
+                "leave --epochs-sampled out, or take diskgnn, memory or mmap",
+            ));
+        }
         if self.device == DeviceName::Auto {
             return Err(TrainError::config("device auto", "say which: cpu, or cuda:N"));
         }
@@ -214,6 +243,10 @@ impl RunConfig {
             "superbatch",
             "feature_cache",
             "neighbour_cache",
+            "prepared",
+            "segment",
+            "io_block",
+            "sequential",
             "threads",
             "device",
             "gpu_memory",
@@ -224,7 +257,10 @@ impl RunConfig {
         let moved = self.device != other.device;
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
-            flatten("", &serde_json::to_value(config).unwrap_or_default(), &mut all);
+            // Nothing said means all.
+            let sampled = config.epochs_sampled.unwrap_or(config.epochs).min(config.epochs);
+            let config = RunConfig { epochs_sampled: Some(sampled), ..config.clone() };
+            flatten("", &serde_json::to_value(&config).unwrap_or_default(), &mut all);
             all.retain(|name, _| !(free.contains(&name.as_str()) || moved && name == "precision"));
             all
         };

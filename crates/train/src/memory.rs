@@ -175,7 +175,7 @@ impl Plan {
 fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<Vec<f32>>> {
     let no_rows: RowMaker<Vec<f32>> =
         Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
-    config.strategy.build(no_rows)
+    config.strategy.build(no_rows, None)
 }
 
 impl Planned<'_> {

@@ -14,8 +14,8 @@ use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
 use esker_store::Dataset;
-use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy};
-use esker_types::NodeId;
+use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy, StrategyKind};
+use esker_types::{NodeId, Progress, Silent};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,19 +48,40 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
     pub fn new(backend: B, config: RunConfig, scratch: PathBuf) -> Result<OpenRun<B>> {
-        OpenRun::open(backend, config, scratch, Purpose::Train)
+        OpenRun::new_watched(backend, config, scratch, Arc::new(Silent))
     }
 
-    fn open(backend: B, config: RunConfig, scratch: PathBuf, purpose: Purpose) -> Result<OpenRun<B>> {
+    /// The same, and somebody is told how far the work before training is.
+    pub fn new_watched(
+        backend: B,
+        config: RunConfig,
+        scratch: PathBuf,
+        progress: Arc<dyn Progress + Send + Sync>,
+    ) -> Result<OpenRun<B>> {
+        OpenRun::open(backend, config, scratch, Purpose::Train, progress)
+    }
+
+    fn open(
+        backend: B,
+        mut config: RunConfig,
+        scratch: PathBuf,
+        purpose: Purpose,
+        progress: Arc<dyn Progress + Send + Sync>,
+    ) -> Result<OpenRun<B>> {
         let (dataset, kind, outputs, dim) = checked(&config)?;
         let processor = Processor::of(&backend);
         let (job, plan) = plan(&config, Arc::new(dataset), outputs, purpose, processor, &scratch)?;
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(backend, &config, dim, outputs, kind)?;
-        let mut strategy = config.strategy.build(learner.row_maker());
-        let job = real_job(&config, job, &task)?;
+        let mut strategy = config.strategy.build(learner.row_maker(), None);
+        let job = real_job(&config, Job { progress, ..job }, &task)?;
         strategy.prepare(&job)?;
+        // What was chosen belongs to the run: resumed, it must be the same.
+        config.epochs_sampled = Some(
+            config.epochs_sampled.or(strategy.epochs_sampled()).unwrap_or(config.epochs).min(config.epochs),
+        );
+        let job = Job { epochs_sampled: config.epochs_sampled, ..job };
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
     }
 
@@ -75,7 +96,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let mut opened = OpenRun::open(backend, config, run.scratch_path(), Purpose::Infer)?;
+        let mut opened =
+            OpenRun::open(backend, config, run.scratch_path(), Purpose::Infer, Arc::new(Silent))?;
         opened.learner.load_model(&weights.model)?;
         Ok(opened)
     }
@@ -100,6 +122,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// How the strategy shared out what it was granted, in lines for a person.
     pub fn notes(&self) -> Vec<String> {
         self.strategy.notes()
+    }
+
+    /// What the work before training left on disk, where there was any.
+    pub fn prepared(&self) -> Option<serde_json::Value> {
+        self.strategy.prepared()
     }
 
     /// The model and its threads.
@@ -224,6 +251,7 @@ fn plan(
         batches: placeholder.clone(),
         largest_batch: config.batch.min(count),
         epochs: config.epochs,
+        epochs_sampled: config.epochs_sampled,
         settings: config.settings(),
         direction: config.direction,
         evaluation: (sampled && evaluated > 0).then(|| esker_strategies::Evaluation {
@@ -239,12 +267,18 @@ fn plan(
         batches_held: 1,
         steps_ahead: processor.steps_ahead,
         strategy_bytes: 0,
+        progress: Arc::new(Silent),
         out_of_core: OutOfCore {
             scratch: scratch.to_path_buf(),
-            disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(scratch)),
+            disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),
+            disk_bytes_said: config.disk_budget.is_some(),
             superbatch: config.superbatch,
             feature_cache_bytes: config.feature_cache,
             neighbour_cache_bytes: config.neighbour_cache,
+            io_block_bytes: config.io_block,
+            prepared: config.prepared.clone(),
+            segment: config.segment,
+            sequential: config.sequential,
         },
     };
     let plan = Plan::new(config, &job, outputs, purpose, processor)?;
@@ -254,8 +288,13 @@ fn plan(
 }
 
 /// Half of what is free where scratch files go, and no more than Ginex takes in its paper.
-fn default_disk_budget(scratch: &Path) -> u64 {
-    let there = scratch.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
+    // Packed rows go elsewhere than traces.
+    let folder = match config.strategy {
+        StrategyKind::DiskGnn => config.prepared.as_deref().unwrap_or(&config.dataset),
+        _ => scratch,
+    };
+    let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
     let free = esker_io::available_bytes(there).unwrap_or(MOST_DISK_BYTES);
     (free / 2).min(MOST_DISK_BYTES)
 }

@@ -80,6 +80,12 @@ pub struct Summary {
     pub strategy: String,
     /// What trained.
     pub device: String,
+    /// Epochs whose batches differ, where later ones repeated them.
+    #[serde(default)]
+    pub epochs_sampled: Option<u64>,
+    /// What the work before training left on disk, where there was any.
+    #[serde(default)]
+    pub prepared: Option<serde_json::Value>,
     /// Test nodes by the best model.
     pub test: Option<Metrics>,
     /// Validation nodes by the best model.

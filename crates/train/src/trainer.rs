@@ -13,8 +13,8 @@ use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
 use esker_sample::Position;
 use esker_strategies::{Batch, BatchSource, SourceCounters};
-use esker_types::peak_resident_bytes;
 use esker_types::random::mix;
+use esker_types::{Progress, Silent, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
@@ -121,8 +121,18 @@ pub struct Trainer<B: Backend + 'static> {
 impl<B: Backend + Clone + 'static> Trainer<B> {
     /// A new run in a new directory.
     pub fn create(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
+        Trainer::create_watched(backend, config, out, Arc::new(Silent))
+    }
+
+    /// The same, and somebody is told how far the work before training is.
+    pub fn create_watched(
+        backend: B,
+        config: RunConfig,
+        out: &Path,
+        progress: Arc<dyn Progress + Send + Sync>,
+    ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
-        let run = OpenRun::new(backend, config, scratch)?;
+        let run = OpenRun::new_watched(backend, config, scratch, progress)?;
         // Only a run that can start leaves a directory behind.
         let directory = RunDirectory::create(out, &run.config)?;
         Trainer::new(run, directory, State::default())
@@ -130,6 +140,16 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
 
     /// Goes on with a run where its last checkpoint left it; from the start where there is none.
     pub fn resume(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
+        Trainer::resume_watched(backend, config, out, Arc::new(Silent))
+    }
+
+    /// The same, and somebody is told how far the work before training is.
+    pub fn resume_watched(
+        backend: B,
+        config: RunConfig,
+        out: &Path,
+        progress: Arc<dyn Progress + Send + Sync>,
+    ) -> Result<Trainer<B>> {
         let (directory, before) = RunDirectory::open(out)?;
         let differences = config.differences(&before);
         if !differences.is_empty() {
@@ -140,7 +160,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         }
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
-        let mut run = OpenRun::new(backend, config, directory.scratch_path())?;
+        let mut run = OpenRun::new_watched(backend, config, directory.scratch_path(), progress)?;
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
@@ -451,6 +471,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             loss_digest: format!("{:016x}", self.state.digest),
             strategy: config.strategy.to_string(),
             device: config.device.to_string(),
+            epochs_sampled: config.epochs_sampled.filter(|epochs| *epochs < config.epochs),
+            prepared: self.run.prepared(),
             test,
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),

@@ -94,9 +94,20 @@ pub fn grouped(count: u64) -> String {
     out
 }
 
+/// A count of things, by the word for one and for several: `1 epoch`, `12 epochs`.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(count), if count == 1 { one } else { several })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn things_are_counted_in_words() {
+        let epochs = |count| counted(count, "epoch", "epochs");
+        assert_eq!([epochs(0), epochs(1), epochs(1200)], ["0 epochs", "1 epoch", "1 200 epochs"]);
+    }
 
     fn check(word: &str, bytes: u64) {
         assert_eq!(word.parse(), Ok(ByteCount(bytes)), "{word}");

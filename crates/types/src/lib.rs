@@ -13,7 +13,7 @@ mod progress;
 pub mod random;
 
 pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
-pub use bytes::{ByteCount, ParseBytesError, grouped};
+pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};

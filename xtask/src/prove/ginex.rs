@@ -9,12 +9,12 @@ use std::fs;
 use std::process::Command;
 
 /// What the kernel keeps for a process beside what it promised: page tables, page cache of what it runs.
-const GROUP_SLACK_BYTES: u64 = 16 << 20;
+pub(super) const GROUP_SLACK_BYTES: u64 = 16 << 20;
 
 /// What the allocator may keep or not.
 const NOISE_BYTES: f64 = 1024.0 * 1024.0;
 
-fn number(value: &Value, key: &str) -> Result<f64> {
+pub(super) fn number(value: &Value, key: &str) -> Result<f64> {
     value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
 }
 
@@ -245,7 +245,7 @@ const MAPPED_BATCHES: &str = "24";
 const MAPPED_WARM: &str = "12";
 
 /// `esker bench epoch` inside a group, the page cache emptied before.
-fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {
+pub(super) fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {
     drop_caches();
     let group = Group::create(group_bytes)?;
     let memory = format!("{}B", group_bytes - GROUP_SLACK_BYTES);
@@ -259,7 +259,7 @@ fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {
     Ok(found)
 }
 
-fn drop_caches() {
+pub(super) fn drop_caches() {
     let _ = Command::new("sync").status();
     let _ = fs::write("/proc/sys/vm/drop_caches", "3");
 }

@@ -2,6 +2,7 @@
 
 pub mod accuracy;
 pub mod damage;
+pub mod diskgnn;
 pub mod ginex;
 pub mod gpu;
 pub mod import;
@@ -133,6 +134,31 @@ pub const ITEMS: &[Item] = &[
         name: "ginex-sensitivity",
         about: "superbatch, feature dimension, memory and batch size: Ginex's Figures 16 to 19",
         run: ginex::full_sensitivity,
+    },
+    Item {
+        name: "diskgnn-same",
+        about: "losses of diskgnn equal those of memory to the bit: caches, disk budgets, presets, row widths",
+        run: diskgnn::full_same,
+    },
+    Item {
+        name: "diskgnn-kill",
+        about: "SIGKILL at 50 random moments of preparing: the re-run makes the same bytes",
+        run: diskgnn::full_kill,
+    },
+    Item {
+        name: "diskgnn-speed",
+        about: "bytes and data path beside ginex, epochs beside memory, PyG and GraphBolt, reads of the disk's limit",
+        run: diskgnn::full_speed,
+    },
+    Item {
+        name: "diskgnn-prepare",
+        about: "what preparing costs, batched against individual packing, segments: heuristic against brute force",
+        run: diskgnn::full_prepare,
+    },
+    Item {
+        name: "diskgnn-sensitivity",
+        about: "memory, disk budget, fan-out and batch size: DiskGNN's Figures 10, 12 to 14, 18 and 19",
+        run: diskgnn::full_sensitivity,
     },
     Item {
         name: "gpu",

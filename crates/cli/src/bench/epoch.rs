@@ -1,13 +1,14 @@
 //! Batches through the whole path, or through all of it but the model: seconds a batch, by stage.
 
 use crate::device::{WithBackend, on_device};
+use crate::folder::OwnFolder;
 use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
 use esker_nn::{Backend, CpuCounters, best_product_rate};
 use esker_sample::Position;
 use esker_store::Dataset;
-use esker_strategies::SourceCounters;
+use esker_strategies::{SourceCounters, StrategyKind};
 use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
 use esker_types::ByteCount;
 use serde_json::json;
@@ -53,11 +54,20 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
+    let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     drop(dataset);
     // Enough for any number of batches.
     config.epochs = u64::MAX;
-    let scratch = Scratch::new(arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
-    on_device(config, Measurement { arguments, scratch: &scratch.0 })
+    if config.strategy == StrategyKind::DiskGnn {
+        // As many epochs as are measured.
+        let batches = arguments.warm + arguments.batches.unwrap_or(0);
+        let train = dataset_train / config.batch.max(1);
+        config.epochs_sampled.get_or_insert((batches / train.max(1)).max(1));
+    }
+    let scratch = OwnFolder::inside(&arguments.scratch.clone().unwrap_or_else(std::env::temp_dir));
+    // What training prepared stays as it is.
+    config.prepared.get_or_insert_with(|| scratch.path().join("packed"));
+    on_device(config, Measurement { arguments, scratch: scratch.path() })
 }
 
 struct Measurement<'a> {
@@ -187,7 +197,7 @@ fn show<B: Backend + Clone + 'static>(
         "stages": spent, "bound_by": bound_by(spent, seconds), "products": products,
         "product_seconds_per_batch": host.map(|host| host.product_seconds * each),
         "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
-        "seconds": seconds, "disk": disk, "notes": notes,
+        "seconds": seconds, "disk": disk, "notes": notes, "prepared": run.prepared(),
         "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
         "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
     });
@@ -273,21 +283,6 @@ fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
         "list_hit_ratio": (now.lists_cached - before.lists_cached) as f64 / lists.max(1) as f64,
         "list_reads": now.list_reads - before.list_reads, "list_bytes_read": now.list_bytes_read - before.list_bytes_read,
     })
-}
-
-/// A folder of this process that is gone when it is done.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(parent: PathBuf) -> Scratch {
-        Scratch(parent.join(format!("esker-bench-{}", std::process::id())))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 fn milliseconds(seconds: f64) -> String {

@@ -45,6 +45,37 @@ impl<'de> Deserialize<'de> for Fanouts {
     }
 }
 
+/// `auto`, or a number of epochs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum EpochsSampled {
+    /// So many.
+    Count(u64),
+    /// What the disk takes.
+    Auto(AutoWord),
+}
+
+/// The word `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AutoWord {
+    /// It.
+    Auto,
+}
+
+impl FromStr for EpochsSampled {
+    type Err = String;
+    fn from_str(text: &str) -> Result<EpochsSampled, String> {
+        match text {
+            "auto" => Ok(EpochsSampled::Auto(AutoWord::Auto)),
+            number => number
+                .parse()
+                .map(EpochsSampled::Count)
+                .map_err(|_| format!("`{number}` is no number of epochs; write one, or auto")),
+        }
+    }
+}
+
 /// Reads a word as the value that files call by that name.
 fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(serde_json::Value::String(text.to_string())).map_err(|error| {
@@ -189,25 +220,40 @@ pub struct Flags {
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
-    /// memory (everything in RAM), mmap (features through the page cache) or ginex (topology and features on disk, an
-    /// optimal cache)
+    /// memory (everything in RAM), mmap (features through the page cache), ginex (topology and features on disk, an
+    /// optimal cache) or diskgnn (batches sampled ahead, their rows packed on disk)
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
     /// What the run may use: a promise, kept or refused at once; default: four fifths of what the machine has to give
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
-    /// ginex: what traces and plans may take on disk; default: half of what is free, at most 100 GB
+    /// ginex, diskgnn: what traces and plans, or packed rows, may take on disk; default: half of what is free, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
     /// ginex: batches that are sampled and planned together; default: an epoch, fewer where the disk budget ends
     #[arg(long, help_heading = "Machine")]
     pub superbatch: Option<u64>,
-    /// ginex: memory for cached feature rows; default: all that is left while batches are gathered
+    /// ginex, diskgnn: memory for cached feature rows; default: all that is left beside batches
     #[arg(long, help_heading = "Machine")]
     pub feature_cache: Option<ByteCount>,
-    /// ginex: memory for cached neighbour lists; default: all that is left while batches are sampled
+    /// ginex, diskgnn: memory for cached neighbour lists; default: all that is left while batches are sampled
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
+    /// Epochs whose batches are sampled; later ones repeat them: a number, or auto: with diskgnn as many as the disk budget takes, else all; default: auto
+    #[arg(long, help_heading = "Machine")]
+    pub epochs_sampled: Option<EpochsSampled>,
+    /// diskgnn: where packed rows are, or go; default: in the dataset
+    #[arg(long, help_heading = "Machine")]
+    pub prepared: Option<PathBuf>,
+    /// diskgnn: batches that share a cache on disk; default: 1, or the fewest that fit the disk budget
+    #[arg(long, help_heading = "Machine")]
+    pub segment: Option<u32>,
+    /// ginex, and evaluation of diskgnn: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
+    #[arg(long, help_heading = "Machine")]
+    pub io_block: Option<ByteCount>,
+    /// diskgnn: one batch at a time, nothing ahead: to see what working ahead brings
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
+    pub sequential: Option<bool>,
     /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
@@ -241,6 +287,7 @@ impl Flags {
         let folder = path.parent().unwrap_or(Path::new("."));
         flags.dataset = flags.dataset.map(|dataset| folder.join(dataset));
         flags.out = flags.out.map(|out| folder.join(out));
+        flags.prepared = flags.prepared.map(|prepared| folder.join(prepared));
         Ok(flags)
     }
 
@@ -307,6 +354,12 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
+            // A run from before that could be said sampled all of them.
+            epochs_sampled: Some(EpochsSampled::Count(config.epochs_sampled.unwrap_or(config.epochs))),
+            prepared: config.prepared.clone(),
+            segment: config.segment,
+            io_block: config.io_block.map(ByteCount),
+            sequential: Some(config.sequential),
             device: Some(config.device),
             gpu_memory: config.gpu_memory.map(ByteCount),
             precision: Some(config.precision),
@@ -371,6 +424,15 @@ impl Flags {
             superbatch: self.superbatch,
             feature_cache: self.feature_cache.map(|bytes| bytes.0),
             neighbour_cache: self.neighbour_cache.map(|bytes| bytes.0),
+            epochs_sampled: match self.epochs_sampled {
+                Some(EpochsSampled::Count(epochs)) => Some(epochs),
+                _ => None,
+            },
+            // Whole, so that the run can be resumed from anywhere.
+            prepared: self.prepared.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone())),
+            segment: self.segment,
+            io_block: self.io_block.map(|bytes| bytes.0),
+            sequential: self.sequential.unwrap_or(false),
             threads: self
                 .threads
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),

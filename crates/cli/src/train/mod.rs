@@ -8,6 +8,7 @@ pub use flags::{Fanouts, Flags};
 use crate::device::{WithBackend, on_device, resolve};
 use crate::note;
 use crate::output::{Table, print, print_json};
+use crate::progress::Shown;
 use anyhow::{Context, bail};
 use esker_nn::{Backend, Precision};
 use esker_store::Dataset;
@@ -15,7 +16,7 @@ use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, Trainer,
     evaluate_run,
 };
-use esker_types::{ByteCount, DeviceName};
+use esker_types::{ByteCount, DeviceName, Progress, Silent, counted};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ Examples:
   esker train g                                            GraphSAGE, 3 layers, everything in memory
   esker train g --model sage --layers 3 --hidden 256 --fanout 10,10,10 --batch 1000 --epochs 3 --lr 0.003 --out run
   esker train g --strategy ginex --memory 1GiB --out run   topology and features on disk, an optimal cache
+  esker train g --strategy diskgnn --memory 1GiB --out run batches sampled ahead, their rows packed on disk
   esker train g --strategy mmap --memory 1GiB --out run    features through the page cache
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
   esker train run.toml                                     the same keys in a file: dataset = \"g\", hidden = 256
@@ -144,9 +146,13 @@ impl WithBackend for Training<'_> {
         backend: B,
         config: RunConfig,
     ) -> anyhow::Result<Option<Summary>> {
+        let progress: Arc<dyn Progress + Send + Sync> = match self.quiet {
+            true => Arc::new(Silent),
+            false => Arc::new(Shown::new()),
+        };
         let trainer = match self.resume {
-            true => Trainer::resume(backend, config, self.out)?,
-            false => Trainer::create(backend, config, self.out)?,
+            true => Trainer::resume_watched(backend, config, self.out, progress)?,
+            false => Trainer::create_watched(backend, config, self.out, progress)?,
         };
         train(trainer, self.out, self.quiet)
     }
@@ -261,6 +267,9 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
         "epochs",
         format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended),
     );
+    if let Some(sampled) = summary.epochs_sampled {
+        table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
+    }
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }

@@ -118,7 +118,7 @@ impl TraceWriter {
 
     /// Appends a sample made with the header's settings.
     pub fn write(&mut self, at: Position, sample: &Sample) -> Result<()> {
-        self.check(sample)?;
+        check(&self.header, sample, &self.path)?;
         let record = self.encoder.encode(&self.header, sample);
         let offset = self.file.position();
         self.file.write_all(record).map_err(SampleError::io(&self.partial))?;
@@ -131,43 +131,6 @@ impl TraceWriter {
     /// Bytes written so far.
     pub fn bytes(&self) -> u64 {
         self.file.position()
-    }
-
-    /// A record says nothing that the header says: a sample made otherwise could not be read back.
-    fn check(&self, sample: &Sample) -> Result<()> {
-        let TraceHeader { settings, nodes, edges, relations, .. } = &self.header;
-        let carry = settings.carry;
-        let refuse = |what: &str| {
-            let problem = format!("{}: a sample with {what} is no sample of this trace", self.path.display());
-            Err(SampleError::request(problem, "write samples made with the trace's settings"))
-        };
-        if sample.form != settings.form || sample.layers() != settings.fanouts.len() {
-            return refuse("another form or depth");
-        }
-        let all_degrees = carry.degrees || sample.form == Form::Shadow;
-        let listed = if all_degrees { 0 } else { sample.node_id_offsets[1] as usize };
-        if sample.degrees.len() != sample.node_ids.len() - listed {
-            return refuse("other degrees carried");
-        }
-        for block in &sample.blocks {
-            let count = |carried: bool| if carried { block.nbrs.len() } else { 0 };
-            if block.positions.len() != count(carry.positions)
-                || block.edges.len() != count(carry.edges)
-                || block.relations.len() != count(carry.relations)
-            {
-                return refuse("other positions, edges or kinds carried");
-            }
-            if block.edges.iter().any(|edge| edge.0 >= *edges) {
-                return refuse("edges of another graph");
-            }
-            if block.relations.iter().any(|kind| *kind as u64 >= *relations) {
-                return refuse("kinds of edges of another graph");
-            }
-        }
-        if sample.node_ids.iter().any(|node| node.0 >= *nodes) {
-            return refuse("nodes of another graph");
-        }
-        Ok(())
     }
 
     /// Writes the index, syncs, and gives the trace its name.
@@ -363,4 +326,68 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
         return Err(flaw(&expected, format!("{nodes} nodes and {layers} layers")));
     }
     Ok(header)
+}
+
+/// A record says nothing that the header says: a sample made otherwise could not be read back.
+fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
+    let TraceHeader { settings, nodes, edges, relations, .. } = header;
+    let carry = settings.carry;
+    let refuse = |what: &str| {
+        let problem = format!("{}: a sample with {what} is no sample of this trace", path.display());
+        Err(SampleError::request(problem, "write samples made with the trace's settings"))
+    };
+    if sample.form != settings.form || sample.layers() != settings.fanouts.len() {
+        return refuse("another form or depth");
+    }
+    let all_degrees = carry.degrees || sample.form == Form::Shadow;
+    let listed = if all_degrees { 0 } else { sample.node_id_offsets[1] as usize };
+    if sample.degrees.len() != sample.node_ids.len() - listed {
+        return refuse("other degrees carried");
+    }
+    for block in &sample.blocks {
+        let count = |carried: bool| if carried { block.nbrs.len() } else { 0 };
+        if block.positions.len() != count(carry.positions)
+            || block.edges.len() != count(carry.edges)
+            || block.relations.len() != count(carry.relations)
+        {
+            return refuse("other positions, edges or kinds carried");
+        }
+        if block.edges.iter().any(|edge| edge.0 >= *edges) {
+            return refuse("edges of another graph");
+        }
+        if block.relations.iter().any(|kind| *kind as u64 >= *relations) {
+            return refuse("kinds of edges of another graph");
+        }
+    }
+    if sample.node_ids.iter().any(|node| node.0 >= *nodes) {
+        return refuse("nodes of another graph");
+    }
+    Ok(())
+}
+
+/// Samples as single records, for whoever keeps them otherwise than in a trace's file.
+#[derive(Default)]
+pub struct Records {
+    encoder: Encoder,
+    decoder: Decoder,
+}
+
+impl Records {
+    /// The record of a sample made with the header's settings; `home` is for messages.
+    pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
+        check(header, sample, home)?;
+        Ok(self.encoder.encode(header, sample))
+    }
+
+    /// The sample of a record; `home` is for messages.
+    pub fn decode(
+        &mut self,
+        header: &TraceHeader,
+        record: &[u8],
+        home: &Path,
+        out: &mut Sample,
+    ) -> Result<()> {
+        let decoded = self.decoder.decode(header, record, out);
+        decoded.map_err(|found| SampleError::trace(home, "a sample", found))
+    }
 }

@@ -2,20 +2,19 @@
 //! so the rows that they will want are known, and Belady's algorithm says which to keep. What the paper leaves to a GPU,
 //! planning, one core does in linear time.
 
-mod direct;
-mod lists;
 mod sizes;
 mod source;
 mod superbatch;
 
 use crate::batch::{BatchSource, RowBuffer, RowMaker};
+use crate::direct::{self, Reads};
+use crate::lists::Lists;
 use crate::{Evaluation, Job, MemoryTable, Result, Strategy, StrategyError};
 use esker_fetch::{DiskRows, StoredRow};
 use esker_sample::bulk::positions;
 use esker_sample::{DiskGraph, OnDisk, Position, Sample, Sampler, Word};
 use esker_store::StoreError;
 use esker_types::{ByteCount, Dtype, NodeId};
-use lists::Lists;
 use rayon::ThreadPool;
 use sizes::Sizes;
 use source::Source;
@@ -110,8 +109,8 @@ impl<R: RowBuffer> Strategy<R> for Ginex<R> {
 
     fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
         match self.prepared() {
-            AnyGraph::Narrow(graph) => direct::source(graph, job, over, &self.rows),
-            AnyGraph::Wide(graph) => direct::source(graph, job, over, &self.rows),
+            AnyGraph::Narrow(graph) => direct::source::<R, u32>(&graph.reads(), job, over, &self.rows),
+            AnyGraph::Wide(graph) => direct::source::<R, u64>(&graph.reads(), job, over, &self.rows),
         }
     }
 
@@ -126,6 +125,11 @@ impl<R: RowBuffer> Strategy<R> for Ginex<R> {
 }
 
 impl<W: Word + StoredRow> Prepared<W> {
+    /// For batches without a plan.
+    fn reads(&self) -> Reads {
+        Reads { graph: self.lists.graph.clone(), rows: self.rows.clone(), pool: self.pool.clone() }
+    }
+
     /// Opens lists and rows, finds out how large batches are, and shares out what was granted.
     fn open(job: &Job) -> Result<Prepared<W>> {
         let scratch = &job.out_of_core.scratch;
@@ -134,7 +138,7 @@ impl<W: Word + StoredRow> Prepared<W> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
         let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
-        let rows = Arc::new(DiskRows::open(&job.dataset)?);
+        let rows = Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?);
         // Whoever only infers trains on no batch.
         let sizes = match job.largest_batch {
             0 => Sizes::none(),
@@ -143,7 +147,7 @@ impl<W: Word + StoredRow> Prepared<W> {
                 Sizes::new(job, profile::<W>(job, &graph)?, (epoch, epoch.saturating_mul(job.epochs)))?
             }
         };
-        let lists = Arc::new(Lists::prepare::<W>(job, &sizes, graph)?);
+        let lists = Arc::new(Lists::prepare::<W>(job, sizes.lists, graph)?);
         Ok(Prepared { lists, rows, pool: Arc::new(pool), sizes, word: std::marker::PhantomData })
     }
 }

@@ -1,11 +1,13 @@
 //! How ginex shares out its memory (section 3.5 of the paper). Phases take turns: while a superbatch is sampled, and the
 //! one before it planned, neighbour lists have what is left; while one is gathered, feature rows have.
 
-use crate::{Evaluation, Job, MemoryTable, Result, StrategyError};
+use crate::direct::{self, sampler_bytes};
+use crate::lists::ListRoom;
+use crate::{Job, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
-use esker_sample::{AnyTopology, Bound, DiskGraph, OnDisk, Settings, Word};
-use esker_types::{ByteCount, Dtype};
+use esker_sample::{AnyTopology, Bound, DiskGraph, Settings, Word};
+use esker_types::ByteCount;
 
 /// Samples of a thread that samples in bulk: made, waiting, looked at.
 const LANE_SAMPLES: u64 = 4;
@@ -28,15 +30,6 @@ fn bound(job: &Job, settings: &Settings, batch: u64) -> Bound {
 
 fn word_bytes(job: &Job) -> u64 {
     job.dataset.manifest().id_dtype().bytes()
-}
-
-/// A sampler of lists on disk, with so many samples.
-fn sampler_bytes(job: &Job, bound: &Bound, samples: u64) -> u64 {
-    let workspace = match job.dataset.manifest().id_dtype() {
-        Dtype::U64 => OnDisk::<u64>::workspace_bytes(bound.nodes, bound.edges),
-        _ => OnDisk::<u32>::workspace_bytes(bound.nodes, bound.edges),
-    };
-    bound.bytes(samples).saturating_add(workspace)
 }
 
 fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
@@ -62,32 +55,11 @@ fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
     TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
 }
 
-fn evaluation_sampling(job: &Job, over: &Evaluation) -> u64 {
-    let bound = bound(job, &over.settings, over.largest_batch);
-    sampler_bytes(job, &bound, 1 + SAMPLES_AHEAD as u64)
-}
-
-/// What sampling of an evaluation may use.
-pub(super) fn evaluation_sampling_bytes(job: &Job, over: &Evaluation) -> u64 {
-    match over.sampling_bytes {
-        // What is known better than from fan-outs still leaves the workspace out.
-        Some(bytes) => {
-            bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch))
-        }
-        None => evaluation_sampling(job, over),
-    }
-}
-
 /// What is there in every phase.
 fn lasting(job: &Job) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
-    if let Some(evaluation) = &job.evaluation {
-        let bound = bound(job, &evaluation.settings, evaluation.largest_batch);
-        table.add("evaluation: sampling", evaluation_sampling(job, evaluation));
-        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
-        table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
-    }
+    direct::add_memory(job, &mut table);
     table
 }
 
@@ -129,9 +101,8 @@ pub(super) struct Sizes {
     pub lanes: usize,
     /// What all samplers together may hold.
     pub sampling_bytes: u64,
-    /// For neighbour lists; all of them fit where `all_lists`.
-    pub neighbour_bytes: u64,
-    pub all_lists: bool,
+    /// For neighbour lists.
+    pub lists: ListRoom,
     /// What a phase may hold.
     pub phase_bytes: u64,
     /// Slots that there is memory to plan for.
@@ -148,8 +119,7 @@ impl Sizes {
         Sizes {
             lanes: 1,
             sampling_bytes: 0,
-            neighbour_bytes: 0,
-            all_lists: false,
+            lists: ListRoom::default(),
             phase_bytes: 0,
             most_slots: 0,
             superbatch: 1,
@@ -194,8 +164,11 @@ impl Sizes {
         Ok(Sizes {
             lanes: lanes as usize,
             sampling_bytes: lanes * lane,
-            neighbour_bytes,
-            all_lists: all <= neighbour_bytes,
+            lists: ListRoom {
+                bytes: neighbour_bytes,
+                all: all <= neighbour_bytes,
+                choosing_bytes: phase_bytes,
+            },
             phase_bytes,
             most_slots,
             superbatch,

@@ -6,10 +6,10 @@
 //! the next batch while this one is assembled.
 
 use super::Prepared;
-use super::lists::Loaded;
 use super::sizes::SAMPLES_AHEAD;
 use super::superbatch::{Spent, Superbatch, tidy};
 use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
+use crate::lists::Loaded;
 use crate::{Job, Result, SourceCounters, StrategyError};
 use crossbeam_channel::{Sender, bounded};
 use esker_fetch::pipeline::{Buffers, Pipeline, StageClock, StageTimes};

@@ -4,13 +4,13 @@
 //! earlier one sampled, and removes what belongs to another. What was accessed and what is planned follow from the trace
 //! and are made anew.
 
-use super::lists::Loaded;
 use super::sizes::{Sizes, disk_bytes};
+use crate::lists::Loaded;
 use crate::{Job, Result, StrategyError};
 use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
 use esker_plan::{Belady, Tally};
 use esker_sample::bulk::{Bulk, positions};
-use esker_sample::trace::{TraceHeader, TraceReader, TraceWriter};
+use esker_sample::trace::{TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, Topology, Word};
 use esker_store::StoreError;
 use std::fs;
@@ -47,20 +47,6 @@ impl From<FetchError> for End {
     }
 }
 
-/// What a trace of this job says of itself.
-fn header(job: &Job) -> TraceHeader {
-    let manifest = job.dataset.manifest();
-    TraceHeader {
-        dataset: manifest.id.clone(),
-        nodes: manifest.nodes.count,
-        edges: manifest.edges.count,
-        relations: manifest.edges.relations.as_ref().map_or(0, |relations| relations.count),
-        direction: job.direction,
-        batches: job.batches.identity(),
-        settings: job.settings.clone(),
-    }
-}
-
 const ENDING: &str = "trace";
 
 /// Where this strategy keeps its traces.
@@ -72,7 +58,7 @@ fn folder(job: &Job) -> PathBuf {
 pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
     let folder = folder(job);
     fs::create_dir_all(&folder).map_err(StoreError::io(&folder))?;
-    let expected = header(job);
+    let expected = job.trace_header();
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
         let trace = TraceReader::open(&path).ok().filter(|trace| *trace.header() == expected);
@@ -88,7 +74,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
     /// A trace from an earlier process that holds the batch at `from`.
     pub fn find(job: &Job, from: Position) -> Result<Option<Superbatch<W>>> {
         let folder = folder(job);
-        let expected = header(job);
+        let expected = job.trace_header();
         for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
             let path = entry.map_err(StoreError::io(&folder))?.path();
             let Ok(trace) = TraceReader::open(&path) else { continue };
@@ -141,7 +127,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         let Some(first) = all.first() else { return Ok(None) };
         let folder = folder(job);
         let path = folder.join(format!("{}-{}.{ENDING}", first.epoch, first.batch));
-        let mut writer = TraceWriter::create(&path, header(job))?;
+        let mut writer = TraceWriter::create(&path, job.trace_header())?;
         let mut accesses = AccessFile::<W>::create(&folder)?;
         let (mut sample_bytes, mut count) = (0, 0u64);
         let bulk = Bulk {

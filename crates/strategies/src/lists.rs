@@ -1,13 +1,22 @@
-//! Neighbour lists while a superbatch is sampled: all in memory where they fit, else on disk with the best in a cache.
+//! Neighbour lists while batches are sampled ahead: all in memory where they fit, else on disk with the best in a cache.
 
-use super::sizes::Sizes;
 use crate::{Job, Result};
 use esker_plan::TopByScore;
 use esker_sample::{CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word};
 use std::sync::Arc;
 
+/// What lists may take.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ListRoom {
+    /// For lists while batches are sampled; all of them fit where `all`.
+    pub bytes: u64,
+    pub all: bool,
+    /// While it is chosen which are cached.
+    pub choosing_bytes: u64,
+}
+
 /// Where lists are between phases.
-pub(super) struct Lists {
+pub(crate) struct Lists {
     pub graph: Arc<DiskGraph>,
     kind: Kind,
 }
@@ -22,30 +31,30 @@ enum Kind {
 }
 
 /// Lists as samplers use them.
-pub(super) enum Loaded<W> {
+pub(crate) enum Loaded<W> {
     Memory(InMemory<W>),
     Disk(OnDisk<W>),
 }
 
 impl Lists {
     /// Chooses what is cached: by out-degree over in-degree, until the room is full (section 3.2).
-    pub fn prepare<W: Word>(job: &Job, sizes: &Sizes, graph: Arc<DiskGraph>) -> Result<Lists> {
+    pub fn prepare<W: Word>(job: &Job, room: ListRoom, graph: Arc<DiskGraph>) -> Result<Lists> {
         let entry_bytes = size_of::<W>() as u64;
         let (nodes, folder) = (graph.nodes(), &job.out_of_core.scratch);
         let index_bytes = CacheIndex::bytes_for(nodes, graph.entries());
-        let room = sizes.neighbour_bytes.saturating_sub(index_bytes) / entry_bytes;
-        if sizes.all_lists || room == 0 {
-            let kind = if sizes.all_lists { Kind::All } else { Kind::None };
+        let entries = room.bytes.saturating_sub(index_bytes) / entry_bytes;
+        if room.all || entries == 0 {
+            let kind = if room.all { Kind::All } else { Kind::None };
             return Ok(Lists { graph, kind });
         }
         // Until training starts, a phase's memory is free.
         let counts =
-            EntryCounts::count::<W>(&graph, folder, sizes.phase_bytes.saturating_sub(TopByScore::BYTES))?;
+            EntryCounts::count::<W>(&graph, folder, room.choosing_bytes.saturating_sub(TopByScore::BYTES))?;
         let (mut top, mut count) = (TopByScore::new(), counts.stream());
         for node in 0..nodes {
             top.see(count.take()? as u64, graph.degree(esker_types::NodeId(node)));
         }
-        top.set_budget(room);
+        top.set_budget(entries);
         let mut next = (counts.stream(), 0);
         let index = CacheIndex::choose(&graph, |node, degree| {
             // Nodes without a list are not asked about.

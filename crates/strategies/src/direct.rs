@@ -1,17 +1,63 @@
 //! Batches without a plan, for evaluation: lists and rows read as they are wanted, in the memory that is set aside for it,
 //! while the phases of training keep theirs.
 
-use super::Prepared;
-use super::sizes::{SAMPLES_AHEAD, evaluation_sampling_bytes};
 use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
 use crate::resident::positions_of;
-use crate::{Evaluation, Job, Result, SourceCounters, StrategyError};
+use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, StrategyError};
 use crossbeam_channel::{Sender, bounded};
-use esker_fetch::StoredRow;
+use esker_fetch::DiskRows;
 use esker_fetch::pipeline::{Buffers, Pipeline};
-use esker_sample::{OnDisk, Position, Sample, Sampler, Word};
+use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, Word};
+use esker_types::Dtype;
+use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Samples beyond the one that is gathered: being made, waiting.
+const SAMPLES_AHEAD: usize = 2;
+
+/// Lists and rows on disk, and threads.
+#[derive(Clone)]
+pub(crate) struct Reads {
+    pub graph: Arc<DiskGraph>,
+    pub rows: Arc<DiskRows>,
+    pub pool: Arc<ThreadPool>,
+}
+
+/// A sampler of lists on disk, with so many samples.
+pub(crate) fn sampler_bytes(job: &Job, bound: &Bound, samples: u64) -> u64 {
+    let workspace = match job.dataset.manifest().id_dtype() {
+        Dtype::U64 => OnDisk::<u64>::workspace_bytes(bound.nodes, bound.edges),
+        _ => OnDisk::<u32>::workspace_bytes(bound.nodes, bound.edges),
+    };
+    bound.bytes(samples).saturating_add(workspace)
+}
+
+fn evaluation_sampling(job: &Job, over: &Evaluation) -> u64 {
+    let bound = job.bound(&over.settings, over.largest_batch);
+    sampler_bytes(job, &bound, 1 + SAMPLES_AHEAD as u64)
+}
+
+/// What sampling of an evaluation may use.
+fn evaluation_sampling_bytes(job: &Job, over: &Evaluation) -> u64 {
+    match over.sampling_bytes {
+        // What is known better than from fan-outs still leaves the workspace out.
+        Some(bytes) => {
+            bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch))
+        }
+        None => evaluation_sampling(job, over),
+    }
+}
+
+/// Adds what evaluation holds.
+pub(crate) fn add_memory(job: &Job, table: &mut MemoryTable) {
+    if let Some(evaluation) = &job.evaluation {
+        let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
+        table.add("evaluation: sampling", evaluation_sampling(job, evaluation));
+        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
+        table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
+    }
+}
 
 struct Direct<R> {
     /// Dropped first: stages that wait for buffers give up.
@@ -22,8 +68,8 @@ struct Direct<R> {
 }
 
 /// The only epoch of an evaluation.
-pub(super) fn source<R: RowBuffer, W: Word + StoredRow>(
-    graph: &Prepared<W>,
+pub(crate) fn source<R: RowBuffer, W: Word>(
+    reads: &Reads,
     job: &Job,
     over: &Evaluation,
     make_rows: &RowMaker<R>,
@@ -35,7 +81,7 @@ pub(super) fn source<R: RowBuffer, W: Word + StoredRow>(
     let most_bytes = evaluation_sampling_bytes(job, over);
     let mut positions = positions_of(batches.clone(), Position { epoch: 0, batch: 0 }, 1);
     let (free, stop_sampling) = (samples.clone(), stopped.clone());
-    let topology = OnDisk::<W>::new(graph.lists.graph.clone(), None);
+    let topology = OnDisk::<W>::new(reads.graph.clone(), None);
     let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
     // The sampler's queue stays with its thread, so the sampler is made there.
     let sampled = listed.then_with(
@@ -52,7 +98,7 @@ pub(super) fn source<R: RowBuffer, W: Word + StoredRow>(
             Ok(Some((at, sample)))
         },
     );
-    let (disk, pool, make_rows) = (graph.rows.clone(), graph.pool.clone(), make_rows.clone());
+    let (disk, pool, make_rows) = (reads.rows.clone(), reads.pool.clone(), make_rows.clone());
     let counted = Arc::new(AtomicU64::new(0));
     let (count, with_rows, row_bytes) = (counted.clone(), over.rows, disk.format().row_bytes() as u64);
     let dim = disk.format().dim();

@@ -1,0 +1,124 @@
+//! `esker prepare`: the work on disk that comes before training, alone.
+
+use crate::device::{WithBackend, on_device};
+use crate::output::{Table, print, print_json};
+use crate::progress::Shown;
+use crate::train::Flags;
+use anyhow::bail;
+use esker_fetch::packed::Packing;
+use esker_nn::Backend;
+use esker_store::Dataset;
+use esker_strategies::StrategyKind;
+use esker_train::{OpenRun, RunConfig};
+use esker_types::{ByteCount, Progress, Silent, counted, grouped};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Do the work on disk that comes before training: sample batches and pack their rows
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  esker prepare g --strategy diskgnn --fanout 10,10,10 --batch 1000 --epochs 10 --memory 1GiB
+  esker prepare g --strategy diskgnn --epochs-sampled 2 --disk-budget 20GB    two epochs, which training repeats
+  esker prepare g --strategy diskgnn --prepared /fast/disk/g --epochs 10      elsewhere than in the dataset
+  esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10        and train on it
+
+Training prepares by itself what it does not find; this does it beforehand, or on another machine: the directory can be copied. The flags are those of `esker train`; those that shape batches and memory must be the same there. Killed, it goes on where it was.")]
+pub struct Arguments {
+    /// The dataset
+    dataset: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let dataset = Dataset::open(&arguments.dataset)?;
+    let mut flags = arguments.flags.clone();
+    flags.strategy.get_or_insert(StrategyKind::DiskGnn);
+    let config = flags.resolve(&dataset)?;
+    if config.strategy != StrategyKind::DiskGnn {
+        bail!("{} prepares nothing ahead of training; take --strategy diskgnn", config.strategy);
+    }
+    on_device(config, Preparing { json: arguments.json })
+}
+
+struct Preparing {
+    json: bool,
+}
+
+impl WithBackend for Preparing {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let started = Instant::now();
+        let progress: Arc<dyn Progress + Send + Sync> = match self.json {
+            true => Arc::new(Silent),
+            false => Arc::new(Shown::new()),
+        };
+        let run = OpenRun::new_watched(backend, config, std::env::temp_dir(), progress)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let notes = run.notes();
+        if self.json {
+            return print_json(&json!({
+                "seconds": seconds, "notes": notes, "epochs_sampled": run.config.epochs_sampled,
+                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
+                "packed": run.prepared(),
+            }));
+        }
+        let mut text = String::new();
+        notes.iter().for_each(|note| text += &format!("{note}\n"));
+        let repeated = run.config.epochs_sampled.filter(|epochs| *epochs < run.config.epochs);
+        if let Some(epochs) = repeated {
+            text += &format!(
+                "training for {} epochs will repeat the batches of {}\n",
+                run.config.epochs,
+                counted(epochs, "epoch", "epochs")
+            );
+        }
+        text += &format!("{seconds:.1} s; peak {}\n", ByteCount(run.peak_own_bytes()));
+        print(&text)
+    }
+}
+
+/// Packed rows, for people.
+pub fn packing_text(packing: &Packing, bytes: u64) -> String {
+    let mut table = Table::new();
+    let share = |part: u64, all: u64| format!("{:.1}%", part as f64 / all.max(1) as f64 * 100.0);
+    table.row("on disk", ByteCount(bytes).to_string());
+    table.row(
+        "batches",
+        format!(
+            "{} of {}, {} rows wanted",
+            grouped(packing.batches),
+            counted(packing.epochs, "epoch", "epochs"),
+            grouped(packing.accesses)
+        ),
+    );
+    table.row(
+        "in memory",
+        format!(
+            "{} rows ({}), {} of what batches want",
+            grouped(packing.slots),
+            ByteCount(packing.slots * packing.row_bytes),
+            share(packing.accesses - packing.misses, packing.accesses)
+        ),
+    );
+    table.row(
+        "on disk for a batch",
+        match packing.segment {
+            _ if packing.misses == 0 => "nothing".to_string(),
+            1 => "packed, one read each".to_string(),
+            segment => format!(
+                "{} in caches of {segment} batches, the rest packed",
+                share(packing.shared, packing.misses)
+            ),
+        },
+    );
+    table.render()
+}

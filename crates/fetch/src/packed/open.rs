@@ -1,0 +1,142 @@
+//! A finished directory, opened.
+
+use super::{Entry, KIND, Packing, SegmentEntry, blocks_for, file};
+use crate::Result;
+use esker_io::{Files, Options};
+use esker_sample::Position;
+use esker_store::{ArrayFile, Dataset, Derived, StoreError};
+use std::path::{Path, PathBuf};
+
+/// Rows of a segment this far apart are read in one go: a read costs about as much as so many bytes.
+const GAP_BYTES: u64 = 8 << 10;
+/// Reads of a batch's rows: large, several at a time.
+const READ_BYTES: u64 = 1 << 20;
+const READ_DEPTH: usize = 256;
+
+/// A directory of packed rows that belongs to its dataset. Threads share it.
+pub struct Packed {
+    pub(crate) packing: Packing,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) segments: Vec<SegmentEntry>,
+    pub(crate) sums: Vec<u64>,
+    pub(crate) files: Files,
+    pub(crate) directory: PathBuf,
+    pub(crate) rows: ArrayFile,
+}
+
+pub(crate) fn read_options() -> Options {
+    Options { gap_bytes: GAP_BYTES, max_bytes: READ_BYTES, depth: READ_DEPTH, ..Options::default() }
+}
+
+impl Packed {
+    /// Opens a directory; `None` where there is none of this dataset that opens.
+    pub fn open(dataset: &Dataset, directory: &Path) -> Result<Option<Packed>> {
+        let Ok(found) = dataset.open_derived(directory) else { return Ok(None) };
+        if found.manifest.kind != KIND || !dataset.is_fresh(&found) {
+            return Ok(None);
+        }
+        let Ok(packing) = serde_json::from_value::<Packing>(found.manifest.parameters.clone()) else {
+            return Ok(None);
+        };
+        Packed::of(&found, packing).map(Some)
+    }
+
+    /// What a directory says of itself, without opening it whole.
+    pub fn describe(found: &Derived) -> Option<Packing> {
+        (found.manifest.kind == KIND)
+            .then(|| serde_json::from_value(found.manifest.parameters.clone()).ok())?
+    }
+
+    fn of(found: &Derived, packing: Packing) -> Result<Packed> {
+        let array = |name: &str| {
+            let array = found.arrays.iter().find(|array| array.entry().name == name);
+            array.ok_or_else(|| StoreError::Missing { path: found.directory.join(format!("{name}.bin")) })
+        };
+        let rows = array(file::ROWS)?;
+        let entries = array(file::BATCHES)?.read_whole::<Entry>()?;
+        let segments = array(file::SEGMENTS)?.read_whole::<SegmentEntry>()?;
+        let packed = Packed {
+            sums: rows.block_sums()?,
+            files: rows.open_files(&read_options())?,
+            directory: found.directory.clone(),
+            rows: rows.clone(),
+            packing,
+            entries,
+            segments,
+        };
+        packed.check(array(file::WORDS)?, array(file::SHARED)?, array(file::SAMPLES)?)?;
+        Ok(packed)
+    }
+
+    /// Every entry lies inside its files: what follows reads without asking again.
+    fn check(&self, words: &ArrayFile, shared: &ArrayFile, samples: &ArrayFile) -> Result<()> {
+        let blocks = self.sums.len() as u64;
+        let inside =
+            |start: u64, count: u64, all: u64| start.checked_add(count).is_some_and(|end| end <= all);
+        let Packing { row_bytes, largest, slots, .. } = self.packing;
+        let fits = |entry: &Entry| {
+            let segment = self.segments.get(entry.segment as usize);
+            inside(entry.sample_at, entry.sample_bytes, samples.entry().rows)
+                && inside(entry.words_at, entry.nodes, words.entry().rows)
+                && inside(entry.shared_at, entry.shared_rows, shared.entry().rows)
+                && entry.packed_rows <= largest.packed_rows
+                && entry.shared_rows <= largest.shared_rows
+                && entry.nodes <= largest.nodes
+                && inside(entry.block, blocks_for(entry.packed_rows, row_bytes), blocks)
+                && segment
+                    .is_some_and(|segment| inside(segment.block, blocks_for(segment.rows, row_bytes), blocks))
+        };
+        let wrong = self.entries.iter().position(|entry| !fits(entry));
+        let index = self.directory.join(format!("{}.bin", file::BATCHES));
+        if let Some(number) = wrong {
+            let expected = "batches that lie inside their files";
+            return Err(StoreError::inconsistent(&index, expected, format!("batch {number}")).into());
+        }
+        if blocks_for(slots, row_bytes) > blocks || self.entries.len() as u64 != self.packing.batches {
+            return Err(StoreError::inconsistent(&index, "what the manifest says", "something else").into());
+        }
+        Ok(())
+    }
+
+    /// What it holds.
+    pub fn packing(&self) -> &Packing {
+        &self.packing
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Bytes that its index takes in memory.
+    pub fn index_bytes(batches: u64, blocks: u64) -> u64 {
+        batches * (size_of::<Entry>() + size_of::<SegmentEntry>()) as u64 + blocks * 8
+    }
+
+    /// The number of the batch at a position.
+    pub fn number(&self, at: Position) -> Option<usize> {
+        let found =
+            self.entries.binary_search_by_key(&(at.epoch, at.batch), |entry| (entry.epoch, entry.batch));
+        found.ok()
+    }
+
+    /// Bytes that a batch's rows take on disk, and those that are read for it at least.
+    pub fn planned_bytes(&self, number: usize) -> u64 {
+        let entry = &self.entries[number];
+        (entry.packed_rows + entry.shared_rows) * self.packing.row_bytes
+    }
+
+    /// Bytes of the whole directory.
+    pub fn disk_bytes(&self) -> u64 {
+        let names = [file::SAMPLES, file::WORDS, file::SHARED, file::ROWS, file::BATCHES, file::SEGMENTS];
+        let bytes = |name: &str| {
+            std::fs::metadata(self.directory.join(format!("{name}.bin"))).map_or(0, |found| found.len())
+        };
+        names.iter().map(|name| bytes(name)).sum()
+    }
+
+    /// How rows are read.
+    pub fn rung(&self) -> &esker_io::Rung {
+        self.files.rung()
+    }
+}

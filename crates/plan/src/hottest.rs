@@ -1,0 +1,118 @@
+//! The rows wanted most, in order, without sorting them: DiskGNN's caches (section 4 of the paper). Of all ways to hold the same
+//! rows for the whole run this reads least.
+
+use crate::access::Row;
+
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// Rows by how often they are wanted: the first have slots.
+#[derive(Debug)]
+pub struct Hottest {
+    /// While accesses are seen their number; then the slot.
+    by_row: Vec<u32>,
+    cached: u64,
+    misses: u64,
+}
+
+impl Hottest {
+    /// Nothing seen yet of so many rows.
+    pub fn new(rows: u64) -> Hottest {
+        Hottest { by_row: vec![0; rows as usize], cached: 0, misses: 0 }
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes_for(rows: u64) -> u64 {
+        rows * 4
+    }
+
+    /// First, every access is seen.
+    pub fn see<R: Row>(&mut self, rows: &[R]) {
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(soon) = rows.get(at + 16) {
+                esker_io::prefetch(&self.by_row, soon.index());
+            }
+            let count = &mut self.by_row[row.index()];
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Rows that were wanted at all, and accesses to all of them.
+    pub fn seen(&self) -> (u64, u64) {
+        let wanted = self.by_row.iter().filter(|count| **count > 0);
+        wanted.fold((0, 0), |(rows, accesses), count| (rows + 1, accesses + *count as u64))
+    }
+
+    /// Then slots are given out, the first to the row wanted most; of equals to the lower row. A row that nobody wants gets
+    /// none. Nothing is seen any more.
+    pub fn choose(&mut self, slots: u64) {
+        let most = self.by_row.iter().copied().max().unwrap_or(0) as usize;
+        let mut starts = vec![0u64; most + 2];
+        self.by_row.iter().for_each(|count| starts[*count as usize] += 1);
+        // Where the slots of each count start: behind those of all higher counts.
+        let mut start = 0;
+        for class in starts.iter_mut().rev() {
+            start += std::mem::replace(class, start);
+        }
+        self.misses = 0;
+        self.cached = 0;
+        for entry in &mut self.by_row {
+            let count = *entry;
+            let place = &mut starts[count as usize];
+            let slot = *place;
+            *place += 1;
+            let gets = count > 0 && slot < slots.min(NONE as u64);
+            self.misses += if gets { 0 } else { count as u64 };
+            self.cached += u64::from(gets);
+            *entry = if gets { slot as u32 } else { NONE };
+        }
+    }
+
+    /// The slot of a row, if it has one.
+    #[inline(always)]
+    pub fn slot<R: Row>(&self, row: R) -> Option<u32> {
+        Some(self.by_row[row.index()]).filter(|slot| *slot != NONE)
+    }
+
+    /// Rows with a slot.
+    pub fn cached(&self) -> u64 {
+        self.cached
+    }
+
+    /// Accesses to rows without one.
+    pub fn misses(&self) -> u64 {
+        self.misses
+    }
+
+    /// All rows, with their slots.
+    pub fn slots(&self) -> &[u32] {
+        &self.by_row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against sorting.
+        #[test]
+        fn slots_follow_counts(accesses in prop::collection::vec(0u32..30, 0..200), slots in 0u64..40) {
+            let mut hottest = Hottest::new(30);
+            hottest.see(&accesses);
+            let count = |row: u32| accesses.iter().filter(|access| **access == row).count();
+            prop_assert_eq!(hottest.seen().1, accesses.len() as u64);
+            hottest.choose(slots);
+            let mut order: Vec<u32> = (0..30).filter(|row| count(*row) > 0).collect();
+            order.sort_by_key(|row| (std::cmp::Reverse(count(*row)), *row));
+            order.truncate(slots as usize);
+            for row in 0..30 {
+                let expected = order.iter().position(|found| *found == row).map(|slot| slot as u32);
+                prop_assert_eq!(hottest.slot(row), expected);
+            }
+            let missed: usize = (0..30).filter(|row| !order.contains(row)).map(count).sum();
+            prop_assert_eq!((hottest.cached(), hottest.misses()), (order.len() as u64, missed as u64));
+        }
+    }
+}

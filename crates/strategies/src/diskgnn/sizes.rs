@@ -1,0 +1,216 @@
+//! How diskgnn shares out its memory. Before training phases take turns: sampling, laying out, packing. While it trains,
+//! batches ahead get what they need and the rows wanted most get the rest.
+
+use crate::direct::{self, sampler_bytes};
+use crate::lists::ListRoom;
+use crate::{Job, MemoryTable, Result, StrategyError};
+use esker_fetch::packed::{Largest, PackWriter, Packed, Packing};
+use esker_sample::{AnyTopology, DiskGraph};
+use esker_types::ByteCount;
+
+/// Samples of a thread that samples in bulk: made, waiting, looked at.
+const LANE_SAMPLES: u64 = 4;
+/// What logging samples keeps beside their records: three arrays being written.
+const LOG_BYTES: u64 = 8 << 20;
+/// Batches whose rows are being read, for each lane: one, and one waiting or being assembled.
+pub(super) const LANE_BUFFERS: usize = 2;
+/// Samples of a lane beside the batches held: being loaded, being read, waiting.
+pub(super) const LANE_AHEAD: usize = 3;
+/// About how many blocks of packed rows a batch has an entry for, in memory.
+const BLOCK_BYTES: u64 = 64 << 10;
+
+fn lasting(job: &Job) -> MemoryTable {
+    let mut table = MemoryTable::default();
+    table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
+    direct::add_memory(job, &mut table);
+    table
+}
+
+/// One thread that samples, and the log.
+fn least_sampling(job: &Job) -> u64 {
+    let bound = job.bound(&job.settings, job.largest_batch);
+    let log = LOG_BYTES.saturating_add(bound.sample_bytes).saturating_add(bound.nodes.saturating_mul(8));
+    sampler_bytes(job, &bound, LANE_SAMPLES).saturating_add(log)
+}
+
+/// Laying out and packing.
+fn least_packing(job: &Job) -> u64 {
+    let bound = job.bound(&job.settings, job.largest_batch);
+    let nodes = job.dataset.manifest().nodes.count;
+    // Batches are known when seeds are; a thousand is enough to go by.
+    PackWriter::memory_bytes(nodes, job.row_bytes(), 1024, bound.nodes, job.threads.max(1) as u64)
+}
+
+/// Bytes of so many lanes and batches held, nothing cached.
+fn training_bytes(
+    job: &Job,
+    largest: &Largest,
+    blocks: u64,
+    batches: u64,
+    lanes: u64,
+    held: u64,
+    device: bool,
+) -> u64 {
+    let row_bytes = job.row_bytes();
+    let fresh = Packed::rows_bytes_for(largest, row_bytes);
+    let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
+    let samples =
+        (held + lanes * LANE_AHEAD as u64).saturating_mul(largest.sample_bytes.saturating_add(list));
+    let readers = lanes.saturating_mul(Packed::reader_bytes(largest).saturating_mul(2));
+    // A processor that assembles by itself is handed what was read; else there are rows in memory, too.
+    let (fresh_count, rows) = match device {
+        true => (held + lanes, 0),
+        false => (lanes * LANE_BUFFERS as u64, largest.nodes.saturating_mul(job.dim() * 4)),
+    };
+    samples
+        .saturating_add(readers)
+        .saturating_add(fresh.saturating_mul(fresh_count))
+        .saturating_add(rows.saturating_mul(held))
+        .saturating_add(Packed::index_bytes(batches, blocks))
+}
+
+/// The least that training takes: one batch beside those of steps ahead, nothing cached.
+fn least_training(job: &Job) -> u64 {
+    let bound = job.bound(&job.settings, job.largest_batch);
+    let largest = Largest {
+        nodes: bound.nodes,
+        sample_bytes: bound.sample_bytes,
+        record_bytes: bound.sample_bytes,
+        packed_rows: bound.nodes,
+        shared_rows: 0,
+    };
+    let blocks = 1024u64.saturating_mul(bound.nodes.saturating_mul(job.row_bytes()) / BLOCK_BYTES + 1);
+    training_bytes(job, &largest, blocks, 1024, 1, 1 + job.steps_ahead as u64, false)
+}
+
+/// The least that diskgnn needs, line by line.
+pub(super) fn memory(job: &Job) -> MemoryTable {
+    let mut table = lasting(job);
+    let (sampling, packing, training) = (least_sampling(job), least_packing(job), least_training(job));
+    let turns = format!(
+        "in turn: sampling {}, packing {}, training {}",
+        ByteCount(sampling),
+        ByteCount(packing),
+        ByteCount(training)
+    );
+    table.add(turns, sampling.max(packing).max(training));
+    table
+}
+
+/// How training uses memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Training {
+    /// Batches that are read at a time.
+    pub lanes: usize,
+    /// Batches whose rows are held.
+    pub held: usize,
+}
+
+/// How the memory granted is used.
+#[derive(Debug, Clone)]
+pub(super) struct Sizes {
+    /// What a phase may hold.
+    pub phase_bytes: u64,
+    /// Threads that sample, and what they may hold together.
+    pub samplers: usize,
+    pub sampling_bytes: u64,
+    pub lists: ListRoom,
+    /// What the processor's own memory may hold of rows.
+    pub device_bytes: u64,
+}
+
+impl Sizes {
+    pub fn new(job: &Job, device_bytes: u64) -> Result<Sizes> {
+        let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
+        let bound = job.bound(&job.settings, job.largest_batch);
+        let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
+        let left = phase_bytes.saturating_sub(least_sampling(job) - lane);
+        let samplers = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
+        let left = left.saturating_sub(samplers * lane);
+        let bytes = match job.out_of_core.neighbour_cache_bytes {
+            Some(asked) if asked > left => {
+                return Err(StrategyError::request(
+                    format!(
+                        "a neighbour cache of {} is asked for, and {} are left for it",
+                        ByteCount(asked),
+                        ByteCount(left)
+                    ),
+                    "take a smaller --neighbour-cache, or allow more memory",
+                ));
+            }
+            asked => asked.unwrap_or(left),
+        };
+        let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
+        Ok(Sizes {
+            phase_bytes,
+            samplers: samplers as usize,
+            sampling_bytes: samplers * lane,
+            lists: ListRoom { bytes, all, choosing_bytes: phase_bytes },
+            device_bytes,
+        })
+    }
+
+    /// Lanes and batches held, and bytes left beside them, for batches that are known.
+    fn shared_out(&self, job: &Job, largest: &Largest, blocks: u64, batches: u64) -> (Training, u64) {
+        let device = self.device_bytes > 0;
+        let ahead = job.steps_ahead as u64;
+        let needed = |lanes: u64, held: u64| {
+            training_bytes(job, largest, blocks, batches, lanes, held + ahead, device)
+        };
+        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
+        let wishes = [(2, 3), (2, 2), (1, 2)];
+        let wish = wishes.into_iter().find(|(lanes, held)| needed(*lanes, *held) <= self.phase_bytes / 4 * 3);
+        let (lanes, held) = wish.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
+        let training = Training { lanes: lanes as usize, held: (held + ahead) as usize };
+        (training, self.phase_bytes.saturating_sub(needed(lanes, held)))
+    }
+
+    /// Rows to set aside for memory, once batches are known but not how many of their rows are on disk.
+    pub fn slots(&self, job: &Job, largest: &Largest, batches: u64) -> Result<u64> {
+        // At worst all are.
+        let largest = Largest { packed_rows: largest.nodes, ..*largest };
+        let row_bytes = job.row_bytes().max(1);
+        let blocks = batches * (largest.nodes * row_bytes / BLOCK_BYTES + 1);
+        let (_, left) = self.shared_out(job, &largest, blocks, batches);
+        let most = left + self.device_bytes;
+        match job.out_of_core.feature_cache_bytes {
+            Some(asked) if asked > most => Err(StrategyError::request(
+                format!(
+                    "a feature cache of {} is asked for, and {} are left for it",
+                    ByteCount(asked),
+                    ByteCount(most)
+                ),
+                "take a smaller --feature-cache, or allow more memory",
+            )),
+            asked => Ok(asked.unwrap_or(most) / row_bytes),
+        }
+    }
+
+    /// Lanes and batches held for rows that are packed; an error where they do not fit any more.
+    pub fn training(&self, job: &Job, packing: &Packing) -> Result<Training> {
+        let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
+        let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
+        let held_back = Sizes { phase_bytes: self.phase_bytes.saturating_sub(cached), ..self.clone() };
+        let (training, _) = held_back.shared_out(job, &packing.largest, blocks, packing.batches);
+        let needed = training_bytes(
+            job,
+            &packing.largest,
+            blocks,
+            packing.batches,
+            training.lanes as u64,
+            training.held as u64,
+            self.device_bytes > 0,
+        );
+        match cached + needed <= self.phase_bytes {
+            true => Ok(training),
+            false => Err(StrategyError::request(
+                format!(
+                    "training on these packed rows takes {}, and {} are left for it",
+                    ByteCount(cached + needed),
+                    ByteCount(self.phase_bytes)
+                ),
+                "allow more memory, or prepare them again with less",
+            )),
+        }
+    }
+}

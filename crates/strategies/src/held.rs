@@ -1,0 +1,47 @@
+//! Rows that a run holds for all its batches, where the processor that trains reads them best: the first of them in its own
+//! memory, the others in host memory that its threads reach. A processor that computes from host memory holds none this way.
+
+use crate::Result;
+use esker_fetch::RowFormat;
+use std::sync::Arc;
+
+/// What is to be held.
+pub struct Hold<'a> {
+    /// Rows, in slots 0, 1, 2... in order of falling use.
+    pub slots: u64,
+    /// How rows are stored.
+    pub format: &'a RowFormat,
+}
+
+/// Holds rows for a processor.
+pub trait RowHolder<R>: Send + Sync {
+    /// Bytes of the processor's own memory that may hold rows.
+    fn device_bytes(&self) -> u64;
+
+    /// Makes room; `None` where the processor gains nothing by it, and rows are to be assembled in host memory.
+    fn hold(&self, asked: &Hold<'_>) -> Result<Option<Arc<dyn HeldRows<R>>>>;
+}
+
+/// Rows held, and batches made from them.
+pub trait HeldRows<R>: Send + Sync {
+    /// Slots in the processor's own memory: the first ones.
+    fn device_slots(&self) -> u64;
+
+    /// Puts rows, as stored, into slots from `first` on. Comes before the first batch.
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
+
+    /// Host memory for rows that only one batch brings, where the processor reads it.
+    fn fresh(&self, bytes: usize) -> Box<dyn FreshRows>;
+
+    /// The rows of a batch, a word each: a slot, or `slots` + the place of a row among the fresh ones.
+    fn batch(&self, words: &[u32], fresh: Box<dyn FreshRows>) -> R;
+}
+
+/// Memory for rows as stored, one after the other.
+pub trait FreshRows: Send {
+    /// All of it, aligned to pages.
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Back to what it was made as.
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
+}

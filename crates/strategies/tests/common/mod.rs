@@ -1,0 +1,67 @@
+//! A small graph, a job on it, and all that a strategy yields.
+#![allow(dead_code)]
+
+use esker_import::Job as ImportJob;
+use esker_import::generate::{Shape, generate};
+use esker_sample::order::{Batching, Shuffled};
+use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
+use esker_store::Dataset;
+use esker_strategies::{Job, OutOfCore, SourceCounters, Strategy, StrategyKind};
+use esker_types::{Budget, Dtype, NodeId, Silent};
+use std::path::Path;
+use std::sync::Arc;
+
+pub fn dataset(directory: &Path, dim: u64, dtype: Dtype) -> Arc<Dataset> {
+    let shape = Shape { degree: 6.0, dim, dtype, classes: 4, out_neighbours: true, ..Shape::plain(2000) };
+    let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+    Arc::new(Dataset::open(&target).unwrap())
+}
+
+pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
+    let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed };
+    let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
+    let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
+    Job {
+        dataset: dataset.clone(),
+        batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
+        largest_batch: 64,
+        epochs: 3,
+        epochs_sampled: None,
+        settings: Settings { seed, fanouts, form: Form::Dense, carry: Carry::default() },
+        direction: Direction::Incoming,
+        evaluation: None,
+        threads: 2,
+        samplers: 1,
+        batches_held: 2,
+        steps_ahead: 0,
+        strategy_bytes: 256 << 20,
+        progress: Arc::new(Silent),
+        out_of_core: OutOfCore {
+            scratch: dataset.directory().with_extension("scratch"),
+            disk_bytes: 1 << 30,
+            ..OutOfCore::default()
+        },
+    }
+}
+
+pub fn build(kind: StrategyKind) -> Box<dyn Strategy<Vec<f32>>> {
+    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None)
+}
+
+pub fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<Vec<f32>>> {
+    let mut strategy = build(kind);
+    strategy.prepare(job).unwrap();
+    strategy
+}
+
+pub type Batch = (Position, Sample, Vec<f32>);
+
+pub fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, SourceCounters) {
+    let mut source = strategy(kind, job).batches(job, from).unwrap();
+    let mut all = Vec::new();
+    while let Some(batch) = source.next().unwrap() {
+        all.push((batch.at, batch.sample.clone(), batch.rows().clone()));
+    }
+    (all, source.counters())
+}

@@ -1,0 +1,591 @@
+//! DiskGNN: the same losses as in memory, the bytes that its plan says, its speed beside ginex, memory and the disk, what
+//! preparing costs, and preparing that was killed.
+
+use super::ginex::{GROUP_SLACK_BYTES, drop_caches, epoch, number};
+use super::{Bench, kill, sample, succeed, train};
+use crate::cgroup::Group;
+use anyhow::{Context, Result, ensure};
+use esker_types::random::{Key, unit};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of all feature rows, and of one.
+fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
+    let info = bench.json(&["info", graph])?;
+    let width = match info["feature_dtype"].as_str() {
+        Some("f32") => 4,
+        Some("f16" | "bf16") => 2,
+        _ => 1,
+    };
+    let row_bytes = number(&info, "feature_dim")? as u64 * width;
+    Ok((number(&info, "nodes")? as u64 * row_bytes, row_bytes))
+}
+
+/// Losses to the bit those of `memory` on a graph, for caches and disk budgets given as multiples of the feature bytes
+/// (none: as much as it likes); with a budget that is just feasible, and one that is not and says so.
+pub fn same_losses(bench: &Bench, graph: &str, budgets: &[Option<f64>], batch: &str) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let words = |strategy: &'static str, out: &str| -> Vec<String> {
+        let words =
+            ["train", graph, "--fanout", "8,4", "--hidden", "32", "--batch", batch, "--dropout", "0.2"];
+        let more = [
+            "--epochs",
+            "3",
+            "--epochs-sampled",
+            "3",
+            "--eval",
+            "none",
+            "--strategy",
+            strategy,
+            "--out",
+            out,
+        ];
+        words.iter().chain(&more).map(ToString::to_string).collect()
+    };
+    let run = |words: &[String], more: &[String]| {
+        let mut command = bench.esker(&words.iter().chain(more).map(String::as_str).collect::<Vec<_>>());
+        command.arg("--json").output().context("esker train")
+    };
+    let expected = run(&words("memory", "same-memory"), &[])?;
+    let expected: Value = serde_json::from_slice(&expected.stdout)?;
+    let mut rows = Vec::new();
+    let mut check = |name: String, cache: u64, budget: Option<u64>| -> Result<()> {
+        let mut more = vec!["--feature-cache".to_string(), format!("{cache}B")];
+        more.extend(budget.iter().flat_map(|bytes| ["--disk-budget".to_string(), format!("{bytes}B")]));
+        let output = run(&words("diskgnn", "same-diskgnn"), &more)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{graph}, {name}: {said}");
+        let found: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(
+            expected["loss_digest"].is_string() && expected["loss_digest"] == found["loss_digest"],
+            "{graph}, {name}: losses differ from those in memory"
+        );
+        let packing = &found["prepared"]["packing"];
+        let taken = found["prepared"]["disk_bytes"].as_u64().unwrap_or(u64::MAX);
+        ensure!(budget.is_none_or(|bytes| taken <= bytes), "{graph}, {name}: {taken} bytes on disk");
+        rows.push(json!({
+            "graph": graph, "disk": name, "cache_bytes": cache, "disk_budget": budget, "disk_bytes": taken,
+            "disk_over_features": taken as f64 / all_bytes as f64, "segment": packing["segment"],
+            "loss_digest": found["loss_digest"],
+        }));
+        fs::remove_dir_all(bench.path("same-diskgnn"))?;
+        fs::remove_dir_all(bench.path(graph).join("derived"))?;
+        Ok(())
+    };
+    for share in [0.0, 0.02, 0.1, 0.5] {
+        check("unlimited".into(), (all_bytes as f64 * share) as u64, None)?;
+    }
+    let cache = all_bytes / 10;
+    for multiple in budgets.iter().flatten() {
+        check(format!("{multiple} times the features"), cache, Some((all_bytes as f64 * multiple) as u64))?;
+    }
+    // Far too little is refused with what would just do, and that does.
+    let far_too_little =
+        ["--feature-cache".to_string(), format!("{cache}B"), "--disk-budget".into(), "1MB".into()];
+    let refused = run(&words("diskgnn", "same-diskgnn"), &far_too_little)?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success(), "a disk budget of a megabyte was not refused");
+    let least: u64 = said
+        .split("--disk-budget ")
+        .find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()))
+        .with_context(|| format!("the refusal says no budget: {said}"))?;
+    check("just feasible".into(), cache, Some(least))?;
+    let mut less = far_too_little.to_vec();
+    less[3] = format!("{}B", least - 1);
+    ensure!(!run(&words("diskgnn", "same-diskgnn"), &less)?.status.success(), "a byte less was not refused");
+    fs::remove_dir_all(bench.path("same-memory"))?;
+    fs::remove_dir_all(bench.path(graph).join("derived")).ok();
+    Ok(Value::Array(rows))
+}
+
+/// Every file of the only packed directory of a dataset, by name, as a hash.
+fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        all.insert(name, xxh3_64(&fs::read(&path)?));
+    }
+    Ok(all)
+}
+
+/// SIGKILL at random moments of preparing; the re-run completes, and what it made is what an undisturbed run makes.
+pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let cache = format!("{}B", all_bytes / 10);
+    // Threads take different parts of the work, so moments differ from run to run. Segments make every step do something.
+    let words = [
+        "prepare",
+        graph,
+        "--strategy",
+        "diskgnn",
+        "--fanout",
+        "8,4",
+        "--batch",
+        "300",
+        "--epochs",
+        "3",
+        "--segment",
+        "5",
+        "--feature-cache",
+        &cache,
+        "--memory",
+        "400MiB",
+        "--prepared",
+        "packed",
+    ];
+    let started = Instant::now();
+    bench.json(&words)?;
+    let whole = started.elapsed();
+    let expected = packed_files(&bench.path("packed"))?;
+    let (key, mut counts) = (Key::new(seed), [0u64; 2]);
+    for case in 0..times {
+        fs::remove_dir_all(bench.path("packed")).ok();
+        fs::remove_dir_all(bench.path("packed.partial")).ok();
+        for kill in 0..1 + case % 3 {
+            let moment = whole.mul_f64(unit(key.with(case).at(kill)));
+            let finished = kill::run_until(bench.esker(&words), moment)?;
+            counts[finished as usize] += 1;
+        }
+        bench.json(&words)?;
+        let found = packed_files(&bench.path("packed"))?;
+        let differ: Vec<&String> =
+            expected.keys().filter(|name| expected.get(*name) != found.get(*name)).collect();
+        ensure!(found == expected, "case {case}: {differ:?} differ from those of an undisturbed run");
+        ensure!(!bench.path("packed.partial").exists(), "case {case}: work was left behind");
+    }
+    fs::remove_dir_all(bench.path("packed"))?;
+    let [killed, finished] = counts;
+    Ok(
+        json!({ "cases": times, "kills": killed, "finished_before_the_kill": finished, "undisturbed_seconds": whole.as_secs_f64() }),
+    )
+}
+
+/// The disk's own rates: sequential bytes and random rows of a size, a second.
+fn disk_rates(bench: &Bench, row_bytes: u64) -> Result<(f64, f64)> {
+    let directory = bench.directory.to_string_lossy().into_owned();
+    let rows = if row_bytes > 2048 { "rows-4096" } else { "rows-512" };
+    let rate = |workload: &str| -> Result<f64> {
+        let words =
+            ["bench", "io", "--dir", &directory, "--only", workload, "--seconds", "1", "--rounds", "3"];
+        let found = bench.json(&[&words[..], &["--size", "2GiB"]].concat())?;
+        number(&found["workloads"][0], "bare_reads_per_second")
+    };
+    // Sequential reads are of a MiB.
+    Ok((rate("sequential")? * SEQUENTIAL_BYTES, rate(rows)?))
+}
+
+/// Bytes of a sequential read of `esker bench io`.
+const SEQUENTIAL_BYTES: f64 = 1048576.0;
+
+/// What is run with each strategy: a graph, batches, and memory for a share of its rows.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    /// The graph.
+    pub graph: &'a str,
+    /// Seeds of a batch.
+    pub batch: &'a str,
+    /// Batches.
+    pub batches: &'a str,
+    /// The group that it runs in.
+    pub group_bytes: u64,
+}
+
+/// `esker bench epoch` with a cache for a tenth of the rows, inside a group.
+fn tenth(bench: &Bench, case: &Case, strategy: &str, more: &[&str]) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, case.graph)?;
+    let cache = format!("{}B", all_bytes / 10);
+    let words = [
+        case.graph,
+        "--fanout",
+        "10,10,10",
+        "--hidden",
+        "256",
+        "--batch",
+        case.batch,
+        "--batches",
+        case.batches,
+        "--feature-cache",
+        &cache,
+        "--strategy",
+        strategy,
+    ];
+    epoch(bench, case.group_bytes, &[&words[..], more].concat())
+}
+
+/// The data path alone beside ginex, both with memory for a tenth of the rows: bytes, times, and the disk's limit.
+pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> {
+    let (_, row_bytes) = feature_bytes(bench, case.graph)?;
+    let packed = bench.path("packed-10").to_string_lossy().into_owned();
+    let (mut all, mut times, mut of_disk, mut of_pages, mut of_sectors, mut of_rate, mut of_misses) =
+        (vec![], vec![], vec![], vec![], vec![], vec![], vec![]);
+    for _ in 0..rounds {
+        let ours = ["--no-compute", "--warm", "2", "--prepared", &packed];
+        let diskgnn = tenth(bench, case, "diskgnn", &ours)?;
+        // Once more: the first run prepared, and is the one that was measured after that; this one finds all made.
+        let diskgnn = if all.is_empty() { tenth(bench, case, "diskgnn", &ours)? } else { diskgnn };
+        let ginex = tenth(bench, case, "ginex", &["--no-compute", "--warm", "0"])?;
+        let pages = tenth(bench, case, "ginex", &["--no-compute", "--warm", "0", "--io-block", "4KiB"])?;
+        let (sequential, random) = disk_rates(bench, row_bytes)?;
+        let seconds = |value: &Value| number(value, "seconds_per_batch");
+        let bytes = |value: &Value| -> Result<f64> {
+            Ok(number(&value["disk"], "bytes_read")? / number(value, "batches")?)
+        };
+        let misses = |value: &Value| -> Result<f64> {
+            Ok((1.0 - number(&value["disk"], "hit_ratio")?) * number(&value["disk"], "rows")?
+                / number(value, "batches")?)
+        };
+        times.push(seconds(&ginex)? / seconds(&diskgnn)?);
+        of_pages.push(bytes(&diskgnn)? / bytes(&pages)?);
+        of_sectors.push(bytes(&diskgnn)? / bytes(&ginex)?);
+        of_misses.push(misses(&ginex)? / misses(&diskgnn)?);
+        of_rate.push(sequential / (random * row_bytes as f64));
+        let rate = number(&diskgnn["disk"], "bytes_read")? / number(&diskgnn["disk"], "read_seconds")?;
+        // Lanes read at the same time: what both bring while either reads.
+        let whole = number(&diskgnn["disk"], "bytes_read")? / number(&diskgnn, "seconds")?;
+        of_disk.push(whole.max(rate) / sequential);
+        let planned = misses(&diskgnn)? * row_bytes as f64;
+        println!(
+            "{}: {times:.2?} of ginex, {of_pages:.3?} of its bytes in pages, {of_disk:.2?} of the disk; read {:.4} of what misses take",
+            case.graph,
+            bytes(&diskgnn)? / planned
+        );
+        all.push(json!({
+            "diskgnn": diskgnn, "ginex": ginex, "ginex_4k": pages, "sequential_bytes_per_second": sequential,
+            "random_rows_per_second": random, "read_over_misses": bytes(&diskgnn)? / planned,
+        }));
+    }
+    fs::remove_dir_all(&packed).ok();
+    Ok(json!({
+        "graph": case.graph, "row_bytes": row_bytes, "times_ginex": sample::median(times),
+        "bytes_over_ginex_4k": sample::median(of_pages), "bytes_over_ginex_512": sample::median(of_sectors),
+        "belady_over_static_misses": sample::median(of_misses), "sequential_over_random": sample::median(of_rate),
+        "of_the_disk": sample::median(of_disk), "read_over_misses": all[0]["read_over_misses"], "rounds": all,
+    }))
+}
+
+/// A whole epoch beside the same in memory and the least that the disk allows.
+pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> Result<Value> {
+    let (_, row_bytes) = feature_bytes(bench, case.graph)?;
+    let packed = bench.path("packed-m").to_string_lossy().into_owned();
+    let (mut all, mut ratios) = (Vec::new(), Vec::new());
+    tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--no-compute"])?;
+    for _ in 0..rounds {
+        let ours = tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed])?;
+        let sequential_stages =
+            tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--sequential"])?;
+        let words =
+            ["bench", "epoch", case.graph, "--fanout", "10,10,10", "--hidden", "256", "--batch", case.batch];
+        let memory = bench
+            .json(&[&words[..], &["--batches", case.batches, "--warm", "2", "--eval", "none"]].concat())?;
+        let (sequential, _) = disk_rates(bench, row_bytes)?;
+        let planned = number(&ours["disk"], "bytes_read")? / number(&ours, "batches")? / sequential;
+        let seconds = |value: &Value| number(value, "seconds_per_batch");
+        let least = seconds(&memory)?.max(planned);
+        ratios.push(seconds(&ours)? / least);
+        println!(
+            "{}: {:.1} ms a batch, in memory {:.1}, the disk's {:.1}; one after the other {:.1}",
+            case.graph,
+            seconds(&ours)? * 1e3,
+            seconds(&memory)? * 1e3,
+            planned * 1e3,
+            seconds(&sequential_stages)? * 1e3
+        );
+        all.push(json!({
+            "diskgnn": ours, "diskgnn_sequential": sequential_stages, "memory": memory, "planned_disk_seconds_per_batch": planned,
+        }));
+    }
+    let pyg = if peers { beside_peers(bench, case)? } else { Value::Null };
+    fs::remove_dir_all(&packed).ok();
+    let pipeline: Vec<f64> = all
+        .iter()
+        .map(|round| {
+            let seconds = |name: &str| number(&round[name], "seconds_per_batch");
+            Ok(seconds("diskgnn_sequential")? / seconds("diskgnn")?)
+        })
+        .collect::<Result<_>>()?;
+    Ok(json!({
+        "graph": case.graph, "over_the_least": sample::median(ratios), "pipeline_over_sequential": sample::median(pipeline),
+        "peers": pyg, "rounds": all,
+    }))
+}
+
+/// PyG with mapped features and GraphBolt with its own, in the same group.
+fn beside_peers(bench: &Bench, case: &Case) -> Result<Value> {
+    let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
+    let mut found = serde_json::Map::new();
+    for (name, script, words) in [
+        ("pyg_mapped", "train.py", &["--mapped", "--batches", "6", "--warm", "1"][..]),
+        ("graphbolt_mapped", "train_graphbolt.py", &["--batches", "6", "--warm", "1"][..]),
+    ] {
+        drop_caches();
+        let group = Group::create(case.group_bytes)?;
+        let mut command = Command::new(&python);
+        command.arg(crate::root().join("bench/peers").join(script)).arg(bench.path(case.graph)).args(words);
+        found.insert(name.into(), bench.json_of(&mut group.wrap(&command))?);
+    }
+    Ok(Value::Object(found))
+}
+
+/// What preparing costs: one epoch, and several, beside sampling alone and the disk's rate of writing; the stages of it.
+pub fn preparing(bench: &Bench, graph: &str, batch: &str, epochs: u64) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let cache = format!("{}B", all_bytes / 10);
+    let mut rows = Vec::new();
+    let directory = bench.directory.to_string_lossy().into_owned();
+    for sampled in [1, epochs] {
+        fs::remove_dir_all(bench.path("packed-p")).ok();
+        drop_caches();
+        let (sampled_word, word) = (sampled.to_string(), epochs.to_string());
+        let words = [
+            "prepare",
+            graph,
+            "--fanout",
+            "10,10,10",
+            "--batch",
+            batch,
+            "--epochs",
+            &word,
+            "--epochs-sampled",
+            &sampled_word,
+            "--feature-cache",
+            &cache,
+            "--prepared",
+            "packed-p",
+            "--memory",
+            "1900MB",
+            "--eval",
+            "none",
+        ];
+        let found = bench.json(&words)?;
+        let stages = found["stages"].as_array().context("stages")?;
+        let seconds = |name: &str| -> f64 {
+            stages
+                .iter()
+                .filter(|stage| stage["name"] == name)
+                .filter_map(|stage| stage["seconds"].as_f64())
+                .sum()
+        };
+        let words = [
+            "bench",
+            "io",
+            "--dir",
+            &directory,
+            "--only",
+            "sequential",
+            "--seconds",
+            "1",
+            "--rounds",
+            "1",
+            "--size",
+            "2GiB",
+        ];
+        let io = bench.json(&words)?;
+        let write_rate =
+            number(&io, "write_bytes_per_second").or_else(|_| number(&io["scratch"], "bytes_per_second"))?;
+        let written = number(&found["packed"], "disk_bytes")?;
+        let least = seconds("sample") + written / write_rate;
+        println!(
+            "{sampled} epochs: {:.1} s, of which sampling {:.1}, laying out {:.1}, packing {:.1}; {:.2} times the least",
+            number(&found, "seconds")?,
+            seconds("sample"),
+            seconds("count rows") + seconds("lay rows out"),
+            seconds("pack rows"),
+            number(&found, "seconds")? / least
+        );
+        rows.push(json!({
+            "epochs_sampled": sampled, "prepare": found, "bytes_written": written, "write_bytes_per_second": write_rate,
+            "least_seconds": least, "over_the_least": number(&found, "seconds")? / least,
+        }));
+    }
+    fs::remove_dir_all(bench.path("packed-p")).ok();
+    Ok(Value::Array(rows))
+}
+
+/// Memory, disk budget, fan-out and batch size: DiskGNN's Figures 10, 12 to 14.
+pub fn sensitivity(bench: &Bench, graph: &str, batch: &str, batches: &str) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let packed = bench.path("packed-s").to_string_lossy().into_owned();
+    let run = |fanout: &str, batch: &str, batches: &str, more: &[&str]| -> Result<Value> {
+        fs::remove_dir_all(&packed).ok();
+        let words = [
+            "bench",
+            "epoch",
+            graph,
+            "--strategy",
+            "diskgnn",
+            "--fanout",
+            fanout,
+            "--hidden",
+            "256",
+            "--eval",
+            "none",
+        ];
+        let words = [
+            &words[..],
+            &["--batch", batch, "--batches", batches, "--warm", "2", "--prepared", &packed],
+            more,
+        ]
+        .concat();
+        let found = bench.json(&words)?;
+        let packing = &found["prepared"]["packing"];
+        Ok(json!({
+            "fanout": fanout, "batch": batch, "more": more, "seconds_per_batch": found["seconds_per_batch"],
+            "bytes_read_per_batch": number(&found["disk"], "bytes_read")? / number(&found, "batches")?,
+            "hit_ratio": found["disk"]["hit_ratio"], "segment": packing["segment"],
+            "disk_over_features": number(&found["prepared"], "disk_bytes")? / all_bytes as f64, "stages": found["stages"],
+        }))
+    };
+    let cache = |share: f64| format!("{}B", (all_bytes as f64 * share) as u64);
+    let mut found = serde_json::Map::new();
+    let memory: Vec<Value> = [0.0, 0.05, 0.1, 0.3, 0.5]
+        .iter()
+        .map(|share| run("10,10,10", batch, batches, &["--feature-cache", &cache(*share)]))
+        .collect::<Result<_>>()?;
+    found.insert("memory (Figures 10, 13 and 18)".into(), Value::Array(memory));
+    let unlimited = run("10,10,10", batch, batches, &["--feature-cache", &cache(0.1)])?;
+    let most = number(&unlimited, "disk_over_features")?;
+    let mut rows = vec![unlimited];
+    for share in [0.8, 0.6] {
+        let budget = format!("{}B", (all_bytes as f64 * most * share) as u64);
+        rows.push(run(
+            "10,10,10",
+            batch,
+            batches,
+            &["--feature-cache", &cache(0.1), "--disk-budget", &budget],
+        )?);
+    }
+    found.insert("disk budget (Figure 12)".into(), Value::Array(rows));
+    let fanouts: Vec<Value> = ["10,10", "5,5,5", "10,10,10", "15,10,5"]
+        .iter()
+        .map(|fanout| run(fanout, batch, batches, &["--feature-cache", &cache(0.1)]))
+        .collect::<Result<_>>()?;
+    found.insert("fan-out (Figure 14)".into(), Value::Array(fanouts));
+    let sizes: Vec<Value> = [1u64, 2, 4]
+        .iter()
+        .map(|part| {
+            let seeds = (batch.parse::<u64>()? / part).max(1).to_string();
+            let count = (batches.parse::<u64>()? * part).to_string();
+            run("10,10,10", &seeds, &count, &["--feature-cache", &cache(0.1)])
+        })
+        .collect::<Result<_>>()?;
+    found.insert("batch size (Figure 14)".into(), Value::Array(sizes));
+    fs::remove_dir_all(&packed).ok();
+    Ok(Value::Object(found))
+}
+
+pub(super) fn full_same(bench: &Bench) -> Result<Value> {
+    let mut rows = Vec::new();
+    for dim in ["7", "100", "128", "1024"] {
+        let graph = format!("same-{dim}");
+        bench
+            .json(&["generate", &graph, "--nodes", "60000", "--degree", "12", "--dim", dim, "--seed", "1"])?;
+        rows.push(same_losses(bench, &graph, &[None], "300")?);
+        fs::remove_dir_all(bench.path(&graph))?;
+    }
+    for (preset, scale, batch) in [("friendster", "0.004", "100"), ("igb", "0.0005", "60")] {
+        bench.json(&["generate", preset, "--preset", preset, "--scale", scale])?;
+        rows.push(same_losses(bench, preset, &[Some(5.0), Some(3.0)], batch)?);
+        fs::remove_dir_all(bench.path(preset))?;
+    }
+    Ok(Value::Array(rows))
+}
+
+pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 200_000, 128)?;
+    killed(bench, "graph", 50, 7)
+}
+
+pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 4_000_000, 128)?;
+    let rows_512 = Case { graph: "graph", batch: "1000", batches: "100", group_bytes: 1_900_000_000 };
+    let narrow = beside_ginex(bench, &rows_512, 2)?;
+    let least = |found: &Value, key: &str, least: f64| -> Result<()> {
+        let reached = number(found, key)?;
+        ensure!(reached >= least, "{}: {key} is {reached:.3}, {least:.3} were promised", found["graph"]);
+        Ok(())
+    };
+    ensure!(
+        number(&narrow, "read_over_misses")? <= 1.02,
+        "{} of what misses take is read",
+        narrow["read_over_misses"]
+    );
+    ensure!(
+        number(&narrow, "bytes_over_ginex_4k")? <= 0.2,
+        "{} of ginex's bytes",
+        narrow["bytes_over_ginex_4k"]
+    );
+    least(&narrow, "times_ginex", 6.0)?;
+    least(&narrow, "of_the_disk", 0.9)?;
+    let peers = crate::root().join("target/peers");
+    succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
+    let epoch = beside_memory(bench, &rows_512, 3, true)?;
+    let over = number(&epoch, "over_the_least")?;
+    ensure!(over <= 1.1, "an epoch takes {over:.3} times the least, 1.1 were promised");
+    fs::remove_dir_all(bench.path("graph"))?;
+    bench.json(&["generate", "igb", "--preset", "igb", "--scale", "0.002"])?;
+    let (bytes, _) = feature_bytes(bench, "igb")?;
+    let rows_4k = Case {
+        graph: "igb",
+        batch: "60",
+        batches: "100",
+        group_bytes: bytes / 10 + GROUP_SLACK_BYTES + (900 << 20),
+    };
+    let wide = beside_ginex(bench, &rows_4k, 2)?;
+    let asked = 0.8 * number(&wide, "sequential_over_random")? * number(&wide, "belady_over_static_misses")?;
+    least(&wide, "times_ginex", asked)?;
+    Ok(json!({ "rows_of_512_bytes": narrow, "epoch": epoch, "rows_of_4_kib": wide, "asked_of_4_kib": asked }))
+}
+
+pub(super) fn full_prepare(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 4_000_000, 128)?;
+    let preparing = preparing(bench, "graph", "1000", 3)?;
+    let over = number(&preparing[1], "over_the_least")?;
+    // One epoch, beside fifty of training with it.
+    let packed = bench.path("packed-1").to_string_lossy().into_owned();
+    let case = Case { graph: "graph", batch: "1000", batches: "60", group_bytes: 1_900_000_000 };
+    tenth(bench, &case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--no-compute"])?;
+    let trained = tenth(bench, &case, "diskgnn", &["--warm", "2", "--prepared", &packed])?;
+    fs::remove_dir_all(&packed).ok();
+    let batches = number(&preparing[0]["prepare"]["packed"]["packing"], "batches")?;
+    let run = 50.0 * batches * number(&trained, "seconds_per_batch")?;
+    let share = number(&preparing[0]["prepare"], "seconds")? / run;
+    println!("preparing one epoch is {:.2}% of fifty", share * 100.0);
+    let words = ["bench", "pack", "graph", "--batch", "1000", "--batches", "40", "--fanout", "10,10,10"];
+    let pack = bench.json(&words)?;
+    fs::remove_dir_all(bench.path("graph"))?;
+    let mut segments = Vec::new();
+    for (preset, scale, batch) in [("friendster", "0.02", "100"), ("igb", "0.003", "60")] {
+        bench.json(&["generate", preset, "--preset", preset, "--scale", scale])?;
+        let plot = crate::root().join("bench/record").join(format!("segments-{preset}.svg"));
+        let words = [
+            "bench",
+            "segments",
+            preset,
+            "--batch",
+            batch,
+            "--batches",
+            "150",
+            "--sizes",
+            "10,50,100",
+            "--json",
+        ];
+        segments.push(bench.json_of(bench.esker(&words).arg("--plot").arg(&plot))?);
+        fs::remove_dir_all(bench.path(preset))?;
+    }
+    ensure!(share <= 0.05, "preparing one epoch takes {share:.3} of fifty epochs, 0.05 were promised");
+    ensure!(over <= 1.3, "preparing takes {over:.2} times the least, 1.3 were promised");
+    Ok(json!({
+        "preparing": preparing, "share_of_fifty_epochs": share, "individual_and_batched": pack, "segments": segments,
+    }))
+}
+
+pub(super) fn full_sensitivity(bench: &Bench) -> Result<Value> {
+    bench.json(&["generate", "friendster", "--preset", "friendster", "--scale", "0.01"])?;
+    sensitivity(bench, "friendster", "400", "16")
+}
