@@ -6,6 +6,7 @@
 mod batch;
 mod error;
 mod ginex;
+mod held;
 mod job;
 mod memory;
 mod mmap;
@@ -14,6 +15,7 @@ mod table;
 
 pub use batch::{Batch, BatchSource, RowBuffer, RowMaker};
 pub use error::{Result, StrategyError};
+pub use held::{FreshRows, HeldRows, Hold, RowHolder};
 pub use job::{Evaluation, Job, OutOfCore};
 pub use table::{MemoryLine, MemoryTable};
 
@@ -22,6 +24,7 @@ use esker_sample::Position;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// A way to bring batches to the trainer.
 pub trait Strategy<R: RowBuffer>: Send {
@@ -40,6 +43,11 @@ pub trait Strategy<R: RowBuffer>: Send {
 
     /// Whether it makes use of memory beyond what its table says: of all that is left.
     fn takes_the_rest(&self) -> bool {
+        false
+    }
+
+    /// Whether it holds rows through a [`RowHolder`] where the processor has memory of its own: what is left there is kept for them.
+    fn holds_rows(&self) -> bool {
         false
     }
 
@@ -69,8 +77,12 @@ impl StrategyKind {
     /// All of them.
     pub const ALL: [StrategyKind; 3] = [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex];
 
-    /// The strategy.
-    pub fn build<R: RowBuffer>(self, rows: RowMaker<R>) -> Box<dyn Strategy<R>> {
+    /// The strategy. Rows of batches are made by `rows`; those that it keeps for the whole run may be held by `_holder`.
+    pub fn build<R: RowBuffer>(
+        self,
+        rows: RowMaker<R>,
+        _holder: Option<Arc<dyn RowHolder<R>>>,
+    ) -> Box<dyn Strategy<R>> {
         match self {
             StrategyKind::Memory => Box::new(memory::strategy(rows)),
             StrategyKind::Mmap => Box::new(mmap::strategy(rows)),

@@ -50,7 +50,7 @@ fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
 }
 
 fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<Vec<f32>>> {
-    let mut strategy = kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+    let mut strategy = kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
     strategy.prepare(job).unwrap();
     strategy
 }
@@ -201,7 +201,7 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
     assert!(said.contains("--feature-cache") && said.contains("are left for it"), "{said}");
     job.out_of_core.neighbour_cache_bytes = Some(1 << 40);
     let mut ginex =
-        StrategyKind::Ginex.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+        StrategyKind::Ginex.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
     let said = ginex.prepare(&job).err().unwrap().to_string();
     assert!(said.contains("--neighbour-cache"), "{said}");
 }

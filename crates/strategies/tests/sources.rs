@@ -83,7 +83,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
             for (held, samplers) in [(1, 1), (2, 1), (3, 1), (1, 3), (4, 2), (5, 8)] {
                 let job = Job { samplers, ..job(&dataset, held) };
                 let mut strategy =
-                    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+                    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
                 strategy.prepare(&job).unwrap();
                 let mut source = strategy.batches(&job, from).unwrap();
                 for (at, sample, rows) in &expected {
@@ -115,7 +115,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
     for held in [1, 3] {
         let job = Job { epochs: u64::MAX, ..job(&dataset, held) };
         let mut strategy =
-            StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+            StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
         strategy.prepare(&job).unwrap();
         let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
         let kept = source.next().unwrap().unwrap();
@@ -133,7 +133,7 @@ fn an_error_of_a_stage_reaches_the_reader() {
     let order = Shuffled { batching: Batching::new(3, 2, false).unwrap(), seed: 3 };
     job.batches = Arc::new(NodeBatches::new(order, Seeds::Nodes([5, 2000, 7].map(NodeId).to_vec())).unwrap());
     let mut strategy =
-        StrategyKind::Mmap.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+        StrategyKind::Mmap.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
     strategy.prepare(&job).unwrap();
     let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
     let mut said = None;
@@ -156,7 +156,7 @@ fn batches_of_evaluation_come_with_or_without_rows() {
     let dataset = dataset(directory.path());
     let job = job(&dataset, 2);
     let mut strategy =
-        StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]));
+        StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
     strategy.prepare(&job).unwrap();
     for rows in [true, false] {
         let over = Evaluation {

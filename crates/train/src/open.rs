@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::Context;
-use crate::memory::{Plan, Processor, Purpose};
+use crate::memory::{Plan, Processor, Purpose, stored_row_bytes};
 use crate::metrics::largest;
 use crate::peak::PeakMeter;
 use crate::task::{LabelKind, SplitBatches, Task};
@@ -58,7 +58,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(backend, &config, dim, outputs, kind)?;
-        let mut strategy = config.strategy.build(learner.row_maker());
+        // Who only infers reads a row too seldom to hold it.
+        let holder = (purpose == Purpose::Train).then(|| learner.row_holder(plan.held_device_bytes));
+        let mut strategy = config.strategy.build(learner.row_maker(), holder);
         let job = real_job(&config, job, &task)?;
         strategy.prepare(&job)?;
         Ok(OpenRun { config, task, plan, job, strategy, learner, scratch, peak })
@@ -119,8 +121,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// Bytes of a feature row as stored.
     pub fn row_bytes(&self) -> u64 {
-        let features = self.job.dataset.manifest().nodes.features.as_ref();
-        features.map_or(0, |features| features.dim * features.dtype.bytes())
+        stored_row_bytes(&self.job)
     }
 
     /// The most memory of its own that the process was seen to have since the run was opened.

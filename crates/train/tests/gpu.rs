@@ -5,7 +5,7 @@ mod common;
 #[path = "../../nn/tests/gpu.rs"]
 mod nn;
 
-use common::{Bench, StopAfter, finished, result};
+use common::{Bench, StopAfter, check_held_rows, finished, result};
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
 use esker_strategies::StrategyKind;
@@ -56,6 +56,12 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
         }
         assert!(seen.iter().all(|found| *found == seen[0]), "{kind:?}");
     }
+}
+
+#[test]
+fn rows_held_on_the_gpu_are_the_rows_of_the_dataset() {
+    let Some((bench, config)) = bench("held rows of a dataset") else { return };
+    check_held_rows(&bench, gpu(&config));
 }
 
 #[test]
