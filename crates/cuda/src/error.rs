@@ -68,6 +68,16 @@ pub enum CudaError {
         /// What the device has free.
         free: ByteCount,
     },
+    /// No host memory for the GPU to read from.
+    #[error(
+        "{asked} of host memory could not be pinned for the GPU to read ({found}); take a smaller --feature-cache, or let the program lock more memory (ulimit -l, and the memory of its cgroup)"
+    )]
+    Pinned {
+        /// What was asked for.
+        asked: ByteCount,
+        /// The error's name and text.
+        found: String,
+    },
     /// A kernel that could not be compiled.
     #[error(
         "{file} could not be compiled for {architecture}: {log}; update the CUDA libraries, or take --device cpu"

@@ -376,13 +376,15 @@ impl Gpu {
         made.as_ref().map_err(CudaError::clone)
     }
 
-    /// Launches a kernel on the stream that computes.
+    /// Launches a kernel on one of the two streams.
     ///
     /// # Safety
     /// The arguments are those of the kernel, and every address it reads or writes lies inside memory that is held until the
-    /// work is done: memory of the pool is, since it is used again in stream order only.
+    /// work is done: memory of the pool is, since it is used again in stream order only. On the stream that copies, memory that
+    /// computes is read only where nothing writes it, and whoever computes with the result waits for it.
     pub(crate) unsafe fn launch(
         &self,
+        stream: &Stream,
         kernel: &str,
         grid: [u32; 2],
         block: [u32; 2],
@@ -406,7 +408,7 @@ impl Gpu {
                     block[1],
                     1,
                     0,
-                    self.inner.compute.0,
+                    stream.0,
                     pointers.as_mut_ptr(),
                     ptr::null_mut(),
                 )
@@ -662,12 +664,15 @@ impl Arguments {
     }
 }
 
-/// Launches a kernel with these arguments.
+/// Launches a kernel with these arguments on the stream that computes; with `on copy`, behind what lands.
 macro_rules! launch {
-    ($gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {{
+    (on $stream:ident, $gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {{
         let mut arguments = $crate::gpu::Arguments::new();
         $(arguments.push($argument);)*
-        $gpu.launch($kernel, $grid, $block, &mut arguments)
+        $gpu.launch(&$gpu.inner().$stream, $kernel, $grid, $block, &mut arguments)
     }};
+    ($gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {
+        $crate::gpu::launch!(on compute, $gpu, $kernel, $grid, $block; $($argument),*)
+    };
 }
 pub(crate) use launch;

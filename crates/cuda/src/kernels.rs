@@ -33,6 +33,7 @@ pub const SOURCES: &[Source] = sources![
     "norm.cu",
     "post.cu",
     "rows.cu",
+    "tiers.cu",
     "update.cu"
 ];
 
@@ -221,6 +222,7 @@ mod tests {
         assert_eq!(file("attend_back_8_1_1"), "attention.cu");
         assert_eq!(file("attend_32_2_4"), "attention.cu");
         assert_eq!(file("gather_1_1_4"), "rows.cu");
+        assert_eq!(file("tiers_half_32_4_1"), "tiers.cu");
         assert_eq!(file("slope_parts_8"), "attention.cu");
         assert_eq!(file("add_numbers"), "post.cu");
         assert_eq!(file("add_numbers_f64"), "loss.cu");

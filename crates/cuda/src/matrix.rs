@@ -41,6 +41,12 @@ impl DeviceMatrix {
         self.buffer.address()
     }
 
+    /// What landed in a buffer.
+    pub(crate) fn landed(buffer: DeviceBuffer, rows: usize, columns: usize) -> DeviceMatrix {
+        assert_eq!(buffer.bytes(), rows * columns * 4);
+        DeviceMatrix { buffer, rows, columns }
+    }
+
     /// Where the last `rows` rows start.
     pub(crate) fn last(&self, rows: usize) -> u64 {
         assert!(rows <= self.rows);
@@ -56,8 +62,7 @@ impl Gpu {
     pub fn land(&self, rows: Pinned, columns: usize) -> DeviceMatrix {
         let words = rows.words().len();
         assert!(columns > 0 && words.is_multiple_of(columns), "whole rows");
-        let buffer = self.land_timed(rows, true);
-        DeviceMatrix { buffer, rows: words / columns, columns }
+        DeviceMatrix::landed(self.land_timed(rows, true), words / columns, columns)
     }
 
     /// Words of host memory on the device, likewise.
@@ -67,6 +72,14 @@ impl Gpu {
 
     fn land_timed(&self, from: Pinned, timed: bool) -> DeviceBuffer {
         let bytes = from.words().len() * 4;
+        let buffer = self.copy_in(from, bytes, timed);
+        self.attempt(|| self.inner().compute.wait(&self.inner().copy.mark()?));
+        buffer
+    }
+
+    /// Copies the first bytes of host memory to the device on the stream that copies. Who reads them on another stream waits.
+    pub(crate) fn copy_in(&self, from: Pinned, bytes: usize, timed: bool) -> DeviceBuffer {
+        assert!(bytes <= from.words().len() * 4);
         let mut buffer = DeviceBuffer::new(self, bytes, Use::Landing);
         let (inner, to) = (self.inner(), buffer.address());
         self.attempt(|| {
@@ -74,15 +87,13 @@ impl Gpu {
             let begun = timed.then(|| Event::recorded(&inner.copy)).transpose()?;
             if bytes > 0 {
                 let host = from.words().as_ptr().cast();
-                // SAFETY: both hold so many bytes; the host's are not written before the event, the device's not read.
+                // SAFETY: both hold so many bytes; the host's are not written before the event, the device's not read by who waits.
                 done(COPYING, unsafe { sys::cuMemcpyHtoDAsync_v2(to, host, bytes, inner.copy.handle()) })?;
             }
             if let Some(begun) = begun {
                 self.copied(begun, Event::recorded(&inner.copy)?);
             }
-            let landed = inner.copy.mark()?;
-            inner.compute.wait(&landed)?;
-            from.free_at(landed)
+            from.free_at(inner.copy.mark()?)
         });
         buffer
     }
@@ -91,12 +102,21 @@ impl Gpu {
     pub fn write(&self, matrix: &mut DeviceMatrix, first: usize, values: &[f32]) {
         let start = first * matrix.columns;
         assert!(start + values.len() <= matrix.count());
+        let to = matrix.address() + start as u64 * 4;
+        // SAFETY: the matrix holds so many numbers behind this place.
+        unsafe { self.write_bytes(to, bytemuck::cast_slice(values)) };
+    }
+
+    /// Copies bytes from host memory to an address of the device, in the order of the stream that computes. Waits for them.
+    ///
+    /// # Safety
+    /// Memory of the pool has so many bytes there.
+    pub(crate) unsafe fn write_bytes(&self, to: u64, bytes: &[u8]) {
         self.attempt(|| {
-            let to = matrix.address() + start as u64 * 4;
-            let (from, stream) = (values.as_ptr().cast(), self.inner().compute.handle());
+            let (from, stream) = (bytes.as_ptr().cast(), self.inner().compute.handle());
             // SAFETY: both hold so many bytes; ordinary memory is staged before the call returns, pinned memory is waited for.
             unsafe {
-                done(COPYING, sys::cuMemcpyHtoDAsync_v2(to, from, size_of_val(values), stream))?;
+                done(COPYING, sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream))?;
                 done(COPYING, sys::cuStreamSynchronize(stream))
             }
         });

@@ -113,6 +113,15 @@ impl Pool {
         Ok(block)
     }
 
+    /// Memory of exactly this size.
+    fn take_exact(&self, bytes: usize) -> Result<Block> {
+        let mut shelf = self.lock();
+        let block = shelf.allocate(bytes)?;
+        shelf.used += bytes;
+        shelf.peak_used = shelf.peak_used.max(shelf.used);
+        Ok(block)
+    }
+
     fn put(&self, block: Block, purpose: Use) {
         let mut shelf = self.lock();
         shelf.used -= block.bytes;
@@ -215,6 +224,15 @@ impl DeviceBuffer {
         DeviceBuffer::new(gpu, count * 4, Use::Compute)
     }
 
+    /// So many bytes and none beside them, for what fills the memory there is. Refused where they are not there.
+    pub(crate) fn exact(gpu: &Gpu, bytes: usize) -> Result<DeviceBuffer> {
+        gpu.check()?;
+        let inner = gpu.inner().clone();
+        inner.bind()?;
+        let block = Some(inner.pool.take_exact(bytes)?);
+        Ok(DeviceBuffer { block, bytes, purpose: Use::Compute, inner })
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.block.as_ref().map_or(0, |block| block.address)
     }
@@ -228,6 +246,17 @@ impl DeviceBuffer {
         match self.block.as_mut().and_then(|block| block.free_at.take()) {
             Some(event) => self.inner.copy.wait(&event),
             None => Ok(()),
+        }
+    }
+}
+
+impl DeviceBuffer {
+    /// Gives memory back that only the stream that copies has used since: what lands there next is behind that in the same
+    /// stream, and waits for nothing.
+    pub(crate) fn used_in_landing(mut self) {
+        assert_eq!(self.purpose, Use::Landing);
+        if let Some(block) = self.block.take() {
+            self.inner.pool.put(block, self.purpose);
         }
     }
 }

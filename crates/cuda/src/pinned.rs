@@ -5,6 +5,7 @@ use crate::gpu::{Event, Gpu, Inner, done};
 use crate::memory::pooled_bytes;
 use crate::{CudaError, Result};
 use cudarc::driver::sys;
+use esker_types::ByteCount;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +24,9 @@ impl Page {
         self.free_at.as_ref().is_none_or(Event::is_reached)
     }
 }
+
+/// What memory starts at, pinned or not: a page.
+const PAGE_BYTES: usize = 4096;
 
 /// Pages of a size that may wait for their copies before somebody waits for one: as many as steps are ahead, and one.
 const MOST_WAITING: usize = 3;
@@ -121,6 +125,8 @@ impl Shelf {
 pub struct Pinned {
     page: Option<Page>,
     ordinary: Vec<u32>,
+    /// Where a page starts in ordinary memory.
+    start: usize,
     words: usize,
     /// When kernels that read it directly are done.
     read_until: Mutex<Option<Event>>,
@@ -131,8 +137,9 @@ impl Pinned {
     /// So many 32-bit words, of unspecified content.
     pub fn new(gpu: &Gpu, words: usize) -> Pinned {
         let page = gpu.inner().bind().and_then(|()| gpu.inner().pinned.take(pooled_bytes(words * 4))).ok();
-        let ordinary = if page.is_none() { vec![0; words] } else { Vec::new() };
-        Pinned { page, ordinary, words, read_until: Mutex::new(None), inner: gpu.inner().clone() }
+        let ordinary = if page.is_none() { vec![0u32; words + PAGE_BYTES / 4] } else { Vec::new() };
+        let start = if page.is_none() { ordinary.as_ptr().align_offset(PAGE_BYTES) } else { 0 };
+        Pinned { page, ordinary, start, words, read_until: Mutex::new(None), inner: gpu.inner().clone() }
     }
 
     /// Whether the memory is really pinned.
@@ -145,7 +152,7 @@ impl Pinned {
         match &self.page {
             // SAFETY: the page has at least so many bytes, aligned to pages, all set when it was made.
             Some(page) => unsafe { std::slice::from_raw_parts(page.start.as_ptr().cast(), self.words) },
-            None => &self.ordinary,
+            None => &self.ordinary[self.start..][..self.words],
         }
     }
 
@@ -157,8 +164,13 @@ impl Pinned {
         match &mut self.page {
             // SAFETY: as above, and the borrow is unique.
             Some(page) => unsafe { std::slice::from_raw_parts_mut(page.start.as_ptr().cast(), self.words) },
-            None => &mut self.ordinary,
+            None => &mut self.ordinary[self.start..][..self.words],
         }
+    }
+
+    /// As bytes, to be written; aligned to pages.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.words_mut())
     }
 
     /// As numbers, to be written.
@@ -210,6 +222,85 @@ impl Drop for Pinned {
             let read = self.read_until.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             page.free_at = page.free_at.take().or(read);
             self.inner.pinned.put(page);
+        }
+    }
+}
+
+/// Host memory of exactly the size asked for that the GPU's threads read. It serves nothing else, and goes back to the system
+/// when dropped.
+pub(crate) struct PinnedRegion {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Where the GPU's threads find it.
+    address: u64,
+    /// When kernels that read it are done.
+    read_until: Mutex<Option<Event>>,
+    inner: Arc<Inner>,
+}
+// SAFETY: the memory belongs to the value; it is written through a unique borrow alone.
+unsafe impl Send for PinnedRegion {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedRegion {}
+
+impl PinnedRegion {
+    /// So many bytes, of unspecified content; refused where they cannot be pinned. There is at least one.
+    pub fn new(gpu: &Gpu, bytes: usize) -> Result<PinnedRegion> {
+        let inner = gpu.inner();
+        inner.bind()?;
+        let refused = |error: CudaError| {
+            let found = match error {
+                CudaError::Full { found, .. } | CudaError::Call { found, .. } => found,
+                other => other.to_string(),
+            };
+            CudaError::Pinned { asked: ByteCount(bytes as u64), found }
+        };
+        let (mut start, mut address) = (ptr::null_mut(), 0);
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the call writes the address.
+        done("pinning host memory", unsafe { sys::cuMemHostAlloc(&mut start, bytes, flags) })
+            .map_err(refused)?;
+        let start = NonNull::new(start.cast()).expect("the driver said that there is memory");
+        let mut region =
+            PinnedRegion { start, bytes, address, read_until: Mutex::new(None), inner: inner.clone() };
+        // SAFETY: the memory is pinned; the call writes the address.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start.as_ptr().cast(), 0) };
+        done("finding host memory from the GPU", found)?;
+        region.address = address;
+        Ok(region)
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Writes bytes from place `at` on. Waits for kernels that read the memory.
+    pub fn write(&mut self, at: usize, from: &[u8]) -> Result<()> {
+        assert!(at <= self.bytes && from.len() <= self.bytes - at, "bytes inside the memory");
+        self.wait()?;
+        // SAFETY: the memory is ours and large enough behind `at`, nothing on the device reads it, and the borrow is unique.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr().add(at), from.len()) };
+        Ok(())
+    }
+
+    /// Notes that kernels before the event read it.
+    pub fn read_until(&self, event: Event) {
+        *self.read_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        match self.read_until.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(event) => self.inner.bind().and_then(|()| event.synchronize()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for PinnedRegion {
+    fn drop(&mut self) {
+        let _ = self.wait();
+        if self.inner.bind().is_ok() {
+            // SAFETY: allocated by cuMemHostAlloc, freed once, and no kernel reads it any more.
+            unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
         }
     }
 }

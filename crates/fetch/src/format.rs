@@ -2,7 +2,7 @@
 
 use crate::{FetchError, Result};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
-use esker_types::{Dtype, NodeId};
+use esker_types::{Dtype, NodeId, StoredRows};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -70,6 +70,18 @@ impl RowFormat {
     /// Rows.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// How rows are stored, for whoever makes f32 of them elsewhere.
+    pub fn stored_rows(&self) -> StoredRows {
+        let dtype = match self.stored {
+            Stored::F32 => Dtype::F32,
+            Stored::F16 => Dtype::F16,
+            Stored::Bf16 => Dtype::Bf16,
+            Stored::U8 => Dtype::U8,
+            Stored::I8 => Dtype::I8,
+        };
+        StoredRows { columns: self.dim, dtype, scales: self.scales.clone() }
     }
 
     /// Whether a stored row is a row of f32.

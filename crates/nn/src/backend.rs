@@ -2,7 +2,10 @@
 //! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
 
 use crate::{CpuCounters, Dropout, Lists, Post, Result};
+use esker_types::StoredRows;
 use esker_types::random::Key;
+use std::convert::Infallible;
+use std::sync::Arc;
 
 /// Rows and columns of a matrix.
 pub trait Shape {
@@ -22,6 +25,56 @@ pub trait Deferred: Send {
 pub trait HostRows: Send + 'static {
     /// The numbers, row after row.
     fn values_mut(&mut self) -> &mut [f32];
+}
+
+/// Host memory for rows as stored, one behind the other.
+pub trait HostBytes: Send + 'static {
+    /// All of it, aligned to pages.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+/// Rows that a processor holds for all batches, as stored: the first slots in memory of its own, the others in host memory that
+/// it reads by itself.
+pub trait HoldRows<R>: Send + Sync + 'static {
+    /// Memory for rows that one batch brings.
+    type Fresh: HostBytes;
+
+    /// Slots in memory of its own: the first ones.
+    fn device_slots(&self) -> u64;
+    /// Puts rows into slots from `first` on. Asserts that there are such slots.
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
+    /// Host memory for so many bytes of rows.
+    fn fresh(&self, bytes: usize) -> Self::Fresh;
+    /// The rows of a batch, a word each: a slot, or behind all slots the place of a row among the fresh ones. Asserts that every
+    /// word is one of these.
+    fn batch(self: &Arc<Self>, words: &[u32], fresh: Self::Fresh) -> R;
+}
+
+impl HostBytes for Infallible {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match *self {}
+    }
+}
+
+/// For a processor that holds no rows.
+impl<R> HoldRows<R> for Infallible {
+    type Fresh = Infallible;
+
+    fn device_slots(&self) -> u64 {
+        match *self {}
+    }
+
+    fn fill(&self, _: u64, _: &[u8]) -> Result<()> {
+        match *self {}
+    }
+
+    fn fresh(&self, _: usize) -> Infallible {
+        match *self {}
+    }
+
+    fn batch(self: &Arc<Self>, _: &[u32], fresh: Infallible) -> R {
+        match fresh {}
+    }
 }
 
 /// Size of a layer's lists.
@@ -302,6 +355,8 @@ pub trait Backend: Send + Sync {
     type Graph: ListShape + Send + Sync;
     /// Host memory that [`Backend::land`] takes rows from.
     type Rows: HostRows;
+    /// Rows held for all batches; [`Infallible`] where none are.
+    type Held: HoldRows<Self::Rows>;
     /// A loss or a length.
     type Number: Deferred;
     /// Training steps that may be handed to the processor before the loss of the first is waited for; 0 for one that is done
@@ -328,6 +383,11 @@ pub trait Backend: Send + Sync {
     fn rows(&self, rows: usize, columns: usize) -> Self::Rows;
     /// Brings rows to the processor; work on other batches may go on meanwhile.
     fn land(&self, rows: Self::Rows, columns: usize) -> Self::Matrix;
+    /// Makes room for rows that all batches share: as many of the slots as fit so many bytes in memory of its own, the others in
+    /// host memory that it reads. `None` where it gains nothing by that, since it computes in host memory.
+    fn hold(&self, _rows: &StoredRows, _slots: u64, _device_bytes: u64) -> Result<Option<Arc<Self::Held>>> {
+        Ok(None)
+    }
 
     /// A matrix of unspecified content.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;

@@ -5,9 +5,11 @@ use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
     AttentionCall, AttentionState, Columns, DeviceActivation, DeviceDropout, DeviceLists, DeviceMatrix,
-    DevicePost, DeviceRule, Gathering, Gpu, MovedMatrix, Pending, Pinned, Targets,
+    DevicePost, DeviceRule, Gathering, Gpu, MovedMatrix, Pending, Pinned, Targets, TieredBatch, TieredRows,
 };
+use esker_types::StoredRows;
 use esker_types::random::{Key, unit};
+use std::sync::Arc;
 
 /// Computes on a GPU. Clones share it.
 #[derive(Clone)]
@@ -21,8 +23,22 @@ pub struct CudaMatrix(DeviceMatrix);
 /// A layer's lists on the GPU.
 pub struct CudaGraph(DeviceLists);
 
-/// Rows in pinned memory.
-pub struct CudaRows(Pinned);
+/// Rows of a batch: in pinned memory, or to be brought together from what is held.
+pub struct CudaRows(RowsOf);
+
+enum RowsOf {
+    Pinned(Pinned),
+    Tiers(TieredBatch),
+}
+
+/// Rows held on the GPU and in pinned memory.
+pub struct CudaHeld(Arc<TieredRows>);
+
+/// Pinned memory for rows as stored.
+pub struct CudaBytes {
+    pinned: Pinned,
+    bytes: usize,
+}
 
 /// A number on its way from the GPU.
 pub struct CudaNumber {
@@ -71,7 +87,36 @@ impl CudaGraph {
 
 impl HostRows for CudaRows {
     fn values_mut(&mut self) -> &mut [f32] {
-        self.0.floats_mut()
+        match &mut self.0 {
+            RowsOf::Pinned(rows) => rows.floats_mut(),
+            RowsOf::Tiers(_) => panic!("rows that are held do not lie in host memory as f32"),
+        }
+    }
+}
+
+impl HostBytes for CudaBytes {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.pinned.bytes_mut()[..self.bytes]
+    }
+}
+
+impl HoldRows<CudaRows> for CudaHeld {
+    type Fresh = CudaBytes;
+
+    fn device_slots(&self) -> u64 {
+        self.0.device_slots()
+    }
+
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
+        Ok(self.0.fill(first, stored)?)
+    }
+
+    fn fresh(&self, bytes: usize) -> CudaBytes {
+        CudaBytes { pinned: self.0.fresh(bytes), bytes }
+    }
+
+    fn batch(self: &Arc<Self>, words: &[u32], fresh: CudaBytes) -> CudaRows {
+        CudaRows(RowsOf::Tiers(self.0.batch(words, fresh.pinned)))
     }
 }
 
@@ -131,6 +176,7 @@ impl Backend for CudaBackend {
     type Matrix = CudaMatrix;
     type Graph = CudaGraph;
     type Rows = CudaRows;
+    type Held = CudaHeld;
     type Number = CudaNumber;
     /// One being computed, one whose rows land.
     const STEPS_AHEAD: usize = 2;
@@ -153,14 +199,26 @@ impl Backend for CudaBackend {
     }
 
     fn rows(&self, rows: usize, columns: usize) -> CudaRows {
-        CudaRows(Pinned::new(&self.gpu, rows * columns))
+        CudaRows(RowsOf::Pinned(Pinned::new(&self.gpu, rows * columns)))
     }
 
     fn land(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
-        let landed = self.gpu.land(rows.0, columns);
+        let landed = match rows.0 {
+            RowsOf::Pinned(rows) => self.gpu.land(rows, columns),
+            RowsOf::Tiers(batch) => {
+                assert_eq!(batch.columns(), columns);
+                batch.land()
+            }
+        };
         // Behind the wait for the rows: what follows is the step.
         self.gpu.begin_step();
         CudaMatrix(landed)
+    }
+
+    fn hold(&self, rows: &StoredRows, slots: u64, device_bytes: u64) -> Result<Option<Arc<CudaHeld>>> {
+        let device_slots = rows.rows_in(device_bytes).min(slots);
+        let tiers = TieredRows::new(&self.gpu, device_slots, slots - device_slots, rows)?;
+        Ok(Some(Arc::new(CudaHeld(Arc::new(tiers)))))
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CudaMatrix {

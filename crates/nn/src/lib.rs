@@ -27,7 +27,7 @@ mod schedule;
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
 pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
-pub use cuda::{CudaBackend, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
+pub use cuda::{CudaBackend, CudaBytes, CudaGraph, CudaHeld, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};
 pub use esker_cuda::Precision;
 /// What products on a GPU take for themselves, whatever their size.

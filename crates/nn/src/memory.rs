@@ -4,6 +4,7 @@
 use crate::cpu::{CHUNK_ROWS, VECTOR_CHUNKS, group_count, packed_words, pooled_words};
 use crate::*;
 use esker_types::random::Key;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The size of a batch, or a bound on it.
@@ -248,6 +249,7 @@ impl Backend for Counting {
     type Matrix = CountedMatrix;
     type Graph = CountedGraph;
     type Rows = CountedMatrix;
+    type Held = Infallible;
     type Number = Ready;
     const STEPS_AHEAD: usize = 0;
 

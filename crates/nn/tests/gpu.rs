@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Batch, configs, golden, numbers};
+use common::{Batch, configs, golden, numbers, stored};
 use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, Pinned, Precision, RowCache};
 use esker_nn::*;
 use esker_types::random::{Key, below};
+use esker_types::{Dtype, StoredRows};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -250,6 +251,155 @@ fn rows_come_from_the_cache_from_the_batch_and_from_the_host() {
         gpu.gather_from_host(&host, &batch, &mut to);
         check("host", &mut to);
     }
+}
+
+/// Rows of any bits that numbers can have, with scales where they have any.
+fn stored_rows(dtype: Dtype, columns: usize, scaled: bool) -> StoredRows {
+    StoredRows { columns, dtype, scales: scaled.then(|| numbers(columns, 17)) }
+}
+
+fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
+    (0..count as u64).map(|at| Key::new(seed).at(at) as u8).collect()
+}
+
+/// A batch of so many rows from held slots and fresh rows, and what it is on the CPU.
+fn held_batch(
+    held: &std::sync::Arc<CudaHeld>,
+    rows: &StoredRows,
+    slots: &[u8],
+    [fresh, words]: [usize; 2],
+    seed: u64,
+) -> (CudaRows, Vec<u32>) {
+    let row_bytes = rows.row_bytes();
+    let own = random_bytes(fresh * row_bytes, seed);
+    let all = [slots, &own].concat();
+    let words: Vec<u32> = (0..words as u64)
+        .map(|at| below(Key::new(seed).with(1).at(at), (all.len() / row_bytes) as u64) as u32)
+        .collect();
+    // More memory than whole rows take, as reading in blocks needs.
+    let mut memory = held.fresh(own.len() + 3);
+    assert_eq!(memory.bytes_mut().len(), own.len() + 3);
+    assert_eq!(memory.bytes_mut().as_ptr() as usize % 4096, 0);
+    memory.bytes_mut()[..own.len()].copy_from_slice(&own);
+    let picked = words.iter().flat_map(|word| &all[*word as usize * row_bytes..][..row_bytes]);
+    let expected = stored::as_f32(rows, &picked.copied().collect::<Vec<u8>>());
+    (held.batch(&words, memory), expected.into_iter().map(f32::to_bits).collect())
+}
+
+#[test]
+fn held_rows_are_brought_together_as_the_cpu_would() {
+    let Some(gpu) = backend("held rows") else { return };
+    let kinds = [
+        (Dtype::F32, false),
+        (Dtype::F16, false),
+        (Dtype::Bf16, false),
+        (Dtype::U8, false),
+        (Dtype::U8, true),
+        (Dtype::I8, false),
+        (Dtype::I8, true),
+    ];
+    // Slots on the device and in host memory, and rows that a batch brings.
+    let tiers = [[50, 40, 30], [50, 40, 0], [50, 0, 30], [0, 40, 30], [50, 0, 0], [0, 40, 0], [0, 0, 30]];
+    for (dtype, scaled) in kinds {
+        for columns in [1usize, 4, 7, 12, 20, 33, 64, 100, 128, 132, 256, 602, 1024, 1028] {
+            let rows = stored_rows(dtype, columns, scaled);
+            let row_bytes = rows.row_bytes();
+            for [device, host, fresh] in tiers {
+                let slots = random_bytes((device + host) * row_bytes, 5);
+                let held = gpu.hold(&rows, (device + host) as u64, (device * row_bytes) as u64);
+                let held = held.unwrap().unwrap();
+                assert_eq!(held.device_slots(), device as u64);
+                // In pieces, one of them across both memories.
+                for (part, stored) in slots.chunks(7 * row_bytes).enumerate() {
+                    held.fill(part as u64 * 7, stored).unwrap();
+                }
+                for words in [0, 1, 77] {
+                    let (batch, expected) = held_batch(&held, &rows, &slots, [fresh, words], 9);
+                    let landed = gpu.land(batch, columns);
+                    assert_eq!((landed.rows(), landed.columns()), (words, columns));
+                    let same = words == 0 || values(&gpu, &landed).into_iter().map(f32::to_bits).eq(expected);
+                    gpu.check().unwrap();
+                    assert!(same, "{rows:?} {device} {host} {fresh}: {words} rows");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_of_held_rows_do_not_disturb_each_other() {
+    let Some(gpu) = backend("batches of held rows") else { return };
+    let rows = stored_rows(Dtype::F16, 128, false);
+    let (slots, on_device) = (5000, 2000);
+    let stored = random_bytes(slots * rows.row_bytes(), 5);
+    let held = gpu.hold(&rows, slots as u64, (on_device * rows.row_bytes()) as u64).unwrap().unwrap();
+    held.fill(0, &stored).unwrap();
+    // Memory of every size goes round while nobody waits; some batches are read late, some are never landed.
+    let mut landed = Vec::new();
+    for number in 0..60 {
+        let sizes = [below(Key::new(2).at(number), 3000), below(Key::new(3).at(number), 20_000)];
+        let (batch, expected) =
+            held_batch(&held, &rows, &stored, sizes.map(|size| size as usize), 100 + number);
+        if number % 7 == 3 {
+            continue;
+        }
+        landed.push((gpu.land(batch, 128), expected));
+        if number % 5 == 0 {
+            landed.remove(0);
+        }
+        if landed.len() > 4 {
+            let (matrix, expected) = landed.remove(1);
+            assert!(values(&gpu, &matrix).into_iter().map(f32::to_bits).eq(expected), "batch {number}");
+        }
+    }
+    drop(held);
+    for (matrix, expected) in landed {
+        assert!(values(&gpu, &matrix).into_iter().map(f32::to_bits).eq(expected));
+    }
+    gpu.check().unwrap();
+}
+
+#[test]
+fn held_rows_land_while_a_step_computes() {
+    let Some(backend) = backend("held rows beside work") else { return };
+    let gpu = backend.gpu();
+    let rows = stored_rows(Dtype::F32, 128, false);
+    let stored = random_bytes(40_000 * rows.row_bytes(), 5);
+    let held = backend.hold(&rows, 40_000, 20_000 * rows.row_bytes() as u64).unwrap().unwrap();
+    held.fill(0, &stored).unwrap();
+    let land = |seed| backend.land(held_batch(&held, &rows, &stored, [1000, 30_000], seed).0, 128);
+    drop(land(1));
+    gpu.synchronize().unwrap();
+    let batch = held_batch(&held, &rows, &stored, [1000, 30_000], 2).0;
+    let (before, _) = gpu.busy_seconds();
+    let from = DeviceMatrix::new(gpu, 1 << 20, 512);
+    let mut to = DeviceMatrix::new(gpu, 1 << 20, 512);
+    (0..400).for_each(|_| gpu.copy_matrix(&from, &mut to));
+    let landed = backend.land(batch, 128);
+    let busy = !gpu.is_idle().unwrap();
+    let mut beside = false;
+    while !gpu.is_idle().unwrap() && !beside {
+        beside = gpu.busy_seconds().0 > before;
+    }
+    // A tool that makes every launch wait leaves nothing to overlap.
+    assert!(!busy || beside, "rows were brought together behind the step, not beside it");
+    drop(landed);
+    gpu.synchronize().unwrap();
+}
+
+#[test]
+fn held_rows_that_find_no_room_are_refused_and_the_gpu_goes_on() {
+    let Some(gpu) = backend("room for held rows") else { return };
+    let rows = stored_rows(Dtype::F32, 1 << 20, false);
+    // More than there are addresses.
+    let said = |device_bytes| gpu.hold(&rows, 1 << 27, device_bytes).err().unwrap().to_string();
+    let (device, host) = (said(1 << 49), said(0));
+    assert!(device.contains("--gpu-memory") && device.contains("512 TiB"), "{device}");
+    assert!(host.contains("--feature-cache") && host.contains("512 TiB"), "{host}");
+    gpu.check().unwrap();
+    let held = gpu.hold(&rows, 1, 0).unwrap().unwrap();
+    held.fill(0, &vec![0; rows.row_bytes()]).unwrap();
+    assert!(values(&gpu, &gpu.land(held.batch(&[0, 0], held.fresh(0)), 1 << 20)) == vec![0.0; 2 << 20]);
 }
 
 #[test]

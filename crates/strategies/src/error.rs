@@ -22,6 +22,9 @@ pub enum StrategyError {
         /// What to do.
         remedy: String,
     },
+    /// The processor that trains failed, or has no room.
+    #[error("{0}")]
+    Device(String),
     /// A pool of threads could not be started.
     #[error("{threads} threads could not be started: {problem}; ask for fewer with --threads")]
     Threads {

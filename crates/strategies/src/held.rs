@@ -15,10 +15,13 @@ pub struct Hold<'a> {
 
 /// Holds rows for a processor.
 pub trait RowHolder<R>: Send + Sync {
-    /// Bytes of the processor's own memory that may hold rows.
-    fn device_bytes(&self) -> u64;
+    /// Rows of this format that fit the processor's own memory: slots that take none of the host's. 0 where it has none.
+    fn device_slots(&self, _format: &RowFormat) -> u64 {
+        0
+    }
 
-    /// Makes room; `None` where the processor gains nothing by it, and rows are to be assembled in host memory.
+    /// Makes room: as many slots as fit in the processor's own memory, the others in exactly their bytes of host memory. `None`
+    /// where the processor gains nothing by it, and rows are to be assembled in host memory.
     fn hold(&self, asked: &Hold<'_>) -> Result<Option<Arc<dyn HeldRows<R>>>>;
 }
 
@@ -30,10 +33,12 @@ pub trait HeldRows<R>: Send + Sync {
     /// Puts rows, as stored, into slots from `first` on. Comes before the first batch.
     fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
 
-    /// Host memory for rows that only one batch brings, where the processor reads it.
+    /// Host memory for rows that only one batch brings, where the processor reads it; of unspecified content. Its bytes may exceed
+    /// those of whole rows.
     fn fresh(&self, bytes: usize) -> Box<dyn FreshRows>;
 
-    /// The rows of a batch, a word each: a slot, or `slots` + the place of a row among the fresh ones.
+    /// The rows of a batch, a word each: a slot, or `slots` + the place of a row among the fresh ones. Words may repeat. Asserts that
+    /// each is one of these, and that `fresh` was made here.
     fn batch(&self, words: &[u32], fresh: Box<dyn FreshRows>) -> R;
 }
 

@@ -59,6 +59,11 @@ pub trait Strategy<R: RowBuffer>: Send {
         None
     }
 
+    /// Whether it holds rows through a [`RowHolder`] where the processor has memory of its own: what is left there is kept for them.
+    fn holds_rows(&self) -> bool {
+        false
+    }
+
     /// How it shared out what it was granted, in lines for a person; once it is prepared.
     fn notes(&self) -> Vec<String> {
         Vec::new()
@@ -88,7 +93,7 @@ impl StrategyKind {
     pub const ALL: [StrategyKind; 4] =
         [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
 
-    /// The strategy.
+    /// The strategy. Rows of batches are made by `rows`; those that it keeps for the whole run may be held by `holder`.
     pub fn build<R: RowBuffer>(
         self,
         rows: RowMaker<R>,

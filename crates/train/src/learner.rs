@@ -1,10 +1,11 @@
 //! A model, its optimizer and the threads they compute with: one batch in, one loss out.
 
+use crate::held::BackendHolder;
 use crate::task::{BatchLabels, LabelKind, LabelledNodes};
 use crate::{Result, RunConfig, StageTimes, Step, TrainError};
 use esker_nn::{Backend, HostRows, Kind, Lists, Model, Named, Optimizer, Shape};
 use esker_sample::{LayerView, Sample};
-use esker_strategies::{Batch, RowBuffer, RowMaker};
+use esker_strategies::{Batch, RowBuffer, RowHolder, RowMaker};
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -63,6 +64,11 @@ impl<B: Backend + Clone + 'static> Learner<B> {
     pub fn row_maker(&self) -> RowMaker<BatchRows<B>> {
         let backend = self.backend.clone();
         Arc::new(move |rows, columns| BatchRows(backend.rows(rows, columns)))
+    }
+
+    /// Holds rows for all batches where the processor reads them best, up to so many bytes of them in its own memory.
+    pub fn row_holder(&self, device_bytes: u64) -> Arc<dyn RowHolder<BatchRows<B>>> {
+        Arc::new(BackendHolder { backend: self.backend.clone(), device_bytes })
     }
 
     /// Where it computes.

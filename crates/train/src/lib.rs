@@ -10,6 +10,7 @@ mod checkpoint;
 mod config;
 mod error;
 mod evaluate;
+mod held;
 mod learner;
 mod memory;
 mod metrics;

@@ -23,7 +23,7 @@ const LANDED: usize = 2;
 /// What products take on a processor of their own, whatever their size.
 const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
 
-/// Where a strategy takes all that is left, inference over the whole graph gets one in so many parts of it.
+/// Where a strategy takes all that is left, of either memory, inference over the whole graph gets one in so many parts of it.
 const WHOLE_PART: u64 = 4;
 
 /// What a GPU's driver and libraries were seen to take of the host's memory (230 MiB with an H200), and some.
@@ -96,6 +96,8 @@ pub struct Plan {
     pub samplers: usize,
     /// What inference over the whole graph may take.
     pub whole_bytes: Bytes,
+    /// What rows that the strategy holds for all batches may take of the processor's own memory.
+    pub held_device_bytes: u64,
     /// The smallest budget that would do.
     pub smallest_bytes: u64,
     /// What the strategy may hold in all.
@@ -154,13 +156,22 @@ impl Plan {
                     strategy_bytes += caches;
                     table.add("caches, and batches ahead", caches);
                 }
-                let device = device_bytes - device_total + least.device;
+                let left = device_bytes - device_total;
+                let held_device_bytes = planned.held_bytes(job, left, least);
+                let device = left + least.device - held_device_bytes;
+                let device_table = device_table.map(|mut table| {
+                    if held_device_bytes > 0 {
+                        table.add("rows held for all batches", held_device_bytes);
+                    }
+                    table
+                });
                 return Ok(Plan {
                     table,
                     device_table,
                     batches_held,
                     samplers,
                     whole_bytes: Bytes { host, device },
+                    held_device_bytes,
                     smallest_bytes,
                     strategy_bytes,
                 });
@@ -176,6 +187,13 @@ fn strategy_for(config: &RunConfig) -> Box<dyn Strategy<Vec<f32>>> {
     let no_rows: RowMaker<Vec<f32>> =
         Arc::new(|_, _| unreachable!("nothing is made while memory is added up"));
     config.strategy.build(no_rows, None)
+}
+
+/// What rows held for all batches take of what is left of a memory, at most `all`. Inference over the whole graph comes between
+/// epochs, while they stay: where there is any, it keeps its part.
+fn held_share(left: u64, all: u64, whole: bool) -> u64 {
+    let kept = if whole { left / WHOLE_PART } else { 0 };
+    (left - kept).min(all)
 }
 
 impl Planned<'_> {
@@ -241,6 +259,9 @@ impl Planned<'_> {
             table.add(format!("rows and lists of {landed} batches"), batch.saturating_mul(landed as u64));
             table.add("training step", step);
         }
+        if self.holds_rows() {
+            table.add("rows of a batch as stored", self.fresh_bytes(job));
+        }
         if let Some((inference, rows)) = self.inference_bytes(job)? {
             table.add("evaluation: rows of a batch", rows);
             table.add("evaluation: inference", inference);
@@ -249,6 +270,32 @@ impl Planned<'_> {
             table.add("evaluation: all neighbours of a node", whole_least.device);
         }
         Ok(Some(table))
+    }
+
+    /// Whether the strategy holds rows in the processor's own memory.
+    fn holds_rows(&self) -> bool {
+        self.purpose == Purpose::Train
+            && !self.processor.in_host_memory
+            && strategy_for(self.config).holds_rows()
+    }
+
+    /// What held rows may take of what is left of the processor's own memory.
+    fn held_bytes(&self, job: &Job, left: u64, whole_least: Bytes) -> u64 {
+        if !self.holds_rows() {
+            return 0;
+        }
+        let all = job.dataset.manifest().nodes.count.saturating_mul(job.row_bytes());
+        held_share(left, all, whole_least.device > 0)
+    }
+
+    /// The rows that a batch brings beside held ones, and a word a row, until they are brought together; with what a pool rounds
+    /// up. The next batch lands in the same memory.
+    fn fresh_bytes(&self, job: &Job) -> u64 {
+        let trained = job.bound(&job.settings, job.largest_batch).nodes;
+        let evaluation = job.evaluation.as_ref();
+        let judged = evaluation.map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
+        let bytes = trained.max(judged).saturating_mul(job.row_bytes() + 4);
+        bytes.saturating_add(bytes / 4).saturating_add(4096)
     }
 
     /// Lists and labels on their way to a processor of its own, and what pinned memory is rounded up by: an eighth by its sizes,
@@ -336,5 +383,19 @@ fn step_shape(config: &RunConfig, job: &Job, settings: &Settings, batch: u64, me
         degrees: settings.carry.degrees,
         input_gradient: false,
         memory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_rows_take_what_is_left_but_what_whole_graphs_need() {
+        assert_eq!(held_share(1000, u64::MAX, false), 1000);
+        assert_eq!(held_share(1000, u64::MAX, true), 750);
+        assert_eq!(held_share(1000, 300, true), 300);
+        assert_eq!(held_share(0, 300, true), 0);
+        assert_eq!(held_share(3, 300, true), 3);
     }
 }

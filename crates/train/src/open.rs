@@ -74,7 +74,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let peak = PeakMeter::start();
         let task = Task::load(&job.dataset)?;
         let learner = Learner::new(backend, &config, dim, outputs, kind)?;
-        let mut strategy = config.strategy.build(learner.row_maker(), None);
+        // Who only infers reads a row too seldom to hold it.
+        let holder = (purpose == Purpose::Train).then(|| learner.row_holder(plan.held_device_bytes));
+        let mut strategy = config.strategy.build(learner.row_maker(), holder);
         let job = real_job(&config, Job { progress, ..job }, &task)?;
         strategy.prepare(&job)?;
         // What was chosen belongs to the run: resumed, it must be the same.
@@ -146,8 +148,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// Bytes of a feature row as stored.
     pub fn row_bytes(&self) -> u64 {
-        let features = self.job.dataset.manifest().nodes.features.as_ref();
-        features.map_or(0, |features| features.dim * features.dtype.bytes())
+        self.job.row_bytes()
     }
 
     /// The most memory of its own that the process was seen to have since the run was opened.

@@ -158,6 +158,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 "resume it with what it was started with, or choose another --out",
             ));
         }
+        // Whatever strategy goes on, batches are those that the run began with.
+        let sampled = before.epochs_sampled.unwrap_or(before.epochs);
+        let config = RunConfig { epochs_sampled: Some(sampled), ..config };
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
         let mut run = OpenRun::new_watched(backend, config, directory.scratch_path(), progress)?;

@@ -5,7 +5,7 @@ mod common;
 #[path = "../../nn/tests/gpu.rs"]
 mod nn;
 
-use common::{Bench, StopAfter, finished, result};
+use common::{Bench, StopAfter, check_held_rows, finished, result};
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
 use esker_strategies::StrategyKind;
@@ -47,15 +47,28 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
             (StrategyKind::Memory, 4),
             (StrategyKind::Mmap, 2),
             (StrategyKind::Ginex, 2),
-            (StrategyKind::Mmap, 2),
+            (StrategyKind::DiskGnn, 1),
+            (StrategyKind::DiskGnn, 4),
+            (StrategyKind::DiskGnn, 2),
+            (StrategyKind::DiskGnn, 3),
         ];
         for (number, (strategy, threads)) in runs.into_iter().enumerate() {
+            // Rows all on the GPU, then few of them anywhere, then some in caches of segments.
+            let feature_cache = [None, Some(0), Some(20_000), Some(60_000)][number % 4];
+            let segment = (number == 7).then_some(3);
             let out = bench.path(&format!("{kind:?}-{number}"));
-            let summary = train(&RunConfig { strategy, threads, ..config.clone() }, &out);
+            let summary =
+                train(&RunConfig { strategy, threads, feature_cache, segment, ..config.clone() }, &out);
             seen.push(result(&summary, &out));
         }
         assert!(seen.iter().all(|found| *found == seen[0]), "{kind:?}");
     }
+}
+
+#[test]
+fn rows_held_on_the_gpu_are_the_rows_of_the_dataset() {
+    let Some((bench, config)) = bench("held rows of a dataset") else { return };
+    check_held_rows(&bench, gpu(&config));
 }
 
 #[test]

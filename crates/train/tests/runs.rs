@@ -45,6 +45,8 @@ fn strategies_threads_and_memory_do_not_change_a_bit() {
         (StrategyKind::Mmap, 4, 90 << 20),
         (StrategyKind::Ginex, 1, 1 << 30),
         (StrategyKind::Ginex, 4, 160 << 20),
+        (StrategyKind::DiskGnn, 1, 1 << 30),
+        (StrategyKind::DiskGnn, 4, 160 << 20),
     ]
     .into_iter()
     .enumerate()
@@ -93,7 +95,7 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
             Outcome::Stopped(_) => stops += 1,
         }
         // Another strategy and other threads may go on with it.
-        let strategy = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::Ginex][stops % 3];
+        let strategy = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn][stops % 3];
         let config = RunConfig { strategy, threads: 1 + stops % 3, superbatch: Some(3), ..config.clone() };
         trainer = Trainer::resume(CpuBackend::new(), config, &out).unwrap();
     };

@@ -6,6 +6,7 @@ mod loss;
 mod norm;
 mod post;
 mod rows;
+mod tiers;
 mod update;
 
 pub use aggregate::Gathering;
@@ -14,6 +15,7 @@ pub use loss::Targets;
 pub use norm::Columns;
 pub use post::{DeviceActivation, DeviceDropout, DevicePost};
 pub use rows::RowCache;
+pub use tiers::{TieredBatch, TieredRows};
 pub use update::{DeviceRule, MovedMatrix};
 
 /// The shape in which rows of so many columns are read: lanes a row, packs a lane, numbers a pack. As `FOR_SHAPES` in

@@ -26,6 +26,7 @@ pub(crate) use product::packed_words;
 use crate::*;
 use buffer::Pool;
 use esker_types::random::{Key, unit};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -116,6 +117,7 @@ impl Backend for CpuBackend {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
     type Rows = CpuMatrix;
+    type Held = Infallible;
     type Number = Ready;
     const STEPS_AHEAD: usize = 0;
 

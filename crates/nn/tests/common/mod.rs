@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod golden;
+pub mod stored;
 
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};

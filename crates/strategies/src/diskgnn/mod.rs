@@ -77,6 +77,10 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
         true
     }
 
+    fn holds_rows(&self) -> bool {
+        true
+    }
+
     fn prepare(&mut self, job: &Job) -> Result<()> {
         let started = Instant::now();
         let wide = job.dataset.manifest().id_dtype() == Dtype::U64;
@@ -96,7 +100,9 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
             self.graph = Some(Prepared { reads, wide, packed, training, cache, epochs, seconds });
             return Ok(());
         }
-        let device_bytes = self.holder.as_ref().map_or(0, |holder| holder.device_bytes());
+        let format = reads.rows.format();
+        let device_slots = self.holder.as_ref().map_or(0, |holder| holder.device_slots(format));
+        let device_bytes = device_slots * format.row_bytes() as u64;
         let sizes = Sizes::new(job, device_bytes)?;
         let packed = match wide {
             true => self.packed::<u64>(job, &sizes, &reads)?,

@@ -1,10 +1,14 @@
 //! A backend that does what a GPU does to its caller: rows come from memory of another kind, matrices lie elsewhere, and
 //! losses, with whatever is wrong with them, are known only when somebody waits. The CPU computes.
 
+#[path = "../../../nn/tests/common/stored.rs"]
+mod stored;
+
 use esker_nn::*;
+use esker_types::StoredRows;
 use esker_types::random::Key;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Default)]
 pub struct Lagging {
@@ -31,11 +35,81 @@ impl Drop for Late {
     }
 }
 
-pub struct Pinned(Vec<f32>);
+pub enum LaggingRows {
+    Pinned(Vec<f32>),
+    Held { held: Arc<LaggingHeld>, words: Vec<u32>, fresh: Vec<u8> },
+}
 
-impl HostRows for Pinned {
+impl HostRows for LaggingRows {
     fn values_mut(&mut self) -> &mut [f32] {
+        match self {
+            LaggingRows::Pinned(values) => values,
+            LaggingRows::Held { .. } => panic!("rows that are held do not lie in host memory as f32"),
+        }
+    }
+}
+
+/// Rows in two memories, as stored; they become f32 when a batch lands.
+pub struct LaggingHeld {
+    rows: StoredRows,
+    device_slots: u64,
+    slots: u64,
+    device: Mutex<Vec<u8>>,
+    host: Mutex<Vec<u8>>,
+}
+
+pub struct LaggingBytes(Vec<u8>);
+
+impl HostBytes for LaggingBytes {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
+    }
+}
+
+impl HoldRows<LaggingRows> for LaggingHeld {
+    type Fresh = LaggingBytes;
+
+    fn device_slots(&self) -> u64 {
+        self.device_slots
+    }
+
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
+        for (slot, row) in (first..).zip(stored.chunks_exact(self.rows.row_bytes())) {
+            let (memory, place) = self.tier(slot);
+            memory.lock().unwrap()[place..][..row.len()].copy_from_slice(row);
+        }
+        Ok(())
+    }
+
+    fn fresh(&self, bytes: usize) -> LaggingBytes {
+        LaggingBytes(vec![0xff; bytes])
+    }
+
+    fn batch(self: &Arc<Self>, words: &[u32], fresh: LaggingBytes) -> LaggingRows {
+        LaggingRows::Held { held: self.clone(), words: words.to_vec(), fresh: fresh.0 }
+    }
+}
+
+impl LaggingHeld {
+    /// Where a slot's row is.
+    fn tier(&self, slot: u64) -> (&Mutex<Vec<u8>>, usize) {
+        let (memory, place) = match slot.checked_sub(self.device_slots) {
+            None => (&self.device, slot),
+            Some(place) => (&self.host, place),
+        };
+        (memory, place as usize * self.rows.row_bytes())
+    }
+
+    fn row(&self, word: u32, fresh: &[u8]) -> Vec<f32> {
+        let bytes = self.rows.row_bytes();
+        let stored = match (word as u64).checked_sub(self.slots) {
+            Some(place) => fresh[place as usize * bytes..][..bytes].to_vec(),
+            None => {
+                let (memory, place) = self.tier(word as u64);
+                memory.lock().unwrap()[place..][..bytes].to_vec()
+            }
+        };
+        stored::as_f32(&self.rows, &stored)
     }
 }
 
@@ -80,7 +154,8 @@ impl Lagging {
 impl Backend for Lagging {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
-    type Rows = Pinned;
+    type Rows = LaggingRows;
+    type Held = LaggingHeld;
     type Number = Late;
     const STEPS_AHEAD: usize = 2;
 
@@ -92,14 +167,27 @@ impl Backend for Lagging {
         Ok(())
     }
 
-    fn rows(&self, rows: usize, columns: usize) -> Pinned {
-        Pinned(vec![f32::NAN; rows * columns])
+    fn rows(&self, rows: usize, columns: usize) -> LaggingRows {
+        LaggingRows::Pinned(vec![f32::NAN; rows * columns])
     }
 
-    fn land(&self, rows: Pinned, columns: usize) -> CpuMatrix {
-        let mut landed = self.cpu.matrix(rows.0.len() / columns, columns);
-        self.cpu.write(&mut landed, 0, &rows.0);
+    fn land(&self, rows: LaggingRows, columns: usize) -> CpuMatrix {
+        let values: Vec<f32> = match rows {
+            LaggingRows::Pinned(values) => values,
+            LaggingRows::Held { held, words, fresh } => {
+                words.iter().flat_map(|word| held.row(*word, &fresh)).collect()
+            }
+        };
+        let mut landed = self.cpu.matrix(values.len() / columns, columns);
+        self.cpu.write(&mut landed, 0, &values);
         landed
+    }
+
+    fn hold(&self, rows: &StoredRows, slots: u64, device_bytes: u64) -> Result<Option<Arc<LaggingHeld>>> {
+        let device_slots = rows.rows_in(device_bytes).min(slots);
+        let memory = |slots: u64| Mutex::new(vec![0xff; slots as usize * rows.row_bytes()]);
+        let (device, host) = (memory(device_slots), memory(slots - device_slots));
+        Ok(Some(Arc::new(LaggingHeld { rows: rows.clone(), device_slots, slots, device, host })))
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {

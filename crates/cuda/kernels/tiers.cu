@@ -1,0 +1,119 @@
+// The rows of a batch, brought together from three places as they are stored, and made f32 on the way: memory of the device,
+// host memory read over the bus, and what the batch brought. A word a row says where: a slot on the device, a slot in host
+// memory behind those, or behind all slots a row of the batch's own. Four numbers a lane where the width allows it: what is
+// written is the most of the traffic and goes in packs of 16 bytes, and lanes of a row read without gaps.
+
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+// What stored bits are as f32, to the bit as esker_fetch::RowFormat::convert has it.
+struct Single {
+    typedef u32 Bits;
+    static const bool scaled = false;
+    static __device__ __forceinline__ float value(u32 bits) { return __uint_as_float(bits); }
+};
+
+struct Half {
+    typedef u16 Bits;
+    static const bool scaled = false;
+    static __device__ __forceinline__ float value(u32 bits) {
+        u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+        // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the product as well, exactly.
+        u32 finite = __float_as_uint(__uint_as_float(size << 13) * 0x1p112f);
+        // What is no number is marked quiet and keeps the rest of its bits.
+        u32 other = 0x7f800000u | (size & 0x3ffu) << 13 | (size > 0x7c00u ? 0x400000u : 0u);
+        return __uint_as_float(sign | (size < 0x7c00u ? finite : other));
+    }
+};
+
+struct Brain {
+    typedef u16 Bits;
+    static const bool scaled = false;
+    static __device__ __forceinline__ float value(u32 bits) {
+        return __uint_as_float((bits | ((bits & 0x7fffu) > 0x7f80u ? 0x40u : 0u)) << 16);
+    }
+};
+
+struct Unsigned {
+    typedef u8 Bits;
+    static const bool scaled = true;
+    static __device__ __forceinline__ float value(u32 bits) { return (float)bits; }
+};
+
+struct Signed {
+    typedef u8 Bits;
+    static const bool scaled = true;
+    static __device__ __forceinline__ float value(u32 bits) { return (float)((int)(bits << 24) >> 24); }
+};
+
+// Stored numbers, one or four at once.
+template <class B> __device__ __forceinline__ void load_bits(const B* from, u32 (&bits)[1]) { bits[0] = __ldg(from); }
+__device__ __forceinline__ void load_bits(const u32* from, u32 (&bits)[4]) {
+    uint4 four = __ldg((const uint4*)from);
+    bits[0] = four.x, bits[1] = four.y, bits[2] = four.z, bits[3] = four.w;
+}
+__device__ __forceinline__ void load_bits(const u16* from, u32 (&bits)[4]) {
+    uint2 four = __ldg((const uint2*)from);
+    bits[0] = four.x & 0xffffu, bits[1] = four.x >> 16, bits[2] = four.y & 0xffffu, bits[3] = four.y >> 16;
+}
+__device__ __forceinline__ void load_bits(const u8* from, u32 (&bits)[4]) {
+    u32 four = __ldg((const u32*)from);
+    bits[0] = four & 0xffu, bits[1] = four >> 8 & 0xffu, bits[2] = four >> 16 & 0xffu, bits[3] = four >> 24;
+}
+
+// Blocks are few and go on to further rows: work on another stream finds room beside them.
+template <class S, int G, int T, int V>
+__device__ __forceinline__ void assemble_tiers(
+    const u32* __restrict__ words, const typename S::Bits* __restrict__ device,
+    const typename S::Bits* __restrict__ host, const typename S::Bits* __restrict__ fresh,
+    const float* __restrict__ scales, float* __restrict__ to, u32 count, u32 columns, u32 device_slots, u32 slots
+) {
+    u32 lane = threadIdx.x % G, rows = blockDim.x / G;
+    u32 first = blockIdx.y * (G * T * V) + lane * V;
+    for (u64 row = (u64)blockIdx.x * rows + threadIdx.x / G; row < count; row += (u64)gridDim.x * rows) {
+        u32 word = __ldg(words + row);
+        const typename S::Bits* source = word < device_slots ? device + (u64)word * columns
+            : word < slots ? host + (u64)(word - device_slots) * columns
+                           : fresh + (u64)(word - slots) * columns;
+        u32 bits[T][V];
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            u32 column = first + t * G * V;
+            if (column < columns) load_bits(source + column, bits[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            u32 column = first + t * G * V;
+            if (column >= columns) continue;
+            Pack<V> found;
+#pragma unroll
+            for (int v = 0; v < V; v++) found.x[v] = S::value(bits[t][v]);
+            if (S::scaled && scales) {
+                Pack<V> by = load<V>(scales + column);
+#pragma unroll
+                for (int v = 0; v < V; v++) found.x[v] *= by.x[v];
+            }
+            store<V>(to + row * columns + column, found);
+        }
+    }
+}
+
+#define TIERS(NUMBER, NAME, G, T, V) \
+    extern "C" __global__ void __launch_bounds__(256) NAME( \
+        const u32* words, const NUMBER::Bits* device, const NUMBER::Bits* host, const NUMBER::Bits* fresh, \
+        const float* scales, float* to, u32 count, u32 columns, u32 device_slots, u32 slots \
+    ) { \
+        assemble_tiers<NUMBER, G, T, V>( \
+            words, device, host, fresh, scales, to, count, columns, device_slots, slots \
+        ); \
+    }
+#define TIERS_SINGLE(G, T, V) TIERS(Single, tiers_single_##G##_##T##_##V, G, T, V)
+#define TIERS_HALF(G, T, V) TIERS(Half, tiers_half_##G##_##T##_##V, G, T, V)
+#define TIERS_BRAIN(G, T, V) TIERS(Brain, tiers_brain_##G##_##T##_##V, G, T, V)
+#define TIERS_UNSIGNED(G, T, V) TIERS(Unsigned, tiers_unsigned_##G##_##T##_##V, G, T, V)
+#define TIERS_SIGNED(G, T, V) TIERS(Signed, tiers_signed_##G##_##T##_##V, G, T, V)
+FOR_SHAPES(TIERS_SINGLE)
+FOR_SHAPES(TIERS_HALF)
+FOR_SHAPES(TIERS_BRAIN)
+FOR_SHAPES(TIERS_UNSIGNED)
+FOR_SHAPES(TIERS_SIGNED)

@@ -1,0 +1,221 @@
+//! Rows of a whole run, as stored: the first slots in the device's memory, the others in pinned host memory that the GPU's
+//! threads read. A batch is brought together from both and from rows of its own (DiskGNN, section 4: feature assembling) on the
+//! stream that copies, beside the step before.
+
+use super::RowShape;
+use crate::gpu::{Event, Gpu, launch};
+use crate::memory::{DeviceBuffer, Use};
+use crate::pinned::{Pinned, PinnedRegion};
+use crate::{DeviceMatrix, Result};
+use esker_types::{Dtype, StoredRows};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Blocks that bring a batch together, for each of the GPU's processors: enough to keep the bus busy, and few enough that the step
+/// before finds room beside them.
+const BLOCKS_A_PROCESSOR: usize = 2;
+
+/// Slots for rows, first those on the device, then those in host memory.
+pub struct TieredRows {
+    gpu: Gpu,
+    rows: StoredRows,
+    device_slots: u64,
+    host_slots: u64,
+    device: Option<DeviceBuffer>,
+    host: Option<RwLock<PinnedRegion>>,
+    scales: Option<DeviceBuffer>,
+}
+
+/// A batch that can be brought together: where each of its rows lies, and the rows that it brings.
+pub struct TieredBatch {
+    tiers: Arc<TieredRows>,
+    words: Pinned,
+    fresh: Pinned,
+    /// What is wanted of the fresh rows.
+    fresh_bytes: usize,
+}
+
+/// The kernels for numbers stored like this.
+fn stem(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "tiers_single",
+        Dtype::F16 => "tiers_half",
+        Dtype::Bf16 => "tiers_brain",
+        Dtype::U8 => "tiers_unsigned",
+        Dtype::I8 => "tiers_signed",
+        other => panic!("rows are not stored as {other}"),
+    }
+}
+
+/// The rows that a batch wants of its fresh ones: none behind the last of them. Asserts that every word is a slot or one of these.
+fn wanted(words: &[u32], slots: u64, fresh_rows: u64) -> u64 {
+    let behind = words.iter().max().map_or(0, |last| *last as u64 + 1);
+    assert!(behind <= slots + fresh_rows, "every word is a slot or a fresh row");
+    behind.saturating_sub(slots)
+}
+
+impl TieredRows {
+    /// Room for so many rows on the device and in host memory, of unspecified content. Refused where either has too little.
+    pub fn new(gpu: &Gpu, device_slots: u64, host_slots: u64, rows: &StoredRows) -> Result<TieredRows> {
+        assert!(rows.columns > 0 && rows.dtype.holds_features(), "rows of numbers");
+        assert!(device_slots + host_slots < u32::MAX as u64, "slots are counted in 32 bits");
+        let bytes =
+            |slots: u64| usize::try_from(TieredRows::bytes_for(slots, rows)).expect("bytes of an address");
+        let device = (device_slots > 0).then(|| DeviceBuffer::exact(gpu, bytes(device_slots))).transpose()?;
+        let host = (host_slots > 0).then(|| PinnedRegion::new(gpu, bytes(host_slots))).transpose()?;
+        let scales = rows.scales.as_ref().filter(|_| rows.dtype.bytes() == 1).map(|scales| {
+            assert_eq!(scales.len(), rows.columns, "a scale a column");
+            let buffer = DeviceBuffer::words(gpu, rows.columns);
+            // SAFETY: the buffer has a word a scale.
+            unsafe { gpu.write_bytes(buffer.address(), bytemuck::cast_slice(scales)) };
+            buffer
+        });
+        gpu.check()?;
+        let (gpu, rows, host) = (gpu.clone(), rows.clone(), host.map(RwLock::new));
+        Ok(TieredRows { gpu, rows, device_slots, host_slots, device, host, scales })
+    }
+
+    /// Bytes that so many slots take, wherever they are.
+    pub fn bytes_for(slots: u64, rows: &StoredRows) -> u64 {
+        slots.saturating_mul(rows.row_bytes() as u64)
+    }
+
+    /// Slots on the device: the first ones.
+    pub fn device_slots(&self) -> u64 {
+        self.device_slots
+    }
+
+    /// All slots.
+    pub fn slots(&self) -> u64 {
+        self.device_slots + self.host_slots
+    }
+
+    /// Numbers in a row.
+    pub fn columns(&self) -> usize {
+        self.rows.columns
+    }
+
+    /// Puts rows, as stored, into slots from `first` on, behind batches that have landed. Asserts that there are such slots.
+    pub fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
+        let row_bytes = self.rows.row_bytes();
+        assert!(stored.len().is_multiple_of(row_bytes), "whole rows");
+        let rows = (stored.len() / row_bytes) as u64;
+        assert!(first.saturating_add(rows) <= self.slots(), "rows of the slots there are");
+        let on_device = self.device_slots.saturating_sub(first).min(rows);
+        let (to_device, to_host) = stored.split_at(on_device as usize * row_bytes);
+        if let Some(device) = self.device.as_ref().filter(|_| !to_device.is_empty()) {
+            // SAFETY: the buffer has a row a slot, and the slots are its.
+            unsafe { self.gpu.write_bytes(device.address() + first * row_bytes as u64, to_device) };
+        }
+        if let Some(host) = self.host.as_ref().filter(|_| !to_host.is_empty()) {
+            let at = (first + on_device - self.device_slots) as usize * row_bytes;
+            host.write().unwrap_or_else(PoisonError::into_inner).write(at, to_host)?;
+        }
+        self.gpu.check()
+    }
+
+    /// Host memory for so many bytes of rows that one batch brings.
+    pub fn fresh(&self, bytes: usize) -> Pinned {
+        Pinned::new(&self.gpu, bytes.div_ceil(4))
+    }
+
+    /// The rows of a batch, a word each: a slot, or behind all slots the place of a row among the fresh ones. Asserts that every
+    /// word is one of these.
+    pub fn batch(self: &Arc<TieredRows>, words: &[u32], fresh: Pinned) -> TieredBatch {
+        assert!(words.len() < u32::MAX as usize, "rows are counted in 32 bits");
+        let row_bytes = self.rows.row_bytes();
+        let wanted = wanted(words, self.slots(), (fresh.words().len() * 4 / row_bytes) as u64);
+        let mut host = Pinned::new(&self.gpu, words.len());
+        host.words_mut().copy_from_slice(words);
+        TieredBatch { tiers: self.clone(), words: host, fresh, fresh_bytes: wanted as usize * row_bytes }
+    }
+}
+
+impl TieredBatch {
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.words.words().len()
+    }
+
+    /// Numbers in a row.
+    pub fn columns(&self) -> usize {
+        self.tiers.columns()
+    }
+
+    /// Brings the rows to the device as f32, on the stream that copies; the stream that computes waits for them, the caller
+    /// does not.
+    pub fn land(self) -> DeviceMatrix {
+        let (count, columns) = (self.rows(), self.columns());
+        let TieredBatch { tiers, words, fresh, fresh_bytes } = self;
+        let (gpu, inner) = (&tiers.gpu, tiers.gpu.inner());
+        let words = gpu.copy_in(words, count * 4, false);
+        let fresh = gpu.copy_in(fresh, fresh_bytes, true);
+        let mut to = DeviceBuffer::new(gpu, count * columns * 4, Use::Landing);
+        let begun = gpu.attempt(|| {
+            to.wait_until_free()?;
+            Event::recorded(&inner.copy)
+        });
+        // Nobody writes to the slots before the mark behind the kernel is set.
+        let host = tiers.host.as_ref().map(|host| host.read().unwrap_or_else(PoisonError::into_inner));
+        let shape = RowShape::of(columns);
+        let [rows, parts] = shape.grid(count, columns);
+        let most = (gpu.info().processors as usize * BLOCKS_A_PROCESSOR).div_ceil(parts.max(1) as usize);
+        let address = |buffer: Option<&DeviceBuffer>| buffer.map_or(0, DeviceBuffer::address);
+        // SAFETY: every word is a slot or one of the fresh rows that were copied; slots have their rows on the device or in host
+        // memory, scales are one a column, and the result has a row a word. All of it lands on this stream or was written
+        // before, and outlives the kernel: buffers are used again behind it, host memory waits for the mark.
+        unsafe {
+            launch!(
+                on copy, gpu, &shape.kernel(stem(tiers.rows.dtype)), [rows.min(most.max(1) as u32), parts], [256, 1];
+                words.address(), address(tiers.device.as_ref()), host.as_ref().map_or(0, |host| host.address()),
+                fresh.address(), address(tiers.scales.as_ref()), to.address(), count as u32, columns as u32,
+                tiers.device_slots as u32, tiers.slots() as u32
+            )
+        }
+        gpu.attempt(|| {
+            let (ended, landed) = (Event::recorded(&inner.copy)?, inner.copy.mark()?);
+            if let Some(begun) = begun {
+                gpu.copied(begun, ended);
+            }
+            inner.compute.wait(&landed)?;
+            if let Some(host) = &host {
+                host.read_until(landed);
+            }
+            Ok(())
+        });
+        words.used_in_landing();
+        fresh.used_in_landing();
+        DeviceMatrix::landed(to, count, columns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SOURCES;
+
+    #[test]
+    fn every_kind_of_rows_has_its_kernels() {
+        for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.holds_features()) {
+            for columns in 1..2000 {
+                let kernel = RowShape::of(columns).kernel(stem(dtype));
+                let files = SOURCES.iter().filter(|source| source.has(&kernel)).map(|source| source.file);
+                assert_eq!(files.collect::<Vec<_>>(), ["tiers.cu"], "{kernel}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_of_the_fresh_rows_is_wanted_than_words_say() {
+        assert_eq!(wanted(&[], 3, 0), 0);
+        assert_eq!(wanted(&[0, 2, 1], 3, 5), 0);
+        assert_eq!(wanted(&[0, 3, 1], 3, 5), 1);
+        assert_eq!(wanted(&[7, 0], 3, 5), 5);
+        assert_eq!(wanted(&[u32::MAX - 1], u32::MAX as u64 - 1, 1), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot or a fresh row")]
+    fn a_word_that_is_no_row_is_found_before_anything_is_launched() {
+        wanted(&[0, 8], 3, 5);
+    }
+}
