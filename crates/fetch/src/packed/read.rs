@@ -83,12 +83,16 @@ impl Packed {
         })
     }
 
-    /// Bytes that a reader takes beside samples, words and rows.
+    /// Bytes that a reader that loads samples takes beside them: a decoder has the batch in order of discovery, its record,
+    /// and its ids once more; arrays double as they grow.
+    pub fn loader_bytes(largest: &super::Largest) -> u64 {
+        largest.sample_bytes * 3 + largest.nodes * 24 + largest.record_bytes * 2
+    }
+
+    /// Bytes that a reader that reads rows takes beside them.
     pub fn reader_bytes(largest: &super::Largest) -> u64 {
-        // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
-        let decoder = largest.sample_bytes * 3 + largest.nodes * 24 + largest.record_bytes * 2;
         let pieces = largest.shared_rows * 2 * size_of::<Piece>() as u64;
-        decoder + pieces + read_options().memory_bytes(largest.shared_rows + largest.packed_rows / 512 + 1)
+        pieces + read_options().memory_bytes(largest.shared_rows + largest.packed_rows / 512 + 1)
     }
 
     /// Bytes of memory for the rows of the largest batch.

@@ -16,8 +16,10 @@ const LOG_BYTES: u64 = 8 << 20;
 pub(super) const LANE_BUFFERS: usize = 2;
 /// Samples of a lane beside the batches held: being loaded, being read, waiting.
 pub(super) const LANE_AHEAD: usize = 3;
-/// About how many blocks of packed rows a batch has an entry for, in memory.
+/// Bytes of a block of packed rows, which has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
+/// Batches that are counted with before it is known how many there are.
+const FEW_BATCHES: u64 = 1024;
 
 fn lasting(job: &Job) -> MemoryTable {
     let mut table = MemoryTable::default();
@@ -37,8 +39,7 @@ fn least_sampling(job: &Job) -> u64 {
 fn least_packing(job: &Job) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let nodes = job.dataset.manifest().nodes.count;
-    // Batches are known when seeds are; a thousand is enough to go by.
-    PackWriter::memory_bytes(nodes, job.row_bytes(), 1024, bound.nodes, job.threads.max(1) as u64)
+    PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, job.threads.max(1) as u64)
 }
 
 /// Bytes of so many lanes and batches held, nothing cached.
@@ -56,7 +57,8 @@ fn training_bytes(
     let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
     let samples =
         (held + lanes * LANE_AHEAD as u64).saturating_mul(largest.sample_bytes.saturating_add(list));
-    let readers = lanes.saturating_mul(Packed::reader_bytes(largest).saturating_mul(2));
+    let readers =
+        lanes.saturating_mul(Packed::loader_bytes(largest).saturating_add(Packed::reader_bytes(largest)));
     // A processor that assembles by itself is handed what was read; else there are rows in memory, too.
     let (fresh_count, rows) = match device {
         true => (held + lanes, 0),
@@ -69,18 +71,14 @@ fn training_bytes(
         .saturating_add(Packed::index_bytes(batches, blocks))
 }
 
-/// The least that training takes: one batch beside those of steps ahead, nothing cached.
+/// The least that training takes, as far as it is known before batches are: samples, and the rows of one batch beside those of
+/// steps ahead. What is read for it, and cached, is known when batches are, and checked then.
 fn least_training(job: &Job) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
-    let largest = Largest {
-        nodes: bound.nodes,
-        sample_bytes: bound.sample_bytes,
-        record_bytes: bound.sample_bytes,
-        packed_rows: bound.nodes,
-        shared_rows: 0,
-    };
-    let blocks = 1024u64.saturating_mul(bound.nodes.saturating_mul(job.row_bytes()) / BLOCK_BYTES + 1);
-    training_bytes(job, &largest, blocks, 1024, 1, 1 + job.steps_ahead as u64, false)
+    let (nodes, sample_bytes) = (bound.nodes, bound.sample_bytes);
+    let largest =
+        Largest { nodes, sample_bytes, record_bytes: sample_bytes / 2, packed_rows: 0, shared_rows: 0 };
+    training_bytes(job, &largest, 0, FEW_BATCHES, 1, 1 + job.steps_ahead as u64, false)
 }
 
 /// The least that diskgnn needs, line by line.
@@ -150,19 +148,25 @@ impl Sizes {
         })
     }
 
-    /// Lanes and batches held, and bytes left beside them, for batches that are known.
-    fn shared_out(&self, job: &Job, largest: &Largest, blocks: u64, batches: u64) -> (Training, u64) {
+    /// Lanes and batches held, and what they take, for batches that are known: the most that `room` has room for, else the least.
+    fn shared_out(
+        &self,
+        job: &Job,
+        largest: &Largest,
+        blocks: u64,
+        batches: u64,
+        room: u64,
+    ) -> (Training, u64) {
         let device = self.device_bytes > 0;
         let ahead = job.steps_ahead as u64;
         let needed = |lanes: u64, held: u64| {
             training_bytes(job, largest, blocks, batches, lanes, held + ahead, device)
         };
-        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
         let wishes = [(2, 3), (2, 2), (1, 2)];
-        let wish = wishes.into_iter().find(|(lanes, held)| needed(*lanes, *held) <= self.phase_bytes / 4 * 3);
+        let wish = wishes.into_iter().find(|(lanes, held)| needed(*lanes, *held) <= room);
         let (lanes, held) = wish.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
         let training = Training { lanes: lanes as usize, held: (held + ahead) as usize };
-        (training, self.phase_bytes.saturating_sub(needed(lanes, held)))
+        (training, needed(lanes, held))
     }
 
     /// Rows to set aside for memory, once batches are known but not how many of their rows are on disk.
@@ -171,9 +175,18 @@ impl Sizes {
         let largest = Largest { packed_rows: largest.nodes, ..*largest };
         let row_bytes = job.row_bytes().max(1);
         let blocks = batches * (largest.nodes * row_bytes / BLOCK_BYTES + 1);
-        let (_, left) = self.shared_out(job, &largest, blocks, batches);
-        let most = left + self.device_bytes;
-        match job.out_of_core.feature_cache_bytes {
+        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
+        let asked = job.out_of_core.feature_cache_bytes;
+        let room = match asked {
+            Some(asked) => self.phase_bytes.saturating_sub(asked.saturating_sub(self.device_bytes)),
+            None => self.phase_bytes / 4 * 3,
+        };
+        let (_, needed) = self.shared_out(job, &largest, blocks, batches, room);
+        if needed > self.phase_bytes {
+            return Err(too_little(job, needed, self.phase_bytes));
+        }
+        let most = self.phase_bytes - needed + self.device_bytes;
+        match asked {
             Some(asked) if asked > most => Err(StrategyError::request(
                 format!(
                     "a feature cache of {} is asked for, and {} are left for it",
@@ -190,27 +203,27 @@ impl Sizes {
     pub fn training(&self, job: &Job, packing: &Packing) -> Result<Training> {
         let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
         let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
-        let held_back = Sizes { phase_bytes: self.phase_bytes.saturating_sub(cached), ..self.clone() };
-        let (training, _) = held_back.shared_out(job, &packing.largest, blocks, packing.batches);
-        let needed = training_bytes(
-            job,
-            &packing.largest,
-            blocks,
-            packing.batches,
-            training.lanes as u64,
-            training.held as u64,
-            self.device_bytes > 0,
-        );
-        match cached + needed <= self.phase_bytes {
+        let room = self.phase_bytes.saturating_sub(cached);
+        let (training, needed) = self.shared_out(job, &packing.largest, blocks, packing.batches, room);
+        match needed <= room {
             true => Ok(training),
-            false => Err(StrategyError::request(
-                format!(
-                    "training on these packed rows takes {}, and {} are left for it",
-                    ByteCount(cached + needed),
-                    ByteCount(self.phase_bytes)
-                ),
-                "allow more memory, or prepare them again with less",
-            )),
+            false => Err(too_little(job, cached + needed, self.phase_bytes)),
         }
     }
+}
+
+/// Batches turned out larger than there is memory for.
+fn too_little(job: &Job, needed: u64, phase_bytes: u64) -> StrategyError {
+    StrategyError::request(
+        format!(
+            "batches of {} seeds are known now, and training on them takes {} where {} are left for it",
+            job.largest_batch,
+            ByteCount(needed),
+            ByteCount(phase_bytes)
+        ),
+        format!(
+            "allow {} more with --memory, or take a smaller batch, fan-out or --feature-cache",
+            ByteCount(needed - phase_bytes)
+        ),
+    )
 }
