@@ -63,6 +63,34 @@ fn bench_sample_answers_line_by_line() {
     assert!(!refused.status.success() && said.contains("10 KiB"), "{said}");
 }
 
+/// Runs a command that must succeed, and reads its JSON.
+fn json_of(directory: &Path, words: &str) -> serde_json::Value {
+    let output = esker(directory, words);
+    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn prepare_says_what_its_stages_took() {
+    let directory = tempfile::tempdir().unwrap();
+    esker(directory.path(), "generate g --nodes 2000 --dim 8 --train 0.5");
+    let words =
+        "prepare g --device cpu --fanout 5,5 --batch 100 --epochs 2 --epochs-sampled 2 --memory 1GiB --json";
+    let value = json_of(directory.path(), words);
+    let stages = value["stages"].as_array().unwrap();
+    let amount = |name: &str| {
+        let stage = stages.iter().find(|stage| stage["name"] == name).unwrap();
+        (stage["amount"].as_u64().unwrap(), stage["unit"].as_str().unwrap().to_string())
+    };
+    let packing = &value["packed"]["packing"];
+    assert_eq!(amount("sample"), (packing["batches"].as_u64().unwrap(), "batches".into()));
+    assert_eq!(amount("count rows"), (packing["accesses"].as_u64().unwrap(), "rows".into()));
+    let all: f64 = stages.iter().map(|stage| stage["seconds"].as_f64().unwrap()).sum();
+    assert!(all > 0.0 && all <= value["seconds"].as_f64().unwrap());
+    // Found again, there is nothing to do.
+    assert_eq!(json_of(directory.path(), words)["stages"], serde_json::json!([]));
+}
+
 #[test]
 fn doctor_answers_with_every_finding() {
     let directory = tempfile::tempdir().unwrap();
