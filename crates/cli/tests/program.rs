@@ -71,6 +71,35 @@ fn json_of(directory: &Path, words: &str) -> serde_json::Value {
 }
 
 #[test]
+fn bench_pack_packs_the_same_bytes_both_ways() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, dtype) in [("plain", "f32"), ("narrow", "f16")] {
+        esker(
+            directory.path(),
+            &format!("generate {name} --nodes 2000 --dim 25 --train 0.5 --dtype {dtype}"),
+        );
+        let words = format!(
+            "bench pack {name} --batch 50 --batches 12 --fanout 5,5 --cache-percent 20 --scratch . --json"
+        );
+        let value = json_of(directory.path(), &words);
+        let count = |key: &str| value[key].as_u64().unwrap();
+        assert_eq!((count("batches"), count("slots"), count("batches_compared")), (12, 400, 8));
+        assert_eq!(count("packed_bytes"), count("misses") * count("row_bytes"));
+        assert_eq!(count("row_bytes"), if dtype == "f32" { 100 } else { 50 });
+        for way in ["individual", "batched"] {
+            let seconds = |key: &str| value[way][key].as_f64().unwrap();
+            assert!(seconds("seconds") > 0.0 && seconds("read_seconds") > 0.0, "{value}");
+        }
+        let stages = value["batched"]["stages"].as_array().unwrap();
+        let named: Vec<_> = stages.iter().map(|stage| stage["name"].as_str().unwrap()).collect();
+        assert_eq!(named, ["lay rows out", "pack rows", "order caches", "finish"]);
+        let apart: f64 = stages.iter().map(|stage| stage["seconds"].as_f64().unwrap()).sum();
+        assert!(apart <= value["batched"]["seconds"].as_f64().unwrap());
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "it left something behind");
+}
+
+#[test]
 fn prepare_says_what_its_stages_took() {
     let directory = tempfile::tempdir().unwrap();
     esker(directory.path(), "generate g --nodes 2000 --dim 8 --train 0.5");
@@ -131,6 +160,8 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("bench sample nothing", 1, &["nothing", "no Esker dataset"]);
     check_refusal("bench sample g --fanout 0", 2, &["`0`", "from 1"]);
     check_refusal("bench sample g --layers 5..1", 2, &["5..1", "1..5"]);
+    check_refusal("bench pack nothing", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("bench pack g --cache-percent 101", 1, &["--cache-percent 101", "0 to 100"]);
     check_refusal("inform", 2, &["info"]);
 }
 
