@@ -10,6 +10,7 @@ mod lines;
 mod pack;
 mod plot;
 mod sample;
+mod segments;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,7 @@ enum Part {
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
     Cache(cache::Arguments),
+    Segments(segments::Arguments),
     Pack(pack::Arguments),
     Gpu(gpu::Arguments),
 }
@@ -36,6 +38,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
         Part::Cache(arguments) => cache::run(arguments),
+        Part::Segments(arguments) => segments::run(arguments),
         Part::Pack(arguments) => pack::run(arguments),
         Part::Gpu(arguments) => gpu::run(arguments),
     }
