@@ -2,7 +2,7 @@
 
 use crate::device::{WithBackend, on_device};
 use crate::output::{Table, print, print_json};
-use crate::progress::Shown;
+use crate::progress::{Recorded, Shown, StageTaken};
 use crate::train::Flags;
 use anyhow::bail;
 use esker_fetch::packed::Packing;
@@ -10,8 +10,8 @@ use esker_nn::Backend;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
 use esker_train::{OpenRun, RunConfig};
-use esker_types::{ByteCount, Progress, Silent, counted, grouped};
-use serde_json::json;
+use esker_types::{ByteCount, Progress, counted, grouped};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -57,18 +57,20 @@ impl WithBackend for Preparing {
 
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let started = Instant::now();
+        let recorded = Arc::new(Recorded::default());
         let progress: Arc<dyn Progress + Send + Sync> = match self.json {
-            true => Arc::new(Silent),
+            true => recorded.clone(),
             false => Arc::new(Shown::new()),
         };
         let run = OpenRun::new_watched(backend, config, std::env::temp_dir(), progress)?;
         let seconds = started.elapsed().as_secs_f64();
         let notes = run.notes();
         if self.json {
+            let stages: Vec<Value> = recorded.stages().iter().map(StageTaken::json).collect();
             return print_json(&json!({
                 "seconds": seconds, "notes": notes, "epochs_sampled": run.config.epochs_sampled,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-                "packed": run.prepared(),
+                "packed": run.prepared(), "stages": stages,
             }));
         }
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log.
+//! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log. Or kept, for JSON.
 
 use crate::note;
 use esker_types::{ByteCount, Progress, Unit, grouped};
@@ -131,5 +131,100 @@ impl Progress for Shown {
             Some(bar) => bar.println(format!("note: {text}")),
             None => note!("note: {text}"),
         }
+    }
+}
+
+/// Keeps what stages took, and shows nothing.
+#[derive(Default)]
+pub struct Recorded {
+    done: AtomicU64,
+    stages: Mutex<Vec<StageTaken>>,
+}
+
+/// A stage that is over, or the one that is not.
+#[derive(Debug, Clone)]
+pub struct StageTaken {
+    pub name: String,
+    pub unit: Unit,
+    /// How much of it was done.
+    pub amount: u64,
+    pub began: Instant,
+    /// Once it is over.
+    pub ended: Option<Instant>,
+}
+
+impl StageTaken {
+    pub fn seconds(&self) -> f64 {
+        self.ended.unwrap_or_else(Instant::now).duration_since(self.began).as_secs_f64()
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        let unit = match self.unit {
+            Unit::Bytes => "bytes",
+            Unit::Count(name) => name,
+        };
+        serde_json::json!({
+            "name": self.name, "seconds": self.seconds(), "amount": self.amount, "unit": unit,
+        })
+    }
+}
+
+impl Recorded {
+    /// Stages so far, in order.
+    pub fn stages(&self) -> Vec<StageTaken> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<StageTaken>> {
+        self.stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Progress for Recorded {
+    fn stage(&self, name: &str, _: Option<u64>, unit: Unit) {
+        // One that nobody ended ends here.
+        self.finish();
+        let stage = StageTaken { name: name.into(), unit, amount: 0, began: Instant::now(), ended: None };
+        self.lock().push(stage);
+    }
+
+    fn advance(&self, count: u64) {
+        self.done.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn finish(&self) {
+        let amount = self.done.swap(0, Ordering::Relaxed);
+        if let Some(stage) = self.lock().last_mut().filter(|stage| stage.ended.is_none()) {
+            (stage.amount, stage.ended) = (amount, Some(Instant::now()));
+        }
+    }
+
+    fn note(&self, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_kept_in_order_with_what_each_did() {
+        let progress = Recorded::default();
+        progress.stage("read", Some(10), Unit::Bytes);
+        progress.advance(4);
+        progress.advance(6);
+        // Left open: the next ends it.
+        progress.stage("sort", None, Unit::Count("rows"));
+        progress.advance(3);
+        progress.finish();
+        // Behind the end, for no stage.
+        progress.advance(100);
+        progress.finish();
+        progress.stage("write", None, Unit::Bytes);
+        progress.finish();
+        let kept: Vec<_> = progress.stages().into_iter().map(|stage| (stage.name, stage.amount)).collect();
+        assert_eq!(kept, [("read".into(), 10), ("sort".into(), 3), ("write".into(), 0)]);
+        let stages = progress.stages();
+        assert!(stages.windows(2).all(|two| two[0].ended.is_some_and(|ended| ended <= two[1].began)));
+        assert_eq!(stages[1].json()["unit"], "rows");
     }
 }

@@ -1,19 +1,15 @@
 //! Hit ratios of cache policies over the accesses of sampled batches (Ginex, Figures 5 and 15), and how fast the optimal one
 //! is planned.
 
+use super::batches::{BatchFlags, Opened, slots_of};
 use super::plot;
 use crate::output::{print, print_json};
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{AccessTrace, Belady, Fixed, Lru, Tally};
-use esker_sample::bulk::{Bulk, positions};
-use esker_sample::order::{Batching, Shuffled};
-use esker_sample::{
-    AnyTopology, Batches, Carry, Direction, Fanout, Form, InMemory, NodeBatches, Position, Seeds, Settings,
-    Word,
-};
-use esker_store::{Dataset, SplitOver, StoreError, file};
-use esker_types::{Budget, ByteCount, NodeId, grouped, own_resident_bytes};
+use esker_sample::{AnyTopology, InMemory, Word};
+use esker_store::{Dataset, StoreError};
+use esker_types::{NodeId, grouped, own_resident_bytes};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,17 +25,8 @@ Examples:
 
 Batches of the training seeds are sampled as training would; every policy sees the same accesses. Rows that fill a cache at first are misses of every policy. Belady is planned on one core from files, in memory that does not grow with the number of batches.")]
 pub struct Arguments {
-    /// The dataset
-    dataset: PathBuf,
-    /// Neighbours a node takes, hop by hop from the targets
-    #[arg(long, value_delimiter = ',', default_value = "10,10,10")]
-    fanout: Vec<Fanout>,
-    /// Seeds of a batch
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
-    batch: u64,
-    /// Batches; default: an epoch
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    batches: Option<u64>,
+    #[command(flatten)]
+    batches: BatchFlags,
     /// Batches that Belady knows ahead; default: all
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     superbatch: Option<u32>,
@@ -49,15 +36,6 @@ pub struct Arguments {
     /// Draw the hit ratios
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// Seed of order and draws
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Where accesses and plans go, in files without a name; default: the system's folder for such
-    #[arg(long)]
-    scratch: Option<PathBuf>,
-    /// Memory to use; default: four fifths of what is available
-    #[arg(long)]
-    memory: Option<ByteCount>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -65,11 +43,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for percent in &arguments.percent {
-        ensure!((0.0..=100.0).contains(percent), "--percent {percent}: sizes go from 0 to 100");
+        slots_of(*percent, 0, "--percent")?;
     }
-    let dataset = Dataset::open(&arguments.dataset)?;
-    let most_bytes = Budget::resolve(arguments.memory).host_bytes;
-    match AnyTopology::load(&dataset, Direction::Incoming, most_bytes)? {
+    let Opened { dataset, graph, most_bytes } = arguments.batches.open()?;
+    match graph {
         AnyTopology::Narrow(graph) => measure(arguments, &dataset, graph, most_bytes),
         AnyTopology::Wide(graph) => measure(arguments, &dataset, graph, most_bytes),
     }
@@ -117,8 +94,7 @@ fn measure<W: Word + StoredRow>(
     most_bytes: u64,
 ) -> anyhow::Result<ExitCode> {
     let nodes = dataset.manifest().nodes.count;
-    let scratch = arguments.scratch.clone().unwrap_or_else(std::env::temp_dir);
-    let accesses = sample(arguments, dataset, &graph, most_bytes, &scratch)?;
+    let accesses: AccessFile<W> = arguments.batches.accesses(dataset, &graph, most_bytes)?;
     let by_degree = by_out_degree(&graph, nodes);
     drop(graph);
     let count = (&accesses).batches();
@@ -126,7 +102,7 @@ fn measure<W: Word + StoredRow>(
     let plan = PlanFile::create(&accesses)?;
     let (mut found, mut peak) = (Vec::new(), 0);
     for percent in &arguments.percent {
-        let slots = (nodes as f64 * percent / 100.0).round() as u64;
+        let slots = slots_of(*percent, nodes, "--percent")?;
         let (started, worked) = (Instant::now(), thread_seconds());
         let belady = belady(&accesses, &plan, nodes, slots, superbatch, &mut peak)?;
         let (plan_seconds, plan_cpu_seconds) = (started.elapsed().as_secs_f64(), thread_seconds() - worked);
@@ -150,42 +126,6 @@ fn measure<W: Word + StoredRow>(
     }
     // Everything else is gone: what the process has beside the order of nodes is the planner's and the policies'.
     show(arguments, &found, (nodes, count, superbatch), peak)
-}
-
-/// Samples batches and keeps what they access.
-fn sample<W: Word + StoredRow>(
-    arguments: &Arguments,
-    dataset: &Dataset,
-    graph: &InMemory<W>,
-    most_bytes: u64,
-    scratch: &std::path::Path,
-) -> anyhow::Result<AccessFile<W>> {
-    let splits = dataset.manifest().splits.as_ref().filter(|splits| splits.over == SplitOver::Nodes);
-    let Some(splits) = splits.filter(|splits| splits.train > 0) else {
-        bail!("{} has no training nodes; import or generate it with a split", arguments.dataset.display());
-    };
-    let mut seeds = vec![0u64; splits.train as usize];
-    let array = dataset.array(file::SPLIT_TRAIN).context("the training nodes are not there")?;
-    array.elements(0)?.fill_ids(&mut seeds)?;
-    let batching = Batching::new(splits.train, arguments.batch, false)?;
-    let order = Shuffled { batching, seed: arguments.seed };
-    let seeds = Seeds::Nodes(seeds.into_iter().map(NodeId).collect());
-    let batches = NodeBatches::new(order, seeds)?;
-    let settings = Settings {
-        seed: arguments.seed,
-        fanouts: arguments.fanout.clone(),
-        form: Form::Dense,
-        carry: Carry::default(),
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let most_bytes = most_bytes.saturating_sub(graph.bytes());
-    let bulk = Bulk { graph, batches: &batches, settings: &settings, threads, most_bytes };
-    let wanted = arguments.batches.unwrap_or_else(|| batches.count(0));
-    let mut accesses = AccessFile::create(scratch)?;
-    let all = positions(&batches, Position { epoch: 0, batch: 0 }, u64::MAX).take(wanted as usize);
-    bulk.run(all, |_, sample| accesses.append(&sample.node_ids).map_err(anyhow::Error::from))?;
-    accesses.close();
-    Ok(accesses)
 }
 
 /// All nodes by falling out-degree: PaGraph's order.
@@ -234,7 +174,7 @@ fn show(
     sizes: (u64, u32, u32),
     peak_plan_bytes: u64,
 ) -> anyhow::Result<ExitCode> {
-    let (nodes, batches, superbatch) = sizes;
+    let (asked, (nodes, batches, superbatch)) = (&arguments.batches, sizes);
     let accesses = found.first().map_or(0, |one| one.belady.accesses);
     let ratio = |misses: u64| 1.0 - misses as f64 / accesses.max(1) as f64;
     let line = |name: &str, misses: &dyn Fn(&Found) -> u64| plot::Line {
@@ -247,7 +187,7 @@ fn show(
             line("static, by out-degree (PaGraph)", &|one| one.fixed_misses),
             line("LRU", &|one| one.lru_misses),
         ];
-        let name = arguments.dataset.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = asked.name();
         let svg = plot::shares(
             &format!("{name}: rows found in a cache"),
             "cache, percent of all rows",
@@ -271,14 +211,14 @@ fn show(
         .collect();
     if arguments.json {
         return print_json(&json!({
-            "dataset": arguments.dataset, "nodes": nodes, "fanout": arguments.fanout, "batch": arguments.batch,
+            "dataset": asked.dataset, "nodes": nodes, "fanout": asked.fanout, "batch": asked.batch,
             "batches": batches, "superbatch": superbatch, "accesses": accesses, "sizes": rows,
             "peak_plan_bytes": peak_plan_bytes,
         }));
     }
     let mut text = format!(
         "{}: {} accesses of {batches} batches to {} rows; hit ratios, first fills counted as misses\n   cache      rows   Belady   static      LRU   planned\n",
-        arguments.dataset.display(),
+        asked.dataset.display(),
         grouped(accesses),
         grouped(nodes)
     );

@@ -1,13 +1,16 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
+mod batches;
 mod cache;
 mod epoch;
 mod gpu;
 mod io;
 mod io_workload;
 mod lines;
+mod pack;
 mod plot;
 mod sample;
+mod segments;
 
 use std::process::ExitCode;
 
@@ -24,6 +27,8 @@ enum Part {
     Sample(sample::Arguments),
     Epoch(Box<epoch::Arguments>),
     Cache(cache::Arguments),
+    Segments(segments::Arguments),
+    Pack(pack::Arguments),
     Gpu(gpu::Arguments),
 }
 
@@ -33,6 +38,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Part::Sample(arguments) => sample::run(arguments),
         Part::Epoch(arguments) => epoch::run(arguments),
         Part::Cache(arguments) => cache::run(arguments),
+        Part::Segments(arguments) => segments::run(arguments),
+        Part::Pack(arguments) => pack::run(arguments),
         Part::Gpu(arguments) => gpu::run(arguments),
     }
 }
