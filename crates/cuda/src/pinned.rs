@@ -6,6 +6,8 @@ use crate::memory::pooled_bytes;
 use crate::{CudaError, Result};
 use cudarc::driver::sys;
 use esker_types::ByteCount;
+use std::alloc::{Layout, alloc, dealloc};
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -77,21 +79,14 @@ impl PinnedPool {
         let waiting: usize = waiting.map(|page| page.bytes).sum();
         let most = shelf.peak_used + shelf.peak_used / 4 + waiting;
         shelf.shrink(most.saturating_sub(asked));
-        let mut start = ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the call writes the address.
-        let pinned = done("pinning host memory", unsafe { sys::cuMemHostAlloc(&mut start, asked, flags) });
-        let Some(start) = NonNull::new(start.cast()).filter(|_| pinned.is_ok()) else {
-            shelf.used -= asked;
-            return Err(pinned.err().unwrap_or(CudaError::Call {
-                what: "pinning host memory",
-                found: "no address".to_string(),
-            }));
+        let start = match pin(asked) {
+            Ok(start) => start,
+            Err(error) => {
+                shelf.used -= asked;
+                return Err(error);
+            }
         };
         shelf.held += asked;
-        drop(shelf);
-        // SAFETY: the memory is ours and as large as asked; it is set so that it may be read.
-        unsafe { ptr::write_bytes(start.as_ptr(), 0, asked) };
         Ok(Page { start, bytes: asked, free_at: None })
     }
 
@@ -115,9 +110,50 @@ impl Shelf {
         {
             let page = self.free.remove(index);
             self.held -= page.bytes;
-            // SAFETY: allocated by cuMemHostAlloc, freed once, and no copy reads it any more.
-            unsafe { sys::cuMemFreeHost(page.start.as_ptr().cast()) };
+            // SAFETY: pinned by `pin` with this size, unpinned once, and no copy reads it any more.
+            unsafe { unpin(page.start, page.bytes) };
         }
+    }
+}
+
+/// Large memory starts on a large page: a disk then writes it, and the GPU reads it, in long pieces.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+fn layout(bytes: usize) -> Layout {
+    let align = if bytes >= LARGE_PAGE_BYTES { LARGE_PAGE_BYTES } else { esker_io::DIRECT_ALIGN };
+    Layout::from_size_align(bytes.max(1), align).expect("pages are powers of two")
+}
+
+/// Takes memory from the system, on large pages where it can be, sets it to zeros and pins it.
+fn pin(bytes: usize) -> Result<NonNull<u8>> {
+    let what = "pinning host memory";
+    // SAFETY: the layout has a size of at least one byte.
+    let start = NonNull::new(unsafe { alloc(layout(bytes)) });
+    let start = start.ok_or(CudaError::Call { what, found: "no memory".to_string() })?;
+    // SAFETY: the memory was just allocated with so many bytes, and holds nothing yet.
+    let content = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), bytes) };
+    esker_io::prefer_large_pages(content);
+    content.fill(MaybeUninit::new(0));
+    let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+    // SAFETY: the memory is ours until it is unpinned.
+    let pinned = done(what, unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes.max(1), flags) });
+    if let Err(error) = pinned {
+        // SAFETY: allocated above with this layout, and not pinned.
+        unsafe { dealloc(start.as_ptr(), layout(bytes)) };
+        return Err(error);
+    }
+    Ok(start)
+}
+
+/// Gives memory back.
+///
+/// # Safety
+/// It was pinned by [`pin`] with this size, and nothing uses it any more.
+unsafe fn unpin(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: as the caller says.
+    unsafe {
+        sys::cuMemHostUnregister(start.as_ptr().cast());
+        dealloc(start.as_ptr(), layout(bytes));
     }
 }
 

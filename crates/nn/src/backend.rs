@@ -29,7 +29,7 @@ pub trait HostRows: Send + 'static {
 
 /// Host memory for rows as stored, one behind the other.
 pub trait HostBytes: Send + 'static {
-    /// All of it, aligned to pages.
+    /// All of it.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 

@@ -44,7 +44,7 @@ pub trait HeldRows<R>: Send + Sync {
 
 /// Memory for rows as stored, one after the other.
 pub trait FreshRows: Send {
-    /// All of it, aligned to pages.
+    /// All of it. Where it starts on a page, reads past the page cache land in it without a copy.
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// Back to what it was made as.

@@ -585,6 +585,43 @@ pub(super) fn full_prepare(bench: &Bench) -> Result<Value> {
     }))
 }
 
+/// The same on a GPU: rows for a tenth of the graph on the GPU and the host together, an epoch beside the same in memory and the
+/// least that the disk allows.
+pub(super) fn full_gpu(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 4_000_000, 128)?;
+    let (all_bytes, row_bytes) = feature_bytes(bench, "graph")?;
+    let (cache, packed) =
+        (format!("{}B", all_bytes / 10), bench.path("packed-g").to_string_lossy().into_owned());
+    let run = |strategy: &str, more: &[&str]| {
+        let words =
+            ["bench", "epoch", "graph", "--device", "cuda", "--strategy", strategy, "--fanout", "10,10,10"];
+        let others =
+            ["--hidden", "256", "--batch", "1000", "--batches", "180", "--warm", "10", "--eval", "none"];
+        bench.json(&[&words[..], &others, more].concat())
+    };
+    let ours = ["--feature-cache", &cache, "--prepared", &packed, "--disk-budget", "40GB"];
+    run("diskgnn", &[&ours[..], &["--no-compute"]].concat())?;
+    succeed(&mut Command::new("sync"))?;
+    let (mut all, mut ratios) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let (diskgnn, memory) = (run("diskgnn", &ours)?, run("memory", &[])?);
+        let (sequential, _) = disk_rates(bench, row_bytes)?;
+        let seconds = |value: &Value| number(value, "seconds_per_batch");
+        let planned = number(&diskgnn["disk"], "bytes_read")? / number(&diskgnn, "batches")? / sequential;
+        ratios.push(seconds(&diskgnn)? / seconds(&memory)?.max(planned));
+        println!(
+            "{:.2} ms a batch, in memory {:.2}, the disk's {:.2}",
+            seconds(&diskgnn)? * 1e3,
+            seconds(&memory)? * 1e3,
+            planned * 1e3
+        );
+        all.push(json!({ "diskgnn": diskgnn, "memory": memory, "sequential_bytes_per_second": sequential }));
+    }
+    let over = sample::median(ratios);
+    println!("{over:.3} times the least");
+    Ok(json!({ "over_the_least": over, "asked": 1.1, "rounds": all }))
+}
+
 pub(super) fn full_sensitivity(bench: &Bench) -> Result<Value> {
     bench.json(&["generate", "friendster", "--preset", "friendster", "--scale", "0.01"])?;
     sensitivity(bench, "friendster", "400", "16")

@@ -241,8 +241,8 @@ pub const CASES: [Case; 3] = [
 ];
 
 /// Batches of `mmap` that are measured, and those before them.
-const MAPPED_BATCHES: &str = "24";
-const MAPPED_WARM: &str = "12";
+const MAPPED_BATCHES: &str = "14";
+const MAPPED_WARM: &str = "8";
 
 /// `esker bench epoch` inside a group, the page cache emptied before.
 pub(super) fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {

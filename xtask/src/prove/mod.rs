@@ -161,6 +161,11 @@ pub const ITEMS: &[Item] = &[
         run: diskgnn::full_sensitivity,
     },
     Item {
+        name: "diskgnn-gpu",
+        about: "diskgnn on a GPU with a tenth of the rows cached: epochs beside memory and the disk (see cargo xtask gpu)",
+        run: diskgnn::full_gpu,
+    },
+    Item {
         name: "gpu",
         about: "training on a GPU: against the CPU, PyTorch and PyG, its rates, no stray access (see cargo xtask gpu)",
         run: gpu::full,
