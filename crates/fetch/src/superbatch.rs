@@ -114,6 +114,38 @@ impl PlanFile {
         Ok(PlanFile { file, ends: accesses.ends.clone() })
     }
 
+    /// Writes the next uses of a batch's rows, where its words will be: in half the bytes where there are few batches.
+    pub fn put_next(&self, batch: u32, next: &[u32]) -> Result<(), StoreError> {
+        if !self.is_narrow() {
+            return self.put(batch, next);
+        }
+        let (start, count) = self.range(batch);
+        assert_eq!(count, next.len() as u64, "a next use an access");
+        // The number that means never stays the largest.
+        let narrow: Vec<u16> = next.iter().map(|next| *next as u16).collect();
+        let written = self.file.write_at(bytemuck::cast_slice(&narrow), start * PlanFile::BYTES);
+        written.map_err(StoreError::io(self.file.folder()))
+    }
+
+    /// Reads what [`PlanFile::put_next`] wrote.
+    pub fn get_next(&self, batch: u32, next: &mut Vec<u32>) -> Result<(), StoreError> {
+        if !self.is_narrow() {
+            return self.get(batch, next);
+        }
+        let (start, count) = self.range(batch);
+        let mut narrow = vec![0u16; count as usize];
+        let read = self.file.read_at(bytemuck::cast_slice_mut(&mut narrow), start * PlanFile::BYTES);
+        read.map_err(StoreError::io(self.file.folder()))?;
+        next.clear();
+        let widened = |next: u16| if next == u16::MAX { u32::MAX } else { next as u32 };
+        next.extend(narrow.into_iter().map(widened));
+        Ok(())
+    }
+
+    fn is_narrow(&self) -> bool {
+        self.ends.len() < u16::MAX as usize
+    }
+
     /// Writes the words of a batch.
     pub fn put(&self, batch: u32, words: &[u32]) -> Result<(), StoreError> {
         let (start, count) = self.range(batch);

@@ -47,9 +47,9 @@ fn planned<R: StoredRow>(
     file.close();
     let plan = PlanFile::create(&file).unwrap();
     let mut planner = Belady::<R>::new(nodes, slots, batches.len() as u32);
-    planner.look_back(&mut &file, |batch, words| plan.put(batch, words)).unwrap();
+    planner.look_back(&mut &file, |batch, words| plan.put_next(batch, words)).unwrap();
     let tally = planner
-        .replay(&mut &file, |batch, words| plan.get(batch, words), |batch, words| plan.put(batch, words))
+        .replay(&mut &file, |batch, words| plan.get_next(batch, words), |batch, words| plan.put(batch, words))
         .unwrap();
     (plan, tally)
 }

@@ -93,8 +93,8 @@ impl<R: Row> Belady<R> {
     pub fn bytes_for(rows: u64, slots: u64, batches: u64, largest: u64) -> u64 {
         let slots = slots.min(rows).min(MOST_SLOTS as u64);
         let tables = rows * 4 + slots * 4 + batches * (4 + size_of::<Stay>() as u64);
-        // Rows, words, and those without a slot, in an array that may have doubled.
-        tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 * 4)
+        // Rows, words, what is read of them, and those without a slot, in an array that may have doubled.
+        tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 2 * 4)
     }
 
     /// Walks the trace backwards and emits, for each batch, the next batch that wants each of its rows; `u32::MAX` where

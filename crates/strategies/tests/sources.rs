@@ -101,6 +101,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                 assert_eq!((counters.rows, counters.bytes_useful), (rows, rows * DIM as u64 * 4));
                 let stages: &[&str] = match kind {
                     StrategyKind::Ginex => &["sample", "plan", "load", "read", "assemble"],
+                    StrategyKind::DiskGnn => &["list", "load", "read", "assemble"],
                     _ => &["sample", "gather"],
                 };
                 let names: Vec<&str> = counters.stages.iter().map(|stage| stage.name.as_str()).collect();

@@ -166,11 +166,12 @@ pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value
     )
 }
 
-/// The disk's own rates: sequential bytes and random rows of a size, a second.
-fn disk_rates(bench: &Bench, row_bytes: u64) -> Result<(f64, f64)> {
+/// The disk's own rates: bytes of packed rows read from front to back, and random rows of a size, a second.
+fn disk_rates(bench: &Bench, row_bytes: u64, packed: &str) -> Result<(f64, f64)> {
     let directory = bench.directory.to_string_lossy().into_owned();
     let rows = if row_bytes > 2048 { "rows-4096" } else { "rows-512" };
-    let rate = |workload: &str| -> Result<f64> {
+    let packed_rows = format!("{packed}/rows.bin");
+    let rate = |workload: &str, place: &[&str]| -> Result<f64> {
         let words =
             ["bench", "io", "--dir", &directory, "--only", workload, "--seconds", "1", "--rounds", "3"];
         let found = bench.json(&[&words[..], &["--size", "2GiB"]].concat())?;

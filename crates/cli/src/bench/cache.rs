@@ -153,11 +153,11 @@ fn belady<W: StoredRow>(
     let (mut planner, mut all) = (Belady::<W>::new(nodes, slots, superbatch), Tally::default());
     for first in (0..count).step_by(superbatch as usize) {
         let mut window = Window { file: accesses, first, count: superbatch.min(count - first) };
-        planner.look_back(&mut window, |batch, words| plan.put(first + batch, words))?;
+        planner.look_back(&mut window, |batch, words| plan.put_next(first + batch, words))?;
         *peak = own_resident_bytes().max(*peak);
         let tally = planner.replay(
             &mut window,
-            |batch, words| plan.get(first + batch, words),
+            |batch, words| plan.get_next(first + batch, words),
             |batch, words| plan.put(first + batch, words),
         )?;
         all.accesses += tally.accesses;
