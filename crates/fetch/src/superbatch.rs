@@ -7,6 +7,7 @@ use esker_plan::{AccessTrace, Row};
 use esker_store::StoreError;
 use esker_types::NodeId;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// A row as the file names it: in 32 bits where all fit.
 pub trait StoredRow: Row + bytemuck::Pod + PartialEq + Sync {
@@ -101,6 +102,8 @@ impl<R: StoredRow> AccessTrace for &AccessFile<R> {
 pub struct PlanFile {
     file: ScratchFile,
     ends: Vec<u64>,
+    /// Next uses on their way to or from the file: kept, because memory that comes and goes costs more than they do.
+    narrow: Mutex<Vec<u16>>,
 }
 
 impl PlanFile {
@@ -111,7 +114,7 @@ impl PlanFile {
     pub fn create<R: StoredRow>(accesses: &AccessFile<R>) -> Result<PlanFile> {
         let folder = accesses.file.folder();
         let file = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
-        Ok(PlanFile { file, ends: accesses.ends.clone() })
+        Ok(PlanFile { file, ends: accesses.ends.clone(), narrow: Mutex::default() })
     }
 
     /// Writes the next uses of a batch's rows, where its words will be: in half the bytes where there are few batches.
@@ -122,7 +125,9 @@ impl PlanFile {
         let (start, count) = self.range(batch);
         assert_eq!(count, next.len() as u64, "a next use an access");
         // The number that means never stays the largest.
-        let narrow: Vec<u16> = next.iter().map(|next| *next as u16).collect();
+        let mut narrow = self.narrow.lock().unwrap_or_else(PoisonError::into_inner);
+        narrow.clear();
+        narrow.extend(next.iter().map(|next| *next as u16));
         let written = self.file.write_at(bytemuck::cast_slice(&narrow), start * PlanFile::BYTES);
         written.map_err(StoreError::io(self.file.folder()))
     }
@@ -133,12 +138,13 @@ impl PlanFile {
             return self.get(batch, next);
         }
         let (start, count) = self.range(batch);
-        let mut narrow = vec![0u16; count as usize];
+        let mut narrow = self.narrow.lock().unwrap_or_else(PoisonError::into_inner);
+        narrow.resize(count as usize, 0);
         let read = self.file.read_at(bytemuck::cast_slice_mut(&mut narrow), start * PlanFile::BYTES);
         read.map_err(StoreError::io(self.file.folder()))?;
         next.clear();
         let widened = |next: u16| if next == u16::MAX { u32::MAX } else { next as u32 };
-        next.extend(narrow.into_iter().map(widened));
+        next.extend(narrow.iter().copied().map(widened));
         Ok(())
     }
 

@@ -251,8 +251,11 @@ pub fn run(name: &str) -> Result<()> {
     });
     let path = root.join("bench/record").join(format!("{}.json", item.name));
     fs::create_dir_all(path.parent().unwrap_or(&root))?;
-    fs::write(&path, format!("{record:#}\n"))?;
-    println!("{record:#}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
+    // Where it was run is nobody's business.
+    let places = [&bench.directory, &root].map(|place| place.to_string_lossy().into_owned());
+    let record = places.iter().fold(format!("{record:#}"), |text, place| text.replace(place.as_str(), "..."));
+    fs::write(&path, format!("{record}\n"))?;
+    println!("{record}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
     Ok(())
 }
 
