@@ -20,9 +20,8 @@ const START: Position = Position { epoch: 0, batch: 0 };
 
 fn packed_at(job: &Job) -> PathBuf {
     let derived = job.dataset.directory().join("derived");
-    let mut found = fs::read_dir(&derived).unwrap().map(|entry| entry.unwrap().path());
-    let first = found.find(|path| path.extension().is_none()).unwrap();
-    first
+    let found: Vec<PathBuf> = fs::read_dir(&derived).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.into_iter().find(|path| path.extension().is_none()).unwrap()
 }
 
 fn packing(job: &Job) -> Value {
