@@ -1,8 +1,11 @@
 //! Neighbour lists while batches are sampled ahead: all in memory where they fit, else on disk with the best in a cache.
 
-use crate::{Job, Result};
+use crate::{Job, Result, StrategyError};
 use esker_plan::TopByScore;
-use esker_sample::{CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word};
+use esker_sample::{
+    AnyTopology, CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word,
+};
+use esker_types::ByteCount;
 use std::sync::Arc;
 
 /// What lists may take.
@@ -13,6 +16,23 @@ pub(crate) struct ListRoom {
     pub all: bool,
     /// While it is chosen which are cached.
     pub choosing_bytes: u64,
+}
+
+impl ListRoom {
+    /// What was asked for, or all of `left`, while a phase may hold `phase_bytes`.
+    pub fn within(job: &Job, left: u64, phase_bytes: u64) -> Result<ListRoom> {
+        let asked = job.out_of_core.neighbour_cache_bytes;
+        if let Some(asked) = asked.filter(|asked| *asked > left) {
+            let (asked, left) = (ByteCount(asked), ByteCount(left));
+            return Err(StrategyError::request(
+                format!("a neighbour cache of {asked} is asked for, and {left} are left for it"),
+                "take a smaller --neighbour-cache, or allow more memory",
+            ));
+        }
+        let bytes = asked.unwrap_or(left);
+        let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
+        Ok(ListRoom { bytes, all, choosing_bytes: phase_bytes })
+    }
 }
 
 /// Where lists are between phases.

@@ -234,16 +234,13 @@ impl Pass<'_> {
                 lanes.iter().try_for_each(|(_, answers)| answers.recv().unwrap_or(Ok(())))
             };
             let (mut row, mut unsafe_bytes, mut turn) = (from.row, 0u64, from.turn);
-            let mut spare: Vec<Arc<Chunk>> = Vec::new();
+            let mut chunks: Vec<Arc<Chunk>> = Vec::new();
             while row < entry.rows {
                 let count = rows_at_a_time.min(entry.rows - row);
-                // A chunk that every lane is done with serves again.
-                let free =
-                    spare.iter().position(|chunk| Arc::strong_count(chunk) == 1 && spare.len() >= CHUNKS);
-                let mut chunk = match free.map(|index| spare.swap_remove(index)).and_then(Arc::into_inner) {
-                    Some(chunk) => chunk,
-                    None => Chunk { first_row: 0, bytes: Vec::new() },
-                };
+                // A chunk that every lane is done with serves again; lanes have a chunk each and one waiting.
+                let done = chunks.iter().position(|chunk| Arc::strong_count(chunk) == 1);
+                let done = done.map(|index| chunks.swap_remove(index)).and_then(Arc::into_inner);
+                let mut chunk = done.unwrap_or(Chunk { first_row: 0, bytes: Vec::new() });
                 chunk.first_row = row;
                 chunk.bytes.resize((count * self.row_bytes) as usize, 0);
                 let read = stream.read_exact(&mut chunk.bytes);
@@ -254,8 +251,7 @@ impl Pass<'_> {
                         answers.recv().unwrap_or(Ok(()))?;
                     }
                 }
-                spare.retain(|chunk| Arc::strong_count(chunk) > 1);
-                spare.push(chunk);
+                chunks.push(chunk);
                 row += count;
                 unsafe_bytes += self.progressed(count);
                 if unsafe_bytes >= SAFE_BYTES && row < entry.rows {

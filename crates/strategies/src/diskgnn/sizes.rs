@@ -5,7 +5,7 @@ use crate::direct::{self, sampler_bytes};
 use crate::lists::ListRoom;
 use crate::{Job, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{Largest, PackWriter, Packed, Packing};
-use esker_sample::{AnyTopology, DiskGraph};
+use esker_sample::DiskGraph;
 use esker_types::ByteCount;
 
 /// Samples of a thread that samples in bulk: made, waiting, looked at.
@@ -55,8 +55,8 @@ fn training_bytes(
     let row_bytes = job.row_bytes();
     let fresh = Packed::rows_bytes_for(largest, row_bytes);
     let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
-    let samples =
-        (held + lanes * LANE_AHEAD as u64).saturating_mul(largest.sample_bytes.saturating_add(list));
+    let samples = (held.next_multiple_of(lanes.max(1)) + lanes * LANE_AHEAD as u64)
+        .saturating_mul(largest.sample_bytes.saturating_add(list));
     let readers =
         lanes.saturating_mul(Packed::loader_bytes(largest).saturating_add(Packed::reader_bytes(largest)));
     // A processor that assembles by itself is handed what was read; else there are rows in memory, too.
@@ -125,25 +125,12 @@ impl Sizes {
         let left = phase_bytes.saturating_sub(least_sampling(job) - lane);
         let samplers = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
         let left = left.saturating_sub(samplers * lane);
-        let bytes = match job.out_of_core.neighbour_cache_bytes {
-            Some(asked) if asked > left => {
-                return Err(StrategyError::request(
-                    format!(
-                        "a neighbour cache of {} is asked for, and {} are left for it",
-                        ByteCount(asked),
-                        ByteCount(left)
-                    ),
-                    "take a smaller --neighbour-cache, or allow more memory",
-                ));
-            }
-            asked => asked.unwrap_or(left),
-        };
-        let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
+        let lists = ListRoom::within(job, left, phase_bytes)?;
         Ok(Sizes {
             phase_bytes,
             samplers: samplers as usize,
             sampling_bytes: samplers * lane,
-            lists: ListRoom { bytes, all, choosing_bytes: phase_bytes },
+            lists,
             device_bytes,
         })
     }

@@ -6,7 +6,7 @@ use crate::lists::ListRoom;
 use crate::{Job, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
-use esker_sample::{AnyTopology, Bound, DiskGraph, Settings, Word};
+use esker_sample::{Bound, DiskGraph, Settings, Word};
 use esker_types::ByteCount;
 
 /// Samples of a thread that samples in bulk: made, waiting, looked at.
@@ -147,28 +147,11 @@ impl Sizes {
         let left = left.saturating_sub(most_slots * SLOT_BYTES);
         let lanes = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
         let left = left.saturating_sub(lanes * lane);
-        let all = AnyTopology::bytes_for(&job.dataset, job.direction);
-        let neighbour_bytes = match asked.neighbour_cache_bytes {
-            Some(asked) if asked > left => {
-                return Err(StrategyError::request(
-                    format!(
-                        "a neighbour cache of {} is asked for, and {} are left for it",
-                        ByteCount(asked),
-                        ByteCount(left)
-                    ),
-                    "take a smaller --neighbour-cache, or allow more memory",
-                ));
-            }
-            asked => asked.unwrap_or(left),
-        };
+        let lists = ListRoom::within(job, left, phase_bytes)?;
         Ok(Sizes {
             lanes: lanes as usize,
             sampling_bytes: lanes * lane,
-            lists: ListRoom {
-                bytes: neighbour_bytes,
-                all: all <= neighbour_bytes,
-                choosing_bytes: phase_bytes,
-            },
+            lists,
             phase_bytes,
             most_slots,
             superbatch,
