@@ -27,20 +27,7 @@ fn traces(job: &Job) -> Vec<PathBuf> {
 
 /// The batches of `memory` and of ginex from some positions, and what ginex counted for the whole run.
 fn check(job: &Job) -> SourceCounters {
-    let mut whole = None;
-    for from in [START, Position { epoch: 0, batch: 3 }, Position { epoch: 2, batch: 7 }] {
-        let expected = batches(StrategyKind::Memory, job, from).0;
-        let (found, counters) = batches(StrategyKind::Ginex, job, from);
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(&expected) {
-            assert!(found.0 == expected.0 && found.1 == expected.1, "{:?} {:?}", found.0, job.out_of_core);
-            let bits = |rows: &[f32]| rows.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-            assert!(bits(&found.2) == bits(&expected.2), "{:?} {:?}", found.0, job.out_of_core);
-        }
-        assert!(traces(job).is_empty(), "{:?}", traces(job));
-        whole = whole.or(Some(counters));
-    }
-    whole.unwrap()
+    common::same_as_memory(StrategyKind::Ginex, job, || assert!(traces(job).is_empty(), "{:?}", traces(job)))
 }
 
 #[test]

@@ -65,3 +65,23 @@ pub fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, So
     }
     (all, source.counters())
 }
+
+/// The batches of `memory` and of another strategy from some positions, to the bit; returns what that one counted for the whole
+/// run. `behind` looks at what each leaves behind.
+pub fn same_as_memory(kind: StrategyKind, job: &Job, behind: impl Fn()) -> SourceCounters {
+    let mut whole = None;
+    for (epoch, batch) in [(0, 0), (0, 3), (2, 7)] {
+        let from = Position { epoch, batch };
+        let expected = batches(StrategyKind::Memory, job, from).0;
+        let (found, counters) = batches(kind, job, from);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(found.0 == expected.0 && found.1 == expected.1, "{:?} {:?}", found.0, job.out_of_core);
+            let bits = |rows: &[f32]| rows.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            assert!(bits(&found.2) == bits(&expected.2), "{:?} {:?}", found.0, job.out_of_core);
+        }
+        behind();
+        whole = whole.or(Some(counters));
+    }
+    whole.unwrap()
+}
