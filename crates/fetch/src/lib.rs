@@ -20,4 +20,4 @@ pub use disk::{DiskRows, RowReader};
 pub use error::{FetchError, Result};
 pub use format::RowFormat;
 pub use rows::FeatureRows;
-pub use superbatch::{AccessFile, PlanFile, StoredRow};
+pub use superbatch::{AccessFile, PlanFile, PlanUses, StoredRow};

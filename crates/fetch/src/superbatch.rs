@@ -3,11 +3,11 @@
 
 use crate::Result;
 use esker_io::ScratchFile;
-use esker_plan::{AccessTrace, Row};
+use esker_plan::{AccessTrace, NextUses, Row, Wanted};
 use esker_store::StoreError;
 use esker_types::NodeId;
+use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// A row as the file names it: in 32 bits where all fit.
 pub trait StoredRow: Row + bytemuck::Pod + PartialEq + Sync {
@@ -102,8 +102,6 @@ impl<R: StoredRow> AccessTrace for &AccessFile<R> {
 pub struct PlanFile {
     file: ScratchFile,
     ends: Vec<u64>,
-    /// Next uses on their way to or from the file: kept, because memory that comes and goes costs more than they do.
-    narrow: Mutex<Vec<u16>>,
 }
 
 impl PlanFile {
@@ -114,42 +112,15 @@ impl PlanFile {
     pub fn create<R: StoredRow>(accesses: &AccessFile<R>) -> Result<PlanFile> {
         let folder = accesses.file.folder();
         let file = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
-        Ok(PlanFile { file, ends: accesses.ends.clone(), narrow: Mutex::default() })
+        Ok(PlanFile { file, ends: accesses.ends.clone() })
     }
 
-    /// Writes the next uses of a batch's rows, where its words will be: in half the bytes where there are few batches.
-    pub fn put_next(&self, batch: u32, next: &[u32]) -> Result<(), StoreError> {
-        if !self.is_narrow() {
-            return self.put(batch, next);
-        }
-        let (start, count) = self.range(batch);
-        assert_eq!(count, next.len() as u64, "a next use an access");
-        // The number that means never stays the largest.
-        let mut narrow = self.narrow.lock().unwrap_or_else(PoisonError::into_inner);
-        narrow.clear();
-        narrow.extend(next.iter().map(|next| *next as u16));
-        let written = self.file.write_at(bytemuck::cast_slice(&narrow), start * PlanFile::BYTES);
-        written.map_err(StoreError::io(self.file.folder()))
-    }
-
-    /// Reads what [`PlanFile::put_next`] wrote.
-    pub fn get_next(&self, batch: u32, next: &mut Vec<u32>) -> Result<(), StoreError> {
-        if !self.is_narrow() {
-            return self.get(batch, next);
-        }
-        let (start, count) = self.range(batch);
-        let mut narrow = self.narrow.lock().unwrap_or_else(PoisonError::into_inner);
-        narrow.resize(count as usize, 0);
-        let read = self.file.read_at(bytemuck::cast_slice_mut(&mut narrow), start * PlanFile::BYTES);
-        read.map_err(StoreError::io(self.file.folder()))?;
-        next.clear();
-        let widened = |next: u16| if next == u16::MAX { u32::MAX } else { next as u32 };
-        next.extend(narrow.iter().copied().map(widened));
-        Ok(())
-    }
-
-    fn is_narrow(&self) -> bool {
-        self.ends.len() < u16::MAX as usize
+    /// Room for what a planner finds about some batches, until their words are written over it.
+    pub fn next_uses(&self, batches: Range<u32>) -> Result<PlanUses<'_>> {
+        let folder = self.file.folder();
+        let counts = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
+        let of_batch = vec![(0, 0); batches.len()];
+        Ok(PlanUses { plan: self, first: batches.start, narrow: Vec::new(), counts, of_batch, counted: 0 })
     }
 
     /// Writes the words of a batch.
@@ -171,5 +142,72 @@ impl PlanFile {
     fn range(&self, batch: u32) -> (u64, u64) {
         let start = (batch as usize).checked_sub(1).map_or(0, |before| self.ends[before]);
         (start, self.ends[batch as usize] - start)
+    }
+}
+
+/// Next uses where the words of their batch will be, in half the bytes where there are few batches; and in a file of their
+/// own how many rows each batch wants.
+#[derive(Debug)]
+pub struct PlanUses<'a> {
+    plan: &'a PlanFile,
+    first: u32,
+    /// Next uses on their way to or from the file: kept, because memory that comes and goes costs more than they do.
+    narrow: Vec<u16>,
+    counts: ScratchFile,
+    /// Where the counts of each batch start, and how many there are; and how many there are of all.
+    of_batch: Vec<(u64, usize)>,
+    counted: u64,
+}
+
+impl PlanUses<'_> {
+    fn is_narrow(&self) -> bool {
+        self.of_batch.len() < u16::MAX as usize
+    }
+
+    fn failed(&self) -> impl FnOnce(std::io::Error) -> StoreError {
+        StoreError::io(self.plan.file.folder())
+    }
+}
+
+const WANTED_BYTES: u64 = size_of::<Wanted>() as u64;
+
+impl NextUses for PlanUses<'_> {
+    type Error = StoreError;
+
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), StoreError> {
+        self.of_batch[batch as usize] = (self.counted * WANTED_BYTES, wanted.len());
+        let counts = self.counts.write_at(bytemuck::cast_slice(wanted), self.counted * WANTED_BYTES);
+        counts.map_err(self.failed())?;
+        self.counted += wanted.len() as u64;
+        if !self.is_narrow() {
+            return self.plan.put(self.first + batch, next);
+        }
+        let (start, count) = self.plan.range(self.first + batch);
+        assert_eq!(count, next.len() as u64, "a next use an access");
+        // The number that means never stays the largest.
+        self.narrow.clear();
+        self.narrow.extend(next.iter().map(|next| *next as u16));
+        let written = self.plan.file.write_at(bytemuck::cast_slice(&self.narrow), start * PlanFile::BYTES);
+        written.map_err(self.failed())
+    }
+
+    fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), StoreError> {
+        if !self.is_narrow() {
+            return self.plan.get(self.first + batch, next);
+        }
+        let (start, count) = self.plan.range(self.first + batch);
+        self.narrow.resize(count as usize, 0);
+        let bytes = bytemuck::cast_slice_mut(&mut self.narrow);
+        self.plan.file.read_at(bytes, start * PlanFile::BYTES).map_err(self.failed())?;
+        let widened = |next: &u16| if *next == u16::MAX { u32::MAX } else { *next as u32 };
+        next.clear();
+        next.extend(self.narrow.iter().map(widened));
+        Ok(())
+    }
+
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), StoreError> {
+        let (start, count) = self.of_batch[batch as usize];
+        wanted.resize(count, Wanted::default());
+        self.counts.read_at(bytemuck::cast_slice_mut(wanted), start).map_err(self.failed())
     }
 }

@@ -47,10 +47,8 @@ fn planned<R: StoredRow>(
     file.close();
     let plan = PlanFile::create(&file).unwrap();
     let mut planner = Belady::<R>::new(nodes, slots, batches.len() as u32);
-    planner.look_back(&mut &file, |batch, words| plan.put_next(batch, words)).unwrap();
-    let tally = planner
-        .replay(&mut &file, |batch, words| plan.get_next(batch, words), |batch, words| plan.put(batch, words))
-        .unwrap();
+    let mut uses = plan.next_uses(0..batches.len() as u32).unwrap();
+    let tally = planner.plan(&mut &file, &mut uses, |batch, words| plan.put(batch, words)).unwrap();
     (plan, tally)
 }
 

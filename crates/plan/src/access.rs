@@ -70,8 +70,10 @@ pub enum Fetch {
     ReadInto(SlotIndex),
 }
 
-const READ: u32 = u32::MAX;
-const INTO: u32 = 1 << 31;
+/// The word of [`Fetch::Read`].
+pub(crate) const READ: u32 = u32::MAX;
+/// What the word of [`Fetch::ReadInto`] has beside its slot.
+pub(crate) const INTO: u32 = 1 << 31;
 
 impl Fetch {
     /// As a word.

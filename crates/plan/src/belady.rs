@@ -1,16 +1,16 @@
 //! Belady's algorithm at batch granularity, with bypass (Ginex sections 3.3 and 3.4), in linear time.
 //!
 //! A row that a batch wants and a later one wants again may stay in between; of all that would stay at a time, those
-//! wanted soonest do. Which ones follows from counts alone: one pass backwards finds each access's next use; one forwards
-//! counts, for each batch, the rows that wait for it, and takes those that are too many from the batch furthest away; one
-//! backwards says up to which batch rows of each batch stay. What would have to leave before it is wanted never comes, so a
-//! slot is taken until its row is wanted and nothing is ever looked for in order to drop it. The last pass gives out slots.
-//! The first and the last meet a table by row, once an access; those between only count.
+//! wanted soonest do. Which ones follows from counts alone: one pass backwards finds each access's next use and counts, for
+//! each batch, how many of its rows each later one wants next. From these counts, which are few, follows up to which batch
+//! rows of each batch stay: forwards, those that are too many are taken from the batch furthest away; backwards, what is
+//! taken later was never there. What would have to leave before it is wanted never comes, so a slot is taken until its row
+//! is wanted and nothing is ever looked for in order to drop it. The last pass gives out slots. The first and the last meet
+//! a table by row, once an access; no other looks at accesses.
 
-use crate::access::{AccessTrace, Fetch, Row};
+use crate::access::{AccessTrace, INTO, READ, Row};
 use crate::highest::HighestSet;
 use esker_io::{prefer_large_pages, prefetch};
-use esker_types::SlotIndex;
 use std::marker::PhantomData;
 
 /// Slots are 31-bit numbers, and one of those means something else.
@@ -19,6 +19,8 @@ pub const MOST_SLOTS: u32 = (1 << 31) - 1;
 const NONE: u32 = u32::MAX;
 /// Rows whose lines are asked for ahead.
 const AHEAD: usize = 32;
+/// Batches for each row of a batch from which on looking at every count takes longer than sorting.
+const SPARSE: usize = 16;
 
 /// What a plan comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,18 +49,44 @@ struct Stay {
     at: u32,
 }
 
+/// How many rows of a batch another one wants next.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Wanted {
+    /// The batch that wants them.
+    pub by: u32,
+    /// How many it wants.
+    pub rows: u32,
+}
+
+/// Where a planner keeps what it finds when it looks back, until it replays.
+pub trait NextUses {
+    /// What keeping and handing back can end with.
+    type Error;
+
+    /// Keeps, of a batch, the next batch that wants each of its rows, `u32::MAX` where none does, and how many rows each
+    /// batch wants, in order of batches. Batches come from the last to the first.
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), Self::Error>;
+
+    /// Hands back the next batches of a batch.
+    fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Self::Error>;
+
+    /// Hands back how many rows of a batch each later one wants.
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), Self::Error>;
+}
+
 /// A planner, with the memory it needs.
 #[derive(Debug)]
 pub struct Belady<R> {
     /// Looking back: the batch that wants the row next. Replaying: its slot.
     by_row: Vec<u32>,
     slots: u32,
-    /// Slots that were used and have no row.
+    /// Slots without a row: those from 1 to `left`. The place before and the one behind are written and mean nothing.
     free: Vec<u32>,
-    /// Slots below have been used.
-    used: u32,
-    /// For each batch the rows that wait for it; then what stays behind it.
-    waiting: Vec<u32>,
+    left: usize,
+    /// For each batch, and behind the last for never: rows that wait for it. Rows in even and in odd places are counted
+    /// apart, because one count after another of the same batch would have to wait for each other.
+    waiting: [Vec<u32>; 2],
     stays: Vec<Stay>,
     /// Batches that rows wait for.
     keys: HighestSet,
@@ -76,12 +104,13 @@ impl<R: Row> Belady<R> {
         let mut by_row = Vec::with_capacity(rows as usize);
         prefer_large_pages(by_row.spare_capacity_mut());
         by_row.resize(rows as usize, NONE);
+        let counts = || vec![0; batches as usize + 1];
         Belady {
             by_row,
             slots,
-            free: Vec::with_capacity(slots as usize),
-            used: 0,
-            waiting: vec![0; batches as usize],
+            free: vec![NONE; slots as usize + 2],
+            left: 0,
+            waiting: [counts(), counts()],
             stays: vec![Stay { before: NONE, at: 0 }; batches as usize],
             keys: HighestSet::new(batches as usize),
             late: Vec::new(),
@@ -92,53 +121,92 @@ impl<R: Row> Belady<R> {
     /// Bytes that a planner takes, buffers for batches of up to `largest` rows included.
     pub fn bytes_for(rows: u64, slots: u64, batches: u64, largest: u64) -> u64 {
         let slots = slots.min(rows).min(MOST_SLOTS as u64);
-        let tables = rows * 4 + slots * 4 + batches * (4 + size_of::<Stay>() as u64);
-        // Rows, words, what is read of them, and those without a slot, in an array that may have doubled.
-        tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 2 * 4)
+        let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<Wanted>() as u64;
+        let tables = rows * 4 + (slots + 2) * 4 + (batches + 1) * a_batch;
+        // Rows, words, what is read of them, and those without a slot.
+        tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 4)
     }
 
-    /// Walks the trace backwards and emits, for each batch, the next batch that wants each of its rows; `u32::MAX` where
-    /// none does.
-    pub fn look_back<T: AccessTrace<Row = R>>(
+    /// Decides for every access where its row comes from and whether it stays, and emits that batch by batch: a word a row,
+    /// see [`Fetch`](crate::Fetch). The cache is empty at first.
+    pub fn plan<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
-        mut emit: impl FnMut(u32, &[u32]) -> Result<(), T::Error>,
+        uses: &mut impl NextUses<Error = T::Error>,
+        emit: impl FnMut(u32, &[u32]) -> Result<(), T::Error>,
+    ) -> Result<Tally, T::Error> {
+        assert!(trace.batches() as usize <= self.stays.len(), "more batches than there is room for");
+        self.look_back(trace, uses)?;
+        self.decide(trace.batches(), uses)?;
+        self.replay(trace, uses, emit)
+    }
+
+    /// Walks the trace backwards, and finds for each access the next batch that wants its row.
+    fn look_back<T: AccessTrace<Row = R>>(
+        &mut self,
+        trace: &mut T,
+        uses: &mut impl NextUses<Error = T::Error>,
     ) -> Result<(), T::Error> {
         self.by_row.fill(NONE);
-        let (mut rows, mut next) = (Vec::new(), Vec::new());
+        self.waiting.iter_mut().for_each(|counts| counts.fill(0));
+        let (mut rows, mut next, mut wanted, mut soonest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let never = trace.batches();
         for batch in (0..trace.batches()).rev() {
             trace.read(batch, &mut rows)?;
             next.clear();
-            next.extend(rows.iter().enumerate().map(|(at, row)| {
+            let [even, odd] = &mut self.waiting;
+            let mut look = |at: usize, row: R, counts: &mut [u32]| {
                 if let Some(soon) = rows.get(at + AHEAD) {
                     prefetch(&self.by_row, soon.index());
                 }
                 let next = std::mem::replace(&mut self.by_row[row.index()], batch);
-                assert!(next != batch, "a batch names a row once");
+                counts[next.min(never) as usize] += 1;
                 next
-            }));
-            emit(batch, &next)?;
+            };
+            let mut pairs = rows.chunks_exact(2).enumerate();
+            for (at, pair) in &mut pairs {
+                next.push(look(2 * at, pair[0], even));
+                next.push(look(2 * at + 1, pair[1], odd));
+            }
+            if rows.len() % 2 == 1 {
+                next.push(look(rows.len() - 1, rows[rows.len() - 1], even));
+            }
+            assert!(even[batch as usize] + odd[batch as usize] == 0, "a batch names a row once");
+            wanted.clear();
+            // Counts are left as they were found: empty.
+            let mut take = |by: u32| {
+                let rows = std::mem::take(&mut even[by as usize]) + std::mem::take(&mut odd[by as usize]);
+                wanted.extend((rows > 0).then_some(Wanted { by, rows }));
+            };
+            if next.len() >= (never - batch) as usize / SPARSE {
+                (batch + 1..never).for_each(&mut take);
+            } else {
+                soonest.clone_from(&next);
+                soonest.retain(|next| *next != NONE);
+                soonest.sort_unstable();
+                soonest.iter().copied().for_each(take);
+            }
+            (even[never as usize], odd[never as usize]) = (0, 0);
+            uses.put(batch, &next, &wanted)?;
         }
         Ok(())
     }
 
-    /// Replays the trace with what [`Belady::look_back`] found, which `next_uses` hands back, in order from either end, until
-    /// a batch's plan is emitted: a word a row, see [`Fetch`]. The cache is empty at first.
-    pub fn replay<T: AccessTrace<Row = R>>(
+    /// Walks the trace forwards and gives out slots.
+    fn replay<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
-        mut next_uses: impl FnMut(u32, &mut Vec<u32>) -> Result<(), T::Error>,
+        uses: &mut impl NextUses<Error = T::Error>,
         mut emit: impl FnMut(u32, &[u32]) -> Result<(), T::Error>,
     ) -> Result<Tally, T::Error> {
-        assert!(trace.batches() as usize <= self.stays.len(), "more batches than there is room for");
         let (mut rows, mut words, mut tally) = (Vec::new(), Vec::new(), Tally::default());
-        self.decide(trace.batches(), &mut words, &mut next_uses)?;
         self.by_row.fill(NONE);
-        self.free.clear();
-        self.used = 0;
+        // The lowest is taken first.
+        self.left = self.slots as usize;
+        self.free[1..=self.left].iter_mut().zip((0..self.slots).rev()).for_each(|(free, slot)| *free = slot);
         for batch in 0..trace.batches() {
             trace.read(batch, &mut rows)?;
-            next_uses(batch, &mut words)?;
+            uses.next(batch, &mut words)?;
             assert_eq!(rows.len(), words.len(), "a next use a row");
             let (hits, kept) = self.batch(self.stays[batch as usize], &rows, &mut words);
             tally.accesses += rows.len() as u64;
@@ -150,27 +218,19 @@ impl<R: Row> Belady<R> {
     }
 
     /// Says which rows of each batch stay behind it.
-    fn decide<E>(
-        &mut self,
-        batches: u32,
-        words: &mut Vec<u32>,
-        mut next_uses: impl FnMut(u32, &mut Vec<u32>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.waiting.fill(0);
-        self.keys = HighestSet::new(self.waiting.len());
-        let mut staying = 0usize;
+    fn decide<E>(&mut self, batches: u32, uses: &mut impl NextUses<Error = E>) -> Result<(), E> {
+        self.waiting[0].fill(0);
+        self.keys = HighestSet::new(self.stays.len());
+        let (mut staying, mut wanted) = (0usize, Vec::new());
         for batch in 0..batches {
             // They are wanted now, and stay or leave anew.
-            staying -= std::mem::take(&mut self.waiting[batch as usize]) as usize;
+            staying -= std::mem::take(&mut self.waiting[0][batch as usize]) as usize;
             self.keys.remove(batch as usize);
-            next_uses(batch, words)?;
-            for next in words.iter().filter(|next| **next != NONE) {
-                let waiting = &mut self.waiting[*next as usize];
-                *waiting += 1;
-                staying += 1;
-                if *waiting == 1 {
-                    self.keys.insert(*next as usize);
-                }
+            uses.wanted(batch, &mut wanted)?;
+            for Wanted { by, rows } in &wanted {
+                self.waiting[0][*by as usize] += rows;
+                staying += *rows as usize;
+                self.keys.insert(*by as usize);
             }
             let over = staying.saturating_sub(self.slots as usize);
             staying -= over;
@@ -187,12 +247,14 @@ impl<R: Row> Belady<R> {
                 before if before == limit => given_up += found.at,
                 _ => {}
             }
-            *found = Stay { before: limit, at: NONE };
+            // What is never wanted does not stay, wherever the limit is.
+            *found = Stay { before: limit, at: if limit == NONE { 0 } else { NONE } };
             if given_up > 0 {
-                next_uses(batch, words)?;
-                let wanted_there = words.iter().filter(|next| **next == limit).count() as u32;
-                found.at = wanted_there - given_up.min(wanted_there);
-                given_up -= given_up.min(wanted_there);
+                uses.wanted(batch, &mut wanted)?;
+                let there = wanted.binary_search_by_key(&limit, |wanted| wanted.by);
+                let there = there.map_or(0, |at| wanted[at].rows);
+                found.at = there - given_up.min(there);
+                given_up -= given_up.min(there);
             }
         }
         Ok(())
@@ -204,7 +266,7 @@ impl<R: Row> Belady<R> {
         let mut last = Stay { before: NONE, at: 0 };
         while over > 0 {
             let highest = self.keys.highest().expect("more rows wait than there are slots");
-            let waiting = &mut self.waiting[highest];
+            let waiting = &mut self.waiting[0][highest];
             let taken = over.min(*waiting as usize);
             *waiting -= taken as u32;
             over -= taken;
@@ -216,51 +278,55 @@ impl<R: Row> Belady<R> {
         last
     }
 
-    /// Turns the next uses of a batch into its plan. Returns hits, and rows that were read and stay.
-    fn batch(&mut self, mut stay: Stay, rows: &[R], words: &mut [u32]) -> (u64, u64) {
-        let (mut hits, mut kept) = (0, 0);
-        self.late.clear();
+    /// Turns the next uses of a batch into its plan. Returns hits, and rows that were read and stay. What an access will be
+    /// cannot be guessed, so nothing here branches on it: everything is written, and counts say what of it holds.
+    fn batch(&mut self, stay: Stay, rows: &[R], words: &mut [u32]) -> (u64, u64) {
+        let Stay { before, at: mut room } = stay;
+        let (mut hits, mut kept, mut waiting, mut left) = (0, 0, 0, self.left);
+        self.late.resize(rows.len(), 0);
         for (at, (row, word)) in rows.iter().zip(words.iter_mut()).enumerate() {
             if let Some(soon) = rows.get(at + AHEAD) {
                 prefetch(&self.by_row, soon.index());
             }
-            let stays = match *word {
-                NONE => false,
-                next if next == stay.before => {
-                    let room = stay.at > 0;
-                    stay.at -= u32::from(room);
-                    room
-                }
-                next => next < stay.before,
-            };
+            let among = (*word == before) & (room > 0);
+            room -= u32::from(among);
+            let stays = (*word < before) | among;
             let home = &mut self.by_row[row.index()];
-            if *home != NONE {
-                hits += 1;
-                *word = Fetch::Hit(SlotIndex(*home)).word();
-                if !stays {
-                    self.free.push(std::mem::replace(home, NONE));
-                }
-            } else if !stays {
-                *word = Fetch::Read.word();
-            } else {
-                kept += 1;
-                let fresh = (self.used < self.slots).then_some(self.used);
-                match self.free.pop().or(fresh) {
-                    Some(slot) => {
-                        self.used = self.used.max(slot + 1);
-                        *home = slot;
-                        *word = Fetch::ReadInto(SlotIndex(slot)).word();
-                    }
-                    // A later row of this batch leaves one.
-                    None => self.late.push(at as u32),
-                }
-            }
+            let held = *home;
+            let hit = held != NONE;
+            // A hit that does not stay leaves its slot.
+            self.free[left + 1] = held;
+            left += usize::from(hit & !stays);
+            // A row that is read and stays takes one, if one is left; otherwise a later row of this batch leaves one.
+            let comes = !hit & stays;
+            let given = self.free[left];
+            let takes = comes & (left > 0);
+            left -= usize::from(takes);
+            self.late[waiting] = at as u32;
+            waiting += usize::from(comes & !takes);
+            // All ones where it holds.
+            let (hit_mask, stays_mask, takes_mask) = (mask(hit), mask(stays), mask(takes));
+            *word = (held & hit_mask) | ((given | INTO) & takes_mask) | (READ & !hit_mask & !takes_mask);
+            *home = (held & stays_mask & hit_mask)
+                | (given & takes_mask)
+                | !((hit_mask & stays_mask) | takes_mask);
+            hits += u64::from(hit);
+            kept += u64::from(comes);
         }
-        for at in &self.late {
-            let slot = self.free.pop().expect("no more rows stay than there are slots");
+        for at in &self.late[..waiting] {
+            assert!(left > 0, "no more rows stay than there are slots");
+            let slot = self.free[left];
+            left -= 1;
             self.by_row[rows[*at as usize].index()] = slot;
-            words[*at as usize] = Fetch::ReadInto(SlotIndex(slot)).word();
+            words[*at as usize] = INTO | slot;
         }
+        self.left = left;
         (hits, kept)
     }
+}
+
+/// All bits as `holds` says.
+#[inline(always)]
+fn mask(holds: bool) -> u32 {
+    u32::from(holds).wrapping_neg()
 }

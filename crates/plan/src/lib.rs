@@ -3,8 +3,8 @@
 //! [`Belady`] plans a cache whose future is known (Ginex section 3.4); [`Lru`] and [`Fixed`] are what it is compared
 //! with; [`TopByScore`] takes the best under a budget without sorting (Ginex section 3.2). [`Hottest`] ranks rows by use, and
 //! [`SegmentSizes`] and [`SegmentRows`] cut batches into segments that share rows on disk (DiskGNN section 5.1). Nothing here opens a file, starts
-//! a thread or reads a clock: accesses come through an [`AccessTrace`], decisions go to a sink, and the state is
-//! proportional to rows and slots, never to the trace. The same input gives the same plan.
+//! a thread or reads a clock: accesses come through an [`AccessTrace`], what is found on the way goes
+//! to [`NextUses`], decisions to a sink, and the state is proportional to rows and slots, never to the trace. The same input gives the same plan.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -16,7 +16,7 @@ mod score;
 mod segments;
 
 pub use access::{AccessTrace, Fetch, Row};
-pub use belady::{Belady, MOST_SLOTS, Tally};
+pub use belady::{Belady, MOST_SLOTS, NextUses, Tally, Wanted};
 pub use hottest::Hottest;
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;

@@ -153,13 +153,11 @@ fn belady<W: StoredRow>(
     let (mut planner, mut all) = (Belady::<W>::new(nodes, slots, superbatch), Tally::default());
     for first in (0..count).step_by(superbatch as usize) {
         let mut window = Window { file: accesses, first, count: superbatch.min(count - first) };
-        planner.look_back(&mut window, |batch, words| plan.put_next(first + batch, words))?;
-        *peak = own_resident_bytes().max(*peak);
-        let tally = planner.replay(
-            &mut window,
-            |batch, words| plan.get_next(first + batch, words),
-            |batch, words| plan.put(first + batch, words),
-        )?;
+        let mut uses = plan.next_uses(first..first + window.count)?;
+        let tally = planner.plan(&mut window, &mut uses, |batch, words| {
+            *peak = own_resident_bytes().max(*peak);
+            plan.put(first + batch, words)
+        })?;
         all.accesses += tally.accesses;
         all.hits += tally.hits;
         all.kept += tally.kept;

@@ -176,12 +176,8 @@ impl<W: Word + StoredRow> Superbatch<W> {
     pub fn plan(&self, job: &Job, slots: u64) -> Result<(PlanFile, Tally)> {
         let plan = PlanFile::create(&self.accesses)?;
         let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, self.count() as u32);
-        planner.look_back(&mut &self.accesses, |batch, words| plan.put_next(batch, words))?;
-        let tally = planner.replay(
-            &mut &self.accesses,
-            |batch, words| plan.get_next(batch, words),
-            |batch, words| plan.put(batch, words),
-        )?;
+        let mut uses = plan.next_uses(0..self.count() as u32)?;
+        let tally = planner.plan(&mut &self.accesses, &mut uses, |batch, words| plan.put(batch, words))?;
         Ok((plan, tally))
     }
 
