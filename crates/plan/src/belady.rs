@@ -92,7 +92,7 @@ pub struct Belady<R> {
     keys: HighestSet,
     /// Places in the batch of rows that stay and wait for a slot.
     late: Vec<u32>,
-    rows: PhantomData<R>,
+    named: PhantomData<R>,
 }
 
 impl<R: Row> Belady<R> {
@@ -114,7 +114,7 @@ impl<R: Row> Belady<R> {
             stays: vec![Stay { before: NONE, at: 0 }; batches as usize],
             keys: HighestSet::new(batches as usize),
             late: Vec::new(),
-            rows: PhantomData,
+            named: PhantomData,
         }
     }
 
@@ -147,7 +147,21 @@ impl<R: Row> Belady<R> {
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
     ) -> Result<(), T::Error> {
-        self.by_row.fill(NONE);
+        // The table is met at random: half of it is nearer.
+        match trace.batches() < u16::MAX as u32 {
+            true => self.look_back_by::<u16, T>(trace, uses),
+            false => self.look_back_by::<u32, T>(trace, uses),
+        }
+    }
+
+    fn look_back_by<N: BatchNumber, T: AccessTrace<Row = R>>(
+        &mut self,
+        trace: &mut T,
+        uses: &mut impl NextUses<Error = T::Error>,
+    ) -> Result<(), T::Error> {
+        let row_count = self.by_row.len();
+        let by_row = &mut bytemuck::cast_slice_mut::<u32, N>(&mut self.by_row)[..row_count];
+        by_row.fill(N::NEVER);
         self.waiting.iter_mut().for_each(|counts| counts.fill(0));
         let (mut rows, mut next, mut wanted, mut soonest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let never = trace.batches();
@@ -157,9 +171,9 @@ impl<R: Row> Belady<R> {
             let [even, odd] = &mut self.waiting;
             let mut look = |at: usize, row: R, counts: &mut [u32]| {
                 if let Some(soon) = rows.get(at + AHEAD) {
-                    prefetch(&self.by_row, soon.index());
+                    prefetch(by_row, soon.index());
                 }
-                let next = std::mem::replace(&mut self.by_row[row.index()], batch);
+                let next = std::mem::replace(&mut by_row[row.index()], N::of(batch)).number();
                 counts[next.min(never) as usize] += 1;
                 next
             };
@@ -322,6 +336,34 @@ impl<R: Row> Belady<R> {
         }
         self.left = left;
         (hits, kept)
+    }
+}
+
+/// A batch in a table by row.
+trait BatchNumber: bytemuck::Pod {
+    const NEVER: Self;
+    fn of(batch: u32) -> Self;
+    /// `u32::MAX` for never.
+    fn number(self) -> u32;
+}
+
+impl BatchNumber for u32 {
+    const NEVER: u32 = NONE;
+    fn of(batch: u32) -> u32 {
+        batch
+    }
+    fn number(self) -> u32 {
+        self
+    }
+}
+
+impl BatchNumber for u16 {
+    const NEVER: u16 = u16::MAX;
+    fn of(batch: u32) -> u16 {
+        batch as u16
+    }
+    fn number(self) -> u32 {
+        if self == u16::MAX { NONE } else { self as u32 }
     }
 }
 
