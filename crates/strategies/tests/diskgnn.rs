@@ -298,6 +298,45 @@ fn work_that_was_cut_short_goes_on_to_the_same_bytes() {
     assert!(content(&packed_at(&job)) == expected);
 }
 
+/// Goes away, as a killed process does, when the first part of a cache has been moved.
+struct Gone(std::sync::Mutex<bool>);
+
+impl esker_types::Progress for Gone {
+    fn stage(&self, name: &str, _: Option<u64>, _: esker_types::Unit) {
+        *self.0.lock().unwrap() = name == "order caches";
+    }
+    fn advance(&self, amount: u64) {
+        let is_moving = *self.0.lock().unwrap();
+        assert!(!is_moving || amount == 0, "gone");
+    }
+    fn finish(&self) {}
+    fn note(&self, _: &str) {}
+}
+
+#[test]
+fn a_part_that_was_being_moved_comes_from_the_features_again() {
+    use std::os::unix::fs::FileExt;
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path(), 300, Dtype::F32);
+    let mut job = job(&dataset, 7);
+    job.out_of_core.feature_cache_bytes = Some(120_000);
+    job.out_of_core.segment = Some(6);
+    strategy(StrategyKind::DiskGnn, &job);
+    let expected = content(&packed_at(&job));
+    let partial = packed_partial(&dataset, &job);
+    let mut cut_short = job.clone();
+    cut_short.progress = Arc::new(Gone(Default::default()));
+    let gone = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        strategy(StrategyKind::DiskGnn, &cut_short);
+    }));
+    assert!(gone.is_err() && partial.exists(), "it was to end while caches were being ordered");
+    // What a kill leaves of a part is not known.
+    let rows = fs::OpenOptions::new().write(true).open(partial.join("rows.bin")).unwrap();
+    rows.write_all_at(&[0xAB; 5000], 4096 + 700).unwrap();
+    strategy(StrategyKind::DiskGnn, &job);
+    assert!(content(&packed_at(&job)) == expected);
+}
+
 fn packed_partial(dataset: &Dataset, job: &Job) -> PathBuf {
     strategy(StrategyKind::DiskGnn, job);
     let made = packed_at(job);

@@ -105,7 +105,8 @@ pub(crate) fn part_rows(row_bytes: u64) -> u64 {
 pub(crate) fn memory_bytes(nodes: u64, batches: u64, largest_nodes: u64, threads: u64) -> u64 {
     let tables = Hottest::bytes_for(nodes)
         + SegmentSizes::bytes_for(nodes, batches).max(SegmentRows::bytes_for(nodes));
-    let batch = largest_nodes * (8 + 4 + 16 + 8 + 4);
+    // Its nodes, their words, lists that are being sorted, and as they come out; of others, which are written meanwhile, those.
+    let batch = largest_nodes * (8 + 4 + 2 * 16 + 8 + 4) + largest_nodes * (4 + 8 + 4);
     let parts = PART_BYTES / 16;
     tables + batch * 2 * threads.max(1) + batches * (size_of::<Entry>() as u64 + 64) + parts
 }
@@ -168,6 +169,8 @@ struct BatchLayout<W> {
     packed: Vec<W>,
     /// Its places in the segment's cache, rising.
     shared: Vec<u32>,
+    words_sum: u64,
+    shared_sum: u64,
 }
 
 fn lay_batch<W: StoredRow>(
@@ -187,12 +190,12 @@ fn lay_batch<W: StoredRow>(
             Some(slot) => words[at] = slot,
             None => match segment.and_then(|segment| segment.place(*node)) {
                 Some(place) => shared.push((place, at as u32)),
-                None => packed.push((node.index() as u64, at as u32)),
+                None => packed.push((*node, at as u32)),
             },
         }
     }
-    packed.sort_unstable();
-    shared.sort_unstable();
+    radsort::sort_by_key(&mut packed, |(node, _)| node.index() as u64);
+    radsort::sort_by_key(&mut shared, |(place, _)| *place);
     let first_shared = slots + shared_start(packed.len() as u64, row_bytes);
     if first_shared + shared.len() as u64 > u32::MAX as u64 {
         return Err(FetchError::Memory {
@@ -207,10 +210,13 @@ fn lay_batch<W: StoredRow>(
     for (place, (_, at)) in shared.iter().enumerate() {
         words[*at as usize] = (first_shared + place as u64) as u32;
     }
+    let shared: Vec<u32> = shared.into_iter().map(|(place, _)| place).collect();
     Ok(BatchLayout {
+        words_sum: xxh3_64(bytemuck::cast_slice(&words)),
+        shared_sum: xxh3_64(bytemuck::cast_slice(&shared)),
         words,
-        packed: packed.into_iter().map(|(node, _)| W::of(esker_types::NodeId(node))).collect(),
-        shared: shared.into_iter().map(|(place, _)| place).collect(),
+        packed: packed.into_iter().map(|(node, _)| node).collect(),
+        shared,
     })
 }
 
@@ -259,9 +265,10 @@ pub(crate) fn lay_out<W: StoredRow>(
     let mut sharing = (segment > 1).then(|| SegmentRows::new(format.rows()));
     let (mut largest, mut shared_at) = (logged.largest, 0);
     progress.stage("lay rows out", Some(logged.batches), Unit::Count("batches"));
+    // Some batches are laid out while those before them are written.
     let at_a_time = pool.current_num_threads().max(1) * 2;
-    for (number, batches) in entries.chunks_mut(segment as usize).enumerate() {
-        let mut cache = SegmentEntry { block: lists.block, rows: 0 };
+    let batches_of_cache = if sharing.is_some() { segment as usize } else { entries.len().max(1) };
+    for (number, batches) in entries.chunks_mut(batches_of_cache).enumerate() {
         if let Some(sharing) = &mut sharing {
             let ranks = ranks(batches.len() as u32);
             sharing.begin();
@@ -272,26 +279,26 @@ pub(crate) fn lay_out<W: StoredRow>(
             sharing.close(room.by_hash);
             let rows: Vec<W> =
                 sharing.shared().iter().map(|row| W::of(esker_types::NodeId(*row as u64))).collect();
-            cache = SegmentEntry { block: lists.add_cache(&rows)?, rows: rows.len() as u64 };
+            let cache = SegmentEntry { block: lists.add_cache(&rows)?, rows: rows.len() as u64 };
+            segments.write(bytemuck::bytes_of(&cache))?;
+        } else {
+            let none = vec![SegmentEntry::default(); batches.len()];
+            segments.write(bytemuck::cast_slice(&none))?;
         }
-        segments.write(bytemuck::bytes_of(&cache))?;
-        for some in batches.chunks_mut(at_a_time) {
-            let lay = |entry: &mut Entry| {
-                let mut nodes: Vec<W> = Vec::new();
-                accesses.read(entry.words_at, entry.nodes as usize, &mut nodes)?;
-                let laid = lay_batch(&nodes, &hottest, sharing.as_ref(), slots, row_bytes)?;
-                entry.words_sum = xxh3_64(bytemuck::cast_slice(&laid.words));
-                entry.packed_rows = laid.packed.len() as u64;
-                entry.shared_rows = laid.shared.len() as u64;
-                entry.shared_sum = xxh3_64(bytemuck::cast_slice(&laid.shared));
-                Ok(laid)
-            };
-            let all: Vec<Result<BatchLayout<W>>> = pool.install(|| some.par_iter_mut().map(lay).collect());
-            for (entry, laid) in some.iter_mut().zip(all) {
+        let lay = |entry: &Entry| {
+            let mut nodes: Vec<W> = Vec::new();
+            accesses.read(entry.words_at, entry.nodes as usize, &mut nodes)?;
+            lay_batch(&nodes, &hottest, sharing.as_ref(), slots, row_bytes)
+        };
+        let mut write = |first: usize, batches: &mut [Entry], all: Vec<Result<BatchLayout<W>>>| {
+            for ((at, entry), laid) in batches.iter_mut().enumerate().zip(all) {
                 let laid = laid?;
                 lists.words.write_elements(&laid.words)?;
                 lists.shared.write_elements(&laid.shared)?;
-                entry.segment = number as u64;
+                (entry.words_sum, entry.shared_sum) = (laid.words_sum, laid.shared_sum);
+                entry.packed_rows = laid.packed.len() as u64;
+                entry.shared_rows = laid.shared.len() as u64;
+                entry.segment = if segment > 1 { number } else { first + at } as u64;
                 entry.shared_at = shared_at;
                 entry.block = lists.add(&laid.packed, None)?;
                 shared_at += entry.shared_rows;
@@ -299,7 +306,19 @@ pub(crate) fn lay_out<W: StoredRow>(
                 largest.shared_rows = largest.shared_rows.max(entry.shared_rows);
                 progress.advance(1);
             }
+            Ok::<(), FetchError>(())
+        };
+        let mut before: (usize, &mut [Entry], Vec<Result<BatchLayout<W>>>) = (0, &mut [], Vec::new());
+        for (turn, some) in batches.chunks_mut(at_a_time).enumerate() {
+            let (first, written, laid) = before;
+            let (done, all) = pool.install(|| {
+                rayon::join(|| write(first, written, laid), || some.par_iter().map(lay).collect())
+            });
+            done?;
+            before = (turn * at_a_time, some, all);
         }
+        let (first, written, laid) = before;
+        write(first, written, laid)?;
     }
     let mut laid = ArrayWriter::create(&work, LAID, Dtype::U64, Entry::COLUMNS)?;
     laid.write_elements(bytemuck::cast_slice::<Entry, u64>(&entries))?;
@@ -351,9 +370,7 @@ pub(crate) fn count<W: StoredRow>(
 /// What is on disk whatever the segments: samples, words, rows for memory, lists of work, ends of blocks.
 fn fixed_bytes<W>(hottest: &Hottest, logged: &Logged, row_bytes: u64) -> (u64, u64) {
     let id_bytes = size_of::<W>() as u64;
-    // Of caches a part lies aside for a time.
-    let rows = hottest.cached() * row_bytes;
-    let cached = rows + hottest.cached() * (id_bytes + 4) + rows.min(PART_BYTES) + BlockArray::BLOCK_BYTES;
+    let cached = hottest.cached() * (row_bytes + id_bytes + 4) + BlockArray::BLOCK_BYTES;
     let others = logged.sample_bytes
         + logged.accesses * (4 + id_bytes)
         + hottest.misses() * 4

@@ -1,85 +1,95 @@
-//! The last step: rows of caches lie in the order in which the features have them, and are moved to their own, part by part.
-//! A part that is being moved is in a file of its own until it is safe in its place. Then rows that batches share get their
-//! checksums.
+//! The last step: rows of caches lie in the order in which the features have them, and are moved to their own, part by part and
+//! in place. A kill may leave some parts half moved; which ones is known before they are touched, and their rows are taken
+//! from the features again. Then rows that batches share get their checksums.
 
-use super::layout::{LAID, Laid, OUTPUTS, Output, TARGETS};
-use super::pack::{replace, write_sums};
+use super::layout::{LAID, Laid, OUTPUTS, Output, TARGETS, WANTS, part_rows};
+use super::pack::write_sums;
 use super::plain::Plain;
-use super::write::PackWriter;
+use super::write::{PackSizes, PackWriter};
 use super::{Entry, SegmentEntry, blocks_for, file, shared_row_sum};
-use crate::{Result, RowFormat};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, Options, Piece, Queue};
-use esker_store::{BlockArray, FileEntry, StoreError};
+use crate::{Result, RowFormat, StoredRow};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
+use esker_store::{ArrayFile, BlockArray, FileEntry, PAYLOAD_OFFSET, StoreError};
 use esker_types::{Progress, Unit};
-use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
+/// Parts that are moved between two moments of safety.
+const WINDOW: usize = 16;
+/// Rows that are asked of the features at a time, where parts are made again.
+const ROWS_AT_A_TIME: usize = 4096;
 
-/// Memory that it takes: a part twice.
+/// Memory that each lane takes: a part twice, its rows and their places.
+fn lane_bytes(row_bytes: u64) -> u64 {
+    let part = (part_rows(row_bytes) * row_bytes).next_multiple_of(BLOCK);
+    2 * part + part_rows(row_bytes) * (4 + 8) + 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64)
+}
+
+/// The least memory that it takes.
 pub(crate) fn memory_bytes(row_bytes: u64) -> u64 {
-    let part = (super::layout::part_rows(row_bytes) * row_bytes).next_multiple_of(BLOCK);
-    2 * part + super::layout::part_rows(row_bytes) * 4 + Options::default().memory_bytes(4)
+    lane_bytes(row_bytes)
 }
 
 /// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
-pub(crate) fn order(
+pub(crate) fn order<W: StoredRow>(
     writer: &PackWriter,
     laid: &Laid,
+    features: &ArrayFile,
     format: &RowFormat,
+    sizes: PackSizes,
     progress: &dyn Progress,
 ) -> Result<(FileEntry, Vec<Entry>)> {
     let (work, row_bytes) = (writer.work(), format.row_bytes() as u64);
     let mut outputs = Vec::new();
     Plain::<Output>::array(&work, OUTPUTS)?.read(0, laid.outputs as usize, &mut outputs)?;
-    let targets = Plain::<u32>::array(&work, TARGETS)?;
     let array = BlockArray::reopen(writer.directory(), file::ROWS, laid.blocks);
     let sums_path = work.join("sums");
     let mut found = Vec::new();
     Plain::<u64>::open(&sums_path, 0)?.read(0, laid.blocks as usize, &mut found)?;
     let sums: Vec<AtomicU64> = found.into_iter().map(AtomicU64::new).collect();
-    let mut queue = array.files(&Options::default())?.queue().map_err(StoreError::from)?;
-    let moved: Vec<&Output> = outputs.iter().filter(|output| output.is_moved()).collect();
+    let files = array.files(&Options::default())?;
+    let mut queue = files.queue().map_err(StoreError::from)?;
+    let moved: Vec<Output> = outputs.into_iter().filter(Output::is_moved).collect();
     let all: u64 = moved.iter().map(|output| output.rows * row_bytes).sum();
     progress.stage("order caches", Some(all), Unit::Bytes);
-    let done: u64 = writer.journal.done("moved").unwrap_or(0);
-    let moving: Option<u64> = writer.journal.done("moving");
-    let aside = work.join("moving");
-    let (mut from, mut to) = (AlignedBuffer::new(0, DIRECT_ALIGN), AlignedBuffer::new(0, DIRECT_ALIGN));
-    let mut places = Vec::new();
-    for (number, output) in moved.iter().enumerate() {
-        let bytes = output.rows * row_bytes;
-        progress.advance(bytes);
-        if (number as u64) < done {
-            continue;
+    let mut done: usize = writer.journal.done("moved").unwrap_or(0);
+    // Parts up to here may be half moved.
+    let touched: usize = writer.journal.done("moving").unwrap_or(0);
+    progress.advance(moved[..done].iter().map(|output| output.rows * row_bytes).sum());
+    let lanes = (sizes.memory_bytes / lane_bytes(row_bytes)).clamp(1, sizes.threads.max(1) as u64);
+    let mover = Mover {
+        rows: &files,
+        features: features.open_files(&Options::default())?,
+        wants: Plain::<W>::array(&work, WANTS)?,
+        targets: Plain::<u32>::array(&work, TARGETS)?,
+        sums: &sums,
+        row_bytes,
+        progress,
+    };
+    while done < moved.len() {
+        let end = (done + WINDOW).max(touched).min(moved.len());
+        if end > touched {
+            writer.journal.record("moving", &end)?;
         }
-        let padded = (blocks_for(output.rows, row_bytes) * BLOCK) as usize;
-        if to.len() < padded {
-            (from, to) = (AlignedBuffer::new(padded, DIRECT_ALIGN), AlignedBuffer::new(padded, DIRECT_ALIGN));
-        }
-        let piece = Piece { offset: BlockArray::offset(output.block), bytes: padded as u64, at: 0 };
-        if moving == Some(number as u64) {
-            // It was safe aside when the kill came; what is in its place may be half of it.
-            Plain::<u8>::open(&aside, 0)?.fill(0, &mut to[..padded])?;
-        } else {
-            queue.read(0, &[piece], &mut from[..padded]).map_err(StoreError::from)?;
-            targets.read(output.targets_at, output.rows as usize, &mut places)?;
-            let row_bytes = row_bytes as usize;
-            to[bytes as usize..padded].fill(0);
-            for (row, place) in from.chunks_exact(row_bytes.max(1)).zip(&places) {
-                let at = *place as usize * row_bytes;
-                to[at..at + row_bytes].copy_from_slice(row);
-            }
-            replace(&aside, |file| file.write_all(&to[..padded]))?;
-            writer.journal.record("moving", &(number as u64))?;
-        }
-        queue.write(0, &[piece], &to[..padded]).map_err(StoreError::from)?;
+        let next = AtomicUsize::new(done);
+        std::thread::scope(|scope| {
+            let lane = || -> Result<()> {
+                let mut lane = Lane::<W>::default();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(output) = moved[..end].get(number) else { return Ok(()) };
+                    mover.place(output, number < touched, &mut lane)?;
+                }
+            };
+            let handles: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+            handles
+                .into_iter()
+                .try_for_each(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
         queue.sync().map_err(StoreError::from)?;
-        for (block, content) in to[..padded].chunks_exact(BLOCK as usize).enumerate() {
-            sums[output.block as usize + block].store(BlockArray::sum(content), Ordering::Relaxed);
-        }
         write_sums(&sums_path, &sums)?;
-        writer.journal.record("moved", &(number as u64 + 1))?;
+        writer.journal.record("moved", &end)?;
+        done = end;
     }
     progress.finish();
     let mut entries = writer.entries(LAID)?;
@@ -89,6 +99,87 @@ pub(crate) fn order(
     drop(queue);
     let all: Vec<u64> = sums.into_iter().map(AtomicU64::into_inner).collect();
     Ok((array.finish(&all)?, entries))
+}
+
+/// What lanes that move parts share.
+struct Mover<'a, W> {
+    rows: &'a Files,
+    features: Files,
+    wants: Plain<W>,
+    targets: Plain<u32>,
+    sums: &'a [AtomicU64],
+    row_bytes: u64,
+    progress: &'a dyn Progress,
+}
+
+/// What a lane has of its own.
+struct Lane<W> {
+    queue: Option<Queue>,
+    from: AlignedBuffer,
+    to: AlignedBuffer,
+    places: Vec<u32>,
+    wanted: Vec<W>,
+}
+
+impl<W> Default for Lane<W> {
+    fn default() -> Lane<W> {
+        let empty = || AlignedBuffer::new(0, DIRECT_ALIGN);
+        Lane { queue: None, from: empty(), to: empty(), places: Vec::new(), wanted: Vec::new() }
+    }
+}
+
+impl<W: StoredRow> Mover<'_, W> {
+    /// Puts a part's rows where they belong: from where they are, or, where that is not known, from the features.
+    fn place(&self, output: &Output, touched: bool, lane: &mut Lane<W>) -> Result<()> {
+        let bytes = (output.rows * self.row_bytes) as usize;
+        let padded = (blocks_for(output.rows, self.row_bytes) * BLOCK) as usize;
+        if lane.to.len() < padded {
+            lane.from = AlignedBuffer::new(padded, DIRECT_ALIGN);
+            lane.to = AlignedBuffer::new(padded, DIRECT_ALIGN);
+        }
+        let queue = match &mut lane.queue {
+            Some(queue) => queue,
+            none => none.insert(self.rows.queue().map_err(StoreError::from)?),
+        };
+        self.targets.read(output.targets_at, output.rows as usize, &mut lane.places)?;
+        let piece = Piece { offset: BlockArray::offset(output.block), bytes: padded as u64, at: 0 };
+        lane.to[bytes..padded].fill(0);
+        if touched {
+            self.gather(output, lane)?;
+        } else {
+            queue.read(0, &[piece], &mut lane.from[..padded]).map_err(StoreError::from)?;
+            let row_bytes = self.row_bytes as usize;
+            for (row, place) in lane.from.chunks_exact(row_bytes.max(1)).zip(&lane.places) {
+                let at = *place as usize * row_bytes;
+                lane.to[at..at + row_bytes].copy_from_slice(row);
+            }
+        }
+        let Some(queue) = &mut lane.queue else { return Ok(()) };
+        queue.write(0, &[piece], &lane.to[..padded]).map_err(StoreError::from)?;
+        for (block, content) in lane.to[..padded].chunks_exact(BLOCK as usize).enumerate() {
+            self.sums[output.block as usize + block].store(BlockArray::sum(content), Ordering::Relaxed);
+        }
+        self.progress.advance(bytes as u64);
+        Ok(())
+    }
+
+    /// Reads a part's rows from the features, each to its place.
+    fn gather(&self, output: &Output, lane: &mut Lane<W>) -> Result<()> {
+        let mut queue = self.features.queue().map_err(StoreError::from)?;
+        let mut pieces = Vec::with_capacity(ROWS_AT_A_TIME);
+        self.wants.read(output.wants_at, output.rows as usize, &mut lane.wanted)?;
+        let bytes = self.row_bytes;
+        for (rows, places) in lane.wanted.chunks(ROWS_AT_A_TIME).zip(lane.places.chunks(ROWS_AT_A_TIME)) {
+            pieces.clear();
+            pieces.extend(rows.iter().zip(places).map(|(row, place)| Piece {
+                offset: PAYLOAD_OFFSET + row.index() as u64 * bytes,
+                bytes,
+                at: *place as u64 * bytes,
+            }));
+            queue.read(0, &pieces, &mut lane.to).map_err(StoreError::from)?;
+        }
+        Ok(())
+    }
 }
 
 /// Reads every segment's cache once and adds up, for each batch, the checksums of the rows it will read of it.

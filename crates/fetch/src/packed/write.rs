@@ -259,7 +259,7 @@ impl<'a> PackWriter<'a> {
         };
         let rows = features(self.dataset)?;
         pack::pack::<W>(&self, &laid, rows, &format, sizes, progress)?;
-        let (rows, entries) = order::order(&self, &laid, &format, progress)?;
+        let (rows, entries) = order::order::<W>(&self, &laid, rows, &format, sizes, progress)?;
         progress.stage("finish", None, Unit::Bytes);
         let work = self.work();
         let mut batches = ArrayWriter::create(self.directory(), file::BATCHES, Dtype::U64, Entry::COLUMNS)?;
