@@ -97,6 +97,15 @@ impl RowFormat {
         }
     }
 
+    /// A stored row as f32, past the processor's caches where rows are stored as f32 already: for more than those hold.
+    /// [`esker_io::end_of_copies`] comes before another thread reads them.
+    pub fn convert_past_caches(&self, stored: &[u8], row: &mut [f32]) {
+        match self.stored {
+            Stored::F32 => esker_io::copy_past_caches(stored, bytemuck::cast_slice_mut(row)),
+            _ => self.convert(stored, row),
+        }
+    }
+
     /// A stored row as f32.
     pub fn convert(&self, stored: &[u8], row: &mut [f32]) {
         let scales = self.scales.as_deref();

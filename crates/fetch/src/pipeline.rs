@@ -5,10 +5,10 @@
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a stage did with its time, in seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,44 @@ pub struct StageTimes {
     pub starved: f64,
     /// Waiting for room.
     pub blocked: f64,
+}
+
+/// The time in which any of several threads was at something.
+#[derive(Debug, Default)]
+pub struct AnyBusy(Mutex<Busy>);
+
+#[derive(Debug, Default)]
+struct Busy {
+    threads: usize,
+    since: Option<Instant>,
+    passed: Duration,
+}
+
+impl AnyBusy {
+    /// Runs `work`; the clock runs meanwhile.
+    pub fn busy<R>(&self, work: impl FnOnce() -> R) -> R {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut busy = lock();
+            busy.threads += 1;
+            busy.since.get_or_insert_with(Instant::now);
+        }
+        let result = work();
+        let mut busy = lock();
+        busy.threads -= 1;
+        if busy.threads == 0
+            && let Some(since) = busy.since.take()
+        {
+            busy.passed += since.elapsed();
+        }
+        result
+    }
+
+    /// What it shows.
+    pub fn passed(&self) -> Duration {
+        let busy = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.passed + busy.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
 }
 
 /// Counts one stage's time; shared by the stage and whoever asks.

@@ -15,6 +15,37 @@ pub fn prefetch<T>(slice: &[T], index: usize) {
     let _ = (slice, index);
 }
 
+/// Copies past the processor's caches where it can: for more than they hold, whose lines would only be fetched to be written
+/// over. Where an address or the length is no multiple of 16 it is a plain copy. Other threads see the bytes after
+/// [`end_of_copies`].
+#[inline]
+pub fn copy_past_caches(from: &[u8], to: &mut [u8]) {
+    assert_eq!(from.len(), to.len(), "as many bytes as there is room");
+    #[cfg(target_arch = "x86_64")]
+    if to.as_ptr() as usize % 16 == 0 && to.len() % 16 == 0 {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+        for (from, to) in from.chunks_exact(16).zip(to.chunks_exact_mut(16)) {
+            // SAFETY: both are 16 bytes long; every piece of `to` starts on a multiple of 16, as its first does.
+            unsafe {
+                let piece = _mm_loadu_si128(from.as_ptr().cast::<__m128i>());
+                _mm_stream_si128(to.as_mut_ptr().cast::<__m128i>(), piece);
+            }
+        }
+        return;
+    }
+    to.copy_from_slice(from);
+}
+
+/// What this thread copied past the caches is there for other threads.
+#[inline]
+pub fn end_of_copies() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence only orders stores.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// Asks the kernel to back a large array with large pages: random access then misses the address cache less often.
 /// Useful before the array is first written. A kernel that refuses changes nothing.
 pub fn prefer_large_pages<T>(slice: &mut [T]) {
@@ -52,6 +83,20 @@ pub(crate) unsafe fn prefer_large_pages_at(start: *mut u8, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_copied_past_the_caches_are_the_same() {
+        let from: Vec<u8> = (0..1000u32).map(|number| (number * 7) as u8).collect();
+        let mut to = vec![0u8; 1100];
+        for (start, at, bytes) in [(0, 0, 512), (3, 16, 64), (1, 5, 16), (0, 0, 0), (7, 32, 33), (0, 1, 999)]
+        {
+            to.fill(9);
+            copy_past_caches(&from[start..start + bytes], &mut to[at..at + bytes]);
+            end_of_copies();
+            assert!(to[at..at + bytes] == from[start..start + bytes]);
+            assert!(to[..at].iter().chain(&to[at + bytes..]).all(|byte| *byte == 9));
+        }
+    }
 
     #[test]
     fn hints_leave_content_alone() {

@@ -5,7 +5,7 @@ use super::open::read_options;
 use super::plain::Plain;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
 use crate::{FetchError, Result, RowFormat};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue, prefetch};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue, end_of_copies, prefetch};
 use esker_sample::trace::Records;
 use esker_sample::{Position, Sample};
 use esker_store::{BlockArray, StoreError};
@@ -21,6 +21,8 @@ const CHUNK_ROWS: usize = 512;
 const ROWS_AHEAD: usize = 8;
 const LINES_AHEAD: usize = 4;
 const LINE_BYTES: usize = 64;
+/// Batches larger than this are not in the processor's caches any more when they are trained on.
+const CACHED_BYTES: usize = 32 << 20;
 
 /// Memory for the rows that a batch reads, as stored.
 pub trait RowsBuffer {
@@ -52,8 +54,6 @@ pub struct PackCounters {
     pub reads: u64,
     /// Bytes they brought.
     pub bytes: u64,
-    /// Nanoseconds with at least one on its way.
-    pub nanos: u64,
 }
 
 /// Reads batches. Stays with the thread that made it.
@@ -252,11 +252,7 @@ impl PackReader {
         let before = queue.counters();
         queue.read(0, &self.pieces, rows).map_err(StoreError::from)?;
         let after = queue.counters();
-        Ok(PackCounters {
-            reads: after.reads - before.reads,
-            bytes: after.read_bytes - before.read_bytes,
-            nanos: (after.busy - before.busy).as_nanos() as u64,
-        })
+        Ok(PackCounters { reads: after.reads - before.reads, bytes: after.read_bytes - before.read_bytes })
     }
 }
 
@@ -275,6 +271,7 @@ pub fn assemble(words: &[u32], cached: &[u8], fresh: &[u8], format: &RowFormat, 
         place => (fresh, (place - slots) * row_bytes),
     };
     let lines = row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
+    let many = size_of_val(values) > CACHED_BYTES;
     let chunks = values.par_chunks_mut(CHUNK_ROWS * dim).zip(words.par_chunks(CHUNK_ROWS));
     chunks.for_each(|(values, words)| {
         for (at, (word, row)) in words.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
@@ -283,8 +280,13 @@ pub fn assemble(words: &[u32], cached: &[u8], fresh: &[u8], format: &RowFormat, 
                 (0..lines).for_each(|line| prefetch(memory, start + line * LINE_BYTES));
             }
             let (memory, start) = find(*word);
-            format.convert(&memory[start..start + row_bytes], row);
+            let stored = &memory[start..start + row_bytes];
+            match many {
+                true => format.convert_past_caches(stored, row),
+                false => format.convert(stored, row),
+            }
         }
+        end_of_copies();
     });
     hits
 }

@@ -343,7 +343,7 @@ impl Decoder {
     fn check_nodes_differ(&mut self) -> Result<(), Flaw> {
         self.ids.clear();
         self.ids.extend(self.found.nodes.iter().map(|node| node.0));
-        self.ids.sort_unstable();
+        radsort::sort(&mut self.ids);
         match self.ids.windows(2).any(|pair| pair[0] == pair[1]) {
             true => Err("a node that is in the batch twice"),
             false => Ok(()),

@@ -9,7 +9,7 @@ use crate::resident::positions_of;
 use crate::{FreshRows, Job, Result, SourceCounters, StrategyError};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use esker_fetch::packed::{Packed, PackedBatch, assemble};
-use esker_fetch::pipeline::{Buffers, Pipeline};
+use esker_fetch::pipeline::{AnyBusy, Buffers, Pipeline};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN};
 use esker_sample::{Position, Sample};
 use std::sync::Arc;
@@ -23,7 +23,8 @@ struct Counts {
     host_hits: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
-    read_nanos: AtomicU64,
+    /// Any lane reads.
+    reading: AnyBusy,
 }
 
 /// Rows as they were read, in memory of ours or where the processor reads them.
@@ -217,10 +218,9 @@ impl LaneStart<'_> {
                         Fresh::Held(held.fresh(reader.rows_bytes(&loaded.packed)))
                     }
                 };
-                let found = reader.read(&loaded.packed, fresh.bytes_mut())?;
+                let found = counts.reading.busy(|| reader.read(&loaded.packed, fresh.bytes_mut()))?;
                 counts.reads.fetch_add(found.reads, Ordering::Relaxed);
                 counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
-                counts.read_nanos.fetch_add(found.nanos, Ordering::Relaxed);
                 loaded.fresh = Some(fresh);
                 Ok(Some(loaded))
             },
@@ -247,7 +247,7 @@ impl<R: RowBuffer> BatchSource<R> for Source<R> {
             bytes_read: get(&counts.read_bytes),
             reads: get(&counts.reads),
             hits,
-            read_seconds: get(&counts.read_nanos) as f64 * 1e-9,
+            read_seconds: counts.reading.passed().as_secs_f64(),
             ..SourceCounters::default()
         }
     }
