@@ -27,7 +27,7 @@ pub struct Stream {
 
 impl Stream {
     /// Streams `range` of `file` with `chunks` chunks of `chunk_bytes` (whole pages) in memory: one in the reader's
-    /// hands, the others being read.
+    /// hands, the others being read. Chunks of 2 MiB or more lie on large pages, which a disk reads in one piece.
     pub fn open(
         files: &Files,
         file: usize,

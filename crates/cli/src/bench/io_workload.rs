@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 /// Jobs that take turns: while one is read, the next is in line.
 const JOBS: usize = 3;
-const STREAM_CHUNK_BYTES: u64 = 1 << 20;
-const STREAM_CHUNKS: usize = 8;
+/// Chunks of a large page each: of small ones a disk takes only so many in a request, and a MiB would be cut in two.
+const STREAM_CHUNK_BYTES: u64 = 2 << 20;
+const STREAM_CHUNKS: usize = 4;
 
 /// Something to read.
 #[derive(Debug, Clone)]

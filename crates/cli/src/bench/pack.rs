@@ -197,7 +197,7 @@ fn read_features(dataset: &Dataset) -> anyhow::Result<f64> {
     let bytes = array.entry().rows * array.entry().row_bytes();
     let started = Instant::now();
     let files = array.open_files(&Options::default())?;
-    let mut stream = Stream::open(&files, 0, PAYLOAD_OFFSET..PAYLOAD_OFFSET + bytes, 1 << 20, 8)?;
+    let mut stream = Stream::open(&files, 0, PAYLOAD_OFFSET..PAYLOAD_OFFSET + bytes, 2 << 20, 4)?;
     while stream.next_chunk()?.is_some() {}
     Ok(started.elapsed().as_secs_f64())
 }

@@ -12,6 +12,8 @@ const GAP_BYTES: u64 = 8 << 10;
 /// Reads of a batch's rows: large, several at a time.
 const READ_BYTES: u64 = 1 << 20;
 const READ_DEPTH: usize = 256;
+/// Enough for the disk to go on where the thread that asks has to wait for a core.
+const IN_FLIGHT_BYTES: u64 = 64 << 20;
 
 /// A directory of packed rows that belongs to its dataset. Threads share it.
 pub struct Packed {
@@ -25,7 +27,13 @@ pub struct Packed {
 }
 
 pub(crate) fn read_options() -> Options {
-    Options { gap_bytes: GAP_BYTES, max_bytes: READ_BYTES, depth: READ_DEPTH, ..Options::default() }
+    Options {
+        gap_bytes: GAP_BYTES,
+        max_bytes: READ_BYTES,
+        depth: READ_DEPTH,
+        in_flight_bytes: IN_FLIGHT_BYTES,
+        ..Options::default()
+    }
 }
 
 impl Packed {

@@ -214,7 +214,7 @@ impl Pass<'_> {
         let start = PAYLOAD_OFFSET + from.row * self.row_bytes;
         let files = features.open_files(&read_options())?;
         let mut stream =
-            Stream::open(&files, 0, start..PAYLOAD_OFFSET + bytes, 1 << 20, 8).map_err(StoreError::from)?;
+            Stream::open(&files, 0, start..PAYLOAD_OFFSET + bytes, 2 << 20, 4).map_err(StoreError::from)?;
         std::thread::scope(|scope| {
             let mut lanes: Vec<(Sender<Order>, Receiver<Result<()>>)> = Vec::new();
             for number in 0..self.threads {
