@@ -46,6 +46,9 @@ pub struct Arguments {
     /// The engine's way to the disk; default: the best that works
     #[arg(long, value_parser = rung)]
     rung: Option<RungKind>,
+    /// Memory that the bare loop of `of kept` fills; default: as much as the engine does
+    #[arg(long)]
+    kept: Option<ByteCount>,
     /// Seconds of one measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -58,6 +61,13 @@ pub struct Arguments {
     /// One JSON object on standard output
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    /// Memory that a bare loop fills which keeps what it reads.
+    fn kept_bytes(&self, workload: &Workload) -> usize {
+        self.kept.map_or(workload.memory_bytes(), |bytes| bytes.0 as usize)
+    }
 }
 
 fn rung(word: &str) -> Result<RungKind, String> {
@@ -123,10 +133,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             workload.bare(files.rung().block_bytes, limits.small.how, limits.page.how, limits.sequential.how);
         let mut turns = Vec::new();
         for round in 0..arguments.rounds {
+            let kept = arguments.kept_bytes(&workload) / bare.threads;
+            let bare = (bare, BareLoop { memory_bytes: kept, ..bare });
             turns.push(Turn::take(&workload, &files, path, bare, duration, round, scratch.is_some())?);
             progress.advance(1);
         }
-        rows.push(Row::of(workload, bare, turns));
+        let kept_bytes = arguments.kept_bytes(&workload);
+        rows.push(Row { kept_bytes, ..Row::of(workload, bare, turns) });
     }
     progress.finish();
     if arguments.json {
@@ -204,12 +217,11 @@ impl Turn {
         workload: &Workload,
         files: &Files,
         path: &Path,
-        bare: BareLoop,
+        (bare, kept): (BareLoop, BareLoop),
         duration: Duration,
         round: u16,
         check: bool,
     ) -> anyhow::Result<Turn> {
-        let kept = BareLoop { memory_bytes: workload.memory_bytes() / bare.threads, ..bare };
         // Whoever goes first may find the disk in another mood: take turns at that too.
         if round.is_multiple_of(2) {
             let bare = bare_loop(path, bare, duration)?;
@@ -230,6 +242,7 @@ struct Row {
     engine_bytes: f64,
     bare_reads: f64,
     kept_reads: f64,
+    kept_bytes: usize,
     /// Engine over bare loop, round by round: reads a second, or bytes where it is sequential.
     of_limit: f64,
     of_kept: f64,
@@ -265,6 +278,7 @@ impl Row {
             engine_bytes: of(&|turn| turn.engine.rate.bytes_per_second()),
             bare_reads: of(&|turn| turn.bare.reads_per_second()),
             kept_reads: of(&|turn| turn.kept.reads_per_second()),
+            kept_bytes: workload.memory_bytes(),
             of_limit: of(&|turn| speed(&turn.engine.rate) / speed(&turn.bare)),
             of_kept: of(&|turn| speed(&turn.engine.rate) / speed(&turn.kept)),
             engine_cpu_per_read: of(&|turn| cpu_per_read(&turn.engine.rate)),
@@ -289,7 +303,7 @@ impl Row {
             "bare": how_json(self.bare),
             "bare_reads_per_second": self.bare_reads,
             "kept_reads_per_second": self.kept_reads,
-            "kept_memory_bytes": self.workload.memory_bytes(),
+            "kept_memory_bytes": self.kept_bytes,
             "cpu_us_per_read": self.engine_cpu_per_read * 1e6,
             "bare_cpu_us_per_read": self.bare_cpu_per_read * 1e6,
             "cpu_over_bare": self.cpu_ratio,

@@ -227,15 +227,25 @@ impl PackReader {
         rows_bytes(entry.packed_rows, entry.shared_rows, self.packed.packing.row_bytes) as usize
     }
 
+    /// Tells the kernel of memory that many batches will be read to.
+    pub fn register(&mut self, buffer: &AlignedBuffer) -> Result<()> {
+        let queue = match &mut self.queue {
+            Some(queue) => queue,
+            none => none.insert(self.packed.files.queue().map_err(StoreError::from)?),
+        };
+        queue.register(buffer);
+        Ok(())
+    }
+
     /// Reads the rows of a loaded batch: its own in one go, then those of its segment, near ones together.
     pub fn read(&mut self, batch: &PackedBatch, rows: &mut [u8]) -> Result<PackCounters> {
         let packed = &*self.packed;
         let entry = &packed.entries[batch.number];
         let row_bytes = packed.packing.row_bytes;
-        if self.queue.is_none() {
-            self.queue = Some(packed.files.queue().map_err(StoreError::from)?);
-        }
-        let Some(queue) = &mut self.queue else { return Ok(PackCounters::default()) };
+        let queue = match &mut self.queue {
+            Some(queue) => queue,
+            none => none.insert(packed.files.queue().map_err(StoreError::from)?),
+        };
         self.pieces.clear();
         // Whole pages, so that they land in place.
         let bytes = (entry.packed_rows * row_bytes).next_multiple_of(DIRECT_ALIGN as u64);

@@ -209,7 +209,14 @@ impl LaneStart<'_> {
                         let Some(free) = clock.blocked(|| loaded.home.fresh.take(&stopped)) else {
                             return Ok(None);
                         };
-                        Fresh::Ours(free.unwrap_or_else(|| AlignedBuffer::new(most_bytes, DIRECT_ALIGN)))
+                        Fresh::Ours(match free {
+                            Some(buffer) => buffer,
+                            None => {
+                                let buffer = AlignedBuffer::new(most_bytes, DIRECT_ALIGN);
+                                reader.register(&buffer)?;
+                                buffer
+                            }
+                        })
                     }
                     Cache::Held(held) => {
                         if !sequential && clock.blocked(|| places.take(&stopped)).is_none() {
