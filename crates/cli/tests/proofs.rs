@@ -111,6 +111,7 @@ fn training_keeps_its_budget_inside_a_memory_group() {
             println!("{:#}", train::in_group(&bench, "mmap", "full").unwrap());
             println!("{:#}", train::in_group(&bench, "memory", "sampled").unwrap());
             println!("{:#}", train::in_group(&bench, "ginex", "sampled").unwrap());
+            println!("{:#}", train::in_group(&bench, "diskgnn", "sampled").unwrap());
         }
         Err(error) => println!("skipped: {error:#}"),
     }
@@ -186,4 +187,27 @@ fn preparing_that_was_killed_goes_on_to_the_same_bytes() {
     let bench = bench();
     train::graph(&bench, 20_000, 128).unwrap();
     println!("{:#}", diskgnn::killed(&bench, "graph", 6, 3).unwrap());
+}
+
+#[test]
+fn diskgnn_is_measured_beside_ginex_memory_and_what_preparing_must_take() {
+    match Group::create(1 << 30) {
+        Ok(_) => {
+            let bench = bench();
+            train::graph(&bench, 60_000, 128).unwrap();
+            let case = diskgnn::Case {
+                graph: "graph",
+                batch: "300",
+                batches: "8",
+                group_bytes: 400 << 20,
+                seconds: "0.05",
+            };
+            let found = diskgnn::beside_ginex(&bench, &case, 1).unwrap();
+            println!("{found:#}");
+            assert!(found["read_over_misses"].as_f64().unwrap() <= 1.02, "{found:#}");
+            println!("{:#}", diskgnn::beside_memory(&bench, &case, 1, false).unwrap());
+            println!("{:#}", diskgnn::preparing(&bench, "graph", "300", 2, &[]).unwrap());
+        }
+        Err(error) => println!("skipped: {error:#}"),
+    }
 }

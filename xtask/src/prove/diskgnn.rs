@@ -167,12 +167,12 @@ pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value
 }
 
 /// The disk's own rates: bytes of packed rows read from front to back, and random rows of a size, a second.
-fn disk_rates(bench: &Bench, row_bytes: u64, packed: &str) -> Result<(f64, f64)> {
+fn disk_rates(bench: &Bench, row_bytes: u64, packed: &str, seconds: &str) -> Result<(f64, f64)> {
     let directory = bench.directory.to_string_lossy().into_owned();
     let rows = if row_bytes > 2048 { "rows-4096" } else { "rows-512" };
     let packed_rows = format!("{packed}/rows.bin");
     let rate = |workload: &str, which: &str, place: &[&str]| -> Result<f64> {
-        let words = ["bench", "io", "--only", workload, "--seconds", "1", "--rounds", "3"];
+        let words = ["bench", "io", "--only", workload, "--seconds", seconds, "--rounds", "3"];
         let found = bench.json(&[&words[..], place].concat())?;
         number(&found["workloads"][0], which)
     };
@@ -197,6 +197,8 @@ pub struct Case<'a> {
     pub batches: &'a str,
     /// The group that it runs in.
     pub group_bytes: u64,
+    /// Of each measurement of the disk's own rates.
+    pub seconds: &'a str,
 }
 
 /// `esker bench epoch` with a cache for a tenth of the rows, inside a group.
@@ -236,7 +238,7 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
         let diskgnn = if all.is_empty() { tenth(bench, case, "diskgnn", &ours)? } else { diskgnn };
         let ginex = tenth(bench, case, "ginex", &["--no-compute", "--warm", "0"])?;
         let pages = tenth(bench, case, "ginex", &["--no-compute", "--warm", "0", "--io-block", "4KiB"])?;
-        let (sequential, random) = disk_rates(bench, row_bytes, &packed)?;
+        let (sequential, random) = disk_rates(bench, row_bytes, &packed, case.seconds)?;
         let seconds = |value: &Value| number(value, "seconds_per_batch");
         let bytes = |value: &Value| -> Result<f64> {
             Ok(number(&value["disk"], "bytes_read")? / number(value, "batches")?)
@@ -252,23 +254,29 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
         of_rate.push(sequential / (random * row_bytes as f64));
         let rate = number(&diskgnn["disk"], "bytes_read")? / number(&diskgnn["disk"], "read_seconds")?;
         of_disk.push(rate / sequential);
-        let planned = misses(&diskgnn)? * row_bytes as f64;
         println!(
-            "{}: {times:.2?} of ginex, {of_pages:.3?} of its bytes in pages, {of_disk:.2?} of the disk; read {:.4} of what misses take",
-            case.graph,
-            bytes(&diskgnn)? / planned
+            "{}: {times:.2?} of ginex, {of_pages:.3?} of its bytes in pages, {of_disk:.2?} of the disk",
+            case.graph
         );
         all.push(json!({
             "diskgnn": diskgnn, "ginex": ginex, "ginex_4k": pages, "sequential_bytes_per_second": sequential,
-            "random_rows_per_second": random, "read_over_misses": bytes(&diskgnn)? / planned,
+            "random_rows_per_second": random,
         }));
     }
+    // Every batch that was sampled, and none that is read ahead: all bytes of an epoch.
+    let packing = &all[0]["diskgnn"]["prepared"]["packing"];
+    let (batches, planned) =
+        (number(packing, "batches")?.to_string(), number(packing, "misses")? * row_bytes as f64);
+    let whole = Case { batches: &batches, ..*case };
+    let whole = tenth(bench, &whole, "diskgnn", &["--no-compute", "--warm", "0", "--prepared", &packed])?;
+    let read_over_misses = number(&whole["disk"], "bytes_read")? / planned;
+    println!("{}: an epoch reads {read_over_misses:.4} of what its misses take", case.graph);
     fs::remove_dir_all(&packed).ok();
     Ok(json!({
         "graph": case.graph, "row_bytes": row_bytes, "times_ginex": sample::median(times),
         "bytes_over_ginex_4k": sample::median(of_pages), "bytes_over_ginex_512": sample::median(of_sectors),
         "belady_over_static_misses": sample::median(of_misses), "sequential_over_random": sample::median(of_rate),
-        "of_the_disk": sample::median(of_disk), "read_over_misses": all[0]["read_over_misses"], "rounds": all,
+        "of_the_disk": sample::median(of_disk), "read_over_misses": read_over_misses, "rounds": all,
     }))
 }
 
@@ -286,7 +294,7 @@ pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> 
             ["bench", "epoch", case.graph, "--fanout", "10,10,10", "--hidden", "256", "--batch", case.batch];
         let memory = bench
             .json(&[&words[..], &["--batches", case.batches, "--warm", "2", "--eval", "none"]].concat())?;
-        let (sequential, _) = disk_rates(bench, row_bytes, &packed)?;
+        let (sequential, _) = disk_rates(bench, row_bytes, &packed, case.seconds)?;
         let planned = number(&ours["disk"], "bytes_read")? / number(&ours, "batches")? / sequential;
         let seconds = |value: &Value| number(value, "seconds_per_batch");
         let least = seconds(&memory)?.max(planned);
@@ -488,7 +496,8 @@ pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
 
 pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
     train::graph(bench, 4_000_000, 128)?;
-    let rows_512 = Case { graph: "graph", batch: "1000", batches: "100", group_bytes: 1_900_000_000 };
+    let rows_512 =
+        Case { graph: "graph", batch: "1000", batches: "100", group_bytes: 1_900_000_000, seconds: "1" };
     let narrow = beside_ginex(bench, &rows_512, 2)?;
     let least = |found: &Value, key: &str, least: f64| -> Result<()> {
         let reached = number(found, key)?;
@@ -520,6 +529,7 @@ pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
         batch: "60",
         batches: "100",
         group_bytes: bytes / 10 + GROUP_SLACK_BYTES + (900 << 20),
+        seconds: "1",
     };
     let wide = beside_ginex(bench, &rows_4k, 2)?;
     let asked = 0.8 * number(&wide, "sequential_over_random")? * number(&wide, "belady_over_static_misses")?;
@@ -543,7 +553,8 @@ pub(super) fn full_prepare(bench: &Bench) -> Result<Value> {
     let one = preparing(bench, "graph", "1000", 1, &all)?;
     // One epoch, beside fifty of training with it.
     let packed = bench.path("packed-1").to_string_lossy().into_owned();
-    let case = Case { graph: "graph", batch: "1000", batches: "60", group_bytes: 1_900_000_000 };
+    let case =
+        Case { graph: "graph", batch: "1000", batches: "60", group_bytes: 1_900_000_000, seconds: "1" };
     tenth(bench, &case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--no-compute"])?;
     let trained = tenth(bench, &case, "diskgnn", &["--warm", "2", "--prepared", &packed])?;
     fs::remove_dir_all(&packed).ok();
@@ -601,7 +612,7 @@ pub(super) fn full_gpu(bench: &Bench) -> Result<Value> {
     let (mut all, mut ratios) = (Vec::new(), Vec::new());
     for _ in 0..4 {
         let (diskgnn, memory) = (run("diskgnn", &ours)?, run("memory", &[])?);
-        let (sequential, _) = disk_rates(bench, row_bytes, &packed)?;
+        let (sequential, _) = disk_rates(bench, row_bytes, &packed, "1")?;
         let seconds = |value: &Value| number(value, "seconds_per_batch");
         let planned = number(&diskgnn["disk"], "bytes_read")? / number(&diskgnn, "batches")? / sequential;
         ratios.push(seconds(&diskgnn)? / seconds(&memory)?.max(planned));

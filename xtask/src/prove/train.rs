@@ -138,12 +138,19 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str) -> Result<Value> {
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     };
     refused("1MiB")?;
-    let smallest = smallest_budget(bench, &more)?;
+    let mut smallest = smallest_budget(bench, &more)?;
     let said = refused(&format!("{}B", smallest - 1))?;
     ensure!(
         (said.contains("topology") || said.contains("neighbour lists")) && said.contains("together"),
         "the refusal has no table: {said}"
     );
+    // What diskgnn needs to train is known when it has sampled, and said then.
+    if strategy == "diskgnn"
+        && let Some(missing) = missing_when_sampled(bench, &more, smallest)?
+    {
+        smallest += missing;
+        ensure!(missing_when_sampled(bench, &more, smallest - 1)? == Some(1), "a byte less was not refused");
+    }
     let out = format!("budget-{strategy}-{eval}");
     let memory = format!("{smallest}B");
     let mut all = more.to_vec();
@@ -159,6 +166,17 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str) -> Result<Value> {
         "strategy": strategy, "eval": eval, "smallest_budget_bytes": smallest, "peak_host_bytes": peak,
         "group_limit_bytes": limit, "seconds": summary["seconds"],
     }))
+}
+
+/// What a run that has sampled its batches says is missing.
+fn missing_when_sampled(bench: &Bench, more: &[&str], memory: u64) -> Result<Option<u64>> {
+    let memory = format!("{memory}B");
+    let output = bench.esker(&words("tried", "8", &[more, &["--memory", &memory]].concat())).output()?;
+    fs::remove_dir_all(bench.path("tried")).ok();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let bytes = said.split("allow ").find_map(|rest| rest.split('B').next()?.parse().ok());
+    ensure!(output.status.success() != bytes.is_some(), "{memory}: {said}");
+    Ok(bytes)
 }
 
 /// The smallest budget that the run says would do.
@@ -226,6 +244,8 @@ pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
         ("mmap", "full"),
         ("ginex", "sampled"),
         ("ginex", "full"),
+        ("diskgnn", "sampled"),
+        ("diskgnn", "none"),
     ];
     cases
         .iter()

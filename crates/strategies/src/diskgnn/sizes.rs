@@ -209,7 +209,8 @@ fn too_little(job: &Job, needed: u64, phase_bytes: u64) -> StrategyError {
             ByteCount(phase_bytes)
         ),
         format!(
-            "allow {} more with --memory, or take a smaller batch, fan-out or --feature-cache",
+            "allow {}B ({}) more with --memory, or take a smaller batch, fan-out or --feature-cache",
+            needed - phase_bytes,
             ByteCount(needed - phase_bytes)
         ),
     )
