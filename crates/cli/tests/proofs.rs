@@ -108,10 +108,11 @@ fn training_keeps_its_budget_inside_a_memory_group() {
         Ok(_) => {
             let bench = bench();
             train::graph(&bench, 20_000, 32).unwrap();
-            println!("{:#}", train::in_group(&bench, "mmap", "full").unwrap());
-            println!("{:#}", train::in_group(&bench, "memory", "sampled").unwrap());
-            println!("{:#}", train::in_group(&bench, "ginex", "sampled").unwrap());
-            println!("{:#}", train::in_group(&bench, "diskgnn", "sampled").unwrap());
+            println!("{:#}", train::in_group(&bench, "mmap", "full", &[]).unwrap());
+            println!("{:#}", train::in_group(&bench, "memory", "sampled", &[]).unwrap());
+            println!("{:#}", train::in_group(&bench, "ginex", "sampled", &[]).unwrap());
+            println!("{:#}", train::in_group(&bench, "diskgnn", "sampled", &[]).unwrap());
+            println!("{:#}", train::in_group(&bench, "diskgnn", "none", &["--segment", "4"]).unwrap());
         }
         Err(error) => println!("skipped: {error:#}"),
     }
@@ -204,7 +205,7 @@ fn diskgnn_is_measured_beside_ginex_memory_and_what_preparing_must_take() {
             };
             let found = diskgnn::beside_ginex(&bench, &case, 1).unwrap();
             println!("{found:#}");
-            assert!(found["read_over_misses"].as_f64().unwrap() <= 1.02, "{found:#}");
+            assert!((0.999..=1.02).contains(&found["read_over_misses"].as_f64().unwrap()), "{found:#}");
             println!("{:#}", diskgnn::beside_memory(&bench, &case, 1, false).unwrap());
             println!("{:#}", diskgnn::preparing(&bench, "graph", "300", 2, &[]).unwrap());
         }

@@ -97,13 +97,19 @@ impl RowFormat {
         }
     }
 
-    /// A stored row as f32, past the processor's caches where rows are stored as f32 already: for more than those hold.
-    /// [`esker_io::end_of_copies`] comes before another thread reads them.
-    pub fn convert_past_caches(&self, stored: &[u8], row: &mut [f32]) {
-        match self.stored {
-            Stored::F32 => esker_io::copy_past_caches(stored, bytemuck::cast_slice_mut(row)),
-            _ => self.convert(stored, row),
+    /// Stored rows as f32, each from where `row` says; past the processor's caches where they are more than those hold and stored as
+    /// f32 already.
+    pub fn convert_rows<'a>(
+        &self,
+        past_caches: bool,
+        values: &mut [f32],
+        mut row: impl FnMut(usize) -> &'a [u8],
+    ) {
+        if past_caches && matches!(self.stored, Stored::F32) {
+            return esker_io::gather_past_caches(bytemuck::cast_slice_mut(values), self.row_bytes(), row);
         }
+        let rows = values.chunks_exact_mut(self.dim().max(1)).enumerate();
+        rows.for_each(|(at, values)| self.convert(row(at), values));
     }
 
     /// A stored row as f32.

@@ -15,14 +15,36 @@ pub fn prefetch<T>(slice: &[T], index: usize) {
     let _ = (slice, index);
 }
 
-/// Copies past the processor's caches where it can: for more than they hold, whose lines would only be fetched to be written
-/// over. Where an address or the length is no multiple of 16 it is a plain copy. Other threads see the bytes after
-/// [`end_of_copies`].
-#[inline]
-pub fn copy_past_caches(from: &[u8], to: &mut [u8]) {
-    assert_eq!(from.len(), to.len(), "as many bytes as there is room");
+/// Fills `to` with rows of `row_bytes`, each from where `row` says, past the processor's caches where it can: for more than they
+/// hold, whose lines would only be fetched to be written over. Rows whose place or length is no multiple of 16 are copied as ever.
+pub fn gather_past_caches<'a>(to: &mut [u8], row_bytes: usize, mut row: impl FnMut(usize) -> &'a [u8]) {
+    // Nobody else sees `to` before what was written is there, even where `row` panics.
+    let _end = Fence;
+    for (at, to) in to.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+        let from = row(at);
+        assert_eq!(from.len(), to.len(), "a row");
+        copy_past_caches(from, to);
+    }
+}
+
+/// Orders stores past the caches before all that follow.
+struct Fence;
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a fence only orders stores.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
+/// Copies bytes of the same number; a [`Fence`] must follow on this thread.
+#[inline(always)]
+fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
-    if to.as_ptr() as usize % 16 == 0 && to.len() % 16 == 0 {
+    if (to.as_ptr() as usize).is_multiple_of(16) && to.len().is_multiple_of(16) {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
         for (from, to) in from.chunks_exact(16).zip(to.chunks_exact_mut(16)) {
             // SAFETY: both are 16 bytes long; every piece of `to` starts on a multiple of 16, as its first does.
@@ -34,16 +56,6 @@ pub fn copy_past_caches(from: &[u8], to: &mut [u8]) {
         return;
     }
     to.copy_from_slice(from);
-}
-
-/// What this thread copied past the caches is there for other threads.
-#[inline]
-pub fn end_of_copies() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a fence only orders stores.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
 }
 
 /// Asks the kernel to back a large array with large pages: random access then misses the address cache less often.
@@ -85,16 +97,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_copied_past_the_caches_are_the_same() {
-        let from: Vec<u8> = (0..1000u32).map(|number| (number * 7) as u8).collect();
-        let mut to = vec![0u8; 1100];
-        for (start, at, bytes) in [(0, 0, 512), (3, 16, 64), (1, 5, 16), (0, 0, 0), (7, 32, 33), (0, 1, 999)]
+    fn rows_gathered_past_the_caches_are_the_same() {
+        let from: Vec<u8> = (0..4000u32).map(|number| (number * 7 + number / 256) as u8).collect();
+        for (start, row_bytes, rows) in
+            [(0, 512, 5), (16, 64, 9), (5, 16, 3), (0, 1, 7), (32, 33, 4), (3, 0, 0), (0, 48, 0)]
         {
-            to.fill(9);
-            copy_past_caches(&from[start..start + bytes], &mut to[at..at + bytes]);
-            end_of_copies();
-            assert!(to[at..at + bytes] == from[start..start + bytes]);
-            assert!(to[..at].iter().chain(&to[at + bytes..]).all(|byte| *byte == 9));
+            let mut to = vec![9u8; 4096];
+            let bytes = row_bytes * rows;
+            let row = |at: usize| &from[at * 111..at * 111 + row_bytes];
+            gather_past_caches(&mut to[start..start + bytes], row_bytes, row);
+            assert!((0..rows).all(|at| to[start + at * row_bytes..][..row_bytes] == *row(at)));
+            assert!(to[..start].iter().chain(&to[start + bytes..]).all(|byte| *byte == 9));
         }
     }
 

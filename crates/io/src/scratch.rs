@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Less than this waits until more has come together.
 const WINDOW_BYTES: u64 = 12 << 20;
@@ -37,7 +38,9 @@ impl ScratchFile {
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) =>
             {
-                let path = folder.join(format!("scratch-{}.partial", std::process::id()));
+                static MADE: AtomicU64 = AtomicU64::new(0);
+                let number = MADE.fetch_add(1, Ordering::Relaxed);
+                let path = folder.join(format!("scratch-{}-{number}.partial", std::process::id()));
                 let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
                 std::fs::remove_file(&path)?;
                 file

@@ -201,6 +201,27 @@ fn a_planner_can_be_used_again() {
     }
 }
 
+/// Batches are told apart by 16 bits where these are enough. Empty ones change nothing but their number.
+#[test]
+fn more_batches_than_sixteen_bits_are_planned_alike() {
+    let full: Trace =
+        (0..300u32).map(|batch| vec![batch * 7 % 40, 40 + batch * batch % 23, 63 + batch % 5]).collect();
+    let (expected, _) = plan(&full, 70, 20);
+    for count in [65_533, 65_534, 65_535, 66_000] {
+        let mut trace = full[..200].to_vec();
+        trace.resize(count - 100, Vec::new());
+        trace.extend_from_slice(&full[200..]);
+        let mut words = Vec::new();
+        let keep = |_: u32, found: &[u32]| {
+            words.push(found.to_vec());
+            Ok(())
+        };
+        let mut planner = Belady::new(70, 20, count as u32);
+        let Ok(tally) = planner.plan(&mut &trace[..], &mut Kept::default(), keep);
+        assert_eq!((tally, carried_out(&trace, &words, 20)), (expected, expected.misses()), "{count}");
+    }
+}
+
 #[test]
 #[should_panic(expected = "names a row once")]
 fn a_batch_that_names_a_row_twice_is_a_bug() {

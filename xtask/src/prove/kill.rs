@@ -129,7 +129,8 @@ pub(super) fn run_until(mut command: Command, moment: Duration) -> Result<bool> 
     let started = Instant::now();
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     while started.elapsed() < moment {
-        if child.try_wait()?.is_some() {
+        if let Some(status) = child.try_wait()? {
+            ensure!(status.success(), "it failed before it was killed: {status}");
             return Ok(true);
         }
         std::thread::sleep((moment - started.elapsed().min(moment)).min(Duration::from_millis(2)));

@@ -4,7 +4,7 @@ use crate::progress::Shown;
 use crate::scratch::Scratch;
 use esker_io::limit::{BareLoop, Rate, bare_loop};
 use esker_io::{Access, Disk, Files, Layout, Options, RungKind, ThisMachine};
-use esker_types::{ByteCount, Progress, Silent, Unit, grouped};
+use esker_types::{ByteCount, Progress, Silent, Unit, grouped, machine_memory_limit};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -108,6 +108,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         in_place_bytes: arguments.in_place.0,
         ..Options::default()
     };
+    let most = ByteCount(machine_memory_limit().bytes / 2);
+    if let Some(kept) = arguments.kept.filter(|kept| kept.0 > most.0) {
+        anyhow::bail!("--kept {kept}: at most {most}, half of what this machine has");
+    }
     // Before minutes are spent on writing.
     options.check()?;
     let progress: Box<dyn Progress> = if arguments.json { Box::new(Silent) } else { Box::new(Shown::new()) };

@@ -25,9 +25,14 @@ fn lane_bytes(row_bytes: u64) -> u64 {
     2 * part + part_rows(row_bytes) * (4 + 8) + 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64)
 }
 
+/// Memory beside that of lanes: a queue that syncs, and reads rows that are shared.
+fn fixed_bytes() -> u64 {
+    Options::default().memory_bytes(4)
+}
+
 /// The least memory that it takes.
 pub(crate) fn memory_bytes(row_bytes: u64) -> u64 {
-    lane_bytes(row_bytes)
+    fixed_bytes() + lane_bytes(row_bytes)
 }
 
 /// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
@@ -54,9 +59,11 @@ pub(crate) fn order<W: StoredRow>(
     progress.stage("order caches", Some(all), Unit::Bytes);
     let mut done: usize = writer.journal.done("moved").unwrap_or(0);
     // Parts up to here may be half moved.
-    let touched: usize = writer.journal.done("moving").unwrap_or(0);
+    let touched: usize = writer.journal.done("touched").unwrap_or(0);
     progress.advance(moved[..done].iter().map(|output| output.rows * row_bytes).sum());
-    let lanes = (sizes.memory_bytes / lane_bytes(row_bytes)).clamp(1, sizes.threads.max(1) as u64);
+    let left = sizes.memory_bytes.saturating_sub(fixed_bytes() + laid.blocks * 8);
+    let lanes = (left / lane_bytes(row_bytes)).clamp(1, sizes.threads.max(1) as u64);
+    let largest = moved.iter().map(|output| blocks_for(output.rows, row_bytes) * BLOCK).max().unwrap_or(0);
     let mover = Mover {
         rows: &files,
         features: features.open_files(&Options::default())?,
@@ -69,12 +76,12 @@ pub(crate) fn order<W: StoredRow>(
     while done < moved.len() {
         let end = (done + WINDOW).max(touched).min(moved.len());
         if end > touched {
-            writer.journal.record("moving", &end)?;
+            writer.journal.record("touched", &end)?;
         }
         let next = AtomicUsize::new(done);
         std::thread::scope(|scope| {
             let lane = || -> Result<()> {
-                let mut lane = Lane::<W>::default();
+                let mut lane = Lane::<W>::new(largest as usize);
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(output) = moved[..end].get(number) else { return Ok(()) };
@@ -121,10 +128,11 @@ struct Lane<W> {
     wanted: Vec<W>,
 }
 
-impl<W> Default for Lane<W> {
-    fn default() -> Lane<W> {
-        let empty = || AlignedBuffer::new(0, DIRECT_ALIGN);
-        Lane { queue: None, from: empty(), to: empty(), places: Vec::new(), wanted: Vec::new() }
+impl<W> Lane<W> {
+    /// For parts of so many bytes at most.
+    fn new(bytes: usize) -> Lane<W> {
+        let buffer = || AlignedBuffer::new(bytes, DIRECT_ALIGN);
+        Lane { queue: None, from: buffer(), to: buffer(), places: Vec::new(), wanted: Vec::new() }
     }
 }
 
@@ -133,10 +141,6 @@ impl<W: StoredRow> Mover<'_, W> {
     fn place(&self, output: &Output, touched: bool, lane: &mut Lane<W>) -> Result<()> {
         let bytes = (output.rows * self.row_bytes) as usize;
         let padded = (blocks_for(output.rows, self.row_bytes) * BLOCK) as usize;
-        if lane.to.len() < padded {
-            lane.from = AlignedBuffer::new(padded, DIRECT_ALIGN);
-            lane.to = AlignedBuffer::new(padded, DIRECT_ALIGN);
-        }
         let queue = match &mut lane.queue {
             Some(queue) => queue,
             none => none.insert(self.rows.queue().map_err(StoreError::from)?),

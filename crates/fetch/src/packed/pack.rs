@@ -175,8 +175,12 @@ pub(crate) fn pack<W: StoredRow>(
 }
 
 pub(crate) fn write_sums(path: &Path, sums: &[AtomicU64]) -> Result<()> {
-    let all: Vec<u64> = sums.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
-    replace(path, |file| file.write_all(bytemuck::cast_slice(&all)))
+    replace(path, |file| {
+        sums.chunks(1 << 13).try_for_each(|some| {
+            let some: Vec<u64> = some.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
+            file.write_all(bytemuck::cast_slice(&some))
+        })
+    })
 }
 
 /// Writes a file under another name, syncs, renames.

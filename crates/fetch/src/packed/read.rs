@@ -5,7 +5,7 @@ use super::open::read_options;
 use super::plain::Plain;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
 use crate::{FetchError, Result, RowFormat};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue, end_of_copies, prefetch};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue, prefetch};
 use esker_sample::trace::Records;
 use esker_sample::{Position, Sample};
 use esker_store::{BlockArray, StoreError};
@@ -284,19 +284,14 @@ pub fn assemble(words: &[u32], cached: &[u8], fresh: &[u8], format: &RowFormat, 
     let many = size_of_val(values) > CACHED_BYTES;
     let chunks = values.par_chunks_mut(CHUNK_ROWS * dim).zip(words.par_chunks(CHUNK_ROWS));
     chunks.for_each(|(values, words)| {
-        for (at, (word, row)) in words.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
+        format.convert_rows(many, values, |at| {
             if let Some(soon) = words.get(at + ROWS_AHEAD) {
                 let (memory, start) = find(*soon);
                 (0..lines).for_each(|line| prefetch(memory, start + line * LINE_BYTES));
             }
-            let (memory, start) = find(*word);
-            let stored = &memory[start..start + row_bytes];
-            match many {
-                true => format.convert_past_caches(stored, row),
-                false => format.convert(stored, row),
-            }
-        }
-        end_of_copies();
+            let (memory, start) = find(words[at]);
+            &memory[start..start + row_bytes]
+        });
     });
     hits
 }

@@ -66,6 +66,9 @@ pub struct PackSizes {
     pub threads: usize,
 }
 
+/// Of what is in the work directory: work of another version starts anew.
+const WORK_VERSION: u64 = 2;
+
 pub(crate) const ACCESSES: &str = "accesses";
 pub(crate) const ENTRIES: &str = "entries";
 
@@ -91,7 +94,7 @@ impl<'a> PackWriter<'a> {
             return Ok(None);
         }
         let text = serde_json::to_string(&header).unwrap_or_default();
-        let fingerprint = dataset.inputs_of(KIND, &serde_json::json!([text, request]));
+        let fingerprint = dataset.inputs_of(KIND, &serde_json::json!([text, request, WORK_VERSION]));
         let (journal, _) = staging.journal(&fingerprint)?;
         let logged: Logged = journal.done("logged").unwrap_or_default();
         let mut writer = PackWriter {
@@ -186,7 +189,8 @@ impl<'a> PackWriter<'a> {
         Ok(())
     }
 
-    fn make_safe(&mut self) -> Result<()> {
+    /// What was added so far is there for the next process.
+    pub fn make_safe(&mut self) -> Result<()> {
         let Some(log) = &mut self.log else { return Ok(()) };
         [&mut log.samples, &mut log.accesses, &mut log.entries]
             .into_iter()
@@ -249,7 +253,7 @@ impl<'a> PackWriter<'a> {
             Some(laid) => laid,
             None => {
                 // Nothing that followed another layout is of use.
-                for step in ["laid", "packing", "packed", "moving", "moved"] {
+                for step in ["laid", "packing", "packed", "touched", "moved"] {
                     self.journal.forget(step)?;
                 }
                 let laid = layout::lay_out::<W>(&self, &self.logged, &format, room, pool, progress)?;

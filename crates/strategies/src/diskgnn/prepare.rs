@@ -189,6 +189,8 @@ impl From<FetchError> for Failed {
 
 /// Epochs like the first that the disk takes with every batch's rows packed.
 fn epochs_that_fit<W: StoredRow>(job: &Job, sizes: &Sizes, writer: &mut PackWriter) -> Result<u64> {
+    // Whatever follows, what was sampled is kept.
+    writer.make_safe()?;
     let slots = sizes.slots(job, &writer.largest(), writer.batches())?;
     let (cached, epoch) = writer.packed_bytes::<W>(slots)?;
     let left = job.out_of_core.disk_bytes.saturating_sub(cached);

@@ -162,7 +162,7 @@ fn profile<W: Word + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64
         job.batches.seeds(at, &mut seeds)?;
         sampler.sample(at, &seeds, &mut sample)?;
         let nodes = sample.node_ids.len() as u64;
-        largest = largest.max(sizes::disk_bytes::<W>(nodes, sample.edge_count() * EDGE_BYTES));
+        largest = largest.max(sizes::disk_bytes::<W>(1, nodes, sample.edge_count() * EDGE_BYTES));
     }
     Ok(largest)
 }

@@ -192,7 +192,9 @@ impl Sizes {
     }
 }
 
-/// What the files of a batch take on disk: a trace of about three bytes an edge, an access and a word a node.
-pub(super) fn disk_bytes<W: Word + StoredRow>(nodes: u64, trace_bytes: u64) -> u64 {
-    trace_bytes + nodes * (AccessFile::<W>::BYTES + esker_fetch::PlanFile::BYTES)
+/// What the files of some batches take on disk: a trace of about three bytes an edge, an access and a word a node, and while
+/// they are planned how many rows of each batch every later one wants.
+pub(super) fn disk_bytes<W: Word + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
+    let counts = nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::Wanted>() as u64;
+    trace_bytes + nodes * (AccessFile::<W>::BYTES + esker_fetch::PlanFile::BYTES) + counts
 }

@@ -146,8 +146,8 @@ impl<W: Word + StoredRow> Superbatch<W> {
             sample_bytes = sample_bytes.max(sample.bytes());
             count += 1;
             let (this, all) = (writer.bytes() - before, writer.bytes());
-            let used = disk_bytes::<W>(accesses.accesses(), all);
-            match used + disk_bytes::<W>(nodes, this) > sizes.disk_bytes {
+            let with_next = disk_bytes::<W>(count + 1, accesses.accesses() + nodes, all + this);
+            match with_next > sizes.disk_bytes {
                 true => Err(End::Full),
                 false => Ok(()),
             }
@@ -155,7 +155,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         if let Err(End::Failed(error)) = ended {
             return Err(error);
         }
-        let used = disk_bytes::<W>(accesses.accesses(), writer.bytes());
+        let used = disk_bytes::<W>(count, accesses.accesses(), writer.bytes());
         if count == 1 && used > sizes.disk_bytes {
             let least = esker_types::ByteCount(used * 2 + used / 4);
             return Err(StrategyError::request(
