@@ -637,7 +637,53 @@ pub(super) fn full_gpu(bench: &Bench) -> Result<Value> {
     }
     let over = sample::median(ratios);
     ensure!(over <= 1.1, "an epoch takes {over:.3} times the least, 1.1 were promised");
-    Ok(json!({ "over_the_least": over, "rounds": all }))
+    fs::remove_dir_all(&packed)?;
+    let caches = caches_one_by_one(bench, all_bytes)?;
+    Ok(json!({ "over_the_least": over, "rounds": all, "caches_one_by_one": caches }))
+}
+
+/// No cache, one on the GPU, one on the GPU and one on the host, one on the host alone (Figure 18): epochs and their stages.
+fn caches_one_by_one(bench: &Bench, all_bytes: u64) -> Result<Value> {
+    let packed = bench.path("packed-c").to_string_lossy().into_owned();
+    let words = |cache: u64, gpu_bytes: Option<u64>| -> Vec<String> {
+        let words = "bench epoch graph --device cuda --strategy diskgnn --fanout 10,10,10 --hidden 256 --batch 1000 --batches 120 --warm 10 --eval none --disk-budget 40GB";
+        let mut words: Vec<String> = words.split(' ').map(String::from).collect();
+        words.extend(["--prepared".into(), packed.clone(), "--feature-cache".into(), format!("{cache}B")]);
+        words.extend(gpu_bytes.iter().flat_map(|bytes| ["--gpu-memory".into(), format!("{bytes}B")]));
+        words
+    };
+    // What the GPU needs without rows is said by a run that is refused.
+    let tenth = all_bytes / 10;
+    let refused = words(tenth, Some(1 << 20));
+    let refused = bench.esker(&refused.iter().map(String::as_str).collect::<Vec<_>>()).output()?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let least: u64 = said
+        .split("--gpu-memory ")
+        .find_map(|rest| rest.split('B').next()?.parse().ok())
+        .with_context(|| format!("no smallest GPU memory is said: {said}"))?;
+    let cases = [
+        ("none", 0, None),
+        ("5% on the GPU", tenth / 2, None),
+        ("10% on the GPU", tenth, None),
+        ("5% on the GPU, 5% on the host", tenth, Some(least + tenth / 2)),
+        ("10% on the host", tenth, Some(least)),
+    ];
+    let (mut rows, mut packed_for) = (Vec::new(), None);
+    for (name, cache, gpu_bytes) in cases {
+        let words = words(cache, gpu_bytes);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        if packed_for.replace(cache) != Some(cache) {
+            fs::remove_dir_all(&packed).ok();
+            bench.json(&[&words[..], &["--no-compute"]].concat())?;
+        }
+        let found = bench.json(&words)?;
+        println!("{name}: {:.1} ms a batch", number(&found, "seconds_per_batch")? * 1e3);
+        rows.push(json!({
+            "caches": name, "seconds_per_batch": found["seconds_per_batch"], "disk": found["disk"], "stages": found["stages"],
+        }));
+    }
+    fs::remove_dir_all(&packed)?;
+    Ok(Value::Array(rows))
 }
 
 pub(super) fn full_sensitivity(bench: &Bench) -> Result<Value> {
