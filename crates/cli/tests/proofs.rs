@@ -178,9 +178,9 @@ fn diskgnn_has_the_losses_of_memory_for_caches_and_disk_budgets() {
     bench
         .json(&["generate", "small", "--nodes", "6000", "--degree", "8", "--dim", "50", "--seed", "1"])
         .unwrap();
-    println!("{:#}", diskgnn::same_losses(&bench, "small", &[Some(8.0)], "60").unwrap());
+    println!("{:#}", diskgnn::same_losses(&bench, "small", &[8.0], "60", "3").unwrap());
     bench.json(&["generate", "igb", "--preset", "igb", "--scale", "0.00002"]).unwrap();
-    println!("{:#}", diskgnn::same_losses(&bench, "igb", &[None], "20").unwrap());
+    println!("{:#}", diskgnn::same_losses(&bench, "igb", &[], "20", "3").unwrap());
 }
 
 #[test]

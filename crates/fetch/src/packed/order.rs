@@ -19,10 +19,12 @@ const WINDOW: usize = 16;
 /// Rows that are asked of the features at a time, where parts are made again.
 const ROWS_AT_A_TIME: usize = 4096;
 
-/// Memory that each lane takes: a part twice, its rows and their places.
-fn lane_bytes(row_bytes: u64) -> u64 {
-    let part = (part_rows(row_bytes) * row_bytes).next_multiple_of(BLOCK);
-    2 * part + part_rows(row_bytes) * (4 + 8) + 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64)
+/// Memory that each lane takes, of a graph of so many nodes: a part twice, the places of its rows, and two queues.
+fn lane_bytes(nodes: u64, row_bytes: u64) -> u64 {
+    // A part has a row once.
+    let rows = part_rows(row_bytes).min(nodes);
+    let queues = 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64);
+    2 * (rows * row_bytes).next_multiple_of(BLOCK) + rows * 4 + ROWS_AT_A_TIME as u64 * 8 + queues
 }
 
 /// Memory beside that of lanes: a queue that syncs, and reads rows that are shared.
@@ -31,8 +33,8 @@ fn fixed_bytes() -> u64 {
 }
 
 /// The least memory that it takes.
-pub(crate) fn memory_bytes(row_bytes: u64) -> u64 {
-    fixed_bytes() + lane_bytes(row_bytes)
+pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64) -> u64 {
+    fixed_bytes() + lane_bytes(nodes, row_bytes)
 }
 
 /// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
@@ -62,7 +64,7 @@ pub(crate) fn order<W: StoredRow>(
     let touched: usize = writer.journal.done("touched").unwrap_or(0);
     progress.advance(moved[..done].iter().map(|output| output.rows * row_bytes).sum());
     let left = sizes.memory_bytes.saturating_sub(fixed_bytes() + laid.blocks * 8);
-    let lanes = (left / lane_bytes(row_bytes)).clamp(1, sizes.threads.max(1) as u64);
+    let lanes = (left / lane_bytes(format.rows(), row_bytes)).clamp(1, sizes.threads.max(1) as u64);
     let largest = moved.iter().map(|output| blocks_for(output.rows, row_bytes) * BLOCK).max().unwrap_or(0);
     let mover = Mover {
         rows: &files,
@@ -171,11 +173,12 @@ impl<W: StoredRow> Mover<'_, W> {
     fn gather(&self, output: &Output, lane: &mut Lane<W>) -> Result<()> {
         let mut queue = self.features.queue().map_err(StoreError::from)?;
         let mut pieces = Vec::with_capacity(ROWS_AT_A_TIME);
-        self.wants.read(output.wants_at, output.rows as usize, &mut lane.wanted)?;
         let bytes = self.row_bytes;
-        for (rows, places) in lane.wanted.chunks(ROWS_AT_A_TIME).zip(lane.places.chunks(ROWS_AT_A_TIME)) {
+        for (turn, places) in lane.places.chunks(ROWS_AT_A_TIME).enumerate() {
+            let first = output.wants_at + (turn * ROWS_AT_A_TIME) as u64;
+            self.wants.read(first, places.len(), &mut lane.wanted)?;
             pieces.clear();
-            pieces.extend(rows.iter().zip(places).map(|(row, place)| Piece {
+            pieces.extend(lane.wanted.iter().zip(places).map(|(row, place)| Piece {
                 offset: PAYLOAD_OFFSET + row.index() as u64 * bytes,
                 bytes,
                 at: *place as u64 * bytes,
@@ -200,7 +203,8 @@ fn sum_shared(
     Plain::<SegmentEntry>::array(writer.directory(), file::SEGMENTS)?.read(0, count, &mut segments)?;
     let shared = Plain::<u32>::array(writer.directory(), file::SHARED)?;
     progress.stage("check caches", Some(segments.iter().map(|one| one.rows * row_bytes).sum()), Unit::Bytes);
-    let rows_at_a_time = super::layout::part_rows(row_bytes);
+    let most = segments.iter().map(|segment| segment.rows).max().unwrap_or(0);
+    let rows_at_a_time = part_rows(row_bytes).min(most).max(1);
     let mut buffer = AlignedBuffer::new((rows_at_a_time * row_bytes) as usize, DIRECT_ALIGN);
     for (segment, batches) in segments.iter().zip(entries.chunks_mut(laid.segment.max(1) as usize)) {
         sums.clear();

@@ -234,7 +234,7 @@ impl<'a> PackWriter<'a> {
     /// Bytes of memory that laying out, packing and ordering take at least, whichever takes most.
     pub fn memory_bytes(nodes: u64, row_bytes: u64, batches: u64, largest_nodes: u64, threads: u64) -> u64 {
         let laying = layout::memory_bytes(nodes, batches, largest_nodes, threads);
-        laying.max(pack::least_bytes(threads)).max(order::memory_bytes(row_bytes))
+        laying.max(pack::least_bytes(threads)).max(order::memory_bytes(nodes, row_bytes))
     }
 
     /// Lays rows out, packs them, and gives the directory its name. `epochs` were sampled, and whether more were wanted than
