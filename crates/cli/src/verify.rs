@@ -1,9 +1,11 @@
 use crate::note;
 use crate::output::print_json;
 use crate::progress::Shown;
+use esker_store::Damage;
 use esker_types::{ByteCount, Silent};
 use serde_json::json;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -63,7 +65,46 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if damage.len() > 20 {
             note!("and {} more", damage.len() - 20);
         }
-        note!("error: the dataset is damaged; restore these files from a copy, or make the dataset again");
+        note!("error: {}", remedy(path, &damage));
     }
     Ok(if damage.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+}
+
+/// What is lost, and what to do.
+fn remedy(dataset: &Path, damage: &[Damage]) -> String {
+    let derived = dataset.join("derived");
+    let directories: Option<BTreeSet<PathBuf>> = damage
+        .iter()
+        .map(|part| Some(derived.join(part.path.strip_prefix(&derived).ok()?.components().next()?)))
+        .collect();
+    match directories {
+        Some(directories) => {
+            let all: Vec<String> = directories.iter().map(|one| one.display().to_string()).collect();
+            format!(
+                "the dataset is whole, what was made of it is damaged; remove {}, and prepare again",
+                all.join(" and ")
+            )
+        }
+        None => "the dataset is damaged; restore these files from a copy, or make the dataset again".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_to_packed_rows_costs_no_dataset() {
+        let at = |path: &str| Damage { path: path.into(), offset: 0, bytes: 1, problem: String::new() };
+        let said = remedy(
+            Path::new("g"),
+            &[at("g/derived/diskgnn-1/rows.bin"), at("g/derived/diskgnn-1/words.bin")],
+        );
+        assert!(
+            said.contains("the dataset is whole") && said.contains("remove g/derived/diskgnn-1,"),
+            "{said}"
+        );
+        let said = remedy(Path::new("g"), &[at("g/derived/diskgnn-1/rows.bin"), at("g/labels.bin")]);
+        assert!(said.contains("restore these files"), "{said}");
+    }
 }

@@ -66,7 +66,8 @@ pub fn killed_with(bench: &Bench, epochs: &str, kills: u64, seed: u64, words_too
             more.push("--json");
             more.extend(resume);
             let mut command = bench.esker(&words("killed", epochs, &more));
-            let share = unit(key.at(done * 1000 + turn));
+            // Of another run, too: where the first was slow, runs may end before they are killed, and must not try that for ever.
+            let share = unit(key.with(runs).at(done * 1000 + turn)) / (1 + runs / kills.max(1)) as f64;
             let last = done >= kills || turn >= 8;
             let wait = if last { Duration::from_secs(600) } else { Duration::from_secs_f64(seconds * share) };
             let finished = run_until(&mut command, wait)?;
