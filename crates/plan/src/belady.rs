@@ -121,8 +121,7 @@ impl<R: Row> Belady<R> {
     /// Bytes that a planner takes, buffers for batches of up to `largest` rows included.
     pub fn bytes_for(rows: u64, slots: u64, batches: u64, largest: u64) -> u64 {
         let slots = slots.min(rows).min(MOST_SLOTS as u64);
-        // What is known of a batch here, and where its rows, words and counts lie.
-        let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<Wanted>() as u64 + 4 * 8;
+        let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<Wanted>() as u64;
         let tables = rows * 4 + (slots + 2) * 4 + (batches + 1) * a_batch;
         // Rows, words, what is read of them, and those without a slot.
         tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 4)

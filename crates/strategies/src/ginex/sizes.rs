@@ -34,9 +34,11 @@ fn word_bytes(job: &Job) -> u64 {
 
 fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
+    // Where the rows, words and counts of each batch lie in their files.
+    let places = batches * 4 * 8;
     match word_bytes(job) {
-        8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest),
-        _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest),
+        8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest) + places,
+        _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest) + places,
     }
 }
 
