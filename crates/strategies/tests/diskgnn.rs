@@ -277,15 +277,21 @@ proptest! {
     }
 }
 
-#[test]
-fn work_that_was_cut_short_goes_on_to_the_same_bytes() {
-    let directory = tempfile::tempdir().unwrap();
-    let dataset = dataset(directory.path(), 300, Dtype::F32);
+/// A job with a cache in memory and caches of segments, and what it packs.
+fn undisturbed(directory: &Path) -> (Arc<Dataset>, Job, BTreeMap<String, Vec<u8>>) {
+    let dataset = dataset(directory, 300, Dtype::F32);
     let mut job = job(&dataset, 7);
     job.out_of_core.feature_cache_bytes = Some(120_000);
     job.out_of_core.segment = Some(6);
     strategy(StrategyKind::DiskGnn, &job);
-    let expected = content(&packed_at(&job));
+    let content = content(&packed_at(&job));
+    (dataset, job, content)
+}
+
+#[test]
+fn work_that_was_cut_short_goes_on_to_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (dataset, job, expected) = undisturbed(directory.path());
     // A journal that knows nothing, half a log, another job's work: whatever is there, the result is the same.
     fs::remove_dir_all(dataset.directory().join("derived")).unwrap();
     let started: Arc<Dataset> = dataset.clone();
@@ -317,12 +323,7 @@ impl esker_types::Progress for Gone {
 fn a_part_that_was_being_moved_comes_from_the_features_again() {
     use std::os::unix::fs::FileExt;
     let directory = tempfile::tempdir().unwrap();
-    let dataset = dataset(directory.path(), 300, Dtype::F32);
-    let mut job = job(&dataset, 7);
-    job.out_of_core.feature_cache_bytes = Some(120_000);
-    job.out_of_core.segment = Some(6);
-    strategy(StrategyKind::DiskGnn, &job);
-    let expected = content(&packed_at(&job));
+    let (dataset, job, expected) = undisturbed(directory.path());
     let partial = packed_partial(&dataset, &job);
     let mut cut_short = job.clone();
     cut_short.progress = Arc::new(Gone(Default::default()));

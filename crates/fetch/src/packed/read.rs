@@ -181,6 +181,14 @@ pub(crate) fn rows_bytes(packed: u64, shared: u64, row_bytes: u64) -> u64 {
         .next_multiple_of(DIRECT_ALIGN as u64)
 }
 
+/// The queue of a reader that reads rows.
+fn opened<'a>(queue: &'a mut Option<Queue>, packed: &Packed) -> Result<&'a mut Queue> {
+    Ok(match queue {
+        Some(queue) => queue,
+        none => none.insert(packed.files.queue().map_err(StoreError::from)?),
+    })
+}
+
 impl PackReader {
     /// Loads the sample and the words of the batch that was sampled at a position.
     pub fn load(&mut self, at: Position, sample: &mut Sample, batch: &mut PackedBatch) -> Result<()> {
@@ -229,11 +237,7 @@ impl PackReader {
 
     /// Tells the kernel of memory that many batches will be read to.
     pub fn register(&mut self, buffer: &AlignedBuffer) -> Result<()> {
-        let queue = match &mut self.queue {
-            Some(queue) => queue,
-            none => none.insert(self.packed.files.queue().map_err(StoreError::from)?),
-        };
-        queue.register(buffer);
+        opened(&mut self.queue, &self.packed)?.register(buffer);
         Ok(())
     }
 
@@ -242,10 +246,7 @@ impl PackReader {
         let packed = &*self.packed;
         let entry = &packed.entries[batch.number];
         let row_bytes = packed.packing.row_bytes;
-        let queue = match &mut self.queue {
-            Some(queue) => queue,
-            none => none.insert(packed.files.queue().map_err(StoreError::from)?),
-        };
+        let queue = opened(&mut self.queue, packed)?;
         self.pieces.clear();
         // Whole pages, so that they land in place.
         let bytes = (entry.packed_rows * row_bytes).next_multiple_of(DIRECT_ALIGN as u64);

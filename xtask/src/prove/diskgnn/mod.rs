@@ -1,0 +1,212 @@
+//! DiskGNN: the same losses as in memory, and preparing that was killed. `speed.rs` has its speed beside ginex, memory and the disk,
+//! `prepare.rs` what preparing costs and what training depends on.
+
+mod prepare;
+mod speed;
+
+pub(super) use prepare::{full_prepare, full_sensitivity};
+pub use prepare::{preparing, sensitivity};
+pub use speed::{Case, beside_ginex, beside_memory};
+pub(super) use speed::{full_gpu, full_speed};
+
+use super::ginex::number;
+use super::{Bench, kill, train};
+use anyhow::{Context, Result, ensure};
+use esker_types::random::{Key, unit};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of all feature rows, and of one.
+fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
+    let info = bench.json(&["info", graph])?;
+    let width = match info["feature_dtype"].as_str() {
+        Some("f32") => 4,
+        Some("f16" | "bf16") => 2,
+        _ => 1,
+    };
+    let row_bytes = number(&info, "feature_dim")? as u64 * width;
+    Ok((number(&info, "nodes")? as u64 * row_bytes, row_bytes))
+}
+
+/// Losses to the bit those of `memory` on a graph, for caches and disk budgets given as multiples of the feature bytes
+/// (beside as much as it likes); with a budget that is just feasible, and one that is not and says so.
+pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epochs: &str) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let words = |strategy: &'static str, out: &str| -> Vec<String> {
+        let words =
+            ["train", graph, "--fanout", "8,4", "--hidden", "32", "--batch", batch, "--dropout", "0.2"];
+        let more = [
+            "--epochs",
+            epochs,
+            "--epochs-sampled",
+            epochs,
+            "--eval",
+            "none",
+            "--strategy",
+            strategy,
+            "--out",
+            out,
+        ];
+        words.iter().chain(&more).map(ToString::to_string).collect()
+    };
+    let run = |words: &[String], more: &[String]| {
+        let mut command = bench.esker(&words.iter().chain(more).map(String::as_str).collect::<Vec<_>>());
+        command.arg("--json").output().context("esker train")
+    };
+    let expected = run(&words("memory", "same-memory"), &[])?;
+    let expected: Value = serde_json::from_slice(&expected.stdout)?;
+    let mut rows = Vec::new();
+    let mut check = |name: String, cache: u64, budget: Option<u64>| -> Result<()> {
+        let mut more = vec!["--feature-cache".to_string(), format!("{cache}B")];
+        more.extend(budget.iter().flat_map(|bytes| ["--disk-budget".to_string(), format!("{bytes}B")]));
+        let output = run(&words("diskgnn", "same-diskgnn"), &more)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{graph}, {name}: {said}");
+        let found: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(
+            expected["loss_digest"].is_string() && expected["loss_digest"] == found["loss_digest"],
+            "{graph}, {name}: losses differ from those in memory"
+        );
+        let packing = &found["prepared"]["packing"];
+        let taken = found["prepared"]["disk_bytes"].as_u64().unwrap_or(u64::MAX);
+        ensure!(budget.is_none_or(|bytes| taken <= bytes), "{graph}, {name}: {taken} bytes on disk");
+        rows.push(json!({
+            "graph": graph, "disk": name, "cache_bytes": cache, "disk_budget": budget, "disk_bytes": taken,
+            "disk_over_features": taken as f64 / all_bytes as f64, "segment": packing["segment"],
+            "loss_digest": found["loss_digest"],
+        }));
+        fs::remove_dir_all(bench.path("same-diskgnn"))?;
+        fs::remove_dir_all(bench.path(graph).join("derived"))?;
+        Ok(())
+    };
+    for share in [0.0, 0.02, 0.1, 0.5] {
+        check("unlimited".into(), (all_bytes as f64 * share) as u64, None)?;
+    }
+    // Without a cache in memory most is wanted of the disk.
+    for multiple in budgets {
+        check(format!("{multiple} times the features"), 0, Some((all_bytes as f64 * multiple) as u64))?;
+    }
+    let cache = all_bytes / 10;
+    // Far too little is refused with what would just do, and that does.
+    let far_too_little =
+        ["--feature-cache".to_string(), format!("{cache}B"), "--disk-budget".into(), "1MB".into()];
+    let refused = run(&words("diskgnn", "same-diskgnn"), &far_too_little)?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success(), "a disk budget of a megabyte was not refused");
+    let least: u64 = said
+        .split("--disk-budget ")
+        .find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()))
+        .with_context(|| format!("the refusal says no budget: {said}"))?;
+    check("just feasible".into(), cache, Some(least))?;
+    let mut less = far_too_little.to_vec();
+    less[3] = format!("{}B", least - 1);
+    ensure!(!run(&words("diskgnn", "same-diskgnn"), &less)?.status.success(), "a byte less was not refused");
+    fs::remove_dir_all(bench.path("same-memory"))?;
+    fs::remove_dir_all(bench.path(graph).join("derived")).ok();
+    Ok(Value::Array(rows))
+}
+
+/// Every file of the only packed directory of a dataset, by name, as a hash.
+fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        all.insert(name, xxh3_64(&fs::read(&path)?));
+    }
+    Ok(all)
+}
+
+/// SIGKILL at random moments of preparing; the re-run completes, and what it made is what an undisturbed run makes.
+pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value> {
+    let (all_bytes, _) = feature_bytes(bench, graph)?;
+    let cache = format!("{}B", all_bytes / 10);
+    // Threads take different parts of the work, so moments differ from run to run. Segments make every step do something.
+    let words = [
+        "prepare",
+        graph,
+        "--strategy",
+        "diskgnn",
+        "--fanout",
+        "8,4",
+        "--batch",
+        "300",
+        "--epochs",
+        "3",
+        "--segment",
+        "5",
+        "--feature-cache",
+        &cache,
+        "--memory",
+        "400MiB",
+        "--prepared",
+        "packed",
+    ];
+    let started = Instant::now();
+    bench.json(&words)?;
+    let whole = started.elapsed();
+    let expected = packed_files(&bench.path("packed"))?;
+    let (key, mut counts, mut moving) = (Key::new(seed), [0u64; 2], 0u64);
+    for case in 0..times {
+        fs::remove_dir_all(bench.path("packed")).ok();
+        fs::remove_dir_all(bench.path("packed.partial")).ok();
+        for kill in 0..1 + case % 3 {
+            let moment = whole.mul_f64(unit(key.with(case).at(kill)));
+            let finished = kill::run_until(bench.esker(&words), moment)?;
+            counts[finished as usize] += 1;
+            // Whether rows of caches were being moved.
+            let journal =
+                fs::read(bench.path("packed.partial").join("work/journal.json")).unwrap_or_default();
+            let journal: Value = serde_json::from_slice(&journal).unwrap_or_default();
+            let step = |name: &str| journal["steps"][name].as_u64().unwrap_or(0);
+            moving += u64::from(step("touched") > step("moved"));
+        }
+        bench.json(&words)?;
+        let found = packed_files(&bench.path("packed"))?;
+        let differ: Vec<&String> =
+            expected.keys().filter(|name| expected.get(*name) != found.get(*name)).collect();
+        ensure!(found == expected, "case {case}: {differ:?} differ from those of an undisturbed run");
+        ensure!(!bench.path("packed.partial").exists(), "case {case}: work was left behind");
+    }
+    fs::remove_dir_all(bench.path("packed"))?;
+    let [killed, finished] = counts;
+    ensure!(killed > 0, "every run finished before it was to be killed");
+    Ok(json!({
+        "cases": times, "kills": killed, "while_caches_were_ordered": moving, "finished_before_the_kill": finished,
+        "undisturbed_seconds": whole.as_secs_f64(),
+    }))
+}
+
+pub(super) fn full_same(bench: &Bench) -> Result<Value> {
+    let mut rows = Vec::new();
+    for dim in ["7", "100", "128", "1024"] {
+        let graph = format!("same-{dim}");
+        bench
+            .json(&["generate", &graph, "--nodes", "60000", "--degree", "12", "--dim", dim, "--seed", "1"])?;
+        rows.push(same_losses(bench, &graph, &[], "300", "3")?);
+        fs::remove_dir_all(bench.path(&graph))?;
+    }
+    for (preset, scale, batch, epochs) in [("friendster", "0.004", "100", "18"), ("igb", "0.0005", "60", "4")]
+    {
+        bench.json(&["generate", preset, "--preset", preset, "--scale", scale])?;
+        let found = same_losses(bench, preset, &[5.0, 3.0], batch, epochs)?;
+        let segments = |row: &Value| row["segment"].as_u64().is_some_and(|segment| segment > 1);
+        let shared = found.as_array().context("rows")?.iter().filter(|row| segments(row)).count();
+        ensure!(
+            shared == 3,
+            "{preset}: 5 and 3 times the features, and what just does, were to need segments"
+        );
+        rows.push(found);
+        fs::remove_dir_all(bench.path(preset))?;
+    }
+    Ok(Value::Array(rows))
+}
+
+pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
+    train::graph(bench, 200_000, 128)?;
+    killed(bench, "graph", 50, 7)
+}
