@@ -1,6 +1,7 @@
 // The rows of a batch, brought together from three places as they are stored, and made f32 on the way: memory of the device,
-// host memory read over the bus, and what the batch brought. A word a row says where: a slot on the device, a slot in host
-// memory behind those, or behind all slots a row of the batch's own. Four numbers a lane where the width allows it: what is
+// host memory read over the bus, and what the batch read. A placement a row says where (esker_plan::Placement): a slot, the
+// first of which are on the device and the others in host memory; the index of a row among those that were read; or nowhere,
+// and the row is zeros. Four numbers a lane where the width allows it: what is
 // written is the most of the traffic and goes in packs of 16 bytes, and lanes of a row read without gaps.
 
 typedef unsigned short u16;
@@ -65,21 +66,22 @@ __device__ __forceinline__ void load_bits(const u8* from, u32 (&bits)[4]) {
 template <class S, int G, int T, int V>
 __device__ __forceinline__ void assemble_tiers(
     const u32* __restrict__ words, const typename S::Bits* __restrict__ device,
-    const typename S::Bits* __restrict__ host, const typename S::Bits* __restrict__ fresh,
-    const float* __restrict__ scales, float* __restrict__ to, u32 count, u32 columns, u32 device_slots, u32 slots
+    const typename S::Bits* __restrict__ host, const typename S::Bits* __restrict__ missed,
+    const float* __restrict__ scales, float* __restrict__ to, u32 count, u32 columns, u32 device_slots
 ) {
     u32 lane = threadIdx.x % G, rows = blockDim.x / G;
     u32 first = blockIdx.y * (G * T * V) + lane * V;
     for (u64 row = (u64)blockIdx.x * rows + threadIdx.x / G; row < count; row += (u64)gridDim.x * rows) {
         u32 word = __ldg(words + row);
-        const typename S::Bits* source = word < device_slots ? device + (u64)word * columns
-            : word < slots ? host + (u64)(word - device_slots) * columns
-                           : fresh + (u64)(word - slots) * columns;
-        u32 bits[T][V];
+        bool skipped = word == 0xffffffffu;
+        const typename S::Bits* source = word >> 31 ? missed + (u64)(word & 0x3fffffffu) * columns
+            : word < device_slots ? device + (u64)word * columns
+                                  : host + (u64)(word - device_slots) * columns;
+        u32 bits[T][V] = {};
 #pragma unroll
         for (int t = 0; t < T; t++) {
             u32 column = first + t * G * V;
-            if (column < columns) load_bits(source + column, bits[t]);
+            if (column < columns && !skipped) load_bits(source + column, bits[t]);
         }
 #pragma unroll
         for (int t = 0; t < T; t++) {
@@ -100,11 +102,11 @@ __device__ __forceinline__ void assemble_tiers(
 
 #define TIERS(NUMBER, NAME, G, T, V) \
     extern "C" __global__ void __launch_bounds__(256) NAME( \
-        const u32* words, const NUMBER::Bits* device, const NUMBER::Bits* host, const NUMBER::Bits* fresh, \
-        const float* scales, float* to, u32 count, u32 columns, u32 device_slots, u32 slots \
+        const u32* words, const NUMBER::Bits* device, const NUMBER::Bits* host, const NUMBER::Bits* missed, \
+        const float* scales, float* to, u32 count, u32 columns, u32 device_slots \
     ) { \
         assemble_tiers<NUMBER, G, T, V>( \
-            words, device, host, fresh, scales, to, count, columns, device_slots, slots \
+            words, device, host, missed, scales, to, count, columns, device_slots \
         ); \
     }
 #define TIERS_SINGLE(G, T, V) TIERS(Single, tiers_single_##G##_##T##_##V, G, T, V)

@@ -6,7 +6,7 @@
 use crate::Result;
 use crate::format::{RowFormat, features};
 use esker_io::{Counters, Files, Options, Piece, Queue, Rung};
-use esker_plan::Fetch;
+use esker_plan::{Placement, Placements};
 use esker_store::{Dataset, PAYLOAD_OFFSET, StoreError};
 use esker_types::NodeId;
 use rayon::ThreadPool;
@@ -65,12 +65,11 @@ pub struct RowReader {
 }
 
 impl RowReader {
-    /// Reads, as stored, every row that `plan` reads, to the front of its place in `values`; the other places stay as
+    /// Reads, as stored, every row that placements read, to the front of its place in `values`; the other places stay as
     /// they are. Returns how many were read.
-    pub fn read(&mut self, nodes: &[NodeId], plan: &[u32], values: &mut [f32]) -> Result<u64> {
-        assert_eq!(nodes.len(), plan.len(), "a word a node");
-        let is_read = |word: u32| !matches!(Fetch::of(word), Fetch::Hit(_));
-        self.read_where(nodes, |at| is_read(plan[at]), values)
+    pub fn read(&mut self, nodes: &[NodeId], placements: &Placements, values: &mut [f32]) -> Result<u64> {
+        assert_eq!(nodes.len(), placements.words.len(), "a placement a node");
+        self.read_where(nodes, |at| Placement::is_read(placements.words[at]), values)
     }
 
     /// Reads every row, and makes f32 of all with the threads of `pool`.

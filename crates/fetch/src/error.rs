@@ -37,6 +37,14 @@ pub enum FetchError {
         /// Which batch of which epoch, and what of it.
         what: String,
     },
+    /// What was read of a file without a name is not what was written.
+    #[error("{folder}: {what}: not what was written there, by its checksum; check the disk and start again")]
+    Scratch {
+        /// Where the file was.
+        folder: String,
+        /// What of which batch.
+        what: String,
+    },
     /// What was asked for cannot be done.
     #[error("{problem}")]
     Request {

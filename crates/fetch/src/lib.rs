@@ -15,7 +15,7 @@ pub mod pipeline;
 mod rows;
 mod superbatch;
 
-pub use cache::HostCache;
+pub use cache::{HostCache, Missed};
 pub use disk::{DiskRows, RowReader};
 pub use error::{FetchError, Result};
 pub use format::RowFormat;

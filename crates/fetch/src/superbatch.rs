@@ -1,13 +1,15 @@
-//! What a superbatch keeps on disk beside its samples: the rows that its batches access, and a word a row of what is
-//! planned for them. Both are files without a name: a killed process leaves nothing of them behind.
+//! What a superbatch keeps on disk beside its samples: the rows that its batches access, and their placements. Both are files
+//! without a name: a killed process leaves nothing of them behind. What is read of either is checked.
 
-use crate::Result;
+use crate::{FetchError, Result};
 use esker_io::ScratchFile;
-use esker_plan::{AccessTrace, NextUses, Row, Wanted};
+use esker_plan::{AccessTrace, NextUses, Placements, Row, Wanted};
 use esker_store::StoreError;
 use esker_types::NodeId;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// A row as the file names it: in 32 bits where all fit.
 pub trait StoredRow: Row + bytemuck::Pod + PartialEq + Sync {
@@ -33,6 +35,8 @@ pub struct AccessFile<R> {
     file: ScratchFile,
     /// Rows of all batches up to each.
     ends: Vec<u64>,
+    /// The checksum of each.
+    sums: Vec<u64>,
     largest: u64,
     pending: Vec<R>,
 }
@@ -41,20 +45,27 @@ impl<R: StoredRow> AccessFile<R> {
     /// An empty file on the disk of `folder`.
     pub fn create(folder: &Path) -> Result<AccessFile<R>> {
         let file = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
-        Ok(AccessFile { file, ends: Vec::new(), largest: 0, pending: Vec::new() })
+        Ok(AccessFile { file, ends: Vec::new(), sums: Vec::new(), largest: 0, pending: Vec::new() })
     }
 
     /// Bytes for each access.
     pub const BYTES: u64 = size_of::<R>() as u64;
 
-    /// Adds a batch.
-    pub fn append(&mut self, nodes: &[NodeId]) -> Result<()> {
+    /// Adds a batch of these nodes, without those that are skipped (one mark a node, or none at all).
+    pub fn append(&mut self, nodes: &[NodeId], skipped: &[bool]) -> Result<()> {
         self.pending.clear();
-        self.pending.extend(nodes.iter().map(|node| R::of(*node)));
-        let start = self.accesses();
-        let written = self.file.write_at(bytemuck::cast_slice(&self.pending), start * Self::BYTES);
+        match skipped {
+            [] => self.pending.extend(nodes.iter().map(|node| R::of(*node))),
+            _ => {
+                let needed = nodes.iter().zip(skipped).filter(|(_, skip)| !**skip);
+                self.pending.extend(needed.map(|(node, _)| R::of(*node)));
+            }
+        }
+        let (start, bytes) = (self.accesses(), bytemuck::cast_slice(&self.pending));
+        let written = self.file.write_at(bytes, start * Self::BYTES);
         written.map_err(StoreError::io(self.file.folder()))?;
-        self.ends.push(start + nodes.len() as u64);
+        self.sums.push(xxh3_64(bytes));
+        self.ends.push(start + self.pending.len() as u64);
         self.largest = self.largest.max(nodes.len() as u64);
         Ok(())
     }
@@ -69,53 +80,91 @@ impl<R: StoredRow> AccessFile<R> {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Rows of the largest batch.
+    /// Rows of the largest batch, those that are skipped included.
     pub fn largest(&self) -> u64 {
         self.largest
     }
+}
 
-    /// Where a batch starts, and how many rows it has.
-    fn range(&self, batch: u32) -> (u64, u64) {
-        let start = (batch as usize).checked_sub(1).map_or(0, |before| self.ends[before]);
-        (start, self.ends[batch as usize] - start)
+/// Where a batch starts, and how many rows it has.
+fn range(ends: &[u64], batch: u32) -> (u64, u64) {
+    let start = (batch as usize).checked_sub(1).map_or(0, |before| ends[before]);
+    (start, ends[batch as usize] - start)
+}
+
+/// What was read is not what was written.
+fn damaged(file: &ScratchFile, what: &str, batch: u32) -> FetchError {
+    FetchError::Scratch {
+        folder: file.folder().display().to_string(),
+        what: format!("{what} of batch {batch}"),
     }
 }
 
 impl<R: StoredRow> AccessTrace for &AccessFile<R> {
     type Row = R;
-    type Error = StoreError;
+    type Error = FetchError;
 
     fn batches(&self) -> u32 {
         self.ends.len() as u32
     }
 
-    fn read(&mut self, batch: u32, rows: &mut Vec<R>) -> Result<(), StoreError> {
-        let (start, count) = self.range(batch);
+    fn read(&mut self, batch: u32, rows: &mut Vec<R>) -> Result<()> {
+        let (start, count) = range(&self.ends, batch);
         rows.resize(count as usize, R::default());
         let bytes = bytemuck::cast_slice_mut(&mut rows[..]);
-        self.file.read_at(bytes, start * AccessFile::<R>::BYTES).map_err(StoreError::io(self.file.folder()))
+        let read = self.file.read_at(bytes, start * AccessFile::<R>::BYTES);
+        read.map_err(StoreError::io(self.file.folder()))?;
+        match xxh3_64(bytes) == self.sums[batch as usize] {
+            true => Ok(()),
+            false => Err(damaged(&self.file, "the accesses", batch)),
+        }
     }
 }
 
-/// A word for each access: while it is planned the next use, then what is planned.
+/// The placements of each batch. While they are being made, next uses lie where they will be.
 #[derive(Debug)]
 pub struct PlanFile {
     file: ScratchFile,
     ends: Vec<u64>,
+    /// What is known of the batches that have placements.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    batches: Vec<KnownBatch>,
+    /// Slots of kept rows of all of them.
+    kept: u64,
+}
+
+/// Where the slots of a batch's kept rows start behind all words, how many there are, and a checksum of words and slots.
+#[derive(Debug, Clone, Copy, Default)]
+struct KnownBatch {
+    kept_at: u64,
+    kept: usize,
+    sum: u64,
 }
 
 impl PlanFile {
-    /// Bytes for each access.
-    pub const BYTES: u64 = 4;
+    /// Bytes for each access, where every row were kept.
+    pub const BYTES: u64 = 8;
+    /// Bytes of a word.
+    const WORD: u64 = 4;
 
-    /// Words for the accesses of a file.
+    /// Room for the placements of a file's accesses.
     pub fn create<R: StoredRow>(accesses: &AccessFile<R>) -> Result<PlanFile> {
         let folder = accesses.file.folder();
         let file = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
-        Ok(PlanFile { file, ends: accesses.ends.clone() })
+        let batches = vec![KnownBatch::default(); accesses.ends.len()];
+        Ok(PlanFile { file, ends: accesses.ends.clone(), known: Mutex::new(Known { batches, kept: 0 }) })
     }
 
-    /// Room for what a planner finds about some batches, until their words are written over it.
+    /// Bytes of memory for each batch.
+    pub const fn bytes_a_batch() -> u64 {
+        (size_of::<KnownBatch>() + size_of::<u64>()) as u64
+    }
+
+    /// Room for what a planner finds about some batches, until their placements are written over it.
     pub fn next_uses(&self, batches: Range<u32>) -> Result<PlanUses<'_>> {
         let folder = self.file.folder();
         let counts = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
@@ -123,29 +172,69 @@ impl PlanFile {
         Ok(PlanUses { plan: self, first: batches.start, narrow: Vec::new(), counts, of_batch, counted: 0 })
     }
 
-    /// Writes the words of a batch.
-    pub fn put(&self, batch: u32, words: &[u32]) -> Result<(), StoreError> {
-        let (start, count) = self.range(batch);
+    /// Writes the placements of a batch, once.
+    pub fn put(&self, batch: u32, placements: &Placements) -> Result<()> {
+        let sum = sum(placements);
+        let kept_at = {
+            let mut known = self.known();
+            let (kept_at, kept) = (known.kept, placements.kept.len());
+            known.batches[batch as usize] = KnownBatch { kept_at, kept, sum };
+            known.kept += kept as u64;
+            kept_at
+        };
+        self.write_words(batch, &placements.words)?;
+        let slots = bytemuck::cast_slice(&placements.kept);
+        self.file.write_at(slots, self.kept_start(kept_at)).map_err(StoreError::io(self.file.folder()))?;
+        Ok(())
+    }
+
+    /// Reads the placements of a batch.
+    pub fn get(&self, batch: u32, placements: &mut Placements) -> Result<()> {
+        let known = self.known().batches[batch as usize];
+        self.read_words(batch, &mut placements.words)?;
+        placements.kept.resize(known.kept, 0);
+        let slots = bytemuck::cast_slice_mut(&mut placements.kept);
+        let read = self.file.read_at(slots, self.kept_start(known.kept_at));
+        read.map_err(StoreError::io(self.file.folder()))?;
+        match sum(placements) == known.sum {
+            true => Ok(()),
+            false => Err(damaged(&self.file, "the placements", batch)),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Every change leaves it whole.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where slots of kept rows lie: behind the words of all batches.
+    fn kept_start(&self, kept_at: u64) -> u64 {
+        (self.ends.last().copied().unwrap_or(0) + kept_at) * PlanFile::WORD
+    }
+
+    fn write_words(&self, batch: u32, words: &[u32]) -> Result<()> {
+        let (start, count) = range(&self.ends, batch);
         assert_eq!(count, words.len() as u64, "a word an access");
-        let written = self.file.write_at(bytemuck::cast_slice(words), start * PlanFile::BYTES);
-        written.map_err(StoreError::io(self.file.folder()))
+        let written = self.file.write_at(bytemuck::cast_slice(words), start * PlanFile::WORD);
+        Ok(written.map_err(StoreError::io(self.file.folder()))?)
     }
 
-    /// Reads the words of a batch.
-    pub fn get(&self, batch: u32, words: &mut Vec<u32>) -> Result<(), StoreError> {
-        let (start, count) = self.range(batch);
+    fn read_words(&self, batch: u32, words: &mut Vec<u32>) -> Result<()> {
+        let (start, count) = range(&self.ends, batch);
         words.resize(count as usize, 0);
-        let read = self.file.read_at(bytemuck::cast_slice_mut(words), start * PlanFile::BYTES);
-        read.map_err(StoreError::io(self.file.folder()))
-    }
-
-    fn range(&self, batch: u32) -> (u64, u64) {
-        let start = (batch as usize).checked_sub(1).map_or(0, |before| self.ends[before]);
-        (start, self.ends[batch as usize] - start)
+        let read = self.file.read_at(bytemuck::cast_slice_mut(words), start * PlanFile::WORD);
+        Ok(read.map_err(StoreError::io(self.file.folder()))?)
     }
 }
 
-/// Next uses where the words of their batch will be, in half the bytes where there are few batches; and in a file of their
+fn sum(placements: &Placements) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(bytemuck::cast_slice(&placements.words));
+    hash.update(bytemuck::cast_slice(&placements.kept));
+    hash.digest()
+}
+
+/// Next uses where the placements of their batch will be, in half the bytes where there are few batches; and in a file of their
 /// own how many rows each batch wants.
 #[derive(Debug)]
 pub struct PlanUses<'a> {
@@ -172,42 +261,78 @@ impl PlanUses<'_> {
 const WANTED_BYTES: u64 = size_of::<Wanted>() as u64;
 
 impl NextUses for PlanUses<'_> {
-    type Error = StoreError;
+    type Error = FetchError;
 
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), StoreError> {
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), FetchError> {
         self.of_batch[batch as usize] = (self.counted * WANTED_BYTES, wanted.len());
         let counts = self.counts.write_at(bytemuck::cast_slice(wanted), self.counted * WANTED_BYTES);
         counts.map_err(self.failed())?;
         self.counted += wanted.len() as u64;
         if !self.is_narrow() {
-            return self.plan.put(self.first + batch, next);
+            return self.plan.write_words(self.first + batch, next);
         }
-        let (start, count) = self.plan.range(self.first + batch);
+        let (start, count) = range(&self.plan.ends, self.first + batch);
         assert_eq!(count, next.len() as u64, "a next use an access");
         // The number that means never stays the largest.
         self.narrow.clear();
         self.narrow.extend(next.iter().map(|next| *next as u16));
-        let written = self.plan.file.write_at(bytemuck::cast_slice(&self.narrow), start * PlanFile::BYTES);
-        written.map_err(self.failed())
+        let written = self.plan.file.write_at(bytemuck::cast_slice(&self.narrow), start * PlanFile::WORD);
+        Ok(written.map_err(self.failed())?)
     }
 
-    fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), StoreError> {
+    fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), FetchError> {
         if !self.is_narrow() {
-            return self.plan.get(self.first + batch, next);
+            return self.plan.read_words(self.first + batch, next);
         }
-        let (start, count) = self.plan.range(self.first + batch);
+        let (start, count) = range(&self.plan.ends, self.first + batch);
         self.narrow.resize(count as usize, 0);
         let bytes = bytemuck::cast_slice_mut(&mut self.narrow);
-        self.plan.file.read_at(bytes, start * PlanFile::BYTES).map_err(self.failed())?;
+        self.plan.file.read_at(bytes, start * PlanFile::WORD).map_err(self.failed())?;
         let widened = |next: &u16| if *next == u16::MAX { u32::MAX } else { *next as u32 };
         next.clear();
         next.extend(self.narrow.iter().map(widened));
         Ok(())
     }
 
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), StoreError> {
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), FetchError> {
         let (start, count) = self.of_batch[batch as usize];
         wanted.resize(count, Wanted::default());
-        self.counts.read_at(bytemuck::cast_slice_mut(wanted), start).map_err(self.failed())
+        Ok(self.counts.read_at(bytemuck::cast_slice_mut(wanted), start).map_err(self.failed())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_plan::Placement;
+
+    #[test]
+    fn damage_to_accesses_or_placements_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut accesses = AccessFile::<u32>::create(folder.path()).unwrap();
+        accesses.append(&[1, 2, 3].map(NodeId), &[]).unwrap();
+        accesses.append(&[4, 5, 6].map(NodeId), &[false, true, false]).unwrap();
+        let (plan, mut rows) = (PlanFile::create(&accesses).unwrap(), Vec::new());
+        (&accesses).read(1, &mut rows).unwrap();
+        assert_eq!((rows, accesses.largest()), (vec![4, 6], 3));
+        let words = |all: &[Placement]| all.iter().map(|one| one.word()).collect::<Vec<u32>>();
+        let first = words(&[Placement::Keep(0), Placement::Read(1), Placement::Keep(2)]);
+        let second = words(&[Placement::Read(0), Placement::Keep(1)]);
+        let placed = [(first, vec![7, 8]), (second, vec![9])].map(|(words, kept)| Placements { words, kept });
+        placed.iter().zip(0..).for_each(|(one, batch)| plan.put(batch, one).unwrap());
+        let mut found = Placements::default();
+        for (batch, expected) in placed.iter().enumerate().rev() {
+            plan.get(batch as u32, &mut found).unwrap();
+            assert_eq!(found, *expected);
+        }
+        // A slot of the first batch, then a row of the second.
+        plan.file.write_at(&[1], 5 * 4).unwrap();
+        let said = plan.get(0, &mut found).unwrap_err().to_string();
+        assert!(said.contains("placements of batch 0"), "{said}");
+        plan.get(1, &mut found).unwrap();
+        accesses.file.write_at(&[1], 3 * 4).unwrap();
+        let said = (&accesses).read(1, &mut Vec::new()).unwrap_err().to_string();
+        assert!(said.contains("accesses of batch 1"), "{said}");
+        (&accesses).read(0, &mut Vec::new()).unwrap();
     }
 }

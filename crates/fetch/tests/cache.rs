@@ -1,10 +1,10 @@
 //! Batches assembled by a plan, from a cache and the disk, have the bytes that gathering from memory gives: for any width and
 //! type of rows, any cache, any accesses.
 
-use esker_fetch::{AccessFile, DiskRows, FeatureRows, HostCache, PlanFile, StoredRow};
+use esker_fetch::{AccessFile, DiskRows, FeatureRows, HostCache, Missed, PlanFile, StoredRow};
 use esker_import::Job;
 use esker_import::generate::{Shape, generate};
-use esker_plan::{Belady, Tally};
+use esker_plan::{Belady, Placement, Placements, Tally};
 use esker_store::Dataset;
 use esker_types::random::mix;
 use esker_types::{Budget, Dtype, NodeId, Silent};
@@ -43,7 +43,7 @@ fn planned<R: StoredRow>(
     slots: u64,
 ) -> (PlanFile, Tally) {
     let mut file = AccessFile::<R>::create(folder).unwrap();
-    batches.iter().for_each(|batch| file.append(batch).unwrap());
+    batches.iter().for_each(|batch| file.append(batch, &[]).unwrap());
     file.close();
     let plan = PlanFile::create(&file).unwrap();
     let mut planner = Belady::<R>::new(nodes, slots, batches.len() as u32);
@@ -63,16 +63,31 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
     assert_eq!(tally, wide);
     let (mut cache, mut reader) = (HostCache::new(slots, disk.format()), disk.reader().unwrap());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    let (mut words, mut hits, mut reads) = (Vec::new(), 0, 0);
+    let (mut placements, mut hits, mut reads) = (Placements::default(), 0, 0);
+    let mut other_cache = HostCache::new(slots, disk.format());
+    let row_bytes = disk.format().row_bytes();
     for (number, batch) in batches.iter().enumerate() {
         let mut expected = vec![0f32; batch.len() * dim as usize];
         memory.gather(batch, &mut expected).unwrap();
-        plan.get(number as u32, &mut words).unwrap();
+        plan.get(number as u32, &mut placements).unwrap();
+        assert!(placements.are_valid(slots, batch.len() as u64));
         // What an earlier batch left in the buffer must not show.
         let mut found = vec![f32::NAN; expected.len()];
-        reads += reader.read(batch, &words, &mut found).unwrap();
-        hits += cache.assemble(&words, disk.format(), &mut found);
+        reads += reader.read(batch, &placements, &mut found).unwrap();
+        hits += placements.counts().hits;
+        // The same from a buffer of the rows that are read.
+        let mut buffer = vec![0xffu8; placements.counts().reads_end as usize * row_bytes];
+        for (word, row) in placements.words.iter().zip(found.chunks_exact(dim as usize)) {
+            if let Placement::Read(index) | Placement::Keep(index) = Placement::of(*word) {
+                let stored = &bytemuck::cast_slice::<f32, u8>(row)[..row_bytes];
+                buffer[index as usize * row_bytes..][..row_bytes].copy_from_slice(stored);
+            }
+        }
+        cache.assemble_and_keep(&placements, Missed::InPlace, disk.format(), &mut found);
         assert!(found == expected, "{dim} {dtype} {slots}: batch {number}");
+        found.fill(f32::NAN);
+        other_cache.assemble_and_keep(&placements, Missed::Buffer(&buffer), disk.format(), &mut found);
+        assert!(found == expected, "{dim} {dtype} {slots}: batch {number} from a buffer");
         found.fill(f32::NAN);
         reader.read_all(batch, &mut found, &pool).unwrap();
         assert!(found == expected, "{dim} {dtype}: batch {number} without a plan");

@@ -2,6 +2,7 @@
 //! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
 
 use crate::{CpuCounters, Dropout, Lists, Post, Result};
+use esker_plan::Placements;
 use esker_types::StoredRows;
 use esker_types::random::Key;
 use std::convert::Infallible;
@@ -36,18 +37,17 @@ pub trait HostBytes: Send + 'static {
 /// Rows that a processor holds for all batches, as stored: the first slots in memory of its own, the others in host memory that
 /// it reads by itself.
 pub trait HoldRows<R>: Send + Sync + 'static {
-    /// Memory for rows that one batch brings.
-    type Fresh: HostBytes;
+    /// Memory for rows that one batch reads.
+    type Missed: HostBytes;
 
     /// Slots in memory of its own: the first ones.
     fn device_slots(&self) -> u64;
     /// Puts rows into slots from `first` on. Asserts that there are such slots.
     fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
     /// Host memory for so many bytes of rows.
-    fn fresh(&self, bytes: usize) -> Self::Fresh;
-    /// The rows of a batch, a word each: a slot, or behind all slots the place of a row among the fresh ones. Asserts that every
-    /// word is one of these.
-    fn batch(self: &Arc<Self>, words: &[u32], fresh: Self::Fresh) -> R;
+    fn missed(&self, bytes: usize) -> Self::Missed;
+    /// The rows of a batch, from slots and from what it read. Asserts that placements name nothing else.
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: Self::Missed) -> R;
 }
 
 impl HostBytes for Infallible {
@@ -58,7 +58,7 @@ impl HostBytes for Infallible {
 
 /// For a processor that holds no rows.
 impl<R> HoldRows<R> for Infallible {
-    type Fresh = Infallible;
+    type Missed = Infallible;
 
     fn device_slots(&self) -> u64 {
         match *self {}
@@ -68,12 +68,12 @@ impl<R> HoldRows<R> for Infallible {
         match *self {}
     }
 
-    fn fresh(&self, _: usize) -> Infallible {
+    fn missed(&self, _: usize) -> Infallible {
         match *self {}
     }
 
-    fn batch(self: &Arc<Self>, _: &[u32], fresh: Infallible) -> R {
-        match fresh {}
+    fn batch(self: &Arc<Self>, _: &Placements, missed: Infallible) -> R {
+        match missed {}
     }
 }
 

@@ -7,6 +7,7 @@ use esker_cuda::{
     AttentionCall, AttentionState, Columns, DeviceActivation, DeviceDropout, DeviceLists, DeviceMatrix,
     DevicePost, DeviceRule, Gathering, Gpu, MovedMatrix, Pending, Pinned, Targets, TieredBatch, TieredRows,
 };
+use esker_plan::Placements;
 use esker_types::StoredRows;
 use esker_types::random::{Key, unit};
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl HostBytes for CudaBytes {
 }
 
 impl HoldRows<CudaRows> for CudaHeld {
-    type Fresh = CudaBytes;
+    type Missed = CudaBytes;
 
     fn device_slots(&self) -> u64 {
         self.0.device_slots()
@@ -111,12 +112,12 @@ impl HoldRows<CudaRows> for CudaHeld {
         Ok(self.0.fill(first, stored)?)
     }
 
-    fn fresh(&self, bytes: usize) -> CudaBytes {
-        CudaBytes { pinned: self.0.fresh(bytes), bytes }
+    fn missed(&self, bytes: usize) -> CudaBytes {
+        CudaBytes { pinned: self.0.missed(bytes), bytes }
     }
 
-    fn batch(self: &Arc<Self>, words: &[u32], fresh: CudaBytes) -> CudaRows {
-        CudaRows(RowsOf::Tiers(self.0.batch(words, fresh.pinned)))
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: CudaBytes) -> CudaRows {
+        CudaRows(RowsOf::Tiers(self.0.batch(placements, missed.pinned)))
     }
 }
 

@@ -8,15 +8,18 @@
 //! is wanted and nothing is ever looked for in order to drop it. The last pass gives out slots. The first and the last meet
 //! a table by row, once an access; no other looks at accesses.
 
-use crate::access::{AccessTrace, INTO, READ, Row};
+use crate::access::{AccessTrace, Row};
 use crate::highest::HighestSet;
+use crate::placement::{MOST_READ, MOST_SLOTS, Placement, Placements};
 use esker_io::{prefer_large_pages, prefetch};
 use std::marker::PhantomData;
 
-/// Slots are 31-bit numbers, and one of those means something else.
-pub const MOST_SLOTS: u32 = (1 << 31) - 1;
 /// No slot; no further use; no limit.
 const NONE: u32 = u32::MAX;
+/// While slots are given out: the row is read and not kept.
+const READ: u32 = u32::MAX;
+/// While slots are given out: the row is read, and kept in the slot that the other bits name.
+const INTO: u32 = 1 << 31;
 /// Rows whose lines are asked for ahead.
 const AHEAD: usize = 32;
 /// Batches for each row of a batch from which on looking at every count takes longer than sorting.
@@ -127,13 +130,13 @@ impl<R: Row> Belady<R> {
         tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 4)
     }
 
-    /// Decides for every access where its row comes from and whether it stays, and emits that batch by batch: a word a row,
-    /// see [`Fetch`](crate::Fetch). The cache is empty at first.
+    /// Decides for every access where its row comes from and whether it stays, and emits that batch by batch. Rows that a batch
+    /// reads are numbered in the order in which it names them. The cache is empty at first.
     pub fn plan<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
-        emit: impl FnMut(u32, &[u32]) -> Result<(), T::Error>,
+        emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
     ) -> Result<Tally, T::Error> {
         assert!(trace.batches() as usize <= self.stays.len(), "more batches than there is room for");
         self.look_back(trace, uses)?;
@@ -211,22 +214,23 @@ impl<R: Row> Belady<R> {
         &mut self,
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
-        mut emit: impl FnMut(u32, &[u32]) -> Result<(), T::Error>,
+        mut emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
     ) -> Result<Tally, T::Error> {
-        let (mut rows, mut words, mut tally) = (Vec::new(), Vec::new(), Tally::default());
+        let (mut rows, mut placements, mut tally) = (Vec::new(), Placements::default(), Tally::default());
         self.by_row.fill(NONE);
         // The lowest is taken first.
         self.left = self.slots as usize;
         self.free[1..=self.left].iter_mut().zip((0..self.slots).rev()).for_each(|(free, slot)| *free = slot);
         for batch in 0..trace.batches() {
             trace.read(batch, &mut rows)?;
-            uses.next(batch, &mut words)?;
-            assert_eq!(rows.len(), words.len(), "a next use a row");
-            let (hits, kept) = self.batch(self.stays[batch as usize], &rows, &mut words);
+            uses.next(batch, &mut placements.words)?;
+            assert_eq!(rows.len(), placements.words.len(), "a next use a row");
+            let (hits, kept) = self.batch(self.stays[batch as usize], &rows, &mut placements.words);
+            number_reads(&mut placements, kept as usize);
             tally.accesses += rows.len() as u64;
             tally.hits += hits;
             tally.kept += kept;
-            emit(batch, &words)?;
+            emit(batch, &placements)?;
         }
         Ok(tally)
     }
@@ -337,6 +341,25 @@ impl<R: Row> Belady<R> {
         self.left = left;
         (hits, kept)
     }
+}
+
+/// Makes placements of the words of a batch of which `kept` rows are read and kept: numbers the rows that are read, and
+/// lists the slots of those kept. Without a branch, as above.
+fn number_reads(placements: &mut Placements, kept: usize) {
+    assert!(placements.words.len() < MOST_READ as usize, "a batch of too many rows");
+    // Every word writes a slot, and the next one writes over it unless it counted.
+    placements.kept.resize(kept + 1, 0);
+    let (mut reads, mut listed) = (0u32, 0usize);
+    for word in &mut placements.words {
+        let (missed, keeps) = (*word & INTO != 0, (*word & INTO != 0) & (*word != READ));
+        placements.kept[listed] = *word & !INTO;
+        listed += usize::from(keeps);
+        let read = [Placement::Read(reads).word(), Placement::Keep(reads).word()][usize::from(keeps)];
+        *word = (*word & !mask(missed)) | (read & mask(missed));
+        reads += u32::from(missed);
+    }
+    assert_eq!(listed, kept, "a slot a row that is kept");
+    placements.kept.truncate(kept);
 }
 
 /// A batch in a table by row.

@@ -11,13 +11,15 @@ mod access;
 mod belady;
 mod highest;
 mod hottest;
+mod placement;
 mod policies;
 mod score;
 mod segments;
 
-pub use access::{AccessTrace, Fetch, Row};
-pub use belady::{Belady, MOST_SLOTS, NextUses, Tally, Wanted};
+pub use access::{AccessTrace, Row};
+pub use belady::{Belady, NextUses, Tally, Wanted};
 pub use hottest::Hottest;
+pub use placement::{MOST_READ, MOST_SLOTS, Placement, PlacementCounts, Placements};
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;
 pub use segments::{PagesRead, SegmentRows, SegmentSizes, pages_of, ranks};

@@ -1,7 +1,7 @@
 //! Planned misses against an exhaustive search, a naive Belady and the other policies; plans against a cache that carries
 //! them out; the speed that planning must have.
 
-use esker_plan::{AccessTrace, Belady, Fetch, Fixed, Lru, NextUses, Tally, Wanted};
+use esker_plan::{AccessTrace, Belady, Fixed, Lru, NextUses, Placement, Placements, Tally, Wanted};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -33,11 +33,11 @@ impl NextUses for Kept {
     }
 }
 
-/// Plans a trace; the words of each batch beside the tally.
-fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (Tally, Vec<Vec<u32>>) {
-    let (mut kept, mut words) = (Kept::default(), vec![Vec::new(); trace.len()]);
-    let keep = |batch: u32, found: &[u32]| {
-        words[batch as usize] = found.to_vec();
+/// Plans a trace; the placements of each batch beside the tally.
+fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (Tally, Vec<Placements>) {
+    let (mut kept, mut words) = (Kept::default(), vec![Placements::default(); trace.len()]);
+    let keep = |batch: u32, found: &Placements| {
+        words[batch as usize] = found.clone();
         Ok(())
     };
     let Ok(tally) = planner.plan(&mut &trace[..], &mut kept, keep);
@@ -55,7 +55,7 @@ fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (Tally, Vec<Vec<u32>>)
     (tally, words)
 }
 
-fn plan(trace: &Trace, rows: u64, slots: u64) -> (Tally, Vec<Vec<u32>>) {
+fn plan(trace: &Trace, rows: u64, slots: u64) -> (Tally, Vec<Placements>) {
     plan_with(&mut Belady::new(rows, slots, trace.len() as u32), trace)
 }
 
@@ -121,20 +121,28 @@ fn naive_lru(trace: &Trace, slots: usize) -> u64 {
 }
 
 /// Carries a plan out on a cache that holds row numbers: every hit must find its row.
-fn carried_out(trace: &Trace, words: &[Vec<u32>], slots: usize) -> u64 {
+fn carried_out(trace: &Trace, plan: &[Placements], slots: usize) -> u64 {
     let mut cache = vec![None; slots];
     let mut misses = 0;
-    for (batch, words) in trace.iter().zip(words) {
-        for (row, word) in batch.iter().zip(words) {
-            match Fetch::of(*word) {
-                Fetch::Hit(slot) => assert_eq!(cache[slot.index()], Some(*row)),
-                _ => misses += 1,
+    for (batch, placements) in trace.iter().zip(plan) {
+        let (mut reads, mut kept) = (0, Vec::new());
+        for (row, word) in batch.iter().zip(&placements.words) {
+            match Placement::of(*word) {
+                Placement::Hit(slot) => assert_eq!(cache[slot.index()], Some(*row)),
+                Placement::Skip => panic!("every row is needed"),
+                Placement::Read(index) | Placement::Keep(index) => {
+                    assert_eq!(index, reads, "rows are read in the order of the batch");
+                    reads += 1;
+                    if let Placement::Keep(_) = Placement::of(*word) {
+                        kept.push(*row);
+                    }
+                }
             }
         }
-        for (row, word) in batch.iter().zip(words) {
-            if let Fetch::ReadInto(slot) = Fetch::of(*word) {
-                cache[slot.index()] = Some(*row);
-            }
+        misses += reads as u64;
+        assert_eq!(kept.len(), placements.kept.len());
+        for (row, slot) in kept.iter().zip(&placements.kept) {
+            cache[*slot as usize] = Some(*row);
         }
     }
     misses
@@ -212,8 +220,8 @@ fn more_batches_than_sixteen_bits_are_planned_alike() {
         trace.resize(count - 100, Vec::new());
         trace.extend_from_slice(&full[200..]);
         let mut words = Vec::new();
-        let keep = |_: u32, found: &[u32]| {
-            words.push(found.to_vec());
+        let keep = |_: u32, found: &Placements| {
+            words.push(found.clone());
             Ok(())
         };
         let mut planner = Belady::new(70, 20, count as u32);

@@ -25,6 +25,9 @@ pub enum StrategyError {
     /// The processor that trains failed, or has no room.
     #[error("{0}")]
     Device(String),
+    /// Somebody asked for an end before there was a batch.
+    #[error("stopped")]
+    Stopped,
     /// A pool of threads could not be started.
     #[error("{threads} threads could not be started: {problem}; ask for fewer with --threads")]
     Threads {

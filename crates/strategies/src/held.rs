@@ -3,6 +3,7 @@
 
 use crate::Result;
 use esker_fetch::RowFormat;
+use esker_plan::Placements;
 use std::sync::Arc;
 
 /// What is to be held.
@@ -35,11 +36,11 @@ pub trait HeldRows<R>: Send + Sync {
 
     /// Host memory for rows that only one batch brings, where the processor reads it; of unspecified content. Its bytes may exceed
     /// those of whole rows.
-    fn fresh(&self, bytes: usize) -> Box<dyn FreshRows>;
+    fn missed(&self, bytes: usize) -> Box<dyn FreshRows>;
 
-    /// The rows of a batch, a word each: a slot, or `slots` + the place of a row among the fresh ones. Words may repeat. Asserts that
-    /// each is one of these, and that `fresh` was made here.
-    fn batch(&self, words: &[u32], fresh: Box<dyn FreshRows>) -> R;
+    /// The rows of a batch, from slots and from what it read. Asserts that placements name nothing else, and that `missed` was
+    /// made here.
+    fn batch(&self, placements: &Placements, missed: Box<dyn FreshRows>) -> R;
 }
 
 /// Memory for rows as stored, one after the other.

@@ -3,7 +3,7 @@
 use esker_sample::trace::TraceHeader;
 use esker_sample::{Batches, Bound, Direction, Position, Settings};
 use esker_store::Dataset;
-use esker_types::Progress;
+use esker_types::{Progress, StopSignal};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ pub struct Job {
     pub strategy_bytes: u64,
     /// Where work before training reports how far it is.
     pub progress: Arc<dyn Progress + Send + Sync>,
+    /// Asked by whoever wants the run to end: work before training and sampling ahead end soon, with nothing lost.
+    pub stop: StopSignal,
     /// How strategies that work from disk share out what they have.
     pub out_of_core: OutOfCore,
 }

@@ -10,7 +10,7 @@ use esker_sample::{
 };
 use esker_store::{Dataset, file};
 use esker_strategies::{Evaluation, Job, OutOfCore, StrategyKind};
-use esker_types::{Budget, NodeId, Silent};
+use esker_types::{Budget, NodeId, Silent, StopSignal};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
         progress: Arc::new(Silent),
+        stop: StopSignal::default(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,

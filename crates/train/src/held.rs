@@ -4,6 +4,7 @@
 use crate::BatchRows;
 use esker_fetch::RowFormat;
 use esker_nn::{Backend, HoldRows, HostBytes, NnError};
+use esker_plan::Placements;
 use esker_strategies::{FreshRows, HeldRows, Hold, Result, RowHolder, StrategyError};
 use std::any::Any;
 use std::sync::Arc;
@@ -45,19 +46,19 @@ impl<B: Backend + 'static> HeldRows<BatchRows<B>> for Held<B> {
         self.0.fill(first, stored).map_err(device)
     }
 
-    fn fresh(&self, bytes: usize) -> Box<dyn FreshRows> {
-        Box::new(Fresh(self.0.fresh(bytes)))
+    fn missed(&self, bytes: usize) -> Box<dyn FreshRows> {
+        Box::new(Fresh(self.0.missed(bytes)))
     }
 
-    fn batch(&self, words: &[u32], fresh: Box<dyn FreshRows>) -> BatchRows<B> {
+    fn batch(&self, placements: &Placements, fresh: Box<dyn FreshRows>) -> BatchRows<B> {
         let fresh = fresh.into_any().downcast::<Fresh<FreshOf<B>>>();
         let fresh = fresh.expect("fresh rows lie in memory that was made for them here");
-        BatchRows(self.0.batch(words, fresh.0))
+        BatchRows(self.0.batch(placements, fresh.0))
     }
 }
 
 /// Memory of a backend for rows that a batch brings.
-type FreshOf<B> = <<B as Backend>::Held as HoldRows<<B as Backend>::Rows>>::Fresh;
+type FreshOf<B> = <<B as Backend>::Held as HoldRows<<B as Backend>::Rows>>::Missed;
 
 impl<F: HostBytes> FreshRows for Fresh<F> {
     fn bytes_mut(&mut self) -> &mut [u8] {

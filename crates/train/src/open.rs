@@ -15,7 +15,7 @@ use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
 use esker_store::Dataset;
 use esker_strategies::{Batch, BatchSource, Job, OutOfCore, Strategy, StrategyKind};
-use esker_types::{NodeId, Progress, Silent};
+use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -269,6 +269,7 @@ fn plan(
         steps_ahead: processor.steps_ahead,
         strategy_bytes: 0,
         progress: Arc::new(Silent),
+        stop: StopSignal::default(),
         out_of_core: OutOfCore {
             scratch: scratch.to_path_buf(),
             disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),

@@ -11,6 +11,7 @@ mod dtype;
 mod ids;
 mod progress;
 pub mod random;
+mod stop;
 mod stored;
 
 pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
@@ -19,4 +20,5 @@ pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
 pub use progress::{Progress, Silent, Unit};
+pub use stop::StopSignal;
 pub use stored::StoredRows;

@@ -121,7 +121,9 @@ impl BatchFlags {
         most_bytes: u64,
     ) -> anyhow::Result<AccessFile<R>> {
         let mut accesses = AccessFile::create(&self.scratch())?;
-        self.sample(dataset, graph, most_bytes, |_, sample| Ok(accesses.append(&sample.node_ids)?))?;
+        self.sample(dataset, graph, most_bytes, |_, sample| {
+            Ok(accesses.append(&sample.node_ids, &sample.unneeded)?)
+        })?;
         accesses.close();
         Ok(accesses)
     }
@@ -162,7 +164,7 @@ impl<R: StoredRow> Misses<R> {
             let on_disk = wanted.iter().filter(|row| hottest.slot(**row).is_none());
             missed.extend(on_disk.map(|row| NodeId(row.index() as u64)));
             missed.sort_unstable();
-            rows.append(&missed)?;
+            rows.append(&missed, &[])?;
         }
         rows.close();
         Ok(Misses { rows, cached: hottest.cached() })

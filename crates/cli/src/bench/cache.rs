@@ -5,10 +5,10 @@ use super::batches::{BatchFlags, Opened, slots_of};
 use super::plot;
 use crate::output::{print, print_json};
 use anyhow::Context;
-use esker_fetch::{AccessFile, PlanFile, StoredRow};
+use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
 use esker_plan::{AccessTrace, Belady, Fixed, Lru, Tally};
 use esker_sample::{AnyTopology, InMemory, Word};
-use esker_store::{Dataset, StoreError};
+use esker_store::Dataset;
 use esker_types::{NodeId, grouped, own_resident_bytes};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -67,11 +67,11 @@ struct Window<'a, W> {
 
 impl<W: StoredRow> AccessTrace for Window<'_, W> {
     type Row = W;
-    type Error = StoreError;
+    type Error = FetchError;
     fn batches(&self) -> u32 {
         self.count
     }
-    fn read(&mut self, batch: u32, rows: &mut Vec<W>) -> Result<(), StoreError> {
+    fn read(&mut self, batch: u32, rows: &mut Vec<W>) -> Result<(), FetchError> {
         (&mut &*self.file).read(self.first + batch, rows)
     }
 }

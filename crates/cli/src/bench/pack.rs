@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use esker_fetch::packed::{Largest, PackSizes, PackWriter, Packed, PackedBatch, Room};
 use esker_fetch::{AccessFile, DiskRows, StoredRow};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Options, SequentialWriter, Stream};
-use esker_plan::{AccessTrace, Fetch};
+use esker_plan::{AccessTrace, Placement, Placements};
 use esker_sample::{AnyTopology, InMemory, Position, Sample, Word};
 use esker_store::{Dataset, PAYLOAD_OFFSET, file};
 use esker_types::{ByteCount, NodeId, grouped};
@@ -96,7 +96,7 @@ fn measure<W: Word + StoredRow>(
     asked.sample(dataset, &graph, most_bytes, |at, sample| {
         positions.push(at);
         writer.append::<W>(at, sample)?;
-        Ok(accesses.append(&sample.node_ids)?)
+        Ok(accesses.append(&sample.node_ids, &sample.unneeded)?)
     })?;
     accesses.close();
     writer.close_samples()?;
@@ -126,7 +126,8 @@ fn pack_one_by_one<W: StoredRow>(
 ) -> anyhow::Result<Individual> {
     let (dim, row_bytes) = (rows.format().dim(), rows.format().row_bytes());
     let named = || path.display().to_string();
-    let (mut wanted, mut nodes, mut plan, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut wanted, mut nodes, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let mut placements = Placements::default();
     let (mut read_seconds, mut ends) = (0.0, Vec::new());
     let started = Instant::now();
     let mut reader = rows.reader()?;
@@ -135,10 +136,10 @@ fn pack_one_by_one<W: StoredRow>(
         misses.read(batch, &mut wanted)?;
         nodes.clear();
         nodes.extend(wanted.iter().map(|row| NodeId(row.index() as u64)));
-        plan.resize(nodes.len(), Fetch::Read.word());
+        placements.words.resize(nodes.len(), Placement::Read(0).word());
         values.resize(nodes.len() * dim, 0f32);
         let reading = Instant::now();
-        reader.read(&nodes, &plan, &mut values)?;
+        reader.read(&nodes, &placements, &mut values)?;
         read_seconds += reading.elapsed().as_secs_f64();
         // A row lies at the front of its place, which has room for it as f32.
         for row in values.chunks_exact(dim.max(1)) {

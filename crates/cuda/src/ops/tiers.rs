@@ -7,6 +7,7 @@ use crate::gpu::{Event, Gpu, launch};
 use crate::memory::{DeviceBuffer, Use};
 use crate::pinned::{Pinned, PinnedRegion};
 use crate::{DeviceMatrix, Result};
+use esker_plan::Placements;
 use esker_types::{Dtype, StoredRows};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -29,9 +30,9 @@ pub struct TieredRows {
 pub struct TieredBatch {
     tiers: Arc<TieredRows>,
     words: Pinned,
-    fresh: Pinned,
-    /// What is wanted of the fresh rows.
-    fresh_bytes: usize,
+    missed: Pinned,
+    /// What is taken of them.
+    missed_bytes: usize,
 }
 
 /// The kernels for numbers stored like this.
@@ -46,11 +47,12 @@ fn stem(dtype: Dtype) -> &'static str {
     }
 }
 
-/// The rows that a batch wants of its fresh ones: none behind the last of them. Asserts that every word is a slot or one of these.
-fn wanted(words: &[u32], slots: u64, fresh_rows: u64) -> u64 {
-    let behind = words.iter().max().map_or(0, |last| *last as u64 + 1);
-    assert!(behind <= slots + fresh_rows, "every word is a slot or a fresh row");
-    behind.saturating_sub(slots)
+/// The rows of those read that a batch takes: none after the last of them. Asserts that every placement is a slot, one of the
+/// rows read, or a row that is skipped.
+fn taken(placements: &Placements, slots: u64, read_rows: u64) -> u64 {
+    assert!(placements.are_valid(slots, read_rows), "every placement is a slot or a row that was read");
+    assert!(placements.kept.is_empty(), "slots on a GPU stay as they are while it trains");
+    placements.counts().reads_end
 }
 
 impl TieredRows {
@@ -113,20 +115,20 @@ impl TieredRows {
         self.gpu.check()
     }
 
-    /// Host memory for so many bytes of rows that one batch brings.
-    pub fn fresh(&self, bytes: usize) -> Pinned {
+    /// Host memory for so many bytes of rows that one batch reads.
+    pub fn missed(&self, bytes: usize) -> Pinned {
         Pinned::new(&self.gpu, bytes.div_ceil(4))
     }
 
-    /// The rows of a batch, a word each: a slot, or behind all slots the place of a row among the fresh ones. Asserts that every
-    /// word is one of these.
-    pub fn batch(self: &Arc<TieredRows>, words: &[u32], fresh: Pinned) -> TieredBatch {
+    /// The rows of a batch, from slots and from what it read. Asserts that placements name nothing else.
+    pub fn batch(self: &Arc<TieredRows>, placements: &Placements, missed: Pinned) -> TieredBatch {
+        let words = &placements.words;
         assert!(words.len() < u32::MAX as usize, "rows are counted in 32 bits");
         let row_bytes = self.rows.row_bytes();
-        let wanted = wanted(words, self.slots(), (fresh.words().len() * 4 / row_bytes) as u64);
+        let taken = taken(placements, self.slots(), (missed.words().len() * 4 / row_bytes) as u64);
         let mut host = Pinned::new(&self.gpu, words.len());
         host.words_mut().copy_from_slice(words);
-        TieredBatch { tiers: self.clone(), words: host, fresh, fresh_bytes: wanted as usize * row_bytes }
+        TieredBatch { tiers: self.clone(), words: host, missed, missed_bytes: taken as usize * row_bytes }
     }
 }
 
@@ -145,10 +147,10 @@ impl TieredBatch {
     /// does not.
     pub fn land(self) -> DeviceMatrix {
         let (count, columns) = (self.rows(), self.columns());
-        let TieredBatch { tiers, words, fresh, fresh_bytes } = self;
+        let TieredBatch { tiers, words, missed, missed_bytes } = self;
         let (gpu, inner) = (&tiers.gpu, tiers.gpu.inner());
         let words = gpu.copy_in(words, count * 4, false);
-        let fresh = gpu.copy_in(fresh, fresh_bytes, true);
+        let missed = gpu.copy_in(missed, missed_bytes, true);
         let mut to = DeviceBuffer::new(gpu, count * columns * 4, Use::Landing);
         let begun = gpu.attempt(|| {
             to.wait_until_free()?;
@@ -160,15 +162,15 @@ impl TieredBatch {
         let [rows, parts] = shape.grid(count, columns);
         let most = (gpu.info().processors as usize * BLOCKS_A_PROCESSOR).div_ceil(parts.max(1) as usize);
         let address = |buffer: Option<&DeviceBuffer>| buffer.map_or(0, DeviceBuffer::address);
-        // SAFETY: every word is a slot or one of the fresh rows that were copied; slots have their rows on the device or in host
+        // SAFETY: every placement is a slot, one of the missed rows that were copied, or nothing; slots have their rows on the device or in host
         // memory, scales are one a column, and the result has a row a word. All of it lands on this stream or was written
         // before, and outlives the kernel: buffers are used again behind it, host memory waits for the mark.
         unsafe {
             launch!(
                 on copy, gpu, &shape.kernel(stem(tiers.rows.dtype)), [rows.min(most.max(1) as u32), parts], [256, 1];
                 words.address(), address(tiers.device.as_ref()), host.as_ref().map_or(0, |host| host.address()),
-                fresh.address(), address(tiers.scales.as_ref()), to.address(), count as u32, columns as u32,
-                tiers.device_slots as u32, tiers.slots() as u32
+                missed.address(), address(tiers.scales.as_ref()), to.address(), count as u32, columns as u32,
+                tiers.device_slots as u32
             )
         }
         gpu.attempt(|| {
@@ -183,7 +185,7 @@ impl TieredBatch {
             Ok(())
         });
         words.used_in_landing();
-        fresh.used_in_landing();
+        missed.used_in_landing();
         DeviceMatrix::landed(to, count, columns)
     }
 }
@@ -192,6 +194,8 @@ impl TieredBatch {
 mod tests {
     use super::*;
     use crate::SOURCES;
+    use esker_plan::{MOST_SLOTS, Placement};
+    use esker_types::SlotIndex;
 
     #[test]
     fn every_kind_of_rows_has_its_kernels() {
@@ -204,18 +208,23 @@ mod tests {
         }
     }
 
-    #[test]
-    fn no_more_of_the_fresh_rows_is_wanted_than_words_say() {
-        assert_eq!(wanted(&[], 3, 0), 0);
-        assert_eq!(wanted(&[0, 2, 1], 3, 5), 0);
-        assert_eq!(wanted(&[0, 3, 1], 3, 5), 1);
-        assert_eq!(wanted(&[7, 0], 3, 5), 5);
-        assert_eq!(wanted(&[u32::MAX - 1], u32::MAX as u64 - 1, 1), 1);
+    fn placed(all: &[Placement]) -> Placements {
+        Placements { words: all.iter().map(|one| one.word()).collect(), kept: Vec::new() }
     }
 
     #[test]
-    #[should_panic(expected = "a slot or a fresh row")]
-    fn a_word_that_is_no_row_is_found_before_anything_is_launched() {
-        wanted(&[0, 8], 3, 5);
+    fn no_more_of_the_missed_rows_is_taken_than_placements_say() {
+        let hit = |slot| Placement::Hit(SlotIndex(slot));
+        assert_eq!(taken(&placed(&[]), 3, 0), 0);
+        assert_eq!(taken(&placed(&[hit(0), hit(2), hit(1)]), 3, 5), 0);
+        assert_eq!(taken(&placed(&[hit(0), Placement::Read(0), hit(1), Placement::Skip]), 3, 5), 1);
+        assert_eq!(taken(&placed(&[Placement::Read(4), hit(0)]), 3, 5), 5);
+        assert_eq!(taken(&placed(&[Placement::Read(0)]), MOST_SLOTS as u64, 1), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot or a row that was read")]
+    fn a_placement_that_names_no_row_is_found_before_anything_is_launched() {
+        taken(&placed(&[Placement::Hit(SlotIndex(0)), Placement::Read(5)]), 3, 5);
     }
 }

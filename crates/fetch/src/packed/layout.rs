@@ -5,9 +5,9 @@ use super::plain::Plain;
 use super::write::{ACCESSES, ENTRIES, Logged, PackWriter};
 use super::{Entry, Largest, SegmentEntry, blocks_for, file, shared_start};
 use crate::{FetchError, Result, RowFormat, StoredRow};
-use esker_plan::{Hottest, SegmentRows, SegmentSizes, ranks};
+use esker_plan::{Hottest, MOST_READ, Placement, SegmentRows, SegmentSizes, ranks};
 use esker_store::{ArrayWriter, BlockArray, FileEntry, StoreError};
-use esker_types::{ByteCount, Dtype, Progress, Unit};
+use esker_types::{ByteCount, Dtype, Progress, SlotIndex, Unit};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -177,7 +177,6 @@ fn lay_batch<W: StoredRow>(
     nodes: &[W],
     hottest: &Hottest,
     segment: Option<&SegmentRows>,
-    slots: u64,
     row_bytes: u64,
 ) -> Result<BatchLayout<W>> {
     let mut words = vec![0u32; nodes.len()];
@@ -187,7 +186,7 @@ fn lay_batch<W: StoredRow>(
             esker_io::prefetch(hottest.slots(), soon.index());
         }
         match hottest.slot(*node) {
-            Some(slot) => words[at] = slot,
+            Some(slot) => words[at] = Placement::Hit(SlotIndex(slot)).word(),
             None => match segment.and_then(|segment| segment.place(*node)) {
                 Some(place) => shared.push((place, at as u32)),
                 None => packed.push((*node, at as u32)),
@@ -196,19 +195,18 @@ fn lay_batch<W: StoredRow>(
     }
     radsort::sort_by_key(&mut packed, |(node, _)| node.index() as u64);
     radsort::sort_by_key(&mut shared, |(place, _)| *place);
-    let first_shared = slots + shared_start(packed.len() as u64, row_bytes);
-    if first_shared + shared.len() as u64 > u32::MAX as u64 {
-        return Err(FetchError::Memory {
-            what: "a batch and the rows set aside for memory, named by 32 bits,".into(),
-            needed: ByteCount(first_shared + shared.len() as u64),
-            allowed: ByteCount(u32::MAX as u64),
-        });
+    let first_shared = shared_start(packed.len() as u64, row_bytes);
+    let read = first_shared + shared.len() as u64;
+    if read >= MOST_READ as u64 {
+        let problem =
+            format!("a batch reads {read} rows, and {} can be named; take smaller batches", MOST_READ - 1);
+        return Err(FetchError::Request { problem });
     }
-    for (place, (_, at)) in packed.iter().enumerate() {
-        words[*at as usize] = (slots + place as u64) as u32;
+    for (index, (_, at)) in packed.iter().enumerate() {
+        words[*at as usize] = Placement::Read(index as u32).word();
     }
-    for (place, (_, at)) in shared.iter().enumerate() {
-        words[*at as usize] = (first_shared + place as u64) as u32;
+    for (index, (_, at)) in shared.iter().enumerate() {
+        words[*at as usize] = Placement::Read((first_shared + index as u64) as u32).word();
     }
     let shared: Vec<u32> = shared.into_iter().map(|(place, _)| place).collect();
     Ok(BatchLayout {
@@ -288,7 +286,7 @@ pub(crate) fn lay_out<W: StoredRow>(
         let lay = |entry: &Entry| {
             let mut nodes: Vec<W> = Vec::new();
             accesses.read(entry.words_at, entry.nodes as usize, &mut nodes)?;
-            lay_batch(&nodes, &hottest, sharing.as_ref(), slots, row_bytes)
+            lay_batch(&nodes, &hottest, sharing.as_ref(), row_bytes)
         };
         let mut write = |first: usize, batches: &mut [Entry], all: Vec<Result<BatchLayout<W>>>| {
             for ((at, entry), laid) in batches.iter_mut().enumerate().zip(all) {

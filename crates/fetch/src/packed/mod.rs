@@ -17,7 +17,7 @@ mod write;
 pub use layout::Room;
 pub use open::Packed;
 
-pub use read::{PackCounters, PackReader, PackedBatch, RowsBuffer, assemble};
+pub use read::{PackCounters, PackReader, PackedBatch};
 pub use write::{PackSizes, PackWriter};
 
 use esker_sample::trace::TraceHeader;
@@ -25,6 +25,9 @@ use serde::{Deserialize, Serialize};
 
 /// What derived data of this kind calls itself.
 pub const KIND: &str = "diskgnn";
+
+/// How placements are written; others are not read.
+pub const ENCODING: u32 = 2;
 
 /// Arrays of the directory.
 mod file {
@@ -39,6 +42,8 @@ mod file {
 /// What a directory was made with and holds: the parameters of its manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packing {
+    /// The encoding of placements: [`ENCODING`], or it is remade.
+    pub encoding: u32,
     /// What was sampled, and how.
     pub sampling: TraceHeader,
     /// Epochs sampled.
@@ -88,6 +93,7 @@ pub struct Largest {
 pub(crate) struct Entry {
     pub epoch: u64,
     pub batch: u64,
+    /// Rows that it accesses: its nodes without those that no layer needs.
     pub nodes: u64,
     /// Where its record starts, its bytes and their checksum.
     pub sample_at: u64,

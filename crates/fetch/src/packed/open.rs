@@ -1,6 +1,6 @@
 //! A finished directory, opened.
 
-use super::{Entry, KIND, Packing, SegmentEntry, blocks_for, file};
+use super::{ENCODING, Entry, KIND, Packing, SegmentEntry, blocks_for, file};
 use crate::Result;
 use esker_io::{Files, Options};
 use esker_sample::Position;
@@ -46,6 +46,9 @@ impl Packed {
         let Ok(packing) = serde_json::from_value::<Packing>(found.manifest.parameters.clone()) else {
             return Ok(None);
         };
+        if packing.encoding != ENCODING {
+            return Ok(None);
+        }
         Packed::of(&found, packing).map(Some)
     }
 

@@ -4,8 +4,9 @@
 use super::open::read_options;
 use super::plain::Plain;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
-use crate::{FetchError, Result, RowFormat};
-use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue, prefetch};
+use crate::{FetchError, Result};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue};
+use esker_plan::Placements;
 use esker_sample::trace::Records;
 use esker_sample::{Position, Sample};
 use esker_store::{BlockArray, StoreError};
@@ -15,34 +16,13 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
-/// Rows assembled by one thread before it takes the next.
-const CHUNK_ROWS: usize = 512;
-/// Rows asked for ahead, and lines of each.
-const ROWS_AHEAD: usize = 8;
-const LINES_AHEAD: usize = 4;
-const LINE_BYTES: usize = 64;
-/// Batches larger than this are not in the processor's caches any more when they are trained on.
-const CACHED_BYTES: usize = 32 << 20;
-
-/// Memory for the rows that a batch reads, as stored.
-pub trait RowsBuffer {
-    /// All of it, starting on a page.
-    fn bytes_mut(&mut self) -> &mut [u8];
-}
-
-impl RowsBuffer for AlignedBuffer {
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self
-    }
-}
-
 /// What was loaded of a batch before its rows.
 #[derive(Debug, Default)]
 pub struct PackedBatch {
     /// Its number in the directory.
     pub number: usize,
-    /// Where each row is: a slot of the cache in memory, or behind all slots a place among the rows that are read.
-    pub words: Vec<u32>,
+    /// Where each row comes from: a slot of the cache in memory, or the rows that are read.
+    pub placements: Placements,
     /// Its places in the segment's cache.
     shared: Vec<u32>,
 }
@@ -205,21 +185,21 @@ impl PackReader {
         }
         let home: &Path = self.samples.path();
         self.records.decode(&packed.packing.sampling, &self.record, home, sample)?;
-        self.words.read(entry.words_at, entry.nodes as usize, &mut batch.words)?;
+        self.words.read(entry.words_at, entry.nodes as usize, &mut batch.placements.words)?;
         self.shared.read(entry.shared_at, entry.shared_rows as usize, &mut batch.shared)?;
         let row_bytes = packed.packing.row_bytes.max(1);
-        let places = packed.packing.slots
-            + (entry.packed_rows + entry.shared_rows).max(if entry.shared_rows > 0 {
-                shared_start(entry.packed_rows, row_bytes) + entry.shared_rows
-            } else {
-                0
-            });
-        let whole = xxh3_64(bytemuck::cast_slice(&batch.words)) == entry.words_sum
-            && batch.words.iter().all(|word| (*word as u64) < places.max(1))
-            && sample.node_ids.len() as u64 == entry.nodes;
+        let read = match entry.shared_rows {
+            0 => entry.packed_rows,
+            shared => shared_start(entry.packed_rows, row_bytes) + shared,
+        };
+        let skipped = sample.unneeded.iter().filter(|unneeded| **unneeded).count() as u64;
+        let whole = xxh3_64(bytemuck::cast_slice(&batch.placements.words)) == entry.words_sum
+            && batch.placements.are_valid(packed.packing.slots, read)
+            && sample.node_ids.len() as u64 == entry.nodes + skipped;
         if !whole {
             return Err(packed.damaged(number, file::WORDS, "words"));
         }
+        batch.placements.insert_skipped(&sample.unneeded);
         let rows = packed.segments[entry.segment as usize].rows;
         let whole = xxh3_64(bytemuck::cast_slice(&batch.shared)) == entry.shared_sum
             && batch.shared.iter().all(|place| (*place as u64) < rows);
@@ -265,34 +245,4 @@ impl PackReader {
         let after = queue.counters();
         Ok(PackCounters { reads: after.reads - before.reads, bytes: after.read_bytes - before.read_bytes })
     }
-}
-
-/// Puts a batch together from the cache in memory and the rows that were read, as f32, with the threads of the surrounding
-/// rayon pool. Returns the rows that came from the cache.
-pub fn assemble(words: &[u32], cached: &[u8], fresh: &[u8], format: &RowFormat, values: &mut [f32]) -> u64 {
-    let (dim, row_bytes) = (format.dim(), format.row_bytes());
-    assert_eq!(values.len(), words.len() * dim, "a row a word");
-    let slots = cached.len().checked_div(row_bytes).unwrap_or(0);
-    let hits = words.iter().filter(|word| (**word as usize) < slots).count() as u64;
-    if dim == 0 {
-        return hits;
-    }
-    let find = |word: u32| match word as usize {
-        slot if slot < slots => (cached, slot * row_bytes),
-        place => (fresh, (place - slots) * row_bytes),
-    };
-    let lines = row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
-    let many = size_of_val(values) > CACHED_BYTES;
-    let chunks = values.par_chunks_mut(CHUNK_ROWS * dim).zip(words.par_chunks(CHUNK_ROWS));
-    chunks.for_each(|(values, words)| {
-        format.convert_rows(many, values, |at| {
-            if let Some(soon) = words.get(at + ROWS_AHEAD) {
-                let (memory, start) = find(*soon);
-                (0..lines).for_each(|line| prefetch(memory, start + line * LINE_BYTES));
-            }
-            let (memory, start) = find(words[at]);
-            &memory[start..start + row_bytes]
-        });
-    });
-    hits
 }

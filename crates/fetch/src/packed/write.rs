@@ -2,7 +2,7 @@
 
 use super::layout::{self, Room};
 use super::plain::Plain;
-use super::{Entry, KIND, Largest, Packing, file, order, pack};
+use super::{ENCODING, Entry, KIND, Largest, Packing, file, order, pack};
 use crate::format::features;
 use crate::{Result, RowFormat, StoredRow};
 use esker_sample::trace::{Records, TraceHeader};
@@ -67,7 +67,7 @@ pub struct PackSizes {
 }
 
 /// Of what is in the work directory: work of another version starts anew.
-const WORK_VERSION: u64 = 2;
+const WORK_VERSION: u64 = 3;
 
 pub(crate) const ACCESSES: &str = "accesses";
 pub(crate) const ENTRIES: &str = "entries";
@@ -162,10 +162,13 @@ impl<'a> PackWriter<'a> {
         let Some(log) = &mut self.log else { return Ok(()) };
         let record = self.records.encode(&self.header, sample, self.staging.directory())?;
         let logged = &mut self.logged;
+        let needed = |at: usize| sample.unneeded.get(at).is_none_or(|unneeded| !unneeded);
+        let ids = sample.node_ids.iter().enumerate().filter(|(at, _)| needed(*at));
+        let ids: Vec<W> = ids.map(|(_, node)| W::of(*node)).collect();
         let entry = Entry {
             epoch: at.epoch,
             batch: at.batch,
-            nodes: sample.node_ids.len() as u64,
+            nodes: ids.len() as u64,
             sample_at: logged.sample_bytes,
             sample_bytes: record.len() as u64,
             sample_sum: xxh3_64(record),
@@ -173,11 +176,10 @@ impl<'a> PackWriter<'a> {
             ..Entry::default()
         };
         log.samples.write(record)?;
-        let ids: Vec<W> = sample.node_ids.iter().map(|node| W::of(*node)).collect();
         log.accesses.write_elements(&ids)?;
         log.entries.write(bytemuck::bytes_of(&entry))?;
         let largest = &mut logged.largest;
-        largest.nodes = largest.nodes.max(entry.nodes);
+        largest.nodes = largest.nodes.max(sample.node_ids.len() as u64);
         largest.sample_bytes = largest.sample_bytes.max(sample.bytes());
         largest.record_bytes = largest.record_bytes.max(entry.sample_bytes);
         logged.batches += 1;
@@ -271,6 +273,7 @@ impl<'a> PackWriter<'a> {
         let samples = self.journal.done::<FileEntry>("sampled");
         let samples = samples.ok_or(StoreError::Missing { path: work })?;
         let packing = Packing {
+            encoding: ENCODING,
             sampling: self.header.clone(),
             epochs,
             limited_by_disk,

@@ -10,8 +10,7 @@ use crate::batch::{BatchSource, RowBuffer, RowMaker};
 use crate::direct::{self, Reads};
 use crate::{Evaluation, HeldRows, Hold, Job, MemoryTable, Result, RowHolder, Strategy, StrategyError};
 use esker_fetch::packed::Packed;
-use esker_fetch::{DiskRows, StoredRow};
-use esker_io::prefer_large_pages;
+use esker_fetch::{DiskRows, HostCache, StoredRow};
 use esker_sample::{DiskGraph, Position, Word};
 use esker_types::{ByteCount, Dtype, NodeId, counted, grouped};
 use sizes::{Sizes, Training};
@@ -42,7 +41,7 @@ struct Prepared<R> {
 /// Where rows wanted most are.
 enum Cache<R> {
     /// In host memory, as stored; batches are assembled there.
-    Host(Arc<Vec<u8>>),
+    Host(Arc<HostCache>),
     /// Where the processor that trains reads them; it assembles batches.
     Held(Arc<dyn HeldRows<R>>),
 }
@@ -94,7 +93,7 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
         };
         // Whoever only infers trains on no batch.
         if job.largest_batch == 0 {
-            let cache = Cache::Host(Arc::default());
+            let cache = Cache::Host(Arc::new(HostCache::new(0, reads.rows.format())));
             let training = Training::default();
             let (packed, epochs, seconds) = (None, 1, 0.0);
             self.graph = Some(Prepared { reads, wide, packed, training, cache, epochs, seconds });
@@ -204,14 +203,11 @@ impl<R: RowBuffer> DiskGnn<R> {
             })?;
             return failed.map_or(Ok(Cache::Held(held)), Err);
         }
-        let row_bytes = packed.packing().row_bytes;
-        let mut rows = vec![0u8; (slots * row_bytes) as usize];
-        prefer_large_pages(&mut rows);
+        let mut cache = HostCache::new(slots, reads.rows.format());
         packed.cached_rows(|first, stored| {
-            let at = (first * row_bytes) as usize;
-            rows[at..at + stored.len()].copy_from_slice(stored);
+            cache.fill(first, stored);
             Ok(())
         })?;
-        Ok(Cache::Host(Arc::new(rows)))
+        Ok(Cache::Host(Arc::new(cache)))
     }
 }

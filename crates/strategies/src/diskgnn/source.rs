@@ -8,7 +8,8 @@ use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
 use crate::resident::positions_of;
 use crate::{FreshRows, Job, Result, SourceCounters, StrategyError};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use esker_fetch::packed::{Packed, PackedBatch, assemble};
+use esker_fetch::Missed;
+use esker_fetch::packed::{Packed, PackedBatch};
 use esker_fetch::pipeline::{AnyBusy, Buffers, Pipeline};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN};
 use esker_sample::{Position, Sample};
@@ -105,31 +106,29 @@ impl<R: RowBuffer> Source<R> {
                 if !early && clock.blocked(|| places.take(&stopped)).is_none() {
                     return Ok(None);
                 }
-                let words = &packed.words;
+                let placements = &packed.placements;
+                let placed = placements.counts();
                 let rows = match (&cache, fresh) {
                     (Cache::Host(cached), Fresh::Ours(buffer)) => {
                         let format = disk.format();
-                        let mut rows = make_rows(words.len(), format.dim());
-                        let hits =
-                            pool.install(|| assemble(words, cached, &buffer, format, rows.values_mut()));
-                        count.host_hits.fetch_add(hits, Ordering::Relaxed);
+                        let mut rows = make_rows(placements.words.len(), format.dim());
+                        let (missed, values) = (Missed::Buffer(&buffer), rows.values_mut());
+                        pool.install(|| cached.assemble(placements, missed, format, values));
+                        count.host_hits.fetch_add(placed.hits, Ordering::Relaxed);
                         home.fresh.put(Some(buffer));
                         rows
                     }
                     (Cache::Held(held), Fresh::Held(fresh)) => {
-                        let (device, slots) = (held.device_slots() as u32, rows_of.packing().slots as u32);
-                        let (mut on_device, mut on_host) = (0, 0);
-                        for word in words {
-                            on_device += u64::from(*word < device);
-                            on_host += u64::from(*word >= device && *word < slots);
-                        }
+                        // Hits are slots as they are, and the first slots are the device's.
+                        let device = held.device_slots() as u32;
+                        let on_device = placements.words.iter().filter(|word| **word < device).count() as u64;
                         count.device_hits.fetch_add(on_device, Ordering::Relaxed);
-                        count.host_hits.fetch_add(on_host, Ordering::Relaxed);
-                        held.batch(words, fresh)
+                        count.host_hits.fetch_add(placed.hits - on_device, Ordering::Relaxed);
+                        held.batch(placements, fresh)
                     }
                     _ => unreachable!("rows are read to where they are assembled"),
                 };
-                count.rows.fetch_add(words.len() as u64, Ordering::Relaxed);
+                count.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
                 home.batches.put(packed);
                 Ok(Some(Batch {
                     at,
@@ -222,7 +221,7 @@ impl LaneStart<'_> {
                         if !sequential && clock.blocked(|| places.take(&stopped)).is_none() {
                             return Ok(None);
                         }
-                        Fresh::Held(held.fresh(reader.rows_bytes(&loaded.packed)))
+                        Fresh::Held(held.missed(reader.rows_bytes(&loaded.packed)))
                     }
                 };
                 let found = counts.reading.busy(|| reader.read(&loaded.packed, fresh.bytes_mut()))?;

@@ -4,7 +4,7 @@
 use crate::direct::{self, sampler_bytes};
 use crate::lists::ListRoom;
 use crate::{Job, MemoryTable, Result, StrategyError};
-use esker_fetch::{AccessFile, DiskRows, StoredRow};
+use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
 use esker_sample::{Bound, DiskGraph, Settings, Word};
 use esker_types::ByteCount;
@@ -34,8 +34,8 @@ fn word_bytes(job: &Job) -> u64 {
 
 fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
-    // Where the rows, words and counts of each batch lie in their files.
-    let places = batches * 4 * 8;
+    // Where the accesses, placements and counts of each batch lie in their files, and their checksums.
+    let places = batches * (4 * 8 + PlanFile::bytes_a_batch());
     match word_bytes(job) {
         8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest) + places,
         _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest) + places,
@@ -51,7 +51,7 @@ fn writing_bytes(job: &Job, bound: &Bound) -> u64 {
 /// Gathering beside rows and cache: samples and words, a decoder, a reader.
 fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
     let samples =
-        (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(4)));
+        (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(8)));
     // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
     let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
     TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
@@ -198,5 +198,5 @@ impl Sizes {
 /// they are planned how many rows of each batch every later one wants.
 pub(super) fn disk_bytes<W: Word + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
     let counts = nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::Wanted>() as u64;
-    trace_bytes + nodes * (AccessFile::<W>::BYTES + esker_fetch::PlanFile::BYTES) + counts
+    trace_bytes + nodes * (AccessFile::<W>::BYTES + PlanFile::BYTES) + counts
 }

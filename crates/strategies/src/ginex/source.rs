@@ -13,7 +13,8 @@ use crate::lists::Loaded;
 use crate::{Job, Result, SourceCounters, StrategyError};
 use crossbeam_channel::{Sender, bounded};
 use esker_fetch::pipeline::{Buffers, Pipeline, StageClock, StageTimes};
-use esker_fetch::{HostCache, PlanFile, StoredRow};
+use esker_fetch::{HostCache, Missed, PlanFile, StoredRow};
+use esker_plan::Placements;
 use esker_sample::bulk::positions;
 use esker_sample::{ListCounters, Position, Sample, Word};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct RowCounters {
 }
 
 /// A sample with its plan.
-type LoadedBatch = (Position, Sample, Vec<u32>);
+type LoadedBatch = (Position, Sample, Placements);
 
 /// Batches of a run.
 pub(super) struct Source<R, W> {
@@ -155,7 +156,7 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
         let (count, first) = (batch.count(), batch.first);
         let (trace, spent) = batch.into_trace();
         let (samples, places) = (Buffers::<Sample>::new(held + SAMPLES_AHEAD), Buffers::<()>::new(held));
-        let plans = Buffers::<Vec<u32>>::new(held + SAMPLES_AHEAD);
+        let plans = Buffers::<Placements>::new(held + SAMPLES_AHEAD);
         let (stop, stopped) = bounded::<()>(0);
         let (mut cursor, mut at) = (trace.into_cursor(), 0);
         let (free, free_plans, stop_loading) = (samples.clone(), plans.clone(), stopped.clone());
@@ -164,11 +165,14 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
                 return Ok(None);
             }
             let Some(mut sample) = clock.blocked(|| free.take(&stop_loading)) else { return Ok(None) };
-            let Some(mut words) = clock.blocked(|| free_plans.take(&stop_loading)) else { return Ok(None) };
+            let Some(mut placements) = clock.blocked(|| free_plans.take(&stop_loading)) else {
+                return Ok(None);
+            };
             let position = cursor.read(first + at, &mut sample)?;
-            plan.get(at as u32, &mut words)?;
+            plan.get(at as u32, &mut placements)?;
+            placements.insert_skipped(&sample.unneeded);
             at += 1;
-            Ok::<Option<LoadedBatch>, StrategyError>(Some((position, sample, words)))
+            Ok::<Option<LoadedBatch>, StrategyError>(Some((position, sample, placements)))
         });
         let (disk, make_rows, counters) =
             (self.graph.rows.clone(), self.make_rows.clone(), self.rows.clone());
@@ -178,29 +182,31 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
             STAGES[3],
             held.saturating_sub(2),
             move || Ok(disk.reader()?),
-            move |clock, reader, (at, sample, words)| {
+            move |clock, reader, (at, sample, placements)| {
                 if clock.blocked(|| open_places.take(&stop_reading)).is_none() {
                     return Ok(None);
                 }
                 let mut rows = make_rows(sample.node_ids.len(), dim);
                 let before = reader.counters();
-                reader.read(&sample.node_ids, &words, rows.values_mut())?;
+                reader.read(&sample.node_ids, &placements, rows.values_mut())?;
                 let after = reader.counters();
                 counters.reads.fetch_add(after.reads - before.reads, Ordering::Relaxed);
                 counters.read_bytes.fetch_add(after.read_bytes - before.read_bytes, Ordering::Relaxed);
                 let nanos = (after.busy - before.busy).as_nanos() as u64;
                 counters.read_nanos.fetch_add(nanos, Ordering::Relaxed);
-                Ok(Some((at, sample, words, rows)))
+                Ok(Some((at, sample, placements, rows)))
             },
         );
         let (disk, pool, counters) = (self.graph.rows.clone(), self.graph.pool.clone(), self.rows.clone());
         let mut cache = HostCache::new(slots, disk.format());
         let pipeline =
-            read.then(STAGES[4], held.saturating_sub(2), move |_, (at, sample, words, mut rows)| {
-                let hits = pool.install(|| cache.assemble(&words, disk.format(), rows.values_mut()));
-                counters.rows.fetch_add(words.len() as u64, Ordering::Relaxed);
-                counters.hits.fetch_add(hits, Ordering::Relaxed);
-                plans.put(words);
+            read.then(STAGES[4], held.saturating_sub(2), move |_, (at, sample, placements, mut rows)| {
+                let (format, values) = (disk.format(), rows.values_mut());
+                pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
+                let placed = placements.counts();
+                counters.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
+                counters.hits.fetch_add(placed.hits, Ordering::Relaxed);
+                plans.put(placements);
                 let (samples, places) = (samples.clone(), places.clone());
                 Ok(Some(Batch { at, sample, rows: Some(rows), samples, places }))
             });

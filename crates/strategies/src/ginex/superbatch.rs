@@ -95,7 +95,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         let mut cursor = trace.forwards();
         for at in first..trace.entries().len() {
             cursor.read(at, &mut sample)?;
-            accesses.append(&sample.node_ids)?;
+            accesses.append(&sample.node_ids, &sample.unneeded)?;
             sample_bytes = sample_bytes.max(sample.bytes());
         }
         accesses.close();
@@ -142,7 +142,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
             // What the next batch takes is not known; this one's size is the best guess.
             let nodes = sample.node_ids.len() as u64;
             writer.write(at, sample)?;
-            accesses.append(&sample.node_ids)?;
+            accesses.append(&sample.node_ids, &sample.unneeded)?;
             sample_bytes = sample_bytes.max(sample.bytes());
             count += 1;
             let (this, all) = (writer.bytes() - before, writer.bytes());
@@ -177,7 +177,8 @@ impl<W: Word + StoredRow> Superbatch<W> {
         let plan = PlanFile::create(&self.accesses)?;
         let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, self.count() as u32);
         let mut uses = plan.next_uses(0..self.count() as u32)?;
-        let tally = planner.plan(&mut &self.accesses, &mut uses, |batch, words| plan.put(batch, words))?;
+        let tally =
+            planner.plan(&mut &self.accesses, &mut uses, |batch, placements| plan.put(batch, placements))?;
         Ok((plan, tally))
     }
 

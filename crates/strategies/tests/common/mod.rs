@@ -7,7 +7,7 @@ use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
 use esker_store::Dataset;
 use esker_strategies::{Job, OutOfCore, SourceCounters, Strategy, StrategyKind};
-use esker_types::{Budget, Dtype, NodeId, Silent};
+use esker_types::{Budget, Dtype, NodeId, Silent, StopSignal};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -37,6 +37,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
         progress: Arc::new(Silent),
+        stop: StopSignal::default(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,

@@ -5,6 +5,7 @@
 mod stored;
 
 use esker_nn::*;
+use esker_plan::{Placement, Placements};
 use esker_types::StoredRows;
 use esker_types::random::Key;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -37,7 +38,7 @@ impl Drop for Late {
 
 pub enum LaggingRows {
     Pinned(Vec<f32>),
-    Held { held: Arc<LaggingHeld>, words: Vec<u32>, fresh: Vec<u8> },
+    Held { held: Arc<LaggingHeld>, placements: Placements, missed: Vec<u8> },
 }
 
 impl HostRows for LaggingRows {
@@ -67,7 +68,7 @@ impl HostBytes for LaggingBytes {
 }
 
 impl HoldRows<LaggingRows> for LaggingHeld {
-    type Fresh = LaggingBytes;
+    type Missed = LaggingBytes;
 
     fn device_slots(&self) -> u64 {
         self.device_slots
@@ -81,12 +82,12 @@ impl HoldRows<LaggingRows> for LaggingHeld {
         Ok(())
     }
 
-    fn fresh(&self, bytes: usize) -> LaggingBytes {
+    fn missed(&self, bytes: usize) -> LaggingBytes {
         LaggingBytes(vec![0xff; bytes])
     }
 
-    fn batch(self: &Arc<Self>, words: &[u32], fresh: LaggingBytes) -> LaggingRows {
-        LaggingRows::Held { held: self.clone(), words: words.to_vec(), fresh: fresh.0 }
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: LaggingBytes) -> LaggingRows {
+        LaggingRows::Held { held: self.clone(), placements: placements.clone(), missed: missed.0 }
     }
 }
 
@@ -100,14 +101,16 @@ impl LaggingHeld {
         (memory, place as usize * self.rows.row_bytes())
     }
 
-    fn row(&self, word: u32, fresh: &[u8]) -> Vec<f32> {
+    fn row(&self, word: u32, missed: &[u8]) -> Vec<f32> {
         let bytes = self.rows.row_bytes();
-        let stored = match (word as u64).checked_sub(self.slots) {
-            Some(place) => fresh[place as usize * bytes..][..bytes].to_vec(),
-            None => {
-                let (memory, place) = self.tier(word as u64);
+        let stored = match Placement::of(word) {
+            Placement::Read(index) => missed[index as usize * bytes..][..bytes].to_vec(),
+            Placement::Hit(slot) => {
+                assert!((slot.0 as u64) < self.slots);
+                let (memory, place) = self.tier(slot.0 as u64);
                 memory.lock().unwrap()[place..][..bytes].to_vec()
             }
+            other => panic!("{other:?} is not expected here"),
         };
         stored::as_f32(&self.rows, &stored)
     }
@@ -174,8 +177,8 @@ impl Backend for Lagging {
     fn land(&self, rows: LaggingRows, columns: usize) -> CpuMatrix {
         let values: Vec<f32> = match rows {
             LaggingRows::Pinned(values) => values,
-            LaggingRows::Held { held, words, fresh } => {
-                words.iter().flat_map(|word| held.row(*word, &fresh)).collect()
+            LaggingRows::Held { held, placements, missed } => {
+                placements.words.iter().flat_map(|word| held.row(*word, &missed)).collect()
             }
         };
         let mut landed = self.cpu.matrix(values.len() / columns, columns);

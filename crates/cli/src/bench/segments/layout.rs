@@ -1,8 +1,8 @@
 //! What reading comes to where batches have some rows packed and share others in caches of segments.
 
 use esker_fetch::AccessFile;
+use esker_fetch::FetchError;
 use esker_plan::{AccessTrace, SegmentRows, pages_of, ranks};
-use esker_store::StoreError;
 use std::ops::Range;
 
 /// Rows that batches want from the disk, and how the disk gives them.
@@ -33,7 +33,7 @@ impl OnDisk {
         (&self.wanted).batches()
     }
 
-    pub fn read(&self, batch: u32, rows: &mut Vec<u32>) -> Result<(), StoreError> {
+    pub fn read(&self, batch: u32, rows: &mut Vec<u32>) -> Result<(), FetchError> {
         (&mut &self.wanted).read(batch, rows)
     }
 
@@ -47,7 +47,7 @@ impl OnDisk {
     }
 
     /// Lays rows out as preparing does: what two batches of a segment want is in its cache, by MinHash or by number.
-    pub fn lay_out(&self, size: u32, by_hash: bool) -> Result<Layout, StoreError> {
+    pub fn lay_out(&self, size: u32, by_hash: bool) -> Result<Layout, FetchError> {
         let (mut layout, mut wanted) = (Layout::default(), Vec::new());
         let mut sharing = SegmentRows::new(self.nodes);
         for segment in self.segments(size) {
@@ -69,7 +69,7 @@ impl OnDisk {
         segment: Range<u32>,
         place: impl Fn(u32) -> Option<u32>,
         layout: &mut Layout,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), FetchError> {
         let (mut wanted, mut places) = (Vec::new(), Vec::new());
         for batch in segment {
             self.read(batch, &mut wanted)?;

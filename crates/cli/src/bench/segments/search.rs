@@ -2,8 +2,8 @@
 //! force, which makes every layout and reads it.
 
 use super::layout::{Layout, OnDisk};
+use esker_fetch::FetchError;
 use esker_plan::{SegmentSizes, ranks};
-use esker_store::StoreError;
 use std::time::Instant;
 
 /// Segment sizes that brute force tries: tenths of all batches.
@@ -35,7 +35,7 @@ pub struct Found {
 }
 
 /// Searches both ways.
-pub fn search(disk: &OnDisk, blowup: f64) -> Result<Found, StoreError> {
+pub fn search(disk: &OnDisk, blowup: f64) -> Result<Found, FetchError> {
     let most_rows = (disk.nodes as f64 * blowup) as u64;
     let started = Instant::now();
     let size = heuristic(disk, most_rows)?;
@@ -52,7 +52,7 @@ pub fn search(disk: &OnDisk, blowup: f64) -> Result<Found, StoreError> {
 }
 
 /// The smallest segments that fit, with everything that two batches share in their caches.
-fn heuristic(disk: &OnDisk, most_rows: u64) -> Result<Option<u32>, StoreError> {
+fn heuristic(disk: &OnDisk, most_rows: u64) -> Result<Option<u32>, FetchError> {
     let (mut sizes, mut wanted) = (SegmentSizes::new(disk.nodes, disk.batches()), Vec::new());
     for batch in 0..disk.batches() {
         disk.read(batch, &mut wanted)?;
@@ -63,7 +63,7 @@ fn heuristic(disk: &OnDisk, most_rows: u64) -> Result<Option<u32>, StoreError> {
 }
 
 /// Of all layouts that fit the one that reads least; how many it tried, and how many fit.
-fn brute_force(disk: &OnDisk, most_rows: u64) -> Result<(Option<Choice>, u32, u32), StoreError> {
+fn brute_force(disk: &OnDisk, most_rows: u64) -> Result<(Option<Choice>, u32, u32), FetchError> {
     let batches = disk.batches() as u64;
     let mut sizes: Vec<u32> =
         (1..=STEPS).map(|step| ((batches * step).div_ceil(STEPS) as u32).max(1)).collect();
@@ -87,7 +87,7 @@ fn brute_force(disk: &OnDisk, most_rows: u64) -> Result<(Option<Choice>, u32, u3
 }
 
 /// Rows that a layout stores: a row of a cache once, others as often as they are used.
-fn stored_rows(disk: &OnDisk, size: u32, threshold: u32) -> Result<u64, StoreError> {
+fn stored_rows(disk: &OnDisk, size: u32, threshold: u32) -> Result<u64, FetchError> {
     let (mut uses, mut wanted, mut stored) = (vec![0u32; disk.nodes as usize], Vec::new(), 0);
     for segment in disk.segments(size) {
         uses.fill(0);
@@ -101,7 +101,7 @@ fn stored_rows(disk: &OnDisk, size: u32, threshold: u32) -> Result<u64, StoreErr
 }
 
 /// Makes the caches of a layout, by MinHash, and reads every batch.
-fn construct(disk: &OnDisk, size: u32, threshold: u32) -> Result<Layout, StoreError> {
+fn construct(disk: &OnDisk, size: u32, threshold: u32) -> Result<Layout, FetchError> {
     let nodes = disk.nodes as usize;
     let (mut uses, mut first, mut second) = (vec![0u32; nodes], vec![0u16; nodes], vec![0u16; nodes]);
     let mut places = vec![None; nodes];
