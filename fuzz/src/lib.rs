@@ -3,8 +3,8 @@
 //! accepted bytes must be a whole dataset.
 //!
 //! Inputs are a function of target, seed and case number, so a failure is repeated by its numbers. A coverage-guided
-//! engine needs no more than [`Target::run`]: a `cargo fuzz` target is
-//! `fuzz_target!(|bytes: &[u8]| { let _ = target.run(scratch, bytes); })`, with [`Target::seeds`] as its corpus.
+//! engine needs no more than [`FuzzTarget::run`]: a `cargo fuzz` target is
+//! `fuzz_target!(|bytes: &[u8]| { let _ = target.run(scratch, bytes); })`, with [`FuzzTarget::seeds`] as its corpus.
 #![forbid(unsafe_code)]
 
 mod formats;
@@ -33,7 +33,7 @@ const KEPT: &str = "kept";
 pub type Verdict = Result<(), String>;
 
 /// Something that reads bytes from outside.
-pub struct Target {
+pub struct FuzzTarget {
     /// What the command line calls it.
     pub name: &'static str,
     door: Door,
@@ -49,44 +49,47 @@ enum Door {
 }
 
 /// Every target.
-pub const TARGETS: &[Target] = &[
-    Target { name: "manifest", door: Door::Bytes(manifests::run, manifests::seeds) },
-    Target { name: "derived", door: Door::Bytes(manifests::run_derived, manifests::derived_seeds) },
-    Target { name: "trace", door: Door::Bytes(traces::run, traces::seeds) },
-    Target { name: "pickle", door: Door::Bytes(pickle, formats::pickles) },
-    Target { name: "npy", door: Door::Import(formats::npy_arrays) },
-    Target { name: "empty", door: Door::Import(formats::empty) },
-    Target { name: "csr", door: Door::Import(formats::csr) },
-    Target { name: "csc", door: Door::Import(formats::csc) },
-    Target { name: "csv", door: Door::Import(formats::csv) },
-    Target { name: "csv-names", door: Door::Import(formats::csv_names) },
-    Target { name: "gzip-text", door: Door::Import(formats::gzip_text) },
-    Target { name: "id-list", door: Door::Import(formats::id_list) },
-    Target { name: "parquet", door: Door::Import(formats::parquet) },
-    Target { name: "parquet-names", door: Door::Import(formats::parquet_names) },
-    Target { name: "parquet-rows", door: Door::Seeded(formats::parquet_rows, formats::parquet_rows_seeds) },
-    Target { name: "triples", door: Door::Import(formats::triples) },
-    Target { name: "ogb", door: Door::Import(formats::ogb) },
-    Target { name: "ogb-bare", door: Door::Import(formats::ogb_bare) },
-    Target { name: "igb", door: Door::Import(formats::igb) },
-    Target { name: "igb-raw", door: Door::Import(formats::igb_raw) },
-    Target { name: "graphbolt", door: Door::Seeded(formats::graphbolt, formats::graphbolt_seeds) },
-    Target { name: "planetoid", door: Door::Import(formats::planetoid) },
-    Target { name: "gnn-npz", door: Door::Import(formats::gnn_npz) },
-    Target { name: "gnn-npz-pickled", door: Door::Import(formats::gnn_npz_pickled) },
-    Target { name: "masked-npz", door: Door::Import(formats::masked_npz) },
-    Target { name: "musae", door: Door::Import(formats::musae) },
-    Target { name: "musae-zip", door: Door::Import(formats::musae_zip) },
-    Target { name: "mag240m", door: Door::Import(formats::mag240m) },
-    Target { name: "torch", door: Door::Seeded(formats::torch, formats::torch_seeds) },
-    Target { name: "papers100m", door: Door::Import(formats::papers100m) },
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "manifest", door: Door::Bytes(manifests::run, manifests::seeds) },
+    FuzzTarget { name: "derived", door: Door::Bytes(manifests::run_derived, manifests::derived_seeds) },
+    FuzzTarget { name: "trace", door: Door::Bytes(traces::run, traces::seeds) },
+    FuzzTarget { name: "pickle", door: Door::Bytes(pickle, formats::pickles) },
+    FuzzTarget { name: "npy", door: Door::Import(formats::npy_arrays) },
+    FuzzTarget { name: "empty", door: Door::Import(formats::empty) },
+    FuzzTarget { name: "csr", door: Door::Import(formats::csr) },
+    FuzzTarget { name: "csc", door: Door::Import(formats::csc) },
+    FuzzTarget { name: "csv", door: Door::Import(formats::csv) },
+    FuzzTarget { name: "csv-names", door: Door::Import(formats::csv_names) },
+    FuzzTarget { name: "gzip-text", door: Door::Import(formats::gzip_text) },
+    FuzzTarget { name: "id-list", door: Door::Import(formats::id_list) },
+    FuzzTarget { name: "parquet", door: Door::Import(formats::parquet) },
+    FuzzTarget { name: "parquet-names", door: Door::Import(formats::parquet_names) },
+    FuzzTarget {
+        name: "parquet-rows",
+        door: Door::Seeded(formats::parquet_rows, formats::parquet_rows_seeds),
+    },
+    FuzzTarget { name: "triples", door: Door::Import(formats::triples) },
+    FuzzTarget { name: "ogb", door: Door::Import(formats::ogb) },
+    FuzzTarget { name: "ogb-bare", door: Door::Import(formats::ogb_bare) },
+    FuzzTarget { name: "igb", door: Door::Import(formats::igb) },
+    FuzzTarget { name: "igb-raw", door: Door::Import(formats::igb_raw) },
+    FuzzTarget { name: "graphbolt", door: Door::Seeded(formats::graphbolt, formats::graphbolt_seeds) },
+    FuzzTarget { name: "planetoid", door: Door::Import(formats::planetoid) },
+    FuzzTarget { name: "gnn-npz", door: Door::Import(formats::gnn_npz) },
+    FuzzTarget { name: "gnn-npz-pickled", door: Door::Import(formats::gnn_npz_pickled) },
+    FuzzTarget { name: "masked-npz", door: Door::Import(formats::masked_npz) },
+    FuzzTarget { name: "musae", door: Door::Import(formats::musae) },
+    FuzzTarget { name: "musae-zip", door: Door::Import(formats::musae_zip) },
+    FuzzTarget { name: "mag240m", door: Door::Import(formats::mag240m) },
+    FuzzTarget { name: "torch", door: Door::Seeded(formats::torch, formats::torch_seeds) },
+    FuzzTarget { name: "papers100m", door: Door::Import(formats::papers100m) },
 ];
 
 fn pickle(_: &Path, bytes: &[u8]) -> Verdict {
     esker_import::read::pickle::fuzz(bytes).map_err(|error| error.to_string())
 }
 
-impl Target {
+impl FuzzTarget {
     /// Small valid inputs.
     pub fn seeds(&self) -> Vec<Vec<u8>> {
         match self.door {
@@ -111,7 +114,7 @@ impl Target {
 
 /// Inputs of one target and what they did.
 pub struct Session<'a> {
-    target: &'a Target,
+    target: &'a FuzzTarget,
     seeds: Vec<Vec<u8>>,
     seed: u64,
     scratch: tempfile::TempDir,
@@ -120,7 +123,7 @@ pub struct Session<'a> {
 
 /// An input that did what none may.
 #[derive(Debug)]
-pub struct Failure {
+pub struct FuzzFailure {
     /// Which input.
     pub case: u64,
     /// What it did.
@@ -146,7 +149,7 @@ fn scratch() -> tempfile::TempDir {
 
 impl<'a> Session<'a> {
     /// Prepares the inputs that `seed` names.
-    pub fn new(target: &'a Target, seed: u64) -> Session<'a> {
+    pub fn new(target: &'a FuzzTarget, seed: u64) -> Session<'a> {
         Session {
             target,
             seeds: target.seeds(),
@@ -178,7 +181,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs one input. The numbers of a case that takes the whole process down are left in the scratch directory.
-    pub fn run(&mut self, case: u64) -> Result<Verdict, Failure> {
+    pub fn run(&mut self, case: u64) -> Result<Verdict, FuzzFailure> {
         let input = self.input(case);
         self.clear();
         let numbers = format!("{} --seed {} --case {case}\n", self.target.name, self.seed);
@@ -197,7 +200,7 @@ impl<'a> Session<'a> {
             }
             Ok(verdict) => return Ok(verdict),
         };
-        Err(Failure { case, problem, input })
+        Err(FuzzFailure { case, problem, input })
     }
 
     fn growth_bytes(&self) -> u64 {

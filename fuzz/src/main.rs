@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use esker_fuzz::{Failure, Session, TARGETS, Target, quiet_panics};
+use esker_fuzz::{FuzzFailure, FuzzTarget, Session, TARGETS, quiet_panics};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Feeds damaged files to Esker's readers. Exit codes: 0 nothing found, 1 something found, 2 wrong usage.
 #[derive(Parser)]
-struct Arguments {
+struct FuzzArguments {
     /// What to feed: `all`, or one of the names that `list` prints
     #[arg(default_value = "all")]
     target: String,
@@ -24,13 +24,13 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = FuzzArguments::parse();
     if arguments.target == "list" {
         TARGETS.iter().for_each(|target| println!("{}", target.name));
         return ExitCode::SUCCESS;
     }
-    let chosen = |target: &&Target| ["all", target.name].contains(&arguments.target.as_str());
-    let targets: Vec<&Target> = TARGETS.iter().filter(chosen).collect();
+    let chosen = |target: &&FuzzTarget| ["all", target.name].contains(&arguments.target.as_str());
+    let targets: Vec<&FuzzTarget> = TARGETS.iter().filter(chosen).collect();
     if targets.is_empty() {
         eprintln!("`{}` is no target; `list` prints them", arguments.target);
         return ExitCode::from(2);
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs one target until its time is up or something is found.
-fn passes(target: &Target, arguments: &Arguments) -> bool {
+fn passes(target: &FuzzTarget, arguments: &FuzzArguments) -> bool {
     let mut session = Session::new(target, arguments.seed);
     if let Some(case) = arguments.case {
         return match session.run(case) {
@@ -66,7 +66,7 @@ fn passes(target: &Target, arguments: &Arguments) -> bool {
     true
 }
 
-fn report(target: &Target, seed: u64, failure: &Failure) -> bool {
+fn report(target: &FuzzTarget, seed: u64, failure: &FuzzFailure) -> bool {
     let path = format!("{}-{seed}-{}.input", target.name, failure.case);
     println!("{}: {}", target.name, failure.problem);
     println!("  repeat with: {} --seed {seed} --case {}", target.name, failure.case);

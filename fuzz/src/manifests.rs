@@ -2,7 +2,7 @@
 //! of the inputs are sealed again: what a careful attacker would do.
 
 use crate::Verdict;
-use esker_import::{Job, Request, import};
+use esker_import::{ImportJob, Request, import};
 use esker_store::{ArrayWriter, Dataset, Manifest, StripeRequest, file, stripe, verify};
 use esker_types::{Budget, Dtype, Silent};
 use std::fs;
@@ -28,7 +28,7 @@ fn make_datasets(directory: &Path) {
     let bare = Request { format: full.format.clone(), edges: full.edges.clone(), ..Request::default() };
     for (name, request) in DATASETS.into_iter().zip([full.clone(), bare, full]) {
         let (target, budget) = (directory.join(name), Budget { host_bytes: 64 << 20 });
-        let job = Job { target: &target, overwrite: true, budget, progress: &Silent };
+        let job = ImportJob { target: &target, overwrite: true, budget, progress: &Silent };
         import(&request, &job).expect("valid files");
     }
     let over: Vec<PathBuf> = ["disk-0", "disk-1"].map(|disk| directory.join(disk)).into();

@@ -3,7 +3,7 @@
 //! the file's place. Members are damaged before they are packed, or checksums would hide the parsers behind them.
 
 use crate::Verdict;
-use esker_import::{Job, Request, SplitChoice, hostile};
+use esker_import::{ImportJob, Request, SplitChoice, hostile};
 use esker_store::{Dataset, LabelKind, verify};
 use esker_types::{Budget, Dtype, Silent};
 use std::fs;
@@ -119,7 +119,7 @@ impl Recipe {
             return Ok(());
         }
         let target = scratch.join("dataset");
-        let job = Job { target: &target, overwrite: true, budget: BUDGET, progress: &Silent };
+        let job = ImportJob { target: &target, overwrite: true, budget: BUDGET, progress: &Silent };
         esker_import::import(&request, &job).map_err(|error| error.to_string())?;
         Dataset::open(&target).expect("what was imported opens");
         let verified = verify(&target, 1, &Silent).expect("what was imported can be read");

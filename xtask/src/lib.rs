@@ -1,7 +1,8 @@
-//! Chores and proofs of this repository. Proofs are functions of a size, so that tests run them small and
+//! Chores, experiments and proofs of this repository. Proofs are functions of a size, so that tests run them small and
 //! `cargo xtask prove` runs them in full.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cgroup;
 pub mod prove;
 pub mod tidy;

@@ -11,11 +11,14 @@ cargo xtask kernels           compile every GPU kernel; NVRTC must be found
 cargo xtask gpu               fill target/gpu with the program, the tests that need a GPU and xtask, to be
                               copied to a machine with one: gpu-tests, and xtask prove gpu, run there as they are
 cargo xtask prove ITEM|all    run a proof at full size, write bench/record/ITEM.json
+cargo xtask bench cache|segments|pack DATASET ...
+                              experiments with algorithms; --help has their flags
 cargo xtask fuzz [TARGET] [--seconds N]
                               throw damaged input at the parsers
 ";
 
 fn main() -> ExitCode {
+    esker_io::return_freed_memory();
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let result = match words[..] {
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
         ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
         ["prove", item] => xtask::prove::run(item),
         ["prove"] => xtask::prove::run(""),
+        ["bench", ref rest @ ..] => xtask::bench::run_and_print(rest),
         ["fuzz", ref rest @ ..] => fuzz(rest),
         _ => {
             print!("{HELP}");
@@ -39,6 +43,9 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            if let Some(usage) = error.downcast_ref::<clap::Error>() {
+                usage.exit();
+            }
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

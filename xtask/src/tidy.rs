@@ -1,17 +1,22 @@
 //! The repository's own rules, checked by reading it.
 
+mod code;
+mod functions;
+mod names;
+
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The direction of the data flow: a crate depends only on crates before it.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "types",
     "io",
     "store",
     "import",
     "sample",
     "plan",
+    "device",
     "cuda",
     "nn",
     "fetch",
@@ -41,6 +46,7 @@ pub fn check() -> Result<()> {
     check_directions(&root, &mut findings)?;
     check_unsafe(&root, &mut findings)?;
     check_unfinished(&root, &mut findings)?;
+    check_code(&root, &mut findings)?;
     check_documents(&root, &mut findings)?;
     if findings.is_empty() {
         println!(
@@ -144,6 +150,59 @@ fn check_unfinished(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
+/// Functions that are too long, and type names that mean two things. Tests may do as they like.
+fn check_code(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let mut folders: Vec<String> = crates(root)?.iter().map(|name| format!("crates/{name}")).collect();
+    folders.extend(["xtask".into(), "fuzz".into()]);
+    let mut definitions = names::Definitions::new();
+    for folder in folders {
+        let mut texts = Vec::new();
+        for path in files(&root.join(&folder).join("src"), "rs")? {
+            texts.push((fs::read_to_string(&path)?, path));
+        }
+        let all: Vec<_> = texts.iter().map(|(text, path)| (code::without_tests(text), path)).collect();
+        let of_tests: Vec<PathBuf> = all
+            .iter()
+            .flat_map(|(code, path)| code.test_modules.iter().map(|name| module_path(path, name)))
+            .collect();
+        for (code, path) in &all {
+            // A module is `name.rs`, or a folder.
+            if of_tests.iter().any(|module| path.starts_with(module) || **path == module.with_extension("rs"))
+            {
+                continue;
+            }
+            let place = path.strip_prefix(root).unwrap_or(path).display().to_string();
+            for function in functions::functions(&code.tokens) {
+                if function.lines > functions::MOST_LINES {
+                    findings.push(format!(
+                        "{place}:{}: `{}` has {} lines, {} are allowed",
+                        function.line,
+                        function.name,
+                        function.lines,
+                        functions::MOST_LINES
+                    ));
+                }
+            }
+            for name in names::types(&code.tokens) {
+                let crates = definitions.entry(name.to_string()).or_default();
+                crates.entry(folder.clone()).or_default().insert(place.clone());
+            }
+        }
+    }
+    let exempt = |name: &str| names::SHARED.contains(&name);
+    findings.extend(names::findings(&definitions, exempt));
+    Ok(())
+}
+
+/// Where a module that a file declares lies, without its ending.
+fn module_path(file: &Path, name: &str) -> PathBuf {
+    let folder = file.parent().unwrap_or(file);
+    match file.file_stem().and_then(|stem| stem.to_str()) {
+        Some("lib" | "main" | "mod") | None => folder.join(name),
+        Some(stem) => folder.join(stem).join(name),
+    }
+}
+
 /// The documents whose commands are executed by a test.
 pub fn documents(root: &Path) -> Result<Vec<PathBuf>> {
     let mut documents =
@@ -243,5 +302,15 @@ mod tests {
     fn a_dependency_against_the_flow_is_seen() {
         let manifest = "[dependencies]\nesker-types.workspace = true\nesker-store = { path = \"x\" }\n[dev-dependencies]\nesker-cli = \"1\"\n";
         assert_eq!(esker_dependencies(manifest), ["types", "store"]);
+    }
+
+    #[test]
+    fn modules_lie_beside_or_below_the_file_that_declares_them() {
+        let check = |file: &str, expected: &str| {
+            assert_eq!(module_path(Path::new(file), "tests"), Path::new(expected));
+        };
+        check("src/lib.rs", "src/tests");
+        check("src/read/mod.rs", "src/read/tests");
+        check("src/read.rs", "src/read/tests");
     }
 }

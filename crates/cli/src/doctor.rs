@@ -1,6 +1,6 @@
 use crate::gpu;
 use crate::output::{print, print_json};
-use crate::scratch::Scratch;
+use crate::scratch::MeasuringFile;
 use esker_io::limit::{BareLoop, bare_loop};
 use esker_io::{
     Access, AlignedBuffer, DIRECT_ALIGN, Disk as _, Files, Layout, Options, Rung, RungKind, ThisMachine,
@@ -21,7 +21,7 @@ Examples:
   esker doctor --json
 
 Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures it thoroughly.")]
-pub struct Arguments {
+pub struct DoctorArguments {
     /// Directory on the disk to look at
     #[arg(long, default_value = ".")]
     dir: PathBuf,
@@ -49,16 +49,16 @@ struct Finding {
 }
 
 #[derive(Serialize)]
-struct Disk {
+struct MeasuredDisk {
     sequential_bytes_per_second: f64,
     random_reads_per_second: f64,
     direct: bool,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
     let directory = fs::canonicalize(&arguments.dir)
         .map_err(|error| anyhow::anyhow!("{}: {error}", arguments.dir.display()))?;
-    let probe = Scratch::create(&directory, PROBE_BYTES, &Silent).map_err(|error| error.to_string());
+    let probe = MeasuringFile::create(&directory, PROBE_BYTES, &Silent).map_err(|error| error.to_string());
     // Without a file of our own, any file will do to see whether io_uring works.
     let ring = esker_io::io_uring(probe.as_ref().map_or(Path::new("/proc/self/exe"), |probe| &probe.path));
     let direct = probe.as_ref().map_err(Clone::clone).and_then(|probe| esker_io::direct_io(&probe.path));
@@ -186,7 +186,7 @@ fn direct_finding(direct: &Result<esker_io::DirectIo, String>) -> Finding {
     }
 }
 
-fn disk_finding(disk: &Result<Disk, String>, free_bytes: u64) -> Finding {
+fn disk_finding(disk: &Result<MeasuredDisk, String>, free_bytes: u64) -> Finding {
     let disk = match disk {
         Ok(disk) => disk,
         Err(why) => {
@@ -228,7 +228,7 @@ fn locked_finding(locked: Option<u64>, registered: bool) -> Finding {
     finding("locked memory", false, limit, follows)
 }
 
-fn gpu_finding(found: &gpu::Found) -> Finding {
+fn gpu_finding(found: &gpu::GpuFindings) -> Finding {
     let driver = found.driver.as_deref().unwrap_or("unknown");
     if let Some(gpu) = &found.first {
         let giga = |rate: f64| format!("{:.0}", rate / 1e9);
@@ -265,9 +265,9 @@ fn registers(files: &Files) -> bool {
     files.queue().is_ok_and(|mut queue| queue.register(&buffer))
 }
 
-fn measure(path: &Path) -> Result<Disk, String> {
+fn measure(path: &Path) -> Result<MeasuredDisk, String> {
     let rate = |how| bare_loop(path, how, PROBE_TIME).map_err(|error| error.to_string());
-    Ok(Disk {
+    Ok(MeasuredDisk {
         sequential_bytes_per_second: rate(LARGE)?.bytes_per_second(),
         random_reads_per_second: rate(SMALL)?.reads_per_second(),
         direct: esker_io::direct_io(path).is_ok(),

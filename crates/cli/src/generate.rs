@@ -1,7 +1,7 @@
 use crate::output::{print, print_json};
 use crate::progress::Shown;
-use esker_import::Job;
-use esker_import::generate::{PRESETS, Popularity, Preset, Shape};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, PRESETS, Popularity, Preset};
 use esker_store::Dataset;
 use esker_types::{Budget, ByteCount, Dtype, peak_resident_bytes};
 use std::io::IsTerminal;
@@ -17,7 +17,7 @@ Examples:
   esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
 
 Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win. The same flags give the same bytes, whatever --memory and --threads are.")]
-pub struct Arguments {
+pub struct GenerateArguments {
     /// Where the dataset goes
     out: PathBuf,
     /// Shape of a real graph: papers100m, mag240m, friendster or igb
@@ -97,7 +97,7 @@ impl Common {
     pub fn make(
         &self,
         out: &std::path::Path,
-        make: impl FnOnce(&Job) -> esker_import::Result<esker_store::Manifest>,
+        make: impl FnOnce(&ImportJob) -> esker_import::Result<esker_store::Manifest>,
     ) -> anyhow::Result<ExitCode> {
         if let Some(threads) = self.threads {
             rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
@@ -112,7 +112,7 @@ impl Common {
         let started = Instant::now();
         let budget = Budget::resolve(self.memory);
         let progress = Shown::new();
-        make(&Job { target: out, overwrite: self.overwrite, budget, progress: &progress })?;
+        make(&ImportJob { target: out, overwrite: self.overwrite, budget, progress: &progress })?;
         let dataset = Dataset::open(out)?;
         let notes = progress.notes();
         let (seconds, peak) = (started.elapsed().as_secs_f64(), peak_resident_bytes());
@@ -133,9 +133,9 @@ impl Common {
     }
 }
 
-impl Arguments {
+impl GenerateArguments {
     /// The shape as asked for: the preset, or a middling default, with single flags on top.
-    fn shape(&self) -> anyhow::Result<Shape> {
+    fn shape(&self) -> anyhow::Result<GraphShape> {
         let base = match &self.preset {
             Some(name) => {
                 let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
@@ -154,13 +154,13 @@ impl Arguments {
             None => {
                 let nodes =
                     self.nodes.ok_or_else(|| usage("say --preset NAME --scale S, or --nodes N".into()))?;
-                Shape::plain(nodes)
+                GraphShape::plain(nodes)
             }
         };
         // A preset scaled far down has fewer nodes than classes.
         let nodes = self.nodes.unwrap_or(base.nodes);
         let classes = self.classes.unwrap_or(base.classes.min((nodes / 16).max(1)));
-        Ok(Shape {
+        Ok(GraphShape {
             nodes,
             classes,
             degree: self.degree.unwrap_or(base.degree),
@@ -204,7 +204,7 @@ pub fn usage(text: String) -> anyhow::Error {
     esker_import::ImportError::Request(text).into()
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let shape = arguments.shape()?;
     arguments.common.make(&arguments.out, |job| esker_import::generate::generate(&shape, job))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// What was found.
 #[derive(serde::Serialize)]
-pub struct Found {
+pub struct GpuFindings {
     /// Model of each GPU.
     pub gpus: Vec<String>,
     /// Driver version.
@@ -14,14 +14,14 @@ pub struct Found {
     /// Where each library lies; `None` when it is missing.
     pub libraries: Vec<(&'static str, Option<PathBuf>)>,
     /// The first GPU, opened.
-    pub first: Option<Opened>,
+    pub first: Option<OpenedGpu>,
     /// Why it could not be opened.
     pub refusal: Option<String>,
 }
 
 /// A GPU that training could use.
 #[derive(serde::Serialize)]
-pub struct Opened {
+pub struct OpenedGpu {
     /// Its model.
     pub name: String,
     /// Compute capability.
@@ -41,21 +41,21 @@ pub struct Opened {
 /// Host memory that is pinned to measure the bus: half of it is more than caches of GPUs hold.
 const PROBE_BYTES: usize = 256 << 20;
 
-pub fn look() -> Found {
+pub fn look() -> GpuFindings {
     let (first, refusal) = match open() {
         Ok(opened) => (Some(opened), None),
         Err(error) => (None, Some(error.to_string())),
     };
     let libraries = Library::ALL.map(|library| (library.name(), library.find())).into();
-    Found { gpus: models(), driver: driver_version(), libraries, first, refusal }
+    GpuFindings { gpus: models(), driver: driver_version(), libraries, first, refusal }
 }
 
-fn open() -> Result<Opened, esker_cuda::CudaError> {
+fn open() -> Result<OpenedGpu, esker_cuda::CudaError> {
     let gpu = Gpu::open(0, None, Precision::F32)?;
     let bus_bytes_per_second = measure::bus_rate(&gpu, 3, PROBE_BYTES)?;
     let host_reads_bytes_per_second = measure::host_read_rates(&gpu, 3, PROBE_BYTES, &[128, 256, 1024])?;
     let info = gpu.info();
-    Ok(Opened {
+    Ok(OpenedGpu {
         name: info.name.clone(),
         architecture: info.architecture(),
         memory_bytes: info.memory_bytes,

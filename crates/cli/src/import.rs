@@ -19,7 +19,7 @@ Examples:
   esker import papers --format papers100m --from dataset/ogbn_papers100M --add-reverse --memory 8GiB
 
 Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz, musae) do so; --as-stored turns that off.")]
-pub struct Arguments {
+pub struct ImportArguments {
     /// Where the dataset goes
     out: PathBuf,
     /// planetoid, gnn-npz, masked-npz, musae, triples, npy, csc, csv, parquet, ogb, papers100m, mag240m, igb or graphbolt
@@ -184,7 +184,7 @@ fn label_kind(word: &str) -> Result<LabelKind, String> {
     }
 }
 
-impl Arguments {
+impl ImportArguments {
     fn request(&self) -> Request {
         Request {
             format: self.format.clone(),
@@ -233,7 +233,7 @@ impl Arguments {
     }
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let request = arguments.request();
     arguments.common.make(&arguments.out, |job| esker_import::import(&request, job))
 }

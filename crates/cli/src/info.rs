@@ -1,4 +1,4 @@
-use crate::output::{Table, print, print_json};
+use crate::output::{TextTable, print, print_json};
 use crate::prepare::packing_text;
 use esker_fetch::packed::Packed;
 use esker_store::{Dataset, LabelKind, Manifest, SplitOver, stripe_directory};
@@ -15,7 +15,7 @@ Examples:
   esker info cora --json | python3 -m json.tool
 
 Opening checks lengths, headers and the ends of the offsets; `esker verify` checks every byte.")]
-pub struct Arguments {
+pub struct InfoArguments {
     /// The dataset
     dataset: PathBuf,
     /// One JSON object on standard output
@@ -23,7 +23,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &InfoArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     if arguments.json {
         return print_json(&as_json(&dataset)?);
@@ -119,7 +119,7 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     let manifest = dataset.manifest();
     let name = dataset.directory().display();
     let mut text = format!("{name}  {}, {}\n", ByteCount(manifest.bytes()), origin(manifest));
-    let mut table = Table::new();
+    let mut table = TextTable::new();
     table.row("nodes", grouped(manifest.nodes.count));
     table.row("edges", edges_line(manifest));
     if let Some(relations) = &manifest.edges.relations {

@@ -39,25 +39,25 @@ Start here:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 `verify` found damage."
 )]
-struct Arguments {
+struct EskerArguments {
     #[command(subcommand)]
     verb: Verb,
 }
 
 #[derive(Subcommand)]
 enum Verb {
-    Quickstart(quickstart::Arguments),
-    Doctor(doctor::Arguments),
-    Generate(Box<generate::Arguments>),
-    Import(Box<import::Arguments>),
-    Info(info::Arguments),
-    Verify(verify::Arguments),
-    Stripe(stripe::Arguments),
-    Prepare(Box<prepare::Arguments>),
-    Train(Box<train::Arguments>),
+    Quickstart(quickstart::QuickstartArguments),
+    Doctor(doctor::DoctorArguments),
+    Generate(Box<generate::GenerateArguments>),
+    Import(Box<import::ImportArguments>),
+    Info(info::InfoArguments),
+    Verify(verify::VerifyArguments),
+    Stripe(stripe::StripeArguments),
+    Prepare(Box<prepare::PrepareArguments>),
+    Train(Box<train::TrainArguments>),
     Eval(train::EvalArguments),
-    Predict(predict::Arguments),
-    Bench(Box<bench::Arguments>),
+    Predict(predict::PredictArguments),
+    Bench(Box<bench::BenchArguments>),
     /// Print a completion script for your shell
     #[command(
         after_help = "Example:\n  esker completions bash > ~/.local/share/bash-completion/completions/esker"
@@ -70,7 +70,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     esker_io::return_freed_memory();
-    let arguments = Arguments::parse();
+    let arguments = EskerArguments::parse();
     let result = match arguments.verb {
         Verb::Quickstart(arguments) => quickstart::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
@@ -107,6 +107,6 @@ fn main() -> ExitCode {
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "esker", &mut script);
+    clap_complete::generate(shell, &mut EskerArguments::command(), "esker", &mut script);
     output::print(&String::from_utf8_lossy(&script))
 }

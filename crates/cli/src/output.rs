@@ -16,11 +16,11 @@ pub fn print_json(value: &serde_json::Value) -> anyhow::Result<ExitCode> {
 }
 
 /// Lines of `name  value`, names padded to one width.
-pub struct Table(Vec<(String, String)>);
+pub struct TextTable(Vec<(String, String)>);
 
-impl Table {
-    pub fn new() -> Table {
-        Table(Vec::new())
+impl TextTable {
+    pub fn new() -> TextTable {
+        TextTable(Vec::new())
     }
 
     pub fn row(&mut self, name: impl Into<String>, value: impl Into<String>) {

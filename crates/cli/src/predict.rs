@@ -29,7 +29,7 @@ Examples:
   esker predict run --nodes all --mode sampled --out all.npy
 
 Parquet has the columns node, class and one probability a class (real labels: one value a column). npy files are three: probabilities, classes and nodes.")]
-pub struct Arguments {
+pub struct PredictArguments {
     /// The run
     run: PathBuf,
     /// all, train, valid, test, or node ids with commas between
@@ -48,7 +48,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
     if !["npy", "parquet"]
         .iter()
         .any(|ending| arguments.out.extension().is_some_and(|found| found == *ending))
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 struct Prediction<'a> {
     directory: RunDirectory,
-    arguments: &'a Arguments,
+    arguments: &'a PredictArguments,
 }
 
 impl WithBackend for Prediction<'_> {
@@ -128,24 +128,24 @@ fn chosen<B: Backend + Clone + 'static>(
 }
 
 /// A file under another name until it is whole.
-struct Part {
+struct PartialFile {
     path: PathBuf,
     partial: PathBuf,
     file: BufWriter<File>,
 }
 
-impl Part {
-    fn create(path: PathBuf) -> anyhow::Result<Part> {
+impl PartialFile {
+    fn create(path: PathBuf) -> anyhow::Result<PartialFile> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let file = File::create(&partial).with_context(|| partial.display().to_string())?;
-        Ok(Part { path, partial, file: BufWriter::new(file) })
+        Ok(PartialFile { path, partial, file: BufWriter::new(file) })
     }
 
     /// An npy file of so many rows.
-    fn npy(path: PathBuf, descr: &str, shape: &str) -> anyhow::Result<Part> {
-        let mut part = Part::create(path)?;
+    fn npy(path: PathBuf, descr: &str, shape: &str) -> anyhow::Result<PartialFile> {
+        let mut part = PartialFile::create(path)?;
         let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
         // Magic, version and length are 10 bytes; data starts at a multiple of 64.
         while (10 + header.len() + 1) % 64 != 0 {
@@ -166,20 +166,20 @@ impl Part {
 }
 
 /// The npy files.
-struct Arrays {
-    values: Part,
-    classes: Option<Part>,
-    nodes: Part,
+struct PredictionArrays {
+    values: PartialFile,
+    classes: Option<PartialFile>,
+    nodes: PartialFile,
 }
 
 enum Writer {
-    Npy(Box<Arrays>),
-    Parquet(Box<Table>),
+    Npy(Box<PredictionArrays>),
+    Parquet(Box<ParquetTable>),
 }
 
 /// A Parquet file in the making. Rows are gathered into groups of some size: the description of every group is held until
 /// the end.
-struct Table {
+struct ParquetTable {
     writer: SerializedFileWriter<File>,
     path: PathBuf,
     partial: PathBuf,
@@ -194,7 +194,7 @@ struct Table {
 /// Bytes of a group of rows.
 const GROUP_BYTES: usize = 8 << 20;
 
-impl Table {
+impl ParquetTable {
     fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
         for (at, node) in ids.iter().enumerate() {
             self.nodes.push(node.0 as i64);
@@ -246,13 +246,17 @@ impl Writer {
     fn create(out: &Path, kind: LabelKind, outputs: usize, count: u64) -> anyhow::Result<Writer> {
         let has_class = kind == LabelKind::Classes;
         match out.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Ok(Writer::Npy(Box::new(Arrays {
-                values: Part::npy(out.to_path_buf(), "<f4", &format!("{count}, {outputs}"))?,
+            Some("npy") => Ok(Writer::Npy(Box::new(PredictionArrays {
+                values: PartialFile::npy(out.to_path_buf(), "<f4", &format!("{count}, {outputs}"))?,
                 classes: match has_class {
-                    true => Some(Part::npy(out.with_extension("classes.npy"), "<u4", &format!("{count},"))?),
+                    true => Some(PartialFile::npy(
+                        out.with_extension("classes.npy"),
+                        "<u4",
+                        &format!("{count},"),
+                    )?),
                     false => None,
                 },
-                nodes: Part::npy(out.with_extension("nodes.npy"), "<u8", &format!("{count},"))?,
+                nodes: PartialFile::npy(out.with_extension("nodes.npy"), "<u8", &format!("{count},"))?,
             }))),
             Some("parquet") => {
                 let value = if kind == LabelKind::Real { "value" } else { "probability" };
@@ -268,7 +272,7 @@ impl Writer {
                 let partial = PathBuf::from(partial);
                 let file = File::create(&partial).with_context(|| partial.display().to_string())?;
                 let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
-                Ok(Writer::Parquet(Box::new(Table {
+                Ok(Writer::Parquet(Box::new(ParquetTable {
                     writer,
                     path: out.to_path_buf(),
                     partial,
@@ -289,7 +293,7 @@ impl Writer {
     fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
         match self {
             Writer::Npy(arrays) => {
-                let Arrays { values, classes, nodes } = &mut **arrays;
+                let PredictionArrays { values, classes, nodes } = &mut **arrays;
                 numbers.iter().try_for_each(|number| values.file.write_all(&number.to_le_bytes()))?;
                 ids.iter().try_for_each(|node| nodes.file.write_all(&node.0.to_le_bytes()))?;
                 if let Some(classes) = classes {
@@ -304,9 +308,9 @@ impl Writer {
     fn finish(self) -> anyhow::Result<()> {
         match self {
             Writer::Npy(arrays) => {
-                let Arrays { values, classes, nodes } = *arrays;
+                let PredictionArrays { values, classes, nodes } = *arrays;
                 nodes.finish()?;
-                classes.map_or(Ok(()), Part::finish)?;
+                classes.map_or(Ok(()), PartialFile::finish)?;
                 values.finish()
             }
             Writer::Parquet(table) => table.finish(),

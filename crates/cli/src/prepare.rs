@@ -1,16 +1,16 @@
 //! `esker prepare`: the work on disk that comes before training, alone.
 
 use crate::device::{WithBackend, on_device};
-use crate::output::{Table, print, print_json};
-use crate::progress::{Recorded, Shown, StageTaken};
-use crate::train::Flags;
+use crate::output::{TextTable, print, print_json};
+use crate::progress::Shown;
+use crate::train::{Flags, stop_on_interrupt};
 use anyhow::bail;
 use esker_fetch::packed::Packing;
 use esker_nn::Backend;
 use esker_store::Dataset;
-use esker_strategies::StrategyKind;
-use esker_train::{OpenRun, RunConfig};
-use esker_types::{ByteCount, Progress, counted, grouped};
+use esker_strategies::{StrategyError, StrategyKind};
+use esker_train::{OpenRun, RunConfig, RunControl, TrainError};
+use esker_types::{ByteCount, Progress, Recorded, StageTaken, counted, grouped};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ Examples:
   esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10        and train on it
 
 Training prepares by itself what it does not find; this does it beforehand, or on another machine: the directory can be copied. The flags are those of `esker train`; those that shape batches and memory must be the same there. Killed, it goes on where it was.")]
-pub struct Arguments {
+pub struct PrepareArguments {
     /// The dataset
     dataset: PathBuf,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut flags = arguments.flags.clone();
     flags.strategy.get_or_insert(StrategyKind::DiskGnn);
@@ -62,11 +62,16 @@ impl WithBackend for Preparing {
             true => recorded.clone(),
             false => Arc::new(Shown::new()),
         };
-        let run = OpenRun::new_watched(backend, config, std::env::temp_dir(), progress)?;
+        let stop = stop_on_interrupt("stopping; the same command goes on where it was");
+        let control = RunControl { progress, stop };
+        let run = match OpenRun::new_watched(backend, config, std::env::temp_dir(), control) {
+            Err(TrainError::Strategy(StrategyError::Stopped)) => return Ok(ExitCode::from(130)),
+            run => run?,
+        };
         let seconds = started.elapsed().as_secs_f64();
         let notes = run.notes();
         if self.json {
-            let stages: Vec<Value> = recorded.stages().iter().map(StageTaken::json).collect();
+            let stages: Vec<Value> = recorded.stages().iter().map(stage_json).collect();
             return print_json(&json!({
                 "seconds": seconds, "notes": notes, "epochs_sampled": run.config.epochs_sampled,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
@@ -88,9 +93,15 @@ impl WithBackend for Preparing {
     }
 }
 
+fn stage_json(stage: &StageTaken) -> Value {
+    json!({
+        "name": stage.name, "seconds": stage.seconds(), "amount": stage.amount, "unit": stage.unit.name(),
+    })
+}
+
 /// Packed rows, for people.
 pub fn packing_text(packing: &Packing, bytes: u64) -> String {
-    let mut table = Table::new();
+    let mut table = TextTable::new();
     let share = |part: u64, all: u64| format!("{:.1}%", part as f64 / all.max(1) as f64 * 100.0);
     table.row("on disk", ByteCount(bytes).to_string());
     table.row(

@@ -1,4 +1,4 @@
-//! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log. Or kept, for JSON.
+//! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log.
 
 use crate::note;
 use esker_types::{ByteCount, Progress, Unit, grouped};
@@ -15,11 +15,11 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 pub struct Shown {
     terminal: bool,
     done: AtomicU64,
-    stage: Mutex<Option<Stage>>,
+    stage: Mutex<Option<ShownStage>>,
     notes: Mutex<Vec<String>>,
 }
 
-struct Stage {
+struct ShownStage {
     name: String,
     total: Option<u64>,
     unit: Unit,
@@ -43,7 +43,7 @@ impl Shown {
         self.notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Stage>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<ShownStage>> {
         self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -76,7 +76,7 @@ fn amount(count: u64, unit: Unit) -> String {
     }
 }
 
-impl Stage {
+impl ShownStage {
     fn line(&self, done: u64) -> String {
         let seconds = self.started.elapsed().as_secs_f64();
         let rate = done as f64 / seconds.max(1e-9);
@@ -99,8 +99,14 @@ impl Progress for Shown {
         self.done.store(0, Ordering::Relaxed);
         let bar = self.terminal.then(|| bar(name, total, unit));
         let now = Instant::now();
-        *self.lock() =
-            Some(Stage { name: name.into(), total, unit, started: now, next_line: now + LOG_EVERY, bar });
+        *self.lock() = Some(ShownStage {
+            name: name.into(),
+            total,
+            unit,
+            started: now,
+            next_line: now + LOG_EVERY,
+            bar,
+        });
     }
 
     fn advance(&self, count: u64) {
@@ -122,7 +128,7 @@ impl Progress for Shown {
         if let Some(bar) = &stage.bar {
             bar.finish_and_clear();
         }
-        note!("{}", Stage { total: None, ..stage }.line(self.done.load(Ordering::Relaxed)));
+        note!("{}", ShownStage { total: None, ..stage }.line(self.done.load(Ordering::Relaxed)));
     }
 
     fn note(&self, text: &str) {
@@ -131,100 +137,5 @@ impl Progress for Shown {
             Some(bar) => bar.println(format!("note: {text}")),
             None => note!("note: {text}"),
         }
-    }
-}
-
-/// Keeps what stages took, and shows nothing.
-#[derive(Default)]
-pub struct Recorded {
-    done: AtomicU64,
-    stages: Mutex<Vec<StageTaken>>,
-}
-
-/// A stage that is over, or the one that is not.
-#[derive(Debug, Clone)]
-pub struct StageTaken {
-    pub name: String,
-    pub unit: Unit,
-    /// How much of it was done.
-    pub amount: u64,
-    pub began: Instant,
-    /// Once it is over.
-    pub ended: Option<Instant>,
-}
-
-impl StageTaken {
-    pub fn seconds(&self) -> f64 {
-        self.ended.unwrap_or_else(Instant::now).duration_since(self.began).as_secs_f64()
-    }
-
-    pub fn json(&self) -> serde_json::Value {
-        let unit = match self.unit {
-            Unit::Bytes => "bytes",
-            Unit::Count(name) => name,
-        };
-        serde_json::json!({
-            "name": self.name, "seconds": self.seconds(), "amount": self.amount, "unit": unit,
-        })
-    }
-}
-
-impl Recorded {
-    /// Stages so far, in order.
-    pub fn stages(&self) -> Vec<StageTaken> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<StageTaken>> {
-        self.stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Progress for Recorded {
-    fn stage(&self, name: &str, _: Option<u64>, unit: Unit) {
-        // One that nobody ended ends here.
-        self.finish();
-        let stage = StageTaken { name: name.into(), unit, amount: 0, began: Instant::now(), ended: None };
-        self.lock().push(stage);
-    }
-
-    fn advance(&self, count: u64) {
-        self.done.fetch_add(count, Ordering::Relaxed);
-    }
-
-    fn finish(&self) {
-        let amount = self.done.swap(0, Ordering::Relaxed);
-        if let Some(stage) = self.lock().last_mut().filter(|stage| stage.ended.is_none()) {
-            (stage.amount, stage.ended) = (amount, Some(Instant::now()));
-        }
-    }
-
-    fn note(&self, _: &str) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stages_are_kept_in_order_with_what_each_did() {
-        let progress = Recorded::default();
-        progress.stage("read", Some(10), Unit::Bytes);
-        progress.advance(4);
-        progress.advance(6);
-        // Left open: the next ends it.
-        progress.stage("sort", None, Unit::Count("rows"));
-        progress.advance(3);
-        progress.finish();
-        // Behind the end, for no stage.
-        progress.advance(100);
-        progress.finish();
-        progress.stage("write", None, Unit::Bytes);
-        progress.finish();
-        let kept: Vec<_> = progress.stages().into_iter().map(|stage| (stage.name, stage.amount)).collect();
-        assert_eq!(kept, [("read".into(), 10), ("sort".into(), 3), ("write".into(), 0)]);
-        let stages = progress.stages();
-        assert!(stages.windows(2).all(|two| two[0].ended.is_some_and(|ended| ended <= two[1].began)));
-        assert_eq!(stages[1].json()["unit"], "rows");
     }
 }

@@ -1,9 +1,9 @@
 use crate::device::on_device;
 use crate::note;
 use crate::progress::Shown;
-use crate::train::{Flags, Training, summary_text};
-use esker_import::Job;
-use esker_import::generate::{Shape, generate};
+use crate::train::{Flags, TrainRun, summary_text};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_sample::Fanout;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
@@ -18,7 +18,7 @@ Example:
   esker quickstart
 
 Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 240 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run.")]
-pub struct Arguments {
+pub struct QuickstartArguments {
     /// Where graph and run go
     #[arg(long, default_value = "esker-quickstart")]
     out: PathBuf,
@@ -33,7 +33,7 @@ pub struct Arguments {
     epochs: u64,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<ExitCode> {
     let graph = arguments.out.join("graph");
     make(arguments, &graph)?;
     let dataset = Dataset::open(&graph)?;
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if run.exists() {
         std::fs::remove_dir_all(&run)?;
     }
-    match on_device(flags.resolve(&dataset)?, Training { out: &run, resume: false, quiet: false })? {
+    match on_device(flags.resolve(&dataset)?, TrainRun { out: &run, resume: false, quiet: false })? {
         Some(summary) => {
             crate::output::print(&format!("\n{}{}", summary_text(&summary, &run), next_steps(&graph, &run)))
         }
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The graph, if it is not there already.
-fn make(arguments: &Arguments, graph: &Path) -> anyhow::Result<()> {
+fn make(arguments: &QuickstartArguments, graph: &Path) -> anyhow::Result<()> {
     if graph.exists() {
         let found = Dataset::open(graph)?.manifest().nodes.count;
         anyhow::ensure!(
@@ -79,9 +79,10 @@ fn make(arguments: &Arguments, graph: &Path) -> anyhow::Result<()> {
     }
     note!("Making a graph of {} nodes inside {}:", grouped(arguments.nodes), arguments.memory);
     std::fs::create_dir_all(&arguments.out)?;
-    let shape = Shape { dim: 256, classes: 32.min(arguments.nodes), ..Shape::plain(arguments.nodes) };
+    let shape =
+        GraphShape { dim: 256, classes: 32.min(arguments.nodes), ..GraphShape::plain(arguments.nodes) };
     let (progress, budget) = (Shown::new(), Budget { host_bytes: arguments.memory.0 });
-    generate(&shape, &Job { target: graph, overwrite: false, budget, progress: &progress })?;
+    generate(&shape, &ImportJob { target: graph, overwrite: false, budget, progress: &progress })?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //! ends.
 
 use anyhow::Context;
-use esker_io::{Access, AlignedBuffer, Counters, DIRECT_ALIGN, Disk, Layout, Options, Piece, ThisMachine};
+use esker_io::{Access, AlignedBuffer, DIRECT_ALIGN, Disk, IoCounters, Layout, Options, Piece, ThisMachine};
 use esker_types::random::Key;
 use esker_types::{ByteCount, Progress, Unit};
 use std::fs::{self, File};
@@ -14,11 +14,11 @@ const CHUNK_BYTES: u64 = 4 << 20;
 /// Chunks in memory: one being made, the others being written.
 const CHUNKS: usize = 3;
 
-pub struct Scratch {
+pub struct MeasuringFile {
     /// A path that opens it.
     pub path: PathBuf,
     /// What writing it took.
-    pub written: Counters,
+    pub written: IoCounters,
     pub seconds: Duration,
     _file: File,
 }
@@ -28,9 +28,9 @@ pub fn word(number: u64) -> u64 {
     Key::new(1).at(number)
 }
 
-impl Scratch {
+impl MeasuringFile {
     /// Writes `bytes` bytes (rounded to 4 MiB), or a tenth of the free space if that is less.
-    pub fn create(directory: &Path, bytes: u64, progress: &dyn Progress) -> anyhow::Result<Scratch> {
+    pub fn create(directory: &Path, bytes: u64, progress: &dyn Progress) -> anyhow::Result<MeasuringFile> {
         let free = esker_io::available_bytes(directory).unwrap_or(bytes * 10);
         let bytes = (free / 10).min(bytes) / CHUNK_BYTES * CHUNK_BYTES;
         anyhow::ensure!(
@@ -45,10 +45,10 @@ impl Scratch {
         // From here on the file is gone with this process, even if that is killed.
         fs::remove_file(&name).with_context(named)?;
         esker_io::reserve(&file, bytes).with_context(named)?;
-        Scratch::fill(file, bytes, progress)
+        MeasuringFile::fill(file, bytes, progress)
     }
 
-    fn fill(file: File, bytes: u64, progress: &dyn Progress) -> anyhow::Result<Scratch> {
+    fn fill(file: File, bytes: u64, progress: &dyn Progress) -> anyhow::Result<MeasuringFile> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let layout = Layout::file(&path);
         let files = ThisMachine.open(&[layout], Access::Write, &Options::default())?;
@@ -80,6 +80,6 @@ impl Scratch {
         queue.sync()?;
         progress.finish();
         let written = queue.counters();
-        Ok(Scratch { path, written, seconds: started.elapsed(), _file: file })
+        Ok(MeasuringFile { path, written, seconds: started.elapsed(), _file: file })
     }
 }

@@ -17,7 +17,7 @@ Examples:
   esker stripe papers --undo
 
 All the disks then work at once on whatever reads large arrays. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset.")]
-pub struct Arguments {
+pub struct StripeArguments {
     /// The dataset
     dataset: PathBuf,
     /// Directories on different disks, 2 to 64, divided by commas
@@ -42,7 +42,7 @@ fn stripe_size(word: &str) -> Result<ByteCount, String> {
     Stripes::new(2, bytes.0).map(|_| bytes)
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &StripeArguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let (path, progress) = (&arguments.dataset, Shown::new());
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));

@@ -17,7 +17,7 @@ Examples:
   esker verify papers --json
 
 Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or that the disk does not give. Exit code 3 when there is damage.")]
-pub struct Arguments {
+pub struct VerifyArguments {
     /// The dataset
     dataset: PathBuf,
     /// Threads that read and hash
@@ -30,7 +30,7 @@ pub struct Arguments {
 
 const DAMAGED: u8 = 3;
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &VerifyArguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     // One reads while another hashes; more than cores only get into each other's way.
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -66,6 +66,13 @@ fn run(words: &str, directory: &Path) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
+/// Runs an experiment in this process, which has but one test: the folder it works in is nobody else's.
+fn experiment(command: &str, directory: &Path) -> Result<(), String> {
+    std::env::set_current_dir(directory).unwrap();
+    let words: Vec<&str> = command.split_whitespace().skip(3).collect();
+    xtask::bench::run(&words).map(drop).map_err(|error| format!("{error:#}"))
+}
+
 #[test]
 fn every_command_in_the_documents_runs() {
     let commands = xtask::tidy::commands(&xtask::root()).unwrap();
@@ -85,6 +92,7 @@ fn every_command_in_the_documents_runs() {
             "cargo xtask test" => Ok(()),
             "cargo xtask tidy" => xtask::tidy::check().map_err(|error| error.to_string()),
             "cargo run --release -- quickstart" => run("esker quickstart", directory),
+            command if command.starts_with("cargo xtask bench ") => experiment(command, directory),
             command if command.starts_with("esker ") => run(command, directory),
             command => Err(format!("no way to run `{command}` is known")),
         };

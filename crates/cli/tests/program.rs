@@ -71,91 +71,6 @@ fn json_of(directory: &Path, words: &str) -> serde_json::Value {
 }
 
 #[test]
-fn bench_segments_counts_what_layouts_store_and_read() {
-    let directory = tempfile::tempdir().unwrap();
-    esker(directory.path(), "generate g --nodes 3000 --dim 25 --degree 10 --train 0.5");
-    let sampling = "--batch 50 --batches 24 --fanout 5,5 --cache-percent 5";
-    let words =
-        format!("bench segments g {sampling} --sizes 1,4,9,500 --blowup 0.01,1.5,100 --plot s.svg --json");
-    let value = json_of(directory.path(), &words);
-    assert_eq!((value["slots"].as_u64(), value["row_bytes"].as_u64()), (Some(150), Some(100)));
-    let misses = value["misses"].as_u64().unwrap();
-    assert!(misses > 0 && misses < value["accesses"].as_u64().unwrap());
-    let lines = value["segments"].as_array().unwrap();
-    let sizes: Vec<_> = lines.iter().map(|line| line["size"].as_u64().unwrap()).collect();
-    assert_eq!(sizes, [1, 4, 9, 24], "sizes beyond all batches are all batches");
-    let number = |value: &serde_json::Value| value.as_f64().unwrap();
-    for line in lines {
-        let (packed, cached) = (line["packed_rows"].as_u64().unwrap(), line["cache_rows"].as_u64().unwrap());
-        assert_eq!(packed + cached, misses);
-        for order in ["by_number", "minhash"] {
-            let all = number(&line[order]["amplification"]);
-            assert!(all >= 1.0, "{line}");
-            let Some(caches) = line[order]["cache_amplification"].as_f64() else { continue };
-            // Rows do not divide pages, and the whole is a mean of packed rows, read to the byte, and caches.
-            let mean = (packed as f64 + cached as f64 * caches) / misses as f64;
-            assert!(caches > 1.0 && (all - mean).abs() < 1e-9, "{line}");
-        }
-        assert!((number(&line["space"]) - number(&line["stored_rows"]) / 3000.0).abs() < 1e-9);
-    }
-    // Alone, every batch has its rows to itself; together, each row is stored once.
-    assert_eq!(
-        (&lines[0]["stored_rows"], number(&lines[0]["minhash"]["amplification"])),
-        (&value["misses"], 1.0)
-    );
-    assert!(number(&lines[3]["space"]) <= 1.0 && lines[3]["global"] == true);
-    assert!(lines.windows(2).all(|two| number(&two[0]["space"]) > number(&two[1]["space"])));
-    let search = value["search"].as_array().unwrap();
-    let fits: Vec<_> = search.iter().map(|one| one["fits"].as_bool().unwrap()).collect();
-    assert_eq!(fits, [false, true, true]);
-    for one in search {
-        for method in ["heuristic", "brute_force"] {
-            let found = &one[method]["found"];
-            assert_eq!(found.is_null(), !one["fits"].as_bool().unwrap());
-            assert!(found.is_null() || number(&found["space"]) <= number(&one["blowup"]), "{one}");
-        }
-        assert_eq!(one["tried"], 40);
-    }
-    // With room for everything nothing is shared.
-    assert_eq!((&search[2]["heuristic"]["found"]["size"], &search[2]["fitting"]), (&1.into(), &40.into()));
-    let plot = fs::read_to_string(directory.path().join("s.svg")).unwrap();
-    assert_eq!(plot.matches("<polyline").count(), 2);
-    let text = esker(directory.path(), &format!("bench segments g {sampling} --blowup 0.01"));
-    assert!(String::from_utf8_lossy(&text.stdout).contains("nothing fits"));
-    let refused = esker(directory.path(), "bench segments g --cache-percent 101");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("--cache-percent 101"));
-}
-
-#[test]
-fn bench_pack_packs_the_same_bytes_both_ways() {
-    let directory = tempfile::tempdir().unwrap();
-    for (name, dtype) in [("plain", "f32"), ("narrow", "f16")] {
-        esker(
-            directory.path(),
-            &format!("generate {name} --nodes 2000 --dim 25 --train 0.5 --dtype {dtype}"),
-        );
-        let words = format!(
-            "bench pack {name} --batch 50 --batches 12 --fanout 5,5 --cache-percent 20 --scratch . --json"
-        );
-        let value = json_of(directory.path(), &words);
-        let count = |key: &str| value[key].as_u64().unwrap();
-        assert_eq!((count("batches"), count("slots"), count("batches_compared")), (12, 400, 8));
-        assert_eq!(count("packed_bytes"), count("misses") * count("row_bytes"));
-        assert_eq!(count("row_bytes"), if dtype == "f32" { 100 } else { 50 });
-        for way in ["individual", "batched"] {
-            let seconds = |key: &str| value[way][key].as_f64().unwrap();
-            assert!(seconds("seconds") > 0.0 && seconds("read_seconds") > 0.0, "{value}");
-        }
-        let stages = value["batched"]["stages"].as_array().unwrap();
-        let named: Vec<_> = stages.iter().map(|stage| stage["name"].as_str().unwrap()).collect();
-        assert_eq!(named, ["lay rows out", "pack rows", "order caches", "finish"]);
-        let apart: f64 = stages.iter().map(|stage| stage["seconds"].as_f64().unwrap()).sum();
-        assert!(apart <= value["batched"]["seconds"].as_f64().unwrap());
-    }
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "it left something behind");
-}
-
-#[test]
 fn prepare_says_what_its_stages_took() {
     let directory = tempfile::tempdir().unwrap();
     esker(directory.path(), "generate g --nodes 2000 --dim 8 --train 0.5");
@@ -216,12 +131,6 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("bench sample nothing", 1, &["nothing", "no Esker dataset"]);
     check_refusal("bench sample g --fanout 0", 2, &["`0`", "from 1"]);
     check_refusal("bench sample g --layers 5..1", 2, &["5..1", "1..5"]);
-    check_refusal("bench segments nothing", 1, &["nothing", "no Esker dataset"]);
-    check_refusal("bench segments g --sizes 0", 2, &["--sizes", "0"]);
-    check_refusal("bench segments g --blowup 0", 1, &["--blowup 0", "above 0"]);
-    check_refusal("bench segments g --page 0", 1, &["--page 0"]);
-    check_refusal("bench pack nothing", 1, &["nothing", "no Esker dataset"]);
-    check_refusal("bench pack g --cache-percent 101", 1, &["--cache-percent 101", "0 to 100"]);
     check_refusal("inform", 2, &["info"]);
 }
 

@@ -68,7 +68,7 @@ fn a_trace_takes_few_bytes_and_reads_the_same_from_both_ends() {
 #[test]
 fn accesses_are_as_uneven_as_in_the_real_graph() {
     // A quarter of the scale that `prove skew` takes.
-    let small = skew::Expected { scale: "0.0006", batch: "1", ..skew::TABLE[3] };
+    let small = skew::ExpectedSkew { scale: "0.0006", batch: "1", ..skew::TABLE[3] };
     println!("{:#}", skew::check(&bench(), &small, "500", 5.0).unwrap());
 }
 
@@ -132,14 +132,6 @@ fn ginex_trains_as_memory_does_for_any_cache_and_superbatch() {
 }
 
 #[test]
-fn belady_is_never_behind_and_plans_without_holding_the_trace() {
-    let bench = bench();
-    println!("{:#}", ginex::hit_ratios(&bench, "papers100m", "0.0006", "3", "60").unwrap());
-    train::graph(&bench, 100_000, 1).unwrap();
-    println!("{:#}", ginex::planning(&bench, ["4", "40"]).unwrap());
-}
-
-#[test]
 fn ginex_trains_on_far_more_than_its_memory_group_holds() {
     match Group::create(1 << 30) {
         Ok(_) => println!("{:#}", ginex::far_beyond_memory(&bench(), 92 << 20, "1", "100").unwrap()),
@@ -187,7 +179,7 @@ fn diskgnn_has_the_losses_of_memory_for_caches_and_disk_budgets() {
 fn preparing_that_was_killed_goes_on_to_the_same_bytes() {
     let bench = bench();
     train::graph(&bench, 20_000, 128).unwrap();
-    println!("{:#}", diskgnn::killed(&bench, "graph", 6, 3).unwrap());
+    println!("{:#}", diskgnn::killed(&bench, "graph", 20, 3).unwrap());
 }
 
 #[test]

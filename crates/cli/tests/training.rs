@@ -49,6 +49,36 @@ fn a_run_stopped_by_a_signal_goes_on_without_being_told_again() {
 }
 
 #[test]
+fn sampling_a_superbatch_stops_at_once_and_what_was_sampled_is_used_again() {
+    let directory = tempfile::tempdir().unwrap();
+    json(directory.path(), "generate g --nodes 20000 --degree 15 --dim 8 --classes 4 --train 0.6 --seed 1");
+    let flags = "--fanout 10,10 --hidden 8 --batch 100 --epochs 4 --lr 0.01 --eval none --final-eval none";
+    let whole = json(directory.path(), &format!("train g {flags} --out whole"));
+    let words = format!("train g {flags} --strategy ginex --superbatch 1000000 --threads 1 --out run");
+    let mut child =
+        esker(directory.path(), &words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let traces = || fs::read_dir(directory.path().join("run/scratch/superbatches")).into_iter().flatten();
+    // The whole run is one superbatch: while its trace grows, nothing has been trained.
+    let grows = |entry: &fs::DirEntry| {
+        entry.path().extension().is_some_and(|ending| ending == "partial")
+            && entry.metadata().is_ok_and(|found| found.len() > 0)
+    };
+    while !traces().flatten().any(|entry| grows(&entry)) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anybody could stop it");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let lines = fs::read_to_string(directory.path().join("run/metrics.jsonl")).unwrap();
+    assert_eq!(lines, "", "it stopped before the first batch");
+    assert_eq!(traces().count(), 1, "what was sampled is kept");
+    let found = json(directory.path(), "train g --out run --resume");
+    assert_eq!(found["loss_digest"], whole["loss_digest"]);
+}
+
+#[test]
 fn a_run_is_evaluated_and_predicted_from_anywhere() {
     let directory = with_graph();
     let text = "dataset = \"g\"\nmodel = \"gcn\"\nlayers = 2\nhidden = 16\nfanout = \"5,5\"\nweight_decay = 5e-4\nbatch = 100\nepochs = 2\neval = \"full\"\n";

@@ -31,6 +31,15 @@ extern "C" __global__ void scatter_rows(const float* from, const u32* rows, floa
     to[(u64)rows[at / columns] * columns + at % columns] = from ? from[at] : 0.0f;
 }
 
+// `to[rows[i]] += scale * from[i]`; rows do not repeat.
+extern "C" __global__ void add_rows(
+    const float* from, const u32* rows, float* to, u64 count, u32 columns, float scale
+) {
+    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    to[(u64)rows[at / columns] * columns + at % columns] += scale * from[at];
+}
+
 static const u32 ABSENT = 0xffffffffu;
 
 // Where each node's row lies: its slot in the cache by a table with an entry a node; else the place among the others,

@@ -95,6 +95,7 @@ __device__ __forceinline__ void assemble_tiers(
 #pragma unroll
                 for (int v = 0; v < V; v++) found.x[v] *= by.x[v];
             }
+            if (skipped) found = Pack<V>{};
             store<V>(to + row * columns + column, found);
         }
     }
@@ -119,3 +120,24 @@ FOR_SHAPES(TIERS_HALF)
 FOR_SHAPES(TIERS_BRAIN)
 FOR_SHAPES(TIERS_UNSIGNED)
 FOR_SHAPES(TIERS_SIGNED)
+
+// Rows that stay, as stored: row `index` of those that were read goes to a slot, on the device or in host memory. A pair a row.
+template <class T>
+__device__ __forceinline__ void keep(
+    const T* __restrict__ missed, const u32* __restrict__ pairs, T* device, T* host, u64 count, u32 width, u32 device_slots
+) {
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (u64)gridDim.x * blockDim.x) {
+        u64 row = at / width, part = at % width;
+        u32 index = __ldg(pairs + 2 * row), slot = __ldg(pairs + 2 * row + 1);
+        T* to = slot < device_slots ? device + (u64)slot * width : host + (u64)(slot - device_slots) * width;
+        to[part] = __ldg(missed + (u64)index * width + part);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) keep_words(
+    const u32* missed, const u32* pairs, u32* device, u32* host, u64 count, u32 width, u32 device_slots
+) { keep<u32>(missed, pairs, device, host, count, width, device_slots); }
+
+extern "C" __global__ void __launch_bounds__(256) keep_bytes(
+    const u8* missed, const u32* pairs, u8* device, u8* host, u64 count, u32 width, u32 device_slots
+) { keep<u8>(missed, pairs, device, host, count, width, device_slots); }

@@ -3,7 +3,7 @@
 use crate::blas::Blas;
 use crate::kernels::{SOURCES, cache_directory};
 use crate::library::Library;
-use crate::memory::Pool;
+use crate::memory::DevicePool;
 use crate::pinned::{PinnedPool, Slots};
 use crate::{CudaError, Precision, Result};
 use cudarc::driver::sys;
@@ -52,10 +52,10 @@ pub(crate) struct Inner {
     context: sys::CUcontext,
     /// No other GPU opened in this process has it.
     id: u64,
-    pub compute: Stream,
-    pub copy: Stream,
+    pub compute: CudaStream,
+    pub copy: CudaStream,
     pub info: GpuInfo,
-    pub pool: Pool,
+    pub pool: DevicePool,
     pub pinned: PinnedPool,
     pub slots: OnceLock<Slots>,
     blas: OnceLock<Result<Mutex<Blas>>>,
@@ -110,11 +110,11 @@ unsafe impl Send for Function {}
 unsafe impl Send for Module {}
 
 /// Work in order.
-pub(crate) struct Stream(sys::CUstream);
+pub(crate) struct CudaStream(sys::CUstream);
 // SAFETY: handles of the driver, which may be used from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 // SAFETY: as above; the driver locks.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for CudaStream {}
 
 // SAFETY: the context is a handle of the driver, which may be used from any thread.
 unsafe impl Send for Inner {}
@@ -242,10 +242,10 @@ impl Gpu {
                 device,
                 context,
                 id: OPENED.fetch_add(1, Relaxed),
-                compute: Stream::new()?,
-                copy: Stream::new()?,
+                compute: CudaStream::new()?,
+                copy: CudaStream::new()?,
                 info,
-                pool: Pool::new(limit, exact),
+                pool: DevicePool::new(limit, exact),
                 pinned: PinnedPool::default(),
                 slots: OnceLock::new(),
                 blas: OnceLock::new(),
@@ -384,7 +384,7 @@ impl Gpu {
     /// computes is read only where nothing writes it, and whoever computes with the result waits for it.
     pub(crate) unsafe fn launch(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         kernel: &str,
         grid: [u32; 2],
         block: [u32; 2],
@@ -515,14 +515,14 @@ impl Drop for Inner {
     }
 }
 
-impl Stream {
+impl CudaStream {
     /// A stream that waits for no other by itself.
-    fn new() -> Result<Stream> {
+    fn new() -> Result<CudaStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the call writes the handle.
         done("making a stream", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Stream(stream))
+        Ok(CudaStream(stream))
     }
 
     pub fn handle(&self) -> sys::CUstream {
@@ -562,7 +562,7 @@ impl Event {
     }
 
     /// A mark that can be timed, behind what was put on the stream so far.
-    pub fn recorded(stream: &Stream) -> Result<Event> {
+    pub fn recorded(stream: &CudaStream) -> Result<Event> {
         let event = Event::new(true)?;
         event.record(stream)?;
         Ok(event)
@@ -574,7 +574,7 @@ impl Event {
         unsafe { sys::cuEventQuery(self.handle) == sys::CUresult::CUDA_SUCCESS }
     }
 
-    pub fn record(&self, stream: &Stream) -> Result<()> {
+    pub fn record(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: both handles are alive.
         done("marking a stream", unsafe { sys::cuEventRecord(self.handle, stream.0) })
     }

@@ -15,12 +15,12 @@ pub struct DeviceLists {
     outputs: usize,
     edges: usize,
     has_degrees: bool,
-    transposed: OnceLock<Transposed>,
+    transposed: OnceLock<DeviceTransposed>,
     scales: [OnceLock<DeviceBuffer>; 2],
 }
 
 /// For each input the lists it stands in, ascending.
-pub(crate) struct Transposed {
+pub(crate) struct DeviceTransposed {
     pub starts: DeviceBuffer,
     pub edges: DeviceBuffer,
     pub outputs: DeviceBuffer,
@@ -134,7 +134,7 @@ impl DeviceLists {
         self.transposed();
     }
 
-    pub(crate) fn transposed(&self) -> &Transposed {
+    pub(crate) fn transposed(&self) -> &DeviceTransposed {
         self.transposed.get_or_init(|| {
             let gpu = &self.gpu;
             let words = |count| DeviceBuffer::words(gpu, count);
@@ -183,7 +183,7 @@ impl DeviceLists {
                     owners.address(), edges.address(), outputs.address(), count
                 );
             }
-            Transposed { starts, edges, outputs }
+            DeviceTransposed { starts, edges, outputs }
         })
     }
 }

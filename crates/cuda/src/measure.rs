@@ -3,17 +3,12 @@
 use crate::gpu::{Gpu, Stopwatch};
 use crate::pinned::Pinned;
 use crate::{CudaError, DeviceLists, DeviceMatrix, Gathering, Result};
+use esker_types::median;
 use esker_types::random::{Key, below};
 use std::time::Instant;
 
 /// Work timed at once, and the first that is not timed.
 const REPEATS: usize = 5;
-
-/// The median of rates in bytes per second.
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates[rates.len() / 2]
-}
 
 /// The median rate over some rounds of work on the device that moves so many bytes.
 fn rate(gpu: &Gpu, rounds: usize, bytes: usize, mut work: impl FnMut()) -> Result<f64> {
@@ -25,7 +20,7 @@ fn rate(gpu: &Gpu, rounds: usize, bytes: usize, mut work: impl FnMut()) -> Resul
         (0..REPEATS).for_each(|_| work());
         rates.push((REPEATS * bytes) as f64 / watch.stop()?);
     }
-    Ok(median(rates))
+    Ok(median(&rates))
 }
 
 /// Bytes read and written per second by a plain copy of 1 GiB in device memory.
@@ -81,7 +76,7 @@ pub fn bus_rate(gpu: &Gpu, rounds: usize, bytes: usize) -> Result<f64> {
         drop(landed);
     }
     // The first took the memory.
-    Ok(median(rates.split_off(1)))
+    Ok(median(&rates.split_off(1)))
 }
 
 fn random_rows(count: usize, below_rows: usize) -> Vec<u32> {

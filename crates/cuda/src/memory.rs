@@ -17,14 +17,14 @@ pub(crate) enum Use {
     Landing,
 }
 
-struct Block {
+struct DeviceBlock {
     address: u64,
     bytes: usize,
     /// When its last use is over, where the next may be on another stream.
     free_at: Option<Event>,
 }
 
-impl Block {
+impl DeviceBlock {
     /// Whether nothing that was launched still uses it.
     fn is_idle(&self) -> bool {
         self.free_at.as_ref().is_none_or(Event::is_reached)
@@ -32,9 +32,9 @@ impl Block {
 }
 
 #[derive(Default)]
-struct Shelf {
-    compute: Vec<Block>,
-    landing: Vec<Block>,
+struct DeviceShelf {
+    compute: Vec<DeviceBlock>,
+    landing: Vec<DeviceBlock>,
     held: usize,
     used: usize,
     peak_used: usize,
@@ -46,8 +46,8 @@ struct Shelf {
 }
 
 /// Where device memory comes from and goes back to.
-pub(crate) struct Pool {
-    shelf: Mutex<Shelf>,
+pub(crate) struct DevicePool {
+    shelf: Mutex<DeviceShelf>,
 }
 
 /// A size that many requests share: eighths of a power of two.
@@ -57,12 +57,14 @@ pub fn pooled_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
-impl Pool {
-    pub fn new(limit: u64, exact: bool) -> Pool {
-        Pool { shelf: Mutex::new(Shelf { limit: limit as usize, exact, ..Shelf::default() }) }
+impl DevicePool {
+    pub fn new(limit: u64, exact: bool) -> DevicePool {
+        DevicePool {
+            shelf: Mutex::new(DeviceShelf { limit: limit as usize, exact, ..DeviceShelf::default() }),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
+    fn lock(&self) -> MutexGuard<'_, DeviceShelf> {
         // Every change of the shelf leaves it whole.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,13 +89,13 @@ impl Pool {
         Ok(block.address)
     }
 
-    fn take(&self, asked: usize, purpose: Use) -> Result<Block> {
+    fn take(&self, asked: usize, purpose: Use) -> Result<DeviceBlock> {
         let mut shelf = self.lock();
         let asked = if shelf.exact { asked } else { pooled_bytes(asked) };
         // Memory that a step still reads would make the next rows wait for that step: other memory comes first.
-        let best = |free: &[Block], idle: bool| {
-            let fits = |block: &Block| block.bytes >= asked && block.bytes <= asked + asked / 4;
-            let usable = |block: &Block| fits(block) && (!idle || block.is_idle());
+        let best = |free: &[DeviceBlock], idle: bool| {
+            let fits = |block: &DeviceBlock| block.bytes >= asked && block.bytes <= asked + asked / 4;
+            let usable = |block: &DeviceBlock| fits(block) && (!idle || block.is_idle());
             let found = (0..free.len()).filter(|index| usable(&free[*index]));
             found.min_by_key(|index| free[*index].bytes)
         };
@@ -114,7 +116,7 @@ impl Pool {
     }
 
     /// Memory of exactly this size.
-    fn take_exact(&self, bytes: usize) -> Result<Block> {
+    fn take_exact(&self, bytes: usize) -> Result<DeviceBlock> {
         let mut shelf = self.lock();
         let block = shelf.allocate(bytes)?;
         shelf.used += bytes;
@@ -122,7 +124,7 @@ impl Pool {
         Ok(block)
     }
 
-    fn put(&self, block: Block, purpose: Use) {
+    fn put(&self, block: DeviceBlock, purpose: Use) {
         let mut shelf = self.lock();
         shelf.used -= block.bytes;
         shelf.free(purpose).push(block);
@@ -137,15 +139,15 @@ impl Pool {
     }
 }
 
-impl Shelf {
-    fn free(&mut self, purpose: Use) -> &mut Vec<Block> {
+impl DeviceShelf {
+    fn free(&mut self, purpose: Use) -> &mut Vec<DeviceBlock> {
         match purpose {
             Use::Compute => &mut self.compute,
             Use::Landing => &mut self.landing,
         }
     }
 
-    fn allocate(&mut self, asked: usize) -> Result<Block> {
+    fn allocate(&mut self, asked: usize) -> Result<DeviceBlock> {
         // Free blocks of other sizes give way, so that little more than the most in use is held.
         let most = self.peak_used.max(self.used + asked);
         let landing: usize = self.landing.iter().map(|block| block.bytes).sum();
@@ -181,7 +183,7 @@ impl Shelf {
         self.held += asked;
         self.peak_held = self.peak_held.max(self.held);
         self.allocations += 1;
-        Ok(Block { address, bytes: asked, free_at: None })
+        Ok(DeviceBlock { address, bytes: asked, free_at: None })
     }
 
     /// Gives free blocks of the stream that computes back to the driver until at most `keep` bytes are held.
@@ -194,7 +196,7 @@ impl Shelf {
     /// Gives free blocks back to the driver until at most `keep` bytes are held. The driver waits for work that uses them.
     fn release(&mut self, keep: usize) {
         while self.held > keep {
-            let largest = |blocks: &[Block]| (0..blocks.len()).max_by_key(|index| blocks[*index].bytes);
+            let largest = |blocks: &[DeviceBlock]| (0..blocks.len()).max_by_key(|index| blocks[*index].bytes);
             let blocks = if self.compute.is_empty() { &mut self.landing } else { &mut self.compute };
             let Some(index) = largest(blocks) else { return };
             let block = blocks.swap_remove(index);
@@ -207,7 +209,7 @@ impl Shelf {
 
 /// Memory on the device; goes back when dropped. The address is 0 on a GPU that has failed, and nothing is launched there.
 pub struct DeviceBuffer {
-    block: Option<Block>,
+    block: Option<DeviceBlock>,
     bytes: usize,
     purpose: Use,
     inner: Arc<Inner>,

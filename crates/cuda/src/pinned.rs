@@ -36,11 +36,11 @@ const MOST_WAITING: usize = 3;
 /// Pinned memory: what waits to be used again, and how much there is.
 #[derive(Default)]
 pub(crate) struct PinnedPool {
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<PinnedShelf>,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct PinnedShelf {
     free: Vec<Page>,
     held: usize,
     used: usize,
@@ -48,7 +48,7 @@ struct Shelf {
 }
 
 impl PinnedPool {
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
+    fn lock(&self) -> MutexGuard<'_, PinnedShelf> {
         // Every change of the shelf leaves it whole.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,7 +97,7 @@ impl PinnedPool {
     }
 }
 
-impl Shelf {
+impl PinnedShelf {
     fn count(&mut self, bytes: usize) {
         self.used += bytes;
         self.peak_used = self.peak_used.max(self.used);

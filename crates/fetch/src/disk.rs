@@ -5,7 +5,7 @@
 
 use crate::Result;
 use crate::format::{RowFormat, features};
-use esker_io::{Counters, Files, Options, Piece, Queue, Rung};
+use esker_io::{Files, IoCounters, Options, Piece, Queue, ReadChoice, Rung};
 use esker_plan::{Placement, Placements};
 use esker_store::{Dataset, PAYLOAD_OFFSET, StoreError};
 use esker_types::NodeId;
@@ -20,6 +20,7 @@ const CHUNK_ROWS: usize = 512;
 pub struct DiskRows {
     files: Files,
     format: RowFormat,
+    reads: ReadChoice,
 }
 
 impl DiskRows {
@@ -28,16 +29,26 @@ impl DiskRows {
         DiskRows::open_with(dataset, None)
     }
 
-    /// The same, read in blocks of so many bytes at least.
+    /// The same, read in blocks of so many bytes at least; `None`: as is fastest here, which is measured.
     pub fn open_with(dataset: &Dataset, block_bytes: Option<u64>) -> Result<DiskRows> {
-        let (array, options) = (features(dataset)?, Options { block_bytes, ..Options::default() });
-        Ok(DiskRows { files: dataset.open_files(&[array], &options)?, format: RowFormat::of(dataset)? })
+        let (array, format) = (features(dataset)?, RowFormat::of(dataset)?);
+        let open = |options: &Options| dataset.open_files(&[array], options);
+        let reads = match block_bytes {
+            Some(block_bytes) => ReadChoice::explicit(block_bytes),
+            None => ReadChoice::for_rows(open(&Options::default())?, format.row_bytes() as u64),
+        };
+        Ok(DiskRows { files: open(&reads.options)?, format, reads })
     }
 
-    /// Bytes that a reader takes while it reads up to `rows` rows.
+    /// Bytes that a reader takes while it reads up to `rows` rows, however they are read.
     pub fn reader_bytes(rows: u64) -> u64 {
         // Pieces, once here and once in the queue.
         Options::default().memory_bytes(rows) + rows * 2 * size_of::<Piece>() as u64
+    }
+
+    /// Which rows are read in one go, and why, for a person.
+    pub fn reads_text(&self) -> String {
+        self.reads.to_string()
     }
 
     /// What rows look like.
@@ -72,9 +83,18 @@ impl RowReader {
         self.read_where(nodes, |at| Placement::is_read(placements.words[at]), values)
     }
 
-    /// Reads every row, and makes f32 of all with the threads of `pool`.
-    pub fn read_all(&mut self, nodes: &[NodeId], values: &mut [f32], pool: &ThreadPool) -> Result<()> {
-        self.read_where(nodes, |_| true, values)?;
+    /// Reads every row that is not skipped (one mark a node, or none at all), and makes f32 of all with the threads of `pool`.
+    pub fn read_all(
+        &mut self,
+        nodes: &[NodeId],
+        skipped: &[bool],
+        values: &mut [f32],
+        pool: &ThreadPool,
+    ) -> Result<()> {
+        if !skipped.is_empty() {
+            values.fill(0.0);
+        }
+        self.read_where(nodes, |at| skipped.get(at).is_none_or(|skip| !skip), values)?;
         let format = &self.rows.format;
         if format.dim() > 0 && !format.is_plain() {
             let widen = |piece: &mut [f32]| Widener::new(format).all(piece.chunks_exact_mut(format.dim()));
@@ -105,7 +125,7 @@ impl RowReader {
     }
 
     /// What was read so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> IoCounters {
         self.queue.counters()
     }
 }

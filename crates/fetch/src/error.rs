@@ -45,6 +45,9 @@ pub enum FetchError {
         /// What of which batch.
         what: String,
     },
+    /// A stage of a pipeline panicked.
+    #[error(transparent)]
+    Panicked(#[from] crate::pipeline::StagePanicked),
     /// What was asked for cannot be done.
     #[error("{problem}")]
     Request {
@@ -63,6 +66,9 @@ pub enum FetchError {
         /// How much there is.
         allowed: ByteCount,
     },
+    /// Somebody asked for an end; what was done is safe.
+    #[error("stopped")]
+    Stopped,
     /// A row that is not there.
     #[error("row {row} is asked for, and there are rows 0 to {last}; check where the node id comes from")]
     Row {

@@ -16,14 +16,14 @@ const LINE_BYTES: usize = 64;
 /// Elements read at a time while loading.
 const LOAD_ELEMENTS: usize = 1 << 18;
 
-enum Held {
+enum RowMemory {
     Memory(AlignedBuffer),
     Mapped(Map),
 }
 
 /// The feature rows of a dataset.
 pub struct FeatureRows {
-    held: Held,
+    held: RowMemory,
     format: RowFormat,
 }
 
@@ -51,18 +51,18 @@ impl FeatureRows {
             2 => fill::<u16>(array, into)?,
             _ => fill::<u8>(array, into)?,
         }
-        Ok(FeatureRows { held: Held::Memory(buffer), format })
+        Ok(FeatureRows { held: RowMemory::Memory(buffer), format })
     }
 
     /// Maps all rows: they are read through the page cache as they are touched.
     pub fn map(dataset: &Dataset) -> Result<FeatureRows> {
-        let held = Held::Mapped(features(dataset)?.map(Touch::Random)?);
+        let held = RowMemory::Mapped(features(dataset)?.map(Touch::Random)?);
         Ok(FeatureRows { held, format: RowFormat::of(dataset)? })
     }
 
     /// Whether rows are held in memory, not mapped.
     pub fn is_in_memory(&self) -> bool {
-        matches!(self.held, Held::Memory(_))
+        matches!(self.held, RowMemory::Memory(_))
     }
 
     /// Numbers in a row.
@@ -75,22 +75,43 @@ impl FeatureRows {
         self.format.row_bytes()
     }
 
-    /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the surrounding rayon pool.
-    pub fn gather(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
+    /// Rows.
+    pub fn rows(&self) -> u64 {
+        self.format.rows()
+    }
+
+    /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the surrounding rayon pool. Rows that are
+    /// skipped (one mark a node, or none at all) are zeros.
+    pub fn gather(&self, nodes: &[NodeId], skipped: &[bool], values: &mut [f32]) -> Result<()> {
         let dim = self.format.dim();
         self.format.check(nodes)?;
         assert_eq!(values.len(), nodes.len() * dim, "a row a node");
         if dim > 0 {
             let pieces = values.par_chunks_mut(CHUNK_ROWS * dim).zip(nodes.par_chunks(CHUNK_ROWS));
-            pieces.for_each(|(values, nodes)| self.gather_piece(nodes, values));
+            match skipped {
+                [] => pieces.for_each(|(values, nodes)| self.gather_piece(nodes, values)),
+                _ => pieces.zip(skipped.par_chunks(CHUNK_ROWS)).for_each(|((values, nodes), skipped)| {
+                    self.gather_needed(nodes, skipped, values);
+                }),
+            }
         }
         Ok(())
     }
 
+    fn gather_needed(&self, nodes: &[NodeId], skipped: &[bool], values: &mut [f32]) {
+        let rows = values.chunks_exact_mut(self.format.dim());
+        for ((node, skip), row) in nodes.iter().zip(skipped).zip(rows) {
+            match skip {
+                true => row.fill(0.0),
+                false => self.gather_piece(std::slice::from_ref(node), row),
+            }
+        }
+    }
+
     fn gather_piece(&self, nodes: &[NodeId], values: &mut [f32]) {
         let bytes: &[u8] = match &self.held {
-            Held::Memory(buffer) => buffer,
-            Held::Mapped(map) => map,
+            RowMemory::Memory(buffer) => buffer,
+            RowMemory::Mapped(map) => map,
         };
         let row_bytes = self.format.row_bytes();
         let lines = row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);

@@ -3,7 +3,7 @@
 
 use crate::{FetchError, Result};
 use esker_io::ScratchFile;
-use esker_plan::{AccessTrace, NextUses, Placements, Row, Wanted};
+use esker_plan::{AccessTrace, NextUses, Placements, RequestCount, Row};
 use esker_store::StoreError;
 use esker_types::NodeId;
 use std::ops::Range;
@@ -258,12 +258,12 @@ impl PlanUses<'_> {
     }
 }
 
-const WANTED_BYTES: u64 = size_of::<Wanted>() as u64;
+const WANTED_BYTES: u64 = size_of::<RequestCount>() as u64;
 
 impl NextUses for PlanUses<'_> {
     type Error = FetchError;
 
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), FetchError> {
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), FetchError> {
         self.of_batch[batch as usize] = (self.counted * WANTED_BYTES, wanted.len());
         let counts = self.counts.write_at(bytemuck::cast_slice(wanted), self.counted * WANTED_BYTES);
         counts.map_err(self.failed())?;
@@ -294,9 +294,9 @@ impl NextUses for PlanUses<'_> {
         Ok(())
     }
 
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), FetchError> {
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), FetchError> {
         let (start, count) = self.of_batch[batch as usize];
-        wanted.resize(count, Wanted::default());
+        wanted.resize(count, RequestCount::default());
         Ok(self.counts.read_at(bytemuck::cast_slice_mut(wanted), start).map_err(self.failed())?)
     }
 }

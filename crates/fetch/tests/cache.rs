@@ -4,7 +4,7 @@
 use esker_fetch::{AccessFile, DiskRows, FeatureRows, HostCache, Missed, PlanFile, StoredRow};
 use esker_import::Job;
 use esker_import::generate::{Shape, generate};
-use esker_plan::{Belady, Placement, Placements, Tally};
+use esker_plan::{Belady, Placement, Placements, PlanTally};
 use esker_store::Dataset;
 use esker_types::random::mix;
 use esker_types::{Budget, Dtype, NodeId, Silent};
@@ -41,7 +41,7 @@ fn planned<R: StoredRow>(
     batches: &[Vec<NodeId>],
     nodes: u64,
     slots: u64,
-) -> (PlanFile, Tally) {
+) -> (PlanFile, PlanTally) {
     let mut file = AccessFile::<R>::create(folder).unwrap();
     batches.iter().for_each(|batch| file.append(batch, &[]).unwrap());
     file.close();
@@ -68,7 +68,7 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
     let row_bytes = disk.format().row_bytes();
     for (number, batch) in batches.iter().enumerate() {
         let mut expected = vec![0f32; batch.len() * dim as usize];
-        memory.gather(batch, &mut expected).unwrap();
+        memory.gather(batch, &[], &mut expected).unwrap();
         plan.get(number as u32, &mut placements).unwrap();
         assert!(placements.are_valid(slots, batch.len() as u64));
         // What an earlier batch left in the buffer must not show.
@@ -89,7 +89,7 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
         other_cache.assemble_and_keep(&placements, Missed::Buffer(&buffer), disk.format(), &mut found);
         assert!(found == expected, "{dim} {dtype} {slots}: batch {number} from a buffer");
         found.fill(f32::NAN);
-        reader.read_all(batch, &mut found, &pool).unwrap();
+        reader.read_all(batch, &[], &mut found, &pool).unwrap();
         assert!(found == expected, "{dim} {dtype}: batch {number} without a plan");
     }
     assert_eq!((hits, reads), (tally.hits, tally.misses()));
@@ -124,6 +124,56 @@ fn a_row_that_is_not_there_is_an_error() {
     let dataset = dataset(directory.path(), 100, 4, Dtype::F32);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let mut reader = Arc::new(DiskRows::open(&dataset).unwrap()).reader().unwrap();
-    let said = reader.read_all(&[NodeId(100)], &mut [0.0; 4], &pool).unwrap_err().to_string();
+    let said = reader.read_all(&[NodeId(100)], &[], &mut [0.0; 4], &pool).unwrap_err().to_string();
     assert!(said.contains("row 100"), "{said}");
+}
+
+/// Rows that a pruned sample does not need: nothing is planned or read for them, and they are zeros.
+#[test]
+fn rows_that_are_skipped_are_neither_planned_nor_read() {
+    let (directory, nodes, slots) = (tempfile::tempdir().unwrap(), 700, 60);
+    for (dim, dtype) in [(7, Dtype::F32), (33, Dtype::F16)] {
+        let dataset = dataset(directory.path(), nodes, dim, dtype);
+        let (memory, disk) =
+            (FeatureRows::load(&dataset, u64::MAX).unwrap(), Arc::new(DiskRows::open(&dataset).unwrap()));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let batches = accesses(nodes, 12, 150);
+        let skips =
+            |batch: &[NodeId]| batch.iter().map(|node| mix(node.0).is_multiple_of(3)).collect::<Vec<bool>>();
+        let mut file = AccessFile::<u32>::create(directory.path()).unwrap();
+        batches.iter().for_each(|batch| file.append(batch, &skips(batch)).unwrap());
+        let plan = PlanFile::create(&file).unwrap();
+        let mut planner = Belady::<u32>::new(nodes, slots, batches.len() as u32);
+        let mut uses = plan.next_uses(0..batches.len() as u32).unwrap();
+        let tally = planner.plan(&mut &file, &mut uses, |batch, found| plan.put(batch, found)).unwrap();
+        let (mut cache, mut reader) = (HostCache::new(slots, disk.format()), disk.reader().unwrap());
+        let (mut placements, mut needed, mut read) = (Placements::default(), 0, 0);
+        for (number, batch) in batches.iter().enumerate() {
+            let skipped = skips(batch);
+            needed += skipped.iter().filter(|skip| !**skip).count() as u64;
+            let mut expected = vec![0f32; batch.len() * dim as usize];
+            memory.gather(batch, &[], &mut expected).unwrap();
+            for (row, skip) in expected.chunks_exact_mut(dim as usize).zip(&skipped) {
+                if *skip {
+                    row.fill(0.0);
+                }
+            }
+            plan.get(number as u32, &mut placements).unwrap();
+            placements.insert_skipped(&skipped);
+            let mut found = vec![f32::NAN; expected.len()];
+            read += reader.read(batch, &placements, &mut found).unwrap();
+            cache.assemble_and_keep(&placements, Missed::InPlace, disk.format(), &mut found);
+            assert!(found == expected, "{dim} {dtype}: batch {number}");
+            for gathered in [false, true] {
+                found.fill(f32::NAN);
+                match gathered {
+                    true => memory.gather(batch, &skipped, &mut found).unwrap(),
+                    false => reader.read_all(batch, &skipped, &mut found, &pool).unwrap(),
+                }
+                assert!(found == expected, "{dim} {dtype}: batch {number} without a plan");
+            }
+        }
+        assert_eq!((tally.accesses, tally.misses()), (needed, read));
+        assert!(tally.hits > 0);
+    }
 }

@@ -60,11 +60,11 @@ fn check(dtype: Dtype) {
     let mut out = vec![0f32; 2500 * 11];
     for rows in [FeatureRows::load(&dataset, needed).unwrap(), FeatureRows::map(&dataset).unwrap()] {
         out.fill(-1.0);
-        rows.gather(&nodes, &mut out).unwrap();
+        rows.gather(&nodes, &[], &mut out).unwrap();
         assert!(out == expected, "{dtype}");
-        rows.gather(&nodes[3..6], &mut out[..33]).unwrap();
+        rows.gather(&nodes[3..6], &[], &mut out[..33]).unwrap();
         assert!(out[..33] == expected[33..66]);
-        let said = rows.gather(&[NodeId(3000)], &mut out[..11]).unwrap_err().to_string();
+        let said = rows.gather(&[NodeId(3000)], &[], &mut out[..11]).unwrap_err().to_string();
         assert!(said.contains("rows 0 to 2999"), "{said}");
     }
 }

@@ -7,9 +7,9 @@
 
 use crate::delimited::{Lines, quoted};
 use crate::sort::{Sorted, Sorter};
-use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, NameSource, NameStream};
+use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, NameSource, NameStream};
 use crate::string_sort::StringSorter;
-use crate::{ImportError, Place, Result, Workspace};
+use crate::{ImportError, ImportWorkspace, Place, Result};
 use esker_io::{SequentialReader, SequentialWriter};
 use esker_store::{StoreError, create_sequential};
 use esker_types::Unit;
@@ -102,7 +102,7 @@ pub trait NamedEdgeStream {
     /// Names of source and target.
     fn ends(&self) -> Result<[&[u8]; 2]>;
     /// The rest of the edge.
-    fn attributes(&self) -> Result<Edge>;
+    fn attributes(&self) -> Result<ForeignEdge>;
     /// Where the current edge is.
     fn place(&self) -> Place;
 }
@@ -128,7 +128,11 @@ pub struct Numbered {
 
 impl Numbered {
     /// Numbers the nodes of `edges`. `node_ids` lists all names, one a line, in the order of their numbers.
-    pub fn new(workspace: &Workspace, edges: &dyn NamedEdges, node_ids: Option<&Path>) -> Result<Numbered> {
+    pub fn new(
+        workspace: &ImportWorkspace,
+        edges: &dyn NamedEdges,
+        node_ids: Option<&Path>,
+    ) -> Result<Numbered> {
         let work = Work { workspace, edges, node_ids };
         let spooled = workspace.step("string ids", || work.run())?;
         Ok(Numbered {
@@ -155,7 +159,7 @@ impl Numbered {
 }
 
 struct Work<'a> {
-    workspace: &'a Workspace<'a>,
+    workspace: &'a ImportWorkspace<'a>,
     edges: &'a dyn NamedEdges,
     node_ids: Option<&'a Path>,
 }
@@ -241,7 +245,7 @@ impl Work<'_> {
 
     /// Writes the edges with ids, and the names; `None` when the table grew too large.
     fn write(&self, mut numbering: Numbering) -> Result<Option<Spooled>> {
-        let mut names = NamesWriter::create(self.names_path())?;
+        let mut names = NameFileWriter::create(self.names_path())?;
         if let Some(path) = self.node_ids {
             let mut lines = Lines::open(path)?;
             while lines.advance()? {
@@ -267,7 +271,7 @@ impl Work<'_> {
                 }
                 *slot = id;
             }
-            let record = pack(&Edge { source: ids[0], target: ids[1], ..edges.attributes()? });
+            let record = pack(&ForeignEdge { source: ids[0], target: ids[1], ..edges.attributes()? });
             let record = if narrow { &record[..2] } else { &record[..] };
             spool.write_all(bytemuck::cast_slice(record)).map_err(StoreError::io(&spool_path))?;
             count += 1;
@@ -342,13 +346,13 @@ impl Numbering {
 }
 
 /// An edge as four words; the first two are enough where there are no other columns.
-fn pack(edge: &Edge) -> [u64; 4] {
+fn pack(edge: &ForeignEdge) -> [u64; 4] {
     let last = edge.relation as u64 | (edge.weight.to_bits() as u64) << 32;
     [edge.source, edge.target, edge.time as u64, last]
 }
 
-fn unpack(words: &[u64]) -> Edge {
-    let mut edge = Edge { source: words[0], target: words[1], ..Edge::default() };
+fn unpack(words: &[u64]) -> ForeignEdge {
+    let mut edge = ForeignEdge { source: words[0], target: words[1], ..ForeignEdge::default() };
     if let [_, _, time, last] = *words {
         edge.time = time as i64;
         edge.relation = last as u32;
@@ -394,7 +398,7 @@ impl EdgeSource for SpooledEdges {
 }
 
 impl EdgeStream for SpooledEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let count = self.left.min(CHUNK as u64) as usize;
         self.left -= count as u64;
@@ -408,16 +412,16 @@ impl EdgeStream for SpooledEdgeStream {
 }
 
 /// Names one after the other, each behind its length.
-struct NamesWriter {
+struct NameFileWriter {
     path: PathBuf,
     writer: SequentialWriter,
     count: u64,
 }
 
-impl NamesWriter {
-    fn create(path: PathBuf) -> Result<NamesWriter> {
+impl NameFileWriter {
+    fn create(path: PathBuf) -> Result<NameFileWriter> {
         let writer = create_sequential(&path)?;
-        Ok(NamesWriter { path, writer, count: 0 })
+        Ok(NameFileWriter { path, writer, count: 0 })
     }
 
     fn push(&mut self, name: &[u8]) -> Result<()> {
@@ -506,8 +510,8 @@ mod tests {
             let (source, target) = &self.0[self.1 - 1];
             Ok([source.as_bytes(), target.as_bytes()])
         }
-        fn attributes(&self) -> Result<Edge> {
-            Ok(Edge { weight: self.1 as f32, ..Edge::default() })
+        fn attributes(&self) -> Result<ForeignEdge> {
+            Ok(ForeignEdge { weight: self.1 as f32, ..ForeignEdge::default() })
         }
         fn place(&self) -> Place {
             Place::row(Path::new("edges.csv"), self.1 as u64 - 1)

@@ -1,7 +1,7 @@
 //! Little foreign files for the tests, and sources read to their end.
 
 use crate::source::{EdgeSource, IdSource, RowSource, Splits};
-use crate::{Result, Workspace};
+use crate::{ImportWorkspace, Result};
 use esker_types::{Budget, Silent};
 use std::{
     io::Write,
@@ -96,10 +96,10 @@ pub fn all_rows(source: &dyn RowSource, first: u64) -> Result<Vec<f32>> {
 }
 
 /// Runs `work` in a workspace with a generous budget and nobody watching.
-pub fn in_workspace<T>(work: impl FnOnce(&mut Workspace) -> T) -> T {
+pub fn in_workspace<T>(work: impl FnOnce(&mut ImportWorkspace) -> T) -> T {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = esker_store::Journal::open(directory.path(), "test").unwrap();
-    work(&mut Workspace {
+    work(&mut ImportWorkspace {
         directory: directory.path().to_path_buf(),
         budget: Budget { host_bytes: 4 << 30 },
         journal: &journal,

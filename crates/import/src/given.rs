@@ -8,28 +8,28 @@ use crate::npy::{NpyArray, NpyIds, NpyRows, Scalar};
 use crate::parquet_file::ParquetFile;
 use crate::parquet_rows::{ParquetIds, ParquetRows};
 use crate::source::{
-    EdgeSource, HeldIds, IdSource, LabelKind, Labels, NameSource, NameStream, RowSource, Source, Splits,
-    Treatment,
+    EdgeSource, HeldIds, IdSource, ImportSource, LabelKind, NameSource, NameStream, NodeLabels, RowSource,
+    Splits, Treatment,
 };
-use crate::{ImportError, Place, Request, Result, SplitChoice, Workspace, input};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, SplitChoice, input};
 use std::path::{Path, PathBuf};
 
 /// What the flags name, opened, with lengths that agree.
-pub struct Given {
+pub struct GivenFiles {
     /// Number of nodes, if a file or the user says.
     pub nodes: Option<u64>,
     /// Feature rows.
     pub features: Option<Box<dyn RowSource>>,
     /// Labels.
-    pub labels: Option<Labels>,
+    pub labels: Option<NodeLabels>,
     /// Who trains.
     pub splits: Splits,
 }
 
-impl Given {
+impl GivenFiles {
     /// The source made of these and some edges.
-    pub fn with_edges(self, edges: Box<dyn EdgeSource>) -> Source {
-        Source {
+    pub fn with_edges(self, edges: Box<dyn EdgeSource>) -> ImportSource {
+        ImportSource {
             nodes: self.nodes,
             edges,
             features: self.features,
@@ -72,8 +72,12 @@ pub fn split_inputs(request: &Request) -> Result<Vec<PathBuf>> {
 }
 
 /// The split that flags name, for formats that bring one of their own: given, it takes the place of theirs.
-pub fn open_named_splits(request: &Request, workspace: &mut Workspace, nodes: u64) -> Result<Option<Splits>> {
-    let mut count = Count::new(request, Some((nodes, "the dataset")))?;
+pub fn open_named_splits(
+    request: &Request,
+    workspace: &mut ImportWorkspace,
+    nodes: u64,
+) -> Result<Option<Splits>> {
+    let mut count = NodeCount::new(request, Some((nodes, "the dataset")))?;
     match open_splits(request, workspace, &mut count)? {
         Splits::None => Ok(None),
         splits => Ok(Some(splits)),
@@ -81,8 +85,12 @@ pub fn open_named_splits(request: &Request, workspace: &mut Workspace, nodes: u6
 }
 
 /// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
-pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &str)>) -> Result<Given> {
-    let mut count = Count::new(request, nodes)?;
+pub fn open(
+    request: &Request,
+    workspace: &mut ImportWorkspace,
+    nodes: Option<(u64, &str)>,
+) -> Result<GivenFiles> {
+    let mut count = NodeCount::new(request, nodes)?;
     if request.features.is_some() && request.features_csr.is_some() {
         return Err(ImportError::Request("give --features or --features-csr, not both".into()));
     }
@@ -99,23 +107,23 @@ pub fn open(request: &Request, workspace: &mut Workspace, nodes: Option<(u64, &s
         count.check_rows(&*labels.rows, "label rows")?;
     }
     let splits = open_splits(request, workspace, &mut count)?;
-    Ok(Given { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
+    Ok(GivenFiles { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
 }
 
 /// The number of nodes and who said it first.
-struct Count {
+struct NodeCount {
     nodes: Option<(u64, String)>,
 }
 
-impl Count {
-    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Result<Count> {
+impl NodeCount {
+    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Result<NodeCount> {
         if let (Some(asked), Some((nodes, who))) = (request.nodes, nodes)
             && asked != nodes
         {
             return Err(ImportError::Request(format!("--nodes says {asked}, but {who} has {nodes}")));
         }
         let asked = request.nodes.map(|nodes| (nodes, "--nodes"));
-        Ok(Count { nodes: nodes.or(asked).map(|(nodes, who)| (nodes, who.to_string())) })
+        Ok(NodeCount { nodes: nodes.or(asked).map(|(nodes, who)| (nodes, who.to_string())) })
     }
 
     fn check_rows(&mut self, rows: &dyn RowSource, what: &str) -> Result<()> {
@@ -155,7 +163,7 @@ fn extension(path: &Path) -> String {
 fn open_rows(
     path: &Path,
     request: &Request,
-    workspace: &mut Workspace,
+    workspace: &mut ImportWorkspace,
     missing_is_nan: bool,
 ) -> Result<OpenRows> {
     match extension(path).as_str() {
@@ -187,7 +195,7 @@ fn open_rows(
 
 /// Integers in one column are classes, in several they are multilabel; floats are real numbers unless the user
 /// says `--label-kind classes` or that NaN means "no label", which only classes need.
-fn open_labels(path: &Path, request: &Request, workspace: &mut Workspace) -> Result<Labels> {
+fn open_labels(path: &Path, request: &Request, workspace: &mut ImportWorkspace) -> Result<NodeLabels> {
     let OpenRows { rows, whole } = open_rows(path, request, workspace, request.nan_is_unlabelled)?;
     let kind = match (request.label_kind, whole, rows.dim()) {
         (Some(kind), ..) => kind,
@@ -199,12 +207,12 @@ fn open_labels(path: &Path, request: &Request, workspace: &mut Workspace) -> Res
         let expected = "one column of classes (for several give --label-kind multilabel or real)";
         return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
     }
-    Ok(Labels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
+    Ok(NodeLabels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
 }
 
 /// Classes are often saved as floats: whole numbers in one column are taken for classes, zeros and ones in several
 /// for labels, anything else for real values. NaN fits all of them.
-fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &Workspace) -> Result<LabelKind> {
+fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &ImportWorkspace) -> Result<LabelKind> {
     let (dim, mut row) = (rows.dim().max(1), 0);
     let (mut stream, mut values) = (rows.open(0)?, Vec::new());
     let (mut whole, mut flags) = (true, true);
@@ -230,7 +238,7 @@ fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &Workspace) 
 /// Label values looked at in one go.
 const LABELS_AT_ONCE: u64 = 1 << 16;
 
-fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) -> Result<Splits> {
+fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut NodeCount) -> Result<Splits> {
     let lists = [&request.train, &request.valid, &request.test];
     let listed = lists.iter().any(|list| list.is_some());
     match &request.split {
@@ -258,7 +266,7 @@ fn open_splits(request: &Request, workspace: &mut Workspace, count: &mut Count) 
     }
 }
 
-fn open_ids(path: &Path, request: &Request, count: &mut Count) -> Result<Box<dyn IdSource>> {
+fn open_ids(path: &Path, request: &Request, count: &mut NodeCount) -> Result<Box<dyn IdSource>> {
     match extension(path).as_str() {
         "npy" => {
             let array = NpyArray::open(path)?;
@@ -272,7 +280,12 @@ fn open_ids(path: &Path, request: &Request, count: &mut Count) -> Result<Box<dyn
     }
 }
 
-fn mask(array: NpyArray, path: &Path, split_index: usize, count: &mut Count) -> Result<Box<dyn IdSource>> {
+fn mask(
+    array: NpyArray,
+    path: &Path,
+    split_index: usize,
+    count: &mut NodeCount,
+) -> Result<Box<dyn IdSource>> {
     if split_index != 0 {
         return Err(ImportError::Request(format!(
             "{}: --split-index {split_index} chooses among the splits of one file; a mask holds one",
@@ -291,7 +304,7 @@ pub struct LineNames {
 
 impl LineNames {
     /// Counts the lines of `path`, once.
-    pub fn open(path: &Path, workspace: &Workspace) -> Result<LineNames> {
+    pub fn open(path: &Path, workspace: &ImportWorkspace) -> Result<LineNames> {
         let count = workspace.step("count the node ids", || {
             let (mut lines, mut count) = (Lines::open(path)?, 0u64);
             while lines.advance()? {
@@ -326,7 +339,7 @@ impl NameStream for LineNameStream {
 }
 
 /// Opens `--node-ids` as plain names, for formats whose ids are positions already; the names and their number.
-pub fn open_names(request: &Request, workspace: &Workspace) -> Result<Option<LineNames>> {
+pub fn open_names(request: &Request, workspace: &ImportWorkspace) -> Result<Option<LineNames>> {
     request.node_ids.as_ref().map(|path| LineNames::open(path, workspace)).transpose()
 }
 
@@ -336,7 +349,7 @@ mod tests {
     use crate::fixture::{self, floats, integers, npy, shaped_integers};
 
     /// Opens flags set by `set`, which also writes the files.
-    fn given(set: impl FnOnce(&Path, &mut Request)) -> Result<Given> {
+    fn given(set: impl FnOnce(&Path, &mut Request)) -> Result<GivenFiles> {
         let directory = tempfile::tempdir().unwrap();
         let mut request = Request { format: "npy".into(), ..Request::default() };
         set(directory.path(), &mut request);

@@ -2,8 +2,8 @@
 //! existing directory, imports them through one parser and reads every stream to its end.
 
 use crate::formats::by_name;
-use crate::source::{EdgeSource, IdSource, NameSource, RowSource, Source, Splits};
-use crate::{Request, Result, Workspace};
+use crate::source::{EdgeSource, IdSource, ImportSource, NameSource, RowSource, Splits};
+use crate::{ImportWorkspace, Request, Result};
 use esker_store::{Journal, StoreError};
 use esker_types::{Budget, Silent};
 use std::path::{Path, PathBuf};
@@ -98,20 +98,24 @@ fn import(scratch: &Path, format: &str, request: Request) -> Result<()> {
     in_workspace(scratch, &Request { format: format.to_string(), ..request }, drain)
 }
 
-fn in_workspace<T>(scratch: &Path, request: &Request, look: impl FnOnce(&Source) -> Result<T>) -> Result<T> {
+fn in_workspace<T>(
+    scratch: &Path,
+    request: &Request,
+    look: impl FnOnce(&ImportSource) -> Result<T>,
+) -> Result<T> {
     let directory = scratch.join("work");
     // The journal of the bytes before is of another job, as far as these are concerned.
     let _ = std::fs::remove_dir_all(&directory);
     let (journal, _) = Journal::open(&directory, "hostile")?;
     let budget = Budget { host_bytes: 256 << 20 };
-    let mut workspace = Workspace { directory, budget, journal: &journal, progress: &Silent };
+    let mut workspace = ImportWorkspace { directory, budget, journal: &journal, progress: &Silent };
     let format = by_name(&request.format)?;
     format.inputs(request)?;
     look(&format.open(request, &mut workspace)?)
 }
 
 /// Reads every stream of a source to its end.
-fn drain(source: &Source) -> Result<()> {
+fn drain(source: &ImportSource) -> Result<()> {
     drain_edges(&*source.edges)?;
     let features = source.features.iter().chain(source.labels.iter().map(|labels| &labels.rows));
     features.into_iter().try_for_each(|rows| drain_rows(&**rows))?;

@@ -1,7 +1,7 @@
 //! Foreign formats and generators, turned into datasets inside a memory budget. The only crate that knows
 //! foreign formats.
 //!
-//! A format reader describes what it found as a [`source::Source`]; [`build`] streams that into a dataset:
+//! A format reader describes what it found as an [`source::ImportSource`]; [`build`] streams that into a dataset:
 //! edges through an external sort by target, rows straight through, everything resumable.
 #![forbid(unsafe_code)]
 
@@ -23,10 +23,12 @@ mod workspace;
 
 pub(crate) use read::{csr, delimited, idlist, input, npy, parquet_file, parquet_rows, pickle, torch};
 
-pub use build::{Job, import};
+pub use build::{ImportJob, import};
+// The name that tests of other crates still have for it.
+pub use build::ImportJob as Job;
 pub use error::{ImportError, Place, Result};
 pub use request::{EdgeColumnNames, Request, SplitChoice};
-pub use workspace::Workspace;
+pub use workspace::ImportWorkspace;
 
 /// Below this an import is refused: code, stacks and IO buffers alone take most of it.
 pub const MINIMUM_MEMORY_BYTES: u64 = 48 << 20;

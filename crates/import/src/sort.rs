@@ -157,13 +157,13 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         let part_bytes = (self.merge_bytes() / runs.len().max(1)).clamp(SMALLEST_PART_BYTES / 2, 4 << 20);
         let capacity = (part_bytes / size_of::<R>()).max(1);
         let parts =
-            runs.iter().map(|run| Part::open(&self.directory, run, capacity)).collect::<Result<_>>()?;
+            runs.iter().map(|run| LoadedRun::open(&self.directory, run, capacity)).collect::<Result<_>>()?;
         Ok(Sorted { parts, whole: None, spent: Vec::new() })
     }
 }
 
 /// The loaded part of a run.
-struct Part<R> {
+struct LoadedRun<R> {
     path: PathBuf,
     reader: SequentialReader,
     loaded: Vec<R>,
@@ -173,12 +173,12 @@ struct Part<R> {
     capacity: usize,
 }
 
-impl<R: Pod + Ord> Part<R> {
-    fn open(directory: &Path, run: &Run, capacity: usize) -> Result<Part<R>> {
+impl<R: Pod + Ord> LoadedRun<R> {
+    fn open(directory: &Path, run: &Run, capacity: usize) -> Result<LoadedRun<R>> {
         let path = directory.join(&run.file);
         let reader = SequentialReader::open(&path, 0).map_err(StoreError::io(&path))?;
         let loaded = Vec::with_capacity(capacity);
-        Ok(Part { path, reader, loaded, next: 0, left_on_disk: run.records, capacity })
+        Ok(LoadedRun { path, reader, loaded, next: 0, left_on_disk: run.records, capacity })
     }
 
     fn refill(&mut self) -> Result<()> {
@@ -197,7 +197,7 @@ impl<R: Pod + Ord> Part<R> {
 
 /// Records in order.
 pub struct Sorted<R> {
-    parts: Vec<Part<R>>,
+    parts: Vec<LoadedRun<R>>,
     whole: Option<Vec<R>>,
     spent: Vec<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! What a foreign format offers, described but not read yet. A format reader (`formats/`) fills a [`Source`];
+//! What a foreign format offers, described but not read yet. A format reader (`formats/`) fills an [`ImportSource`];
 //! the builder (`build/`) opens its streams, as often as it needs to, and never learns which format it was.
 
 use crate::{Place, Result};
@@ -6,7 +6,7 @@ use esker_types::Dtype;
 use std::path::{Path, PathBuf};
 
 /// A graph in a foreign format.
-pub struct Source {
+pub struct ImportSource {
     /// Number of nodes, when the format says so; else the builder takes the feature rows, label rows or largest id.
     pub nodes: Option<u64>,
     /// The edges.
@@ -14,7 +14,7 @@ pub struct Source {
     /// Feature rows by node.
     pub features: Option<Box<dyn RowSource>>,
     /// Labels by node.
-    pub labels: Option<Labels>,
+    pub labels: Option<NodeLabels>,
     /// Which nodes (or edges) train, validate and test.
     pub splits: Splits,
     /// What everybody who uses this format does to its edges; `--as-stored` turns it off.
@@ -49,7 +49,7 @@ impl Treatment {
 
 /// An edge as a file gives it: ids are not checked yet. Columns a source does not have are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Edge {
+pub struct ForeignEdge {
     /// The node the message comes from.
     pub source: u64,
     /// The node it goes to.
@@ -65,11 +65,11 @@ pub struct Edge {
 /// Which optional columns a source's edges carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeColumns {
-    /// `Edge::relation` is set.
+    /// `ForeignEdge::relation` is set.
     pub relation: bool,
-    /// `Edge::weight` is set.
+    /// `ForeignEdge::weight` is set.
     pub weight: bool,
-    /// `Edge::time` is set.
+    /// `ForeignEdge::time` is set.
     pub time: bool,
 }
 
@@ -97,7 +97,7 @@ pub trait EdgeSource: Send + Sync {
 /// Edges, in the order of their files.
 pub trait EdgeStream: Send {
     /// Clears `out` and puts the next edges there, some thousands at a time; `false` when there are no more.
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool>;
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool>;
 }
 
 /// Rows of numbers that can be streamed, any number of times: features, and labels with NaN for "none".
@@ -125,7 +125,7 @@ pub trait RowStream: Send {
 pub use esker_store::LabelKind;
 
 /// Labels by node.
-pub struct Labels {
+pub struct NodeLabels {
     /// What they mean.
     pub kind: LabelKind,
     /// The values; one column for classes.
@@ -149,7 +149,7 @@ pub enum Splits {
     },
     /// One number a node: 0 train, 1 valid, 2 test, anything else none.
     Coded(Box<dyn RowSource>),
-    /// Link prediction: all of `Source::edges` train, these are held out.
+    /// Link prediction: all of `ImportSource::edges` train, these are held out.
     Edges {
         /// Validation edges.
         valid: Box<dyn EdgeSource>,
@@ -194,13 +194,13 @@ pub struct HeldEdges {
     /// The file they come from.
     pub path: PathBuf,
     /// The edges.
-    pub edges: std::sync::Arc<[Edge]>,
+    pub edges: std::sync::Arc<[ForeignEdge]>,
     /// Which columns are set.
     pub columns: EdgeColumns,
 }
 
 struct HeldEdgeStream {
-    edges: std::sync::Arc<[Edge]>,
+    edges: std::sync::Arc<[ForeignEdge]>,
     at: usize,
 }
 
@@ -221,7 +221,7 @@ impl EdgeSource for HeldEdges {
 }
 
 impl EdgeStream for HeldEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let end = (self.at + CHUNK).min(self.edges.len());
         out.extend_from_slice(&self.edges[self.at..end]);
@@ -231,7 +231,7 @@ impl EdgeStream for HeldEdgeStream {
 }
 
 /// Dense rows that a format had to read whole.
-pub struct HeldRows {
+pub struct DenseRows {
     /// The file they come from.
     pub path: PathBuf,
     /// Numbers in a row.
@@ -245,7 +245,7 @@ struct HeldRowStream {
     at: usize,
 }
 
-impl RowSource for HeldRows {
+impl RowSource for DenseRows {
     fn rows(&self) -> u64 {
         (self.values.len() / self.dim.max(1)) as u64
     }

@@ -14,9 +14,9 @@ use std::{
 const FAN_IN: usize = 64;
 
 /// What an entry takes beside its bytes.
-const ENTRY_BYTES: usize = size_of::<Entry>();
+const ENTRY_BYTES: usize = size_of::<StringEntry>();
 
-struct Entry {
+struct StringEntry {
     start: usize,
     length: usize,
     position: u64,
@@ -28,7 +28,7 @@ pub struct StringSorter {
     name: &'static str,
     memory_bytes: usize,
     text: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<StringEntry>,
     runs: Vec<PathBuf>,
     runs_made: usize,
 }
@@ -58,7 +58,7 @@ impl StringSorter {
         if self.text.len() + text.len() > half || (self.entries.len() + 1) * ENTRY_BYTES > half {
             self.spill()?;
         }
-        self.entries.push(Entry { start: self.text.len(), length: text.len(), position });
+        self.entries.push(StringEntry { start: self.text.len(), length: text.len(), position });
         self.text.extend_from_slice(text);
         Ok(())
     }
@@ -73,7 +73,7 @@ impl StringSorter {
             return Ok(());
         }
         let text = &self.text;
-        let key = |entry: &Entry| (&text[entry.start..entry.start + entry.length], entry.position);
+        let key = |entry: &StringEntry| (&text[entry.start..entry.start + entry.length], entry.position);
         self.entries.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let path = self.new_run();
         let mut writer = create_sequential(&path)?;

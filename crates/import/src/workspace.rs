@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 /// Where an import does its work: a directory for temporary files, a memory budget, and a journal of finished
 /// steps, so that an interrupted import goes on where it was.
-pub struct Workspace<'a> {
+pub struct ImportWorkspace<'a> {
     /// Temporary files; removed when the dataset is complete.
     pub directory: PathBuf,
-    /// What may be used. Sources that hold things in memory subtract them first (see [`Workspace::hold`]).
+    /// What may be used. Sources that hold things in memory subtract them first (see [`ImportWorkspace::hold`]).
     pub budget: Budget,
     /// Finished steps.
     pub journal: &'a Journal,
@@ -17,7 +17,7 @@ pub struct Workspace<'a> {
     pub progress: &'a dyn Progress,
 }
 
-impl Workspace<'_> {
+impl ImportWorkspace<'_> {
     /// Does a step once: a later run of the same import gets the recorded result instead. What the step left in
     /// the work directory must be synced when it returns.
     pub fn step<T: Serialize + DeserializeOwned>(
@@ -56,9 +56,9 @@ impl Workspace<'_> {
     }
 
     /// The same place with `bytes` less to use.
-    pub fn without(&self, bytes: u64) -> Workspace<'_> {
+    pub fn without(&self, bytes: u64) -> ImportWorkspace<'_> {
         let budget = Budget { host_bytes: self.budget.host_bytes.saturating_sub(bytes) };
-        Workspace {
+        ImportWorkspace {
             directory: self.directory.clone(),
             budget,
             journal: self.journal,

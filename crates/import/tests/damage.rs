@@ -1,21 +1,21 @@
 //! Every flipped byte and every missing byte of a dataset is noticed, and named.
 
-use esker_import::generate::{PRESETS, Shape, generate};
-use esker_import::{Job, Request, import};
+use esker_import::generate::{GraphShape, PRESETS, generate};
+use esker_import::{ImportJob, Request, import};
 use esker_store::{Damage, Dataset, verify};
 use esker_types::random::{Key, below};
 use esker_types::{Budget, Silent};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn job(target: &Path) -> Job<'_> {
-    Job { target, overwrite: false, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent }
+fn job(target: &Path) -> ImportJob<'_> {
+    ImportJob { target, overwrite: false, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent }
 }
 
 /// A dataset with node files, and one with relations, names and edge splits.
 fn datasets(directory: &Path) -> Vec<PathBuf> {
     let graph = directory.join("graph");
-    let shape = Shape { nodes: 300, classes: 5, dim: 33, out_neighbours: true, ..PRESETS[0].shape(1.0) };
+    let shape = GraphShape { nodes: 300, classes: 5, dim: 33, out_neighbours: true, ..PRESETS[0].shape(1.0) };
     generate(&shape, &job(&graph)).unwrap();
     let triples = directory.join("triples");
     fs::create_dir(&triples).unwrap();

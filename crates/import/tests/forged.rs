@@ -1,6 +1,6 @@
 //! Numbers that no honest writer would write, and that once ended in an overflow: refused, with the file named.
 
-use esker_import::{Job, Request, Workspace, import};
+use esker_import::{ImportJob, ImportWorkspace, Request, import};
 use esker_store::{Dataset, Journal, Manifest, verify};
 use esker_types::{Budget, Silent};
 use std::fs;
@@ -17,7 +17,7 @@ fn refusal(files: &[(&str, &[u8])], request: fn(&Path) -> Request) -> String {
         fs::write(path, bytes).unwrap();
     }
     let target = directory.path().join("dataset");
-    let job = Job { target: &target, overwrite: false, budget: BUDGET, progress: &Silent };
+    let job = ImportJob { target: &target, overwrite: false, budget: BUDGET, progress: &Silent };
     import(&request(directory.path()), &job).unwrap_err().to_string()
 }
 
@@ -31,7 +31,8 @@ fn dataset(directory: &Path) -> PathBuf {
     let (edges, target) = (directory.join("edges.csv"), directory.join("dataset"));
     fs::write(&edges, "0,1\n").unwrap();
     let request = Request { format: "csv".into(), edges: Some(edges), ..Request::default() };
-    import(&request, &Job { target: &target, overwrite: false, budget: BUDGET, progress: &Silent }).unwrap();
+    import(&request, &ImportJob { target: &target, overwrite: false, budget: BUDGET, progress: &Silent })
+        .unwrap();
     target
 }
 
@@ -76,7 +77,7 @@ fn no_nodes_and_no_edges_are_a_graph() {
             largest_component,
             ..Request::default()
         };
-        let job = Job { target: &target, overwrite: false, budget: BUDGET, progress: &Silent };
+        let job = ImportJob { target: &target, overwrite: false, budget: BUDGET, progress: &Silent };
         assert_eq!(import(&request, &job).unwrap().nodes.count, 0);
         assert!(verify(&target, 1, &Silent).unwrap().damage.is_empty());
     }
@@ -87,7 +88,7 @@ fn nothing_that_fills_all_memory_is_held() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(directory.path(), "test").unwrap();
     let directory = directory.path().to_path_buf();
-    let mut workspace = Workspace { directory, budget: BUDGET, journal: &journal, progress: &Silent };
+    let mut workspace = ImportWorkspace { directory, budget: BUDGET, journal: &journal, progress: &Silent };
     assert!(workspace.hold("everything", u64::MAX).unwrap_err().to_string().contains("everything"));
 }
 

@@ -1,6 +1,6 @@
 //! The builder against a naive twin that holds everything in memory.
 
-use esker_import::{Job, Request, SplitChoice, import};
+use esker_import::{ImportJob, Request, SplitChoice, import};
 use esker_store::{Dataset, Manifest, file, verify};
 use esker_types::random::{Key, below};
 use esker_types::{Budget, Dtype, Silent};
@@ -30,7 +30,8 @@ fn floats(path: &Path, shape: &[usize], values: &[f32]) -> PathBuf {
 }
 
 fn make(request: &Request, target: &Path, memory_bytes: u64) -> Manifest {
-    let job = Job { target, overwrite: true, budget: Budget { host_bytes: memory_bytes }, progress: &Silent };
+    let job =
+        ImportJob { target, overwrite: true, budget: Budget { host_bytes: memory_bytes }, progress: &Silent };
     let manifest = import(request, &job).unwrap();
     let dataset = Dataset::open(target).unwrap();
     assert_eq!(verify(target, 2, &Silent).unwrap().damage, []);
@@ -293,8 +294,12 @@ fn a_split_by_share_covers_the_labelled_nodes_once() {
 
 fn refusal(request: &Request, directory: &Path) -> String {
     let target = directory.join("refused");
-    let job =
-        Job { target: &target, overwrite: false, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent };
+    let job = ImportJob {
+        target: &target,
+        overwrite: false,
+        budget: Budget { host_bytes: 64 << 20 },
+        progress: &Silent,
+    };
     let error = import(request, &job).expect_err("this should be refused").to_string();
     assert!(Dataset::open(&target).is_err());
     error
@@ -379,8 +384,12 @@ fn a_budget_too_small_is_refused_with_one_that_would_do() {
     let directory = tempfile::tempdir().unwrap();
     let request = edge_request(directory.path(), &[(0, 1)]);
     let target = directory.path().join("out");
-    let job =
-        Job { target: &target, overwrite: false, budget: Budget { host_bytes: 1 << 20 }, progress: &Silent };
+    let job = ImportJob {
+        target: &target,
+        overwrite: false,
+        budget: Budget { host_bytes: 1 << 20 },
+        progress: &Silent,
+    };
     let error = import(&request, &job).unwrap_err().to_string();
     assert!(error.contains("--memory") && error.contains("48 MiB"), "{error}");
 }
@@ -462,7 +471,7 @@ fn only_datasets_are_overwritten_and_only_our_own_unfinished_work_is_removed() {
     let request = edge_request(directory.path(), &[(0, 1)]);
     let attempt = |name: &str| {
         let target = directory.path().join(name);
-        let job = Job {
+        let job = ImportJob {
             target: &target,
             overwrite: true,
             budget: Budget { host_bytes: 64 << 20 },
@@ -486,8 +495,12 @@ fn only_datasets_are_overwritten_and_only_our_own_unfinished_work_is_removed() {
     fs::rename(directory.path().join("edges.npy"), directory.path().join("good/edges.npy")).unwrap();
     let inside = Request { edges: Some(directory.path().join("good/edges.npy")), ..request.clone() };
     let target = directory.path().join("good");
-    let job =
-        Job { target: &target, overwrite: true, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent };
+    let job = ImportJob {
+        target: &target,
+        overwrite: true,
+        budget: Budget { host_bytes: 64 << 20 },
+        progress: &Silent,
+    };
     assert!(import(&inside, &job).unwrap_err().to_string().contains("inside the dataset"));
 }
 
@@ -497,8 +510,12 @@ fn a_dataset_of_that_name_is_not_overwritten_unless_asked() {
     let request = edge_request(directory.path(), &[(0, 1)]);
     let target = directory.path().join("out");
     make(&request, &target, 64 << 20);
-    let job =
-        Job { target: &target, overwrite: false, budget: Budget { host_bytes: 64 << 20 }, progress: &Silent };
+    let job = ImportJob {
+        target: &target,
+        overwrite: false,
+        budget: Budget { host_bytes: 64 << 20 },
+        progress: &Silent,
+    };
     assert!(import(&request, &job).unwrap_err().to_string().contains("--overwrite"));
     make(&request, &target, 64 << 20);
 }

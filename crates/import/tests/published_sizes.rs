@@ -2,7 +2,7 @@
 //! Where the data is absent, each test says so and passes. deezer_europe is left out: its features are 3.5 GB when
 //! dense; the format's own tests read it.
 
-use esker_import::{Job, Request, import};
+use esker_import::{ImportJob, Request, import};
 use esker_types::{Budget, Silent};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn check(format: &str, path: &str, name: Option<&str>, expected: Sizes) {
         name: name.map(str::to_string),
         ..Request::default()
     };
-    let job = Job {
+    let job = ImportJob {
         target: &directory.path().join("dataset"),
         overwrite: false,
         budget: Budget { host_bytes: 192 << 20 },

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 /// What a queue has done so far.
 #[derive(Debug, Clone)]
-pub struct Counters {
+pub struct IoCounters {
     /// Pieces asked for, whether or not they have arrived yet.
     pub requests: u64,
     /// Reads that the device was given, continuations of short ones included.
@@ -32,10 +32,10 @@ pub struct Counters {
     busy_since: Option<Instant>,
 }
 
-impl Counters {
-    pub(crate) fn new() -> Counters {
+impl IoCounters {
+    pub(crate) fn new() -> IoCounters {
         let minute = 60_000_000_000;
-        Counters {
+        IoCounters {
             requests: 0,
             reads: 0,
             writes: 0,
@@ -85,7 +85,7 @@ impl Counters {
     }
 
     /// Adds what another queue did.
-    pub fn add(&mut self, other: &Counters) {
+    pub fn add(&mut self, other: &IoCounters) {
         self.requests += other.requests;
         self.reads += other.reads;
         self.writes += other.writes;
@@ -102,8 +102,8 @@ impl Counters {
     }
 }
 
-impl Default for Counters {
-    fn default() -> Counters {
-        Counters::new()
+impl Default for IoCounters {
+    fn default() -> IoCounters {
+        IoCounters::new()
     }
 }

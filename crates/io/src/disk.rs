@@ -1,6 +1,6 @@
 //! Opening files: which rung of the ladder serves them, and why.
 
-use crate::device::{Device, OpenPart, PoolDevice, UringDevice, build_ring};
+use crate::backend::{IoBackend, OpenPart, PoolBackend, UringBackend, build_ring};
 use crate::layout::Layout;
 use crate::queue::Queue;
 use crate::rung::{Options, Rung, RungKind};
@@ -31,7 +31,7 @@ pub trait Disk: Send + Sync {
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError>;
 }
 
-type Connect = dyn Fn(&Rung, &Options) -> io::Result<Box<dyn Device>> + Send + Sync;
+type Connect = dyn Fn(&Rung, &Options) -> io::Result<Box<dyn IoBackend>> + Send + Sync;
 
 /// Open files and how they are reached. Threads share it; each makes a [`Queue`] of its own.
 pub struct Files {
@@ -120,7 +120,7 @@ impl Files {
     /// A queue to these files for the calling thread.
     pub fn queue(&self) -> Result<Queue, IoError> {
         let mut rung = self.rung.clone();
-        let device = match (self.connect)(&rung, &self.options) {
+        let backend = match (self.connect)(&rung, &self.options) {
             // One ring worked when the files were opened; this one more does not. The pool still does.
             Err(error) if rung.kind.is_uring() && self.options.rung.is_none() => {
                 rung.why_not_better.push(format!("io_uring: one more ring was refused: {error}"));
@@ -129,8 +129,8 @@ impl Files {
             }
             connected => connected,
         };
-        let device = device.map_err(IoError::Queue)?;
-        Ok(Queue::new(device, self.table.clone(), rung, self.options))
+        let backend = backend.map_err(IoError::Queue)?;
+        Ok(Queue::new(backend, self.table.clone(), rung, self.options))
     }
 }
 
@@ -153,10 +153,10 @@ impl Disk for ThisMachine {
         }
         let parts = paths.iter().map(|path| open_part(path, access, &rung)).collect::<Result<Vec<_>, _>>()?;
         let parts = Arc::new(parts);
-        let connect = Box::new(move |rung: &Rung, options: &Options| -> io::Result<Box<dyn Device>> {
+        let connect = Box::new(move |rung: &Rung, options: &Options| -> io::Result<Box<dyn IoBackend>> {
             Ok(match rung.kind.is_uring() {
-                true => Box::new(UringDevice::new(parts.clone(), options.depth)?),
-                false => Box::new(PoolDevice::new(parts.clone(), options.depth)?),
+                true => Box::new(UringBackend::new(parts.clone(), options.depth)?),
+                false => Box::new(PoolBackend::new(parts.clone(), options.depth)?),
             })
         });
         Ok(Files::new(FileTable::new(layouts, &part_bytes), rung, *options, connect))

@@ -12,7 +12,7 @@ pub struct Layout {
 
 /// A place in one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct PartPosition {
     /// Which part.
     pub part: usize,
     /// Where in it.
@@ -43,15 +43,15 @@ impl Layout {
     }
 
     /// Where byte `offset` of the whole is.
-    pub fn place(&self, offset: u64) -> Place {
+    pub fn place(&self, offset: u64) -> PartPosition {
         if self.parts.len() == 1 {
-            return Place { part: 0, offset, contiguous_bytes: u64::MAX - offset };
+            return PartPosition { part: 0, offset, contiguous_bytes: u64::MAX - offset };
         }
         let (stripe, within) = (offset / self.stripe_bytes, offset % self.stripe_bytes);
         let parts = self.parts.len() as u64;
         let part_offset = stripe / parts * self.stripe_bytes + within;
         let part = (stripe % parts) as usize;
-        Place { part, offset: part_offset, contiguous_bytes: self.stripe_bytes - within }
+        PartPosition { part, offset: part_offset, contiguous_bytes: self.stripe_bytes - within }
     }
 
     /// How long part `part` is when the whole has `bytes`.

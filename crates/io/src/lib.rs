@@ -6,8 +6,9 @@
 //! only crate below `cuda` that may use `unsafe`; every block says why it is sound.
 
 mod aligned;
+mod backend;
+mod cost;
 mod counters;
-mod device;
 mod disk;
 mod error;
 mod exchange;
@@ -25,13 +26,14 @@ mod staging;
 mod stream;
 
 pub use aligned::{AlignedBuffer, DIRECT_ALIGN};
-pub use counters::Counters;
-pub use device::simulated::{Faults, SimulatedDisk};
-pub use device::{Completion, Device, Request};
+pub use backend::simulated::{Faults, SimulatedDisk};
+pub use backend::{Completion, IoBackend, IoRequest};
+pub use cost::{ReadChoice, ReadChoiceReason, ReadCost};
+pub use counters::IoCounters;
 pub use disk::{Access, Disk, Files, ThisMachine, reserve};
 pub use error::IoError;
 pub use exchange::exchange;
-pub use layout::{Layout, Place};
+pub use layout::{Layout, PartPosition};
 pub use map::{Map, Touch};
 pub use plan::Piece;
 pub use prefetch::{gather_past_caches, prefer_large_pages, prefetch, return_freed_memory};

@@ -54,7 +54,7 @@ pub(crate) struct Transfer {
     pub needed: u32,
     /// Through the page cache: the ragged ends of direct writes.
     pub buffered: bool,
-    /// The pieces it serves, in [`Plan::pieces_of`].
+    /// The pieces it serves, in [`TransferPlan::pieces_of`].
     fragments: Range<usize>,
 }
 
@@ -70,7 +70,7 @@ const BUCKET_PIECES: usize = 1024;
 /// The transfers of a job, as far as they have been found. Reused from job to job: nothing is allocated once it has
 /// grown.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct TransferPlan {
     pub transfers: Vec<Transfer>,
     /// Indices of pieces, transfer after transfer.
     fragments: Vec<u32>,
@@ -88,7 +88,7 @@ pub(crate) struct Plan {
     open: Vec<u32>,
 }
 
-impl Plan {
+impl TransferPlan {
     pub(crate) fn clear(&mut self) {
         self.transfers.clear();
         self.fragments.clear();
@@ -108,7 +108,7 @@ impl Plan {
         self.next == self.order.len() && self.open.is_empty()
     }
 
-    /// Begins to plan reads of `pieces`; [`Plan::find_reads`] finds them.
+    /// Begins to plan reads of `pieces`; [`TransferPlan::find_reads`] finds them.
     pub(crate) fn begin_reads(&mut self, pieces: &[Piece]) {
         self.clear();
         let wanted = || pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
@@ -182,6 +182,10 @@ impl Plan {
                     break;
                 }
                 let piece_end = pieces[index as usize].end();
+                // A gap is worth its bytes where it saves a read: not before a piece that needs another one anyway.
+                if from > end && ceil(piece_end, block) > limit {
+                    break;
+                }
                 end = end.max(limit.min(ceil(piece_end, block)));
                 needed = needed.max(piece_end.min(limit));
                 self.fragments.push(index);
@@ -292,8 +296,8 @@ mod tests {
     }
 
     /// All reads, found a few at a time.
-    fn planned(pieces: &[Piece], rules: &Rules, layout: &Layout) -> Plan {
-        let mut plan = Plan::default();
+    fn planned(pieces: &[Piece], rules: &Rules, layout: &Layout) -> TransferPlan {
+        let mut plan = TransferPlan::default();
         plan.begin_reads(pieces);
         while !plan.is_complete() {
             let enough = plan.transfers.len() + 3;
@@ -383,7 +387,7 @@ mod tests {
                 at += bytes;
             }
             let layout = striped(parts);
-            let mut plan = Plan::default();
+            let mut plan = TransferPlan::default();
             plan.writes(&pieces, direct, 4096, 12_288, &layout);
             let mut written = vec![0u32; offset as usize];
             let (mut by_cache, mut by_disk) = (BTreeSet::new(), BTreeSet::new());
@@ -440,6 +444,13 @@ mod tests {
         let spans = [(0, 512), (1024, 512)];
         assert_eq!(transfers(&spans, RULES), [(0, 512), (1024, 512)]);
         assert_eq!(transfers(&spans, Rules { gap_bytes: 512, ..RULES }), [(0, 1536)]);
+    }
+
+    #[test]
+    fn no_gap_is_read_before_a_piece_that_does_not_fit() {
+        let rules = Rules { gap_bytes: 1024, ..RULES };
+        assert_eq!(transfers(&[(0, 512), (1024, 3072)], rules), [(0, 4096)]);
+        assert_eq!(transfers(&[(0, 512), (1024, 3584)], rules), [(0, 512), (1024, 3584)]);
     }
 
     #[test]

@@ -7,11 +7,11 @@
 //! not return before it is done), and nothing is let go before it has come back.
 
 use crate::aligned::Allocation;
-use crate::device::{BrokenDevice, Completion, Device, Request};
+use crate::backend::{BrokenBackend, Completion, IoBackend, IoRequest};
 use crate::disk::FileTable;
-use crate::plan::{Piece, Plan, Rules};
-use crate::staging::Staging;
-use crate::{AlignedBuffer, Counters, DIRECT_ALIGN, IoError, Options, Rung};
+use crate::plan::{Piece, Rules, TransferPlan};
+use crate::staging::StagingMemory;
+use crate::{AlignedBuffer, DIRECT_ALIGN, IoCounters, IoError, Options, Rung};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -31,28 +31,28 @@ const PLAN_AHEAD: usize = 64;
 
 /// Reads and writes of open files, many at a time. Made by [`crate::Files::queue`].
 pub struct Queue {
-    // Declared first, so dropped first: a device waits for what is in flight, and then memory may go.
-    device: Box<dyn Device>,
+    // Declared first, so dropped first: a backend waits for what is in flight, and then memory may go.
+    backend: Box<dyn IoBackend>,
     table: Arc<FileTable>,
     rung: Rung,
     options: Options,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<QueueJob>,
     /// Number of the job in front.
     first_job: u64,
     /// Number of the job whose transfers are being started.
     issuing: u64,
-    slots: Vec<Slot>,
+    slots: Vec<TransferInFlight>,
     free: Vec<u32>,
     in_flight: usize,
     in_flight_bytes: u64,
-    staging: Staging,
-    /// Memory that the device was told about, kept until it is gone.
+    staging: StagingMemory,
+    /// Memory that the backend was told about, kept until it is gone.
     registered: Vec<Arc<Allocation>>,
     completions: Vec<Completion>,
-    spare_plans: Vec<Plan>,
+    spare_plans: Vec<TransferPlan>,
     stop: Stop,
     broken: bool,
-    counters: Counters,
+    counters: IoCounters,
 }
 
 /// Stops a queue from another thread.
@@ -79,16 +79,16 @@ pub struct Finished {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum TransferDirection {
     Read,
     Write,
 }
 
-struct Job {
+struct QueueJob {
     file: usize,
-    direction: Direction,
+    direction: TransferDirection,
     pieces: Vec<Piece>,
-    plan: Plan,
+    plan: TransferPlan,
     /// Transfers started.
     issued: usize,
     /// Transfers in flight.
@@ -101,10 +101,11 @@ struct Job {
     failure: Option<IoError>,
 }
 
-impl Job {
+impl QueueJob {
     /// Whether `later` must not start before this one is finished.
-    fn holds_up(&self, later: &Job) -> bool {
-        let writes = self.direction == Direction::Write || later.direction == Direction::Write;
+    fn holds_up(&self, later: &QueueJob) -> bool {
+        let writes =
+            self.direction == TransferDirection::Write || later.direction == TransferDirection::Write;
         let meet = self.span.start < later.span.end && later.span.start < self.span.end;
         writes && meet && self.file == later.file && !self.is_finished()
     }
@@ -120,7 +121,7 @@ impl Job {
 }
 
 /// What follows from a completion.
-enum Outcome {
+enum CompletionOutcome {
     Done,
     Again,
     /// `None`: the file ended, or a write went nowhere.
@@ -128,10 +129,10 @@ enum Outcome {
 }
 
 /// A transfer in flight.
-struct Slot {
+struct TransferInFlight {
     job: u64,
     transfer: usize,
-    request: Request,
+    request: IoRequest,
     /// Bytes moved by earlier requests of this transfer.
     done: u32,
     tries: u32,
@@ -142,18 +143,18 @@ struct Slot {
 
 impl Queue {
     pub(crate) fn new(
-        mut device: Box<dyn Device>,
+        mut backend: Box<dyn IoBackend>,
         table: Arc<FileTable>,
         rung: Rung,
         options: Options,
     ) -> Queue {
         let align = (rung.align_bytes as usize).max(rung.memory_align).max(512);
-        let staging = Staging::new((options.staging_bytes as usize).next_multiple_of(align), align);
+        let staging = StagingMemory::new((options.staging_bytes as usize).next_multiple_of(align), align);
         let memory = staging.allocation();
-        // SAFETY: the staging memory is dropped after the device.
-        unsafe { device.register(memory.start(), memory.bytes()) };
+        // SAFETY: the staging memory is dropped after the backend.
+        unsafe { backend.register(memory.start(), memory.bytes()) };
         Queue {
-            device,
+            backend,
             table,
             rung,
             options,
@@ -170,7 +171,7 @@ impl Queue {
             spare_plans: Vec::new(),
             stop: Stop::default(),
             broken: false,
-            counters: Counters::new(),
+            counters: IoCounters::new(),
         }
     }
 
@@ -180,7 +181,7 @@ impl Queue {
     }
 
     /// What it has done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> IoCounters {
         let mut counters = self.counters.clone();
         counters.idle(Instant::now());
         counters
@@ -201,8 +202,8 @@ impl Queue {
         }
         // Kept even where the answer is no: a part of it may have been taken before the table was full.
         self.registered.push(memory.clone());
-        // SAFETY: the queue holds the allocation until after the device is dropped.
-        unsafe { self.device.register(memory.start(), memory.bytes()) }
+        // SAFETY: the queue holds the allocation until after the backend is dropped.
+        unsafe { self.backend.register(memory.start(), memory.bytes()) }
     }
 
     /// Jobs submitted and not yet returned by [`Queue::wait`].
@@ -213,12 +214,12 @@ impl Queue {
     /// Starts reading `pieces` of `file` into `buffer`. Returns at once with the job's number; [`Queue::wait`] brings
     /// the buffer back. Pieces must lie within the buffer.
     pub fn submit(&mut self, file: usize, pieces: Vec<Piece>, buffer: AlignedBuffer) -> u64 {
-        self.submit_owned(file, Direction::Read, pieces, buffer)
+        self.submit_owned(file, TransferDirection::Read, pieces, buffer)
     }
 
     /// Starts writing `pieces` of `file` from `buffer`. Pieces of one job must not overlap in the file.
     pub fn submit_write(&mut self, file: usize, pieces: Vec<Piece>, buffer: AlignedBuffer) -> u64 {
-        self.submit_owned(file, Direction::Write, pieces, buffer)
+        self.submit_owned(file, TransferDirection::Write, pieces, buffer)
     }
 
     /// Waits for the oldest job. `None`: there is none.
@@ -234,7 +235,7 @@ impl Queue {
     pub fn try_wait(&mut self) -> Option<Finished> {
         self.heed_stop();
         self.top_up();
-        self.jobs.front().is_some_and(Job::is_finished).then(|| self.take_first()).flatten()
+        self.jobs.front().is_some_and(QueueJob::is_finished).then(|| self.take_first()).flatten()
     }
 
     fn take_first(&mut self) -> Option<Finished> {
@@ -250,13 +251,13 @@ impl Queue {
 
     /// Reads `pieces` of `file` into `out` and returns when all is there. Jobs submitted earlier go on meanwhile.
     pub fn read(&mut self, file: usize, pieces: &[Piece], out: &mut [u8]) -> Result<(), IoError> {
-        self.borrowed(file, Direction::Read, pieces, out.as_mut_ptr(), out.len())
+        self.borrowed(file, TransferDirection::Read, pieces, out.as_mut_ptr(), out.len())
     }
 
     /// Writes `pieces` of `file` from `bytes` and returns when the system has them; [`Queue::sync`] makes them safe.
     pub fn write(&mut self, file: usize, pieces: &[Piece], bytes: &[u8]) -> Result<(), IoError> {
         // The device only reads from the memory of a write.
-        self.borrowed(file, Direction::Write, pieces, bytes.as_ptr().cast_mut(), bytes.len())
+        self.borrowed(file, TransferDirection::Write, pieces, bytes.as_ptr().cast_mut(), bytes.len())
     }
 
     /// Finishes what was submitted and makes everything written safe on the disk.
@@ -264,7 +265,7 @@ impl Queue {
         if let Some(last) = self.jobs.len().checked_sub(1) {
             self.run(self.first_job + last as u64);
         }
-        self.device.sync().map_err(|(part, source)| IoError::File {
+        self.backend.sync().map_err(|(part, source)| IoError::File {
             path: self.table.part_path(part).to_path_buf(),
             verb: "sync",
             source,
@@ -281,7 +282,7 @@ impl Queue {
         while at < end {
             let place = file.layout.place(at);
             let now = place.contiguous_bytes.min(end - at);
-            self.device.forget(file.first_part + place.part as u32, place.offset, now);
+            self.backend.forget(file.first_part + place.part as u32, place.offset, now);
             at += now;
         }
     }
@@ -289,7 +290,7 @@ impl Queue {
     fn submit_owned(
         &mut self,
         file: usize,
-        direction: Direction,
+        direction: TransferDirection,
         pieces: Vec<Piece>,
         buffer: AlignedBuffer,
     ) -> u64 {
@@ -314,7 +315,7 @@ impl Queue {
     fn borrowed(
         &mut self,
         file: usize,
-        direction: Direction,
+        direction: TransferDirection,
         pieces: &[Piece],
         memory: *mut u8,
         bytes: usize,
@@ -332,11 +333,11 @@ impl Queue {
     }
 
     /// A finished job's result; what it brought is counted.
-    fn close(&mut self, job: &mut Job) -> Result<(), IoError> {
+    fn close(&mut self, job: &mut QueueJob) -> Result<(), IoError> {
         if let Some(failure) = job.failure.take() {
             return Err(failure);
         }
-        if job.direction == Direction::Read {
+        if job.direction == TransferDirection::Read {
             self.counters.useful_bytes += job.pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         }
         Ok(())
@@ -346,7 +347,7 @@ impl Queue {
     fn begin(
         &mut self,
         file: usize,
-        direction: Direction,
+        direction: TransferDirection,
         pieces: Vec<Piece>,
         memory: *mut u8,
         memory_bytes: usize,
@@ -364,14 +365,14 @@ impl Queue {
         let start = pieces.iter().map(|piece| piece.offset).min().unwrap_or(0);
         let end = pieces.iter().map(|piece| piece.offset.saturating_add(piece.bytes)).max().unwrap_or(0);
         let layout = &self.table.files[file].layout;
-        if failure.is_none() && direction == Direction::Read {
+        if failure.is_none() && direction == TransferDirection::Read {
             plan.begin_reads(&pieces);
         } else if failure.is_none() {
             let page = self.rung.block_bytes.max(DIRECT_ALIGN as u64);
             plan.writes(&pieces, self.rung.kind.is_direct(), page, self.options.max_bytes, layout);
         }
         self.counters.requests += pieces.len() as u64;
-        self.jobs.push_back(Job {
+        self.jobs.push_back(QueueJob {
             file,
             direction,
             pieces,
@@ -387,7 +388,7 @@ impl Queue {
     }
 
     /// Everything that can be known before a byte moves.
-    fn check(&self, file: usize, direction: Direction, pieces: &[Piece]) -> Result<(), IoError> {
+    fn check(&self, file: usize, direction: TransferDirection, pieces: &[Piece]) -> Result<(), IoError> {
         if self.broken {
             return Err(IoError::Queue(io::Error::other("it failed before")));
         }
@@ -397,12 +398,12 @@ impl Queue {
             let (path, found_bytes) = file.shortest_for(end);
             let path = path.to_path_buf();
             return Err(match direction {
-                Direction::Read => {
+                TransferDirection::Read => {
                     let part = file.layout.parts().iter().position(|part| *part == path).unwrap_or(0);
                     let expected_bytes = file.layout.part_bytes(part, end);
                     IoError::Ended { path, expected_bytes, found_bytes }
                 }
-                Direction::Write => IoError::Beyond { path, offset: end, found_bytes },
+                TransferDirection::Write => IoError::Beyond { path, offset: end, found_bytes },
             });
         }
         Ok(())
@@ -428,7 +429,7 @@ impl Queue {
         }
     }
 
-    fn job(&mut self, number: u64) -> &mut Job {
+    fn job(&mut self, number: u64) -> &mut QueueJob {
         &mut self.jobs[(number - self.first_job) as usize]
     }
 
@@ -468,7 +469,8 @@ impl Queue {
             return false;
         }
         let align = if transfer.buffered { 1 } else { self.rung.memory_align };
-        let through = job.direction == Direction::Read && u64::from(bytes) < self.options.in_place_bytes;
+        let through =
+            job.direction == TransferDirection::Read && u64::from(bytes) < self.options.in_place_bytes;
         let placed = if through { None } else { job.plan.in_place(transfer, &job.pieces) };
         let placed = placed.filter(|at| (job.memory as usize + *at as usize).is_multiple_of(align));
         let (memory, ticket) = match placed {
@@ -479,7 +481,7 @@ impl Queue {
                 None => return false,
             },
         };
-        if job.direction == Direction::Write && ticket.is_some() {
+        if job.direction == TransferDirection::Write && ticket.is_some() {
             job.plan.copies(transfer, &job.pieces, |to, from, bytes| {
                 // SAFETY: the source lies within the job's memory, the target within the staged piece, which is the
                 // queue's own.
@@ -490,9 +492,9 @@ impl Queue {
         let file = &self.table.files[job.file];
         let place = file.layout.place(transfer.offset);
         let tag = self.free.pop().unwrap_or(self.slots.len() as u32);
-        let request = Request {
+        let request = IoRequest {
             tag,
-            write: job.direction == Direction::Write,
+            write: job.direction == TransferDirection::Write,
             buffered: transfer.buffered,
             part: file.first_part + place.part as u32,
             offset: place.offset,
@@ -502,7 +504,8 @@ impl Queue {
         let transfer = job.issued;
         job.issued += 1;
         job.running += 1;
-        let slot = Slot { job: number, transfer, request, done: 0, tries: 0, ticket, started: now };
+        let slot =
+            TransferInFlight { job: number, transfer, request, done: 0, tries: 0, ticket, started: now };
         match self.slots.get_mut(tag as usize) {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
@@ -513,17 +516,17 @@ impl Queue {
         true
     }
 
-    fn push(&mut self, request: Request, now: Instant) {
+    fn push(&mut self, request: IoRequest, now: Instant) {
         self.counters.started(self.in_flight, now);
         *(if request.write { &mut self.counters.writes } else { &mut self.counters.reads }) += 1;
         // SAFETY: the memory is the job's or the staging ring's. A job's memory is owned by the queue, which drops
-        // its device first, or borrowed by `borrowed`, which returns only when the job is finished.
-        unsafe { self.device.push(request) };
+        // its backend first, or borrowed by `borrowed`, which returns only when the job is finished.
+        unsafe { self.backend.push(request) };
     }
 
     fn take_completions(&mut self, at_least: usize) {
         let mut completions = std::mem::take(&mut self.completions);
-        let waited = self.device.wait(at_least, &mut completions);
+        let waited = self.backend.wait(at_least, &mut completions);
         let now = Instant::now();
         for completion in completions.drain(..) {
             self.complete(completion, now);
@@ -548,8 +551,8 @@ impl Queue {
             if slot.request.write { &mut self.counters.written_bytes } else { &mut self.counters.read_bytes };
         *bytes += u64::from(moved);
         let outcome = match completion.result {
-            result if result >= 0 && slot.done + moved >= transfer.needed => Outcome::Done,
-            0 => Outcome::Failed(None),
+            result if result >= 0 && slot.done + moved >= transfer.needed => CompletionOutcome::Done,
+            0 => CompletionOutcome::Failed(None),
             result if result > 0 => {
                 // Direct transfers go on at a block's edge.
                 let direct_align = self.rung.align_bytes.max(self.rung.memory_align as u64) as u32;
@@ -558,23 +561,27 @@ impl Queue {
                 self.counters.continued += 1;
                 slot.tries = if done > slot.done { 0 } else { slot.tries + 1 };
                 slot.done = done;
-                if slot.tries > MOST_TRIES { Outcome::Failed(None) } else { Outcome::Again }
+                if slot.tries > MOST_TRIES {
+                    CompletionOutcome::Failed(None)
+                } else {
+                    CompletionOutcome::Again
+                }
             }
             result if matches!(-result, libc::EINTR | libc::EAGAIN) && slot.tries < MOST_TRIES => {
                 self.counters.retried += 1;
                 slot.tries += 1;
-                Outcome::Again
+                CompletionOutcome::Again
             }
-            result => Outcome::Failed(Some(io::Error::from_raw_os_error(-result))),
+            result => CompletionOutcome::Failed(Some(io::Error::from_raw_os_error(-result))),
         };
         match outcome {
             // Nobody waits for the bytes of a job that has failed.
-            Outcome::Done | Outcome::Again if job.failure.is_some() => {}
-            Outcome::Done if job.direction == Direction::Read && slot.ticket.is_some() => {
+            CompletionOutcome::Done | CompletionOutcome::Again if job.failure.is_some() => {}
+            CompletionOutcome::Done if job.direction == TransferDirection::Read && slot.ticket.is_some() => {
                 self.deliver(completion.tag);
             }
-            Outcome::Done => {}
-            Outcome::Again => {
+            CompletionOutcome::Done => {}
+            CompletionOutcome::Again => {
                 if slot.tries > HASTY_TRIES {
                     std::thread::sleep(PAUSE);
                 }
@@ -586,7 +593,7 @@ impl Queue {
                 self.push(request, now);
                 return;
             }
-            Outcome::Failed(source) => {
+            CompletionOutcome::Failed(source) => {
                 let failure = self.failure(completion.tag, source);
                 self.job(number).failure.get_or_insert(failure);
             }
@@ -614,7 +621,7 @@ impl Queue {
     /// `source` is `None` where the file ended, or a write went nowhere.
     fn failure(&self, tag: u32, source: Option<io::Error>) -> IoError {
         let slot = &self.slots[tag as usize];
-        let Request { part, write, .. } = slot.request;
+        let IoRequest { part, write, .. } = slot.request;
         let path: PathBuf = self.table.part_path(part).to_path_buf();
         let offset = slot.request.offset + u64::from(slot.done);
         let bytes = u64::from(slot.request.bytes - slot.done);
@@ -649,13 +656,13 @@ impl Queue {
             any = true;
         }
         if any && self.in_flight > 0 {
-            self.device.cancel();
+            self.backend.cancel();
         }
     }
 
-    /// The device itself failed. Dropping it waits for the kernel; then every request is over.
+    /// The backend itself failed. Dropping it waits for the kernel; then every request is over.
     fn break_down(&mut self, error: io::Error) {
-        self.device = Box::new(BrokenDevice);
+        self.backend = Box::new(BrokenBackend);
         self.broken = true;
         self.give_up(|| IoError::Queue(io::Error::new(error.kind(), error.to_string())));
         self.in_flight = 0;

@@ -19,12 +19,12 @@ const WINDOW_BYTES: u64 = 12 << 20;
 pub struct ScratchFile {
     file: File,
     folder: PathBuf,
-    written: Mutex<Written>,
+    written: Mutex<WrittenRanges>,
 }
 
 /// Ranges that are on their way to the disk, and that nobody has sent yet.
 #[derive(Debug, Default)]
-struct Written {
+struct WrittenRanges {
     leaving: Range<u64>,
     fresh: Range<u64>,
 }

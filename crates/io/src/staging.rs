@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Memory for transfers that cannot take place where their bytes belong: a ring from which pieces of any size are
 /// taken in turn and given back in any order.
-pub(crate) struct Staging {
+pub(crate) struct StagingMemory {
     buffer: AlignedBuffer,
     align: usize,
     /// Taken ranges, oldest first; the flag says that it was given back while an older one was still out.
@@ -19,9 +19,14 @@ pub(crate) struct Staged {
     pub memory: *mut u8,
 }
 
-impl Staging {
-    pub(crate) fn new(bytes: usize, align: usize) -> Staging {
-        Staging { buffer: AlignedBuffer::new(bytes, align), align, taken: VecDeque::new(), first_ticket: 0 }
+impl StagingMemory {
+    pub(crate) fn new(bytes: usize, align: usize) -> StagingMemory {
+        StagingMemory {
+            buffer: AlignedBuffer::new(bytes, align),
+            align,
+            taken: VecDeque::new(),
+            first_ticket: 0,
+        }
     }
 
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {
@@ -70,7 +75,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(256))]
         #[test]
         fn pieces_never_overlap_and_all_room_comes_back(steps in prop::collection::vec((1usize..5000, any::<u8>()), 1..100)) {
-            let mut staging = Staging::new(16_384, 512);
+            let mut staging = StagingMemory::new(16_384, 512);
             let base = staging.buffer.as_ptr() as usize;
             let mut out: Vec<(u64, usize, usize)> = Vec::new();
             for (bytes, choice) in steps {

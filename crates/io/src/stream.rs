@@ -1,7 +1,7 @@
 use crate::disk::Files;
 use crate::plan::Piece;
 use crate::queue::Queue;
-use crate::{AlignedBuffer, Counters, DIRECT_ALIGN, IoError, Rung};
+use crate::{AlignedBuffer, DIRECT_ALIGN, IoCounters, IoError, Rung};
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -81,7 +81,7 @@ impl Stream {
     }
 
     /// What it has done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> IoCounters {
         self.queue.counters()
     }
 

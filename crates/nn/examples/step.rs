@@ -33,9 +33,9 @@ fn batch(key: Key) -> Batch {
     Batch { offsets, nbrs }
 }
 
-fn lists(batch: &Batch, layer: usize) -> Lists<'_> {
+fn lists(batch: &Batch, layer: usize) -> Adjacency<'_> {
     let skip = NODES[1] - NODES[layer + 1];
-    Lists {
+    Adjacency {
         inputs: NODES[layer],
         outputs: NODES[layer + 1],
         nbr_offsets: &batch.offsets[skip..],

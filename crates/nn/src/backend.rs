@@ -1,89 +1,9 @@
-//! What a processor must be able to do for the layers: about twenty operations over matrices that live on it. Layer
-//! code holds no number itself, so that a second processor is a second implementation of this trait and nothing else.
+//! What a device must compute for the layers: some dozen operations over matrices that live on it. Layer code holds no number
+//! itself, so that a second device is a second implementation of [`Device`] and of this trait, and nothing else.
 
-use crate::{CpuCounters, Dropout, Lists, Post, Result};
-use esker_plan::Placements;
-use esker_types::StoredRows;
+use crate::{CpuCounters, Dropout, Post, Result};
+use esker_device::Device;
 use esker_types::random::Key;
-use std::convert::Infallible;
-use std::sync::Arc;
-
-/// Rows and columns of a matrix.
-pub trait Shape {
-    /// Rows.
-    fn rows(&self) -> usize;
-    /// Columns.
-    fn columns(&self) -> usize;
-}
-
-/// A number that may still be on its way from the processor that computes it.
-pub trait Deferred: Send {
-    /// The number, as soon as it is there. What is infinite or no number is an error.
-    fn wait(self) -> Result<f64>;
-}
-
-/// Host memory for the rows of a batch, where the processor can best read them.
-pub trait HostRows: Send + 'static {
-    /// The numbers, row after row.
-    fn values_mut(&mut self) -> &mut [f32];
-}
-
-/// Host memory for rows as stored, one behind the other.
-pub trait HostBytes: Send + 'static {
-    /// All of it.
-    fn bytes_mut(&mut self) -> &mut [u8];
-}
-
-/// Rows that a processor holds for all batches, as stored: the first slots in memory of its own, the others in host memory that
-/// it reads by itself.
-pub trait HoldRows<R>: Send + Sync + 'static {
-    /// Memory for rows that one batch reads.
-    type Missed: HostBytes;
-
-    /// Slots in memory of its own: the first ones.
-    fn device_slots(&self) -> u64;
-    /// Puts rows into slots from `first` on. Asserts that there are such slots.
-    fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
-    /// Host memory for so many bytes of rows.
-    fn missed(&self, bytes: usize) -> Self::Missed;
-    /// The rows of a batch, from slots and from what it read. Asserts that placements name nothing else.
-    fn batch(self: &Arc<Self>, placements: &Placements, missed: Self::Missed) -> R;
-}
-
-impl HostBytes for Infallible {
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match *self {}
-    }
-}
-
-/// For a processor that holds no rows.
-impl<R> HoldRows<R> for Infallible {
-    type Missed = Infallible;
-
-    fn device_slots(&self) -> u64 {
-        match *self {}
-    }
-
-    fn fill(&self, _: u64, _: &[u8]) -> Result<()> {
-        match *self {}
-    }
-
-    fn missed(&self, _: usize) -> Infallible {
-        match *self {}
-    }
-
-    fn batch(self: &Arc<Self>, _: &Placements, missed: Infallible) -> R {
-        match missed {}
-    }
-}
-
-/// Size of a layer's lists.
-pub trait ListShape {
-    /// Rows that are read.
-    fn inputs(&self) -> usize;
-    /// Rows that are written.
-    fn outputs(&self) -> usize;
-}
 
 /// How a node's neighbours become one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,7 +16,7 @@ pub enum Aggregator {
     Max,
     /// Sum of the neighbours and this multiple of the node's own row (GIN).
     SumWithSelf(f32),
-    /// Symmetric normalisation with self-loops (GCN) by degrees in the whole graph: `Lists::input_degrees`.
+    /// Symmetric normalisation with self-loops (GCN) by degrees in the whole graph: [`Adjacency::input_degrees`](esker_device::Adjacency).
     GcnWhole,
     /// The same by degrees in these lists: rows without a list have only their self-loop, as under PyG's loaders with
     /// `trim_to_layer`.
@@ -104,7 +24,7 @@ pub enum Aggregator {
 }
 
 /// The rows that a product reads.
-pub enum Source<'a, B: Backend + ?Sized> {
+pub enum TermRows<'a, B: Backend> {
     /// The last rows of a matrix.
     Rows(&'a B::Matrix),
     /// Neighbours' rows brought together, one row an output; never stored as a matrix of neighbours.
@@ -123,15 +43,15 @@ pub enum Source<'a, B: Backend + ?Sized> {
 }
 
 /// One product of a sum.
-pub struct Term<'a, B: Backend + ?Sized> {
+pub struct Term<'a, B: Backend> {
     /// Its rows.
-    pub source: Source<'a, B>,
+    pub source: TermRows<'a, B>,
     /// The weight, a row an output column, as in PyTorch.
     pub weight: &'a B::Matrix,
 }
 
 /// `output = post(sum of source x weight transposed + bias + last rows of `add`)`.
-pub struct Affine<'a, B: Backend + ?Sized> {
+pub struct Affine<'a, B: Backend> {
     /// The products; there may be none.
     pub terms: Vec<Term<'a, B>>,
     /// Whether the output already holds a part of the sum.
@@ -145,7 +65,7 @@ pub struct Affine<'a, B: Backend + ?Sized> {
 }
 
 /// A product of the backward pass: `weight gradient = gradient transposed x last rows of source`.
-pub struct WeightTerm<'a, B: Backend + ?Sized> {
+pub struct WeightTerm<'a, B: Backend> {
     /// What the weight was multiplied with.
     pub source: &'a B::Matrix,
     /// Overwritten.
@@ -153,7 +73,7 @@ pub struct WeightTerm<'a, B: Backend + ?Sized> {
 }
 
 /// What the gradient of a layer's input is a sum of.
-pub enum InputTerm<'a, B: Backend + ?Sized> {
+pub enum InputTerm<'a, B: Backend> {
     /// `gradient x weight`, for the last rows.
     Rows {
         /// Gradient of the sum.
@@ -182,7 +102,7 @@ pub enum InputTerm<'a, B: Backend + ?Sized> {
 }
 
 /// Attention of GAT over the lists and each node itself; neighbours equal to the node count once, as its self-loop.
-pub struct Attention<'a, B: Backend + ?Sized> {
+pub struct Attention<'a, B: Backend> {
     /// Who is whose neighbour.
     pub graph: &'a B::Graph,
     /// Heads.
@@ -202,7 +122,7 @@ pub struct Attention<'a, B: Backend + ?Sized> {
 }
 
 /// What attention keeps for its backward pass.
-pub struct AttentionKept<B: Backend + ?Sized> {
+pub struct AttentionKept<B: Backend> {
     /// Softmax weights: a row an edge, then a row an output for its self-loop.
     pub weights: B::Matrix,
     /// Scores as neighbour, a row an input.
@@ -212,7 +132,7 @@ pub struct AttentionKept<B: Backend + ?Sized> {
 }
 
 /// Gradients of attention, all overwritten.
-pub struct AttentionGradients<'a, B: Backend + ?Sized> {
+pub struct AttentionGradients<'a, B: Backend> {
     /// A row an input.
     pub hidden: &'a mut B::Matrix,
     /// One row.
@@ -222,7 +142,7 @@ pub struct AttentionGradients<'a, B: Backend + ?Sized> {
 }
 
 /// What rows or columns are normalised by.
-pub enum Normaliser<'a, B: Backend + ?Sized> {
+pub enum Normaliser<'a, B: Backend> {
     /// Each row by its own mean and variance.
     Layer,
     /// Each column by its mean and variance in this batch, which move the running ones by `momentum`.
@@ -244,7 +164,7 @@ pub enum Normaliser<'a, B: Backend + ?Sized> {
 }
 
 /// `output = post(normalised x scale + shift)`.
-pub struct Normalise<'a, B: Backend + ?Sized> {
+pub struct Normalise<'a, B: Backend> {
     /// By what.
     pub by: Normaliser<'a, B>,
     /// Added to variances.
@@ -258,7 +178,7 @@ pub struct Normalise<'a, B: Backend + ?Sized> {
 }
 
 /// The backward pass of [`Normalise`].
-pub struct NormaliseBackward<'a, B: Backend + ?Sized> {
+pub struct NormaliseBackward<'a, B: Backend> {
     /// Whether rows were normalised, else columns.
     pub by_row: bool,
     /// As left by the forward pass.
@@ -293,9 +213,9 @@ pub enum Labels<'a> {
 pub enum Rule {
     /// Gradient descent; one state matrix when `momentum` is above 0.
     Sgd {
-        /// Weight of the past.
+        /// Momentum.
         momentum: f32,
-        /// Look ahead.
+        /// Nesterov momentum.
         nesterov: bool,
     },
     /// Adam; two state matrices.
@@ -323,7 +243,7 @@ pub enum Rule {
 pub struct Update {
     /// The rule.
     pub rule: Rule,
-    /// Step length.
+    /// Learning rate.
     pub rate: f32,
     /// All gradients together are shortened to this length first, where given.
     pub clip_norm: Option<f32>,
@@ -336,7 +256,7 @@ pub struct Update {
 }
 
 /// A parameter to be moved.
-pub struct Moved<'a, B: Backend + ?Sized> {
+pub struct Moved<'a, B: Backend> {
     /// The numbers.
     pub value: &'a mut B::Matrix,
     /// By what they move.
@@ -345,66 +265,15 @@ pub struct Moved<'a, B: Backend + ?Sized> {
     pub state: &'a mut [B::Matrix],
 }
 
-/// A processor that holds matrices and computes with them. Every operation gives the same bits however many threads
-/// carry it out. Shapes that do not fit are bugs of the caller and assert. A processor that works on its own may fail in work
-/// that was handed to it earlier: from then on it does nothing, and [`Backend::check`] says why.
-pub trait Backend: Send + Sync {
-    /// A matrix of f32 on this processor. Dropped, its memory serves the next one.
-    type Matrix: Shape + Send + Sync;
-    /// The lists of a layer on this processor.
-    type Graph: ListShape + Send + Sync;
-    /// Host memory that [`Backend::land`] takes rows from.
-    type Rows: HostRows;
-    /// Rows held for all batches; [`Infallible`] where none are.
-    type Held: HoldRows<Self::Rows>;
-    /// A loss or a length.
-    type Number: Deferred;
-    /// Training steps that may be handed to the processor before the loss of the first is waited for; 0 for one that is done
-    /// when it returns.
-    const STEPS_AHEAD: usize;
-
-    /// Whether matrices lie in host memory, and count there; else they lie in memory of the processor's own.
-    fn in_host_memory(&self) -> bool;
+/// The math of a device. Every operation gives the same bits however many threads carry it out. Shapes that do not fit are bugs
+/// of the caller and assert.
+pub trait Backend: Device {
     /// What threads of the host have done so far, where that is counted.
     fn counted(&self) -> Option<CpuCounters> {
         None
     }
-    /// What may be held in memory of its own, where that has a limit.
-    fn memory_limit(&self) -> Option<u64> {
-        None
-    }
-    /// Seconds that parts of the processor have been busy so far, where it works on its own.
-    fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
-        Vec::new()
-    }
-    /// What failed since the backend was made, if anything did.
-    fn check(&self) -> Result<()>;
-    /// Host memory for so many rows, of unspecified content.
-    fn rows(&self, rows: usize, columns: usize) -> Self::Rows;
-    /// Brings rows to the processor; work on other batches may go on meanwhile.
-    fn land(&self, rows: Self::Rows, columns: usize) -> Self::Matrix;
-    /// Makes room for rows that all batches share: as many of the slots as fit so many bytes in memory of its own, the others in
-    /// host memory that it reads. `None` where it gains nothing by that, since it computes in host memory.
-    fn hold(&self, _rows: &StoredRows, _slots: u64, _device_bytes: u64) -> Result<Option<Arc<Self::Held>>> {
-        Ok(None)
-    }
-
-    /// A matrix of unspecified content.
-    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
-    /// Copies rows from host memory into the matrix, from row `first` on.
-    fn write(&self, matrix: &mut Self::Matrix, first: usize, values: &[f32]);
-    /// Copies rows into host memory, from row `first` on.
-    fn read(&self, matrix: &Self::Matrix, first: usize, values: &mut [f32]);
-    /// Sets every number.
-    fn fill(&self, matrix: &mut Self::Matrix, value: f32);
     /// Sets number `i` to one uniform between plus and minus `bound`, from word `i` of the key's stream.
     fn fill_uniform(&self, matrix: &mut Self::Matrix, key: Key, bound: f32);
-    /// `to[i] = from[rows[i]]`.
-    fn gather_rows(&self, from: &Self::Matrix, rows: &[u32], to: &mut Self::Matrix);
-    /// `to[rows[i]] = from[i]`, or zeros without `from`.
-    fn scatter_rows(&self, from: Option<&Self::Matrix>, rows: &[u32], to: &mut Self::Matrix);
-    /// The lists of a layer. Asserts that every neighbour is an input.
-    fn graph(&self, lists: &Lists<'_>) -> Self::Graph;
 
     /// Products, sums, activation and dropout of a layer.
     fn affine(&self, call: Affine<'_, Self>, output: &mut Self::Matrix);
@@ -454,6 +323,4 @@ pub trait Backend: Send + Sync {
     /// Moves parameters by their gradients. Returns the length of all gradients before clipping, where `clip_norm` asks for it;
     /// with a length that is infinite or no number nothing moves.
     fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Self::Number>>;
-    /// The most bytes that matrices and graphs have taken at one time.
-    fn peak_bytes(&self) -> u64;
 }

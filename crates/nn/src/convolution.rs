@@ -375,7 +375,7 @@ impl<B: Backend> Convolution<B> {
 const GIN_POST: Post = Post { activation: Activation::Relu, dropout: None };
 
 fn rows_term<'a, B: Backend>(input: &'a B::Matrix, weight: &'a Parameter<B>) -> Term<'a, B> {
-    Term { source: Source::Rows(input), weight: &weight.value }
+    Term { source: TermRows::Rows(input), weight: &weight.value }
 }
 
 fn aggregate_term<'a, B: Backend>(
@@ -385,7 +385,7 @@ fn aggregate_term<'a, B: Backend>(
     winners: Option<&'a mut B::Matrix>,
     weight: &'a Parameter<B>,
 ) -> Term<'a, B> {
-    let source = Source::Aggregate { graph: call.graph, input: call.input, aggregator, kept, winners };
+    let source = TermRows::Aggregate { graph: call.graph, input: call.input, aggregator, kept, winners };
     Term { source, weight: &weight.value }
 }
 

@@ -5,7 +5,8 @@ use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
     AttentionCall, AttentionState, Columns, DeviceActivation, DeviceDropout, DeviceLists, DeviceMatrix,
-    DevicePost, DeviceRule, Gathering, Gpu, MovedMatrix, Pending, Pinned, Targets, TieredBatch, TieredRows,
+    DevicePost, DeviceRule, Gathering, Gpu, LossTargets, MovedMatrix, Pending, Pinned, TieredBatch,
+    TieredRows,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;
@@ -24,16 +25,14 @@ pub struct CudaMatrix(DeviceMatrix);
 /// A layer's lists on the GPU.
 pub struct CudaGraph(DeviceLists);
 
-/// Rows of a batch: in pinned memory, or to be brought together from what is held.
-pub struct CudaRows(RowsOf);
+/// Rows of a batch in pinned memory.
+pub struct CudaRows(Pinned);
 
-enum RowsOf {
-    Pinned(Pinned),
-    Tiers(TieredBatch),
-}
+/// Rows of a batch, to be assembled from a cache and from what the batch read.
+pub struct CudaPlaced(TieredBatch);
 
-/// Rows held on the GPU and in pinned memory.
-pub struct CudaHeld(Arc<TieredRows>);
+/// Rows cached on the GPU and in pinned memory.
+pub struct CudaCache(Arc<TieredRows>);
 
 /// Pinned memory for rows as stored.
 pub struct CudaBytes {
@@ -69,7 +68,7 @@ impl Shape for CudaMatrix {
     }
 }
 
-impl ListShape for CudaGraph {
+impl AdjacencyShape for CudaGraph {
     fn inputs(&self) -> usize {
         self.0.inputs()
     }
@@ -88,10 +87,7 @@ impl CudaGraph {
 
 impl HostRows for CudaRows {
     fn values_mut(&mut self) -> &mut [f32] {
-        match &mut self.0 {
-            RowsOf::Pinned(rows) => rows.floats_mut(),
-            RowsOf::Tiers(_) => panic!("rows that are held do not lie in host memory as f32"),
-        }
+        self.0.floats_mut()
     }
 }
 
@@ -101,31 +97,32 @@ impl HostBytes for CudaBytes {
     }
 }
 
-impl HoldRows<CudaRows> for CudaHeld {
+impl RowCache for CudaCache {
     type Missed = CudaBytes;
+    type Batch = CudaPlaced;
 
     fn device_slots(&self) -> u64 {
         self.0.device_slots()
     }
 
-    fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
-        Ok(self.0.fill(first, stored)?)
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<(), DeviceError> {
+        self.0.fill(first, stored).map_err(DeviceError::failed)
     }
 
     fn missed(&self, bytes: usize) -> CudaBytes {
         CudaBytes { pinned: self.0.missed(bytes), bytes }
     }
 
-    fn batch(self: &Arc<Self>, placements: &Placements, missed: CudaBytes) -> CudaRows {
-        CudaRows(RowsOf::Tiers(self.0.batch(placements, missed.pinned)))
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: CudaBytes) -> CudaPlaced {
+        CudaPlaced(self.0.batch(placements, missed.pinned))
     }
 }
 
 impl Deferred for CudaNumber {
-    fn wait(self) -> Result<f64> {
-        let found = self.pending.wait()?;
+    fn wait(self) -> Result<f64, DeviceError> {
+        let found = self.pending.wait().map_err(DeviceError::failed)?;
         if !found.is_finite() {
-            return Err(NnError::NotFinite { what: self.what.to_string(), found });
+            return Err(DeviceError::NotFinite { what: self.what.to_string(), found });
         }
         Ok(found)
     }
@@ -173,13 +170,13 @@ fn attention<'a>(call: &Attention<'a, CudaBackend>) -> AttentionCall<'a> {
     }
 }
 
-impl Backend for CudaBackend {
+impl Device for CudaBackend {
     type Matrix = CudaMatrix;
     type Graph = CudaGraph;
-    type Rows = CudaRows;
-    type Held = CudaHeld;
+    type HostRows = CudaRows;
+    type Cache = CudaCache;
     type Number = CudaNumber;
-    /// One being computed, one whose rows land.
+    /// One being computed, one whose rows are uploaded.
     const STEPS_AHEAD: usize = 2;
 
     fn in_host_memory(&self) -> bool {
@@ -190,36 +187,46 @@ impl Backend for CudaBackend {
         Some(self.gpu.limit_bytes())
     }
 
+    fn peak_bytes(&self) -> u64 {
+        self.gpu.peak_bytes()
+    }
+
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         let (copies, steps) = self.gpu.busy_seconds();
         vec![("copy", copies), ("gpu", steps)]
     }
 
-    fn check(&self) -> Result<()> {
-        Ok(self.gpu.check()?)
+    fn check(&self) -> Result<(), DeviceError> {
+        self.gpu.check().map_err(DeviceError::failed)
     }
 
-    fn rows(&self, rows: usize, columns: usize) -> CudaRows {
-        CudaRows(RowsOf::Pinned(Pinned::new(&self.gpu, rows * columns)))
+    fn host_rows(&self, rows: usize, columns: usize) -> CudaRows {
+        CudaRows(Pinned::new(&self.gpu, rows * columns))
     }
 
-    fn land(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
-        let landed = match rows.0 {
-            RowsOf::Pinned(rows) => self.gpu.land(rows, columns),
-            RowsOf::Tiers(batch) => {
-                assert_eq!(batch.columns(), columns);
-                batch.land()
-            }
-        };
-        // Behind the wait for the rows: what follows is the step.
+    fn upload(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
+        let uploaded = self.gpu.land(rows.0, columns);
+        // After the wait for the rows: what follows is the step.
         self.gpu.begin_step();
-        CudaMatrix(landed)
+        CudaMatrix(uploaded)
     }
 
-    fn hold(&self, rows: &StoredRows, slots: u64, device_bytes: u64) -> Result<Option<Arc<CudaHeld>>> {
+    fn cache(
+        &self,
+        rows: &StoredRows,
+        slots: u64,
+        device_bytes: u64,
+    ) -> Result<Option<Arc<CudaCache>>, DeviceError> {
         let device_slots = rows.rows_in(device_bytes).min(slots);
-        let tiers = TieredRows::new(&self.gpu, device_slots, slots - device_slots, rows)?;
-        Ok(Some(Arc::new(CudaHeld(Arc::new(tiers)))))
+        let tiers = TieredRows::new(&self.gpu, device_slots, slots - device_slots, rows);
+        Ok(Some(Arc::new(CudaCache(Arc::new(tiers.map_err(DeviceError::failed)?)))))
+    }
+
+    fn assemble(&self, batch: CudaPlaced, columns: usize) -> CudaMatrix {
+        assert_eq!(batch.0.columns(), columns);
+        let assembled = batch.0.land();
+        self.gpu.begin_step();
+        CudaMatrix(assembled)
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CudaMatrix {
@@ -238,13 +245,6 @@ impl Backend for CudaBackend {
         self.gpu.fill(&mut matrix.0, value);
     }
 
-    /// On the host, so that every processor starts from the same bits.
-    fn fill_uniform(&self, matrix: &mut CudaMatrix, key: Key, bound: f32) {
-        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
-        let count = (matrix.rows() * matrix.columns()) as u64;
-        self.gpu.write(&mut matrix.0, 0, &(0..count).map(number).collect::<Vec<f32>>());
-    }
-
     fn gather_rows(&self, from: &CudaMatrix, rows: &[u32], to: &mut CudaMatrix) {
         self.gpu.gather_rows(&from.0, rows, &mut to.0);
     }
@@ -253,10 +253,23 @@ impl Backend for CudaBackend {
         self.gpu.scatter_rows(from.map(|from| &from.0), rows, &mut to.0);
     }
 
-    fn graph(&self, lists: &Lists<'_>) -> CudaGraph {
-        lists.assert_valid();
-        let (offsets, degrees) = (lists.nbr_offsets, lists.input_degrees);
-        CudaGraph(DeviceLists::new(&self.gpu, lists.inputs, offsets, lists.nbrs, lists.base, degrees))
+    fn add_rows(&self, from: &CudaMatrix, rows: &[u32], scale: f32, to: &mut CudaMatrix) {
+        self.gpu.add_rows(&from.0, rows, scale, &mut to.0);
+    }
+
+    fn graph(&self, adjacency: &Adjacency<'_>) -> CudaGraph {
+        adjacency.assert_valid();
+        let Adjacency { inputs, nbr_offsets, nbrs, base, input_degrees, .. } = *adjacency;
+        CudaGraph(DeviceLists::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees))
+    }
+}
+
+impl Backend for CudaBackend {
+    /// On the host, so that every device starts from the same bits.
+    fn fill_uniform(&self, matrix: &mut CudaMatrix, key: Key, bound: f32) {
+        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
+        let count = (matrix.rows() * matrix.columns()) as u64;
+        self.gpu.write(&mut matrix.0, 0, &(0..count).map(number).collect::<Vec<f32>>());
     }
 
     fn affine(&self, call: Affine<'_, Self>, output: &mut CudaMatrix) {
@@ -274,8 +287,8 @@ impl Backend for CudaBackend {
         for (index, term) in call.terms.into_iter().enumerate() {
             let add = call.accumulate || index > 0;
             match term.source {
-                Source::Rows(from) => self.gpu.product(&from.0, &term.weight.0, add, &mut output.0),
-                Source::Aggregate { graph, input, aggregator, kept, winners } => {
+                TermRows::Rows(from) => self.gpu.product(&from.0, &term.weight.0, add, &mut output.0),
+                TermRows::Aggregate { graph, input, aggregator, kept, winners } => {
                     let mut own = None;
                     let rows = match kept {
                         Some(kept) => kept,
@@ -413,9 +426,9 @@ impl Backend for CudaBackend {
     ) -> Result<CudaNumber> {
         let counted = counted(rows, labels, logits.columns())?;
         let targets = match labels {
-            Labels::Classes(classes) => Targets::Classes(classes),
-            Labels::Binary(targets) => Targets::Binary(targets),
-            Labels::Values(targets) => Targets::Values(targets),
+            Labels::Classes(classes) => LossTargets::Classes(classes),
+            Labels::Binary(targets) => LossTargets::Binary(targets),
+            Labels::Values(targets) => LossTargets::Values(targets),
         };
         let pending = self.gpu.loss(&logits.0, rows, targets, counted, &mut gradient.0);
         self.gpu.check()?;
@@ -452,10 +465,6 @@ impl Backend for CudaBackend {
         let length = self.gpu.update(rule, update.clip_norm.is_some(), &moved);
         self.gpu.end_step();
         self.gpu.check()?;
-        Ok(length.map(|pending| CudaNumber { pending, what: "the length of the gradient" }))
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        self.gpu.peak_bytes()
+        Ok(length.map(|pending| CudaNumber { pending, what: "the norm of the gradient" }))
     }
 }

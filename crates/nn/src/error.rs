@@ -1,3 +1,5 @@
+use esker_device::DeviceError;
+
 /// What can go wrong while a model is built or trained.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NnError {
@@ -9,16 +11,6 @@ pub enum NnError {
         /// What to do.
         remedy: String,
     },
-    /// A loss or gradient that is infinite or no number.
-    #[error(
-        "{what} is {found}; lower the learning rate, clip gradients, or check the features for such values"
-    )]
-    NotFinite {
-        /// What was computed.
-        what: String,
-        /// Its value.
-        found: f64,
-    },
     /// A label that names no class.
     #[error("label {found} of row {row} is no class: the model has classes 0 to {last}; check the labels")]
     Label {
@@ -29,9 +21,9 @@ pub enum NnError {
         /// The largest class.
         last: u32,
     },
-    /// The processor that computes failed.
-    #[error("{0}")]
-    Device(String),
+    /// The device failed, or a number it computed is not one.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// Saved numbers that belong to another model or optimizer.
     #[error(
         "{name}: expected {expected}, found {found}; load them into a model of the configuration they come from"
@@ -51,17 +43,13 @@ pub type Result<T, E = NnError> = std::result::Result<T, E>;
 
 impl From<esker_cuda::CudaError> for NnError {
     fn from(error: esker_cuda::CudaError) -> NnError {
-        NnError::Device(error.to_string())
+        DeviceError::failed(error).into()
     }
 }
 
 impl NnError {
     pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> NnError {
         NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
-    }
-
-    pub(crate) fn gradient(length: f64) -> NnError {
-        NnError::NotFinite { what: "the length of the gradient".to_string(), found: length }
     }
 
     pub(crate) fn load(name: &str, expected: impl ToString, found: impl ToString) -> NnError {

@@ -103,12 +103,12 @@ pub fn memory_bytes(
 /// Counts the words that the CPU backend would hold.
 #[derive(Clone)]
 struct Counting {
-    tally: Arc<Mutex<Tally>>,
+    tally: Arc<Mutex<WordTally>>,
     memory: MemoryOf,
 }
 
 #[derive(Default)]
-struct Tally {
+struct WordTally {
     used: usize,
     peak: usize,
 }
@@ -116,7 +116,7 @@ struct Tally {
 /// Words in use until dropped.
 struct Held {
     words: usize,
-    tally: Arc<Mutex<Tally>>,
+    tally: Arc<Mutex<WordTally>>,
 }
 
 impl Drop for Held {
@@ -150,7 +150,7 @@ struct CountedGraph {
     scales: OnceLock<Held>,
 }
 
-impl ListShape for CountedGraph {
+impl AdjacencyShape for CountedGraph {
     fn inputs(&self) -> usize {
         self.inputs
     }
@@ -245,11 +245,11 @@ impl HostRows for CountedMatrix {
     }
 }
 
-impl Backend for Counting {
+impl Device for Counting {
     type Matrix = CountedMatrix;
     type Graph = CountedGraph;
-    type Rows = CountedMatrix;
-    type Held = Infallible;
+    type HostRows = CountedMatrix;
+    type Cache = Infallible;
     type Number = Ready;
     const STEPS_AHEAD: usize = 0;
 
@@ -257,16 +257,24 @@ impl Backend for Counting {
         true
     }
 
-    fn check(&self) -> Result<()> {
+    fn peak_bytes(&self) -> u64 {
+        self.peak() as u64 * 4
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn rows(&self, rows: usize, columns: usize) -> CountedMatrix {
+    fn host_rows(&self, rows: usize, columns: usize) -> CountedMatrix {
         self.matrix(rows, columns)
     }
 
-    fn land(&self, rows: CountedMatrix, _: usize) -> CountedMatrix {
+    fn upload(&self, rows: CountedMatrix, _: usize) -> CountedMatrix {
         rows
+    }
+
+    fn assemble(&self, batch: Infallible, _: usize) -> CountedMatrix {
+        match batch {}
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CountedMatrix {
@@ -276,11 +284,11 @@ impl Backend for Counting {
     fn write(&self, _: &mut CountedMatrix, _: usize, _: &[f32]) {}
     fn read(&self, _: &CountedMatrix, _: usize, _: &mut [f32]) {}
     fn fill(&self, _: &mut CountedMatrix, _: f32) {}
-    fn fill_uniform(&self, _: &mut CountedMatrix, _: Key, _: f32) {}
     fn gather_rows(&self, _: &CountedMatrix, _: &[u32], _: &mut CountedMatrix) {}
     fn scatter_rows(&self, _: Option<&CountedMatrix>, _: &[u32], _: &mut CountedMatrix) {}
+    fn add_rows(&self, _: &CountedMatrix, _: &[u32], _: f32, _: &mut CountedMatrix) {}
 
-    fn graph(&self, lists: &Lists<'_>) -> CountedGraph {
+    fn graph(&self, lists: &Adjacency<'_>) -> CountedGraph {
         let shape = StepShape {
             rows: vec![lists.inputs, lists.outputs],
             edges: vec![lists.edge_count()],
@@ -291,12 +299,16 @@ impl Backend for Counting {
         };
         self.counted_graph(&shape, 0)
     }
+}
+
+impl Backend for Counting {
+    fn fill_uniform(&self, _: &mut CountedMatrix, _: Key, _: f32) {}
 
     fn affine(&self, call: Affine<'_, Self>, output: &mut CountedMatrix) {
         let mut scratch = Vec::new();
         for term in &call.terms {
             let (rows, depth) = (output.rows, term.weight.columns);
-            if let Source::Aggregate { graph, aggregator, kept, .. } = &term.source {
+            if let TermRows::Aggregate { graph, aggregator, kept, .. } = &term.source {
                 self.scale(graph, *aggregator);
                 let (chunks, rows) = match self.memory {
                     _ if kept.is_some() => (0, 0),
@@ -394,7 +406,7 @@ impl Backend for Counting {
         if !on_host {
             let spread = if call.average { graph.outputs * call.hidden.columns } else { 0 };
             let _more = [self.hold((graph.edges + graph.outputs) * heads), self.hold(spread)];
-            // Lists are turned round while all of these are there.
+            // Adjacency are turned round while all of these are there.
             self.transpose(graph);
             self.hold(2048 * call.hidden.columns);
             return;
@@ -436,9 +448,5 @@ impl Backend for Counting {
 
     fn update(&self, _: &Update, _: Vec<Moved<'_, Self>>) -> Result<Option<Ready>> {
         Ok(None)
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        self.peak() as u64 * 4
     }
 }

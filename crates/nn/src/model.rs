@@ -51,11 +51,6 @@ impl<B: Backend + Clone> Model<B> {
         })
     }
 
-    /// Where it computes.
-    pub fn backend(&self) -> &B {
-        &self.backend
-    }
-
     /// What it was built from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -66,20 +61,14 @@ impl<B: Backend + Clone> Model<B> {
         self.layers.len()
     }
 
-    /// Everything that training moves, in a fixed order.
-    pub fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        self.layers.iter().flat_map(Layer::parameters)
-    }
-
-    /// The same, to be moved.
-    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        self.layers.iter_mut().flat_map(Layer::parameters_mut)
-    }
-
     /// Host copies of all parameters and running statistics, for a checkpoint.
     pub fn export(&self) -> Vec<Named> {
         let statistics = self.layers.iter().flat_map(Layer::statistics);
-        self.parameters().chain(statistics).map(|p| named(&self.backend, &p.name, &p.value)).collect()
+        self.parameters()
+            .into_iter()
+            .chain(statistics)
+            .map(|p| named(&self.backend, &p.name, &p.value))
+            .collect()
     }
 
     /// Takes up what `export` gave; names and shapes must be those of this model.
@@ -135,11 +124,26 @@ impl<B: Backend + Clone> Model<B> {
 
     /// All layers of a training step.
     pub fn forward(&mut self, graphs: &[B::Graph], input: &B::Matrix, step: u64) -> Activations<B> {
+        self.forward_with(graphs, input, step, |_, _| {})
+    }
+
+    /// The same. `between` is called with the number of each layer but the first, and with the rows that it is about to read: it
+    /// may copy some of them, or write over them.
+    pub fn forward_with(
+        &mut self,
+        graphs: &[B::Graph],
+        input: &B::Matrix,
+        step: u64,
+        mut between: impl FnMut(usize, &mut B::Matrix),
+    ) -> Activations<B> {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
         let dropped = self.drop_input(input, step);
         let input = dropped.as_ref().map_or(input, |(rows, _)| rows);
         let mut all: Vec<Saved<B>> = Vec::with_capacity(graphs.len());
         for (layer, graph) in graphs.iter().enumerate() {
+            if let Some(before) = all.last_mut() {
+                between(layer, &mut before.output);
+            }
             let input = all.last().map_or(input, |saved| &saved.output);
             let saved = self.forward_layer(layer, graph, input, step);
             all.push(saved);
@@ -168,6 +172,20 @@ impl<B: Backend + Clone> Model<B> {
         logits_gradient: B::Matrix,
         want_input: bool,
     ) -> Option<B::Matrix> {
+        self.backward_with(graphs, input, activations, logits_gradient, want_input, |_, _| {})
+    }
+
+    /// The same. `between` is called with the number of each layer but the first, and with the gradient of the rows that it read:
+    /// of rows that were written over it must be zeros.
+    pub fn backward_with(
+        &mut self,
+        graphs: &[B::Graph],
+        input: &B::Matrix,
+        activations: Activations<B>,
+        logits_gradient: B::Matrix,
+        want_input: bool,
+        mut between: impl FnMut(usize, &mut B::Matrix),
+    ) -> Option<B::Matrix> {
         let Activations { layers: mut all, input: dropped } = activations;
         let input = dropped.as_ref().map_or(input, |(rows, _)| rows);
         let mut gradient = Some(logits_gradient);
@@ -178,6 +196,9 @@ impl<B: Backend + Clone> Model<B> {
             let input = all.last().map_or(input, |saved| &saved.output);
             let want = want_input || layer > 0;
             gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
+            if let Some(gradient) = gradient.as_mut().filter(|_| layer > 0) {
+                between(layer, gradient);
+            }
         }
         if let (Some(gradient), Some((rows, post))) = (&mut gradient, &dropped) {
             self.backend.weight_gradients(gradient, Some((rows, *post)), Vec::new(), None);
@@ -209,5 +230,19 @@ impl<B: Backend + Clone> Model<B> {
 
     fn dropout_key(&self, layer: usize, step: u64) -> Key {
         self.key.with(step).with(layer as u64)
+    }
+}
+
+impl<B: Backend + Clone> Trained<B> for Model<B> {
+    fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    fn parameters(&self) -> Vec<&Parameter<B>> {
+        self.layers.iter().flat_map(Layer::parameters).collect()
+    }
+
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        self.layers.iter_mut().flat_map(Layer::parameters_mut).collect()
     }
 }

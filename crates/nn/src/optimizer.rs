@@ -1,7 +1,7 @@
 //! SGD, Adam, AdamW and Adagrad by PyTorch's formulas, with clipping of gradients. State has names, for checkpoints.
 
 use crate::parameter::{named, restore};
-use crate::{Backend, Model, Moved, Named, NnError, Parameter, Result, Rule, Shape, Update};
+use crate::{Backend, Moved, Named, NnError, Parameter, Result, Rule, Shape, Update};
 use serde::{Deserialize, Serialize};
 
 /// The rule by which parameters move.
@@ -25,15 +25,15 @@ pub enum OptimizerKind {
 pub struct OptimizerConfig {
     /// The rule.
     pub kind: OptimizerKind,
-    /// SGD: weight of the past.
+    /// SGD: momentum.
     pub momentum: f32,
-    /// SGD: look ahead.
+    /// SGD: Nesterov momentum.
     pub nesterov: bool,
     /// Adam: decay of the two moments.
     pub betas: [f32; 2],
     /// Added to denominators; by default PyTorch's for the rule.
     pub epsilon: Option<f32>,
-    /// Pull towards 0.
+    /// Weight decay (L2).
     pub weight_decay: f32,
     /// All gradients together are shortened to this length.
     pub clip_norm: Option<f32>,
@@ -105,7 +105,17 @@ impl OptimizerConfig {
     }
 }
 
-/// Moves a model's parameters.
+/// What an optimizer moves.
+pub trait Trained<B: Backend> {
+    /// Where it computes.
+    fn backend(&self) -> &B;
+    /// Everything that training moves, in a fixed order.
+    fn parameters(&self) -> Vec<&Parameter<B>>;
+    /// The same, to be moved.
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>>;
+}
+
+/// Moves parameters.
 pub struct Optimizer<B: Backend> {
     config: OptimizerConfig,
     /// Steps taken so far.
@@ -116,7 +126,7 @@ pub struct Optimizer<B: Backend> {
 
 impl<B: Backend + Clone> Optimizer<B> {
     /// An optimizer that has taken no step.
-    pub fn new(model: &Model<B>, config: &OptimizerConfig) -> Result<Optimizer<B>> {
+    pub fn new(model: &impl Trained<B>, config: &OptimizerConfig) -> Result<Optimizer<B>> {
         config.check()?;
         let backend = model.backend();
         let zeros = |like: &B::Matrix| {
@@ -126,6 +136,7 @@ impl<B: Backend + Clone> Optimizer<B> {
         };
         let states = model
             .parameters()
+            .into_iter()
             .map(|parameter| config.states().iter().map(|_| zeros(&parameter.value)).collect())
             .collect();
         Ok(Optimizer { config: config.clone(), steps: 0, states })
@@ -138,7 +149,7 @@ impl<B: Backend + Clone> Optimizer<B> {
 
     /// One step by the gradients of the last backward pass. Returns their length before clipping, where `clip_norm` asks for it.
     /// Gradients that are no numbers are refused, and move nothing, where they are looked at.
-    pub fn step(&mut self, model: &mut Model<B>, rate: f64) -> Result<Option<B::Number>> {
+    pub fn step(&mut self, model: &mut impl Trained<B>, rate: f64) -> Result<Option<B::Number>> {
         let backend = model.backend().clone();
         let decoupled = self.config.kind == OptimizerKind::AdamW;
         let update = Update {
@@ -149,7 +160,7 @@ impl<B: Backend + Clone> Optimizer<B> {
             weight_decay: if decoupled { 0.0 } else { self.config.weight_decay },
             shrink: if decoupled { (1.0 - rate * self.config.weight_decay as f64) as f32 } else { 1.0 },
         };
-        let parameters = model.parameters_mut().zip(&mut self.states);
+        let parameters = model.parameters_mut().into_iter().zip(&mut self.states);
         let moved = parameters.map(|(parameter, state)| {
             let Parameter { value, gradient, .. } = parameter;
             Moved { value, gradient, state }
@@ -160,9 +171,9 @@ impl<B: Backend + Clone> Optimizer<B> {
     }
 
     /// Host copies of the state, named after their parameters (`layers.0.self.weight.first`), and the count of steps.
-    pub fn export(&self, model: &Model<B>) -> (u64, Vec<Named>) {
+    pub fn export(&self, model: &impl Trained<B>) -> (u64, Vec<Named>) {
         let mut all = Vec::new();
-        for (parameter, state) in model.parameters().zip(&self.states) {
+        for (parameter, state) in model.parameters().into_iter().zip(&self.states) {
             for (kind, matrix) in self.config.states().iter().zip(state) {
                 all.push(named(model.backend(), &format!("{}.{kind}", parameter.name), matrix));
             }
@@ -171,8 +182,8 @@ impl<B: Backend + Clone> Optimizer<B> {
     }
 
     /// Takes up what `export` gave.
-    pub fn load(&mut self, model: &Model<B>, steps: u64, from: &[Named]) -> Result<()> {
-        for (parameter, state) in model.parameters().zip(&mut self.states) {
+    pub fn load(&mut self, model: &impl Trained<B>, steps: u64, from: &[Named]) -> Result<()> {
+        for (parameter, state) in model.parameters().into_iter().zip(&mut self.states) {
             for (kind, matrix) in self.config.states().iter().zip(state) {
                 restore(model.backend(), from, &format!("{}.{kind}", parameter.name), matrix)?;
             }

@@ -94,3 +94,19 @@ pub(crate) fn restore<B: Backend>(
     backend.write(matrix, 0, &found.values);
     Ok(())
 }
+
+/// Host copies of parameters, for a checkpoint.
+pub fn export_parameters<B: Backend>(backend: &B, parameters: &[&Parameter<B>]) -> Vec<Named> {
+    parameters.iter().map(|parameter| named(backend, &parameter.name, &parameter.value)).collect()
+}
+
+/// Takes up what [`export_parameters`] gave; names and shapes must be the same.
+pub fn load_parameters<B: Backend>(
+    backend: &B,
+    from: &[Named],
+    parameters: Vec<&mut Parameter<B>>,
+) -> Result<()> {
+    parameters
+        .into_iter()
+        .try_for_each(|parameter| restore(backend, from, &parameter.name, &mut parameter.value))
+}

@@ -4,10 +4,11 @@
 mod common;
 
 use common::{Batch, configs, golden, numbers, stored};
-use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, Pinned, Precision, RowCache};
+use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, NodeCache, Pinned, Precision};
 use esker_nn::*;
+use esker_plan::{Placement, Placements};
 use esker_types::random::{Key, below};
-use esker_types::{Dtype, StoredRows};
+use esker_types::{Dtype, SlotIndex, StoredRows};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -60,16 +61,16 @@ fn step<B: Backend + Clone>(
         (0..targets + 5).map(|index| below(Key::new(seed).at(index), bound) as u32).collect()
     };
     let (labels, seeds) = (pick(1, output as u64), pick(2, targets));
-    let mut host = backend.rows(batch.rows[0], input);
+    let mut host = backend.host_rows(batch.rows[0], input);
     host.values_mut().copy_from_slice(&numbers(batch.rows[0] * input, 6));
-    let rows = backend.land(host, input);
+    let rows = backend.upload(host, input);
     let graphs = batch.graphs(backend);
     let activations = model.forward(&graphs, &rows, 0);
     let mut found = vec![("logits".to_string(), values(backend, activations.logits()))];
     let (loss, gradient) = model.loss(activations.logits(), &seeds, Labels::Classes(&labels)).unwrap();
     let input = model.backward(&graphs, &rows, activations, gradient, true).unwrap();
     found.push(("input gradient".to_string(), values(backend, &input)));
-    found.extend(model.parameters().map(|p| (p.name.clone(), values(backend, &p.gradient))));
+    found.extend(model.parameters().into_iter().map(|p| (p.name.clone(), values(backend, &p.gradient))));
     let length = optimizer.step(&mut model, 0.01).unwrap().unwrap().wait().unwrap();
     found.push(("length".to_string(), vec![length as f32]));
     backend.check().unwrap();
@@ -225,7 +226,7 @@ fn rows_come_from_the_cache_from_the_batch_and_from_the_host() {
         let row = |node: u32| &all[node as usize * columns..][..columns];
         let rows_of =
             |nodes: &[u32]| -> Vec<f32> { nodes.iter().flat_map(|node| row(*node).to_vec()).collect() };
-        let mut cache = RowCache::new(&gpu, nodes, 300, columns).unwrap();
+        let mut cache = NodeCache::new(&gpu, nodes, 300, columns).unwrap();
         for part in 0..3u32 {
             let kept: Vec<u32> =
                 (0..100).map(|i| (i * 17 + part * 5) % 2000).filter(|n| !cache.has(*n)).collect();
@@ -262,32 +263,45 @@ fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
     (0..count as u64).map(|at| Key::new(seed).at(at) as u8).collect()
 }
 
-/// A batch of so many rows from held slots and fresh rows, and what it is on the CPU.
-fn held_batch(
-    held: &std::sync::Arc<CudaHeld>,
+/// A batch of so many rows from cached slots and rows that it read, some of them skipped, and what it is on the CPU.
+fn cached_batch(
+    cache: &std::sync::Arc<CudaCache>,
     rows: &StoredRows,
     slots: &[u8],
-    [fresh, words]: [usize; 2],
+    [missed, words]: [usize; 2],
     seed: u64,
-) -> (CudaRows, Vec<u32>) {
+) -> (BatchOf<CudaBackend>, Vec<u32>) {
     let row_bytes = rows.row_bytes();
-    let own = random_bytes(fresh * row_bytes, seed);
+    let own = random_bytes(missed * row_bytes, seed);
     let all = [slots, &own].concat();
-    let words: Vec<u32> = (0..words as u64)
-        .map(|at| below(Key::new(seed).with(1).at(at), (all.len() / row_bytes) as u64) as u32)
-        .collect();
+    let (slot_count, all_rows) = ((slots.len() / row_bytes) as u32, (all.len() / row_bytes) as u64);
+    let picked: Vec<u32> =
+        (0..words as u64).map(|at| below(Key::new(seed).with(1).at(at), all_rows) as u32).collect();
+    let skips = |at: usize| below(Key::new(seed).with(2).at(at as u64), 7) == 0;
+    let placement = |(at, row): (usize, &u32)| match row.checked_sub(slot_count) {
+        _ if skips(at) => Placement::Skip.word(),
+        Some(index) => Placement::Read(index).word(),
+        None => Placement::Hit(SlotIndex(*row)).word(),
+    };
+    let placements =
+        Placements { words: picked.iter().enumerate().map(placement).collect(), kept: Vec::new() };
     // More memory than whole rows take, as reading in blocks needs.
-    let mut memory = held.fresh(own.len() + 3);
+    let mut memory = cache.missed(own.len() + 3);
     assert_eq!(memory.bytes_mut().len(), own.len() + 3);
     memory.bytes_mut()[..own.len()].copy_from_slice(&own);
-    let picked = words.iter().flat_map(|word| &all[*word as usize * row_bytes..][..row_bytes]);
-    let expected = stored::as_f32(rows, &picked.copied().collect::<Vec<u8>>());
-    (held.batch(&words, memory), expected.into_iter().map(f32::to_bits).collect())
+    let stored = picked.iter().flat_map(|row| &all[*row as usize * row_bytes..][..row_bytes]);
+    let mut expected = stored::as_f32(rows, &stored.copied().collect::<Vec<u8>>());
+    for (at, row) in expected.chunks_exact_mut(rows.columns).enumerate() {
+        if skips(at) {
+            row.fill(0.0);
+        }
+    }
+    (cache.batch(&placements, memory), expected.into_iter().map(f32::to_bits).collect())
 }
 
 #[test]
-fn held_rows_are_brought_together_as_the_cpu_would() {
-    let Some(gpu) = backend("held rows") else { return };
+fn cached_rows_are_assembled_as_the_cpu_would() {
+    let Some(gpu) = backend("cached rows") else { return };
     let kinds = [
         (Dtype::F32, false),
         (Dtype::F16, false),
@@ -305,7 +319,7 @@ fn held_rows_are_brought_together_as_the_cpu_would() {
             let row_bytes = rows.row_bytes();
             for [device, host, fresh] in tiers {
                 let slots = random_bytes((device + host) * row_bytes, 5);
-                let held = gpu.hold(&rows, (device + host) as u64, (device * row_bytes) as u64);
+                let held = gpu.cache(&rows, (device + host) as u64, (device * row_bytes) as u64);
                 let held = held.unwrap().unwrap();
                 assert_eq!(held.device_slots(), device as u64);
                 // In pieces, one of them across both memories.
@@ -313,8 +327,8 @@ fn held_rows_are_brought_together_as_the_cpu_would() {
                     held.fill(part as u64 * 7, stored).unwrap();
                 }
                 for words in [0, 1, 77] {
-                    let (batch, expected) = held_batch(&held, &rows, &slots, [fresh, words], 9);
-                    let landed = gpu.land(batch, columns);
+                    let (batch, expected) = cached_batch(&held, &rows, &slots, [fresh, words], 9);
+                    let landed = gpu.assemble(batch, columns);
                     assert_eq!((landed.rows(), landed.columns()), (words, columns));
                     let same = words == 0 || values(&gpu, &landed).into_iter().map(f32::to_bits).eq(expected);
                     gpu.check().unwrap();
@@ -331,18 +345,18 @@ fn batches_of_held_rows_do_not_disturb_each_other() {
     let rows = stored_rows(Dtype::F16, 128, false);
     let (slots, on_device) = (5000, 2000);
     let stored = random_bytes(slots * rows.row_bytes(), 5);
-    let held = gpu.hold(&rows, slots as u64, (on_device * rows.row_bytes()) as u64).unwrap().unwrap();
+    let held = gpu.cache(&rows, slots as u64, (on_device * rows.row_bytes()) as u64).unwrap().unwrap();
     held.fill(0, &stored).unwrap();
     // Memory of every size goes round while nobody waits; some batches are read late, some are never landed.
     let mut landed = Vec::new();
     for number in 0..60 {
         let sizes = [below(Key::new(2).at(number), 3000), below(Key::new(3).at(number), 20_000)];
         let (batch, expected) =
-            held_batch(&held, &rows, &stored, sizes.map(|size| size as usize), 100 + number);
+            cached_batch(&held, &rows, &stored, sizes.map(|size| size as usize), 100 + number);
         if number % 7 == 3 {
             continue;
         }
-        landed.push((gpu.land(batch, 128), expected));
+        landed.push((gpu.assemble(batch, 128), expected));
         if number % 5 == 0 {
             landed.remove(0);
         }
@@ -364,17 +378,17 @@ fn held_rows_land_while_a_step_computes() {
     let gpu = backend.gpu();
     let rows = stored_rows(Dtype::F32, 128, false);
     let stored = random_bytes(40_000 * rows.row_bytes(), 5);
-    let held = backend.hold(&rows, 40_000, 20_000 * rows.row_bytes() as u64).unwrap().unwrap();
+    let held = backend.cache(&rows, 40_000, 20_000 * rows.row_bytes() as u64).unwrap().unwrap();
     held.fill(0, &stored).unwrap();
-    let land = |seed| backend.land(held_batch(&held, &rows, &stored, [1000, 30_000], seed).0, 128);
+    let land = |seed| backend.assemble(cached_batch(&held, &rows, &stored, [1000, 30_000], seed).0, 128);
     drop(land(1));
     gpu.synchronize().unwrap();
-    let batch = held_batch(&held, &rows, &stored, [1000, 30_000], 2).0;
+    let batch = cached_batch(&held, &rows, &stored, [1000, 30_000], 2).0;
     let (before, _) = gpu.busy_seconds();
     let from = DeviceMatrix::new(gpu, 1 << 20, 512);
     let mut to = DeviceMatrix::new(gpu, 1 << 20, 512);
     (0..400).for_each(|_| gpu.copy_matrix(&from, &mut to));
-    let landed = backend.land(batch, 128);
+    let landed = backend.assemble(batch, 128);
     let busy = !gpu.is_idle().unwrap();
     let mut beside = false;
     while !gpu.is_idle().unwrap() && !beside {
@@ -391,14 +405,16 @@ fn held_rows_that_find_no_room_are_refused_and_the_gpu_goes_on() {
     let Some(gpu) = backend("room for held rows") else { return };
     let rows = stored_rows(Dtype::F32, 1 << 20, false);
     // More than there are addresses.
-    let said = |device_bytes| gpu.hold(&rows, 1 << 27, device_bytes).err().unwrap().to_string();
+    let said = |device_bytes| gpu.cache(&rows, 1 << 27, device_bytes).err().unwrap().to_string();
     let (device, host) = (said(1 << 49), said(0));
     assert!(device.contains("--gpu-memory") && device.contains("512 TiB"), "{device}");
     assert!(host.contains("--feature-cache") && host.contains("512 TiB"), "{host}");
     gpu.check().unwrap();
-    let held = gpu.hold(&rows, 1, 0).unwrap().unwrap();
+    let held = gpu.cache(&rows, 1, 0).unwrap().unwrap();
     held.fill(0, &vec![0; rows.row_bytes()]).unwrap();
-    assert!(values(&gpu, &gpu.land(held.batch(&[0, 0], held.fresh(0)), 1 << 20)) == vec![0.0; 2 << 20]);
+    let placements = Placements { words: vec![0, 0], kept: Vec::new() };
+    let rows = gpu.assemble(held.batch(&placements, held.missed(0)), 1 << 20);
+    assert!(values(&gpu, &rows) == vec![0.0; 2 << 20]);
 }
 
 #[test]
@@ -464,7 +480,7 @@ fn a_loss_that_is_no_number_is_an_error() {
     gpu.fill(&mut logits, f32::NAN);
     let mut gradient = gpu.matrix(4, 3);
     let loss = gpu.loss(&logits, &[0, 1], Labels::Classes(&[1, 2]), &mut gradient).unwrap();
-    assert!(matches!(loss.wait(), Err(NnError::NotFinite { .. })));
+    assert!(matches!(loss.wait(), Err(DeviceError::NotFinite { .. })));
     let error = gpu.loss(&logits, &[1], Labels::Classes(&[3]), &mut gradient).err().unwrap();
     assert!(matches!(error, NnError::Label { .. }));
 }

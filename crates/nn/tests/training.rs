@@ -111,7 +111,7 @@ fn rows_between_layers_can_be_replaced_and_their_gradients_cut_off() {
         let all: Vec<u32> = (0..120).collect();
         backend.scatter_rows(None, &all, &mut hidden);
         assert!(job.model.backward_layer(0, &graphs[0], &input, layer0, hidden, false).is_none());
-        let first = job.model.parameters().filter(|p| p.name.starts_with("layers.0."));
+        let first = job.model.parameters().into_iter().filter(|p| p.name.starts_with("layers.0."));
         assert!(first.flat_map(|p| p.gradient.values()).all(|x| *x == 0.0), "{config:?}");
     }
 }
@@ -191,7 +191,7 @@ fn numbers_that_are_none_are_errors() {
     input.values_mut().fill(f32::NAN);
     let activations = job.model.forward(&graphs, &input, 0);
     let error = job.model.loss(activations.logits(), &job.rows, Labels::Classes(&job.labels)).err().unwrap();
-    assert!(matches!(error, NnError::NotFinite { .. }), "{error}");
+    assert!(matches!(error, NnError::Device(DeviceError::NotFinite { .. })), "{error}");
     let mut logits = backend.matrix(2, 3);
     backend.fill(&mut logits, 0.0);
     let error = job.model.loss(&logits, &[1], Labels::Classes(&[3])).err().unwrap();

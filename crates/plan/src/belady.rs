@@ -27,7 +27,7 @@ const SPARSE: usize = 16;
 
 /// What a plan comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tally {
+pub struct PlanTally {
     /// Rows wanted.
     pub accesses: u64,
     /// Rows found in the cache.
@@ -36,7 +36,7 @@ pub struct Tally {
     pub kept: u64,
 }
 
-impl Tally {
+impl PlanTally {
     /// Rows read, the first filling of the cache included.
     pub fn misses(&self) -> u64 {
         self.accesses - self.hits
@@ -55,7 +55,7 @@ struct Stay {
 /// How many rows of a batch another one wants next.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Wanted {
+pub struct RequestCount {
     /// The batch that wants them.
     pub by: u32,
     /// How many it wants.
@@ -69,13 +69,13 @@ pub trait NextUses {
 
     /// Keeps, of a batch, the next batch that wants each of its rows, `u32::MAX` where none does, and how many rows each
     /// batch wants, in order of batches. Batches come from the last to the first.
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), Self::Error>;
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), Self::Error>;
 
     /// Hands back the next batches of a batch.
     fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Self::Error>;
 
     /// Hands back how many rows of a batch each later one wants.
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), Self::Error>;
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), Self::Error>;
 }
 
 /// A planner, with the memory it needs.
@@ -124,7 +124,7 @@ impl<R: Row> Belady<R> {
     /// Bytes that a planner takes, buffers for batches of up to `largest` rows included.
     pub fn bytes_for(rows: u64, slots: u64, batches: u64, largest: u64) -> u64 {
         let slots = slots.min(rows).min(MOST_SLOTS as u64);
-        let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<Wanted>() as u64;
+        let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<RequestCount>() as u64;
         let tables = rows * 4 + (slots + 2) * 4 + (batches + 1) * a_batch;
         // Rows, words, what is read of them, and those without a slot.
         tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 4)
@@ -137,7 +137,7 @@ impl<R: Row> Belady<R> {
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
         emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
-    ) -> Result<Tally, T::Error> {
+    ) -> Result<PlanTally, T::Error> {
         assert!(trace.batches() as usize <= self.stays.len(), "more batches than there is room for");
         self.look_back(trace, uses)?;
         self.decide(trace.batches(), uses)?;
@@ -193,7 +193,7 @@ impl<R: Row> Belady<R> {
             // Counts are left as they were found: empty.
             let mut take = |by: u32| {
                 let rows = std::mem::take(&mut even[by as usize]) + std::mem::take(&mut odd[by as usize]);
-                wanted.extend((rows > 0).then_some(Wanted { by, rows }));
+                wanted.extend((rows > 0).then_some(RequestCount { by, rows }));
             };
             if next.len() >= (never - batch) as usize / SPARSE {
                 (batch + 1..never).for_each(&mut take);
@@ -215,8 +215,8 @@ impl<R: Row> Belady<R> {
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
         mut emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
-    ) -> Result<Tally, T::Error> {
-        let (mut rows, mut placements, mut tally) = (Vec::new(), Placements::default(), Tally::default());
+    ) -> Result<PlanTally, T::Error> {
+        let (mut rows, mut placements, mut tally) = (Vec::new(), Placements::default(), PlanTally::default());
         self.by_row.fill(NONE);
         // The lowest is taken first.
         self.left = self.slots as usize;
@@ -245,7 +245,7 @@ impl<R: Row> Belady<R> {
             staying -= std::mem::take(&mut self.waiting[0][batch as usize]) as usize;
             self.keys.remove(batch as usize);
             uses.wanted(batch, &mut wanted)?;
-            for Wanted { by, rows } in &wanted {
+            for RequestCount { by, rows } in &wanted {
                 self.waiting[0][*by as usize] += rows;
                 staying += *rows as usize;
                 self.keys.insert(*by as usize);

@@ -2,6 +2,7 @@
 //! rows for the whole run this reads least.
 
 use crate::access::Row;
+use crate::coverage::Coverage;
 
 /// No slot.
 const NONE: u32 = u32::MAX;
@@ -41,6 +42,15 @@ impl Hottest {
     pub fn seen(&self) -> (u64, u64) {
         let wanted = self.by_row.iter().filter(|count| **count > 0);
         wanted.fold((0, 0), |(rows, accesses), count| (rows + 1, accesses + *count as u64))
+    }
+
+    /// How many accesses the rows accessed most take, before slots are given out.
+    pub fn coverage(&self) -> Coverage {
+        let most = self.by_row.iter().copied().max().unwrap_or(0) as usize;
+        let mut rows_by_count = vec![0u64; most + 1];
+        self.by_row.iter().for_each(|count| rows_by_count[*count as usize] += 1);
+        let by_count = rows_by_count.iter().enumerate().skip(1).rev();
+        Coverage::of(by_count.map(|(count, rows)| (count as u64, *rows)))
     }
 
     /// Then slots are given out, the first to the row wanted most; of equals to the lower row. A row that nobody wants gets
@@ -113,6 +123,21 @@ mod tests {
             }
             let missed: usize = (0..30).filter(|row| !order.contains(row)).map(count).sum();
             prop_assert_eq!((hottest.cached(), hottest.misses()), (order.len() as u64, missed as u64));
+        }
+
+        #[test]
+        fn coverage_is_exact_at_its_points_and_never_promises_fewer_misses(
+            accesses in prop::collection::vec(0u32..30, 0..200), slots in 0u64..40,
+        ) {
+            let mut hottest = Hottest::new(30);
+            hottest.see(&accesses);
+            let coverage = hottest.coverage();
+            hottest.choose(slots);
+            let promised = coverage.misses(slots);
+            prop_assert!(promised >= hottest.misses(), "{} {}", promised, hottest.misses());
+            if slots.is_power_of_two() || slots == 0 || hottest.misses() == 0 {
+                prop_assert_eq!(promised, hottest.misses());
+            }
         }
     }
 }

@@ -107,6 +107,11 @@ impl Placements {
         counts
     }
 
+    /// Hits in slots below one: those of a faster tier, where it has the first slots.
+    pub fn hits_below(&self, slot: u64) -> u64 {
+        self.words.iter().filter(|word| *word & MISSED == 0 && (**word as u64) < slot).count() as u64
+    }
+
     /// Whether every hit and every kept row names one of so many slots, every row that is read one of so many, and every kept
     /// row has a slot: what an assembler relies on.
     pub fn are_valid(&self, slots: u64, reads: u64) -> bool {

@@ -105,6 +105,37 @@ impl SegmentSizes {
     }
 }
 
+/// How many rows are stored for segments of one size, whatever it is: [`SegmentSizes`] knows sizes in steps where there are
+/// many batches, and counts one that lies between two steps as the larger.
+#[derive(Debug)]
+pub struct RowsOfSegment {
+    segment: u32,
+    stored: u64,
+    /// The last segment that accessed each row.
+    last: Vec<u32>,
+}
+
+impl RowsOfSegment {
+    /// Of so many rows and segments of so many batches.
+    pub fn new(rows: u64, segment: u32) -> RowsOfSegment {
+        RowsOfSegment { segment: segment.max(1), stored: 0, last: vec![NONE; rows as usize] }
+    }
+
+    /// Sees a batch's accesses to rows on disk; batches come in order.
+    pub fn see<R: Row>(&mut self, batch: u32, rows: impl Iterator<Item = R>) {
+        let segment = batch / self.segment;
+        for row in rows {
+            let last = std::mem::replace(&mut self.last[row.index()], segment);
+            self.stored += u64::from(last != segment);
+        }
+    }
+
+    /// Rows stored for the batches seen.
+    pub fn stored(&self) -> u64 {
+        self.stored
+    }
+}
+
 /// The rows that the batches of one segment share, in the order of their cache.
 #[derive(Debug)]
 pub struct SegmentRows {
@@ -253,6 +284,11 @@ mod tests {
             };
             for size in 1..=trace.len() as u32 {
                 prop_assert_eq!(sizes.rows(size), distinct(size), "size {}", size);
+                let mut stored = RowsOfSegment::new(40, size);
+                for (batch, rows) in trace.iter().enumerate() {
+                    stored.see(batch as u32, rows.iter().copied());
+                }
+                prop_assert_eq!(stored.stored(), distinct(size), "size {}", size);
             }
             let expected = (1..=trace.len() as u32).find(|size| distinct(*size) <= most);
             prop_assert_eq!(sizes.smallest(most).ok().map(|found| found.0), expected);
@@ -297,6 +333,25 @@ mod tests {
                 .collect();
             prop_assert_eq!(found, PagesRead { rows: places.len() as u64, pages: pages.len() as u64 });
         }
+    }
+
+    #[test]
+    fn a_size_between_two_steps_is_counted_exactly_by_itself_alone() {
+        // Every row is accessed by three batches that follow each other; sizes are told apart in steps of two.
+        let batches = 2 * MOST_GROUPS;
+        let rows = |batch: u32| (batch.saturating_sub(2)..=batch).map(|row| row as u64);
+        let (mut sizes, mut stored) =
+            (SegmentSizes::new(batches as u64, batches), RowsOfSegment::new(batches as u64, 5));
+        let mut segments = vec![BTreeSet::new(); batches.div_ceil(5) as usize];
+        for batch in 0..batches {
+            sizes.see(batch, rows(batch));
+            stored.see(batch, rows(batch));
+            segments[(batch / 5) as usize].extend(rows(batch));
+        }
+        sizes.close();
+        let expected: u64 = segments.iter().map(|rows| rows.len() as u64).sum();
+        assert_eq!(stored.stored(), expected);
+        assert!(sizes.rows(5) < expected && sizes.sizes().all(|size| size == 1 || size % 2 == 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Planned misses against an exhaustive search, a naive Belady and the other policies; plans against a cache that carries
 //! them out; the speed that planning must have.
 
-use esker_plan::{AccessTrace, Belady, Fixed, Lru, NextUses, Placement, Placements, Tally, Wanted};
+use esker_plan::{AccessTrace, Belady, Fixed, Lru, NextUses, Placement, Placements, PlanTally, RequestCount};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -13,12 +13,12 @@ type Trace = Vec<Vec<u32>>;
 #[derive(Default)]
 struct Kept {
     next: HashMap<u32, Vec<u32>>,
-    wanted: HashMap<u32, Vec<Wanted>>,
+    wanted: HashMap<u32, Vec<RequestCount>>,
 }
 
 impl NextUses for Kept {
     type Error = Infallible;
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[Wanted]) -> Result<(), Infallible> {
+    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), Infallible> {
         self.next.insert(batch, next.to_vec());
         self.wanted.insert(batch, wanted.to_vec());
         Ok(())
@@ -27,14 +27,14 @@ impl NextUses for Kept {
         next.clone_from(&self.next[&batch]);
         Ok(())
     }
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<Wanted>) -> Result<(), Infallible> {
+    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), Infallible> {
         wanted.clone_from(&self.wanted[&batch]);
         Ok(())
     }
 }
 
 /// Plans a trace; the placements of each batch beside the tally.
-fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (Tally, Vec<Placements>) {
+fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (PlanTally, Vec<Placements>) {
     let (mut kept, mut words) = (Kept::default(), vec![Placements::default(); trace.len()]);
     let keep = |batch: u32, found: &Placements| {
         words[batch as usize] = found.clone();
@@ -49,13 +49,14 @@ fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (Tally, Vec<Placements
             batch.iter().map(|row| later(row).map_or(u32::MAX, |next| next as u32)).collect();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
         next.iter().filter(|next| **next != u32::MAX).for_each(|next| *counts.entry(*next).or_default() += 1);
-        let counts: Vec<Wanted> = counts.into_iter().map(|(by, rows)| Wanted { by, rows }).collect();
+        let counts: Vec<RequestCount> =
+            counts.into_iter().map(|(by, rows)| RequestCount { by, rows }).collect();
         assert_eq!((&kept.next[&(at as u32)], &kept.wanted[&(at as u32)]), (&next, &counts));
     }
     (tally, words)
 }
 
-fn plan(trace: &Trace, rows: u64, slots: u64) -> (Tally, Vec<Placements>) {
+fn plan(trace: &Trace, rows: u64, slots: u64) -> (PlanTally, Vec<Placements>) {
     plan_with(&mut Belady::new(rows, slots, trace.len() as u32), trace)
 }
 

@@ -2,12 +2,12 @@
 //! representations as well: whoever samples takes them from here and need not know what is trained.
 
 use crate::negatives::{NegativeSampler, Negatives, Side};
-use crate::topology::{Edge, InMemory, Word};
+use crate::topology::{Edge, EdgeLookup};
 use crate::{Order, Position, Result, SampleError, Seeds};
 use esker_types::NodeId;
 use std::borrow::Borrow;
-use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// The batches of a job: any of them can be computed alone.
 pub trait Batches: Send + Sync {
@@ -17,8 +17,22 @@ pub trait Batches: Send + Sync {
     /// The nodes that a batch starts from, in an order that [`crate::Sample::seeds`] keeps. They may repeat.
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()>;
 
+    /// What a batch is trained or evaluated on: the seeds, unless edges are the items.
+    fn targets(&self, _: Position) -> Result<Targets> {
+        Ok(Targets::Nodes)
+    }
+
     /// A short text. On one graph, jobs with equal texts have equal batches, and a job has the same text in every run.
     fn identity(&self) -> String;
+}
+
+/// What a batch is trained or evaluated on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Targets {
+    /// The seeds, with their labels.
+    Nodes,
+    /// Edges and their negatives.
+    Links(LinkBatch),
 }
 
 impl<B: Batches + ?Sized> Batches for &B {
@@ -28,6 +42,10 @@ impl<B: Batches + ?Sized> Batches for &B {
 
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
         (**self).seeds(at, out)
+    }
+
+    fn targets(&self, at: Position) -> Result<Targets> {
+        (**self).targets(at)
     }
 
     fn identity(&self) -> String {
@@ -44,6 +62,10 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
         (**self).seeds(at, out)
     }
 
+    fn targets(&self, at: Position) -> Result<Targets> {
+        (**self).targets(at)
+    }
+
     fn identity(&self) -> String {
         (**self).identity()
     }
@@ -54,6 +76,7 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
 pub struct NodeBatches<O, S> {
     order: O,
     seeds: S,
+    identity: OnceLock<String>,
 }
 
 impl<O: Order, S: Borrow<Seeds> + Send + Sync> NodeBatches<O, S> {
@@ -65,7 +88,7 @@ impl<O: Order, S: Borrow<Seeds> + Send + Sync> NodeBatches<O, S> {
                 "give nodes, or make link batches",
             ));
         }
-        Ok(NodeBatches { order, seeds })
+        Ok(NodeBatches { order, seeds, identity: OnceLock::new() })
     }
 }
 
@@ -86,13 +109,13 @@ impl<O: Order, S: Borrow<Seeds> + Send + Sync> Batches for NodeBatches<O, S> {
     }
 
     fn identity(&self) -> String {
-        format!("nodes {} {}", self.order.identity(), self.seeds.borrow().identity())
+        self.identity.get_or_init(|| identity("nodes", &self.order, self.seeds.borrow())).clone()
     }
 }
 
 /// Batches of edges with their negatives. The nodes of a batch are source and target of each edge in turn, then the
 /// negatives of the target side, chunk after chunk, then those of the source side. Order and edges may be owned,
-/// borrowed or shared, the graph borrowed or shared.
+/// borrowed or shared; so may the graph, in memory, on disk or a part of one.
 #[derive(Debug, Clone)]
 pub struct LinkBatches<O, S, G> {
     order: O,
@@ -100,6 +123,13 @@ pub struct LinkBatches<O, S, G> {
     graph: G,
     targets: Option<NegativeSampler<G>>,
     sources: Option<NegativeSampler<G>>,
+    /// Of order and edges.
+    identity: OnceLock<String>,
+}
+
+/// What names order and seeds: their content, so it is found once and kept.
+fn identity(what: &str, order: &impl Order, seeds: &Seeds) -> String {
+    format!("{what} {} {}", order.identity(), seeds.identity())
 }
 
 /// What a batch of edges consists of, and where its parts stand among the batch's seeds: the ends of edge `i` at `2 * i`
@@ -130,12 +160,11 @@ impl LinkBatch {
     }
 }
 
-impl<O, S, G, W> LinkBatches<O, S, G>
+impl<O, S, G> LinkBatches<O, S, G>
 where
     O: Order,
     S: Borrow<Seeds> + Send + Sync,
-    G: Deref<Target = InMemory<W>> + Send + Sync,
-    W: Word,
+    G: EdgeLookup,
 {
     /// Batches of these edges of `graph` in this order, without negatives. Nodes are refused.
     pub fn new(order: O, edges: S, graph: G) -> Result<LinkBatches<O, S, G>> {
@@ -145,7 +174,7 @@ where
                 "give edges, or make node batches",
             ));
         }
-        Ok(LinkBatches { order, edges, graph, targets: None, sources: None })
+        Ok(LinkBatches { order, edges, graph, targets: None, sources: None, identity: OnceLock::new() })
     }
 
     /// The same batches, with negatives for one side more.
@@ -160,9 +189,7 @@ where
     /// Edges, negatives and masks of a batch, as its sample was made from them.
     pub fn link(&self, at: Position) -> Result<LinkBatch> {
         let mut link = LinkBatch::default();
-        for item in self.items(at)? {
-            link.edges.push(self.edges.borrow().edge(&*self.graph, item)?);
-        }
+        self.edges.borrow().edges(&self.graph, &self.items(at)?, &mut link.edges)?;
         if let Some(sampler) = &self.targets {
             sampler.draw(at, &link.edges, Side::Target, &mut link.targets)?;
         }
@@ -181,12 +208,11 @@ where
     }
 }
 
-impl<O, S, G, W> Batches for LinkBatches<O, S, G>
+impl<O, S, G> Batches for LinkBatches<O, S, G>
 where
     O: Order,
     S: Borrow<Seeds> + Send + Sync,
-    G: Deref<Target = InMemory<W>> + Send + Sync,
-    W: Word,
+    G: EdgeLookup,
 {
     fn count(&self, epoch: u64) -> u64 {
         self.order.batches(epoch)
@@ -194,7 +220,7 @@ where
 
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
         let items = self.items(at)?;
-        self.edges.borrow().nodes(&*self.graph, &items, out)?;
+        self.edges.borrow().nodes(&self.graph, &items, out)?;
         if let Some(sampler) = &self.targets {
             sampler.draw_nodes(at, items.len(), Side::Target, out)?;
         }
@@ -204,26 +230,25 @@ where
         Ok(())
     }
 
+    fn targets(&self, at: Position) -> Result<Targets> {
+        self.link(at).map(Targets::Links)
+    }
+
     fn identity(&self) -> String {
         let side = |negatives: &Option<NegativeSampler<G>>| {
             negatives.as_ref().map_or("none".to_string(), NegativeSampler::identity)
         };
-        format!(
-            "links {} {} targets:{} sources:{}",
-            self.order.identity(),
-            self.edges.borrow().identity(),
-            side(&self.targets),
-            side(&self.sources),
-        )
+        let links = self.identity.get_or_init(|| identity("links", &self.order, self.edges.borrow()));
+        format!("{links} targets:{} sources:{}", side(&self.targets), side(&self.sources))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::negatives::{NegativeSettings, Pool};
-    use crate::order::{Batching, Given, Sequential, Shuffled};
-    use crate::{Carry, Fanout, Form, Sample, Sampler, Settings};
+    use crate::negatives::{NegativePool, NegativeSettings};
+    use crate::order::{Batching, GivenOrder, Sequential, Shuffled};
+    use crate::{Carry, Fanout, Form, InMemory, Sample, Sampler, Settings};
 
     fn graph() -> InMemory<u32> {
         let lists: Vec<Vec<u64>> =
@@ -241,7 +266,8 @@ mod tests {
     #[test]
     fn the_parts_of_a_link_batch_are_found_in_its_sample() {
         let graph = Arc::new(graph());
-        let negatives = |settings| NegativeSampler::new(Arc::clone(&graph), Pool::All, settings).unwrap();
+        let negatives =
+            |settings| NegativeSampler::new(Arc::clone(&graph), NegativePool::All, settings).unwrap();
         let batches = LinkBatches::new(shuffled(140, 10, false, 4), Seeds::AllEdges(140), Arc::clone(&graph))
             .unwrap()
             .with_negatives(Side::Source, negatives(NegativeSettings { uniform: 1, ..NEGATIVES }))
@@ -288,8 +314,28 @@ mod tests {
     }
 
     #[test]
+    fn targets_reach_whoever_holds_any_batches() {
+        let graph = Arc::new(graph());
+        let links = LinkBatches::new(shuffled(140, 10, false, 4), Seeds::AllEdges(140), Arc::clone(&graph))
+            .unwrap()
+            .with_negatives(Side::Target, NegativeSampler::new(graph, NegativePool::All, NEGATIVES).unwrap());
+        let expected = links.link(AT).unwrap();
+        assert_eq!((expected.edges.len(), expected.targets.nodes.len()), (10, 21));
+        let shared: Arc<dyn Batches> = Arc::new(links);
+        let targets = |batches: &dyn Batches| batches.targets(AT).unwrap();
+        for batches in [&*shared, &shared, &&*shared] {
+            assert_eq!(targets(batches), Targets::Links(expected.clone()));
+        }
+        assert!(shared.targets(Position { epoch: 0, batch: 14 }).is_err());
+        let nodes: Arc<dyn Batches> =
+            Arc::new(NodeBatches::new(shuffled(50, 10, false, 4), Seeds::AllNodes(50)).unwrap());
+        assert_eq!(targets(&nodes), Targets::Nodes);
+    }
+
+    #[test]
     fn node_batches_take_what_they_own_or_share() {
-        let (order, seeds) = (Given(vec![vec![2, 0], vec![1]]), Seeds::Nodes([7, 8, 9].map(NodeId).to_vec()));
+        let (order, seeds) =
+            (GivenOrder(vec![vec![2, 0], vec![1]]), Seeds::Nodes([7, 8, 9].map(NodeId).to_vec()));
         let borrowed = NodeBatches::new(&order, &seeds).unwrap();
         let shared: Arc<dyn Order> = Arc::new(order.clone());
         let shared = NodeBatches::new(shared, Arc::new(seeds.clone())).unwrap();
@@ -303,8 +349,33 @@ mod tests {
     }
 
     #[test]
+    fn batches_are_named_by_their_seeds_and_not_by_how_many() {
+        let order = shuffled(4, 2, false, 1);
+        let identity = |batches: &dyn Batches| {
+            assert_eq!(batches.identity(), batches.identity());
+            batches.identity()
+        };
+        let [one, other] = [[5, 6, 7, 9], [5, 6, 8, 9]].map(|nodes| nodes.map(NodeId).to_vec());
+        let mut found = Vec::new();
+        for nodes in [one, other] {
+            let owned = Seeds::Nodes(nodes.clone());
+            let shared = Arc::new(nodes);
+            let all = [
+                identity(&NodeBatches::new(order, &owned).unwrap()),
+                identity(&NodeBatches::new(order, Arc::new(owned.clone())).unwrap()),
+                identity(&NodeBatches::new(order, Seeds::Shared(shared.clone())).unwrap()),
+                identity(&NodeBatches::new(&order, Arc::new(Seeds::Shared(shared))).unwrap()),
+                identity(&NodeBatches::new(order, owned).unwrap()),
+            ];
+            assert!(all.iter().all(|identity| *identity == all[0]), "{all:?}");
+            found.push(all[0].clone());
+        }
+        assert_ne!(found[0], found[1]);
+    }
+
+    #[test]
     fn seeds_of_the_wrong_kind_or_beyond_the_last_are_refused() {
-        let (graph, order) = (graph(), Given(vec![vec![0], vec![140]]));
+        let (graph, order) = (graph(), GivenOrder(vec![vec![0], vec![140]]));
         assert!(NodeBatches::new(&order, Seeds::AllEdges(3)).is_err());
         assert!(LinkBatches::new(&order, Seeds::AllNodes(3), &graph).is_err());
         let links = LinkBatches::new(&order, Seeds::AllEdges(140), &graph).unwrap();
@@ -327,9 +398,9 @@ mod tests {
             &shuffled(50, 11, false, 4),
             &shuffled(49, 10, false, 4),
             &Sequential(batching),
-            &Given(vec![vec![0, 1], vec![2]]),
-            &Given(vec![vec![0], vec![1, 2]]),
-            &Given(vec![vec![0], vec![2, 1]]),
+            &GivenOrder(vec![vec![0, 1], vec![2]]),
+            &GivenOrder(vec![vec![0], vec![1, 2]]),
+            &GivenOrder(vec![vec![0], vec![2, 1]]),
         ];
         for order in orders {
             all.push(NodeBatches::new(order, Seeds::AllNodes(50)).unwrap().identity());
@@ -345,7 +416,11 @@ mod tests {
             NegativeSettings { uniform: 6, ..NEGATIVES },
             NegativeSettings { by_degree: 3, ..NEGATIVES },
         ];
-        let pools = [Pool::All, Pool::Nodes(vec![NodeId(6)]), Pool::Nodes(vec![NodeId(6); 2])];
+        let pools = [
+            NegativePool::All,
+            NegativePool::Nodes(vec![NodeId(6)]),
+            NegativePool::Nodes(vec![NodeId(6); 2]),
+        ];
         for settings in settings {
             for pool in &pools {
                 for side in [Side::Source, Side::Target] {

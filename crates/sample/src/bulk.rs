@@ -4,7 +4,10 @@
 
 use crate::topology::Topology;
 use crate::{Batches, Bound, Position, Result, Sample, Sampler, Settings};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::ScopedJoinHandle;
 
 /// Samples ready and not yet taken, for each thread.
 const QUEUE: usize = 2;
@@ -48,7 +51,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
     }
 
     /// Samples the batches at `positions` and hands them over in order. The first error, of a sampler or of `take`, ends
-    /// it.
+    /// it: no batch is begun any more, and those begun are waited for. A panic of a sampler goes on here.
     pub fn run<E: From<crate::SampleError>>(
         &self,
         positions: impl Iterator<Item = Position> + Clone + Send,
@@ -59,24 +62,30 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         self.batches.seeds(first, &mut seeds)?;
         let threads = self.lanes(seeds.len() as u64);
         let most_bytes = self.most_bytes / threads as u64;
+        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let lanes: Vec<_> = (0..threads)
-                .map(|lane| {
-                    let (ready, next) = sync_channel(QUEUE);
-                    let (used, free) = sync_channel(SAMPLES);
-                    // There is room for all of them.
-                    (0..SAMPLES).for_each(|_| drop(used.try_send(Sample::default())));
-                    let mine = positions.clone().skip(lane).step_by(threads);
-                    scope.spawn(move || self.work(mine, most_bytes, &ready, &free));
-                    (next, used)
-                })
-                .collect();
+            let mut workers = Vec::with_capacity(threads);
+            for worker in 0..threads {
+                let (ready, next) = sync_channel(QUEUE);
+                let (used, free) = sync_channel(SAMPLES);
+                // There is room for all of them.
+                (0..SAMPLES).for_each(|_| drop(used.try_send(Sample::default())));
+                let mine = positions.clone().skip(worker).step_by(threads);
+                let ended = &ended;
+                let thread = scope.spawn(move || self.work(mine, most_bytes, &ready, &free, ended));
+                workers.push(BulkWorker { next, used, thread });
+            }
+            // Dropped first, before the channels, whether batches, an error or a panic come to an end here.
+            let _end = RaiseOnDrop(&ended);
             for (at, turn) in positions.zip((0..threads).cycle()) {
-                let (next, used): &(Receiver<Result<Sample>>, SyncSender<Sample>) = &lanes[turn];
-                let sample = next.recv().expect("a lane ends only with its last batch or an error")?;
+                let Ok(sample) = workers[turn].next.recv() else {
+                    let ended = workers.swap_remove(turn).thread.join();
+                    resume_unwind(ended.expect_err("a worker ends with its last batch, an error or a panic"))
+                };
+                let sample = sample?;
                 take(at, &sample)?;
-                // A lane that has ended needs no buffers.
-                let _ = used.try_send(sample);
+                // A worker that has ended needs no buffers.
+                let _ = workers[turn].used.try_send(sample);
             }
             Ok(())
         })
@@ -88,6 +97,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         most_bytes: u64,
         ready: &SyncSender<Result<Sample>>,
         free: &Receiver<Sample>,
+        ended: &AtomicBool,
     ) {
         let mut sampler = match Sampler::new(self.graph, self.settings.clone(), most_bytes) {
             Ok(sampler) => sampler.with_samples(SAMPLES as u64),
@@ -98,13 +108,32 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         };
         let mut seeds = Vec::new();
         for at in positions {
-            // Nobody takes batches any more after an error.
+            // Nobody takes batches any more after an error. Free samples may be left in the channel all the same.
             let Ok(mut sample) = free.recv() else { return };
+            if ended.load(Ordering::Acquire) {
+                return;
+            }
             let result = self.batches.seeds(at, &mut seeds);
             let result = result.and_then(|()| sampler.sample(at, &seeds, &mut sample));
             if ready.send(result.map(|()| sample)).is_err() {
                 return;
             }
         }
+    }
+}
+
+/// A thread that samples, as seen by the one that takes samples.
+struct BulkWorker<'scope> {
+    next: Receiver<Result<Sample>>,
+    used: SyncSender<Sample>,
+    thread: ScopedJoinHandle<'scope, ()>,
+}
+
+/// Raises a flag when it goes.
+struct RaiseOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for RaiseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }

@@ -53,7 +53,7 @@ impl Section {
 
 /// A batch in order of discovery.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct Discovered {
     pub nodes: Vec<NodeId>,
     /// Hop `h` holds nodes `hop_starts[h]..hop_starts[h + 1]`.
     pub hop_starts: Vec<u32>,
@@ -68,7 +68,7 @@ pub(crate) struct Found {
     pub seeds: Vec<u32>,
 }
 
-impl Found {
+impl Discovered {
     /// Bytes held.
     pub fn bytes(&self) -> u64 {
         let sections: u64 = self.sections.iter().map(Section::bytes).sum();

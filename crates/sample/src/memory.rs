@@ -1,6 +1,6 @@
 //! How much memory sampling takes: bounded before it starts, kept while it runs, counted afterwards.
 
-use crate::relabel::{Direct, Hashed};
+use crate::relabel::{DirectTable, HashedTable};
 use crate::sampler::{DIRECT_PART, wave_entries_at_most, wave_nodes, waves_at_once};
 use crate::{Fanout, Form, Result, Sample, SampleError, Settings};
 use esker_types::ByteCount;
@@ -150,8 +150,8 @@ impl Bound {
             edges,
             sample_bytes,
             buffer_bytes: doubled.saturating_mul(2).saturating_add(of_waves.saturating_mul(2 * waves)),
-            direct_bytes: Direct::bytes_for(nodes),
-            hashed_bytes: Hashed::bytes_for(total),
+            direct_bytes: DirectTable::bytes_for(nodes),
+            hashed_bytes: HashedTable::bytes_for(total),
         }
     }
 
@@ -160,7 +160,7 @@ impl Bound {
     pub fn of_part(settings: &Settings, batch: u64, part: (u64, u64), graph_nodes: u64) -> Bound {
         let (nodes, entries) = part;
         Bound {
-            direct_bytes: Direct::bytes_for(graph_nodes),
+            direct_bytes: DirectTable::bytes_for(graph_nodes),
             ..Bound::new(settings, batch, nodes, entries, 1)
         }
     }

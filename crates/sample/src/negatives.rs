@@ -7,19 +7,34 @@
 
 use crate::draw::{PURPOSE_NEGATIVES, below};
 use crate::order::identity_of_nodes;
-use crate::topology::{Edge, InMemory, Topology, Word};
-use crate::{Direction, Position, Result, SampleError};
+use crate::topology::lookup::check_nodes;
+use crate::topology::{Edge, EdgeLookup};
+use crate::{Position, Result, SampleError, masks};
 use esker_types::random::Key;
 use esker_types::{EdgeId, NodeId};
-use std::ops::{Deref, Range};
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The nodes that negatives are drawn from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pool {
+#[derive(Debug, Clone)]
+pub enum NegativePool {
     /// Every node of the graph.
     All,
-    /// These: the resident ones, for instance. A node that stands here twice weighs twice, also by degree.
+    /// These. A node that stands here twice weighs twice, also by degree.
     Nodes(Vec<NodeId>),
+    /// Nodes that change during an epoch: the residents of a partition buffer, for instance.
+    PerBatch(Arc<dyn PoolOfBatch>),
+}
+
+/// Nodes that negatives are drawn from, by batch.
+pub trait PoolOfBatch: Debug + Send + Sync {
+    /// The nodes of a batch: a function of its position and nothing else. A node that stands here twice weighs twice. Batches
+    /// in a row that have the same pool share it best: degrees are added up once for one `Arc`.
+    fn nodes(&self, at: Position) -> Result<Arc<Vec<NodeId>>>;
+
+    /// A short text: over one graph, pools with equal texts have equal nodes for every batch.
+    fn identity(&self) -> String;
 }
 
 /// Which end of an edge is replaced.
@@ -68,76 +83,76 @@ impl Negatives {
 /// Most negatives of a batch: they become seeds, whose places have 32 bits.
 const MOST_NEGATIVES: u64 = 1 << 31;
 
-/// Draws negatives over a pool. `G` is an [`InMemory`], borrowed or shared.
+/// Draws negatives over a pool. `G` is any graph that can be asked for its edges, borrowed or shared.
 #[derive(Debug, Clone)]
 pub struct NegativeSampler<G> {
     graph: G,
-    pool: Pool,
+    pool: DrawnPool,
     settings: NegativeSettings,
-    /// Sums of the in-degrees of a pool of chosen nodes.
+    identity: String,
+}
+
+/// A pool, ready to be drawn from.
+#[derive(Debug, Clone)]
+enum DrawnPool {
+    All,
+    Nodes(Arc<ListedPool>),
+    /// With the pool of the batch that was drawn last.
+    PerBatch(Arc<dyn PoolOfBatch>, Arc<Mutex<Option<Arc<ListedPool>>>>),
+}
+
+/// Chosen nodes.
+#[derive(Debug)]
+struct ListedPool {
+    nodes: Arc<Vec<NodeId>>,
+    /// Sums of their in-degrees, where negatives are drawn by degree.
     degree_ends: Vec<u64>,
 }
 
-impl<G: Deref<Target = InMemory<W>>, W: Word> NegativeSampler<G> {
+impl<G: EdgeLookup> NegativeSampler<G> {
     /// A sampler over `pool`. The graph needs incoming lists, alone or with outgoing ones: they tell true edges.
-    pub fn new(graph: G, pool: Pool, settings: NegativeSettings) -> Result<NegativeSampler<G>> {
-        if graph.direction() == Direction::Outgoing {
+    pub fn new(graph: G, pool: NegativePool, settings: NegativeSettings) -> Result<NegativeSampler<G>> {
+        if !graph.has_incoming() {
             return Err(SampleError::request(
                 "negatives are drawn over outgoing lists, which do not tell true edges by their target",
                 "load the topology with incoming lists, or with both",
             ));
         }
-        if settings.chunks == 0 || settings.uniform.checked_add(settings.by_degree).is_none() {
-            let NegativeSettings { chunks, uniform, by_degree, .. } = settings;
+        let NegativeSettings { seed, chunks, uniform, by_degree } = settings;
+        if chunks == 0 || uniform.checked_add(by_degree).is_none() {
             return Err(SampleError::request(
                 format!("{uniform} + {by_degree} negatives are drawn for each of {chunks} chunks"),
                 "give a batch one chunk at least, and a chunk fewer than 2^32 negatives",
             ));
         }
-        let mut sampler = NegativeSampler { graph, pool, settings, degree_ends: Vec::new() };
-        if let Pool::Nodes(nodes) = &sampler.pool {
-            sampler.check_nodes(nodes.iter().copied())?;
-            let degrees = nodes.iter().map(|node| in_degree(&sampler.graph, *node));
-            sampler.degree_ends = degrees
-                .scan(0, |sum, degree| {
-                    *sum += degree;
-                    Some(*sum)
-                })
-                .collect();
-        }
-        let (nodes, edges) = (sampler.pool_nodes(), sampler.pool_edges());
-        if (settings.uniform > 0 && nodes == 0) || (settings.by_degree > 0 && edges == 0) {
-            return Err(SampleError::request(
-                format!("negatives are drawn from {nodes} nodes with {edges} incoming edges"),
-                "give nodes to draw from; by degree, nodes that have incoming edges",
-            ));
+        let of_pool = match &pool {
+            NegativePool::All => "all".to_string(),
+            NegativePool::Nodes(nodes) => identity_of_nodes(nodes),
+            NegativePool::PerBatch(pool) => format!("per-batch({})", pool.identity()),
+        };
+        let identity = format!(
+            "negatives(seed={seed},chunks={chunks},uniform={uniform},by_degree={by_degree},pool={of_pool})"
+        );
+        let mut sampler = NegativeSampler { graph, pool: DrawnPool::All, settings, identity };
+        match pool {
+            NegativePool::All => {
+                sampler.check_pool(sampler.graph.node_count(), sampler.graph.edge_count())?
+            }
+            NegativePool::Nodes(nodes) => sampler.pool = DrawnPool::Nodes(sampler.list(Arc::new(nodes))?),
+            NegativePool::PerBatch(pool) => sampler.pool = DrawnPool::PerBatch(pool, Arc::default()),
         }
         Ok(sampler)
     }
 
     /// Draws negatives for the edges of a batch, and finds the pairs that are true edges.
     pub fn draw(&self, at: Position, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
-        self.check_nodes(edges.iter().flat_map(|edge| [edge.source, edge.target]))?;
+        let ends = edges.iter().flat_map(|edge| [edge.source, edge.target]);
+        check_nodes(ends, self.graph.node_count())?;
         out.chunk_edges = self.chunk_edges(edges.len());
         out.per_chunk = self.per_chunk();
         out.nodes.clear();
-        out.masked.clear();
         self.draw_nodes(at, edges.len(), side, &mut out.nodes)?;
-        let mut by_end = Vec::new();
-        for (chunk, edges) in edges.chunks(out.chunk_edges).enumerate() {
-            let first = chunk * out.chunk_edges;
-            self.mask(
-                edges,
-                first as u32,
-                &out.nodes[out.of_edge(first)],
-                side,
-                &mut by_end,
-                &mut out.masked,
-            );
-        }
-        out.masked.sort_unstable();
-        out.masked.dedup();
-        Ok(())
+        masks::mask(&self.graph, edges, side, out)
     }
 
     /// Appends the negatives of a batch of so many edges, chunk after chunk, without looking for true edges.
@@ -151,25 +166,33 @@ impl<G: Deref<Target = InMemory<W>>, W: Word> NegativeSampler<G> {
                 "take smaller batches, fewer chunks or fewer negatives",
             ));
         }
+        let pool = self.pool_of(at)?;
         out.reserve(count as usize);
         let key = Key::new(self.settings.seed).with(PURPOSE_NEGATIVES).with(at.epoch).with(at.batch);
         for chunk in 0..chunks {
             let key = key.with(chunk).with(matches!(side, Side::Target) as u64);
             let (uniform, all) = (self.settings.uniform as u64, self.per_chunk() as u64);
-            out.extend((0..uniform).map(|index| self.uniform(key, index)));
-            out.extend((uniform..all).map(|index| self.by_degree(key, index)));
+            match &pool {
+                Some(pool) => {
+                    out.extend((0..uniform).map(|index| pool.uniform(key, index)));
+                    out.extend((uniform..all).map(|index| pool.by_degree(key, index)));
+                }
+                None => {
+                    let (nodes, edges) = (self.graph.node_count(), self.graph.edge_count());
+                    out.extend((0..uniform).map(|index| NodeId(below(key, index, nodes))));
+                    // The node that an edge, drawn uniformly, leads to.
+                    let drawn: Vec<EdgeId> =
+                        (uniform..all).map(|index| EdgeId(below(key, index, edges))).collect();
+                    self.graph.targets_by_id(&drawn, out)?;
+                }
+            }
         }
         Ok(())
     }
 
     /// A short text: over one graph, samplers with equal texts draw equal negatives.
     pub fn identity(&self) -> String {
-        let NegativeSettings { seed, chunks, uniform, by_degree } = self.settings;
-        let pool = match &self.pool {
-            Pool::All => "all".to_string(),
-            Pool::Nodes(nodes) => identity_of_nodes(nodes),
-        };
-        format!("negatives(seed={seed},chunks={chunks},uniform={uniform},by_degree={by_degree},pool={pool})")
+        self.identity.clone()
     }
 
     fn chunk_edges(&self, edges: usize) -> usize {
@@ -180,114 +203,69 @@ impl<G: Deref<Target = InMemory<W>>, W: Word> NegativeSampler<G> {
         self.settings.uniform as usize + self.settings.by_degree as usize
     }
 
-    fn pool_nodes(&self) -> u64 {
-        match &self.pool {
-            Pool::All => self.graph.nodes(),
-            Pool::Nodes(nodes) => nodes.len() as u64,
-        }
-    }
-
-    /// Incoming edges of the pool.
-    fn pool_edges(&self) -> u64 {
-        match (&self.pool, self.graph.direction()) {
-            (Pool::Nodes(_), _) => self.degree_ends.last().copied().unwrap_or(0),
-            // Both lists name every edge.
-            (Pool::All, Direction::Both) => self.graph.entries() / 2,
-            (Pool::All, _) => self.graph.entries(),
-        }
-    }
-
-    fn check_nodes(&self, mut nodes: impl Iterator<Item = NodeId>) -> Result<()> {
-        let count = self.graph.nodes();
-        match nodes.find(|node| node.0 >= count) {
-            Some(node) => Err(SampleError::Seed { found: node.0, last: count.saturating_sub(1) }),
-            None => Ok(()),
-        }
-    }
-
-    fn uniform(&self, key: Key, index: u64) -> NodeId {
-        let drawn = below(key, index, self.pool_nodes());
-        match &self.pool {
-            Pool::All => NodeId(drawn),
-            Pool::Nodes(nodes) => nodes[drawn as usize],
-        }
-    }
-
-    /// The node that an entry of the pool's incoming lists, drawn uniformly, belongs to.
-    fn by_degree(&self, key: Key, index: u64) -> NodeId {
-        let entry = below(key, index, self.pool_edges());
-        match &self.pool {
-            Pool::All => self.graph.target_of(EdgeId(entry)),
-            Pool::Nodes(nodes) => nodes[self.degree_ends.partition_point(|end| *end <= entry)],
-        }
-    }
-
-    /// Lists the pairs of a chunk that are true edges, or the edge itself. `by_end` is room for the chunk's edges by the
-    /// end that stays.
-    fn mask(
-        &self,
-        edges: &[Edge],
-        first: u32,
-        nodes: &[NodeId],
-        side: Side,
-        by_end: &mut Vec<(NodeId, u32, u32)>,
-        out: &mut Vec<(u32, u32)>,
-    ) {
-        let with_end = |edge: &Edge, node: NodeId| match side {
-            Side::Source => Edge { source: node, ..*edge },
-            Side::Target => Edge { target: node, ..*edge },
+    /// The chosen nodes that a batch draws from; `None` where it draws from all.
+    fn pool_of(&self, at: Position) -> Result<Option<Arc<ListedPool>>> {
+        let (pool, last) = match &self.pool {
+            DrawnPool::All => return Ok(None),
+            DrawnPool::Nodes(listed) => return Ok(Some(listed.clone())),
+            DrawnPool::PerBatch(pool, last) => (pool, last),
         };
-        by_end.clear();
-        if side == Side::Target {
-            by_end.extend(edges.iter().zip(first..).map(|(edge, index)| (edge.source, edge.relation, index)));
-            by_end.sort_unstable();
+        let nodes = pool.nodes(at)?;
+        let is_same = |listed: &Arc<ListedPool>| Arc::ptr_eq(&listed.nodes, &nodes);
+        let found = last.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(is_same);
+        if found.is_some() {
+            return Ok(found);
         }
-        for (node, negative) in nodes.iter().zip(0..) {
-            // A short list is looked up among the chunk's edges, a long one is searched for each edge.
-            let short = side == Side::Target && in_degree(&self.graph, *node) < edges.len() as u64;
-            if short {
-                self.mask_by_list(*node, negative, by_end, out);
-            }
-            let is_true = |edge: &Edge| {
-                let corrupted = with_end(edge, *node);
-                corrupted == *edge || (!short && self.graph.contains(corrupted))
-            };
-            let found = edges.iter().zip(first..).filter(|(edge, _)| is_true(edge));
-            out.extend(found.map(|(_, index)| (index, negative)));
-        }
+        let listed = self.list(nodes)?;
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(listed.clone());
+        Ok(Some(listed))
     }
 
-    /// The chunk's edges whose source and kind stand in the incoming list of `node`.
-    fn mask_by_list(
-        &self,
-        node: NodeId,
-        negative: u32,
-        by_end: &[(NodeId, u32, u32)],
-        out: &mut Vec<(u32, u32)>,
-    ) {
-        let mut before = None;
-        for (position, word) in self.graph.list(node).first.iter().enumerate() {
-            let wanted = (word.node(), self.graph.relation_of(node, position));
-            // Parallel edges of one kind are one fact.
-            if before.replace(wanted) == Some(wanted) {
-                continue;
+    fn list(&self, nodes: Arc<Vec<NodeId>>) -> Result<Arc<ListedPool>> {
+        check_nodes(nodes.iter().copied(), self.graph.node_count())?;
+        let mut degree_ends = Vec::new();
+        if self.settings.by_degree > 0 {
+            self.graph.in_degrees(&nodes, &mut degree_ends)?;
+            let mut sum = 0;
+            for degree in &mut degree_ends {
+                sum += *degree;
+                *degree = sum;
             }
-            let start = by_end.partition_point(|(end, kind, _)| (*end, *kind) < wanted);
-            let found = by_end[start..].iter().take_while(|(end, kind, _)| (*end, *kind) == wanted);
-            out.extend(found.map(|(_, _, edge)| (*edge, negative)));
         }
+        self.check_pool(nodes.len() as u64, degree_ends.last().copied().unwrap_or(0))?;
+        Ok(Arc::new(ListedPool { nodes, degree_ends }))
+    }
+
+    fn check_pool(&self, nodes: u64, edges: u64) -> Result<()> {
+        let NegativeSettings { uniform, by_degree, .. } = self.settings;
+        if (uniform == 0 || nodes > 0) && (by_degree == 0 || edges > 0) {
+            return Ok(());
+        }
+        Err(SampleError::request(
+            format!("negatives are drawn from {nodes} nodes with {edges} incoming edges"),
+            "give nodes to draw from; by degree, nodes that have incoming edges",
+        ))
     }
 }
 
-/// Incoming edges of a node: the first run of its list, whether or not the outgoing ones follow.
-fn in_degree<W: Word>(graph: &InMemory<W>, node: NodeId) -> u64 {
-    graph.list(node).first.len() as u64
+impl ListedPool {
+    fn uniform(&self, key: Key, index: u64) -> NodeId {
+        self.nodes[below(key, index, self.nodes.len() as u64) as usize]
+    }
+
+    /// The node that an incoming edge of the pool, drawn uniformly, leads to.
+    fn by_degree(&self, key: Key, index: u64) -> NodeId {
+        let edges = self.degree_ends.last().copied().unwrap_or(0);
+        let drawn = below(key, index, edges);
+        self.nodes[self.degree_ends.partition_point(|end| *end <= drawn)]
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::by_the_text;
+    use crate::{Direction, InMemory};
     use proptest::prelude::*;
 
     const AT: Position = Position { epoch: 2, batch: 7 };
@@ -332,7 +310,7 @@ mod tests {
             let side = if side { Side::Source } else { Side::Target };
             let edges: Vec<Edge> = picks.into_iter().map(edge).collect();
             let mut out = Negatives::default();
-            let sampler = NegativeSampler::new(&graph, Pool::All, settings(1, 3, 9, 0)).unwrap();
+            let sampler = NegativeSampler::new(&graph, NegativePool::All, settings(1, 3, 9, 0)).unwrap();
             sampler.draw(AT, &edges, side, &mut out).unwrap();
             let count = lists.iter().map(Vec::len).sum::<usize>() as u64;
             let all: Vec<Edge> = (0..count).map(|edge| graph.edge(EdgeId(edge)).unwrap()).collect();
@@ -361,8 +339,8 @@ mod tests {
             let graph = graph(&lists).in_direction(direction);
             let whole: Vec<u64> = (0..20).collect();
             let (given, listed) = match pool[..] {
-                [] => (Pool::All, &whole),
-                _ => (Pool::Nodes(pool.iter().copied().map(NodeId).collect()), &pool),
+                [] => (NegativePool::All, &whole),
+                _ => (NegativePool::Nodes(pool.iter().copied().map(NodeId).collect()), &pool),
             };
             let total: u64 = listed.iter().map(|node| edges_in(*node)).sum();
             let by_degree = if total > 0 { 4 } else { 0 };
@@ -394,7 +372,7 @@ mod tests {
     }
 
     /// How often each node is drawn, against what its weight gives; 99.9% quantile for 19 degrees of freedom.
-    fn check_shares(pool: Pool, by_degree: bool, weights: &[f64]) {
+    fn check_shares(pool: NegativePool, by_degree: bool, weights: &[f64]) {
         let lists: Vec<Vec<u64>> = (0..20).map(|node| (0..node).collect()).collect();
         let graph = InMemory::<u32>::from_lists(&lists, None);
         let (uniform, weighted) = if by_degree { (0, 5000) } else { (5000, 0) };
@@ -425,10 +403,10 @@ mod tests {
                 .map(|(node, weight)| if node % 2 == 1 { *weight } else { 0.0 })
                 .collect()
         };
-        check_shares(Pool::All, false, &all);
-        check_shares(Pool::All, true, &by_degree);
-        check_shares(Pool::Nodes(odd.clone()), false, &of_odd(&all));
-        check_shares(Pool::Nodes(odd), true, &of_odd(&by_degree));
+        check_shares(NegativePool::All, false, &all);
+        check_shares(NegativePool::All, true, &by_degree);
+        check_shares(NegativePool::Nodes(odd.clone()), false, &of_odd(&all));
+        check_shares(NegativePool::Nodes(odd), true, &of_odd(&by_degree));
     }
 
     #[test]
@@ -439,8 +417,8 @@ mod tests {
             [1, 3, 19].into_iter().zip(weights).for_each(|(node, weight): (usize, f64)| all[node] = weight);
             all
         };
-        check_shares(Pool::Nodes(pool.clone()), false, &weights([1.0, 2.0, 1.0]));
-        check_shares(Pool::Nodes(pool), true, &weights([1.0, 6.0, 19.0]));
+        check_shares(NegativePool::Nodes(pool.clone()), false, &weights([1.0, 2.0, 1.0]));
+        check_shares(NegativePool::Nodes(pool), true, &weights([1.0, 6.0, 19.0]));
     }
 
     #[test]
@@ -448,14 +426,16 @@ mod tests {
         let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
         let refused =
             |pool| NegativeSampler::new(&graph, pool, settings(1, 1, 1, 1)).err().unwrap().to_string();
-        assert!(refused(Pool::Nodes(vec![])).contains("0 nodes"));
-        assert!(refused(Pool::Nodes(vec![NodeId(0)])).contains("0 incoming edges"));
-        assert!(refused(Pool::Nodes(vec![NodeId(2)])).contains("nodes 0 to 1"));
-        assert!(NegativeSampler::new(&graph, Pool::All, settings(1, 1, 1, 1)).is_ok());
+        assert!(refused(NegativePool::Nodes(vec![])).contains("0 nodes"));
+        assert!(refused(NegativePool::Nodes(vec![NodeId(0)])).contains("0 incoming edges"));
+        assert!(refused(NegativePool::Nodes(vec![NodeId(2)])).contains("nodes 0 to 1"));
+        assert!(NegativeSampler::new(&graph, NegativePool::All, settings(1, 1, 1, 1)).is_ok());
         // In-degrees count, also where outgoing lists are at hand: node 0 has one outgoing edge.
         let both = graph.clone().in_direction(Direction::Both);
-        assert!(NegativeSampler::new(&both, Pool::Nodes(vec![NodeId(0)]), settings(1, 1, 0, 1)).is_err());
-        assert!(NegativeSampler::new(&both, Pool::All, settings(1, 1, 0, 1)).is_ok());
+        assert!(
+            NegativeSampler::new(&both, NegativePool::Nodes(vec![NodeId(0)]), settings(1, 1, 0, 1)).is_err()
+        );
+        assert!(NegativeSampler::new(&both, NegativePool::All, settings(1, 1, 0, 1)).is_ok());
     }
 
     #[test]
@@ -463,13 +443,13 @@ mod tests {
         let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
         let refused = |graph, chunks, by_degree| {
             let settings = settings(1, chunks, 1, by_degree);
-            NegativeSampler::new(graph, Pool::All, settings).err().unwrap().to_string()
+            NegativeSampler::new(graph, NegativePool::All, settings).err().unwrap().to_string()
         };
         assert!(refused(&graph, 0, 1).contains("0 chunks"));
         assert!(refused(&graph, 1, u32::MAX).contains("fewer than 2^32"));
         let outgoing = graph.clone().in_direction(Direction::Outgoing);
         assert!(refused(&outgoing, 1, 1).contains("incoming lists, or with both"));
-        let many = NegativeSampler::new(&graph, Pool::All, settings(1, 2, u32::MAX, 0)).unwrap();
+        let many = NegativeSampler::new(&graph, NegativePool::All, settings(1, 2, u32::MAX, 0)).unwrap();
         let said = many.draw_nodes(AT, 2, Side::Target, &mut Vec::new()).unwrap_err().to_string();
         assert!(said.contains("more than 2^31"), "{said}");
     }
@@ -477,7 +457,7 @@ mod tests {
     #[test]
     fn edges_between_what_are_no_nodes_are_refused() {
         let graph = InMemory::<u32>::from_lists(&[vec![1, 1], vec![0]], None);
-        let sampler = NegativeSampler::new(&graph, Pool::All, settings(1, 1, 4, 0)).unwrap();
+        let sampler = NegativeSampler::new(&graph, NegativePool::All, settings(1, 1, 4, 0)).unwrap();
         let mut out = Negatives::default();
         // 2^32 + 1 would be node 1 if it were cut to a word.
         for (source, target) in [(2, 0), (0, 2), ((1 << 32) + 1, 0), (u64::MAX, u64::MAX)] {

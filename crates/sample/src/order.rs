@@ -4,7 +4,7 @@
 //! The shuffled order is written out, word by word, in docs/sample.md.
 
 use crate::draw::PURPOSE_ORDER;
-use crate::topology::{Edge, InMemory, Word};
+use crate::topology::{Edge, EdgeLookup};
 use crate::{Result, SampleError};
 use esker_types::random::{Key, Permutation};
 use esker_types::{EdgeId, NodeId};
@@ -13,23 +13,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Where the ends of an edge are looked up.
-pub trait EdgeEnds {
-    /// The ends and kind of an edge.
-    fn edge(&self, edge: EdgeId) -> Result<Edge>;
-}
-
-impl<W: Word> EdgeEnds for InMemory<W> {
-    fn edge(&self, edge: EdgeId) -> Result<Edge> {
-        InMemory::edge(self, edge)
-    }
-}
-
 /// What is trained on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seeds {
     /// These nodes.
     Nodes(Vec<NodeId>),
+    /// These nodes, which somebody else holds too.
+    Shared(Arc<Vec<NodeId>>),
     /// Every node of the graph: so many, from 0.
     AllNodes(u64),
     /// These edges.
@@ -39,10 +29,20 @@ pub enum Seeds {
 }
 
 impl Seeds {
+    /// The nodes, where they are listed.
+    fn listed(&self) -> Option<&[NodeId]> {
+        match self {
+            Seeds::Nodes(nodes) => Some(nodes),
+            Seeds::Shared(nodes) => Some(nodes),
+            Seeds::AllNodes(_) | Seeds::Edges(_) | Seeds::AllEdges(_) => None,
+        }
+    }
+
     /// How many.
     pub fn len(&self) -> u64 {
         match self {
             Seeds::Nodes(nodes) => nodes.len() as u64,
+            Seeds::Shared(nodes) => nodes.len() as u64,
             Seeds::Edges(edges) => edges.len() as u64,
             Seeds::AllNodes(count) | Seeds::AllEdges(count) => *count,
         }
@@ -62,55 +62,73 @@ impl Seeds {
     /// seeds.
     pub fn nodes(
         &self,
-        graph: &(impl EdgeEnds + ?Sized),
+        graph: &(impl EdgeLookup + ?Sized),
         items: &[u64],
         out: &mut Vec<NodeId>,
     ) -> Result<()> {
         out.clear();
+        if self.are_edges() {
+            let mut edges = Vec::new();
+            self.edges(graph, items, &mut edges)?;
+            out.extend(edges.iter().flat_map(|edge| [edge.source, edge.target]));
+            return Ok(());
+        }
         for item in items {
-            if self.are_edges() {
-                let edge = self.edge(graph, *item)?;
-                out.extend([edge.source, edge.target]);
-            } else {
-                out.push(self.node(*item)?);
-            }
+            out.push(self.node(*item)?);
         }
         Ok(())
     }
 
     /// The node of an item. Edges are no nodes.
     pub fn node(&self, item: u64) -> Result<NodeId> {
+        if let Some(nodes) = self.listed() {
+            return nodes.get(item as usize).copied().ok_or_else(|| self.beyond(item));
+        }
         match self {
-            Seeds::Nodes(nodes) => nodes.get(item as usize).copied().ok_or_else(|| self.beyond(item)),
             Seeds::AllNodes(count) if item < *count => Ok(NodeId(item)),
-            Seeds::AllNodes(_) => Err(self.beyond(item)),
+            Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => Err(self.beyond(item)),
             Seeds::Edges(_) | Seeds::AllEdges(_) => {
                 Err(SampleError::request("the seeds are edges, not nodes", "give nodes as seeds"))
             }
         }
     }
 
-    /// The edge of an item. Nodes are no edges.
-    pub fn edge(&self, graph: &(impl EdgeEnds + ?Sized), item: u64) -> Result<Edge> {
+    /// The edges of a batch, looked up together. Nodes are refused. `items` are indices of seeds.
+    pub fn edges(
+        &self,
+        graph: &(impl EdgeLookup + ?Sized),
+        items: &[u64],
+        out: &mut Vec<Edge>,
+    ) -> Result<()> {
+        out.clear();
+        if let Some(item) = items.iter().find(|item| **item >= self.len()) {
+            return Err(self.beyond(*item));
+        }
         match self {
-            Seeds::Nodes(_) | Seeds::AllNodes(_) => {
+            Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => {
                 Err(SampleError::request("the seeds are nodes, not edges", "give edges as seeds"))
             }
-            Seeds::Edges(edges) => edges.get(item as usize).copied().ok_or_else(|| self.beyond(item)),
-            Seeds::AllEdges(count) if item < *count => graph.edge(EdgeId(item)),
-            Seeds::AllEdges(_) => Err(self.beyond(item)),
+            Seeds::Edges(edges) => {
+                out.extend(items.iter().map(|item| edges[*item as usize]));
+                Ok(())
+            }
+            Seeds::AllEdges(_) => {
+                let ids: Vec<EdgeId> = items.iter().copied().map(EdgeId).collect();
+                graph.edges_by_id(&ids, out)
+            }
         }
     }
 
     /// A short text that two lists of seeds share only if they hold the same seeds in the same order. All nodes or edges
-    /// are those of one graph, which the text does not name.
+    /// are those of one graph, which the text does not name. It takes a look at every seed that is listed.
     pub fn identity(&self) -> String {
+        let nodes = self.listed().unwrap_or(&[]);
         match self {
             // However they were given, all nodes are all nodes.
-            Seeds::Nodes(nodes) if nodes.iter().zip(0..).all(|(node, at)| node.0 == at) => {
+            Seeds::Nodes(_) | Seeds::Shared(_) if nodes.iter().zip(0..).all(|(node, at)| node.0 == at) => {
                 Seeds::AllNodes(self.len()).identity()
             }
-            Seeds::Nodes(nodes) => identity_of_nodes(nodes),
+            Seeds::Nodes(_) | Seeds::Shared(_) => identity_of_nodes(nodes),
             Seeds::AllNodes(count) => format!("all-nodes(count={count})"),
             Seeds::Edges(edges) => {
                 let mut hash = Xxh3::new();
@@ -280,9 +298,9 @@ impl Order for Sequential {
 
 /// Batches that somebody listed, every epoch the same.
 #[derive(Debug, Clone)]
-pub struct Given(pub Vec<Vec<u64>>);
+pub struct GivenOrder(pub Vec<Vec<u64>>);
 
-impl Order for Given {
+impl Order for GivenOrder {
     fn batches(&self, _: u64) -> u64 {
         self.0.len() as u64
     }
@@ -308,6 +326,7 @@ impl Order for Given {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::InMemory;
     use crate::by_the_text;
 
     fn items_of(order: &dyn Order, epoch: u64, batch: u64) -> Vec<u64> {
@@ -376,12 +395,12 @@ mod tests {
     fn sequential_and_given_orders_come_as_they_are() {
         let order = Sequential(batching(5, 2, false));
         assert_eq!(epoch_of(&order, 7), [vec![0, 1], vec![2, 3], vec![4]]);
-        assert_eq!(epoch_of(&Given(vec![vec![4, 4], vec![0]]), 1), [vec![4, 4], vec![0]]);
+        assert_eq!(epoch_of(&GivenOrder(vec![vec![4, 4], vec![0]]), 1), [vec![4, 4], vec![0]]);
     }
 
     #[test]
     fn batches_that_an_epoch_does_not_have_are_refused() {
-        let given = Given(vec![vec![0]; 3]);
+        let given = GivenOrder(vec![vec![0]; 3]);
         let (shuffled, sequential) = (shuffled(25, false, 1), Sequential(batching(25, 10, false)));
         for order in [&given as &dyn Order, &shuffled, &sequential] {
             for batch in [3, u64::MAX] {
@@ -405,6 +424,7 @@ mod tests {
         let mut nodes = Vec::new();
         for seeds in [
             Seeds::Nodes(vec![NodeId(0); 2]),
+            Seeds::Shared(Arc::new(vec![NodeId(0); 2])),
             Seeds::AllNodes(2),
             Seeds::Edges(vec![edge; 2]),
             Seeds::AllEdges(2),
@@ -416,7 +436,8 @@ mod tests {
             }
         }
         // More edges than the graph has.
-        assert!(Seeds::AllEdges(3).edge(&graph, 2).unwrap_err().to_string().contains("2 edges"));
+        let said = Seeds::AllEdges(3).edges(&graph, &[2], &mut Vec::new()).unwrap_err().to_string();
+        assert!(said.contains("2 edges"), "{said}");
     }
 
     #[test]
@@ -430,7 +451,7 @@ mod tests {
         assert_eq!(nodes, [2, 1].map(NodeId));
         Seeds::AllNodes(3).nodes(&graph, &[2, 0], &mut nodes).unwrap();
         assert_eq!(nodes, [2, 0].map(NodeId));
-        assert!(Seeds::Nodes(vec![NodeId(0)]).edge(&graph, 0).is_err());
+        assert!(Seeds::Nodes(vec![NodeId(0)]).edges(&graph, &[0], &mut Vec::new()).is_err());
         assert!(Seeds::Edges(edges).node(0).is_err());
     }
 
@@ -451,6 +472,10 @@ mod tests {
         ];
         for (at, seeds) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other.identity() != seeds.identity()), "{seeds:?}");
+        }
+        let shared = |nodes: &[u64]| Seeds::Shared(Arc::new(nodes.iter().copied().map(NodeId).collect()));
+        for same in [&[0, 2][..], &[2, 0], &[0, 1], &[]] {
+            assert_eq!(nodes(same).identity(), shared(same).identity());
         }
         assert_eq!(nodes(&[0, 1]).identity(), Seeds::AllNodes(2).identity());
     }

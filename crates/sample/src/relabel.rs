@@ -13,12 +13,12 @@ use esker_types::NodeId;
 
 /// Nodes met for the first time, in order. The list behind them has room that holds nothing of meaning.
 #[derive(Debug, Default)]
-pub(crate) struct Fresh {
+pub(crate) struct NewNodes {
     slots: Vec<NodeId>,
     count: usize,
 }
 
-impl Fresh {
+impl NewNodes {
     pub fn clear(&mut self) {
         self.count = 0;
     }
@@ -48,7 +48,7 @@ pub(crate) trait Relabel {
     /// The place of every word, new nodes getting the next free places in order of first appearance; those are appended
     /// to `fresh`, the first of which has place `first`. Room was made before, here and in `fresh`. Fast where the words
     /// were asked for before.
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]);
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]);
 
     /// The place of a node that may be in the batch.
     fn find(&self, node: NodeId) -> Option<u32>;
@@ -61,17 +61,17 @@ pub(crate) trait Relabel {
 }
 
 /// One word a node of the graph.
-pub(crate) struct Direct {
+pub(crate) struct DirectTable {
     stamps: Vec<u32>,
     base: u32,
     count: u32,
 }
 
-impl Direct {
-    pub fn new(nodes: u64) -> Direct {
+impl DirectTable {
+    pub fn new(nodes: u64) -> DirectTable {
         let mut stamps = vec![0u32; nodes as usize];
         prefer_large_pages(&mut stamps);
-        Direct { stamps, base: 1, count: 0 }
+        DirectTable { stamps, base: 1, count: 0 }
     }
 
     pub fn bytes_for(nodes: u64) -> u64 {
@@ -79,7 +79,7 @@ impl Direct {
     }
 }
 
-impl Relabel for Direct {
+impl Relabel for DirectTable {
     fn begin(&mut self, most: usize) {
         self.base = self.base.saturating_add(self.count);
         self.count = 0;
@@ -94,7 +94,7 @@ impl Relabel for Direct {
     }
 
     #[inline(always)]
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]) {
         let (base, slots) = (self.base, &mut fresh.slots[..]);
         let mut count = fresh.count;
         for (word, place_of_word) in words.iter().zip(places) {
@@ -130,25 +130,25 @@ impl Relabel for Direct {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Slot {
+struct TableSlot {
     node: NodeId,
     stamp: u32,
 }
 
 /// A table of the batch's own nodes: linear probing, at most half full, grown before nodes come.
-pub(crate) struct Hashed {
-    slots: Vec<Slot>,
+pub(crate) struct HashedTable {
+    slots: Vec<TableSlot>,
     base: u32,
     count: u32,
 }
 
 /// Bytes of a slot.
-const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+const SLOT_BYTES: u64 = size_of::<TableSlot>() as u64;
 const LEAST_SLOTS: usize = 1 << 10;
 
-impl Hashed {
-    pub fn new() -> Hashed {
-        Hashed { slots: vec![Slot::default(); LEAST_SLOTS], base: 1, count: 0 }
+impl HashedTable {
+    pub fn new() -> HashedTable {
+        HashedTable { slots: vec![TableSlot::default(); LEAST_SLOTS], base: 1, count: 0 }
     }
 
     /// Bytes when it holds `most` nodes.
@@ -176,7 +176,7 @@ impl Hashed {
     }
 
     fn grow(&mut self, slots: usize) {
-        let wider = vec![Slot::default(); slots];
+        let wider = vec![TableSlot::default(); slots];
         let old = std::mem::replace(&mut self.slots, wider);
         for slot in old.into_iter().filter(|slot| slot.stamp >= self.base) {
             let at = self.slot_of(slot.node);
@@ -189,12 +189,12 @@ fn slots_for(most: u64) -> u64 {
     most.saturating_mul(2).clamp(LEAST_SLOTS as u64, 1 << 62).next_power_of_two()
 }
 
-impl Relabel for Hashed {
+impl Relabel for HashedTable {
     fn begin(&mut self, most: usize) {
         self.base = self.base.saturating_add(self.count);
         self.count = 0;
         if (u32::MAX - self.base) as usize <= most {
-            self.slots.fill(Slot::default());
+            self.slots.fill(TableSlot::default());
             self.base = 1;
         }
     }
@@ -211,7 +211,7 @@ impl Relabel for Hashed {
         Ok(())
     }
 
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut Fresh, places: &mut [u32]) {
+    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]) {
         for (word, place_of_word) in words.iter().zip(places) {
             let slot = self.slot_of(word.node());
             if self.slots[slot].stamp >= self.base {
@@ -219,7 +219,7 @@ impl Relabel for Hashed {
                 continue;
             }
             let place = first + fresh.count as u32;
-            self.slots[slot] = Slot { node: word.node(), stamp: self.base + place };
+            self.slots[slot] = TableSlot { node: word.node(), stamp: self.base + place };
             self.count = place + 1;
             fresh.slots[fresh.count] = word.node();
             fresh.count += 1;
@@ -256,7 +256,7 @@ mod tests {
             let mut map: HashMap<u32, u32> = HashMap::new();
             let mut first = 0;
             for words in hops {
-                let (mut fresh, mut places) = (Fresh::default(), vec![0; words.len()]);
+                let (mut fresh, mut places) = (NewNodes::default(), vec![0; words.len()]);
                 let ledger = &mut Ledger::unlimited();
                 fresh.reserve(words.len(), ledger).unwrap();
                 table.reserve(first as usize + words.len(), ledger).unwrap();
@@ -286,8 +286,8 @@ mod tests {
         #[test]
         fn tables_equal_a_map(batches in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(0u32..200, 0..300), 1..4), 1..5)) {
-            check(&mut Direct::new(200), &batches);
-            check(&mut Hashed::new(), &batches);
+            check(&mut DirectTable::new(200), &batches);
+            check(&mut HashedTable::new(), &batches);
         }
     }
 
@@ -296,15 +296,15 @@ mod tests {
         let batches =
             vec![vec![(0..200).collect()], vec![(100..200).collect()], vec![(0..200).rev().collect()]];
         for base in [u32::MAX - 450, u32::MAX - 250, u32::MAX - 200, u32::MAX - 1] {
-            check(&mut Direct { base, ..Direct::new(200) }, &batches);
-            check(&mut Hashed { base, ..Hashed::new() }, &batches);
+            check(&mut DirectTable { base, ..DirectTable::new(200) }, &batches);
+            check(&mut HashedTable { base, ..HashedTable::new() }, &batches);
         }
     }
 
     #[test]
     fn a_hash_table_grows_with_its_batch() {
         let words: Vec<u32> = (0..5000).collect();
-        let (mut table, mut fresh, mut places) = (Hashed::new(), Fresh::default(), vec![0; 5000]);
+        let (mut table, mut fresh, mut places) = (HashedTable::new(), NewNodes::default(), vec![0; 5000]);
         let before = table.bytes();
         let mut ledger = Ledger::new(before, 1 << 20);
         table.begin(5000);
@@ -315,6 +315,6 @@ mod tests {
         assert_eq!(ledger.free(), (1 << 20) - table.bytes());
         assert!(table.reserve(40_000, &mut ledger).is_err());
         assert!(places.iter().zip(0..).all(|(place, expected)| *place == expected));
-        assert_eq!(table.bytes(), Hashed::bytes_for(5000));
+        assert_eq!(table.bytes(), HashedTable::bytes_for(5000));
     }
 }

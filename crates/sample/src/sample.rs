@@ -125,6 +125,11 @@ impl Sample {
         &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
     }
 
+    /// Nodes whose rows a layer needs.
+    pub fn needed_rows(&self) -> u64 {
+        (self.node_ids.len() - self.unneeded.iter().filter(|unneeded| **unneeded).count()) as u64
+    }
+
     /// Neighbours in all blocks.
     pub fn edge_count(&self) -> u64 {
         self.blocks.iter().map(|block| block.nbrs.len() as u64).sum()

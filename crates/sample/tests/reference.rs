@@ -6,11 +6,15 @@ use esker_sample::bulk::{Bulk, positions};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
     Batches, Bound, Carry, Direction, Fanout, Fetched, Form, InMemory, NodeBatches, NotAtHand, Position,
-    Result, Sample, SampleError, Sampler, Seeds, Settings, Topology, Wanted, Word, Workspace,
+    RequestedEntries, Result, Sample, SampleError, Sampler, Seeds, Settings, Topology, TopologyWorkspace,
+    Word,
 };
 use esker_types::NodeId;
 use naive::Reference;
 use proptest::prelude::*;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const AT: Position = Position { epoch: 3, batch: 5 };
 /// More than any test needs.
@@ -69,7 +73,7 @@ struct Fetching<W>(InMemory<W>);
 #[derive(Default)]
 struct Counted(u64);
 
-impl Workspace for Counted {
+impl TopologyWorkspace for Counted {
     fn bytes(&self) -> u64 {
         self.0.min(1000)
     }
@@ -94,7 +98,7 @@ impl<W: Word> Topology for Fetching<W> {
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
         self.0.degrees(nodes, out)
     }
-    fn fetch(&self, wanted: Wanted, workspace: &mut Counted, out: &mut Fetched<W>) -> Result<()> {
+    fn fetch(&self, wanted: RequestedEntries, workspace: &mut Counted, out: &mut Fetched<W>) -> Result<()> {
         workspace.0 += wanted.positions.len() as u64;
         self.0.fetch(wanted, &mut (), out)
     }
@@ -359,6 +363,84 @@ fn an_error_ends_bulk_sampling() {
     let bulk = Bulk { graph: &graph, batches: &batches, settings: &settings, threads: 4, most_bytes: PLENTY };
     let result: Result<()> = bulk.run(positions(&batches, Position { epoch: 0, batch: 0 }, 1), |_, _| Ok(()));
     assert!(result.unwrap_err().to_string().contains("nodes 0 to 19999"));
+}
+
+/// Batches of one seed each, and which of them were begun.
+#[derive(Default)]
+struct Watched {
+    begun: Mutex<Vec<u64>>,
+    panics_at: Option<u64>,
+}
+
+impl Batches for Watched {
+    fn count(&self, _: u64) -> u64 {
+        1000
+    }
+
+    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
+        assert_ne!(Some(at.batch), self.panics_at, "seeds that panic");
+        self.begun.lock().unwrap().push(at.batch);
+        *out = vec![NodeId(at.batch)];
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        "watched".into()
+    }
+}
+
+fn run_watched(
+    batches: &Watched,
+    threads: usize,
+    positions: impl Iterator<Item = Position> + Clone + Send,
+    take: impl FnMut(Position, &Sample) -> Result<()>,
+) -> Result<()> {
+    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
+    Bulk { graph: &graph, batches, settings: &settings, threads, most_bytes: PLENTY }.run(positions, take)
+}
+
+#[test]
+fn after_an_error_no_batch_is_begun() {
+    for threads in [1, 3] {
+        let (batches, failed) = (Watched::default(), AtomicBool::new(false));
+        // Every worker makes one batch, and turns to its next when the error has arrived.
+        let all = positions(&batches, Position { epoch: 0, batch: 0 }, 1).inspect(|at| {
+            while at.batch == threads as u64 && !failed.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if at.batch == threads as u64 {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let result = run_watched(&batches, threads, all, |at, _| {
+            assert_eq!(at.batch, 0);
+            failed.store(true, Ordering::Release);
+            Err(SampleError::Seed { found: 77, last: 7 })
+        });
+        assert!(result.unwrap_err().to_string().contains("77"));
+        let begun = batches.begun.lock().unwrap();
+        assert!(begun.iter().all(|batch| *batch < threads as u64), "{threads} threads: {begun:?}");
+    }
+}
+
+#[test]
+fn a_panic_of_a_worker_ends_bulk_sampling() {
+    for (threads, panics_at) in [(1, 4), (3, 4), (3, 1), (4, 0)] {
+        let batches = Watched { panics_at: Some(panics_at), ..Watched::default() };
+        let all = positions(&batches, Position { epoch: 0, batch: 0 }, 1);
+        let mut taken = 0;
+        let run = std::panic::AssertUnwindSafe(|| {
+            run_watched(&batches, threads, all, |_, _| {
+                taken += 1;
+                Ok(())
+            })
+        });
+        let panic = std::panic::catch_unwind(run).unwrap_err();
+        let said = panic.downcast_ref::<String>().unwrap();
+        assert!(said.contains("seeds that panic"), "{said}");
+        assert_eq!(taken, panics_at, "batches before it arrive");
+    }
 }
 
 #[test]

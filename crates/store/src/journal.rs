@@ -15,11 +15,11 @@ use std::{
 /// Finished steps of a job.
 pub struct Journal {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct State {
+struct JournalState {
     fingerprint: String,
     steps: BTreeMap<String, serde_json::Value>,
 }
@@ -33,7 +33,7 @@ impl Journal {
             .ok()
             // Behind a link would be a directory of somebody else's.
             .filter(|_| !directory.is_symlink())
-            .and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok())
+            .and_then(|bytes| serde_json::from_slice::<JournalState>(&bytes).ok())
             .filter(|state| state.fingerprint == fingerprint);
         if let Some(state) = found {
             let resumed = !state.steps.is_empty();
@@ -43,7 +43,7 @@ impl Journal {
             fs::remove_dir_all(directory).map_err(StoreError::io(directory))?;
         }
         fs::create_dir_all(directory).map_err(StoreError::io(directory))?;
-        let state = State { fingerprint: fingerprint.to_string(), steps: BTreeMap::new() };
+        let state = JournalState { fingerprint: fingerprint.to_string(), steps: BTreeMap::new() };
         let journal = Journal { path, state: Mutex::new(state) };
         journal.write()?;
         Ok((journal, false))
@@ -75,7 +75,7 @@ impl Journal {
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, JournalState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 

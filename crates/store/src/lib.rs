@@ -30,11 +30,11 @@ pub use error::{Result, StoreError};
 pub use files::create_sequential;
 pub use journal::Journal;
 pub use manifest::{
-    Column, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,
+    EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,
     Provenance, RelationInfo, SplitInfo, SplitOver, file,
 };
 pub use names::{Names, NamesWriter};
 pub use staging::Staging;
 pub use stripes::{Stripes, stripe_directory};
-pub use striping::{Moved, StripeRequest, stripe, unstripe};
+pub use striping::{MovedArrays, StripeRequest, stripe, unstripe};
 pub use verify::{Damage, Verified, verify, verify_on};

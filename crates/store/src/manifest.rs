@@ -142,7 +142,7 @@ pub struct EdgeInfo {
     /// Kinds of edges.
     pub relations: Option<RelationInfo>,
     /// Further columns by edge id.
-    pub columns: Vec<Column>,
+    pub columns: Vec<EdgeColumn>,
 }
 
 /// Kinds of edges.
@@ -156,7 +156,7 @@ pub struct RelationInfo {
 
 /// A column by edge id.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Column {
+pub struct EdgeColumn {
     /// Its file.
     pub name: String,
     /// Elements a row.

@@ -4,7 +4,7 @@
 //! never waits for a hash; groups are handed out over all arrays, so no thread waits at the end of one.
 
 use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, check_part, header_page};
-use crate::verify::{Damage, Rule};
+use crate::verify::{Damage, NumberRule};
 use crate::{FileEntry, Result, StoreError};
 use esker_io::{Access, AlignedBuffer, DIRECT_ALIGN, Disk, Files, IoError, Layout, Options, Piece, Queue};
 use esker_types::Progress;
@@ -30,13 +30,13 @@ pub(crate) struct Target<'a> {
     /// What it must be.
     pub entry: &'a FileEntry,
     /// What its numbers must be.
-    pub rule: Rule,
+    pub rule: NumberRule,
 }
 
 /// An array that is all there, as far as lengths tell.
 struct Array<'a> {
     entry: &'a FileEntry,
-    rule: Rule,
+    rule: NumberRule,
     layout: Layout,
     sections: Sections,
 }
@@ -279,7 +279,7 @@ struct Scan<'a> {
 }
 
 /// Blocks that are read together.
-struct Group<'a> {
+struct BlockGroup<'a> {
     file: usize,
     array: &'a Array<'a>,
     /// Where they start in the payload.
@@ -288,7 +288,7 @@ struct Group<'a> {
     blocks: u64,
 }
 
-impl Group<'_> {
+impl BlockGroup<'_> {
     fn check(&self, payload: &[u8], sums: &[u8]) -> Vec<Damage> {
         let blocks = payload.chunks(BLOCK_BYTES as usize).zip(sums.chunks_exact(8));
         let starts = (self.start..).step_by(BLOCK_BYTES as usize);
@@ -322,7 +322,7 @@ impl Group<'_> {
 }
 
 impl Scan<'_> {
-    fn take(&self) -> Option<Group<'_>> {
+    fn take(&self) -> Option<BlockGroup<'_>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if number >= self.groups {
             return None;
@@ -332,7 +332,7 @@ impl Scan<'_> {
         let first = (number - share.first_group) * BLOCKS_AT_ONCE;
         let start = first * BLOCK_BYTES;
         let bytes = (sections.padded_bytes - start).min(GROUP_BYTES);
-        Some(Group {
+        Some(BlockGroup {
             file: share.file,
             array: share.array,
             start,
@@ -350,7 +350,7 @@ impl Scan<'_> {
             queue.register(&buffer);
             spare.push((buffer, Vec::new()));
         }
-        let mut coming: VecDeque<Group> = VecDeque::new();
+        let mut coming: VecDeque<BlockGroup> = VecDeque::new();
         loop {
             while let Some((buffer, mut pieces)) = spare.pop() {
                 let Some(group) = self.take() else { break };

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// How an array is dealt: stripe `s` is in part `s % parts`. Made only with numbers that can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Numbers", into = "Numbers")]
+#[serde(try_from = "UncheckedStripes", into = "UncheckedStripes")]
 pub struct Stripes {
     parts: u32,
     bytes: u64,
@@ -19,7 +19,7 @@ pub struct Stripes {
 
 /// What a manifest holds, before anybody has looked at it.
 #[derive(Clone, Serialize, Deserialize)]
-struct Numbers {
+struct UncheckedStripes {
     parts: u32,
     bytes: u64,
 }
@@ -76,17 +76,17 @@ impl Stripes {
     }
 }
 
-impl TryFrom<Numbers> for Stripes {
+impl TryFrom<UncheckedStripes> for Stripes {
     type Error = String;
 
-    fn try_from(numbers: Numbers) -> Result<Stripes, String> {
+    fn try_from(numbers: UncheckedStripes) -> Result<Stripes, String> {
         Stripes::new(numbers.parts, numbers.bytes)
     }
 }
 
-impl From<Stripes> for Numbers {
-    fn from(stripes: Stripes) -> Numbers {
-        Numbers { parts: stripes.parts, bytes: stripes.bytes }
+impl From<Stripes> for UncheckedStripes {
+    fn from(stripes: Stripes) -> UncheckedStripes {
+        UncheckedStripes { parts: stripes.parts, bytes: stripes.bytes }
     }
 }
 

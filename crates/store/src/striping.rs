@@ -10,7 +10,7 @@ use crate::files::{self, sync_directory};
 use crate::homes::{self, Mark, UNFINISHED};
 use crate::scan::{Target, scan};
 use crate::stripes::stripe_directory;
-use crate::verify::Rule;
+use crate::verify::NumberRule;
 use crate::{Dataset, FileEntry, Manifest, Result, StoreError, Stripes, file};
 use esker_io::{Access, Disk, Layout, Options, Piece, Stream, ThisMachine, available_bytes};
 use esker_types::{ByteCount, Progress, Unit};
@@ -36,7 +36,7 @@ pub struct StripeRequest {
 
 /// What was done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MovedArrays {
     /// Names of the arrays that are stored another way now.
     pub arrays: Vec<String>,
     /// Their bytes.
@@ -50,17 +50,17 @@ pub fn stripe(
     request: &StripeRequest,
     threads: usize,
     progress: &dyn Progress,
-) -> Result<Moved> {
+) -> Result<MovedArrays> {
     let stripes = Stripes::new(request.over.len() as u32, request.stripe_bytes)
         .map_err(|problem| StoreError::Stripe { path: directory.to_path_buf(), problem })?;
-    let (job, manifest) = Job::begin(directory, threads, progress)?;
+    let (job, manifest) = StripeJob::begin(directory, threads, progress)?;
     let homes = homes::homes(&job.directory, &request.over)?;
     job.refuse_other_stripes(&manifest, stripes, &homes)?;
     job.note_shared_disks(&request.over)?;
     let chosen = |entry: &FileEntry| entry.stripes.is_none() && entry.bytes >= request.least_bytes;
     if !manifest.files.iter().any(chosen) {
         job.remove_old_copies(&manifest)?;
-        return Ok(Moved::default());
+        return Ok(MovedArrays::default());
     }
     let mark = Mark::new(&job.directory, &manifest, stripes)?;
     let change = Change::of(&manifest, Some(stripes), chosen);
@@ -74,8 +74,8 @@ pub fn stripe(
 }
 
 /// Brings every striped array of the dataset in `directory` back into one file and removes the directories of parts.
-pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Moved> {
-    let (job, mut manifest) = Job::begin(directory, threads, progress)?;
+pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<MovedArrays> {
+    let (job, mut manifest) = StripeJob::begin(directory, threads, progress)?;
     let change = Change::of(&manifest, None, |entry| entry.stripes.is_some());
     if !change.new.is_empty() {
         job.check_room(&change, std::slice::from_ref(&job.directory))?;
@@ -114,8 +114,8 @@ impl Change {
         self.old.iter().zip(&self.new).filter(|(_, new)| !is_there(new)).collect()
     }
 
-    fn moved(&self) -> Moved {
-        Moved {
+    fn moved(&self) -> MovedArrays {
+        MovedArrays {
             arrays: self.new.iter().map(|entry| entry.name.clone()).collect(),
             bytes: self.new.iter().map(|entry| entry.bytes).sum(),
         }
@@ -123,7 +123,7 @@ impl Change {
 }
 
 /// A dataset whose arrays are being stored another way.
-struct Job<'a> {
+struct StripeJob<'a> {
     /// Without links on the way: marks hold it.
     directory: PathBuf,
     threads: usize,
@@ -132,8 +132,12 @@ struct Job<'a> {
     _lock: File,
 }
 
-impl<'a> Job<'a> {
-    fn begin(directory: &Path, threads: usize, progress: &'a dyn Progress) -> Result<(Job<'a>, Manifest)> {
+impl<'a> StripeJob<'a> {
+    fn begin(
+        directory: &Path,
+        threads: usize,
+        progress: &'a dyn Progress,
+    ) -> Result<(StripeJob<'a>, Manifest)> {
         // Before the lock, for the message when this is no dataset; once more behind it, for what holds then.
         Dataset::open(directory)?;
         let directory = fs::canonicalize(directory).map_err(StoreError::io(directory))?;
@@ -145,7 +149,7 @@ impl<'a> Job<'a> {
         }
         let manifest = Dataset::open(&directory)?.manifest().clone();
         refuse_entangled_parts(&directory, &manifest)?;
-        Ok((Job { directory, threads, progress, _lock: lock }, manifest))
+        Ok((StripeJob { directory, threads, progress, _lock: lock }, manifest))
     }
 
     /// Other stripes than those there are need an undo first; what an interrupted run has left of others goes.
@@ -263,7 +267,7 @@ impl<'a> Job<'a> {
         self.progress.stage("read back", Some(bytes), Unit::Bytes);
         let directory = &self.directory;
         let targets: Vec<Target> =
-            entries.iter().map(|entry| Target { directory, entry, rule: Rule::Any }).collect();
+            entries.iter().map(|entry| Target { directory, entry, rule: NumberRule::Any }).collect();
         let damage = scan(&ThisMachine, &targets, self.threads, self.progress)?;
         self.progress.finish();
         let Some(first) = damage.into_iter().next() else { return Ok(()) };

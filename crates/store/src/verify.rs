@@ -74,7 +74,7 @@ fn verify_from(
     };
     let own = manifest.files.iter();
     let mut targets: Vec<Target> =
-        own.map(|entry| Target { directory, entry, rule: Rule::of(entry, &manifest) }).collect();
+        own.map(|entry| Target { directory, entry, rule: NumberRule::of(entry, &manifest) }).collect();
     let (mut damage, mut derived) = (Vec::new(), Vec::new());
     if let Ok(dataset) = Dataset::open_from(disk.clone(), directory) {
         derived = dataset.all_derived()?;
@@ -83,7 +83,7 @@ fn verify_from(
         match derived {
             Ok(derived) => {
                 let (directory, files) = (&derived.directory, derived.manifest.files.iter());
-                targets.extend(files.map(|entry| Target { directory, entry, rule: Rule::Any }));
+                targets.extend(files.map(|entry| Target { directory, entry, rule: NumberRule::Any }));
             }
             Err(error) => damage.push(derived_damage(error)),
         }
@@ -121,7 +121,7 @@ fn derived_damage(error: &StoreError) -> Damage {
 
 /// What the numbers of a file must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum NumberRule {
     Any,
     /// Unsigned, below a bound.
     Below(u64),
@@ -133,28 +133,31 @@ pub(crate) enum Rule {
     Edge(u64, u64),
 }
 
-impl Rule {
-    pub(crate) fn of(entry: &FileEntry, manifest: &Manifest) -> Rule {
+impl NumberRule {
+    pub(crate) fn of(entry: &FileEntry, manifest: &Manifest) -> NumberRule {
         let (nodes, edges) = (manifest.nodes.count, manifest.edges.count);
         match entry.name.as_str() {
-            file::IN_NEIGHBOURS | file::OUT_NEIGHBOURS => Rule::Below(nodes),
-            file::OUT_EDGE_IDS => Rule::Below(edges),
-            file::IN_OFFSETS | file::OUT_OFFSETS => Rule::Below(edges + 1),
-            file::EDGE_RELATION => Rule::Below(manifest.edges.relations.as_ref().map_or(0, |r| r.count)),
+            file::IN_NEIGHBOURS | file::OUT_NEIGHBOURS => NumberRule::Below(nodes),
+            file::OUT_EDGE_IDS => NumberRule::Below(edges),
+            file::IN_OFFSETS | file::OUT_OFFSETS => NumberRule::Below(edges + 1),
+            file::EDGE_RELATION => {
+                NumberRule::Below(manifest.edges.relations.as_ref().map_or(0, |r| r.count))
+            }
             file::SPLIT_TRAIN | file::SPLIT_VALID | file::SPLIT_TEST
                 if manifest.splits.as_ref().is_some_and(|splits| splits.over == SplitOver::Nodes) =>
             {
-                Rule::Below(nodes)
+                NumberRule::Below(nodes)
             }
-            file::SPLIT_VALID | file::SPLIT_TEST => {
-                Rule::Edge(nodes, manifest.edges.relations.as_ref().map_or(1, |relations| relations.count))
-            }
+            file::SPLIT_VALID | file::SPLIT_TEST => NumberRule::Edge(
+                nodes,
+                manifest.edges.relations.as_ref().map_or(1, |relations| relations.count),
+            ),
             file::NODE_LABELS => match &manifest.nodes.labels {
-                Some(labels) if labels.kind == LabelKind::Classes => Rule::Class(labels.classes),
-                Some(labels) if labels.kind == LabelKind::Multilabel => Rule::Flag,
-                _ => Rule::Any,
+                Some(labels) if labels.kind == LabelKind::Classes => NumberRule::Class(labels.classes),
+                Some(labels) if labels.kind == LabelKind::Multilabel => NumberRule::Flag,
+                _ => NumberRule::Any,
             },
-            _ => Rule::Any,
+            _ => NumberRule::Any,
         }
     }
 
@@ -162,8 +165,8 @@ impl Rule {
     pub(crate) fn broken_by(self, dtype: Dtype, first: u64, bytes: &[u8]) -> Option<(u64, String)> {
         let found = |at: usize, value: String| Some(((at as u64) * dtype.bytes(), value));
         match (self, dtype) {
-            (Rule::Any, _) => None,
-            (Rule::Below(bound), Dtype::U32) => {
+            (NumberRule::Any, _) => None,
+            (NumberRule::Below(bound), Dtype::U32) => {
                 let words = || bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 // The maximum is vectorised; the search for the culprit happens once.
                 if words().fold(0, u32::max) as u64 >= bound {
@@ -172,18 +175,18 @@ impl Rule {
                 }
                 None
             }
-            (Rule::Below(bound), Dtype::U64) => {
+            (NumberRule::Below(bound), Dtype::U64) => {
                 let words =
                     || bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
                 let at = words().position(|word| word >= bound)?;
                 found(at, words().nth(at)?.to_string())
             }
-            (Rule::Class(classes), Dtype::I32) => {
+            (NumberRule::Class(classes), Dtype::I32) => {
                 let words = || bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 let at = words().position(|word| word < -1 || word as i64 >= classes as i64)?;
                 found(at, words().nth(at)?.to_string())
             }
-            (Rule::Edge(nodes, relations), _) => {
+            (NumberRule::Edge(nodes, relations), _) => {
                 let width = dtype.bytes() as usize;
                 let word = |b: &[u8]| b.iter().rev().fold(0u64, |word, byte| word << 8 | *byte as u64);
                 let mut words = bytes.chunks_exact(width).map(word).enumerate();
@@ -191,7 +194,7 @@ impl Rule {
                 let (at, value) = words.find(|(at, word)| *word >= bound(*at))?;
                 found(at, value.to_string())
             }
-            (Rule::Flag, Dtype::U8) => {
+            (NumberRule::Flag, Dtype::U8) => {
                 let at = bytes.iter().position(|byte| !matches!(byte, 0 | 1 | 255))?;
                 found(at, bytes[at].to_string())
             }

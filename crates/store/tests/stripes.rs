@@ -3,8 +3,8 @@
 mod made;
 
 use esker_store::{
-    Damage, Dataset, Moved, Staging, StoreError, StripeRequest, file, stripe, stripe_directory, unstripe,
-    verify,
+    Damage, Dataset, MovedArrays, Staging, StoreError, StripeRequest, file, stripe, stripe_directory,
+    unstripe, verify,
 };
 use esker_types::Silent;
 use esker_types::random::{Key, below};
@@ -47,11 +47,11 @@ impl Place {
         StripeRequest { over, stripe_bytes, least_bytes: 0 }
     }
 
-    fn stripe(&self, parts: usize, stripe_bytes: u64) -> esker_store::Result<Moved> {
+    fn stripe(&self, parts: usize, stripe_bytes: u64) -> esker_store::Result<MovedArrays> {
         stripe(&self.at("d"), &self.request(parts, stripe_bytes), 2, &Silent)
     }
 
-    fn undo(&self, name: &str) -> Moved {
+    fn undo(&self, name: &str) -> MovedArrays {
         unstripe(&self.at(name), 2, &Silent).unwrap()
     }
 
@@ -313,13 +313,13 @@ fn a_run_that_was_killed_behind_the_manifest_is_finished_by_the_next() {
     fs::copy(place.at("d").join(&name), place.at("kept")).unwrap();
     place.stripe(2, 64 * KIB).unwrap();
     fs::copy(place.at("kept"), place.at("d").join(&name)).unwrap();
-    assert_eq!(place.stripe(2, 64 * KIB).unwrap(), Moved::default());
+    assert_eq!(place.stripe(2, 64 * KIB).unwrap(), MovedArrays::default());
     assert_eq!(place.files("d"), ["esker.json", "stripe-0", "stripe-1"]);
     place.undo("d");
     // Now as if the undo had been killed before it removed the parts.
     fs::create_dir(place.disk(0).join("d.stripe-0")).unwrap();
     std::os::unix::fs::symlink(place.disk(0).join("d.stripe-0"), place.at("d/stripe-0")).unwrap();
-    assert_eq!(place.undo("d"), Moved::default());
+    assert_eq!(place.undo("d"), MovedArrays::default());
     assert_eq!(place.files("d").len(), 4);
     place.assert_no_parts();
 }
@@ -356,7 +356,7 @@ fn a_run_that_was_killed_before_the_manifest_is_finished_or_cleaned_up() {
     assert_eq!((place.damage(), place.files("disk-1").len()), (vec![], 5));
     place.undo("d");
     as_if_killed();
-    assert_eq!(place.undo("d"), Moved::default());
+    assert_eq!(place.undo("d"), MovedArrays::default());
     assert_eq!(place.files("d").len(), 4);
     place.assert_no_parts();
 }
@@ -663,7 +663,7 @@ fn one_job_at_a_time_touches_a_dataset() {
     assert!(matches!(try_make(&place.at("d"), 10, 3, 2), Err(StoreError::Busy { .. })));
     assert_eq!(place.damage(), []);
     drop(held);
-    assert_eq!(place.stripe(2, 64 * KIB).unwrap(), Moved::default());
+    assert_eq!(place.stripe(2, 64 * KIB).unwrap(), MovedArrays::default());
 }
 
 #[test]

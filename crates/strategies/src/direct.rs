@@ -1,12 +1,16 @@
-//! Batches without a plan, for evaluation: lists and rows read as they are wanted, in the memory that is set aside for it,
+//! Batches without a plan, for evaluation: neighbours and rows read as they are needed, in the memory that is set aside for it,
 //! while the phases of training keep theirs.
 
-use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
-use crate::resident::positions_of;
-use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, StrategyError};
-use crossbeam_channel::{Sender, bounded};
+use crate::job::positions_of;
+use crate::phases::PhaseSource;
+use crate::source::Stages;
+use crate::{
+    Batch, Blocks, Exchange, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Result,
+    SourceCounters, StrategyError,
+};
+use esker_device::{Device, HostRows};
 use esker_fetch::DiskRows;
-use esker_fetch::pipeline::{Buffers, Pipeline};
+use esker_fetch::pipeline::{Permits, Pipeline, Recycler};
 use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, Word};
 use esker_types::Dtype;
 use rayon::ThreadPool;
@@ -16,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Samples beyond the one that is gathered: being made, waiting.
 const SAMPLES_AHEAD: usize = 2;
 
-/// Lists and rows on disk, and threads.
+/// Neighbours and rows on disk, and threads.
 #[derive(Clone)]
 pub(crate) struct Reads {
     pub graph: Arc<DiskGraph>,
@@ -24,63 +28,79 @@ pub(crate) struct Reads {
     pub pool: Arc<ThreadPool>,
 }
 
-/// A sampler of lists on disk, with so many samples.
-pub(crate) fn sampler_bytes(job: &Job, bound: &Bound, samples: u64) -> u64 {
-    let workspace = match job.dataset.manifest().id_dtype() {
-        Dtype::U64 => OnDisk::<u64>::workspace_bytes(bound.nodes, bound.edges),
-        _ => OnDisk::<u32>::workspace_bytes(bound.nodes, bound.edges),
-    };
-    bound.bytes(samples).saturating_add(workspace)
-}
+impl Reads {
+    /// Opens them.
+    pub fn open(job: &Job) -> Result<Reads> {
+        Ok(Reads {
+            graph: Arc::new(DiskGraph::open(&job.dataset, job.direction)?),
+            rows: Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?),
+            pool: job.pool.clone(),
+        })
+    }
 
-fn evaluation_sampling(job: &Job, over: &Evaluation) -> u64 {
-    let bound = job.bound(&over.settings, over.largest_batch);
-    sampler_bytes(job, &bound, 1 + SAMPLES_AHEAD as u64)
-}
-
-/// What sampling of an evaluation may use.
-fn evaluation_sampling_bytes(job: &Job, over: &Evaluation) -> u64 {
-    match over.sampling_bytes {
-        // What is known better than from fan-outs still leaves the workspace out.
-        Some(bytes) => {
-            bytes.saturating_add(OnDisk::<u64>::workspace_bytes(over.largest_batch, over.largest_batch))
-        }
-        None => evaluation_sampling(job, over),
+    /// The rows of all nodes.
+    pub fn table(&self) -> Result<InputTable> {
+        let (reads, format) = (self.clone(), self.rows.format());
+        Ok(InputTable::new(format.rows(), format.dim(), move |nodes, values| {
+            // A reader stays with its thread, and a stream may move.
+            Ok(reads.rows.reader()?.read_all(nodes, &[], values, &reads.pool)?)
+        }))
     }
 }
 
-/// Adds what evaluation holds.
-pub(crate) fn add_memory(job: &Job, table: &mut MemoryTable) {
+/// What reading neighbours of so many nodes and edges from disk takes.
+pub(crate) fn workspace_bytes(job: &JobOutline, nodes: u64, edges: u64) -> u64 {
+    match job.dataset.manifest().id_dtype() {
+        Dtype::U64 => OnDisk::<u64>::workspace_bytes(nodes, edges),
+        _ => OnDisk::<u32>::workspace_bytes(nodes, edges),
+    }
+}
+
+/// A sampler of neighbours on disk, with so many samples.
+pub(crate) fn sampler_bytes(job: &JobOutline, bound: &Bound, samples: u64) -> u64 {
+    bound.bytes(samples).saturating_add(workspace_bytes(job, bound.nodes, bound.edges))
+}
+
+fn sampling_bytes(job: &JobOutline, settings: &esker_sample::Settings, largest_batch: u64) -> u64 {
+    sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_AHEAD as u64)
+}
+
+/// Adds what evaluation takes.
+pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
     if let Some(evaluation) = &job.evaluation {
         let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
-        table.add("evaluation: sampling", evaluation_sampling(job, evaluation));
+        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch);
+        table.add("evaluation: sampling", sampling);
         table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
         table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
     }
 }
 
-struct Direct<R> {
-    /// Dropped first: stages that wait for buffers give up.
-    stop: Option<Sender<()>>,
-    pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
-    rows: Arc<AtomicU64>,
-    row_bytes: u64,
-}
-
 /// The only epoch of an evaluation.
-pub(crate) fn source<R: RowBuffer, W: Word>(
+pub(crate) fn source<D: Device>(
+    device: &D,
     reads: &Reads,
     job: &Job,
-    over: &Evaluation,
-    make_rows: &RowMaker<R>,
-) -> Result<Box<dyn BatchSource<R>>> {
+    over: &Inference,
+) -> Result<Box<dyn PhaseSource<D>>> {
+    match job.dataset.manifest().id_dtype() {
+        Dtype::U64 => source_over::<D, u64>(device, reads, job, over),
+        _ => source_over::<D, u32>(device, reads, job, over),
+    }
+}
+
+fn source_over<D: Device, W: Word>(
+    device: &D,
+    reads: &Reads,
+    job: &Job,
+    over: &Inference,
+) -> Result<Box<dyn PhaseSource<D>>> {
     let all_samples = 1 + SAMPLES_AHEAD;
-    let (samples, places) = (Buffers::<Sample>::new(all_samples), Buffers::<()>::new(1));
-    let (stop, stopped) = bounded::<()>(0);
+    let (samples, permits) = (Recycler::<Sample>::new(all_samples), Permits::new(1));
     let (batches, settings) = (over.batches.clone(), over.settings.clone());
-    let most_bytes = evaluation_sampling_bytes(job, over);
+    let sampling = || sampling_bytes(job, &over.settings, over.largest_batch);
+    let most_bytes = over.sampling_bytes.unwrap_or_else(sampling);
     let mut positions = positions_of(batches.clone(), Position { epoch: 0, batch: 0 }, 1);
-    let (free, stop_sampling) = (samples.clone(), stopped.clone());
     let topology = OnDisk::<W>::new(reads.graph.clone(), None);
     let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
     // The sampler's queue stays with its thread, so the sampler is made there.
@@ -91,56 +111,38 @@ pub(crate) fn source<R: RowBuffer, W: Word>(
             let sampler = Sampler::new(topology, settings, most_bytes)?;
             Ok((sampler.with_samples(all_samples as u64), Vec::new()))
         },
-        move |clock, (sampler, seeds), at| {
-            let Some(mut sample) = clock.blocked(|| free.take(&stop_sampling)) else { return Ok(None) };
+        move |stage, (sampler, seeds), at| {
+            let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             batches.seeds(at, seeds)?;
             sampler.sample(at, seeds, &mut sample)?;
-            Ok(Some((at, sample)))
+            Ok(Some((at, sample, batches.targets(at)?)))
         },
     );
-    let (disk, pool, make_rows) = (reads.rows.clone(), reads.pool.clone(), make_rows.clone());
+    let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), device.clone());
+    let (row_bytes, dim) = (disk.format().row_bytes() as u64, disk.format().dim());
     let counted = Arc::new(AtomicU64::new(0));
-    let (count, with_rows, row_bytes) = (counted.clone(), over.rows, disk.format().row_bytes() as u64);
-    let dim = disk.format().dim();
+    let (count, with_rows) = (counted.clone(), over.rows);
     let pipeline = sampled.then_with(
         "gather",
         0,
         move || Ok(disk.reader()?),
-        move |clock, reader, (at, sample)| {
-            if clock.blocked(|| places.take(&stopped)).is_none() {
-                return Ok(None);
-            }
-            let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
-            let mut rows = make_rows(nodes.len(), dim);
-            reader.read_all(nodes, rows.values_mut(), &pool)?;
-            count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
-            let (samples, places) = (samples.clone(), places.clone());
-            Ok(Some(Batch { at, sample, rows: Some(rows), samples, places }))
+        move |stage, reader, (at, sample, targets)| {
+            let Some(permit) = stage.permit(&permits) else { return Ok(None) };
+            let input = match with_rows {
+                true => {
+                    let mut rows = device.host_rows(sample.node_ids.len(), dim);
+                    reader.read_all(&sample.node_ids, &sample.unneeded, rows.values_mut(), &pool)?;
+                    count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
+                    Input::fixed(FixedRows::Host(rows))
+                }
+                false => Input::none(),
+            };
+            let (at, blocks, exchange) = (at.into(), Blocks::Host(sample), Exchange::none());
+            Ok(Some(Batch { at, blocks, input, targets, exchange, permit }))
         },
     );
-    let (stop, pipeline) = (Some(stop), Some(pipeline));
-    Ok(Box::new(Direct { stop, pipeline, rows: counted, row_bytes }))
-}
-
-impl<R: RowBuffer> BatchSource<R> for Direct<R> {
-    fn next(&mut self) -> Result<Option<Batch<R>>> {
-        self.pipeline.as_mut().and_then(Pipeline::receive).transpose()
-    }
-
-    fn counters(&self) -> SourceCounters {
-        let rows = self.rows.load(Ordering::Relaxed);
-        SourceCounters {
-            stages: self.pipeline.as_ref().map(Pipeline::times).unwrap_or_default(),
-            rows,
-            bytes_useful: rows * self.row_bytes,
-            ..SourceCounters::default()
-        }
-    }
-}
-
-impl<R> Drop for Direct<R> {
-    fn drop(&mut self) {
-        self.stop = None;
-        self.pipeline = None;
-    }
+    Ok(Box::new(Stages::new(pipeline, move |stages| {
+        let rows = counted.load(Ordering::Relaxed);
+        SourceCounters { stages, rows, bytes_useful: rows * row_bytes, ..SourceCounters::default() }
+    })))
 }

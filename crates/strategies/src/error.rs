@@ -1,4 +1,7 @@
+use crate::RunPosition;
+use esker_device::DeviceError;
 use esker_fetch::FetchError;
+use esker_fetch::pipeline::StagePanicked;
 use esker_sample::SampleError;
 use esker_store::StoreError;
 
@@ -22,9 +25,29 @@ pub enum StrategyError {
         /// What to do.
         remedy: String,
     },
-    /// The processor that trains failed, or has no room.
-    #[error("{0}")]
-    Device(String),
+    /// The device that trains failed, or has no room.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A source ended before its run did.
+    #[error("the batches ended before {at:?}; resume the run with the configuration it was started with")]
+    Ended {
+        /// The batch that was to come.
+        at: Box<RunPosition>,
+    },
+    /// Batches outside of a run's phases were asked for twice, or for a table, which they do not have.
+    #[error("an evaluation was opened twice; this is a bug of esker: report it")]
+    OpenedTwice,
+    /// A stage panicked.
+    #[error(transparent)]
+    Panicked(#[from] StagePanicked),
+    /// State of an earlier process could not be written or read.
+    #[error("{name}: {problem}; start the run again with another --out")]
+    State {
+        /// What it is.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Somebody asked for an end before there was a batch.
     #[error("stopped")]
     Stopped,

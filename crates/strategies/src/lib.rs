@@ -1,6 +1,10 @@
 //! Where batches come from. A strategy says what memory it needs, prepares what it must, and then yields batches that
-//! are ready to train on: a sample and the rows of its nodes. One small file each; they compose parts of `sample`, `plan`
-//! and `fetch`, and hold no loop over rows. All exact strategies yield the same batches and the same bytes.
+//! are ready to train on. One small file or folder each; they compose parts of `sample`, `plan` and `fetch`, and hold no loop
+//! over rows. All exact strategies yield the same batches and the same bytes.
+//!
+//! The contract: a [`Job`] says what is wanted; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
+//! that a step needs, and a [`Feedback`] is what flows back from it. Everything is generic over the
+//! [`Device`](esker_device::Device) that trains.
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -8,69 +12,71 @@ mod direct;
 mod diskgnn;
 mod error;
 mod ginex;
-mod held;
+mod input_table;
 mod job;
 mod lists;
 mod memory;
 mod mmap;
+mod needs;
+mod outline;
+mod phases;
+mod position;
 mod resident;
+mod sampling;
+mod source;
+mod state;
 mod table;
 
-pub use batch::{Batch, BatchSource, RowBuffer, RowMaker};
+pub use batch::{
+    Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, Input, LiveRows, LiveTable,
+    NamedColumn, Pull, Push, Pushed,
+};
 pub use error::{Result, StrategyError};
-pub use held::{FreshRows, HeldRows, Hold, RowHolder};
-pub use job::{Evaluation, Job, OutOfCore};
+pub use input_table::InputTable;
+pub use job::{EvaluationSchedule, Inference, Job};
+pub use needs::{Grant, Needs, Others, grant};
+pub use outline::{EvaluationOutline, JobOutline, OutOfCore};
+pub use position::{Phase, RunPosition};
+pub use state::{CheckpointReader, CheckpointSink, SavedState};
 pub use table::{MemoryLine, MemoryTable};
 
+use esker_device::Device;
 use esker_fetch::pipeline::StageTimes;
-use esker_sample::Position;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
-/// A way to bring batches to the trainer.
-pub trait Strategy<R: RowBuffer>: Send {
-    /// What it will hold, line by line, before anything is allocated: itself, its batches, and those of evaluation.
-    fn memory(&self, job: &Job) -> Result<MemoryTable>;
+/// A way to bring batches to whoever trains.
+pub trait Strategy<D: Device>: Send {
+    /// What it needs of memory, before anything is allocated.
+    fn needs(&self, job: &JobOutline) -> Result<Needs>;
 
-    /// Opens and reads what training needs all the time, and does work on disk that comes before training. To be called
-    /// once the memory it asked for is granted.
-    fn prepare(&mut self, job: &Job) -> Result<()>;
+    /// Opens and reads what training needs all the time, and does work on disk that comes before training: resumable, and used
+    /// again while its inputs have not changed. To be called once the memory it asked for is granted.
+    fn prepare(&mut self, job: &Job) -> Result<Prepared>;
 
-    /// Batches from a position to the end of the run. Epochs follow each other without a break.
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>>;
+    /// Batches from a position to the end of the run, with the state of an earlier process where there is any. Phases follow each
+    /// other without a break.
+    fn batches(
+        &mut self,
+        job: &Job,
+        from: RunPosition,
+        state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>>;
 
-    /// Batches over other seeds (validation, test).
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>>;
+    /// Batches over any seeds, outside of the run's phases: predictions, blocks of all nodes.
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>>;
+}
 
-    /// Whether it makes use of memory beyond what its table says: of all that is left.
-    fn takes_the_rest(&self) -> bool {
-        false
-    }
-
-    /// Epochs whose batches differ, where later ones repeat them; once it is prepared.
-    fn epochs_sampled(&self) -> Option<u64> {
-        None
-    }
-
-    /// What its work before training left on disk, for machines to read; once it is prepared.
-    fn prepared(&self) -> Option<serde_json::Value> {
-        None
-    }
-
-    /// Whether it holds rows through a [`RowHolder`] where the processor has memory of its own: what is left there is kept for them.
-    fn holds_rows(&self) -> bool {
-        false
-    }
-
-    /// How it shared out what it was granted, in lines for a person; once it is prepared.
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Writes the rows of nodes to `values`: what inference over the whole graph reads, block by block.
-    fn rows(&mut self, nodes: &[esker_types::NodeId], values: &mut [f32]) -> Result<()>;
+/// What a strategy's work before training came to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Prepared {
+    /// Epochs whose batches differ, where later ones repeat them.
+    pub epochs_sampled: Option<u64>,
+    /// What was left on disk, for machines to read.
+    pub on_disk: Option<serde_json::Value>,
+    /// How it shared out what it was granted, in lines for a person.
+    pub notes: Vec<String>,
 }
 
 /// The strategies by name.
@@ -93,18 +99,42 @@ impl StrategyKind {
     pub const ALL: [StrategyKind; 4] =
         [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
 
-    /// The strategy. Rows of batches are made by `rows`; those that it keeps for the whole run may be held by `holder`.
-    pub fn build<R: RowBuffer>(
-        self,
-        rows: RowMaker<R>,
-        holder: Option<Arc<dyn RowHolder<R>>>,
-    ) -> Box<dyn Strategy<R>> {
+    /// What it needs of memory; no device is needed to know.
+    pub fn needs(self, job: &JobOutline) -> Result<Needs> {
         match self {
-            StrategyKind::Memory => Box::new(memory::strategy(rows)),
-            StrategyKind::Mmap => Box::new(mmap::strategy(rows)),
-            StrategyKind::Ginex => Box::new(ginex::strategy(rows)),
-            StrategyKind::DiskGnn => Box::new(diskgnn::strategy(rows, holder)),
+            StrategyKind::Memory => memory::needs(job),
+            StrategyKind::Mmap => mmap::needs(job),
+            StrategyKind::Ginex => ginex::needs(job),
+            StrategyKind::DiskGnn => diskgnn::needs(job),
         }
+    }
+
+    /// The strategy for a device, which may cache rows in so many bytes of its own memory.
+    pub fn build<D: Device>(self, device: D, cache_bytes: u64) -> Box<dyn Strategy<D>> {
+        match self {
+            StrategyKind::Memory => Box::new(memory::strategy(device)),
+            StrategyKind::Mmap => Box::new(mmap::strategy(device)),
+            StrategyKind::Ginex => Box::new(ginex::strategy(device)),
+            StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device, cache_bytes)),
+        }
+    }
+
+    /// What sampling a block of inference, of so many rows and as many neighbours, takes beside its sampler and samples.
+    pub fn workspace_bytes(self, job: &JobOutline, rows: u64) -> u64 {
+        match self {
+            StrategyKind::Memory | StrategyKind::Mmap => 0,
+            StrategyKind::Ginex | StrategyKind::DiskGnn => direct::workspace_bytes(job, rows, rows),
+        }
+    }
+
+    /// Whether it can repeat the batches of some epochs in later ones.
+    pub fn repeats_epochs(self) -> bool {
+        self != StrategyKind::Ginex
+    }
+
+    /// Whether what it keeps on disk lies beside the dataset, or where `--prepared` says; else with the run.
+    pub fn keeps_beside_dataset(self) -> bool {
+        self == StrategyKind::DiskGnn
     }
 }
 

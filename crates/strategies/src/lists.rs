@@ -1,12 +1,15 @@
 //! Neighbour lists while batches are sampled ahead: all in memory where they fit, else on disk with the best in a cache.
 
-use crate::{Job, Result, StrategyError};
+use crate::{Job, JobOutline, Result, StrategyError};
 use esker_plan::TopByScore;
 use esker_sample::{
     AnyTopology, CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word,
 };
 use esker_types::ByteCount;
 use std::sync::Arc;
+
+/// Bytes on disk of a node's count, while it is chosen which lists are cached.
+const COUNT_BYTES: u64 = 4;
 
 /// What lists may take.
 #[derive(Debug, Clone, Copy, Default)]
@@ -16,11 +19,13 @@ pub(crate) struct ListRoom {
     pub all: bool,
     /// While it is chosen which are cached.
     pub choosing_bytes: u64,
+    /// For the copy of cached lists on disk, and for counts while it is chosen; all that it takes where that is not said.
+    pub disk_bytes: Option<u64>,
 }
 
 impl ListRoom {
     /// What was asked for, or all of `left`, while a phase may hold `phase_bytes`.
-    pub fn within(job: &Job, left: u64, phase_bytes: u64) -> Result<ListRoom> {
+    pub fn within(job: &JobOutline, left: u64, phase_bytes: u64) -> Result<ListRoom> {
         let asked = job.out_of_core.neighbour_cache_bytes;
         if let Some(asked) = asked.filter(|asked| *asked > left) {
             let (asked, left) = (ByteCount(asked), ByteCount(left));
@@ -31,17 +36,17 @@ impl ListRoom {
         }
         let bytes = asked.unwrap_or(left);
         let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
-        Ok(ListRoom { bytes, all, choosing_bytes: phase_bytes })
+        Ok(ListRoom { bytes, all, choosing_bytes: phase_bytes, disk_bytes: None })
     }
 }
 
 /// Where lists are between phases.
-pub(crate) struct Lists {
+pub(crate) struct NeighbourLists {
     pub graph: Arc<DiskGraph>,
-    kind: Kind,
+    kind: ListsKept,
 }
 
-enum Kind {
+enum ListsKept {
     /// They fit a phase, and are read whole.
     All,
     /// The best of them have a file of their own.
@@ -50,22 +55,24 @@ enum Kind {
     None,
 }
 
-/// Lists as samplers use them.
-pub(crate) enum Loaded<W> {
+/// NeighbourLists as samplers use them.
+pub(crate) enum LoadedNeighbours<W> {
     Memory(InMemory<W>),
     Disk(OnDisk<W>),
 }
 
-impl Lists {
+impl NeighbourLists {
     /// Chooses what is cached: by out-degree over in-degree, until the room is full (section 3.2).
-    pub fn prepare<W: Word>(job: &Job, room: ListRoom, graph: Arc<DiskGraph>) -> Result<Lists> {
+    pub fn prepare<W: Word>(job: &Job, room: ListRoom, graph: Arc<DiskGraph>) -> Result<NeighbourLists> {
         let entry_bytes = size_of::<W>() as u64;
         let (nodes, folder) = (graph.nodes(), &job.out_of_core.scratch);
         let index_bytes = CacheIndex::bytes_for(nodes, graph.entries());
+        let on_disk = room.disk_bytes.map(|bytes| bytes.saturating_sub(nodes * COUNT_BYTES) / entry_bytes);
         let entries = room.bytes.saturating_sub(index_bytes) / entry_bytes;
+        let entries = entries.min(on_disk.unwrap_or(u64::MAX));
         if room.all || entries == 0 {
-            let kind = if room.all { Kind::All } else { Kind::None };
-            return Ok(Lists { graph, kind });
+            let kind = if room.all { ListsKept::All } else { ListsKept::None };
+            return Ok(NeighbourLists { graph, kind });
         }
         // Until training starts, a phase's memory is free.
         let counts =
@@ -87,25 +94,35 @@ impl Lists {
         })?;
         drop(top);
         let lists = CachedLists::write::<W>(&graph, index, folder)?;
-        Ok(Lists { graph, kind: Kind::Some(lists) })
+        Ok(NeighbourLists { graph, kind: ListsKept::Some(lists) })
     }
 
     /// Reads what a phase of sampling has in memory.
-    pub fn load<W: Word>(&self, job: &Job) -> Result<Loaded<W>> {
+    pub fn load<W: Word>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
         let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
-            Kind::All => return Ok(Loaded::Memory(InMemory::load(&job.dataset, job.direction)?)),
-            Kind::Some(lists) => Some(Arc::new(lists.load()?)),
-            Kind::None => None,
+            ListsKept::All => {
+                return Ok(LoadedNeighbours::Memory(InMemory::load(&job.dataset, job.direction)?));
+            }
+            ListsKept::Some(lists) => Some(Arc::new(lists.load()?)),
+            ListsKept::None => None,
         };
-        Ok(Loaded::Disk(OnDisk::new(self.graph.clone(), cache)))
+        Ok(LoadedNeighbours::Disk(OnDisk::new(self.graph.clone(), cache)))
+    }
+
+    /// Bytes that they take on disk beside the dataset.
+    pub fn disk_bytes<W: Word>(&self) -> u64 {
+        match &self.kind {
+            ListsKept::Some(lists) => lists.index().entries() * size_of::<W>() as u64,
+            _ => 0,
+        }
     }
 
     /// In words.
     pub fn note(&self) -> String {
         match &self.kind {
-            Kind::All => "all neighbour lists in memory while sampling".into(),
-            Kind::None => "no neighbour list in memory".into(),
-            Kind::Some(lists) => {
+            ListsKept::All => "all neighbour lists in memory while sampling".into(),
+            ListsKept::None => "no neighbour list in memory".into(),
+            ListsKept::Some(lists) => {
                 let share = lists.index().entries() as f64 / self.graph.entries().max(1) as f64 * 100.0;
                 let count = esker_types::grouped(lists.index().count());
                 format!(

@@ -1,26 +1,29 @@
 //! Everything in RAM. The reference: every exact strategy must yield the same batches and bytes.
 
-use crate::batch::{RowBuffer, RowMaker};
-use crate::resident::{Hold, ResidentStrategy};
-use crate::{Job, MemoryTable, Result};
+use crate::resident::{self, ResidentRows, ResidentStrategy};
+use crate::{JobOutline, Needs, Result};
 use esker_fetch::FeatureRows;
 use esker_store::Dataset;
 
 /// Features in RAM.
 pub struct InRam;
 
-impl Hold for InRam {
-    fn memory(&self, job: &Job, table: &mut MemoryTable) -> Result<()> {
-        table.add("features", FeatureRows::bytes_in_memory(&job.dataset)?);
-        Ok(())
-    }
-
+impl ResidentRows for InRam {
     fn open(&self, dataset: &Dataset) -> Result<FeatureRows> {
         Ok(FeatureRows::load(dataset, u64::MAX)?)
     }
+
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        needs(job)
+    }
+}
+
+/// What it needs of memory.
+pub fn needs(job: &JobOutline) -> Result<Needs> {
+    resident::needs(job, &[("features", FeatureRows::bytes_in_memory(&job.dataset)?)])
 }
 
 /// Topology and features in RAM.
-pub fn strategy<R: RowBuffer>(rows: RowMaker<R>) -> ResidentStrategy<R, InRam> {
-    ResidentStrategy::new(rows, InRam)
+pub fn strategy<D>(device: D) -> ResidentStrategy<D, InRam> {
+    ResidentStrategy::new(device, InRam)
 }

@@ -1,38 +1,34 @@
 //! A topology in memory and rows that can be read by node at any time: what `memory` and `mmap` share. Two stages, sampling
 //! and gathering, run ahead of the trainer.
 
-use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
-use crate::{Evaluation, Job, MemoryTable, Result, SourceCounters, Strategy, StrategyError};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crate::phases::{PhaseSource, Phases};
+use crate::sampling::{ResidentTopology, SampledBatch, Walk, sampling_bytes};
+use crate::source::Stages;
+use crate::{
+    Batch, BatchSource, Blocks, CheckpointReader, Exchange, FixedRows, Inference, Input, InputTable, Job,
+    JobOutline, MemoryTable, Needs, Prepared, Result, RunPosition, SourceCounters, Strategy,
+};
+use esker_device::{Device, HostRows};
 use esker_fetch::FeatureRows;
-use esker_fetch::pipeline::{Buffers, Pipeline};
-use esker_sample::bulk::positions;
-use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, Word};
+use esker_fetch::pipeline::Permits;
+use esker_sample::{AnyTopology, Position};
 use esker_store::Dataset;
-use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Samples beyond the batches whose rows are held: one being made, one waiting.
-const SAMPLES_AHEAD: usize = 2;
-
-/// A topology of either width, shared by sources.
-enum Topology {
-    Narrow(Arc<InMemory<u32>>),
-    Wide(Arc<InMemory<u64>>),
+/// Where a strategy with a topology in memory has its rows.
+pub trait ResidentRows: Send {
+    /// Opens them.
+    fn open(&self, dataset: &Dataset) -> Result<FeatureRows>;
+    /// What the strategy needs of memory.
+    fn needs(&self, job: &JobOutline) -> Result<Needs>;
 }
 
-/// The graph as sources read it.
-struct Resident {
-    topology: Topology,
-    rows: Arc<FeatureRows>,
-    pool: Arc<ThreadPool>,
-}
-
-/// What sources take, whatever holds the rows: the topology, and samples and rows of batches.
-fn memory(job: &Job) -> MemoryTable {
+/// What such a strategy needs of memory: what `rows` take, the topology, samples and rows of batches.
+pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let mut table = MemoryTable::default();
+    rows.iter().for_each(|(what, bytes)| table.add(*what, *bytes));
     table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
     let row_bytes = job.dim() * 4;
     let bound = job.bound(&job.settings, job.largest_batch);
@@ -46,92 +42,75 @@ fn memory(job: &Job) -> MemoryTable {
         table.add("evaluation: sampling", sampling);
         table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(row_bytes));
     }
-    table
+    Ok(Needs { host: table, ..Needs::default() })
 }
 
-/// What each of some samplers may hold.
-fn sampling_bytes(job: &Job, settings: &Settings, batch: u64, held: usize, samplers: usize) -> u64 {
-    job.bound(settings, batch).bytes(samples_of(held, samplers) as u64)
+/// The graph as sources read it.
+struct Resident<D> {
+    topology: ResidentTopology,
+    rows: Arc<FeatureRows>,
+    pool: Arc<ThreadPool>,
+    device: D,
 }
 
-/// Samples that go round at each of some samplers, which take batches in turn.
-fn samples_of(held: usize, samplers: usize) -> usize {
-    held.div_ceil(samplers.max(1)) + SAMPLES_AHEAD
+/// A topology in memory, and rows wherever they are.
+pub struct ResidentStrategy<D, H> {
+    device: D,
+    rows: H,
+    graph: Option<Arc<Resident<D>>>,
 }
 
-/// Where a strategy with a topology in memory holds its rows.
-pub trait Hold: Send {
-    /// Adds what that takes.
-    fn memory(&self, job: &Job, table: &mut MemoryTable) -> Result<()>;
-    /// Opens them.
-    fn open(&self, dataset: &Dataset) -> Result<FeatureRows>;
-}
-
-/// A topology in memory, and rows wherever they are held.
-pub struct ResidentStrategy<R, H> {
-    rows: RowMaker<R>,
-    hold: H,
-    graph: Option<Resident>,
-}
-
-impl<R, H> ResidentStrategy<R, H> {
-    pub fn new(rows: RowMaker<R>, hold: H) -> ResidentStrategy<R, H> {
-        ResidentStrategy { rows, hold, graph: None }
+impl<D, H> ResidentStrategy<D, H> {
+    pub fn new(device: D, rows: H) -> ResidentStrategy<D, H> {
+        ResidentStrategy { device, rows, graph: None }
     }
 
     /// The graph, once it was opened. Asking before is a bug.
-    fn prepared(&self) -> &Resident {
+    fn opened(&self) -> &Arc<Resident<D>> {
         self.graph.as_ref().expect("a strategy is prepared before it yields batches")
     }
 }
 
-impl<R: RowBuffer, H: Hold> Strategy<R> for ResidentStrategy<R, H> {
-    fn memory(&self, job: &Job) -> Result<MemoryTable> {
-        let mut table = MemoryTable::default();
-        self.hold.memory(job, &mut table)?;
-        table.extend(memory(job));
-        Ok(table)
-    }
-
-    fn prepare(&mut self, job: &Job) -> Result<()> {
-        self.graph = Some(Resident::open(job, self.hold.open(&job.dataset)?)?);
-        Ok(())
-    }
-
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
-        self.prepared().batches(job, from, &self.rows)
-    }
-
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
-        self.prepared().evaluation(job, over, &self.rows)
-    }
-
-    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        self.prepared().rows(nodes, values)
+impl<D: Device, H: ResidentRows> ResidentStrategy<D, H> {
+    /// A run of some phases, of which `training` yields the first.
+    fn phases(&self, job: &Job, from: RunPosition, training: Box<dyn PhaseSource<D>>) -> Phases<D> {
+        let (graph, rows) = (self.opened().clone(), self.opened().clone());
+        let open = Box::new(move |job: &Job, over: &Inference| graph.inference(job, over));
+        Phases::new(job, from, training, open, Box::new(move || Ok(rows.table())))
     }
 }
 
-impl Resident {
-    /// Reads the topology; rows are as the strategy holds them.
-    fn open(job: &Job, rows: FeatureRows) -> Result<Resident> {
-        let topology = match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
-            AnyTopology::Narrow(graph) => Topology::Narrow(Arc::new(graph)),
-            AnyTopology::Wide(graph) => Topology::Wide(Arc::new(graph)),
-        };
-        let threads = job.threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
-        Ok(Resident { topology, rows: Arc::new(rows), pool: Arc::new(pool) })
+impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        self.rows.needs(job)
     }
 
-    /// Batches of the run from a position on.
-    fn batches<R: RowBuffer>(
-        &self,
+    fn prepare(&mut self, job: &Job) -> Result<Prepared> {
+        let topology = ResidentTopology::load(job)?;
+        let (rows, pool) = (Arc::new(self.rows.open(&job.dataset)?), job.pool.clone());
+        self.graph = Some(Arc::new(Resident { topology, rows, pool, device: self.device.clone() }));
+        Ok(Prepared::default())
+    }
+
+    fn batches(
+        &mut self,
         job: &Job,
-        from: Position,
-        make_rows: &RowMaker<R>,
-    ) -> Result<Box<dyn BatchSource<R>>> {
-        let plan = Plan {
+        from: RunPosition,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        let training = self.opened().training(job, job.training_position(from))?;
+        Ok(Box::new(self.phases(job, from, training)))
+    }
+
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
+        Ok(Box::new(Phases::alone(job, over, self.opened().inference(job, over)?)))
+    }
+}
+
+impl<D: Device> Resident<D> {
+    /// Batches of training from a position on.
+    fn training(&self, job: &Job, from: Position) -> Result<Box<dyn PhaseSource<D>>> {
+        self.source(Walk {
             batches: job.batches.clone(),
             from,
             epochs: job.epochs,
@@ -141,175 +120,61 @@ impl Resident {
             held: job.batches_held,
             rows: true,
             samplers: job.samplers.max(1),
-        };
-        self.source(plan, make_rows)
+        })
     }
 
     /// Batches over other seeds: their only epoch.
-    fn evaluation<R: RowBuffer>(
-        &self,
-        job: &Job,
-        over: &Evaluation,
-        make_rows: &RowMaker<R>,
-    ) -> Result<Box<dyn BatchSource<R>>> {
-        let plan = Plan {
+    fn inference(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
+        let sampling = || sampling_bytes(job, &over.settings, over.largest_batch, 1, 1);
+        self.source(Walk {
             batches: over.batches.clone(),
             from: Position { epoch: 0, batch: 0 },
             epochs: 1,
             epochs_sampled: 1,
             settings: over.settings.clone(),
-            most_bytes: over
-                .sampling_bytes
-                .unwrap_or_else(|| sampling_bytes(job, &over.settings, over.largest_batch, 1, 1)),
+            most_bytes: over.sampling_bytes.unwrap_or_else(sampling),
             held: 1,
             rows: over.rows,
             samplers: 1,
-        };
-        self.source(plan, make_rows)
-    }
-
-    /// The rows of nodes.
-    fn rows(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        Ok(self.pool.install(|| self.rows.gather(nodes, values))?)
-    }
-
-    fn source<R: RowBuffer>(&self, plan: Plan, make_rows: &RowMaker<R>) -> Result<Box<dyn BatchSource<R>>> {
-        Ok(match &self.topology {
-            Topology::Narrow(graph) => Box::new(self.source_over(graph, plan, make_rows)?),
-            Topology::Wide(graph) => Box::new(self.source_over(graph, plan, make_rows)?),
         })
     }
 
-    fn source_over<W: Word, R: RowBuffer>(
-        &self,
-        graph: &Arc<InMemory<W>>,
-        plan: Plan,
-        make_rows: &RowMaker<R>,
-    ) -> Result<Source<R>> {
-        let (stop, stopped) = bounded::<()>(0);
-        let places = Buffers::<()>::new(plan.held);
-        let samplers = (0..plan.samplers).map(|number| sample_stage(graph, &plan, number, &stopped));
-        let sampled = match samplers.collect::<Result<Vec<_>>>()? {
-            mut only if only.len() == 1 => only.remove(0),
-            several => Pipeline::in_turn(several),
-        };
-        let (rows, pool, make_rows) = (self.rows.clone(), self.pool.clone(), make_rows.clone());
-        let gathered = Arc::new(AtomicU64::new(0));
-        let (count, with_rows) = (gathered.clone(), plan.rows);
+    /// The rows of all nodes.
+    fn table(self: &Arc<Self>) -> InputTable {
+        let graph = self.clone();
+        InputTable::new(self.rows.rows(), self.rows.dim(), move |nodes, values| {
+            Ok(graph.pool.install(|| graph.rows.gather(nodes, &[], values))?)
+        })
+    }
+
+    fn source(&self, walk: Walk) -> Result<Box<dyn PhaseSource<D>>> {
+        let sampled = self.topology.sampled(&walk)?;
+        let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
+        let (permits, gathered) = (Permits::new(walk.held), Arc::new(AtomicU64::new(0)));
+        let (count, with_rows) = (gathered.clone(), walk.rows);
         let pipeline =
-            sampled.then("gather", plan.held.saturating_sub(2), move |clock, mut sampled: Sampled| {
-                let (at, sample, samples) =
-                    (sampled.at, std::mem::take(&mut sampled.sample), sampled.samples.clone());
-                if clock.blocked(|| places.take(&stopped)).is_none() {
-                    return Ok(None);
-                }
-                let nodes = if with_rows { &sample.node_ids[..] } else { &[] };
-                let mut batch_rows = make_rows(nodes.len(), rows.dim());
-                pool.install(|| rows.gather(nodes, batch_rows.values_mut()))?;
-                count.fetch_add(nodes.len() as u64, Ordering::Relaxed);
-                Ok(Some(Batch { at, sample, rows: Some(batch_rows), samples, places: places.clone() }))
+            sampled.then("gather", walk.held.saturating_sub(2), move |stage, sampled: SampledBatch| {
+                let SampledBatch { at, sample, targets } = sampled;
+                let Some(permit) = stage.permit(&permits) else { return Ok(None) };
+                let input = match with_rows {
+                    true => {
+                        let mut input = device.host_rows(sample.node_ids.len(), rows.dim());
+                        pool.install(|| rows.gather(&sample.node_ids, &sample.unneeded, input.values_mut()))?;
+                        count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
+                        Input::fixed(FixedRows::Host(input))
+                    }
+                    false => Input::none(),
+                };
+                let (at, blocks, exchange) = (at.into(), Blocks::Host(sample), Exchange::none());
+                Ok(Some(Batch { at, blocks, input, targets, exchange, permit }))
             });
         let row_bytes = self.rows.row_bytes() as u64;
         // What the page cache found is not known.
         let tier = self.rows.is_in_memory().then_some("memory");
-        Ok(Source { stop: Some(stop), pipeline: Some(pipeline), gathered, row_bytes, tier })
-    }
-}
-
-/// A sample, and where it goes in the end.
-struct Sampled {
-    at: Position,
-    sample: Sample,
-    samples: Buffers<Sample>,
-}
-
-impl Drop for Sampled {
-    fn drop(&mut self) {
-        // One that nobody took must not be missing: its sampler may wait for it.
-        if !self.sample.node_ids.is_empty() {
-            self.samples.put(std::mem::take(&mut self.sample));
-        }
-    }
-}
-
-/// One of the samplers that take batches in turn.
-fn sample_stage<W: Word>(
-    graph: &Arc<InMemory<W>>,
-    plan: &Plan,
-    number: usize,
-    stopped: &Receiver<()>,
-) -> Result<Pipeline<Sampled, StrategyError>> {
-    let count = samples_of(plan.held, plan.samplers);
-    let sampler = Sampler::new(graph.clone(), plan.settings.clone(), plan.most_bytes)?;
-    let mut sampler = sampler.with_samples(count as u64);
-    let (samples, batches, stopped) = (Buffers::<Sample>::new(count), plan.batches.clone(), stopped.clone());
-    let mut positions =
-        positions_of(batches.clone(), plan.from, plan.epochs).skip(number).step_by(plan.samplers);
-    let (mut seeds, repeat) = (Vec::new(), plan.epochs_sampled.max(1));
-    Ok(Pipeline::start("sample", 1, move |clock| {
-        let Some(at) = positions.next() else { return Ok(None) };
-        let Some(mut sample) = clock.blocked(|| samples.take(&stopped)) else { return Ok(None) };
-        let drawn = Position { epoch: at.epoch % repeat, ..at };
-        batches.seeds(drawn, &mut seeds)?;
-        sampler.sample(drawn, &seeds, &mut sample)?;
-        Ok(Some(Sampled { at, sample, samples: samples.clone() }))
-    }))
-}
-
-/// What a source runs through.
-struct Plan {
-    batches: Arc<dyn Batches>,
-    from: Position,
-    epochs: u64,
-    epochs_sampled: u64,
-    settings: Settings,
-    most_bytes: u64,
-    held: usize,
-    rows: bool,
-    samplers: usize,
-}
-
-/// The positions of a run, for a thread of its own.
-pub(crate) fn positions_of(
-    batches: Arc<dyn Batches>,
-    from: Position,
-    epochs: u64,
-) -> impl Iterator<Item = Position> + Send {
-    (from.epoch..epochs).flat_map(move |epoch| {
-        let first = if epoch == from.epoch { from } else { Position { epoch, batch: 0 } };
-        positions(&*batches, first, epoch + 1).collect::<Vec<_>>()
-    })
-}
-
-struct Source<R> {
-    /// Dropped first: stages that wait for buffers give up.
-    stop: Option<Sender<()>>,
-    pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
-    gathered: Arc<AtomicU64>,
-    row_bytes: u64,
-    tier: Option<&'static str>,
-}
-
-impl<R: RowBuffer> BatchSource<R> for Source<R> {
-    fn next(&mut self) -> Result<Option<Batch<R>>> {
-        self.pipeline.as_mut().and_then(Pipeline::receive).transpose()
-    }
-
-    fn counters(&self) -> SourceCounters {
-        let rows = self.gathered.load(Ordering::Relaxed);
-        SourceCounters {
-            stages: self.pipeline.as_ref().map(Pipeline::times).unwrap_or_default(),
-            rows,
-            bytes_useful: rows * self.row_bytes,
-            hits: self.tier.iter().map(|tier| (tier.to_string(), rows)).collect(),
-            ..SourceCounters::default()
-        }
-    }
-}
-
-impl<R> Drop for Source<R> {
-    fn drop(&mut self) {
-        self.stop = None;
-        self.pipeline = None;
+        Ok(Box::new(Stages::new(pipeline, move |stages| {
+            let rows = gathered.load(Ordering::Relaxed);
+            let hits = tier.iter().map(|tier| (tier.to_string(), rows)).collect();
+            SourceCounters { stages, rows, bytes_useful: rows * row_bytes, hits, ..SourceCounters::default() }
+        })))
     }
 }

@@ -92,7 +92,8 @@ fn lists_from_memory_a_cache_or_the_disk_yield_the_same_batches() {
         (Direction::Both, 40_000),
         (Direction::Outgoing, 20_000),
     ] {
-        let mut job = Job { direction, ..job(&dataset, 3) };
+        let mut job = job(&dataset, 3);
+        job.direction = direction;
         job.out_of_core.neighbour_cache_bytes = Some(bytes);
         let counters = check(&job);
         shares.push((counters.lists > 0, counters.lists_cached as f64 / counters.lists.max(1) as f64));
@@ -123,7 +124,7 @@ fn a_small_disk_budget_cuts_superbatches_short_and_none_is_refused() {
     let counters = check(&job);
     assert!((4..=24).contains(&counters.stages[1].items), "{:?}", counters.stages);
     job.out_of_core.disk_bytes = 1000;
-    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap();
+    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START.into(), None).unwrap();
     let said = source.next().err().unwrap().to_string();
     assert!(said.contains("--disk-budget") && said.contains("at least"), "{said}");
 }
@@ -134,8 +135,13 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
     let dataset = dataset(directory.path(), 7, Dtype::F32);
     let mut job = job(&dataset, 3);
     job.out_of_core.feature_cache_bytes = Some(1 << 40);
-    let said =
-        strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap().next().err().unwrap().to_string();
+    let said = strategy(StrategyKind::Ginex, &job)
+        .batches(&job, START.into(), None)
+        .unwrap()
+        .next()
+        .err()
+        .unwrap()
+        .to_string();
     assert!(said.contains("--feature-cache") && said.contains("are left for it"), "{said}");
     job.out_of_core.neighbour_cache_bytes = Some(1 << 40);
     let mut ginex = common::build(StrategyKind::Ginex);
@@ -145,7 +151,7 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
 
 /// Takes some batches and goes away, as a killed process does: its traces stay.
 fn take_some(job: &Job, from: Position, count: usize) {
-    let mut source = strategy(StrategyKind::Ginex, job).batches(job, from).unwrap();
+    let mut source = strategy(StrategyKind::Ginex, job).batches(job, from.into(), None).unwrap();
     (0..count).for_each(|_| drop(source.next().unwrap().unwrap()));
 }
 
@@ -194,7 +200,7 @@ fn traces_of_another_run_damaged_ones_and_unfinished_ones_are_removed() {
     let middle = bytes.len() / 3;
     bytes[middle] ^= 0x10;
     fs::write(&path, bytes).unwrap();
-    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap();
+    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START.into(), None).unwrap();
     let said = source.next().err().map(|error| error.to_string()).unwrap_or_default();
     assert!(said.contains("checksum") && said.contains("delete the trace"), "{said}");
 }
@@ -235,7 +241,7 @@ fn a_row_or_list_that_cannot_be_read_is_an_error_with_its_place() {
         // Opened and profiled while it was whole.
         let mut strategy = strategy(StrategyKind::Ginex, &job);
         disk.damage(&path, 4096..u64::MAX);
-        let mut source = strategy.batches(&job, START).unwrap();
+        let mut source = strategy.batches(&job, START.into(), None).unwrap();
         let mut next = || source.next();
         let said = (0..100).find_map(|_| next().err()).expect("a damaged disk is noticed").to_string();
         assert!(said.contains(name) && said.contains("offset"), "{said}");
@@ -246,12 +252,13 @@ fn a_row_or_list_that_cannot_be_read_is_an_error_with_its_place() {
 fn a_source_that_nobody_reads_to_its_end_stops() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path(), 7, Dtype::F32);
-    let mut job = Job { epochs: u64::MAX, ..job(&dataset, 3) };
+    let mut job = job(&dataset, 3);
+    job.epochs = u64::MAX;
     job.out_of_core.superbatch = Some(20);
-    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START).unwrap();
-    let kept = source.next().unwrap().unwrap();
+    let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START.into(), None).unwrap();
+    let mut kept = source.next().unwrap().unwrap();
     drop(source);
-    assert!(!kept.rows().is_empty());
+    assert!(!common::rows_of(&mut kept).is_empty());
 }
 
 #[test]
@@ -259,11 +266,11 @@ fn what_the_table_says_is_more_than_nothing_and_the_rest_goes_to_caches() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path(), 7, Dtype::F32);
     let mut job = job(&dataset, 3);
-    let table = strategy(StrategyKind::Ginex, &job).memory(&job).unwrap();
+    let table = StrategyKind::Ginex.needs(&job).unwrap().host;
     assert!(table.lines.iter().any(|line| line.what.starts_with("in turn: sampling")), "{table}");
     // With what the table says and nothing more, it works.
     job.strategy_bytes = table.total();
     check(&job);
-    let notes = strategy(StrategyKind::Ginex, &job).notes();
+    let notes = common::build(StrategyKind::Ginex).prepare(&job).unwrap().notes;
     assert!(notes[0].contains("superbatches of 24 batches") && notes.len() == 4, "{notes:?}");
 }

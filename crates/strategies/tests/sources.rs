@@ -1,16 +1,19 @@
 //! Every strategy yields the batches that sampling and looking rows up one by one would give, from any position, however
 //! many are held; a source that nobody reads to its end stops.
 
+mod common;
+
 use esker_import::Job as ImportJob;
 use esker_import::generate::{Shape, generate};
+use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
     AnyTopology, Batches, Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Sampler, Seeds,
     Settings,
 };
 use esker_store::{Dataset, file};
-use esker_strategies::{Evaluation, Job, OutOfCore, StrategyKind};
-use esker_types::{Budget, NodeId, Silent, StopSignal};
+use esker_strategies::{Inference, Job, JobOutline, OutOfCore, RunPosition, Strategy, StrategyKind};
+use esker_types::{Budget, NodeId, Silent};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,12 +30,12 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
     let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed: 3 };
     let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
     let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
-    Job {
+    let outline = JobOutline {
         dataset: dataset.clone(),
-        batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
         largest_batch: 64,
         epochs: 2,
         epochs_sampled: None,
+        epoch_batches: 8,
         settings: Settings { seed: 5, fanouts, form: Form::Dense, carry: Carry::default() },
         direction: Direction::Incoming,
         evaluation: None,
@@ -41,14 +44,17 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         batches_held,
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
-        progress: Arc::new(Silent),
-        stop: StopSignal::default(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
             ..OutOfCore::default()
         },
-    }
+    };
+    Job::new(outline, Arc::new(NodeBatches::new(order, seeds).unwrap())).unwrap()
+}
+
+fn build(kind: StrategyKind) -> Box<dyn Strategy<CpuBackend>> {
+    kind.build(CpuBackend::new(), 0)
 }
 
 /// All batches from a position on: where, what was sampled, and the rows.
@@ -83,16 +89,23 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
         let expected = expected(&job(&dataset, 1), from);
         assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
         for kind in StrategyKind::ALL {
-            for (held, samplers) in [(1, 1), (2, 1), (3, 1), (1, 3), (4, 2), (5, 8)] {
-                let job = Job { samplers, ..job(&dataset, held) };
-                let mut strategy =
-                    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
+            for (held, samplers, cached) in
+                [(1, 1, 2000), (2, 1, 0), (3, 1, 200), (1, 3, 700), (4, 2, 1), (5, 8, 2000)]
+            {
+                let mut job = job(&dataset, held);
+                job.samplers = samplers;
+                // So many rows: most caches must let some go.
+                job.out_of_core.feature_cache_bytes = Some(cached * DIM as u64 * 4);
+                job.out_of_core.prepared = Some(directory.path().join(format!("packed-{cached}")));
+                let mut strategy = build(kind);
                 strategy.prepare(&job).unwrap();
-                let mut source = strategy.batches(&job, from).unwrap();
+                let mut source = strategy.batches(&job, from.into(), None).unwrap();
                 for (at, sample, rows) in &expected {
-                    let batch = source.next().unwrap().unwrap();
+                    let mut batch = source.next().unwrap().unwrap();
                     assert!(
-                        batch.at == *at && batch.sample == *sample && batch.rows() == rows,
+                        batch.at == (*at).into()
+                            && batch.blocks.sample() == Some(sample)
+                            && common::rows_of(&mut batch) == *rows,
                         "{kind} {at:?}"
                     );
                 }
@@ -117,15 +130,15 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path());
     for held in [1, 3] {
-        let job = Job { epochs: u64::MAX, ..job(&dataset, held) };
-        let mut strategy =
-            StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
+        let mut job = job(&dataset, held);
+        job.epochs = u64::MAX;
+        let mut strategy = build(StrategyKind::Memory);
         strategy.prepare(&job).unwrap();
-        let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
-        let kept = source.next().unwrap().unwrap();
+        let mut source = strategy.batches(&job, RunPosition::START, None).unwrap();
+        let mut kept = source.next().unwrap().unwrap();
         drop(source);
         // A batch may outlive its source.
-        assert!(!kept.rows().is_empty());
+        assert!(!common::rows_of(&mut kept).is_empty());
     }
 }
 
@@ -136,10 +149,9 @@ fn an_error_of_a_stage_reaches_the_reader() {
     let mut job = job(&dataset, 2);
     let order = Shuffled { batching: Batching::new(3, 2, false).unwrap(), seed: 3 };
     job.batches = Arc::new(NodeBatches::new(order, Seeds::Nodes([5, 2000, 7].map(NodeId).to_vec())).unwrap());
-    let mut strategy =
-        StrategyKind::Mmap.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
+    let mut strategy = build(StrategyKind::Mmap);
     strategy.prepare(&job).unwrap();
-    let mut source = strategy.batches(&job, Position { epoch: 0, batch: 0 }).unwrap();
+    let mut source = strategy.batches(&job, RunPosition::START, None).unwrap();
     let mut said = None;
     for _ in 0..4 {
         match source.next() {
@@ -159,26 +171,26 @@ fn batches_of_evaluation_come_with_or_without_rows() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path());
     let job = job(&dataset, 2);
-    let mut strategy =
-        StrategyKind::Memory.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None);
+    let mut strategy = build(StrategyKind::Memory);
     strategy.prepare(&job).unwrap();
     for rows in [true, false] {
-        let over = Evaluation {
+        let over = Inference {
             batches: job.batches.clone(),
             largest_batch: 64,
             settings: job.settings.clone(),
             rows,
             sampling_bytes: None,
         };
-        let mut source = strategy.evaluation(&job, &over).unwrap();
+        let mut source = strategy.inference(&job, &over).unwrap();
         let mut count = 0;
-        while let Some(batch) = source.next().unwrap() {
-            assert_eq!(batch.rows().len(), if rows { batch.sample.node_ids.len() * DIM } else { 0 });
+        while let Some(mut batch) = source.next().unwrap() {
+            let nodes = batch.blocks.nodes() as usize;
+            assert_eq!(common::rows_of(&mut batch).len(), if rows { nodes * DIM } else { 0 });
             count += 1;
         }
         assert_eq!(count, 8, "one epoch");
     }
-    let memory = strategy.memory(&job).unwrap();
+    let memory = strategy.needs(&job).unwrap().host;
     assert!(memory.lines.iter().any(|line| line.what == "features" && line.bytes >= 2000 * DIM as u64 * 4));
     assert_eq!(memory.total(), memory.lines.iter().map(|line| line.bytes).sum::<u64>());
 }

@@ -124,6 +124,9 @@ pub struct RunConfig {
     /// One batch at a time, nothing ahead: to see what working ahead brings.
     #[serde(default)]
     pub sequential: bool,
+    /// Bytes between two moments of safety while rows are packed; for tests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub safe_point: Option<u64>,
     /// Threads.
     pub threads: usize,
     /// The processor that trains.
@@ -209,11 +212,9 @@ impl RunConfig {
         if self.segment == Some(0) {
             return Err(TrainError::config("--segment 0", "take 1 batch at least, or leave it out"));
         }
-        if self.strategy == StrategyKind::Ginex
-            && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs)
-        {
+        if !self.strategy.repeats_epochs() && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs) {
             return Err(TrainError::config(
-                "ginex samples every epoch anew",
+                format!("{} samples every epoch anew", self.strategy),
                 "leave --epochs-sampled out, or take diskgnn, memory or mmap",
             ));
         }
@@ -247,6 +248,7 @@ impl RunConfig {
             "segment",
             "io_block",
             "sequential",
+            "safe_point",
             "threads",
             "device",
             "gpu_memory",

@@ -21,6 +21,9 @@ pub enum TrainError {
     /// The model refused.
     #[error(transparent)]
     Nn(#[from] NnError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] esker_nn::DeviceError),
     /// The disk refused.
     #[error(transparent)]
     Engine(#[from] esker_io::IoError),

@@ -2,20 +2,22 @@
 //! neighbours, layer by layer.
 
 use crate::memory::Bytes;
-use crate::metrics::{Metrics, Tally};
-use crate::task::{LabelledNodes, SplitBatches, SplitName};
-use crate::{BatchRows, EvaluationMode, Learner, OpenRun, Result, RunConfig, TrainError};
+use crate::metrics::Metrics;
+use crate::task::{LabelledNodes, SplitName};
+use crate::{EvaluationMode, Learner, OpenRun, Result, RunConfig, Task, TrainError};
 use esker_nn::Backend;
 use esker_sample::order::{Batching, Sequential};
-use esker_strategies::{Evaluation, Job, Strategy};
+use esker_sample::{NodeBatches, Seeds};
+use esker_strategies::{BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
 use std::path::Path;
 use std::sync::Arc;
 
 /// What evaluation needs of a run.
 pub(crate) struct Context<'a, B: Backend> {
     pub config: &'a RunConfig,
+    pub task: &'a Task,
     pub job: &'a Job,
-    pub strategy: &'a mut dyn Strategy<BatchRows<B>>,
+    pub strategy: &'a mut dyn Strategy<B>,
     pub learner: &'a Learner<B>,
     /// What inference over the whole graph may hold for a block, and for hidden rows.
     pub whole_bytes: Bytes,
@@ -26,49 +28,65 @@ pub(crate) struct Context<'a, B: Backend> {
 }
 
 /// Batches over nodes as they come.
-pub(crate) fn evaluation_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Evaluation> {
+pub(crate) fn inference_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Inference> {
     let batching = Batching::new(nodes.nodes().len() as u64, config.batch, false)?;
-    let batches = SplitBatches { order: Sequential(batching), nodes: nodes.nodes().clone() };
+    let batches = NodeBatches::new(Sequential(batching), Seeds::Shared(nodes.nodes().clone()))?;
     let (settings, largest_batch) = (config.eval_settings(), config.batch.min(nodes.nodes().len() as u64));
-    Ok(Evaluation { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
+    Ok(Inference { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
 }
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {
-    /// The metrics of some nodes; `None` where there are none or nobody wants them.
-    pub fn evaluate(&mut self, nodes: &LabelledNodes, mode: EvaluationMode) -> Result<Option<Metrics>> {
+    /// The metrics of a split; `None` where nothing of it has a label or nobody wants them. Sampled batches come from `source`,
+    /// whose next phase is the one given, or from a source of their own.
+    pub fn evaluate(
+        &mut self,
+        split: SplitName,
+        mode: EvaluationMode,
+        source: Option<(&mut dyn BatchSource<B>, Phase)>,
+    ) -> Result<Option<Metrics>> {
+        let nodes = self.task.split(split);
         if nodes.labelled() == 0 {
             return Ok(None);
         }
-        match mode {
-            EvaluationMode::None => Ok(None),
-            EvaluationMode::Sampled => Ok(Some(self.sampled(nodes)?)),
-            EvaluationMode::Full => Ok(Some(self.full(nodes)?)),
+        match (mode, source) {
+            (EvaluationMode::None, _) => Ok(None),
+            (EvaluationMode::Full, _) => Ok(Some(self.full(split)?)),
+            (EvaluationMode::Sampled, Some((source, phase))) => Ok(Some(self.sampled(split, source, phase)?)),
+            (EvaluationMode::Sampled, None) => {
+                let over = inference_over(self.config, nodes)?;
+                let mut source = self.strategy.inference(self.job, &over)?;
+                Ok(Some(self.sampled(split, &mut *source, Phase::Test)?))
+            }
         }
     }
 
-    fn sampled(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
-        let (kind, outputs) = self.learner.task();
-        let mut tally = Tally::new(kind, outputs, nodes.nodes().len());
-        let mut source = self.strategy.evaluation(self.job, &evaluation_over(self.config, nodes)?)?;
-        while let Some(batch) = source.next()? {
+    /// As many batches as the nodes of a split make.
+    fn sampled(
+        &mut self,
+        split: SplitName,
+        source: &mut dyn BatchSource<B>,
+        phase: Phase,
+    ) -> Result<Metrics> {
+        let mut tally = self.learner.objective().tally(split);
+        let nodes = self.task.split(split).nodes().len() as u64;
+        for batch in 0..nodes.div_ceil(self.config.batch) {
+            let at = RunPosition { phase, batch };
             if (self.stop)() {
                 return Err(TrainError::Stopped);
             }
-            let judged = self.learner.judge(batch, nodes)?;
-            tally.add(&judged.logits, &judged.labels);
+            let Some(batch) = source.next()?.filter(|batch| batch.at == at) else {
+                return Err(StrategyError::Ended { at: Box::new(at) }.into());
+            };
+            self.learner.evaluate(batch, split, &mut tally)?;
         }
         Ok(tally.finish())
     }
 
-    fn full(&mut self, nodes: &LabelledNodes) -> Result<Metrics> {
-        let (kind, outputs) = self.learner.task();
-        let (mut tally, learner) = (Tally::new(kind, outputs, nodes.nodes().len()), self.learner);
-        self.infer_whole(Some(nodes.nodes()), &mut |block, logits| {
-            let rows: Vec<u32> = (0..block.len() as u32).collect();
-            let (rows, labels) = nodes.pick(kind, block, &rows);
-            let judged = learner.install(|| learner.compare(logits, &rows, labels))?;
-            tally.add(&judged.logits, &judged.labels);
-            Ok(())
+    fn full(&mut self, split: SplitName) -> Result<Metrics> {
+        let (mut tally, learner) = (self.learner.objective().tally(split), self.learner);
+        let nodes = self.task.split(split).nodes().clone();
+        self.infer_whole(Some(&nodes), &mut |block, logits| {
+            learner.compare_nodes(logits, split, block, &mut tally)
         })?;
         Ok(tally.finish())
     }
@@ -80,6 +98,5 @@ pub fn evaluate_run<B: Backend + Clone + 'static>(
     split: SplitName,
     mode: EvaluationMode,
 ) -> Result<Option<Metrics>> {
-    let nodes = run.task.split(split).clone();
-    run.context(&|| false).evaluate(&nodes, mode)
+    run.context(&|| false).evaluate(split, mode, None)
 }

@@ -1,74 +1,42 @@
-//! A model, its optimizer and the threads they compute with: one batch in, one loss out.
+//! A model, what it is trained for, its optimizer and the threads they compute with: one batch in, one loss out, and what flows
+//! back to the source.
 
-use crate::held::BackendHolder;
-use crate::task::{BatchLabels, LabelKind, LabelledNodes};
-use crate::{Result, RunConfig, StageTimes, Step, TrainError};
-use esker_nn::{Backend, HostRows, Kind, Lists, Model, Named, Optimizer, Shape};
-use esker_sample::{LayerView, Sample};
-use esker_strategies::{Batch, RowBuffer, RowHolder, RowMaker};
+use crate::metrics::Tally;
+use crate::objective::{BatchTargets, Network, Objective};
+use crate::task::SplitName;
+use crate::{Result, RunConfig, StageTimes, Step};
+use esker_nn::{
+    Adjacency, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters, load_parameters,
+};
+use esker_sample::{LayerView, Sample, Targets};
+use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed};
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
 
-/// Rows of a batch in host memory, where the processor that trains takes them from.
-pub struct BatchRows<B: Backend>(pub B::Rows);
-
-impl<B: Backend + 'static> RowBuffer for BatchRows<B> {
-    fn values_mut(&mut self) -> &mut [f32] {
-        self.0.values_mut()
-    }
-}
-
 /// A model that learns.
 pub struct Learner<B: Backend> {
     backend: B,
-    model: Model<B>,
+    network: Network<B>,
     optimizer: Optimizer<B>,
     pool: Arc<ThreadPool>,
-    kind: LabelKind,
     inputs: usize,
-    outputs: usize,
-}
-
-/// What a batch of evaluation gave: logits of the rows that have a label.
-pub struct Judged {
-    /// Row after row.
-    pub logits: Vec<f32>,
-    /// Their labels.
-    pub labels: BatchLabels,
 }
 
 impl<B: Backend + Clone + 'static> Learner<B> {
-    /// A model with fresh parameters.
+    /// A model with fresh parameters, for inputs of so many columns. It computes with the threads of the run.
     pub fn new(
         backend: B,
         config: &RunConfig,
         inputs: usize,
-        outputs: usize,
-        kind: LabelKind,
+        objective: Box<dyn Objective<B>>,
+        pool: Arc<ThreadPool>,
     ) -> Result<Learner<B>> {
-        let model = Model::new(&backend, &config.model, inputs, outputs, config.seed)?;
-        let optimizer = Optimizer::new(&model, &config.optimizer)?;
-        let threads = config.threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
-            TrainError::config(
-                format!("{threads} threads could not be started: {error}"),
-                "ask for fewer with --threads",
-            )
-        })?;
+        let model = Model::new(&backend, &config.model, inputs, objective.outputs(), config.seed)?;
+        let network = Network { model, objective };
+        let optimizer = Optimizer::new(&network, &config.optimizer)?;
         backend.check()?;
-        Ok(Learner { backend, model, optimizer, pool: Arc::new(pool), kind, inputs, outputs })
-    }
-
-    /// Makes room for rows where the processor takes them from.
-    pub fn row_maker(&self) -> RowMaker<BatchRows<B>> {
-        let backend = self.backend.clone();
-        Arc::new(move |rows, columns| BatchRows(backend.rows(rows, columns)))
-    }
-
-    /// Holds rows for all batches where the processor reads them best, up to so many bytes of them in its own memory.
-    pub fn row_holder(&self, device_bytes: u64) -> Arc<dyn RowHolder<BatchRows<B>>> {
-        Arc::new(BackendHolder { backend: self.backend.clone(), device_bytes })
+        Ok(Learner { backend, network, optimizer, pool, inputs })
     }
 
     /// Where it computes.
@@ -78,15 +46,15 @@ impl<B: Backend + Clone + 'static> Learner<B> {
 
     /// The model.
     pub fn model(&self) -> &Model<B> {
-        &self.model
+        &self.network.model
     }
 
-    /// What labels mean, and how many columns logits have.
-    pub fn task(&self) -> (LabelKind, usize) {
-        (self.kind, self.outputs)
+    /// What it is trained for.
+    pub fn objective(&self) -> &dyn Objective<B> {
+        &*self.network.objective
     }
 
-    /// What parts of a processor that works on its own did with their time so far.
+    /// What parts of a device that works on its own did with their time so far.
     pub fn device_stages(&self) -> Vec<StageTimes> {
         let busy = self.backend.busy_seconds().into_iter();
         busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
@@ -98,50 +66,108 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         self.optimizer.steps()
     }
 
-    /// Trains on a batch, or begins to: the loss may come later.
-    pub fn step(
-        &mut self,
-        mut batch: Batch<BatchRows<B>>,
-        labels: &LabelledNodes,
-        rate: f64,
-    ) -> Result<Step<B>> {
-        let pool = self.pool.clone();
-        pool.install(move || {
-            let (rows, picked) = self.pick(&batch.sample, labels);
-            if rows.is_empty() {
-                return Ok(Step { batch, rate, numbers: None });
+    /// Trains on a batch, or begins to: the loss may come later. What flows back is to be applied before the next step. A batch in
+    /// which nothing has a label moves nothing, but still exchanges what it says.
+    pub fn step(&mut self, mut batch: Batch<B>, rate: f64) -> Result<(Step<B>, Feedback<B>)> {
+        let threads = self.threads();
+        on(threads.as_deref(), move || {
+            let (seeds, rows) = batch.blocks.seeds();
+            let of = BatchTargets { targets: &batch.targets, seeds: &seeds, rows: &rows };
+            let picked = self.network.objective.pick(SplitName::Train, &of)?;
+            let nodes = batch.blocks.nodes();
+            let mut back = Feedback { at: batch.at, rate: None, pushed: None, input_gradient: None };
+            if picked.is_empty() && batch.exchange.is_none() {
+                // A device that keeps rows of this batch does so when it assembles them.
+                if let Some(FixedRows::Cached(_)) = batch.input.fixed {
+                    drop(batch.input.upload(&self.backend, self.inputs));
+                }
+                return Ok((Step { batch, nodes, rate, numbers: None }, back));
             }
-            let graphs = self.graphs(&batch.sample);
-            let (input, step) = (self.land(&mut batch), self.optimizer.steps());
-            let activations = self.model.forward(&graphs, &input, step);
-            let (loss, gradient) = self.model.loss(activations.logits(), &rows, picked.as_labels())?;
-            self.model.backward(&graphs, &input, activations, gradient, false);
-            let length = self.optimizer.step(&mut self.model, rate)?;
-            Ok(Step { batch, rate, numbers: Some((loss, length)) })
+            let graphs = self.graphs(&mut batch.blocks);
+            let slots = batch.input.live_slots().map(<[u32]>::to_vec);
+            let input = batch.input.upload(&self.backend, self.inputs);
+            let step = self.optimizer.steps();
+            let (backend, pull, mut push) =
+                (&self.backend, batch.exchange.pull.as_ref(), batch.exchange.push.take());
+            let activations = self.network.model.forward_with(&graphs, &input, step, |layer, hidden| {
+                if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
+                    write_pulled(backend, pull, hidden);
+                }
+                if let Some(push) = push.take_if(|push| push.layer == layer) {
+                    back.pushed = Some(read_pushed(backend, push, hidden));
+                }
+            });
+            if picked.is_empty() {
+                self.backend.check()?;
+                return Ok((Step { batch, nodes, rate, numbers: None }, back));
+            }
+            let Network { model, objective } = &mut self.network;
+            let (loss, gradient) = objective.loss(model, activations.logits(), &picked)?;
+            let wanted = batch.exchange.input_gradient;
+            let of_input =
+                model.backward_with(&graphs, &input, activations, gradient, wanted, |layer, gradient| {
+                    // What was pulled was not computed: nothing flows through it.
+                    if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
+                        backend.scatter_rows(None, &pull.rows, gradient);
+                    }
+                });
+            let norm = self.optimizer.step(&mut self.network, rate)?;
+            back.rate = Some(rate);
+            back.input_gradient = of_input.map(|rows| {
+                let slots = slots.unwrap_or_else(|| (0..rows.rows() as u32).collect());
+                Pushed { slots, rows }
+            });
+            Ok((Step { batch, nodes, rate, numbers: Some((loss, norm)) }, back))
         })
     }
 
-    /// Infers a batch and compares its seeds with their labels.
-    pub fn judge(&self, mut batch: Batch<BatchRows<B>>, labels: &LabelledNodes) -> Result<Judged> {
-        self.pool.install(move || {
-            let (rows, picked) = self.pick(&batch.sample, labels);
-            let logits = self.model.infer(&self.graphs(&batch.sample), &self.land(&mut batch));
-            self.compare(&logits, &rows, picked)
+    /// Infers a batch of a split and counts how it compares with its labels.
+    pub fn evaluate(&self, mut batch: Batch<B>, split: SplitName, tally: &mut Tally) -> Result<()> {
+        on(self.threads().as_deref(), move || {
+            let (seeds, rows) = batch.blocks.seeds();
+            let graphs = self.graphs(&mut batch.blocks);
+            let input = batch.input.upload(&self.backend, self.inputs);
+            let logits = self.network.model.infer(&graphs, &input);
+            let of = BatchTargets { targets: &batch.targets, seeds: &seeds, rows: &rows };
+            self.compare(&logits, split, &of, tally)
         })
+    }
+
+    /// Counts how logits of nodes compare with their labels.
+    pub fn compare(
+        &self,
+        logits: &B::Matrix,
+        split: SplitName,
+        of: &BatchTargets<'_>,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let picked = self.network.objective.pick(split, of)?;
+        tally.add(&self.read_rows(logits, &picked.rows)?, &picked.labels);
+        Ok(())
+    }
+
+    /// The same for logits of nodes in order.
+    pub fn compare_nodes(
+        &self,
+        logits: &B::Matrix,
+        split: SplitName,
+        nodes: &[NodeId],
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let rows: Vec<u32> = (0..nodes.len() as u32).collect();
+        let of = BatchTargets { targets: &Targets::Nodes, seeds: nodes, rows: &rows };
+        on(self.threads().as_deref(), || self.compare(logits, split, &of, tally))
     }
 
     /// Infers a batch: its seeds, and their logits row after row.
-    pub fn infer_seeds(&self, mut batch: Batch<BatchRows<B>>) -> Result<(Vec<NodeId>, Vec<f32>)> {
-        self.pool.install(move || {
-            let (nodes, rows) = seed_rows(&batch.sample);
-            let logits = self.model.infer(&self.graphs(&batch.sample), &self.land(&mut batch));
+    pub fn infer_seeds(&self, mut batch: Batch<B>) -> Result<(Vec<NodeId>, Vec<f32>)> {
+        on(self.threads().as_deref(), move || {
+            let (nodes, rows) = batch.blocks.seeds();
+            let graphs = self.graphs(&mut batch.blocks);
+            let input = batch.input.upload(&self.backend, self.inputs);
+            let logits = self.network.model.infer(&graphs, &input);
             Ok((nodes, self.read_rows(&logits, &rows)?))
         })
-    }
-
-    /// Puts rows of logits beside their labels.
-    pub fn compare(&self, logits: &B::Matrix, rows: &[u32], labels: BatchLabels) -> Result<Judged> {
-        Ok(Judged { logits: self.read_rows(logits, rows)?, labels })
     }
 
     /// The numbers of a matrix from row `first` on.
@@ -158,97 +184,110 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         Ok(values)
     }
 
-    /// Brings a batch's feature rows to the processor.
-    pub(crate) fn land(&self, batch: &mut Batch<BatchRows<B>>) -> B::Matrix {
-        self.backend.land(batch.take_rows().0, self.inputs)
+    /// Brings a batch's feature rows to the device.
+    pub(crate) fn upload(&self, batch: &mut Batch<B>) -> B::Matrix {
+        batch.input.upload(&self.backend, self.inputs)
     }
 
-    /// One layer over the lists of a one-hop sample, for inference layer by layer.
+    /// One layer over a one-hop sample, for inference layer by layer.
     pub fn infer_layer(&self, layer: usize, sample: &Sample, input: &B::Matrix) -> B::Matrix {
-        self.pool.install(|| {
+        on(self.threads().as_deref(), || {
             let graph = match sample.layers() {
-                0 => self.no_lists(sample.node_ids.len()),
+                0 => self.without_neighbours(sample.node_ids.len()),
                 _ => self.graph(&sample.layer(0)),
             };
-            self.model.infer_layer(layer, &graph, input)
+            self.network.model.infer_layer(layer, &graph, input)
         })
     }
 
-    /// Runs something with the learner's threads.
+    /// The threads that compute; none where a device computes by itself, and its caller must not wait for those that fetch rows.
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        self.backend.in_host_memory().then(|| self.pool.clone())
+    }
+
+    /// Runs something with the threads of the run.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.pool.install(work)
     }
 
-    /// Parameters and running statistics.
+    /// Parameters and running statistics of the model, and parameters of the objective.
     pub fn export_model(&self) -> Result<Vec<Named>> {
-        let all = self.model.export();
+        let mut all = self.network.model.export();
+        all.extend(export_parameters(&self.backend, &self.network.objective.parameters()));
         self.backend.check()?;
         Ok(all)
     }
 
     /// Steps and the optimizer's state.
     pub fn export_optimizer(&self) -> Result<(u64, Vec<Named>)> {
-        let all = self.optimizer.export(&self.model);
+        let all = self.optimizer.export(&self.network);
         self.backend.check()?;
         Ok(all)
     }
 
     /// Takes up a model's parameters.
     pub fn load_model(&mut self, from: &[Named]) -> Result<()> {
-        Ok(self.model.load(from)?)
+        self.network.model.load(from)?;
+        Ok(load_parameters(&self.backend, from, self.network.objective.parameters_mut())?)
     }
 
     /// Takes up an optimizer's state.
     pub fn load_optimizer(&mut self, steps: u64, from: &[Named]) -> Result<()> {
-        Ok(self.optimizer.load(&self.model, steps, from)?)
+        Ok(self.optimizer.load(&self.network, steps, from)?)
     }
 
-    /// Rows of the last layer's output that seeds with a label have, and their labels.
-    fn pick(&self, sample: &Sample, labels: &LabelledNodes) -> (Vec<u32>, BatchLabels) {
-        let (nodes, rows) = seed_rows(sample);
-        labels.pick(self.kind, &nodes, &rows)
-    }
-
-    /// The lists of every layer.
-    fn graphs(&self, sample: &Sample) -> Vec<B::Graph> {
-        let layers = self.model.layer_count();
-        if self.model.config().kind == Kind::Mlp {
-            return (0..layers).map(|_| self.no_lists(sample.node_ids.len())).collect();
+    /// The graph of every layer: uploaded, or those that are on the device already.
+    fn graphs(&self, blocks: &mut Blocks<B>) -> Vec<B::Graph> {
+        let model = self.model();
+        let layers = model.layer_count();
+        match blocks {
+            Blocks::Device(blocks) => std::mem::take(&mut blocks.graphs),
+            Blocks::Host(sample) if model.config().kind == Kind::Mlp => {
+                (0..layers).map(|_| self.without_neighbours(sample.node_ids.len())).collect()
+            }
+            Blocks::Host(sample) => (0..layers).map(|layer| self.graph(&sample.layer(layer))).collect(),
         }
-        (0..layers).map(|layer| self.graph(&sample.layer(layer))).collect()
     }
 
     fn graph(&self, view: &LayerView) -> B::Graph {
-        self.backend.graph(&Lists {
-            inputs: view.inputs.len(),
-            outputs: view.outputs.len(),
-            nbr_offsets: view.nbr_offsets,
-            nbrs: bytemuck::cast_slice(view.nbrs),
-            base: view.inputs.start,
-            input_degrees: view.input_degrees,
-        })
+        self.backend.graph(&adjacency(view))
     }
 
     /// Rows without neighbours.
-    fn no_lists(&self, rows: usize) -> B::Graph {
-        let nbr_offsets = vec![0; rows + 1];
-        self.backend.graph(&Lists {
-            inputs: rows,
-            outputs: rows,
-            nbr_offsets: &nbr_offsets,
-            nbrs: &[],
-            base: 0,
-            input_degrees: &[],
-        })
+    fn without_neighbours(&self, rows: usize) -> B::Graph {
+        self.backend.graph(&Adjacency::without_neighbours(&Adjacency::no_offsets(rows)))
     }
 }
 
-/// The seeds, and their rows in the last layer's output.
-fn seed_rows(sample: &Sample) -> (Vec<NodeId>, Vec<u32>) {
-    let first = match sample.layers() {
-        0 => 0,
-        layers => sample.layer(layers - 1).outputs.start,
-    };
-    let nodes = sample.seeds.iter().map(|seed| sample.node_ids[seed.index()]).collect();
-    (nodes, sample.seeds.iter().map(|seed| seed.0 - first).collect())
+/// Runs something with these threads, or on the thread that calls.
+fn on<R: Send>(threads: Option<&ThreadPool>, work: impl FnOnce() -> R + Send) -> R {
+    match threads {
+        Some(threads) => threads.install(work),
+        None => work(),
+    }
+}
+
+/// The adjacency of a layer as a device takes it.
+pub fn adjacency<'a>(view: &LayerView<'a>) -> Adjacency<'a> {
+    Adjacency {
+        inputs: view.inputs.len(),
+        outputs: view.outputs.len(),
+        nbr_offsets: view.nbr_offsets,
+        nbrs: bytemuck::cast_slice(view.nbrs),
+        base: view.inputs.start,
+        input_degrees: view.input_degrees,
+    }
+}
+
+/// Writes pulled rows over those that were computed.
+fn write_pulled<B: Backend>(backend: &B, pull: &Pull<B>, hidden: &mut B::Matrix) {
+    let rows = pull.table.gather(backend, &pull.slots);
+    backend.scatter_rows(Some(&rows), &pull.rows, hidden);
+}
+
+/// Copies the rows that are pushed.
+fn read_pushed<B: Backend>(backend: &B, push: Push, hidden: &B::Matrix) -> Pushed<B> {
+    let mut rows = backend.matrix(push.rows.len(), hidden.columns());
+    backend.gather_rows(hidden, &push.rows, &mut rows);
+    Pushed { slots: push.slots, rows }
 }

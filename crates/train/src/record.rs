@@ -223,6 +223,11 @@ impl RunDirectory {
         self.path.join("summary.json")
     }
 
+    /// Where the state of a source is that a checkpoint names.
+    pub fn state_path(&self) -> PathBuf {
+        self.path.join("state")
+    }
+
     /// Where inference over the whole graph keeps hidden rows that do not fit memory.
     pub fn scratch_path(&self) -> PathBuf {
         self.path.join("scratch")

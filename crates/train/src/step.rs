@@ -1,17 +1,17 @@
-//! Training steps that a processor works on: what one needs lives until it is done, and losses come out in order.
+//! Training steps that a device works on: what one needs lives until it is done, and losses come out in order.
 
-use crate::{BatchRows, Result};
+use crate::Result;
 use esker_nn::{Backend, Deferred};
-use esker_sample::Position;
-use esker_strategies::Batch;
+use esker_strategies::{Batch, RunPosition};
 use std::collections::VecDeque;
 
-/// A step that was handed to the processor. It holds its batch, so that nobody else gets the batch's memory before the
-/// work on it is done.
-pub struct Step<B: Backend + 'static> {
-    pub(crate) batch: Batch<BatchRows<B>>,
+/// A step that was handed to the device. It has its batch, so that nobody else gets the batch's memory before the work on it
+/// is done.
+pub struct Step<B: Backend> {
+    pub(crate) batch: Batch<B>,
+    pub(crate) nodes: u64,
     pub(crate) rate: f64,
-    /// The loss, and the length of the gradient where it is clipped; none when no seed has a label.
+    /// The loss, and the norm of the gradient where it is clipped; none when nothing has a label.
     pub(crate) numbers: Option<(B::Number, Option<B::Number>)>,
 }
 
@@ -19,47 +19,46 @@ pub struct Step<B: Backend + 'static> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepDone {
     /// The batch.
-    pub at: Position,
+    pub at: RunPosition,
     /// Its nodes.
     pub nodes: u64,
     /// The learning rate.
     pub rate: f64,
-    /// The loss; none when no seed has a label.
+    /// The loss; none when nothing has a label.
     pub loss: Option<f64>,
 }
 
-impl<B: Backend + 'static> Step<B> {
+impl<B: Backend> Step<B> {
     /// Waits until the step is done, and gives its batch back.
     pub fn wait(self) -> Result<StepDone> {
-        let (at, nodes) = (self.batch.at, self.batch.sample.node_ids.len() as u64);
         let loss = match self.numbers {
             None => None,
-            Some((loss, length)) => {
+            Some((loss, norm)) => {
                 let loss = loss.wait()?;
-                length.map(Deferred::wait).transpose()?;
+                norm.map(Deferred::wait).transpose()?;
                 Some(loss)
             }
         };
-        Ok(StepDone { at, nodes, rate: self.rate, loss })
+        Ok(StepDone { at: self.batch.at, nodes: self.nodes, rate: self.rate, loss })
     }
 }
 
-/// Steps that nobody has waited for yet, [`Backend::STEPS_AHEAD`] at most.
-pub struct InFlight<B: Backend + 'static> {
+/// Steps that nobody has waited for yet: no more than the device allows, and no more than the lag of their source.
+pub struct InFlight<B: Backend> {
     steps: VecDeque<Step<B>>,
+    most: usize,
 }
 
-impl<B: Backend + 'static> Default for InFlight<B> {
-    fn default() -> InFlight<B> {
-        InFlight { steps: VecDeque::new() }
+impl<B: Backend> InFlight<B> {
+    /// For a source with this lag.
+    pub fn new(lag: usize) -> InFlight<B> {
+        InFlight { steps: VecDeque::new(), most: B::STEPS_AHEAD.min(lag) }
     }
-}
 
-impl<B: Backend + 'static> InFlight<B> {
     /// Takes a step up; where there are too many, waits for the first of them.
     pub fn push(&mut self, step: Step<B>) -> Result<Option<StepDone>> {
         self.steps.push_back(step);
-        if self.steps.len() > B::STEPS_AHEAD { self.finish_one() } else { Ok(None) }
+        if self.steps.len() > self.most { self.finish_one() } else { Ok(None) }
     }
 
     /// Waits for the first step; `None` when there is none.

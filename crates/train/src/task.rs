@@ -2,7 +2,6 @@
 
 use crate::{Result, TrainError};
 use esker_nn::Labels;
-use esker_sample::{Batches, Order, Position, SampleError};
 pub use esker_store::LabelKind;
 use esker_store::{ArrayFile, Dataset, LabelInfo, SplitInfo, SplitOver, file};
 use esker_types::NodeId;
@@ -33,7 +32,7 @@ impl SplitName {
 
 /// Labels by place.
 #[derive(Debug, Clone, PartialEq)]
-enum Held {
+enum LabelValues {
     /// A class each; `UNKNOWN` for none.
     Classes(Vec<u32>),
     /// So many numbers each, NaN for unknown.
@@ -46,35 +45,7 @@ const UNKNOWN: u32 = u32::MAX;
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledNodes {
     nodes: Arc<Vec<NodeId>>,
-    held: Arc<Held>,
-}
-
-/// Batches over the nodes of a split, which are shared and not copied.
-pub(crate) struct SplitBatches<O> {
-    pub order: O,
-    pub nodes: Arc<Vec<NodeId>>,
-}
-
-impl<O: Order> Batches for SplitBatches<O> {
-    fn count(&self, epoch: u64) -> u64 {
-        self.order.batches(epoch)
-    }
-
-    fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
-        let mut items = Vec::new();
-        self.order.items(at.epoch, at.batch, &mut items)?;
-        out.clear();
-        for item in items {
-            let last = (self.nodes.len() as u64).saturating_sub(1);
-            let node = self.nodes.get(item as usize).ok_or(SampleError::Seed { found: item, last })?;
-            out.push(*node);
-        }
-        Ok(())
-    }
-
-    fn identity(&self) -> String {
-        format!("{} of {} nodes", self.order.identity(), self.nodes.len())
-    }
+    held: Arc<LabelValues>,
 }
 
 /// Labels of the rows of a batch that have one.
@@ -200,8 +171,8 @@ impl LabelledNodes {
     /// How many have a label.
     pub fn labelled(&self) -> usize {
         match &*self.held {
-            Held::Classes(classes) => classes.iter().filter(|class| **class != UNKNOWN).count(),
-            Held::Numbers(values, width) => {
+            LabelValues::Classes(classes) => classes.iter().filter(|class| **class != UNKNOWN).count(),
+            LabelValues::Numbers(values, width) => {
                 let known = |row: &&[f32]| row.iter().any(|value| !value.is_nan());
                 if *width == 0 { 0 } else { values.chunks(*width).filter(known).count() }
             }
@@ -216,7 +187,7 @@ impl LabelledNodes {
             .zip(rows)
             .filter_map(|(node, row)| self.nodes.binary_search(node).ok().map(|place| (place, *row)));
         match &*self.held {
-            Held::Classes(all) => {
+            LabelValues::Classes(all) => {
                 let mut classes = Vec::with_capacity(rows.len());
                 for (place, row) in places.filter(|(place, _)| all[*place] != UNKNOWN) {
                     picked.push(row);
@@ -224,7 +195,7 @@ impl LabelledNodes {
                 }
                 (picked, BatchLabels::Classes(classes))
             }
-            Held::Numbers(all, width) => {
+            LabelValues::Numbers(all, width) => {
                 let mut values = Vec::with_capacity(rows.len() * width);
                 for (place, row) in places {
                     let label = &all[place * width..(place + 1) * width];
@@ -257,7 +228,7 @@ fn read_split(dataset: &Dataset, split: SplitName, count: u64) -> Result<Vec<Nod
 }
 
 /// Labels of ascending nodes, in one pass over the array.
-fn read_labels(array: &ArrayFile, kind: LabelKind, width: usize, nodes: &[NodeId]) -> Result<Held> {
+fn read_labels(array: &ArrayFile, kind: LabelKind, width: usize, nodes: &[NodeId]) -> Result<LabelValues> {
     match kind {
         LabelKind::Classes => {
             let mut classes = Vec::with_capacity(nodes.len());
@@ -267,7 +238,7 @@ fn read_labels(array: &ArrayFile, kind: LabelKind, width: usize, nodes: &[NodeId
                     let expected = format!("classes below {width}");
                     Err(TrainError::file(array.path(), expected, class, "run `esker verify`"))
                 }
-                None => Ok(Held::Classes(classes)),
+                None => Ok(LabelValues::Classes(classes)),
             }
         }
         LabelKind::Multilabel => {
@@ -278,12 +249,12 @@ fn read_labels(array: &ArrayFile, kind: LabelKind, width: usize, nodes: &[NodeId
                 _ => f32::NAN,
             };
             each_row::<u8>(array, width, nodes, |row| values.extend(row.iter().map(number)))?;
-            Ok(Held::Numbers(values, width))
+            Ok(LabelValues::Numbers(values, width))
         }
         LabelKind::Real => {
             let mut values = Vec::with_capacity(nodes.len() * width);
             each_row::<f32>(array, width, nodes, |row| values.extend_from_slice(row))?;
-            Ok(Held::Numbers(values, width))
+            Ok(LabelValues::Numbers(values, width))
         }
     }
 }

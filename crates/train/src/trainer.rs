@@ -6,15 +6,19 @@ use crate::metrics::Metrics;
 use crate::record::{
     BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
 };
+use crate::state::{StatePart, StateReader, StateWriter, remove_others};
+use crate::task::SplitName;
 use crate::{
-    BatchRows, EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, StepDone, TrainError,
+    EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, RunControl, StepDone, TrainError,
 };
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
 use esker_sample::Position;
-use esker_strategies::{Batch, BatchSource, SourceCounters};
+use esker_strategies::{
+    Batch, BatchSource, CheckpointReader, Phase, RunPosition, SourceCounters, Strategy, StrategyError,
+};
+use esker_types::peak_resident_bytes;
 use esker_types::random::mix;
-use esker_types::{Progress, Silent, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
@@ -84,6 +88,11 @@ struct State {
     metrics_bytes: u64,
     epochs: Vec<EpochRecord>,
     ended: Option<String>,
+    /// State of the source, and which checkpoint this is.
+    #[serde(default)]
+    source: Vec<StatePart>,
+    #[serde(default)]
+    turn: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,7 +109,7 @@ struct Peaks {
 }
 
 /// Trains a run.
-pub struct Trainer<B: Backend + 'static> {
+pub struct Trainer<B: Backend> {
     /// Steps taken that the state does not know yet.
     in_flight: InFlight<B>,
     run: OpenRun<B>,
@@ -121,7 +130,7 @@ pub struct Trainer<B: Backend + 'static> {
 impl<B: Backend + Clone + 'static> Trainer<B> {
     /// A new run in a new directory.
     pub fn create(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
-        Trainer::create_watched(backend, config, out, Arc::new(Silent))
+        Trainer::create_watched(backend, config, out, RunControl::default())
     }
 
     /// The same, and somebody is told how far the work before training is.
@@ -129,10 +138,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         backend: B,
         config: RunConfig,
         out: &Path,
-        progress: Arc<dyn Progress + Send + Sync>,
+        control: RunControl,
     ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
-        let run = OpenRun::new_watched(backend, config, scratch, progress)?;
+        let run = OpenRun::new_watched(backend, config, scratch, control)?;
         // Only a run that can start leaves a directory behind.
         let directory = RunDirectory::create(out, &run.config)?;
         Trainer::new(run, directory, State::default())
@@ -140,7 +149,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
 
     /// Goes on with a run where its last checkpoint left it; from the start where there is none.
     pub fn resume(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
-        Trainer::resume_watched(backend, config, out, Arc::new(Silent))
+        Trainer::resume_watched(backend, config, out, RunControl::default())
     }
 
     /// The same, and somebody is told how far the work before training is.
@@ -148,7 +157,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         backend: B,
         config: RunConfig,
         out: &Path,
-        progress: Arc<dyn Progress + Send + Sync>,
+        control: RunControl,
     ) -> Result<Trainer<B>> {
         let (directory, before) = RunDirectory::open(out)?;
         let differences = config.differences(&before);
@@ -163,7 +172,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let config = RunConfig { epochs_sampled: Some(sampled), ..config };
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
-        let mut run = OpenRun::new_watched(backend, config, directory.scratch_path(), progress)?;
+        let mut run = OpenRun::new_watched(backend, config, directory.scratch_path(), control)?;
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
@@ -183,7 +192,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let metrics = directory.metrics(state.metrics_bytes)?;
         let now = Instant::now();
         Ok(Trainer {
-            in_flight: InFlight::default(),
+            in_flight: InFlight::new(usize::MAX),
             run,
             directory,
             state,
@@ -198,6 +207,16 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         })
     }
 
+    /// The same run with another strategy, made of the one that is prepared: one that adds rows which training changes, for
+    /// instance.
+    pub fn with_strategy(
+        mut self,
+        make: impl FnOnce(Box<dyn Strategy<B>>) -> Box<dyn Strategy<B>>,
+    ) -> Trainer<B> {
+        self.run.wrap_strategy(make);
+        self
+    }
+
     /// The run.
     pub fn open_run(&self) -> &OpenRun<B> {
         &self.run
@@ -210,24 +229,32 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
 
     /// Trains to the end, or until the watcher stops it.
     pub fn run(mut self, watcher: &mut dyn Watcher) -> Result<Outcome> {
+        let mut source = self.open_source()?;
+        self.in_flight = InFlight::new(source.lag());
         if self.state.ended.is_none() {
-            let mut source = self.run.strategy.batches(&self.run.job, self.position())?;
             self.begin_epoch(&*source);
             // Stopped between the last batch of an epoch and the end of its validation.
             let unfinished = self.state.epoch < self.run.config.epochs
                 && self.state.batch > 0
                 && self.state.batch == self.run.job.batches.count(self.state.epoch);
-            if unfinished && self.end_epoch(&*source, watcher)? == Next::Stop {
-                return self.stopped(source);
+            if unfinished && self.end_epoch(&mut *source, watcher)? == Next::Stop {
+                return self.stopped(&mut *source, watcher);
             }
-            while self.state.ended.is_none() {
+            while self.state.ended.is_none() && self.state.epoch < self.run.config.epochs {
                 let (clock, next) = (self.clock.clone(), &mut source);
-                let Some(batch) = clock.starved(|| next.next())? else { break };
-                if self.one_batch(batch, &*source, watcher)? == Next::Stop {
-                    return self.stopped(source);
+                let batch = match clock.starved(|| next.next()) {
+                    Err(StrategyError::Stopped) => return self.stopped(&mut *source, watcher),
+                    batch => batch?,
+                };
+                let Some(batch) = batch else { break };
+                if !matches!(batch.at.phase, Phase::Train { .. }) {
+                    // A source that evaluates when nobody does is out of step with the run.
+                    return Err(StrategyError::Ended { at: Box::new(batch.at) }.into());
+                }
+                if self.one_batch(batch, &mut *source, watcher)? == Next::Stop {
+                    return self.stopped(&mut *source, watcher);
                 }
             }
-            drop(source);
             let epochs = self.run.config.epochs;
             if self.state.ended.is_none() && self.state.epoch != epochs {
                 return Err(TrainError::config(
@@ -236,32 +263,54 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 ));
             }
             self.state.ended.get_or_insert_with(|| "all epochs".into());
-            self.checkpoint()?;
+            self.checkpoint(&*source)?;
         }
-        match self.finish(watcher) {
-            Err((trainer, TrainError::Stopped)) => Ok(Outcome::Stopped(trainer.position())),
-            Err((_, error)) => Err(error),
-            Ok(summary) => Ok(Outcome::Finished(Box::new(summary))),
+        let evaluations = Phase::Validation { epoch: self.run.config.epochs };
+        source.skip_to(RunPosition::start_of(evaluations))?;
+        match self.summarise(&mut *source, watcher) {
+            Err(TrainError::Stopped | TrainError::Strategy(StrategyError::Stopped)) => {
+                Ok(Outcome::Stopped(self.position()))
+            }
+            summary => Ok(Outcome::Finished(Box::new(summary?))),
         }
     }
 
-    fn stopped(mut self, source: Box<dyn BatchSource<BatchRows<B>>>) -> Result<Outcome> {
-        drop(source);
-        self.checkpoint()?;
+    /// Batches from where the run goes on, with the state of its source in the checkpoint.
+    fn open_source(&mut self) -> Result<Box<dyn BatchSource<B>>> {
+        let from = match &self.state.ended {
+            None => RunPosition::from(self.position()),
+            Some(_) => RunPosition::start_of(Phase::Validation { epoch: self.run.config.epochs }),
+        };
+        let folder = self.directory.state_path();
+        let mut reader = StateReader::new(&folder, &self.state.source);
+        // A run that begins has no state.
+        let state = (self.state.turn > 0).then_some(&mut reader as &mut dyn CheckpointReader);
+        let source = self.run.source(from, state)?;
+        reader.finish(&self.run.config.strategy.to_string())?;
+        Ok(source)
+    }
+
+    fn stopped(mut self, source: &mut dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<Outcome> {
+        self.settle(source, watcher)?;
+        self.checkpoint(source)?;
         Ok(Outcome::Stopped(self.position()))
     }
 
-    /// Trains on a batch and does what is due behind it.
+    /// Trains on a batch and does what is due after it.
     fn one_batch(
         &mut self,
-        batch: Batch<BatchRows<B>>,
-        source: &dyn BatchSource<BatchRows<B>>,
+        batch: Batch<B>,
+        source: &mut dyn BatchSource<B>,
         watcher: &mut dyn Watcher,
     ) -> Result<Next> {
-        let (at, run, in_flight) = (batch.at, &mut self.run, &mut self.in_flight);
+        let (at, run, in_flight) = (batch.at.position(), &mut self.run, &mut self.in_flight);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
-        let step = self.clock.busy(|| run.learner.step(batch, &run.task.train, lr))?;
-        // A processor that works on its own is waited for.
+        let step = self.clock.busy(|| {
+            let (step, feedback) = run.learner.step(batch, lr)?;
+            source.apply(feedback)?;
+            Ok::<_, TrainError>(step)
+        })?;
+        // A device that works on its own is waited for.
         let done = self.clock.blocked(|| in_flight.push(step))?;
         if let Some(done) = done {
             self.record(&done, source, watcher)?;
@@ -269,7 +318,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         self.batches_since += 1;
         if self.checkpoint_due() {
             self.settle(source, watcher)?;
-            self.checkpoint()?;
+            self.checkpoint(source)?;
         }
         if at.batch + 1 == self.run.job.batches.count(at.epoch) {
             self.settle(source, watcher)?;
@@ -285,7 +334,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     }
 
     /// Waits for every step that was taken: what comes next looks at the model, or at the state.
-    fn settle(&mut self, source: &dyn BatchSource<BatchRows<B>>, watcher: &mut dyn Watcher) -> Result<()> {
+    fn settle(&mut self, source: &dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<()> {
         while let Some(done) = self.in_flight.finish_one()? {
             self.record(&done, source, watcher)?;
         }
@@ -296,10 +345,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     fn record(
         &mut self,
         done: &StepDone,
-        source: &dyn BatchSource<BatchRows<B>>,
+        source: &dyn BatchSource<B>,
         watcher: &mut dyn Watcher,
     ) -> Result<()> {
-        let (at, loss) = (done.at, done.loss);
+        let (at, loss) = (done.at.position(), done.loss);
         self.state.epoch_useful += done.nodes * self.run.row_bytes();
         let bits = loss.map_or(u64::MAX, f64::to_bits);
         self.state.digest = mix(self.state.digest ^ mix(bits));
@@ -316,7 +365,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(())
     }
 
-    fn begin_epoch(&mut self, source: &dyn BatchSource<BatchRows<B>>) {
+    fn begin_epoch(&mut self, source: &dyn BatchSource<B>) {
         self.epoch_started = Instant::now();
         self.counted = source.counters();
         self.counted.stages = self.stages(source);
@@ -324,26 +373,26 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     }
 
     /// Validates and closes the epoch; stopped in between, it is still open.
-    fn end_epoch(
-        &mut self,
-        source: &dyn BatchSource<BatchRows<B>>,
-        watcher: &mut dyn Watcher,
-    ) -> Result<Next> {
+    fn end_epoch(&mut self, source: &mut dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<Next> {
         let mut record = self.epoch_record(source);
         let config = &self.run.config;
         let (epoch, last) = (self.state.epoch, self.state.epoch + 1 == config.epochs);
         let mut better = false;
-        if config.eval != EvaluationMode::None && ((epoch + 1) % config.eval_every == 0 || last) {
+        if config.eval != EvaluationMode::None && self.run.job.validates_after(epoch) {
             let started = Instant::now();
-            let (metric, mode, nodes) = (config.metric, config.eval, self.run.task.valid.clone());
+            let (metric, mode) = (config.metric, config.eval);
             watcher.evaluation("valid");
-            record.valid = match self.run.context(&|| watcher.stop()).evaluate(&nodes, mode) {
-                Err(TrainError::Stopped) => return Ok(Next::Stop),
-                found => found?,
-            };
+            let (stop, phase) = (|| watcher.stop(), Phase::Validation { epoch });
+            record.valid =
+                match self.run.context(&stop).evaluate(SplitName::Valid, mode, Some((source, phase))) {
+                    Err(TrainError::Stopped | TrainError::Strategy(StrategyError::Stopped)) => {
+                        return Ok(Next::Stop);
+                    }
+                    found => found?,
+                };
             record.evaluation_seconds = started.elapsed().as_secs_f64();
             if let Some((valid, score)) = record.valid.and_then(|valid| Some((valid, valid.score(metric)?))) {
-                better = self.judge(Best { epoch, score, valid })?;
+                better = self.keep_better(Best { epoch, score, valid })?;
             }
         }
         self.metrics.line("epoch", &record)?;
@@ -364,7 +413,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     }
 
     /// Keeps a model that is better than those before it.
-    fn judge(&mut self, found: Best) -> Result<bool> {
+    fn keep_better(&mut self, found: Best) -> Result<bool> {
         let (better, hopeful) = match (self.run.config.metric, self.state.peaks, &self.state.best) {
             (MetricName::AccuracyAndLoss, Some(peaks), _) => {
                 let (score, loss) = (found.score >= peaks.score, found.valid.loss <= peaks.loss);
@@ -387,7 +436,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(better)
     }
 
-    fn epoch_record(&self, source: &dyn BatchSource<BatchRows<B>>) -> EpochRecord {
+    fn epoch_record(&self, source: &dyn BatchSource<B>) -> EpochRecord {
         let (now, state) = (source.counters(), &self.state);
         let stages = self.stages(source);
         let before = |stage: &StageTimes| self.counted.stages.iter().find(|b| b.name == stage.name).cloned();
@@ -408,7 +457,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         }
     }
 
-    fn stages(&self, source: &dyn BatchSource<BatchRows<B>>) -> Vec<StageTimes> {
+    fn stages(&self, source: &dyn BatchSource<B>) -> Vec<StageTimes> {
         let mut stages = source.counters().stages;
         stages.push(self.clock.times());
         stages.extend(self.run.learner.device_stages());
@@ -423,12 +472,17 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         by_batches || by_time
     }
 
-    fn checkpoint(&mut self) -> Result<()> {
+    fn checkpoint(&mut self, source: &dyn BatchSource<B>) -> Result<()> {
         assert!(self.in_flight.is_empty(), "a checkpoint knows every step that its numbers have taken");
         let (steps, optimizer) = self.run.learner.export_optimizer()?;
         self.state.steps = steps;
         // Lines first: a checkpoint must not know of lines that are not there.
         self.state.metrics_bytes = self.metrics.sync()?;
+        let folder = self.directory.state_path();
+        self.state.turn += 1;
+        let mut writer = StateWriter::new(&folder, self.state.turn);
+        source.save(&mut writer)?;
+        self.state.source = writer.finish()?;
         let mut state = self.state.clone();
         state.epoch_seconds += self.epoch_started.elapsed().as_secs_f64();
         state.epoch_read += disk_bytes_read().saturating_sub(self.read_before);
@@ -437,19 +491,13 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         })?;
         let model = self.run.learner.export_model()?;
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
+        remove_others(&folder, &self.state.source)?;
         (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);
         Ok(())
     }
 
     /// The last weights, the best model's test metrics, the summary.
-    fn finish(mut self, watcher: &mut dyn Watcher) -> Result<Summary, (Box<Trainer<B>>, TrainError)> {
-        match self.summarise(watcher) {
-            Ok(summary) => Ok(summary),
-            Err(error) => Err((Box::new(self), error)),
-        }
-    }
-
-    fn summarise(&mut self, watcher: &mut dyn Watcher) -> Result<Summary> {
+    fn summarise(&mut self, source: &mut dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<Summary> {
         let model = self.run.learner.export_model()?;
         let last = serde_json::json!({ "epoch": self.state.epoch });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
@@ -461,13 +509,13 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let mut valid = self.state.best.as_ref().map(|best| best.valid);
         let mut test = None;
         if mode != EvaluationMode::None {
-            let (test_nodes, valid_nodes) = (self.run.task.test.clone(), self.run.task.valid.clone());
             watcher.evaluation("test");
             let stop = || watcher.stop();
-            test = self.run.context(&stop).evaluate(&test_nodes, mode)?;
             if mode != self.run.config.eval {
-                valid = self.run.context(&stop).evaluate(&valid_nodes, mode)?;
+                let last = Phase::Validation { epoch: self.run.config.epochs };
+                valid = self.run.context(&stop).evaluate(SplitName::Valid, mode, Some((source, last)))?;
             }
+            test = self.run.context(&stop).evaluate(SplitName::Test, mode, Some((source, Phase::Test)))?;
         }
         let config = &self.run.config;
         let summary = Summary {

@@ -1,11 +1,15 @@
 //! All tests that need a GPU, in one binary that can be copied to a machine with one: `esker-nn`'s, and whole runs. Skipped,
 //! saying so, where there is none.
 
+#![allow(clippy::duplicate_mod)]
+
 mod common;
+#[path = "contract.rs"]
+mod contract;
 #[path = "../../nn/tests/gpu.rs"]
 mod nn;
 
-use common::{Bench, StopAfter, check_held_rows, finished, result};
+use common::{Bench, StopAfter, check_cached_rows, check_kept_rows, finished, result};
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
 use esker_strategies::StrategyKind;
@@ -68,7 +72,13 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
 #[test]
 fn rows_held_on_the_gpu_are_the_rows_of_the_dataset() {
     let Some((bench, config)) = bench("held rows of a dataset") else { return };
-    check_held_rows(&bench, gpu(&config));
+    check_cached_rows(&bench, gpu(&config));
+}
+
+#[test]
+fn rows_kept_on_the_gpu_are_found_by_later_batches() {
+    let Some((bench, config)) = bench("kept rows of a dataset") else { return };
+    check_kept_rows(&bench, gpu(&config));
 }
 
 #[test]

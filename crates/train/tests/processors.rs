@@ -4,9 +4,12 @@
 mod common;
 mod lagging;
 
-use common::{Bench, StopAfter, batch_lines, check_held_rows, finished, result, row_holder};
-use esker_nn::{Backend, CpuBackend, Kind, NormKind};
-use esker_strategies::{Hold, StrategyKind};
+use common::{
+    Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, finished, result,
+    row_format,
+};
+use esker_nn::{Backend, CpuBackend, Device, Kind, NormKind};
+use esker_strategies::StrategyKind;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
     Trainer, evaluate_run, predict,
@@ -221,32 +224,20 @@ fn each_memory_has_its_table_and_its_promise() {
 }
 
 #[test]
-fn rows_that_are_held_elsewhere_are_the_rows_of_the_dataset() {
-    check_held_rows(&Bench::new(), Lagging::default());
+fn rows_that_are_cached_elsewhere_are_the_rows_of_the_dataset() {
+    check_cached_rows(&Bench::new(), Lagging::default());
 }
 
 #[test]
-fn a_processor_that_computes_in_host_memory_holds_no_rows() {
-    let (_, format, holder) = row_holder(&Bench::new(), CpuBackend::new());
-    assert_eq!(holder.device_slots(&format), 0);
-    assert!(holder.hold(&Hold { slots: 10, format: &format }).unwrap().is_none());
+fn rows_that_are_kept_elsewhere_are_found_by_later_batches() {
+    check_kept_rows(&Bench::new(), Lagging::default());
 }
 
 #[test]
-#[should_panic(expected = "made for them here")]
-fn fresh_rows_from_elsewhere_are_refused() {
-    struct Elsewhere;
-    impl esker_strategies::FreshRows for Elsewhere {
-        fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut []
-        }
-        fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
-            self
-        }
-    }
-    let (_, format, holder) = row_holder(&Bench::new(), Lagging::default());
-    let held = holder.hold(&Hold { slots: 10, format: &format }).unwrap().unwrap();
-    held.batch(&[0], Box::new(Elsewhere));
+fn a_device_that_computes_in_host_memory_caches_no_rows() {
+    let format = row_format(&Bench::new());
+    let cache = CpuBackend::new().cache(&format.stored_rows(), 10, cache_bytes(&format));
+    assert!(cache.unwrap().is_none());
 }
 
 #[test]

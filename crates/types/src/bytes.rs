@@ -11,13 +11,13 @@ impl<'de> Deserialize<'de> for ByteCount {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<ByteCount, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum BytesAsWritten {
             Number(u64),
             Word(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::Number(bytes) => Ok(ByteCount(bytes)),
-            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+        match BytesAsWritten::deserialize(deserializer)? {
+            BytesAsWritten::Number(bytes) => Ok(ByteCount(bytes)),
+            BytesAsWritten::Word(word) => word.parse().map_err(serde::de::Error::custom),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The words every other crate speaks: ids, sizes, dtypes, budgets, progress and counter-based random numbers.
+//! The words every other crate speaks: ids, sizes, dtypes, budgets, progress, medians and counter-based random numbers.
 //!
 //! Nothing here opens a dataset or knows a policy. The only files read are the kernel's own (`/proc`, cgroups),
 //! to learn how much memory this process may use and has used.
@@ -9,6 +9,7 @@ mod bytes;
 mod device;
 mod dtype;
 mod ids;
+mod median;
 mod progress;
 pub mod random;
 mod stop;
@@ -19,6 +20,7 @@ pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
-pub use progress::{Progress, Silent, Unit};
+pub use median::median;
+pub use progress::{Progress, Recorded, Silent, StageTaken, Unit};
 pub use stop::StopSignal;
 pub use stored::StoredRows;

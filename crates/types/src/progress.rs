@@ -1,3 +1,7 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
 /// What a stage counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
@@ -5,6 +9,16 @@ pub enum Unit {
     Bytes,
     /// Things of this name.
     Count(&'static str),
+}
+
+impl Unit {
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Unit::Bytes => "bytes",
+            Unit::Count(name) => name,
+        }
+    }
 }
 
 /// Where long work reports how far it is. Stages follow one another; `advance` may come from any thread.
@@ -28,4 +42,93 @@ impl Progress for Silent {
     fn advance(&self, _: u64) {}
     fn finish(&self) {}
     fn note(&self, _: &str) {}
+}
+
+/// Keeps what stages took, and shows nothing.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    done: AtomicU64,
+    stages: Mutex<Vec<StageTaken>>,
+}
+
+/// A stage that is over, or the one that is not.
+#[derive(Debug, Clone)]
+pub struct StageTaken {
+    /// Its name.
+    pub name: String,
+    /// What it counts.
+    pub unit: Unit,
+    /// How much of it was done.
+    pub amount: u64,
+    /// When it began.
+    pub began: Instant,
+    /// Once it is over.
+    pub ended: Option<Instant>,
+}
+
+impl StageTaken {
+    /// How long it took, or has taken so far.
+    pub fn seconds(&self) -> f64 {
+        self.ended.unwrap_or_else(Instant::now).duration_since(self.began).as_secs_f64()
+    }
+}
+
+impl Recorded {
+    /// Stages so far, in order.
+    pub fn stages(&self) -> Vec<StageTaken> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<StageTaken>> {
+        self.stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Progress for Recorded {
+    fn stage(&self, name: &str, _: Option<u64>, unit: Unit) {
+        // One that nobody ended ends here.
+        self.finish();
+        let stage = StageTaken { name: name.into(), unit, amount: 0, began: Instant::now(), ended: None };
+        self.lock().push(stage);
+    }
+
+    fn advance(&self, count: u64) {
+        self.done.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn finish(&self) {
+        let amount = self.done.swap(0, Ordering::Relaxed);
+        if let Some(stage) = self.lock().last_mut().filter(|stage| stage.ended.is_none()) {
+            (stage.amount, stage.ended) = (amount, Some(Instant::now()));
+        }
+    }
+
+    fn note(&self, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_kept_in_order_with_what_each_did() {
+        let progress = Recorded::default();
+        progress.stage("read", Some(10), Unit::Bytes);
+        progress.advance(4);
+        progress.advance(6);
+        // Left open: the next ends it.
+        progress.stage("sort", None, Unit::Count("rows"));
+        progress.advance(3);
+        progress.finish();
+        // Behind the end, for no stage.
+        progress.advance(100);
+        progress.finish();
+        progress.stage("write", None, Unit::Bytes);
+        progress.finish();
+        let kept: Vec<_> = progress.stages().into_iter().map(|stage| (stage.name, stage.amount)).collect();
+        assert_eq!(kept, [("read".into(), 10), ("sort".into(), 3), ("write".into(), 0)]);
+        let stages = progress.stages();
+        assert!(stages.windows(2).all(|two| two[0].ended.is_some_and(|ended| ended <= two[1].began)));
+        assert_eq!(stages[1].unit.name(), "rows");
+    }
 }

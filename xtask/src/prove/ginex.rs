@@ -1,9 +1,10 @@
 //! Ginex: the same losses as in memory, an optimal cache, far more data than memory, killed or out of disk, and its speed
 //! beside the page cache and PyG.
 
-use super::{Bench, sample, succeed, train};
+use super::{Bench, ROUNDS, number, sample, succeed, train};
 use crate::cgroup::Group;
 use anyhow::{Context, Result, ensure};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
@@ -13,10 +14,6 @@ pub(super) const GROUP_SLACK_BYTES: u64 = 16 << 20;
 
 /// What the allocator may keep or not.
 const NOISE_BYTES: f64 = 1024.0 * 1024.0;
-
-pub(super) fn number(value: &Value, key: &str) -> Result<f64> {
-    value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
-}
 
 /// Losses to the bit those of `memory`, for seeds, caches, superbatches and row widths.
 pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) -> Result<Value> {
@@ -62,10 +59,10 @@ pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) ->
 pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches: &str) -> Result<Value> {
     bench
         .json(&["generate", preset, "--preset", preset, "--scale", scale, "--dim", "1", "--dtype", "f32"])?;
-    let plot = bench.path(&format!("{preset}.svg"));
-    let scratch = bench.directory.to_string_lossy().into_owned();
-    let words = ["bench", "cache", preset, "--batch", batch, "--batches", batches, "--scratch", &scratch];
-    let found = bench.json_of(bench.esker(&words).arg("--plot").arg(&plot).arg("--json"))?;
+    let plot = bench.text_path(&format!("{preset}.svg"));
+    let (graph, scratch) = (bench.text_path(preset), bench.text_path(""));
+    let words = ["cache", &graph, "--batch", batch, "--batches", batches, "--scratch", &scratch];
+    let found = bench.experiment(&[&words[..], &["--plot", &plot]].concat())?;
     for size in found["sizes"].as_array().context("sizes")? {
         let misses = |policy: &str| number(size, &format!("{policy}_misses"));
         let belady = misses("belady")?;
@@ -79,28 +76,29 @@ pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches
     Ok(found)
 }
 
-/// How fast superbatches are planned, on one core, from files; memory does not grow with the trace.
-pub fn planning(bench: &Bench, batches: [&str; 2]) -> Result<Value> {
-    let scratch = bench.directory.to_string_lossy().into_owned();
+/// How fast superbatches are planned, on one core, from files, medians of some rounds; memory does not grow with the trace.
+pub fn planning(bench: &Bench, batches: [&str; 2], rounds: usize) -> Result<Value> {
+    let (graph, scratch) = (bench.text_path("graph"), bench.text_path(""));
     let run = |batches: &str| {
-        let words =
-            ["bench", "cache", "graph", "--batches", batches, "--percent", "5,20,50", "--scratch", &scratch];
-        bench.json(&words)
+        let words = ["cache", &graph, "--batches", batches, "--percent", "5,20,50", "--scratch", &scratch];
+        bench.experiment(&words)
     };
-    let (short, long) = (run(batches[0])?, run(batches[1])?);
-    let (few, many) = (number(&short, "peak_plan_bytes")?, number(&long, "peak_plan_bytes")?);
-    let accesses = number(&long, "accesses")? - number(&short, "accesses")?;
+    let short = run(batches[0])?;
+    let all: Vec<Value> = (0..rounds).map(|_| run(batches[1])).collect::<Result<_>>()?;
+    let long = all.first().context("a round at least")?;
+    let (few, many) = (number(&short, "peak_plan_bytes")?, number(long, "peak_plan_bytes")?);
+    let accesses = number(long, "accesses")? - number(&short, "accesses")?;
     ensure!(
         many - few < accesses * 0.5 + NOISE_BYTES && accesses * 4.0 > 2.0 * NOISE_BYTES,
         "planning {accesses} accesses more took {} bytes more; the trace must not be held",
         many - few
     );
-    let rates: Vec<f64> = long["sizes"]
-        .as_array()
-        .context("sizes")?
-        .iter()
-        .map(|size| number(size, "planned_per_second"))
-        .collect::<Result<_>>()?;
+    let sizes = long["sizes"].as_array().context("sizes")?.len();
+    let rate = |size: usize| -> Result<f64> {
+        let rounds = all.iter().map(|run| number(&run["sizes"][size], "planned_per_second"));
+        Ok(median(&rounds.collect::<Result<Vec<_>>>()?))
+    };
+    let rates: Vec<f64> = (0..sizes).map(rate).collect::<Result<_>>()?;
     Ok(json!({
         "accesses": long["accesses"], "nodes": long["nodes"], "planned_per_second": rates,
         "plan_bytes": [few, many], "more_accesses": accesses,
@@ -308,8 +306,8 @@ pub fn beside_mmap(bench: &Bench, case: &Case, rounds: usize, most_batches: u64)
     Ok(json!({
         "preset": preset, "scale": scale, "batch": batch, "batches": batches, "group_bytes": group_bytes,
         "features_over_group": features_over_group,
-        "data_path_over_mmap": sample::median(path_ratios), "epoch_over_mmap": sample::median(epoch_ratios),
-        "reads_of_limit": sample::median(limits), "bound_by": all[0]["ginex"]["bound_by"], "rounds": all,
+        "data_path_over_mmap": median(&path_ratios), "epoch_over_mmap": median(&epoch_ratios),
+        "reads_of_limit": median(&limits), "bound_by": all[0]["ginex"]["bound_by"], "rounds": all,
     }))
 }
 
@@ -371,88 +369,109 @@ pub fn beside_pyg(
         ratios.push(number(&pyg, "seconds_per_batch")? / number(&ours, "seconds_per_batch")?);
         all.push(json!({ "ginex": ours, "pyg_mapped": pyg }));
     }
-    Ok(json!({ "group_bytes": group_bytes, "times_pyg": sample::median(ratios), "rounds": all }))
+    Ok(json!({ "group_bytes": group_bytes, "times_pyg": median(&ratios), "rounds": all }))
 }
 
 /// How superbatch, feature width, memory and batch change an epoch: the paper's Figures 16 to 19.
-pub fn sensitivity(bench: &Bench, nodes: &str, batches: u64) -> Result<Value> {
-    let mut found = serde_json::Map::new();
-    let make = |name: &str, dim: &str| {
-        bench.json(&["generate", name, "--nodes", nodes, "--degree", "15", "--dim", dim, "--seed", "1"])
-    };
-    let seconds =
-        |graph: &str, group: u64, strategy: &str, batch: &str, count: u64, more: &[&str]| -> Result<f64> {
-            let count = count.to_string();
-            let words = [
-                graph,
-                "--fanout",
-                "10,10",
-                "--hidden",
-                "128",
-                "--batch",
-                batch,
-                "--warm",
-                "0",
-                "--batches",
-                &count,
-            ];
-            number(&epoch(bench, group, &[&words[..], &["--strategy", strategy], more].concat())?, "seconds")
-        };
-    let bytes = |dim: u64, share: f64| -> Result<u64> {
-        Ok((nodes.parse::<u64>()? as f64 * dim as f64 * 4.0 * share) as u64 + (160 << 20))
-    };
-    make("base", "128")?;
-    let group = bytes(128, 0.25)?;
-    let mut rows = Vec::new();
-    for superbatch in [batches / 8, batches / 4, batches / 2, batches] {
-        let word = superbatch.max(1).to_string();
-        let took = seconds("base", group, "ginex", "500", batches, &["--superbatch", &word])?;
-        rows.push(json!({ "superbatch": superbatch.max(1), "seconds": took }));
-    }
-    found.insert("superbatch (Figure 16)".into(), Value::Array(rows));
-    let mut rows = Vec::new();
-    for dim in ["64", "128", "256", "384"] {
-        let graph = format!("dim-{dim}");
-        make(&graph, dim)?;
-        let group = bytes(dim.parse()?, 0.25)?;
-        let (ginex, mmap) = (
-            seconds(&graph, group, "ginex", "500", batches, &[])?,
-            seconds(&graph, group, "mmap", "500", batches, &[])?,
-        );
-        rows.push(
-            json!({ "dim": dim, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
-        );
-        fs::remove_dir_all(bench.path(&graph))?;
-    }
-    found.insert("feature dimension (Figure 17)".into(), Value::Array(rows));
-    let mut rows = Vec::new();
-    for share in [0.125, 0.25, 0.5] {
-        let group = bytes(128, share)?;
-        let (ginex, mmap) = (
-            seconds("base", group, "ginex", "500", batches, &[])?,
-            seconds("base", group, "mmap", "500", batches, &[])?,
-        );
-        rows.push(json!({
-            "features_in_memory": share, "group_bytes": group, "ginex_seconds": ginex, "mmap_seconds": mmap,
-            "speedup": mmap / ginex,
-        }));
-    }
-    found.insert("memory (Figure 18)".into(), Value::Array(rows));
-    let mut rows = Vec::new();
-    for batch in [125u64, 250, 500, 1000] {
-        let count = (batches * 500 / batch).max(1);
-        let word = batch.to_string();
-        let (ginex, mmap) = (
-            seconds("base", group, "ginex", &word, count, &[])?,
-            seconds("base", group, "mmap", &word, count, &[])?,
-        );
-        rows.push(
-            json!({ "batch": batch, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
-        );
-    }
-    found.insert("batch (Figure 19)".into(), Value::Array(rows));
+pub fn sensitivity(bench: &Bench, nodes: &str, batches: u64, rounds: usize) -> Result<Value> {
+    let sweep = Sweep { bench, nodes: nodes.parse()?, batches, rounds };
+    sweep.make("base", "128")?;
+    let found = json!({
+        "superbatch (Figure 16)": sweep.superbatches()?,
+        "feature dimension (Figure 17)": sweep.dimensions()?,
+        "memory (Figure 18)": sweep.memories()?,
+        "batch (Figure 19)": sweep.batch_sizes()?,
+    });
     fs::remove_dir_all(bench.path("base"))?;
-    Ok(Value::Object(found))
+    Ok(found)
+}
+
+/// Epochs that differ in one setting. Each is measured so many rounds; medians count.
+struct Sweep<'a> {
+    bench: &'a Bench,
+    nodes: u64,
+    /// Of 500 seeds.
+    batches: u64,
+    rounds: usize,
+}
+
+impl Sweep<'_> {
+    fn make(&self, name: &str, dim: &str) -> Result<Value> {
+        let nodes = self.nodes.to_string();
+        self.bench.json(&["generate", name, "--nodes", &nodes, "--degree", "15", "--dim", dim, "--seed", "1"])
+    }
+
+    /// A group with memory for a share of the features.
+    fn group_bytes(&self, dim: u64, share: f64) -> u64 {
+        (self.nodes as f64 * dim as f64 * 4.0 * share) as u64 + (160 << 20)
+    }
+
+    fn seconds(&self, graph: &str, group: u64, words: &[&str]) -> Result<f64> {
+        let common = [graph, "--fanout", "10,10", "--hidden", "128", "--warm", "0"];
+        let rounds = (0..self.rounds)
+            .map(|_| number(&epoch(self.bench, group, &[&common[..], words].concat())?, "seconds"));
+        Ok(median(&rounds.collect::<Result<Vec<_>>>()?))
+    }
+
+    /// Both strategies with batches of so many seeds.
+    fn both(&self, graph: &str, group: u64, batch: u64) -> Result<[f64; 2]> {
+        let (count, batch) = ((self.batches * 500 / batch).max(1).to_string(), batch.to_string());
+        let seconds = |strategy: &str| {
+            let words = ["--batch", &batch, "--batches", &count, "--strategy", strategy];
+            self.seconds(graph, group, &words)
+        };
+        Ok([seconds("ginex")?, seconds("mmap")?])
+    }
+
+    fn superbatches(&self) -> Result<Vec<Value>> {
+        let (group, count) = (self.group_bytes(128, 0.25), self.batches.to_string());
+        let mut rows = Vec::new();
+        for parts in [8, 4, 2, 1] {
+            let superbatch = (self.batches / parts).max(1);
+            let word = superbatch.to_string();
+            let words = ["--batch", "500", "--batches", &count, "--strategy", "ginex", "--superbatch", &word];
+            rows.push(json!({ "superbatch": superbatch, "seconds": self.seconds("base", group, &words)? }));
+        }
+        Ok(rows)
+    }
+
+    fn dimensions(&self) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for dim in ["64", "128", "256", "384"] {
+            let graph = format!("dim-{dim}");
+            self.make(&graph, dim)?;
+            let [ginex, mmap] = self.both(&graph, self.group_bytes(dim.parse()?, 0.25), 500)?;
+            rows.push(
+                json!({ "dim": dim, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
+            );
+            fs::remove_dir_all(self.bench.path(&graph))?;
+        }
+        Ok(rows)
+    }
+
+    fn memories(&self) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for share in [0.125, 0.25, 0.5] {
+            let group = self.group_bytes(128, share);
+            let [ginex, mmap] = self.both("base", group, 500)?;
+            rows.push(json!({
+                "features_in_memory": share, "group_bytes": group, "ginex_seconds": ginex, "mmap_seconds": mmap,
+                "speedup": mmap / ginex,
+            }));
+        }
+        Ok(rows)
+    }
+
+    fn batch_sizes(&self) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for batch in [125, 250, 500, 1000] {
+            let [ginex, mmap] = self.both("base", self.group_bytes(128, 0.25), batch)?;
+            rows.push(
+                json!({ "batch": batch, "ginex_seconds": ginex, "mmap_seconds": mmap, "speedup": mmap / ginex }),
+            );
+        }
+        Ok(rows)
+    }
 }
 
 pub(super) fn full_same(bench: &Bench) -> Result<Value> {
@@ -469,10 +488,10 @@ pub(super) fn full_cache(bench: &Bench) -> Result<Value> {
     }
     // Tables by row of a million nodes stay near the processor; those of four million do not, and are only reported.
     train::graph(bench, 4_000_000, 1)?;
-    let far = planning(bench, ["20", "100"])?;
+    let far = planning(bench, ["20", "100"], ROUNDS)?;
     fs::remove_dir_all(bench.path("graph"))?;
     train::graph(bench, 1_000_000, 1)?;
-    let planning = planning(bench, ["10", "50"])?;
+    let planning = planning(bench, ["10", "50"], ROUNDS)?;
     for rate in planning["planned_per_second"].as_array().context("rates")? {
         let rate = rate.as_f64().unwrap_or(0.0);
         ensure!(rate >= 50e6, "planning at {:.1} million accesses a second, 50 were promised", rate / 1e6);
@@ -494,7 +513,7 @@ pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
 pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
     let mut rows = Vec::new();
     for case in &CASES {
-        let found = beside_mmap(bench, case, 2, 400)?;
+        let found = beside_mmap(bench, case, ROUNDS, 400)?;
         for key in ["data_path_over_mmap", "epoch_over_mmap"] {
             ensure!(
                 number(&found, key)? >= 2.1,
@@ -514,11 +533,11 @@ pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
     let peers = crate::root().join("target/peers");
     succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
     train::graph(bench, 4_000_000, 128)?;
-    let pyg = beside_pyg(bench, 1_900_000_000, 2, "200", "8")?;
+    let pyg = beside_pyg(bench, 1_900_000_000, ROUNDS, "200", "8")?;
     ensure!(number(&pyg, "times_pyg")? >= 6.0, "{} times PyG's speed, 6 were promised", pyg["times_pyg"]);
     Ok(json!({ "presets": rows, "pyg": pyg }))
 }
 
 pub(super) fn full_sensitivity(bench: &Bench) -> Result<Value> {
-    sensitivity(bench, "1000000", 100)
+    sensitivity(bench, "1000000", 100, ROUNDS)
 }

@@ -1,7 +1,7 @@
 //! Training on a GPU: against the CPU, PyTorch's fixtures and PyG, at what rate, and without a stray access. Runs from the
 //! folder that `cargo xtask gpu` fills, so that the machine needs no Rust.
 
-use super::{Bench, accuracy, succeed};
+use super::{Bench, ROUNDS, accuracy, repeated, succeed};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -121,10 +121,12 @@ fn epochs(bench: &Bench) -> Result<Value> {
             "--precision",
             precision,
         ];
-        let found = bench.json(&[&words[..], &more].concat())?;
+        let words = [&words[..], &more].concat();
+        let found = repeated(ROUNDS, &["seconds_per_batch"], || bench.json(&words))?;
         let mut row = Map::new();
         for key in [
             "seconds_per_batch",
+            "rounds",
             "nodes_per_batch",
             "edges_per_batch",
             "stages",

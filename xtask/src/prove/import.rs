@@ -3,6 +3,7 @@
 use super::Bench;
 use crate::cgroup::Group;
 use anyhow::{Result, ensure};
+use esker_types::median;
 use esker_types::random::{Key, below};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -63,13 +64,12 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
         runs.push(in_group(bench, edges, memory, limit)?);
     }
     let per_edge = |edges: u64| {
-        let mut times: Vec<f64> = runs
+        let times: Vec<f64> = runs
             .iter()
             .filter(|run| run["edges"] == edges)
             .filter_map(|run| run["nanoseconds_per_edge"].as_f64())
             .collect();
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
+        median(&times)
     };
     let ratio = per_edge(100_000_000) / per_edge(10_000_000);
     ensure!(

@@ -1,8 +1,9 @@
 //! The reading engine against the disk: what it reads against theory, how fast against a bare loop, and the bare
 //! loop against fio.
 
-use super::{Bench, succeed};
+use super::{Bench, ROUNDS, number, succeed};
 use anyhow::{Context, Result, ensure};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -21,10 +22,6 @@ pub fn reads_what_theory_says(bench: &Bench, size: &str, seconds: &str, rounds: 
     let least = reads(&pages)? * 4096.0;
     ensure!(read_bytes >= least, "{read_bytes} bytes in reads of whole pages are less than {least}");
     Ok(json!({ "engine": plain, "whole_pages": pages }))
-}
-
-fn number(value: &Value, key: &str) -> Result<f64> {
-    value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
 }
 
 fn check_theory(record: &Value) -> Result<()> {
@@ -113,7 +110,7 @@ fn against_fio(bench: &Bench) -> Result<Value> {
     ];
     let mut ratios = vec![Vec::new(); kinds.len()];
     let mut taken = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..ROUNDS {
         // A third of a measurement's seconds go to each loop that looks for the limit: one second, as with fio.
         let ours = bench.json(&["bench", "io", "--file", &name, "--only", "limit", "--seconds", "3.34"])?;
         for ((kind, rw, block, depths), ratios) in kinds.iter().zip(&mut ratios) {
@@ -123,13 +120,9 @@ fn against_fio(bench: &Bench) -> Result<Value> {
             taken.push(json!({ "kind": kind, "bare_loop_per_second": ours, "fio_per_second": fios }));
         }
     }
-    let median = |ratios: &mut Vec<f64>| {
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
-    };
     let medians: Vec<Value> = kinds
         .iter()
-        .zip(&mut ratios)
+        .zip(&ratios)
         .map(|(kind, ratios)| json!({ "kind": kind.0, "bare_loop_over_fio": median(ratios) }))
         .collect();
     Ok(json!({ "medians": medians, "rounds": taken }))

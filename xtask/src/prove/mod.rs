@@ -17,6 +17,7 @@ pub mod train;
 pub mod verify;
 
 use anyhow::{Context, Result, bail};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -176,6 +177,8 @@ pub const ITEMS: &[Item] = &[
 pub struct Bench {
     /// The `esker` program.
     pub esker: PathBuf,
+    /// This program, built for speed; without it experiments run in this process.
+    pub xtask: Option<PathBuf>,
     /// Scratch space, removed when dropped.
     pub directory: PathBuf,
 }
@@ -188,12 +191,17 @@ impl Bench {
         let number = BENCHES.fetch_add(1, Ordering::Relaxed);
         let directory = parent.join(format!("esker-bench-{}-{number}", std::process::id()));
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        Ok(Bench { esker: esker.to_path_buf(), directory })
+        Ok(Bench { esker: esker.to_path_buf(), xtask: None, directory })
     }
 
     /// A path in the scratch space.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// The same as a word of a command.
+    pub fn text_path(&self, name: &str) -> String {
+        self.path(name).to_string_lossy().into_owned()
     }
 
     /// `esker` with these words.
@@ -208,6 +216,14 @@ impl Bench {
         self.json_of(self.esker(words).arg("--json"))
     }
 
+    /// Runs `cargo xtask bench` with these words.
+    pub fn experiment(&self, words: &[&str]) -> Result<Value> {
+        match &self.xtask {
+            Some(program) => self.json_of(Command::new(program).arg("bench").args(words).arg("--json")),
+            None => Ok(crate::bench::run(words)?.json),
+        }
+    }
+
     /// Runs a command that prints one JSON object.
     pub fn json_of(&self, command: &mut Command) -> Result<Value> {
         let output = succeed(command)?;
@@ -219,6 +235,32 @@ impl Drop for Bench {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Rounds of everything that measures speed at full size: the median of fewer is one of them.
+pub(crate) const ROUNDS: usize = 3;
+
+/// The first of several runs with the medians over all runs of these numbers in their place, and under `rounds` each run's own.
+pub(crate) fn repeated(
+    rounds: usize,
+    keys: &[&str],
+    mut run: impl FnMut() -> Result<Value>,
+) -> Result<Value> {
+    let runs: Vec<Value> = (0..rounds).map(|_| run()).collect::<Result<_>>()?;
+    let mut found = runs.first().context("a round at least")?.clone();
+    let mut all = serde_json::Map::new();
+    for key in keys {
+        let values: Vec<f64> = runs.iter().map(|run| number(run, key)).collect::<Result<_>>()?;
+        found[*key] = median(&values).into();
+        all.insert(key.to_string(), values.into());
+    }
+    found["rounds"] = all.into();
+    Ok(found)
+}
+
+/// A number that must be there.
+pub(crate) fn number(value: &Value, key: &str) -> Result<f64> {
+    value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
 }
 
 /// Runs a command that must succeed.
@@ -238,7 +280,9 @@ pub fn run(name: &str) -> Result<()> {
         format!("`{name}` is no proof; there are\n{}", known.join("\n"))
     })?;
     let root = crate::root();
-    let bench = Bench::new(&built(&root)?, &root.join("target"))?;
+    let [esker, xtask] = built(&root)?;
+    let mut bench = Bench::new(&esker, &root.join("target"))?;
+    bench.xtask = Some(xtask);
     let result = (item.run)(&bench)?;
     let record = json!({
         "item": item.name,
@@ -259,18 +303,18 @@ pub fn run(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The program beside this one in a folder that was filled elsewhere, or built now.
-fn built(root: &Path) -> Result<PathBuf> {
+/// `esker` and this program for speed: both from a folder that was filled elsewhere, or built now.
+fn built(root: &Path) -> Result<[PathBuf; 2]> {
     if let Ok(own) = std::env::current_exe()
         && own.parent().is_some_and(|folder| folder.ends_with("gpu"))
     {
-        return Ok(own.with_file_name("esker"));
+        return Ok([own.with_file_name("esker"), own]);
     }
-    let words = ["build", "--release", "--package", "esker"];
+    let words = ["build", "--release", "--package", "esker", "--package", "xtask"];
     if !Command::new("cargo").args(words).current_dir(root).status()?.success() {
         bail!("the release build failed");
     }
-    Ok(root.join("target/release/esker"))
+    Ok(["esker", "xtask"].map(|name| root.join("target/release").join(name)))
 }
 
 fn said(program: &str, words: &[&str]) -> String {
@@ -293,4 +337,18 @@ fn machine() -> Value {
         "kernel": said("uname", &["-r"]),
         "gpu": said("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_runs_show_the_median_and_each_round() {
+        let mut seconds = [3.0, 1.0, 2.0].into_iter();
+        let mut run = || Ok(json!({ "name": "run", "seconds": seconds.next() }));
+        let found = repeated(3, &["seconds"], &mut run).unwrap();
+        assert_eq!(found, json!({ "name": "run", "seconds": 2.0, "rounds": { "seconds": [3.0, 1.0, 2.0] } }));
+        assert!(repeated(1, &["seconds"], run).is_err());
+    }
 }

@@ -1,7 +1,8 @@
 //! Sampling: the same for any number of threads, its speed beside PyG's and GraphBolt's, and what a trace takes.
 
-use super::{Bench, succeed};
+use super::{Bench, ROUNDS, repeated, succeed};
 use anyhow::{Context, Result, ensure};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,11 +96,6 @@ fn seconds_per_batch(row: &Value) -> Result<f64> {
     number(row, "seconds_per_batch")
 }
 
-pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
-}
-
 /// The Python that has the peers, once `bench/peers/setup.sh` has made it.
 pub fn peers_python() -> Option<PathBuf> {
     let directory = crate::root().join("target/peers");
@@ -138,9 +134,9 @@ pub fn beside_peers(bench: &Bench, python: &Path, size: Size) -> Result<Value> {
         all.push(json!({ "dense": dense, "layered": layered, "pyg": pyg, "graphbolt": graphbolt }));
     }
     Ok(json!({
-        "layers": layers, "edges_per_second_over_pyg": median(pyg_ratios),
-        "edges_per_second_over_graphbolt": median(graphbolt_ratios),
-        "time_of_layered_over_dense": median(layered_ratios), "rounds": all,
+        "layers": layers, "edges_per_second_over_pyg": median(&pyg_ratios),
+        "edges_per_second_over_graphbolt": median(&graphbolt_ratios),
+        "time_of_layered_over_dense": median(&layered_ratios), "rounds": all,
     }))
 }
 
@@ -165,8 +161,8 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let python = peers_python().context("bench/peers/setup.sh left no environment behind")?;
     let threads = same_for_any_threads(bench, "1000", "6")?;
     let trace = trace(bench, "1000", "20", 3.0)?;
-    let three = Size { layers: 3, rounds: 3, least_seconds: 2.0, peer_batches: 20 };
-    let five = Size { layers: 5, rounds: 3, least_seconds: 10.0, peer_batches: 6 };
+    let three = Size { layers: 3, rounds: ROUNDS, least_seconds: 2.0, peer_batches: 20 };
+    let five = Size { layers: 5, rounds: ROUNDS, least_seconds: 10.0, peer_batches: 6 };
     let three = beside_peers(bench, &python, three)?;
     let mut five = beside_peers(bench, &python, five)?;
     ensure_faster(&three, 5.0)?;
@@ -174,8 +170,9 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     // Not asserted: a layered form that meets no node twice in a layer draws at most L times as much as DENSE.
     let layered = five["time_of_layered_over_dense"].take();
     five["time_of_layered_over_dense"] = json!({ "found": layered, "asked": 15 });
-    let layers: Vec<Value> =
-        (1..=5).map(|layers| ours(bench, layers, "dense", 2.0)).collect::<Result<_>>()?;
+    let rates = ["edges_per_second", "seconds_per_batch"];
+    let by_layers = |layers| repeated(ROUNDS, &rates, || ours(bench, layers, "dense", 2.0));
+    let layers: Vec<Value> = (1..=5).map(by_layers).collect::<Result<_>>()?;
     Ok(json!({
         "graph": "4 000 000 nodes, in-degree 15, `esker generate` with its defaults; batches of 1000, fan-out 10",
         "threads": threads, "trace": trace, "three_layers": three, "five_layers": five, "dense_by_layers": layers,

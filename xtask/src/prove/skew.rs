@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// A preset, the scale and batch it is measured at, and DiskGNN's shares in percent: top 1%, 1-5%, 5-10%, rest.
 #[derive(Clone, Copy)]
-pub struct Expected {
+pub struct ExpectedSkew {
     /// The preset.
     pub preset: &'static str,
     /// Its scale; the batch is 1024 times it.
@@ -18,17 +18,17 @@ pub struct Expected {
 }
 
 /// Table 3.
-pub const TABLE: [Expected; 4] = [
-    Expected { preset: "papers100m", scale: "0.01", batch: "10", shares: [43.2, 36.5, 11.2, 9.1] },
-    Expected { preset: "mag240m", scale: "0.005", batch: "5", shares: [56.4, 32.3, 7.3, 4.0] },
-    Expected { preset: "friendster", scale: "0.01", batch: "10", shares: [14.1, 25.5, 18.2, 42.1] },
-    Expected { preset: "igb", scale: "0.0025", batch: "3", shares: [22.5, 30.0, 20.8, 26.7] },
+pub const TABLE: [ExpectedSkew; 4] = [
+    ExpectedSkew { preset: "papers100m", scale: "0.01", batch: "10", shares: [43.2, 36.5, 11.2, 9.1] },
+    ExpectedSkew { preset: "mag240m", scale: "0.005", batch: "5", shares: [56.4, 32.3, 7.3, 4.0] },
+    ExpectedSkew { preset: "friendster", scale: "0.01", batch: "10", shares: [14.1, 25.5, 18.2, 42.1] },
+    ExpectedSkew { preset: "igb", scale: "0.0025", batch: "3", shares: [22.5, 30.0, 20.8, 26.7] },
 ];
 
 /// Generates the preset and measures it under 3-hop sampling with fan-out 10,15,20; no share may be further off than
 /// `most_points`.
-pub fn check(bench: &Bench, expected: &Expected, batches: &str, most_points: f64) -> Result<Value> {
-    let Expected { preset, scale, batch, shares } = expected;
+pub fn check(bench: &Bench, expected: &ExpectedSkew, batches: &str, most_points: f64) -> Result<Value> {
+    let ExpectedSkew { preset, scale, batch, shares } = expected;
     bench
         .json(&["generate", preset, "--preset", preset, "--scale", scale, "--dim", "1", "--dtype", "f32"])?;
     let words = [

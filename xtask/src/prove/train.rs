@@ -1,8 +1,9 @@
 //! Training: the same to the bit whatever carries it, killed anywhere, inside its memory, and beside PyG.
 
-use super::{Bench, sample, succeed};
+use super::{Bench, ROUNDS, sample, succeed};
 use crate::cgroup::Group;
 use anyhow::{Context, Result, bail, ensure};
+use esker_types::median;
 use esker_types::random::{Key, unit};
 use serde_json::{Value, json};
 use std::fs;
@@ -220,11 +221,11 @@ pub fn beside_pyg(bench: &Bench, rounds: usize, batches: &str) -> Result<Value> 
         );
         all.push(json!({ "esker": ours, "pyg": alone, "pyg_with_workers": with_workers }));
     }
-    let (ratio, share) = (sample::median(ratios), sample::median(shares));
+    let (ratio, share) = (median(&ratios), median(&shares));
     ensure!(ratio >= 1.8, "{ratio:.2} times PyG's speed, 1.8 were promised");
     ensure!(share >= 0.8, "products at {share:.2} of what gemm reaches at its best, 0.8 were promised");
     Ok(json!({
-        "times_pyg": ratio, "times_pyg_without_its_sampling": sample::median(without_sampling),
+        "times_pyg": ratio, "times_pyg_without_its_sampling": median(&without_sampling),
         "products_share_of_best": share, "rounds": all,
     }))
 }
@@ -261,5 +262,5 @@ pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
     let peers = crate::root().join("target/peers");
     succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
     graph(bench, 4_000_000, 128)?;
-    beside_pyg(bench, 3, "20")
+    beside_pyg(bench, ROUNDS, "20")
 }

@@ -3,6 +3,7 @@
 use super::{Bench, succeed};
 use anyhow::Result;
 use esker_io::limit::{BareLoop, bare_loop};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -29,11 +30,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
             found["bytes"].as_f64().unwrap_or(0.0) / found["seconds"].as_f64().unwrap_or(f64::INFINITY),
         );
     }
-    let median = |rates: &mut Vec<f64>| {
-        rates.sort_by(f64::total_cmp);
-        rates[rates.len() / 2]
-    };
-    let (raw, verified) = (median(&mut raw), median(&mut verified));
+    let (raw, verified) = (median(&raw), median(&verified));
     Ok(json!({
         "raw_bytes_per_second": raw, "verify_bytes_per_second": verified, "verify_over_raw": verified / raw,
     }))

@@ -6,9 +6,8 @@ use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
 use esker_nn::{Backend, CpuCounters, best_product_rate};
-use esker_sample::Position;
 use esker_store::Dataset;
-use esker_strategies::{SourceCounters, StrategyKind};
+use esker_strategies::{RunPosition, SourceCounters, StrategyKind};
 use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
 use esker_types::ByteCount;
 use serde_json::json;
@@ -26,7 +25,7 @@ Examples:
   esker bench epoch g --products                                            the model's products beside gemm's best rate
 
 The flags are those of `esker train`.")]
-pub struct Arguments {
+pub struct EpochArguments {
     /// The dataset
     dataset: PathBuf,
     /// Batches measured; default: an epoch
@@ -51,7 +50,7 @@ pub struct Arguments {
     flags: Flags,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
@@ -71,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 struct Measurement<'a> {
-    arguments: &'a Arguments,
+    arguments: &'a EpochArguments,
     scratch: &'a Path,
 }
 
@@ -120,20 +119,21 @@ impl WithBackend for Measurement<'_> {
 
 /// Takes batches through the run, as a trainer would.
 fn measure<B: Backend + Clone + 'static>(
-    arguments: &Arguments,
+    arguments: &EpochArguments,
     run: &mut OpenRun<B>,
 ) -> anyhow::Result<Measured> {
     let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
     // What is sampled ahead of the last batch would be measured and never used.
     if arguments.warm + batches <= run.batches_of_epoch() {
-        run.end_behind(arguments.warm + batches);
+        run.end_after(arguments.warm + batches);
     }
-    let mut source = run.source(Position { epoch: 0, batch: 0 })?;
+    run.leave_out_evaluation();
+    let mut source = run.source(RunPosition::START, None)?;
     let clock = StageClock::new("train");
     let mut sources_before = source.counters();
     let (mut nodes, mut edges, mut before, mut started) = (0u64, 0u64, Vec::new(), Instant::now());
     let mut counters = run.learner().backend().counted();
-    let (mut in_flight, mut last_loss) = (InFlight::default(), 0.0);
+    let (mut in_flight, mut last_loss) = (InFlight::new(source.lag()), 0.0);
     let mut loss_of = |done: StepDone| last_loss = done.loss.unwrap_or(0.0);
     for number in 0..arguments.warm + batches {
         if number == arguments.warm {
@@ -147,11 +147,15 @@ fn measure<B: Backend + Clone + 'static>(
         }
         let Some(batch) = clock.starved(|| source.next())? else { bail!("the batches ended") };
         if number >= arguments.warm {
-            nodes += batch.sample.node_ids.len() as u64;
-            edges += batch.sample.edge_count();
+            nodes += batch.blocks.nodes();
+            edges += batch.blocks.edges();
         }
         if !arguments.no_compute {
-            let step = clock.busy(|| run.step(batch))?;
+            let step = clock.busy(|| {
+                let (step, feedback) = run.step(batch)?;
+                source.apply(feedback)?;
+                anyhow::Ok(step)
+            })?;
             clock.blocked(|| in_flight.push(step))?.map(&mut loss_of);
         }
     }
@@ -180,7 +184,7 @@ impl HostWork {
 }
 
 fn show<B: Backend + Clone + 'static>(
-    arguments: &Arguments,
+    arguments: &EpochArguments,
     run: &OpenRun<B>,
     measured: &Measured,
     products: Option<serde_json::Value>,

@@ -1,9 +1,10 @@
 //! What the GPU and its kernels do: memory, the bus, aggregation, and whole training steps.
 
-use crate::output::{Table, print, print_json};
+use crate::output::{TextTable, print, print_json};
 use anyhow::{Context, bail};
 use esker_cuda::{DeviceMatrix, Gpu, Precision, Stopwatch, measure};
 use esker_nn::*;
+use esker_types::median;
 use esker_types::random::{Key, below, normal};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ Examples:
   esker bench gpu --export batch --json        the batch of the steps as files, for bench/peers/gpu_step.py
 
 A step is forward, loss, backward and Adam on one batch, with everything it needs: lists come from host memory each time and are turned round on the GPU. `device` is the time on the GPU, taken by events with the host far ahead; `wall` is what a loop of steps takes from outside; `launching` is the same loop over a batch of a thousandth of the rows: what a step takes from the host alone.")]
-pub struct Arguments {
+pub struct GpuArguments {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     number: u32,
@@ -46,8 +47,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     steps: u64,
     /// Rounds of everything; medians count
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// Leave the rates of memory and bus out
     #[arg(long)]
     steps_only: bool,
@@ -61,25 +62,25 @@ pub struct Arguments {
 
 const CLASSES: usize = 172;
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &GpuArguments) -> anyhow::Result<ExitCode> {
     if arguments.rows.len() < 2 || !arguments.rows.is_sorted_by(|a, b| a >= b) {
         bail!(
             "--rows {:?} does not shrink from layer to layer; give for example 240000,61500,8300,1000",
             arguments.rows
         );
     }
-    let batch = Batch::new(&arguments.rows, arguments.edges_each);
+    let batch = StepBatch::new(&arguments.rows, arguments.edges_each);
     let few: Vec<usize> = arguments.rows.iter().map(|rows| rows.div_ceil(1000)).collect();
-    let tiny = Batch::new(&few, arguments.edges_each);
+    let tiny = StepBatch::new(&few, arguments.edges_each);
     if let Some(directory) = &arguments.export {
         batch.export(directory, arguments.dim)?;
     }
     let gpu = Gpu::open(arguments.number, None, Precision::F32)?;
     let mut found = json!({ "gpu": gpu.info().name, "rows": arguments.rows, "edges": batch.nbrs.len() });
-    let mut table = Table::new();
+    let mut table = TextTable::new();
     table.row("GPU", gpu.info().name.clone());
     if !arguments.steps_only {
-        let rates = rates(&gpu, arguments.rounds)?;
+        let rates = rates(&gpu, arguments.rounds as usize)?;
         for (name, value) in rates.as_object().into_iter().flatten() {
             table.row(name.clone(), format!("{:.1} GB/s", value.as_f64().unwrap_or(0.0) / 1e9));
         }
@@ -110,14 +111,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// A batch in DENSE form with lists of one length, neighbours drawn from the rows that their layer reads.
-struct Batch {
+struct StepBatch {
     rows: Vec<usize>,
     offsets: Vec<u32>,
     nbrs: Vec<u32>,
 }
 
-impl Batch {
-    fn new(rows: &[usize], each: u64) -> Batch {
+impl StepBatch {
+    fn new(rows: &[usize], each: u64) -> StepBatch {
         let key = Key::new(7);
         let (mut offsets, mut nbrs) = (vec![0], Vec::new());
         for node in rows[0] - rows[1]..rows[0] {
@@ -130,11 +131,11 @@ impl Batch {
             }));
             offsets.push(nbrs.len() as u32);
         }
-        Batch { rows: rows.to_vec(), offsets, nbrs }
+        StepBatch { rows: rows.to_vec(), offsets, nbrs }
     }
 
-    fn lists(&self, layer: usize) -> Lists<'_> {
-        Lists {
+    fn lists(&self, layer: usize) -> Adjacency<'_> {
+        Adjacency {
             inputs: self.rows[layer],
             outputs: self.rows[layer + 1],
             nbr_offsets: &self.offsets[self.rows[1] - self.rows[layer + 1]..],
@@ -157,11 +158,6 @@ impl Batch {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 /// Bytes per second of memory, of the bus and of aggregation.
 fn rates(gpu: &Gpu, rounds: usize) -> anyhow::Result<Value> {
     let widths = [128usize, 256, 1024];
@@ -179,8 +175,8 @@ fn rates(gpu: &Gpu, rounds: usize) -> anyhow::Result<Value> {
 }
 
 fn measure_steps(
-    arguments: &Arguments,
-    batch: &Batch,
+    arguments: &GpuArguments,
+    batch: &StepBatch,
     model: &str,
     precision: &str,
 ) -> anyhow::Result<Value> {
@@ -205,9 +201,9 @@ fn measure_steps(
     let mut network = Model::new(&backend, &config, arguments.dim, CLASSES, 1)?;
     let mut optimizer = Optimizer::new(&network, &OptimizerConfig::default())?;
     let key = Key::new(9);
-    let mut host = backend.rows(batch.rows[0], arguments.dim);
+    let mut host = backend.host_rows(batch.rows[0], arguments.dim);
     host.values_mut().iter_mut().zip(0..).for_each(|(x, at)| *x = normal(key.at(at)));
-    let input = backend.land(host, arguments.dim);
+    let input = backend.upload(host, arguments.dim);
     let rows: Vec<u32> = (0..batch.rows[layers] as u32).collect();
     let labels: Vec<u32> = rows.iter().map(|row| below(key.at(*row as u64), CLASSES as u64) as u32).collect();
     let mut step = |number: u64| -> anyhow::Result<CudaNumber> {
@@ -247,8 +243,8 @@ fn measure_steps(
     Ok(json!({
         "model": model,
         "precision": precision,
-        "device_ms": median(device),
-        "wall_ms": median(wall),
+        "device_ms": median(&device),
+        "wall_ms": median(&wall),
         "launches": launches,
         "loss": loss,
         "peak_device_bytes": peak,

@@ -1,10 +1,10 @@
-use super::io_workload::{Kind, Reached, Workload};
+use super::io_workload::{Reached, Workload, WorkloadKind};
 use crate::output::{print, print_json};
 use crate::progress::Shown;
-use crate::scratch::Scratch;
+use crate::scratch::MeasuringFile;
 use esker_io::limit::{BareLoop, Rate, bare_loop};
 use esker_io::{Access, Disk, Files, Layout, Options, RungKind, ThisMachine};
-use esker_types::{ByteCount, Progress, Silent, Unit, grouped, machine_memory_limit};
+use esker_types::{ByteCount, Progress, Silent, Unit, grouped, machine_memory_limit, median};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ Examples:
   esker bench io --size 256MiB --seconds 0.2 --rounds 3       a quick look
 
 First a bare loop that reads blocks and throws them away finds the limit: large blocks in order, 4 KiB and the smallest block anywhere, with 1 and 2 threads and several depths. Then the engine reads rows, in turn with the best bare loop of the same block size; medians of all rounds are shown. `of limit` is the engine's reads (or bytes) a second over those of a bare loop whose few buffers stay in the processor's cache; `of kept` over those of one that, like the engine, fills the memory of whole batches. Writes a file of `--size` and removes it.")]
-pub struct Arguments {
+pub struct IoArguments {
     /// Directory on the disk to measure
     #[arg(long, default_value = ".")]
     dir: PathBuf,
@@ -63,7 +63,7 @@ pub struct Arguments {
     json: bool,
 }
 
-impl Arguments {
+impl IoArguments {
     /// Memory that a bare loop fills which keeps what it reads.
     fn kept_bytes(&self, workload: &Workload) -> usize {
         self.kept.map_or(workload.memory_bytes(), |bytes| bytes.0 as usize)
@@ -94,7 +94,7 @@ struct Limits {
     small: Limit,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &IoArguments) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(
         arguments.seconds > 0.0 && arguments.seconds <= 600.0,
         "--seconds {}: more than 0 and at most 600",
@@ -120,7 +120,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => {
             let directory = std::fs::canonicalize(&arguments.dir)
                 .map_err(|error| anyhow::anyhow!("{}: {error}", arguments.dir.display()))?;
-            Some(Scratch::create(&directory, arguments.size.0, &*progress)?)
+            Some(MeasuringFile::create(&directory, arguments.size.0, &*progress)?)
         }
     };
     let path = scratch.as_ref().map(|scratch| &scratch.path).or(arguments.file.as_ref());
@@ -143,7 +143,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             progress.advance(1);
         }
         let kept_bytes = arguments.kept_bytes(&workload);
-        rows.push(Row { kept_bytes, ..Row::of(workload, bare, turns) });
+        rows.push(WorkloadRow { kept_bytes, ..WorkloadRow::of(workload, bare, turns) });
     }
     progress.finish();
     if arguments.json {
@@ -158,18 +158,18 @@ fn workloads(only: Option<&str>) -> Vec<Workload> {
     let mut all: Vec<Workload> = rows
         .map(|row_bytes| Workload {
             name: format!("rows-{row_bytes}"),
-            kind: Kind::Rows { row_bytes, rows_at_once: 10_000 },
+            kind: WorkloadKind::Rows { row_bytes, rows_at_once: 10_000 },
         })
         .to_vec();
     all.push(Workload {
         name: "sorted-512".into(),
-        kind: Kind::Sorted { row_bytes: 512, rows_at_once: 100_000 },
+        kind: WorkloadKind::Sorted { row_bytes: 512, rows_at_once: 100_000 },
     });
     all.push(Workload {
         name: "dense-400".into(),
-        kind: Kind::Dense { row_bytes: 400, rows_at_once: 100_000, of_rows: 500_000 },
+        kind: WorkloadKind::Dense { row_bytes: 400, rows_at_once: 100_000, of_rows: 500_000 },
     });
-    all.push(Workload { name: "sequential".into(), kind: Kind::Sequential });
+    all.push(Workload { name: "sequential".into(), kind: WorkloadKind::Sequential });
     all.retain(|workload| only.is_none_or(|word| workload.name.contains(word)));
     all
 }
@@ -239,7 +239,7 @@ impl Turn {
 }
 
 /// A workload's medians.
-struct Row {
+struct WorkloadRow {
     workload: Workload,
     bare: BareLoop,
     engine_reads: f64,
@@ -260,23 +260,16 @@ struct Row {
     last: Reached,
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
-}
-
-impl Row {
-    fn of(workload: Workload, bare: BareLoop, mut turns: Vec<Turn>) -> Row {
-        let by_bytes = workload.kind == Kind::Sequential;
-        let of = |value: &dyn Fn(&Turn) -> f64| median(turns.iter().map(value));
+impl WorkloadRow {
+    fn of(workload: Workload, bare: BareLoop, mut turns: Vec<Turn>) -> WorkloadRow {
+        let by_bytes = workload.kind == WorkloadKind::Sequential;
+        let of = |value: &dyn Fn(&Turn) -> f64| median(&turns.iter().map(value).collect::<Vec<_>>());
         let speed = |rate: &Rate| if by_bytes { rate.bytes_per_second() } else { rate.reads_per_second() };
         // Large reads differ in size between the two: there CPU is compared by the byte.
         let cost =
             |rate: &Rate| rate.cpu_seconds / if by_bytes { rate.bytes as f64 } else { rate.reads as f64 };
         let cpu_per_read = |rate: &Rate| rate.cpu_seconds / rate.reads as f64;
-        Row {
+        WorkloadRow {
             bare,
             engine_reads: of(&|turn| turn.engine.rate.reads_per_second()),
             engine_bytes: of(&|turn| turn.engine.rate.bytes_per_second()),
@@ -338,11 +331,11 @@ fn how_json(how: BareLoop) -> Value {
 }
 
 fn as_json(
-    arguments: &Arguments,
+    arguments: &IoArguments,
     files: &Files,
-    scratch: Option<&Scratch>,
+    scratch: Option<&MeasuringFile>,
     limits: &Limits,
-    rows: &[Row],
+    rows: &[WorkloadRow],
 ) -> Value {
     let limit = |limit: &Limit| {
         json!({
@@ -369,20 +362,20 @@ fn as_json(
             "random_small": limit(&limits.small),
         },
         "write_bytes_per_second": scratch.map(write_rate),
-        "workloads": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "workloads": rows.iter().map(WorkloadRow::json).collect::<Vec<_>>(),
     })
 }
 
-fn write_rate(scratch: &Scratch) -> f64 {
+fn write_rate(scratch: &MeasuringFile) -> f64 {
     scratch.written.written_bytes as f64 / scratch.seconds.as_secs_f64()
 }
 
 fn as_text(
-    arguments: &Arguments,
+    arguments: &IoArguments,
     files: &Files,
-    scratch: Option<&Scratch>,
+    scratch: Option<&MeasuringFile>,
     limits: &Limits,
-    rows: &[Row],
+    rows: &[WorkloadRow],
 ) -> String {
     let gb = |bytes: f64| format!("{:.2} GB/s", bytes / 1e9);
     let place = arguments.file.as_ref().unwrap_or(&arguments.dir);
@@ -443,7 +436,7 @@ fn as_text(
             grouped(counters.latency(0.99).as_micros() as u64),
         ));
     }
-    for row in rows.iter().filter(|row| matches!(row.workload.kind, Kind::Dense { .. })) {
+    for row in rows.iter().filter(|row| matches!(row.workload.kind, WorkloadKind::Dense { .. })) {
         let counters = &row.last.counters;
         text.push_str(&format!(
             "\n  {}: {} rows in {} reads; each run of blocks once would be {}\n",

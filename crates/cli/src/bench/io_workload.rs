@@ -3,7 +3,7 @@
 use crate::scratch::word;
 use anyhow::Context;
 use esker_io::limit::{BareLoop, Rate, cpu_seconds};
-use esker_io::{AlignedBuffer, Counters, DIRECT_ALIGN, Files, Piece, Queue, Stream};
+use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, IoCounters, Piece, Queue, Stream};
 use esker_types::random::{Key, Permutation, below};
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ pub struct Workload {
     /// What people call it.
     pub name: String,
     /// What is read.
-    pub kind: Kind,
+    pub kind: WorkloadKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// Rows anywhere in the file.
     Rows { row_bytes: u64, rows_at_once: u64 },
     /// Rows anywhere in the file, given in the order of the file.
@@ -37,7 +37,7 @@ pub enum Kind {
 /// What the engine achieved.
 pub struct Reached {
     pub rate: Rate,
-    pub counters: Counters,
+    pub counters: IoCounters,
     /// What each block once would take; nothing for a stream.
     pub by_theory: Option<Theory>,
 }
@@ -55,8 +55,10 @@ impl Workload {
     /// The bare loop with the same reads, in the configuration that was best for their kind.
     pub fn bare(&self, block_bytes: u64, small: BareLoop, page: BareLoop, sequential: BareLoop) -> BareLoop {
         match self.kind {
-            Kind::Sequential => sequential,
-            Kind::Rows { row_bytes, .. } | Kind::Sorted { row_bytes, .. } | Kind::Dense { row_bytes, .. } => {
+            WorkloadKind::Sequential => sequential,
+            WorkloadKind::Rows { row_bytes, .. }
+            | WorkloadKind::Sorted { row_bytes, .. }
+            | WorkloadKind::Dense { row_bytes, .. } => {
                 // Rows that are no multiple of a block mostly take this many blocks.
                 let blocks = (1.0 + (row_bytes - 1) as f64 / block_bytes as f64).round() as u64;
                 let odd = !row_bytes.is_multiple_of(block_bytes);
@@ -70,10 +72,10 @@ impl Workload {
     /// Memory that the engine fills: a bare loop that keeps what it reads must fill as much.
     pub fn memory_bytes(&self) -> usize {
         let bytes = match self.kind {
-            Kind::Sequential => STREAM_CHUNK_BYTES * STREAM_CHUNKS as u64,
-            Kind::Rows { row_bytes, rows_at_once }
-            | Kind::Sorted { row_bytes, rows_at_once }
-            | Kind::Dense { row_bytes, rows_at_once, .. } => row_bytes * rows_at_once * JOBS as u64,
+            WorkloadKind::Sequential => STREAM_CHUNK_BYTES * STREAM_CHUNKS as u64,
+            WorkloadKind::Rows { row_bytes, rows_at_once }
+            | WorkloadKind::Sorted { row_bytes, rows_at_once }
+            | WorkloadKind::Dense { row_bytes, rows_at_once, .. } => row_bytes * rows_at_once * JOBS as u64,
         };
         bytes as usize
     }
@@ -82,15 +84,15 @@ impl Workload {
     /// somebody else's.
     pub fn measure(&self, files: &Files, duration: Duration, check: bool) -> anyhow::Result<Reached> {
         match self.kind {
-            Kind::Sequential => stream(files, duration),
-            _ => Batches::new(self.kind, files)?.measure(duration, check),
+            WorkloadKind::Sequential => stream(files, duration),
+            _ => RowBatches::new(self.kind, files)?.measure(duration, check),
         }
     }
 }
 
 fn stream(files: &Files, duration: Duration) -> anyhow::Result<Reached> {
     let (cpu_before, started) = (cpu_seconds(), Instant::now());
-    let mut counters = Counters::default();
+    let mut counters = IoCounters::default();
     let mut bytes = 0;
     while started.elapsed() < duration {
         let mut stream = Stream::open(files, 0, 0..files.bytes(0), STREAM_CHUNK_BYTES, STREAM_CHUNKS)?;
@@ -107,13 +109,13 @@ fn stream(files: &Files, duration: Duration) -> anyhow::Result<Reached> {
 }
 
 /// Batches of rows with buffers that are registered once, as a training run has them.
-struct Batches {
+struct RowBatches {
     queue: Queue,
     ready: Vec<(Vec<Piece>, AlignedBuffer)>,
 }
 
-impl Batches {
-    fn new(kind: Kind, files: &Files) -> anyhow::Result<Batches> {
+impl RowBatches {
+    fn new(kind: WorkloadKind, files: &Files) -> anyhow::Result<RowBatches> {
         let mut queue = files.queue()?;
         let mut ready = Vec::new();
         for job in 0..JOBS as u64 {
@@ -123,7 +125,7 @@ impl Batches {
             queue.register(&buffer);
             ready.push((pieces, buffer));
         }
-        Ok(Batches { queue, ready })
+        Ok(RowBatches { queue, ready })
     }
 
     fn measure(mut self, duration: Duration, check: bool) -> anyhow::Result<Reached> {
@@ -166,19 +168,19 @@ impl Batches {
 }
 
 /// The rows of one batch, one behind the other in the buffer.
-fn pieces(kind: Kind, file_bytes: u64, job: u64) -> Vec<Piece> {
+fn pieces(kind: WorkloadKind, file_bytes: u64, job: u64) -> Vec<Piece> {
     let key = Key::new(7).with(job);
     let (row_bytes, rows): (u64, Vec<u64>) = match kind {
-        Kind::Rows { row_bytes, rows_at_once } => {
+        WorkloadKind::Rows { row_bytes, rows_at_once } => {
             (row_bytes, (0..rows_at_once).map(|turn| below(key.at(turn), file_bytes / row_bytes)).collect())
         }
-        Kind::Sorted { row_bytes, rows_at_once } => {
+        WorkloadKind::Sorted { row_bytes, rows_at_once } => {
             let rows = file_bytes / row_bytes;
             let mut rows: Vec<u64> = (0..rows_at_once).map(|turn| below(key.at(turn), rows)).collect();
             rows.sort_unstable();
             (row_bytes, rows)
         }
-        Kind::Dense { row_bytes, rows_at_once, of_rows } => {
+        WorkloadKind::Dense { row_bytes, rows_at_once, of_rows } => {
             let all = file_bytes / row_bytes;
             let of_rows = of_rows.min(all);
             let first = below(key.at(0), all - of_rows + 1);
@@ -186,7 +188,7 @@ fn pieces(kind: Kind, file_bytes: u64, job: u64) -> Vec<Piece> {
             let rows = (0..rows_at_once.min(of_rows)).map(|turn| first + shuffled.forward(turn));
             (row_bytes, rows.collect())
         }
-        Kind::Sequential => unreachable!("a stream has no rows"),
+        WorkloadKind::Sequential => unreachable!("a stream has no rows"),
     };
     let row = |(row, number): (&u64, u64)| Piece {
         offset: row * row_bytes,

@@ -1,45 +1,34 @@
 //! `esker bench`: what the parts can do on this machine, one file each.
 
-mod batches;
-mod cache;
 mod epoch;
 mod gpu;
 mod io;
 mod io_workload;
 mod lines;
-mod pack;
-mod plot;
 mod sample;
-mod segments;
 
 use std::process::ExitCode;
 
 /// Measure a part of Esker on this machine
 #[derive(clap::Args)]
-pub struct Arguments {
+pub struct BenchArguments {
     #[command(subcommand)]
-    part: Part,
+    part: BenchPart,
 }
 
 #[derive(clap::Subcommand)]
-enum Part {
-    Io(io::Arguments),
-    Sample(sample::Arguments),
-    Epoch(Box<epoch::Arguments>),
-    Cache(cache::Arguments),
-    Segments(segments::Arguments),
-    Pack(pack::Arguments),
-    Gpu(gpu::Arguments),
+enum BenchPart {
+    Io(io::IoArguments),
+    Sample(sample::SampleArguments),
+    Epoch(Box<epoch::EpochArguments>),
+    Gpu(gpu::GpuArguments),
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
     match &arguments.part {
-        Part::Io(arguments) => io::run(arguments),
-        Part::Sample(arguments) => sample::run(arguments),
-        Part::Epoch(arguments) => epoch::run(arguments),
-        Part::Cache(arguments) => cache::run(arguments),
-        Part::Segments(arguments) => segments::run(arguments),
-        Part::Pack(arguments) => pack::run(arguments),
-        Part::Gpu(arguments) => gpu::run(arguments),
+        BenchPart::Io(arguments) => io::run(arguments),
+        BenchPart::Sample(arguments) => sample::run(arguments),
+        BenchPart::Epoch(arguments) => epoch::run(arguments),
+        BenchPart::Gpu(arguments) => gpu::run(arguments),
     }
 }

@@ -9,7 +9,7 @@ use esker_sample::{
     Sample, Sampler, Seeds, Settings, Topology, Touched, Word,
 };
 use esker_store::{Dataset, SplitOver, file};
-use esker_types::{Budget, ByteCount, NodeId, grouped};
+use esker_types::{Budget, ByteCount, NodeId, grouped, median};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ Examples:
   esker bench sample g --bound                                  its share of the random cache lines that the machine can read
 
 Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it.")]
-pub struct Arguments {
+pub struct SampleArguments {
     /// The dataset
     dataset: PathBuf,
     /// Neighbours a node takes, hop by hop from the targets: numbers, or `all`
@@ -51,7 +51,7 @@ pub struct Arguments {
     form: Vec<FormName>,
     /// How threads share the work
     #[arg(long, value_delimiter = ',', default_value = "bulk")]
-    share: Vec<Share>,
+    share: Vec<WorkShare>,
     /// Along which edges: outgoing and both need a dataset with out-neighbours
     #[arg(long, default_value = "incoming")]
     direction: DirectionName,
@@ -92,7 +92,7 @@ enum FormName {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Share {
+enum WorkShare {
     /// Each thread its own batches
     Bulk,
     /// All threads one batch
@@ -126,12 +126,12 @@ struct Line {
     form: Form,
     fanouts: Vec<Fanout>,
     threads: usize,
-    share: Share,
+    share: WorkShare,
 }
 
 /// What one line found.
 #[derive(Default)]
-struct Found {
+struct SampledLine {
     nodes: u64,
     edges: u64,
     seconds: f64,
@@ -141,7 +141,7 @@ struct Found {
     sampler_bytes: Option<u64>,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &SampleArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let budget = Budget::resolve(arguments.memory);
     let direction = match arguments.direction {
@@ -158,7 +158,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn measure<W: Word>(
-    arguments: &Arguments,
+    arguments: &SampleArguments,
     dataset: &Dataset,
     graph: &InMemory<W>,
     budget: Budget,
@@ -174,8 +174,12 @@ fn measure<W: Word>(
         true => Box::new(LinkBatches::new(order, seeds, graph)?),
         false => Box::new(NodeBatches::new(order, seeds)?),
     };
-    let bench =
-        Bench { arguments, graph, batches, most_bytes: budget.host_bytes.saturating_sub(graph.bytes()) };
+    let bench = SampleBench {
+        arguments,
+        graph,
+        batches,
+        most_bytes: budget.host_bytes.saturating_sub(graph.bytes()),
+    };
     let mut rows = Vec::new();
     for line in lines(arguments) {
         rows.push(bench.row(&line)?);
@@ -212,7 +216,7 @@ fn seeds_of(dataset: &Dataset) -> anyhow::Result<Seeds> {
     }
 }
 
-fn lines(arguments: &Arguments) -> Vec<Line> {
+fn lines(arguments: &SampleArguments) -> Vec<Line> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads: Vec<usize> = match arguments.threads[..] {
         [] => vec![cores],
@@ -240,14 +244,14 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
     lines
 }
 
-struct Bench<'a, W> {
-    arguments: &'a Arguments,
+struct SampleBench<'a, W> {
+    arguments: &'a SampleArguments,
     graph: &'a InMemory<W>,
     batches: Box<dyn Batches + 'a>,
     most_bytes: u64,
 }
 
-impl<W: Word> Bench<'_, W> {
+impl<W: Word> SampleBench<'_, W> {
     fn settings(&self, line: &Line) -> Settings {
         Settings {
             seed: self.arguments.seed,
@@ -261,20 +265,19 @@ impl<W: Word> Bench<'_, W> {
         let mut runs = Vec::new();
         for _ in 0..self.arguments.repeat {
             runs.push(match line.share {
-                Share::Bulk => self.bulk(line)?,
-                Share::Within => self.within(line)?,
+                WorkShare::Bulk => self.bulk(line)?,
+                WorkShare::Within => self.within(line)?,
             });
         }
-        let mut rates: Vec<f64> = runs.iter().map(|run| run.edges as f64 / run.seconds.max(1e-9)).collect();
-        rates.sort_by(f64::total_cmp);
+        let rates: Vec<f64> = runs.iter().map(|run| run.edges as f64 / run.seconds.max(1e-9)).collect();
         let (run, batches) = (&runs[0], self.arguments.batches);
         let digest = self.arguments.digest.then(|| format!("{:016x}", run.digest));
-        let rate = rates[rates.len() / 2];
+        let (rate, best) = (median(&rates), rates.iter().copied().fold(0.0, f64::max));
         let mut row = json!({
             "form": line.form, "layers": line.fanouts.len(), "threads": line.threads,
-            "share": if line.share == Share::Bulk { "bulk" } else { "within" },
+            "share": if line.share == WorkShare::Bulk { "bulk" } else { "within" },
             "fanout": line.fanouts.iter().map(Fanout::to_string).collect::<Vec<_>>().join(","),
-            "edges_per_second": rate, "edges_per_second_best": rates[rates.len() - 1],
+            "edges_per_second": rate, "edges_per_second_best": best,
             "seconds_per_batch": run.edges as f64 / batches as f64 / rate,
             "nodes_per_batch": run.nodes / batches, "edges_per_batch": run.edges / batches,
             "touched_bytes_per_batch": run.touched.bytes() / batches,
@@ -328,10 +331,10 @@ impl<W: Word> Bench<'_, W> {
     }
 
     /// Each thread its own batches. The first batches, which still allocate, are not timed.
-    fn bulk(&self, line: &Line) -> anyhow::Result<Found> {
+    fn bulk(&self, line: &Line) -> anyhow::Result<SampledLine> {
         let warm = 2 * line.threads as u64;
         let probe = Sampler::new(self.graph, self.settings(line), self.most_bytes)?;
-        let (mut found, mut seen, mut started) = (Found::default(), 0, Instant::now());
+        let (mut found, mut seen, mut started) = (SampledLine::default(), 0, Instant::now());
         self.each(line, warm + self.arguments.batches, |_, sample| {
             if seen >= warm {
                 count(&mut found, sample, &probe);
@@ -348,11 +351,11 @@ impl<W: Word> Bench<'_, W> {
     }
 
     /// All threads one batch.
-    fn within(&self, line: &Line) -> anyhow::Result<Found> {
+    fn within(&self, line: &Line) -> anyhow::Result<SampledLine> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(line.threads).build()?;
         let sampler = Sampler::new(self.graph, self.settings(line), self.most_bytes)?;
         let mut sampler = sampler.with_threads(line.threads);
-        let (mut found, mut sample) = (Found::default(), Sample::default());
+        let (mut found, mut sample) = (SampledLine::default(), Sample::default());
         let (warm, mut nodes) = (2, Vec::new());
         for (number, at) in (0..warm + self.arguments.batches).zip(self.positions()) {
             let started = Instant::now();
@@ -369,7 +372,7 @@ impl<W: Word> Bench<'_, W> {
     }
 
     /// Takes up the first batches, the same ones for every line: lines time others.
-    fn digest(&self, found: &mut Found, number: u64, sample: &Sample) {
+    fn digest(&self, found: &mut SampledLine, number: u64, sample: &Sample) {
         if self.arguments.digest && number < self.arguments.batches {
             found.digest = found.digest.rotate_left(1) ^ sample.digest();
         }
@@ -438,7 +441,7 @@ impl<W: Word> Bench<'_, W> {
     }
 }
 
-fn count<W: Word>(found: &mut Found, sample: &Sample, sampler: &Sampler<&InMemory<W>>) {
+fn count<W: Word>(found: &mut SampledLine, sample: &Sample, sampler: &Sampler<&InMemory<W>>) {
     found.nodes += sample.node_ids.len() as u64;
     found.edges += sample.edge_count();
     let touched = sampler.touched(sample);

@@ -32,15 +32,15 @@ impl<'de> Deserialize<'de> for Fanouts {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Fanouts, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum FanoutsAsWritten {
             List(Vec<Fanout>),
             One(Fanout),
             Text(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::List(list) => Ok(Fanouts(list)),
-            Written::One(one) => Ok(Fanouts(vec![one])),
-            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        match FanoutsAsWritten::deserialize(deserializer)? {
+            FanoutsAsWritten::List(list) => Ok(Fanouts(list)),
+            FanoutsAsWritten::One(one) => Ok(Fanouts(vec![one])),
+            FanoutsAsWritten::Text(text) => text.parse().map_err(serde::de::Error::custom),
         }
     }
 }
@@ -254,6 +254,9 @@ pub struct Flags {
     /// diskgnn: one batch at a time, nothing ahead: to see what working ahead brings
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
     pub sequential: Option<bool>,
+    /// Bytes between two moments of safety while rows are packed, to be killed there by tests
+    #[arg(long, hide = true)]
+    pub safe_point: Option<ByteCount>,
     /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
@@ -360,6 +363,7 @@ impl Flags {
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),
             sequential: Some(config.sequential),
+            safe_point: config.safe_point.map(ByteCount),
             device: Some(config.device),
             gpu_memory: config.gpu_memory.map(ByteCount),
             precision: Some(config.precision),
@@ -433,6 +437,7 @@ impl Flags {
             segment: self.segment,
             io_block: self.io_block.map(|bytes| bytes.0),
             sequential: self.sequential.unwrap_or(false),
+            safe_point: self.safe_point.map(|bytes| bytes.0),
             threads: self
                 .threads
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),

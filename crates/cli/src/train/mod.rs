@@ -7,21 +7,21 @@ pub use flags::{Fanouts, Flags};
 
 use crate::device::{WithBackend, on_device, resolve};
 use crate::note;
-use crate::output::{Table, print, print_json};
+use crate::output::{TextTable, print, print_json};
 use crate::progress::Shown;
 use anyhow::{Context, bail};
 use esker_nn::{Backend, Precision};
 use esker_store::Dataset;
+use esker_strategies::StrategyError;
 use esker_train::{
-    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, Trainer,
-    evaluate_run,
+    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
+    TrainError, Trainer, evaluate_run,
 };
-use esker_types::{ByteCount, DeviceName, Progress, Silent, counted};
+use esker_types::{ByteCount, DeviceName, Progress, Silent, StopSignal, counted};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 pub use watch::{Watch, bound_by};
 
 /// Train a model
@@ -38,7 +38,7 @@ Examples:
   esker train g --out run --resume                         go on where a run was stopped or killed
 
 Ctrl-C stops after a checkpoint. Everything about the run is in its directory: config.json, metrics.jsonl, summary.json, best and last weights.")]
-pub struct Arguments {
+pub struct TrainArguments {
     /// The dataset, or a configuration file ending in .toml
     dataset: PathBuf,
     #[command(flatten)]
@@ -54,7 +54,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let flags = match arguments.dataset.extension().is_some_and(|extension| extension == "toml") {
         true => arguments.flags.clone().over(Flags::read(&arguments.dataset)?)?,
         false => Flags { dataset: Some(arguments.dataset.clone()), ..arguments.flags.clone() },
@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         note!("{} has ended already", out.display());
         return show(&summary, &out, arguments.json);
     }
-    match on_device(config, Training { out: &out, resume: begun, quiet: arguments.json })? {
+    match on_device(config, TrainRun { out: &out, resume: begun, quiet: arguments.json })? {
         Some(summary) => show(&summary, &out, arguments.json),
         None => Ok(ExitCode::from(130)),
     }
@@ -132,13 +132,13 @@ impl WithBackend for DryRun {
 }
 
 /// Trains a new run, or goes on with one; nothing comes out when somebody stopped it.
-pub struct Training<'a> {
+pub struct TrainRun<'a> {
     pub out: &'a Path,
     pub resume: bool,
     pub quiet: bool,
 }
 
-impl WithBackend for Training<'_> {
+impl WithBackend for TrainRun<'_> {
     type Output = Option<Summary>;
 
     fn run<B: Backend + Clone + 'static>(
@@ -150,11 +150,19 @@ impl WithBackend for Training<'_> {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
         };
+        let stop = stop_on_interrupt("stopping after a checkpoint; once more to stop at once");
+        let control = RunControl { progress, stop: stop.clone() };
         let trainer = match self.resume {
-            true => Trainer::resume_watched(backend, config, self.out, progress)?,
-            false => Trainer::create_watched(backend, config, self.out, progress)?,
+            true => Trainer::resume_watched(backend, config, self.out, control),
+            false => Trainer::create_watched(backend, config, self.out, control),
         };
-        train(trainer, self.out, self.quiet)
+        match trainer {
+            Err(TrainError::Strategy(StrategyError::Stopped)) => {
+                note!("stopped before training; the same command goes on where it was");
+                Ok(None)
+            }
+            trainer => train(trainer?, self.out, self.quiet, stop),
+        }
     }
 }
 
@@ -170,17 +178,8 @@ fn train<B: Backend + Clone + 'static>(
     trainer: Trainer<B>,
     out: &Path,
     quiet: bool,
+    stop: StopSignal,
 ) -> anyhow::Result<Option<Summary>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = stop.clone();
-    // A second handler cannot be set: the program trains once.
-    ctrlc::set_handler(move || {
-        if asked.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-        note!("stopping after a checkpoint; once more to stop at once");
-    })
-    .ok();
     let (run, from) = (trainer.open_run(), trainer.position());
     if !quiet {
         note!("{}", plan_text(run));
@@ -201,6 +200,22 @@ fn train<B: Backend + Clone + 'static>(
             Ok(None)
         }
     }
+}
+
+/// Asks for an end at the first Ctrl-C, saying so, and ends the program at the second.
+pub fn stop_on_interrupt(said: &'static str) -> StopSignal {
+    let stop = StopSignal::default();
+    let asked = stop.clone();
+    // A second handler cannot be set: the program does one thing.
+    ctrlc::set_handler(move || {
+        if asked.is_asked() {
+            std::process::exit(130);
+        }
+        asked.ask();
+        note!("{said}");
+    })
+    .ok();
+    stop
 }
 
 /// A directory that is not there yet.
@@ -254,7 +269,7 @@ pub fn metrics_text(metrics: &Metrics) -> String {
 }
 
 pub fn summary_text(summary: &Summary, out: &Path) -> String {
-    let mut table = Table::new();
+    let mut table = TextTable::new();
     if let Some(test) = &summary.test {
         table.row("test", format!("{} ({} nodes)", metrics_text(test), esker_types::grouped(test.nodes)));
     }
@@ -327,15 +342,15 @@ pub struct MachineFlags {
 
 pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
     let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
-    on_device(config, Evaluation { directory, arguments })
+    on_device(config, EvaluateRun { directory, arguments })
 }
 
-struct Evaluation<'a> {
+struct EvaluateRun<'a> {
     directory: RunDirectory,
     arguments: &'a EvalArguments,
 }
 
-impl WithBackend for Evaluation<'_> {
+impl WithBackend for EvaluateRun<'_> {
     type Output = ExitCode;
 
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {

@@ -4,10 +4,9 @@ use super::metrics_text;
 use crate::note;
 use esker_train::StageTimes;
 use esker_train::{BatchProgress, EpochRecord, RunConfig, Watcher};
+use esker_types::StopSignal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// In a log, an epoch that takes long says so this often.
@@ -17,7 +16,7 @@ const MOST_LINES: u64 = 50;
 
 /// Watches a run for a person.
 pub struct Watch {
-    stop: Arc<AtomicBool>,
+    stop: StopSignal,
     quiet: bool,
     bar: Option<ProgressBar>,
     epochs: u64,
@@ -28,7 +27,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn new(config: &RunConfig, stop: Arc<AtomicBool>, quiet: bool) -> Watch {
+    pub fn new(config: &RunConfig, stop: StopSignal, quiet: bool) -> Watch {
         let terminal = std::io::stderr().is_terminal() && !quiet;
         let now = Instant::now();
         Watch {
@@ -109,7 +108,7 @@ impl Watcher for Watch {
     }
 
     fn stop(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.stop.is_asked()
     }
 
     fn evaluation(&mut self, what: &str) {

@@ -6,7 +6,7 @@ use crate::{DeviceMatrix, Use};
 
 /// What logits are compared with.
 #[derive(Debug, Clone, Copy)]
-pub enum Targets<'a> {
+pub enum LossTargets<'a> {
     /// A class a row, each below the number of columns: softmax cross-entropy.
     Classes(&'a [u32]),
     /// 0, 1 or NaN for each number: sigmoid cross-entropy.
@@ -21,7 +21,7 @@ impl Gpu {
         &self,
         logits: &DeviceMatrix,
         rows: &[u32],
-        targets: Targets<'_>,
+        targets: LossTargets<'_>,
         counted: usize,
         gradient: &mut DeviceMatrix,
     ) -> Pending {
@@ -29,12 +29,12 @@ impl Gpu {
         assert_eq!((gradient.rows(), gradient.columns()), (logits.rows(), columns));
         assert!(rows.iter().all(|row| (*row as usize) < logits.rows()), "rows of the logits");
         let (kind, bits): (u32, &[u32]) = match targets {
-            Targets::Classes(classes) => {
+            LossTargets::Classes(classes) => {
                 assert!(classes.len() == count && classes.iter().all(|class| (*class as usize) < columns));
                 (0, classes)
             }
-            Targets::Binary(values) => (1, bytemuck::cast_slice(values)),
-            Targets::Values(values) => (2, bytemuck::cast_slice(values)),
+            LossTargets::Binary(values) => (1, bytemuck::cast_slice(values)),
+            LossTargets::Values(values) => (2, bytemuck::cast_slice(values)),
         };
         assert!(kind == 0 || bits.len() == count * columns, "a target a number");
         let mut host = Pinned::new(self, count + bits.len());

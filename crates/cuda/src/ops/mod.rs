@@ -11,10 +11,10 @@ mod update;
 
 pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
-pub use loss::Targets;
+pub use loss::LossTargets;
 pub use norm::Columns;
 pub use post::{DeviceActivation, DeviceDropout, DevicePost};
-pub use rows::RowCache;
+pub use rows::NodeCache;
 pub use tiers::{TieredBatch, TieredRows};
 pub use update::{DeviceRule, MovedMatrix};
 

@@ -47,6 +47,21 @@ impl Gpu {
         }
     }
 
+    /// `to[rows[i]] += scale * from[i]`; rows do not repeat.
+    pub fn add_rows(&self, from: &DeviceMatrix, rows: &[u32], scale: f32, to: &mut DeviceMatrix) {
+        let columns = to.columns();
+        assert!(from.rows() == rows.len() && from.columns() == columns);
+        assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
+        let (landed, count) = (self.land_slice(rows), rows.len() * columns);
+        // SAFETY: every row is one of `to`, and none is written by two threads.
+        unsafe {
+            launch!(
+                self, "add_rows", [blocks(count, 256), 1], [256, 1];
+                from.address(), landed.address(), to.address(), count as u64, columns as u32, scale
+            )
+        }
+    }
+
     /// `to[i] = from[rows[i]]` with the rows in pinned host memory, read by the GPU's threads over the bus.
     pub fn gather_from_host(&self, from: &Pinned, rows: &[u32], to: &mut DeviceMatrix) {
         let columns = to.columns();
@@ -77,7 +92,7 @@ impl Gpu {
 
 /// Rows of some nodes kept on the device, found by a table with an entry a node. Rows of the other nodes come with the batch,
 /// or are read from host memory by the GPU's threads.
-pub struct RowCache {
+pub struct NodeCache {
     gpu: Gpu,
     slots: DeviceBuffer,
     nodes: usize,
@@ -87,15 +102,15 @@ pub struct RowCache {
     kept: Vec<u64>,
 }
 
-impl RowCache {
+impl NodeCache {
     /// Room for so many rows, of a graph of so many nodes.
-    pub fn new(gpu: &Gpu, nodes: usize, rows: usize, columns: usize) -> Result<RowCache> {
+    pub fn new(gpu: &Gpu, nodes: usize, rows: usize, columns: usize) -> Result<NodeCache> {
         let slots = DeviceBuffer::words(gpu, nodes);
         gpu.fill_words(slots.address(), nodes, u32::MAX);
         let rows = DeviceMatrix::new(gpu, rows, columns);
         gpu.check()?;
         let kept = vec![0; nodes.div_ceil(64)];
-        Ok(RowCache { gpu: gpu.clone(), slots, nodes, rows, filled: 0, kept })
+        Ok(NodeCache { gpu: gpu.clone(), slots, nodes, rows, filled: 0, kept })
     }
 
     /// Device bytes that such a cache takes.

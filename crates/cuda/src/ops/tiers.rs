@@ -4,10 +4,11 @@
 
 use super::RowShape;
 use crate::gpu::{Event, Gpu, launch};
+use crate::matrix::blocks;
 use crate::memory::{DeviceBuffer, Use};
 use crate::pinned::{Pinned, PinnedRegion};
 use crate::{DeviceMatrix, Result};
-use esker_plan::Placements;
+use esker_plan::{Placement, Placements};
 use esker_types::{Dtype, StoredRows};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -33,6 +34,8 @@ pub struct TieredBatch {
     missed: Pinned,
     /// What is taken of them.
     missed_bytes: usize,
+    /// Of each row that stays its index among the missed ones and its slot.
+    kept: Option<Pinned>,
 }
 
 /// The kernels for numbers stored like this.
@@ -51,7 +54,6 @@ fn stem(dtype: Dtype) -> &'static str {
 /// rows read, or a row that is skipped.
 fn taken(placements: &Placements, slots: u64, read_rows: u64) -> u64 {
     assert!(placements.are_valid(slots, read_rows), "every placement is a slot or a row that was read");
-    assert!(placements.kept.is_empty(), "slots on a GPU stay as they are while it trains");
     placements.counts().reads_end
 }
 
@@ -128,7 +130,26 @@ impl TieredRows {
         let taken = taken(placements, self.slots(), (missed.words().len() * 4 / row_bytes) as u64);
         let mut host = Pinned::new(&self.gpu, words.len());
         host.words_mut().copy_from_slice(words);
-        TieredBatch { tiers: self.clone(), words: host, missed, missed_bytes: taken as usize * row_bytes }
+        let kept = (!placements.kept.is_empty()).then(|| {
+            let mut pairs = Pinned::new(&self.gpu, placements.kept.len() * 2);
+            let stays = words.iter().filter_map(|word| match Placement::of(*word) {
+                Placement::Keep(index) => Some(index),
+                _ => None,
+            });
+            for (pair, (index, slot)) in
+                pairs.words_mut().chunks_exact_mut(2).zip(stays.zip(&placements.kept))
+            {
+                pair.copy_from_slice(&[index, *slot]);
+            }
+            pairs
+        });
+        TieredBatch {
+            tiers: self.clone(),
+            words: host,
+            missed,
+            missed_bytes: taken as usize * row_bytes,
+            kept,
+        }
     }
 }
 
@@ -147,7 +168,7 @@ impl TieredBatch {
     /// does not.
     pub fn land(self) -> DeviceMatrix {
         let (count, columns) = (self.rows(), self.columns());
-        let TieredBatch { tiers, words, missed, missed_bytes } = self;
+        let TieredBatch { tiers, words, missed, missed_bytes, kept } = self;
         let (gpu, inner) = (&tiers.gpu, tiers.gpu.inner());
         let words = gpu.copy_in(words, count * 4, false);
         let missed = gpu.copy_in(missed, missed_bytes, true);
@@ -173,6 +194,26 @@ impl TieredBatch {
                 tiers.device_slots as u32
             )
         }
+        let kept = kept.map(|pairs| {
+            let count = pairs.words().len() / 2;
+            let pairs = gpu.copy_in(pairs, count * 8, false);
+            let row_bytes = tiers.rows.row_bytes();
+            let (kernel, width) = match row_bytes.is_multiple_of(4) {
+                true => ("keep_words", row_bytes / 4),
+                false => ("keep_bytes", row_bytes),
+            };
+            // SAFETY: every pair is one of the missed rows that were copied and a slot, which no other row of the batch has;
+            // batches before this one took their hits on this stream, those after it come after this kernel.
+            unsafe {
+                launch!(
+                    on copy, gpu, kernel, [blocks(count * width, 256).min(most.max(1) as u32), 1], [256, 1];
+                    missed.address(), pairs.address(), address(tiers.device.as_ref()),
+                    host.as_ref().map_or(0, |host| host.address()), (count * width) as u64, width as u32,
+                    tiers.device_slots as u32
+                )
+            }
+            pairs
+        });
         gpu.attempt(|| {
             let (ended, landed) = (Event::recorded(&inner.copy)?, inner.copy.mark()?);
             if let Some(begun) = begun {
@@ -185,6 +226,7 @@ impl TieredBatch {
             Ok(())
         });
         words.used_in_landing();
+        kept.into_iter().for_each(DeviceBuffer::used_in_landing);
         missed.used_in_landing();
         DeviceMatrix::landed(to, count, columns)
     }
@@ -194,7 +236,7 @@ impl TieredBatch {
 mod tests {
     use super::*;
     use crate::SOURCES;
-    use esker_plan::{MOST_SLOTS, Placement};
+    use esker_plan::MOST_SLOTS;
     use esker_types::SlotIndex;
 
     #[test]

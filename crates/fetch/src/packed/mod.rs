@@ -2,23 +2,31 @@
 //! for memory, and the others are stored batch by batch, so that one read brings them; where that takes too much room, rows
 //! that several batches of a segment want lie once in a cache of the segment. `docs/format.md` draws the directory.
 //!
-//! A [`PackWriter`] makes the directory: it logs samples, lays rows out, packs them in one pass over the features and puts what
-//! is not stored in that order into its own. Killed at any moment, it goes on where it was, and the result is the same to the
+//! A [`SampleLog`] keeps samples as they come, and [`Samples`] are what it made. For these a [`PackWriter`] makes a directory of
+//! packed rows, by a [`PackLayout`] that it is told: it lays rows out, packs them in one pass over the features and puts what
+//! is not stored in that order into its own. Killed at any moment, both go on where they were, and the result is the same to the
 //! byte. [`Packed`] is the result, a [`PackReader`] reads batches of it and checks what it reads.
 
 mod layout;
+mod log;
 mod open;
 mod order;
+mod outputs;
 mod pack;
 mod plain;
 mod read;
+mod samples;
 mod write;
 
-pub use layout::Room;
-pub use open::Packed;
+#[cfg(test)]
+mod tests;
 
+pub use layout::PackLayout;
+pub use log::SampleLog;
+pub use open::Packed;
 pub use read::{PackCounters, PackReader, PackedBatch};
-pub use write::{PackSizes, PackWriter};
+pub use samples::{EpochSampled, SAMPLES_KIND, Sampled, Samples};
+pub use write::{PackSizes, PackWork, PackWriter, PackedBytes, SafePoints};
 
 use esker_sample::trace::TraceHeader;
 use serde::{Deserialize, Serialize};
@@ -32,6 +40,8 @@ pub const ENCODING: u32 = 2;
 /// Arrays of the directory.
 mod file {
     pub const SAMPLES: &str = "samples";
+    pub const ACCESSES: &str = "accesses";
+    pub const ENTRIES: &str = "entries";
     pub const WORDS: &str = "words";
     pub const SHARED: &str = "shared";
     pub const ROWS: &str = "rows";
@@ -46,7 +56,11 @@ pub struct Packing {
     pub encoding: u32,
     /// What was sampled, and how.
     pub sampling: TraceHeader,
-    /// Epochs sampled.
+    /// The directory beside this one that has the samples; else they are in this one.
+    pub samples: Option<String>,
+    /// Each epoch, where the samples are in this directory.
+    pub epochs_sampled: Vec<EpochSampled>,
+    /// Epochs packed.
     pub epochs: u64,
     /// Whether more were wanted than the disk took.
     pub limited_by_disk: bool,
@@ -68,6 +82,8 @@ pub struct Packing {
     pub misses: u64,
     /// Of those, rows that come from caches of segments.
     pub shared: u64,
+    /// Rows, and the accesses to so many of them, the rows accessed most: what other numbers of slots would miss.
+    pub coverage: Vec<[u64; 2]>,
     /// The largest of all batches.
     pub largest: Largest,
 }
@@ -116,6 +132,12 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub const COLUMNS: u64 = size_of::<Entry>() as u64 / 8;
+
+    /// What is known of it before rows are laid out.
+    pub fn as_logged(&self) -> Entry {
+        let Entry { epoch, batch, nodes, sample_at, sample_bytes, sample_sum, words_at, .. } = *self;
+        Entry { epoch, batch, nodes, sample_at, sample_bytes, sample_sum, words_at, ..Entry::default() }
+    }
 }
 
 /// A segment's cache: the first of its blocks, and its rows.

@@ -1,10 +1,13 @@
 //! A finished directory, opened.
 
+use super::plain::Plain;
+use super::samples::Samples;
 use super::{ENCODING, Entry, KIND, Packing, SegmentEntry, blocks_for, file};
 use crate::Result;
 use esker_io::{Files, Options};
 use esker_sample::Position;
 use esker_store::{ArrayFile, Dataset, Derived, StoreError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Rows of a segment this far apart are read in one go: a read costs about as much as so many bytes.
@@ -15,7 +18,11 @@ const READ_DEPTH: usize = 256;
 /// Enough for the disk to go on where the thread that asks has to wait for a core.
 const IN_FLIGHT_BYTES: u64 = 64 << 20;
 
-/// A directory of packed rows that belongs to its dataset. Threads share it.
+/// Times that a directory is opened anew where another took its name meanwhile.
+const TRIES: usize = 8;
+
+/// A directory of packed rows that belongs to its dataset. Threads share it. All its files are open: whatever becomes of the
+/// directory's name, what is read is what was opened.
 pub struct Packed {
     pub(crate) packing: Packing,
     pub(crate) entries: Vec<Entry>,
@@ -24,6 +31,10 @@ pub struct Packed {
     pub(crate) files: Files,
     pub(crate) directory: PathBuf,
     pub(crate) rows: ArrayFile,
+    pub(crate) samples: Plain<u8>,
+    pub(crate) words: Plain<u32>,
+    pub(crate) shared: Plain<u32>,
+    disk_bytes: u64,
 }
 
 pub(crate) fn read_options() -> Options {
@@ -37,8 +48,20 @@ pub(crate) fn read_options() -> Options {
 }
 
 impl Packed {
-    /// Opens a directory; `None` where there is none of this dataset that opens.
+    /// Opens a directory; `None` where there is none of this dataset that opens, with its samples.
     pub fn open(dataset: &Dataset, directory: &Path) -> Result<Option<Packed>> {
+        for _ in 0..TRIES {
+            let before = identity(directory);
+            let opened = Packed::open_once(dataset, directory);
+            // Files are opened one after the other: of one directory, unless its name went to another in between.
+            if identity(directory) == before {
+                return opened;
+            }
+        }
+        Ok(None)
+    }
+
+    fn open_once(dataset: &Dataset, directory: &Path) -> Result<Option<Packed>> {
         let Ok(found) = dataset.open_derived(directory) else { return Ok(None) };
         if found.manifest.kind != KIND || !dataset.is_fresh(&found) {
             return Ok(None);
@@ -49,7 +72,15 @@ impl Packed {
         if packing.encoding != ENCODING {
             return Ok(None);
         }
-        Packed::of(&found, packing).map(Some)
+        let home =
+            packing.samples.as_ref().map_or(directory.to_path_buf(), |name| directory.with_file_name(name));
+        let Some(samples) = Samples::open(dataset, &home)? else { return Ok(None) };
+        if samples.sampled().sampling != packing.sampling
+            || samples.of_epochs(packing.epochs).batches != packing.batches
+        {
+            return Ok(None);
+        }
+        Packed::of(&found, packing, &samples).map(Some)
     }
 
     /// What a directory says of itself, without opening it whole.
@@ -58,36 +89,39 @@ impl Packed {
             .then(|| serde_json::from_value(found.manifest.parameters.clone()).ok())?
     }
 
-    fn of(found: &Derived, packing: Packing) -> Result<Packed> {
+    fn of(found: &Derived, packing: Packing, samples: &Samples) -> Result<Packed> {
         let array = |name: &str| {
             let array = found.arrays.iter().find(|array| array.entry().name == name);
             array.ok_or_else(|| StoreError::Missing { path: found.directory.join(format!("{name}.bin")) })
         };
         let rows = array(file::ROWS)?;
-        let entries = array(file::BATCHES)?.read_whole::<Entry>()?;
-        let segments = array(file::SEGMENTS)?.read_whole::<SegmentEntry>()?;
+        let beside = if packing.samples.is_some() { samples.disk_bytes() } else { 0 };
         let packed = Packed {
             sums: rows.block_sums()?,
             files: rows.open_files(&read_options())?,
             directory: found.directory.clone(),
             rows: rows.clone(),
+            entries: array(file::BATCHES)?.read_whole::<Entry>()?,
+            segments: array(file::SEGMENTS)?.read_whole::<SegmentEntry>()?,
+            samples: Plain::array(samples.directory(), file::SAMPLES)?,
+            words: Plain::array(&found.directory, file::WORDS)?,
+            shared: Plain::array(&found.directory, file::SHARED)?,
+            disk_bytes: beside + found.manifest.files.iter().map(|entry| entry.bytes).sum::<u64>(),
             packing,
-            entries,
-            segments,
         };
-        packed.check(array(file::WORDS)?, array(file::SHARED)?, array(file::SAMPLES)?)?;
+        packed.check(array(file::WORDS)?, array(file::SHARED)?, samples.file(file::SAMPLES)?.rows)?;
         Ok(packed)
     }
 
     /// Every entry lies inside its files: what follows reads without asking again.
-    fn check(&self, words: &ArrayFile, shared: &ArrayFile, samples: &ArrayFile) -> Result<()> {
+    fn check(&self, words: &ArrayFile, shared: &ArrayFile, sample_bytes: u64) -> Result<()> {
         let blocks = self.sums.len() as u64;
         let inside =
             |start: u64, count: u64, all: u64| start.checked_add(count).is_some_and(|end| end <= all);
         let Packing { row_bytes, largest, slots, .. } = self.packing;
         let fits = |entry: &Entry| {
             let segment = self.segments.get(entry.segment as usize);
-            inside(entry.sample_at, entry.sample_bytes, samples.entry().rows)
+            inside(entry.sample_at, entry.sample_bytes, sample_bytes)
                 && inside(entry.words_at, entry.nodes, words.entry().rows)
                 && inside(entry.shared_at, entry.shared_rows, shared.entry().rows)
                 && entry.packed_rows <= largest.packed_rows
@@ -137,17 +171,18 @@ impl Packed {
         (entry.packed_rows + entry.shared_rows) * self.packing.row_bytes
     }
 
-    /// Bytes of the whole directory.
+    /// Bytes of it on disk, its samples included.
     pub fn disk_bytes(&self) -> u64 {
-        let names = [file::SAMPLES, file::WORDS, file::SHARED, file::ROWS, file::BATCHES, file::SEGMENTS];
-        let bytes = |name: &str| {
-            std::fs::metadata(self.directory.join(format!("{name}.bin"))).map_or(0, |found| found.len())
-        };
-        names.iter().map(|name| bytes(name)).sum()
+        self.disk_bytes
     }
 
     /// How rows are read.
     pub fn rung(&self) -> &esker_io::Rung {
         self.files.rung()
     }
+}
+
+/// What tells a directory from another of the same name.
+fn identity(directory: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(directory).ok().map(|found| (found.dev(), found.ino()))
 }

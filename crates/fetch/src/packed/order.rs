@@ -2,15 +2,16 @@
 //! in place. A kill may leave some parts half moved; which ones is known before they are touched, and their rows are taken
 //! from the features again. Then rows that batches share get their checksums.
 
-use super::layout::{LAID, Laid, OUTPUTS, Output, TARGETS, WANTS, part_rows};
-use super::pack::write_sums;
+use super::layout::Laid;
+use super::outputs::{Output, TARGETS, WANTS, part_rows};
+use super::pack::{read_sums, write_sums};
 use super::plain::Plain;
-use super::write::{PackSizes, PackWriter};
+use super::write::{PackWork, PackWriter};
 use super::{Entry, SegmentEntry, blocks_for, file, shared_row_sum};
 use crate::{Result, RowFormat, StoredRow};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, BlockArray, FileEntry, PAYLOAD_OFFSET, StoreError};
-use esker_types::{Progress, Unit};
+use esker_types::Unit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
@@ -19,22 +20,30 @@ const WINDOW: usize = 16;
 /// Rows that are asked of the features at a time, where parts are made again.
 const ROWS_AT_A_TIME: usize = 4096;
 
-/// Memory that each lane takes, of a graph of so many nodes: a part twice, the places of its rows, and two queues.
-fn lane_bytes(nodes: u64, row_bytes: u64) -> u64 {
+/// Memory that each worker takes, of a graph of so many nodes: a part twice, the places of its rows, and two queues.
+fn worker_bytes(nodes: u64, row_bytes: u64) -> u64 {
     // A part has a row once.
     let rows = part_rows(row_bytes).min(nodes);
     let queues = 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64);
     2 * (rows * row_bytes).next_multiple_of(BLOCK) + rows * 4 + ROWS_AT_A_TIME as u64 * 8 + queues
 }
 
-/// Memory beside that of lanes: a queue that syncs, and reads rows that are shared.
-fn fixed_bytes() -> u64 {
-    Options::default().memory_bytes(4)
+/// Memory beside that of workers: a queue that syncs, and reads rows that are shared; a checksum a block, parts, and entries of
+/// batches.
+fn fixed_bytes(blocks: u64, parts: u64, batches: u64) -> u64 {
+    let known = blocks * 8 + parts * 2 * size_of::<Output>() as u64 + batches * size_of::<Entry>() as u64;
+    Options::default().memory_bytes(4) + known
+}
+
+/// Memory for checksums of the rows that batches share: a part, a checksum for each row of a cache, and a batch's positions.
+fn sums_bytes(nodes: u64, row_bytes: u64) -> u64 {
+    part_rows(row_bytes).min(nodes) * row_bytes + nodes * 8 + nodes * 4
 }
 
 /// The least memory that it takes.
-pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64) -> u64 {
-    fixed_bytes() + lane_bytes(nodes, row_bytes)
+pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64, blocks: u64, batches: u64) -> u64 {
+    let parts = batches + blocks / 256;
+    fixed_bytes(blocks, parts, batches) + worker_bytes(nodes, row_bytes).max(sums_bytes(nodes, row_bytes))
 }
 
 /// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
@@ -43,74 +52,64 @@ pub(crate) fn order<W: StoredRow>(
     laid: &Laid,
     features: &ArrayFile,
     format: &RowFormat,
-    sizes: PackSizes,
-    progress: &dyn Progress,
+    work: &PackWork,
 ) -> Result<(FileEntry, Vec<Entry>)> {
-    let (work, row_bytes) = (writer.work(), format.row_bytes() as u64);
-    let mut outputs = Vec::new();
-    Plain::<Output>::array(&work, OUTPUTS)?.read(0, laid.outputs as usize, &mut outputs)?;
+    let (folder, row_bytes) = (writer.work(), format.row_bytes() as u64);
+    let outputs = Output::all(&folder, laid.outputs)?;
     let array = BlockArray::reopen(writer.directory(), file::ROWS, laid.blocks);
-    let sums_path = work.join("sums");
-    let mut found = Vec::new();
-    Plain::<u64>::open(&sums_path, 0)?.read(0, laid.blocks as usize, &mut found)?;
-    let sums: Vec<AtomicU64> = found.into_iter().map(AtomicU64::new).collect();
+    let sums_path = folder.join("sums");
+    let sums = read_sums(&sums_path, laid.blocks)?;
     let files = array.files(&Options::default())?;
     let mut queue = files.queue().map_err(StoreError::from)?;
     let moved: Vec<Output> = outputs.into_iter().filter(Output::is_moved).collect();
-    let all: u64 = moved.iter().map(|output| output.rows * row_bytes).sum();
-    progress.stage("order caches", Some(all), Unit::Bytes);
-    let mut done: usize = writer.journal.done("moved").unwrap_or(0);
-    // Parts up to here may be half moved.
-    let touched: usize = writer.journal.done("touched").unwrap_or(0);
-    progress.advance(moved[..done].iter().map(|output| output.rows * row_bytes).sum());
-    let left = sizes.memory_bytes.saturating_sub(fixed_bytes() + laid.blocks * 8);
-    let lanes = (left / lane_bytes(format.rows(), row_bytes)).clamp(1, sizes.threads.max(1) as u64);
-    let largest = moved.iter().map(|output| blocks_for(output.rows, row_bytes) * BLOCK).max().unwrap_or(0);
     let mover = Mover {
         rows: &files,
         features: features.open_files(&Options::default())?,
-        wants: Plain::<W>::array(&work, WANTS)?,
-        targets: Plain::<u32>::array(&work, TARGETS)?,
+        wants: Plain::<W>::array(&folder, WANTS)?,
+        targets: Plain::<u32>::array(&folder, TARGETS)?,
         sums: &sums,
         row_bytes,
-        progress,
+        work,
+        workers: workers(laid, format, work),
+        most_bytes: moved.iter().map(|output| blocks_for(output.rows, row_bytes) * BLOCK).max().unwrap_or(0),
     };
+    let bytes_of = |moved: &[Output]| moved.iter().map(|output| output.rows * row_bytes).sum::<u64>();
+    work.progress.stage("order caches", Some(bytes_of(&moved)), Unit::Bytes);
+    let mut done: usize = writer.journal.done("moved").unwrap_or(0);
+    // Parts up to here may be half moved.
+    let touched: usize = writer.journal.done("touched").unwrap_or(0);
+    work.progress.advance(bytes_of(&moved[..done]));
     while done < moved.len() {
+        work.check_stop()?;
         let end = (done + WINDOW).max(touched).min(moved.len());
         if end > touched {
             writer.journal.record("touched", &end)?;
         }
-        let next = AtomicUsize::new(done);
-        std::thread::scope(|scope| {
-            let lane = || -> Result<()> {
-                let mut lane = Lane::<W>::new(largest as usize);
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(output) = moved[..end].get(number) else { return Ok(()) };
-                    mover.place(output, number < touched, &mut lane)?;
-                }
-            };
-            let handles: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
-            handles
-                .into_iter()
-                .try_for_each(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })?;
+        mover.place_all(&moved[..end], done, touched)?;
         queue.sync().map_err(StoreError::from)?;
         write_sums(&sums_path, &sums)?;
         writer.journal.record("moved", &end)?;
         done = end;
     }
-    progress.finish();
-    let mut entries = writer.entries(LAID)?;
+    work.progress.finish();
+    let mut entries = writer.laid_entries(laid)?;
     if laid.shared > 0 {
-        sum_shared(writer, laid, &mut queue, &mut entries, row_bytes, progress)?;
+        sum_shared(writer, laid, &mut queue, &mut entries, row_bytes, work)?;
     }
     drop(queue);
     let all: Vec<u64> = sums.into_iter().map(AtomicU64::into_inner).collect();
     Ok((array.finish(&all)?, entries))
 }
 
-/// What lanes that move parts share.
+/// Workers that memory has room for.
+fn workers(laid: &Laid, format: &RowFormat, work: &PackWork) -> usize {
+    let fixed = fixed_bytes(laid.blocks, laid.outputs, laid.batches);
+    let left = work.sizes.memory_bytes.saturating_sub(fixed);
+    let worker = worker_bytes(format.rows(), format.row_bytes() as u64);
+    (left / worker).clamp(1, work.sizes.threads.max(1) as u64) as usize
+}
+
+/// What workers that move parts share.
 struct Mover<'a, W> {
     rows: &'a Files,
     features: Files,
@@ -118,11 +117,14 @@ struct Mover<'a, W> {
     targets: Plain<u32>,
     sums: &'a [AtomicU64],
     row_bytes: u64,
-    progress: &'a dyn Progress,
+    work: &'a PackWork<'a>,
+    workers: usize,
+    /// Bytes of the largest part.
+    most_bytes: u64,
 }
 
-/// What a lane has of its own.
-struct Lane<W> {
+/// What a worker has of its own.
+struct OrderWorker<W> {
     queue: Option<Queue>,
     from: AlignedBuffer,
     to: AlignedBuffer,
@@ -130,60 +132,79 @@ struct Lane<W> {
     wanted: Vec<W>,
 }
 
-impl<W> Lane<W> {
+impl<W> OrderWorker<W> {
     /// For parts of so many bytes at most.
-    fn new(bytes: usize) -> Lane<W> {
+    fn new(bytes: usize) -> OrderWorker<W> {
         let buffer = || AlignedBuffer::new(bytes, DIRECT_ALIGN);
-        Lane { queue: None, from: buffer(), to: buffer(), places: Vec::new(), wanted: Vec::new() }
+        OrderWorker { queue: None, from: buffer(), to: buffer(), places: Vec::new(), wanted: Vec::new() }
     }
 }
 
 impl<W: StoredRow> Mover<'_, W> {
+    /// Moves all parts from number `first` on; those before `touched` may be half moved.
+    fn place_all(&self, moved: &[Output], first: usize, touched: usize) -> Result<()> {
+        let next = AtomicUsize::new(first);
+        let worker = || -> Result<()> {
+            let mut worker = OrderWorker::<W>::new(self.most_bytes as usize);
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(output) = moved.get(number) else { return Ok(()) };
+                self.place(output, number < touched, &mut worker)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = (0..self.workers).map(|_| scope.spawn(worker)).collect();
+            handles
+                .into_iter()
+                .try_for_each(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+
     /// Puts a part's rows where they belong: from where they are, or, where that is not known, from the features.
-    fn place(&self, output: &Output, touched: bool, lane: &mut Lane<W>) -> Result<()> {
+    fn place(&self, output: &Output, touched: bool, worker: &mut OrderWorker<W>) -> Result<()> {
         let bytes = (output.rows * self.row_bytes) as usize;
         let padded = (blocks_for(output.rows, self.row_bytes) * BLOCK) as usize;
-        let queue = match &mut lane.queue {
+        let queue = match &mut worker.queue {
             Some(queue) => queue,
             none => none.insert(self.rows.queue().map_err(StoreError::from)?),
         };
-        self.targets.read(output.targets_at, output.rows as usize, &mut lane.places)?;
+        self.targets.read(output.targets_at, output.rows as usize, &mut worker.places)?;
         let piece = Piece { offset: BlockArray::offset(output.block), bytes: padded as u64, at: 0 };
-        lane.to[bytes..padded].fill(0);
+        worker.to[bytes..padded].fill(0);
         if touched {
-            self.gather(output, lane)?;
+            self.gather(output, worker)?;
         } else {
-            queue.read(0, &[piece], &mut lane.from[..padded]).map_err(StoreError::from)?;
+            queue.read(0, &[piece], &mut worker.from[..padded]).map_err(StoreError::from)?;
             let row_bytes = self.row_bytes as usize;
-            for (row, place) in lane.from.chunks_exact(row_bytes.max(1)).zip(&lane.places) {
+            for (row, place) in worker.from.chunks_exact(row_bytes.max(1)).zip(&worker.places) {
                 let at = *place as usize * row_bytes;
-                lane.to[at..at + row_bytes].copy_from_slice(row);
+                worker.to[at..at + row_bytes].copy_from_slice(row);
             }
         }
-        let Some(queue) = &mut lane.queue else { return Ok(()) };
-        queue.write(0, &[piece], &lane.to[..padded]).map_err(StoreError::from)?;
-        for (block, content) in lane.to[..padded].chunks_exact(BLOCK as usize).enumerate() {
+        let Some(queue) = &mut worker.queue else { return Ok(()) };
+        queue.write(0, &[piece], &worker.to[..padded]).map_err(StoreError::from)?;
+        for (block, content) in worker.to[..padded].chunks_exact(BLOCK as usize).enumerate() {
             self.sums[output.block as usize + block].store(BlockArray::sum(content), Ordering::Relaxed);
         }
-        self.progress.advance(bytes as u64);
+        self.work.progress.advance(bytes as u64);
         Ok(())
     }
 
     /// Reads a part's rows from the features, each to its place.
-    fn gather(&self, output: &Output, lane: &mut Lane<W>) -> Result<()> {
+    fn gather(&self, output: &Output, worker: &mut OrderWorker<W>) -> Result<()> {
         let mut queue = self.features.queue().map_err(StoreError::from)?;
         let mut pieces = Vec::with_capacity(ROWS_AT_A_TIME);
         let bytes = self.row_bytes;
-        for (turn, places) in lane.places.chunks(ROWS_AT_A_TIME).enumerate() {
+        for (turn, places) in worker.places.chunks(ROWS_AT_A_TIME).enumerate() {
             let first = output.wants_at + (turn * ROWS_AT_A_TIME) as u64;
-            self.wants.read(first, places.len(), &mut lane.wanted)?;
+            self.wants.read(first, places.len(), &mut worker.wanted)?;
             pieces.clear();
-            pieces.extend(lane.wanted.iter().zip(places).map(|(row, place)| Piece {
+            pieces.extend(worker.wanted.iter().zip(places).map(|(row, place)| Piece {
                 offset: PAYLOAD_OFFSET + row.index() as u64 * bytes,
                 bytes,
                 at: *place as u64 * bytes,
             }));
-            queue.read(0, &pieces, &mut lane.to).map_err(StoreError::from)?;
+            queue.read(0, &pieces, &mut worker.to).map_err(StoreError::from)?;
         }
         Ok(())
     }
@@ -196,17 +217,22 @@ fn sum_shared(
     queue: &mut Queue,
     entries: &mut [Entry],
     row_bytes: u64,
-    progress: &dyn Progress,
+    work: &PackWork,
 ) -> Result<()> {
     let (mut segments, mut places, mut sums) = (Vec::new(), Vec::<u32>::new(), Vec::new());
-    let count = entries.len().div_ceil(laid.segment.max(1) as usize);
+    let count = entries.len().div_ceil(laid.layout.segment.max(1) as usize);
     Plain::<SegmentEntry>::array(writer.directory(), file::SEGMENTS)?.read(0, count, &mut segments)?;
     let shared = Plain::<u32>::array(writer.directory(), file::SHARED)?;
-    progress.stage("check caches", Some(segments.iter().map(|one| one.rows * row_bytes).sum()), Unit::Bytes);
+    work.progress.stage(
+        "check caches",
+        Some(segments.iter().map(|one| one.rows * row_bytes).sum()),
+        Unit::Bytes,
+    );
     let most = segments.iter().map(|segment| segment.rows).max().unwrap_or(0);
     let rows_at_a_time = part_rows(row_bytes).min(most).max(1);
     let mut buffer = AlignedBuffer::new((rows_at_a_time * row_bytes) as usize, DIRECT_ALIGN);
-    for (segment, batches) in segments.iter().zip(entries.chunks_mut(laid.segment.max(1) as usize)) {
+    for (segment, batches) in segments.iter().zip(entries.chunks_mut(laid.layout.segment.max(1) as usize)) {
+        work.check_stop()?;
         sums.clear();
         for first in (0..segment.rows).step_by(rows_at_a_time as usize) {
             let rows = rows_at_a_time.min(segment.rows - first);
@@ -216,7 +242,7 @@ fn sum_shared(
             queue.read(0, &[piece], &mut buffer).map_err(StoreError::from)?;
             let all = buffer[..bytes as usize].chunks_exact(row_bytes.max(1) as usize);
             sums.extend(all.zip(first..).map(|(row, place)| shared_row_sum(row, place)));
-            progress.advance(bytes);
+            work.progress.advance(bytes);
         }
         for entry in batches {
             shared.read(entry.shared_at, entry.shared_rows as usize, &mut places)?;
@@ -224,6 +250,6 @@ fn sum_shared(
                 places.iter().fold(0u64, |sum, place| sum.wrapping_add(sums[*place as usize]));
         }
     }
-    progress.finish();
+    work.progress.finish();
     Ok(())
 }

@@ -3,16 +3,17 @@
 //! episodes, each with a pass of its own. What is done is made safe from time to time.
 
 use super::file;
-use super::layout::{Laid, OUTPUTS, Output, WANTS};
+use super::layout::Laid;
+use super::outputs::{Output, WANTS};
 use super::plain::Plain;
-use super::write::{PackSizes, PackWriter};
-use crate::{Result, RowFormat, StoredRow};
+use super::write::{PackWork, PackWriter, remove};
+use crate::{FetchError, Result, RowFormat, StoredRow};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use esker_io::{
     AlignedBuffer, DIRECT_ALIGN, Files, IoError, Options, Piece, Queue, SequentialWriter, Stream,
 };
 use esker_store::{ArrayFile, BlockArray, PAYLOAD_OFFSET, StoreError};
-use esker_types::{Progress, Unit};
+use esker_types::Unit;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ const BLOCK: usize = BlockArray::BLOCK_BYTES as usize;
 /// Bytes of features read at a time, and how many such pieces there are.
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS: usize = 3;
-/// What is written between two moments of safety.
-const SAFE_BYTES: u64 = 4 << 30;
+/// Checksums that are read or written at a time.
+const SUMS_AT_A_TIME: usize = 1 << 13;
 /// Blocks on their way to the disk, for each thread.
 const WRITES: usize = 32;
 /// Rows of a list that are in memory, for each part.
@@ -39,9 +40,22 @@ pub(crate) fn fixed_bytes(threads: u64) -> u64 {
         + read_options().memory_bytes(CHUNKS as u64)
 }
 
-/// The least that packing takes.
-pub(crate) fn least_bytes(threads: u64) -> u64 {
-    fixed_bytes(threads) + threads * PART_MEMORY
+/// Memory for what is known of all of the file of rows: a checksum a block, and where each part goes.
+fn lasting_bytes(blocks: u64, outputs: u64) -> u64 {
+    blocks * 8 + outputs * size_of::<Output>() as u64
+}
+
+/// The least that packing takes, where the file of rows has so many blocks and there are so many batches.
+pub(crate) fn least_bytes(threads: u64, blocks: u64, batches: u64) -> u64 {
+    // Parts of caches are far larger than a block.
+    let outputs = batches + blocks / 256;
+    lasting_bytes(blocks, outputs) + fixed_bytes(threads) + threads * PART_MEMORY
+}
+
+/// Memory for so many parts at a time, as far as that does not depend on what is packed.
+#[cfg(test)]
+pub(crate) fn memory_for(threads: u64, parts: u64) -> u64 {
+    fixed_bytes(threads) + parts * PART_MEMORY + (1 << 14)
 }
 
 fn write_options() -> Options {
@@ -72,7 +86,8 @@ struct Part<W> {
     window_at: u64,
 }
 
-/// What is known of a part when it is made safe; its open block follows.
+/// What is known of a part when it is made safe. What its open block holds by then lies where that block belongs: it is
+/// written there again, with more behind it, so a kill in between changes nothing of it.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct SafePart {
@@ -81,22 +96,50 @@ struct SafePart {
     next: u64,
 }
 
-/// How far packing is.
-#[derive(Debug, Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
-struct Packed {
-    /// The first part of the episode.
+/// The parts of an episode: from this one, up to that one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Episode {
     first: u64,
-    /// Rows of the features that the episode has been through.
-    row: u64,
-    /// Lanes that packed it; each has a file of its parts where there were any rows.
-    lanes: usize,
-    /// Which of their files are meant.
-    turn: u64,
+    end: u64,
 }
 
-/// The file of a lane's parts.
-fn safe_path(work: &Path, lane: usize, turn: u64) -> PathBuf {
-    work.join(format!("packing-{lane}-{turn}"))
+/// How far an episode was when it was last made safe.
+struct SafePoint {
+    /// Rows of the features that it has been through.
+    row: u64,
+    /// Its parts; none of them has anything where no row has been seen.
+    parts: Vec<SafePart>,
+}
+
+impl SafePoint {
+    fn path(work: &Path) -> PathBuf {
+        work.join("packing")
+    }
+
+    /// Of an episode, where it was made safe at all.
+    fn read(work: &Path, episode: Episode) -> Result<Option<SafePoint>> {
+        let path = SafePoint::path(work);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let mut head = [0u64; 3];
+        Plain::<u64>::open(&path, 0)?.fill(0, &mut head)?;
+        let [first, end, row] = head;
+        if (Episode { first, end }) != episode {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        let start = size_of_val(&head) as u64;
+        Plain::<SafePart>::open(&path, start)?.read(0, (end - first) as usize, &mut parts)?;
+        Ok(Some(SafePoint { row, parts }))
+    }
+
+    fn write(&self, work: &Path, episode: Episode) -> Result<()> {
+        replace(&SafePoint::path(work), |file| {
+            file.write_all(bytemuck::bytes_of(&[episode.first, episode.end, self.row]))?;
+            file.write_all(bytemuck::cast_slice(&self.parts))
+        })
+    }
 }
 
 /// A piece of the features.
@@ -105,11 +148,11 @@ struct Chunk {
     bytes: Vec<u8>,
 }
 
-enum Order {
+enum WorkerOrder {
     /// Takes from a chunk what its parts want.
     Take(Arc<Chunk>),
-    /// Makes everything written safe, and how far parts are, in files of this turn.
-    Rest(u64),
+    /// Makes everything written safe, open blocks too, and says how far parts are.
+    Rest,
     /// Closes parts.
     Close,
 }
@@ -120,63 +163,85 @@ pub(crate) fn pack<W: StoredRow>(
     laid: &Laid,
     features: &ArrayFile,
     format: &RowFormat,
-    sizes: PackSizes,
-    progress: &dyn Progress,
+    work: &PackWork,
 ) -> Result<()> {
-    let work = writer.work();
     if writer.journal.done::<bool>("packed").is_some() {
         return Ok(());
     }
-    let mut outputs = Vec::new();
-    Plain::<Output>::array(&work, OUTPUTS)?.read(0, laid.outputs as usize, &mut outputs)?;
-    let started: Option<Packed> = writer.journal.done("packing");
+    let (folder, row_bytes) = (writer.work(), format.row_bytes() as u64);
+    let outputs = Output::all(&folder, laid.outputs)?;
+    let sums_path = folder.join("sums");
+    let started: Option<Episode> = writer.journal.done("packing");
     let array = match started {
         Some(_) => BlockArray::reopen(writer.directory(), file::ROWS, laid.blocks),
-        None => BlockArray::create(writer.directory(), file::ROWS, laid.blocks)?,
+        None => {
+            remove(&SafePoint::path(&folder))?;
+            let array = BlockArray::create(writer.directory(), file::ROWS, laid.blocks)?;
+            write_sums(&sums_path, &no_sums(laid.blocks))?;
+            array
+        }
     };
-    let mut at = started.unwrap_or_default();
-    let sums: Vec<AtomicU64> = (0..laid.blocks).map(|_| AtomicU64::new(0)).collect();
-    let sums_path = work.join("sums");
-    if started.is_some() {
-        let mut found = Vec::new();
-        Plain::<u64>::open(&sums_path, 0)?.read(0, laid.blocks as usize, &mut found)?;
-        sums.iter().zip(found).for_each(|(sum, found)| sum.store(found, Ordering::Relaxed));
-    }
-    // An episode is finished by as many lanes as began it.
-    let threads = if at.row > 0 { at.lanes } else { sizes.threads.max(1) };
-    let memory = sizes.memory_bytes.saturating_sub(fixed_bytes(threads as u64));
-    let episode = (memory / PART_MEMORY).max(threads as u64);
-    let wanted: u64 = outputs.iter().map(|output| output.rows).sum();
-    progress.stage("pack rows", Some(wanted * format.row_bytes() as u64), Unit::Bytes);
-    let done: u64 = outputs[..at.first as usize].iter().map(|output| output.rows).sum();
-    progress.advance(done * format.row_bytes() as u64);
-    while at.first < outputs.len() as u64 {
-        let end = (at.first + episode).min(outputs.len() as u64);
+    let sums = read_sums(&sums_path, laid.blocks)?;
+    let threads = work.sizes.threads.max(1);
+    let lasting = lasting_bytes(laid.blocks, laid.outputs) + fixed_bytes(threads as u64);
+    let at_a_time = (work.sizes.memory_bytes.saturating_sub(lasting) / PART_MEMORY).max(threads as u64);
+    let mut first = started.map_or(0, |episode| episode.first);
+    let bytes_of = |outputs: &[Output]| outputs.iter().map(|output| output.rows).sum::<u64>() * row_bytes;
+    work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
+    work.progress.advance(bytes_of(&outputs[..first as usize]));
+    while first < laid.outputs {
+        // An episode that was begun is finished as it is, where memory has room for it.
+        let begun = started.filter(|episode| episode.first == first && episode.end - first <= at_a_time);
+        let safe = begun.map(|episode| SafePoint::read(&folder, episode)).transpose()?.flatten();
+        let end = match (&safe, begun) {
+            (Some(_), Some(episode)) => episode.end,
+            _ => (first + at_a_time).min(laid.outputs),
+        };
+        let episode = Episode { first, end };
+        if safe.is_none() {
+            // What it says is of blocks that are written anew.
+            remove(&SafePoint::path(&folder))?;
+        }
+        writer.journal.record("packing", &episode)?;
         let pass = Pass {
             writer,
+            work,
+            episode,
             files: array.files(&write_options())?,
-            outputs: &outputs[at.first as usize..end as usize],
-            wants: work.join(format!("{WANTS}.bin")),
+            outputs: &outputs[first as usize..end as usize],
             sums: &sums,
-            row_bytes: format.row_bytes() as u64,
+            sums_path: &sums_path,
+            row_bytes,
             threads,
-            progress,
         };
-        pass.run::<W>(features, at, &sums_path)?;
+        pass.run::<W>(features, safe)?;
         write_sums(&sums_path, &sums)?;
-        // Files of this episode must not be taken for those of the next.
-        let turn = at.turn + wanted;
-        at = Packed { first: end, turn, ..Packed::default() };
-        writer.journal.record("packing", &at)?;
+        first = end;
+        writer.journal.record("packing", &Episode { first, end: first })?;
+        remove(&SafePoint::path(&folder))?;
     }
-    progress.finish();
-    writer.journal.record("packed", &true)?;
-    Ok(())
+    work.progress.finish();
+    Ok(writer.journal.record("packed", &true)?)
+}
+
+fn no_sums(blocks: u64) -> Vec<AtomicU64> {
+    (0..blocks).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Checksums of blocks as far as they were made safe.
+pub(crate) fn read_sums(path: &Path, blocks: u64) -> Result<Vec<AtomicU64>> {
+    let (file, sums) = (Plain::<u64>::open(path, 0)?, no_sums(blocks));
+    let mut some = Vec::new();
+    for (turn, sums) in sums.chunks(SUMS_AT_A_TIME).enumerate() {
+        file.read((turn * SUMS_AT_A_TIME) as u64, sums.len(), &mut some)?;
+        sums.iter().zip(&some).for_each(|(sum, found)| sum.store(*found, Ordering::Relaxed));
+    }
+    Ok(sums)
 }
 
 pub(crate) fn write_sums(path: &Path, sums: &[AtomicU64]) -> Result<()> {
     replace(path, |file| {
-        sums.chunks(1 << 13).try_for_each(|some| {
+        sums.chunks(SUMS_AT_A_TIME).try_for_each(|some| {
             let some: Vec<u64> = some.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
             file.write_all(bytemuck::cast_slice(&some))
         })
@@ -200,90 +265,94 @@ pub(crate) fn replace(
 /// One pass over the features.
 struct Pass<'a> {
     writer: &'a PackWriter<'a>,
+    work: &'a PackWork<'a>,
+    episode: Episode,
     files: Files,
     outputs: &'a [Output],
-    wants: PathBuf,
     sums: &'a [AtomicU64],
+    sums_path: &'a Path,
     row_bytes: u64,
     threads: usize,
-    progress: &'a dyn Progress,
 }
 
-impl Pass<'_> {
-    fn run<W: StoredRow>(&self, features: &ArrayFile, from: Packed, sums_path: &Path) -> Result<()> {
-        let work = self.writer.work();
-        let rows_at_a_time = (CHUNK_BYTES / self.row_bytes.max(1)).max(1);
-        let entry = features.entry();
-        let bytes = entry.rows * self.row_bytes;
-        let start = PAYLOAD_OFFSET + from.row * self.row_bytes;
-        let files = features.open_files(&read_options())?;
-        let mut stream =
-            Stream::open(&files, 0, start..PAYLOAD_OFFSET + bytes, 2 << 20, 4).map_err(StoreError::from)?;
-        std::thread::scope(|scope| {
-            let mut lanes: Vec<(Sender<Order>, Receiver<Result<()>>)> = Vec::new();
-            for number in 0..self.threads {
-                let (send, orders) = bounded(1);
-                let (answer, answers) = bounded(1);
-                let safe = match from.row {
-                    0 => None,
-                    _ => Some(Plain::<u8>::open(&safe_path(&work, number, from.turn), 0)?),
-                };
-                let parts = self.parts::<W>(number, safe)?;
-                scope.spawn(move || self.work(number, parts, &orders, &answer));
-                lanes.push((send, answers));
-            }
-            let ask = |make: &dyn Fn() -> Order| -> Result<()> {
-                // A lane that has failed says so in its answer.
-                lanes.iter().for_each(|(send, _)| drop(send.send(make())));
-                lanes.iter().try_for_each(|(_, answers)| answers.recv().unwrap_or(Ok(())))
-            };
-            let (mut row, mut unsafe_bytes, mut turn) = (from.row, 0u64, from.turn);
-            let mut chunks: Vec<Arc<Chunk>> = Vec::new();
-            while row < entry.rows {
-                let count = rows_at_a_time.min(entry.rows - row);
-                // A chunk that every lane is done with serves again; lanes have a chunk each and one waiting.
-                let done = chunks.iter().position(|chunk| Arc::strong_count(chunk) == 1);
-                let done = done.map(|index| chunks.swap_remove(index)).and_then(Arc::into_inner);
-                let mut chunk = done.unwrap_or(Chunk { first_row: 0, bytes: Vec::new() });
-                chunk.first_row = row;
-                chunk.bytes.resize((count * self.row_bytes) as usize, 0);
-                let read = stream.read_exact(&mut chunk.bytes);
-                read.map_err(StoreError::io(features.path()))?;
-                let chunk = Arc::new(chunk);
-                for (send, answers) in &lanes {
-                    if send.send(Order::Take(chunk.clone())).is_err() {
-                        answers.recv().unwrap_or(Ok(()))?;
-                    }
-                }
-                chunks.push(chunk);
-                row += count;
-                unsafe_bytes += self.progressed(count);
-                if unsafe_bytes >= SAFE_BYTES && row < entry.rows {
-                    unsafe_bytes = 0;
-                    ask(&|| Order::Rest(turn + 1))?;
-                    write_sums(sums_path, self.sums)?;
-                    turn += 1;
-                    let packed = Packed { first: from.first, row, lanes: self.threads, turn };
-                    self.writer.journal.record("packing", &packed)?;
-                    self.forget(turn - 1)?;
-                }
-            }
-            ask(&|| Order::Close)
-        })
-    }
+/// Threads that pack: what they are told, and what they answer.
+struct Workers(Vec<(Sender<WorkerOrder>, Receiver<Answer>)>);
 
-    /// Files of an earlier turn, or of an episode that is over, are not needed any more.
-    fn forget(&self, turn: u64) -> Result<()> {
-        for lane in 0..self.threads {
-            let path = safe_path(&self.writer.work(), lane, turn);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(StoreError::io(&path)(error).into());
-                }
-                _ => {}
+/// How far a worker's parts are, where it was asked.
+type Answer = Result<Vec<SafePart>>;
+
+impl Workers {
+    /// Gives a chunk to all of them.
+    fn give(&self, chunk: &Arc<Chunk>) -> Result<()> {
+        for (send, answers) in &self.0 {
+            // A worker that has failed says so in its answer.
+            if send.send(WorkerOrder::Take(chunk.clone())).is_err() {
+                answers.recv().unwrap_or(Ok(Vec::new()))?;
             }
         }
         Ok(())
+    }
+
+    /// Asks all of them, and waits for what they answer.
+    fn ask(&self, make: impl Fn() -> WorkerOrder) -> Result<Vec<Vec<SafePart>>> {
+        self.0.iter().for_each(|(send, _)| drop(send.send(make())));
+        self.0.iter().map(|(_, answers)| answers.recv().unwrap_or(Ok(Vec::new()))).collect()
+    }
+}
+
+impl Pass<'_> {
+    /// Goes through the features, from where the episode was last safe.
+    fn run<W: StoredRow>(&self, features: &ArrayFile, safe: Option<SafePoint>) -> Result<()> {
+        let entry = features.entry();
+        let from = safe.as_ref().map_or(0, |safe| safe.row);
+        let range = PAYLOAD_OFFSET + from * self.row_bytes..PAYLOAD_OFFSET + entry.rows * self.row_bytes;
+        let files = features.open_files(&read_options())?;
+        let mut stream = Stream::open(&files, 0, range, 2 << 20, 4).map_err(StoreError::from)?;
+        let parts = safe.map_or_else(Vec::new, |safe| safe.parts);
+        self.progressed(from);
+        std::thread::scope(|scope| {
+            let mut workers = Workers(Vec::new());
+            for number in 0..self.threads {
+                let (send, orders) = bounded(1);
+                let (answer, answers) = bounded(1);
+                let parts = self.parts::<W>(number, &parts);
+                scope.spawn(move || self.worker(parts, &orders, &answer));
+                workers.0.push((send, answers));
+            }
+            let (mut row, mut unsafe_bytes) = (from, 0u64);
+            let mut chunks: Vec<Arc<Chunk>> = Vec::new();
+            while row < entry.rows {
+                let stopped = self.work.stop.is_asked();
+                if stopped || unsafe_bytes >= self.work.sizes.safe_points.packed_bytes {
+                    unsafe_bytes = 0;
+                    self.make_safe(&workers, row)?;
+                }
+                if stopped {
+                    return Err(FetchError::Stopped);
+                }
+                let mut chunk = spare(&mut chunks);
+                let chunk_bytes = CHUNK_BYTES.min(self.work.sizes.safe_points.packed_bytes);
+                let count = (chunk_bytes / self.row_bytes.max(1)).clamp(1, entry.rows - row);
+                chunk.first_row = row;
+                chunk.bytes.resize((count * self.row_bytes) as usize, 0);
+                stream.read_exact(&mut chunk.bytes).map_err(StoreError::io(features.path()))?;
+                let chunk = Arc::new(chunk);
+                workers.give(&chunk)?;
+                chunks.push(chunk);
+                row += count;
+                unsafe_bytes += self.progressed(count);
+            }
+            workers.ask(|| WorkerOrder::Close).map(drop)
+        })
+    }
+
+    /// What was packed of the rows before `row` is there for the next process.
+    fn make_safe(&self, workers: &Workers, row: u64) -> Result<()> {
+        let found = workers.ask(|| WorkerOrder::Rest)?;
+        let part = |index: usize| found[index % self.threads].get(index / self.threads).copied();
+        let parts = (0..self.outputs.len()).map(|index| part(index).unwrap_or_default()).collect();
+        write_sums(self.sums_path, self.sums)?;
+        SafePoint { row, parts }.write(&self.writer.work(), self.episode)
     }
 
     /// About what is written while so many rows are gone through.
@@ -291,57 +360,47 @@ impl Pass<'_> {
         let wanted: u64 = self.outputs.iter().map(|output| output.rows).sum();
         let all = self.writer.dataset.manifest().nodes.count.max(1);
         let bytes = (wanted as f64 * self.row_bytes as f64 * rows as f64 / all as f64) as u64;
-        self.progress.advance(bytes);
+        self.work.progress.advance(bytes);
         bytes
     }
 
-    /// The parts of a lane, as they were made safe or from their start.
-    fn parts<W: StoredRow>(&self, lane: usize, safe: Option<Plain<u8>>) -> Result<Vec<Part<W>>> {
-        let mut parts = Vec::new();
-        let head = size_of::<SafePart>() as u64;
-        for (index, output) in self.outputs.iter().skip(lane).step_by(self.threads).enumerate() {
-            let mut part = Part {
-                output: *output,
-                written: 0,
-                filled: 0,
+    /// The parts of a worker, as they were made safe or from their start.
+    fn parts<W>(&self, worker: usize, safe: &[SafePart]) -> Vec<Part<W>> {
+        let mine = (worker..self.outputs.len()).step_by(self.threads);
+        let part = |index: usize| {
+            let SafePart { written, filled, next } = safe.get(index).copied().unwrap_or_default();
+            Part {
+                output: self.outputs[index],
+                written,
+                filled: filled as usize,
                 block: AlignedBuffer::new(BLOCK, DIRECT_ALIGN),
-                next: 0,
+                next,
                 window: Vec::new(),
                 window_at: 0,
-            };
-            if let Some(safe) = &safe {
-                let at = index as u64 * (head + BLOCK as u64);
-                let mut known = [SafePart::default()];
-                safe.fill(at, bytemuck::cast_slice_mut(&mut known))?;
-                safe.fill(at + head, &mut part.block)?;
-                let [SafePart { written, filled, next }] = known;
-                (part.written, part.filled, part.next) = (written, filled as usize, next);
             }
-            parts.push(part);
-        }
-        Ok(parts)
+        };
+        mine.map(part).collect()
     }
 
-    /// A lane: a thread with parts and a queue of its own.
-    fn work<W: StoredRow>(
+    /// A worker is a thread with parts and a queue of its own.
+    fn worker<W: StoredRow>(
         &self,
-        number: usize,
         parts: Vec<Part<W>>,
-        orders: &Receiver<Order>,
-        answer: &Sender<Result<()>>,
+        orders: &Receiver<WorkerOrder>,
+        answer: &Sender<Answer>,
     ) {
-        let mut lane = match Lane::new(self, parts) {
-            Ok(lane) => lane,
+        let mut worker = match PackWorker::new(self, parts) {
+            Ok(worker) => worker,
             Err(error) => return drop(answer.send(Err(error))),
         };
         for order in orders {
             let done = match order {
-                Order::Take(chunk) => match lane.take(&chunk) {
+                WorkerOrder::Take(chunk) => match worker.take(&chunk) {
                     Ok(()) => continue,
                     Err(error) => Err(error),
                 },
-                Order::Rest(turn) => lane.rest(&safe_path(&self.writer.work(), number, turn)),
-                Order::Close => lane.close(),
+                WorkerOrder::Rest => worker.rest(),
+                WorkerOrder::Close => worker.close().map(|()| Vec::new()),
             };
             let failed = done.is_err();
             if answer.send(done).is_err() || failed {
@@ -351,7 +410,14 @@ impl Pass<'_> {
     }
 }
 
-struct Lane<'a, W> {
+/// A chunk that every worker is done with serves again; workers have a chunk each and one waiting.
+fn spare(chunks: &mut Vec<Arc<Chunk>>) -> Chunk {
+    let done = chunks.iter().position(|chunk| Arc::strong_count(chunk) == 1);
+    let done = done.map(|index| chunks.swap_remove(index)).and_then(Arc::into_inner);
+    done.unwrap_or(Chunk { first_row: 0, bytes: Vec::new() })
+}
+
+struct PackWorker<'a, W> {
     parts: Vec<Part<W>>,
     wants: Plain<W>,
     queue: Queue,
@@ -360,12 +426,30 @@ struct Lane<'a, W> {
     row_bytes: usize,
 }
 
-impl<'a, W: StoredRow> Lane<'a, W> {
-    fn new(pass: &'a Pass<'a>, parts: Vec<Part<W>>) -> Result<Lane<'a, W>> {
-        let queue = pass.files.queue().map_err(StoreError::from)?;
-        let spare = (0..WRITES).map(|_| AlignedBuffer::new(BLOCK, DIRECT_ALIGN)).collect();
-        let wants = Plain::open(&pass.wants, PAYLOAD_OFFSET)?;
-        Ok(Lane { parts, wants, queue, spare, sums: pass.sums, row_bytes: pass.row_bytes as usize })
+impl<W> Part<W> {
+    /// Where its open block belongs, up to what is in it.
+    fn open_block(&self) -> Piece {
+        let offset = BlockArray::offset(self.output.block + self.written);
+        Piece { offset, bytes: self.filled.next_multiple_of(DIRECT_ALIGN) as u64, at: 0 }
+    }
+}
+
+impl<'a, W: StoredRow> PackWorker<'a, W> {
+    fn new(pass: &'a Pass<'a>, parts: Vec<Part<W>>) -> Result<PackWorker<'a, W>> {
+        let mut worker = PackWorker {
+            parts,
+            wants: Plain::array(&pass.writer.work(), WANTS)?,
+            queue: pass.files.queue().map_err(StoreError::from)?,
+            spare: (0..WRITES).map(|_| AlignedBuffer::new(BLOCK, DIRECT_ALIGN)).collect(),
+            sums: pass.sums,
+            row_bytes: pass.row_bytes as usize,
+        };
+        for part in worker.parts.iter_mut().filter(|part| part.filled > 0) {
+            let piece = part.open_block();
+            let read = worker.queue.read(0, &[piece], &mut part.block[..piece.bytes as usize]);
+            read.map_err(StoreError::from)?;
+        }
+        Ok(worker)
     }
 
     fn take(&mut self, chunk: &Chunk) -> Result<()> {
@@ -407,10 +491,7 @@ impl<'a, W: StoredRow> Lane<'a, W> {
 
     /// Sends a part's block on its way.
     fn write(&mut self, part: &mut Part<W>) -> Result<()> {
-        let fresh = match self.spare.pop() {
-            Some(fresh) => fresh,
-            None => self.wait()?.ok_or(IoError::Cancelled).map_err(StoreError::from)?,
-        };
+        let fresh = self.spare()?;
         let block = std::mem::replace(&mut part.block, fresh);
         let number = part.output.block + part.written;
         self.sums[number as usize].store(BlockArray::sum(&block), Ordering::Relaxed);
@@ -419,6 +500,14 @@ impl<'a, W: StoredRow> Lane<'a, W> {
         part.written += 1;
         part.filled = 0;
         Ok(())
+    }
+
+    /// A block that nobody uses.
+    fn spare(&mut self) -> Result<AlignedBuffer> {
+        match self.spare.pop() {
+            Some(spare) => Ok(spare),
+            None => Ok(self.wait()?.ok_or(IoError::Cancelled).map_err(StoreError::from)?),
+        }
     }
 
     fn wait(&mut self) -> Result<Option<AlignedBuffer>> {
@@ -435,15 +524,20 @@ impl<'a, W: StoredRow> Lane<'a, W> {
         Ok(self.queue.sync().map_err(StoreError::from)?)
     }
 
-    fn rest(&mut self, path: &Path) -> Result<()> {
+    /// Makes everything safe, what is in open blocks included.
+    fn rest(&mut self) -> Result<Vec<SafePart>> {
+        let parts = std::mem::take(&mut self.parts);
+        for part in parts.iter().filter(|part| part.filled > 0) {
+            let (piece, mut copy) = (part.open_block(), self.spare()?);
+            let bytes = piece.bytes as usize;
+            copy[..bytes].copy_from_slice(&part.block[..bytes]);
+            self.queue.submit_write(0, vec![piece], copy);
+        }
+        self.parts = parts;
         self.settle()?;
-        replace(path, |file| {
-            self.parts.iter().try_for_each(|part| {
-                let known = SafePart { written: part.written, filled: part.filled as u64, next: part.next };
-                file.write_all(bytemuck::bytes_of(&known))?;
-                file.write_all(&part.block)
-            })
-        })
+        let safe =
+            |part: &Part<W>| SafePart { written: part.written, filled: part.filled as u64, next: part.next };
+        Ok(self.parts.iter().map(safe).collect())
     }
 
     /// Writes what is in open blocks, zeros behind it.

@@ -1,4 +1,5 @@
-//! Small arrays of numbers in the work of a writer and in a finished directory: read at any place through the page cache.
+//! Small arrays of numbers in the work of a writer and in a finished directory: read at any position through the page cache.
+//! Threads share one; its file stays open, whatever becomes of its name.
 
 use crate::Result;
 use esker_store::{PAYLOAD_OFFSET, StoreError};
@@ -13,7 +14,7 @@ pub(crate) struct Plain<T> {
     file: File,
     path: PathBuf,
     start: u64,
-    elements: PhantomData<T>,
+    elements: PhantomData<fn() -> T>,
 }
 
 impl<T: bytemuck::Pod> Plain<T> {

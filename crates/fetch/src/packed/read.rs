@@ -2,12 +2,11 @@
 //! together.
 
 use super::open::read_options;
-use super::plain::Plain;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
 use crate::{FetchError, Result};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue};
 use esker_plan::Placements;
-use esker_sample::trace::Records;
+use esker_sample::trace::SampleRecords;
 use esker_sample::{Position, Sample};
 use esker_store::{BlockArray, StoreError};
 use rayon::prelude::*;
@@ -39,10 +38,7 @@ pub struct PackCounters {
 /// Reads batches. Stays with the thread that made it.
 pub struct PackReader {
     packed: Arc<Packed>,
-    samples: Plain<u8>,
-    words: Plain<u32>,
-    shared: Plain<u32>,
-    records: Records,
+    records: SampleRecords,
     record: Vec<u8>,
     queue: Option<Queue>,
     pieces: Vec<Piece>,
@@ -52,11 +48,8 @@ impl Packed {
     /// A reader for the calling thread.
     pub fn reader(self: &Arc<Packed>) -> Result<PackReader> {
         Ok(PackReader {
-            samples: Plain::array(&self.directory, file::SAMPLES)?,
-            words: Plain::array(&self.directory, file::WORDS)?,
-            shared: Plain::array(&self.directory, file::SHARED)?,
             packed: self.clone(),
-            records: Records::default(),
+            records: SampleRecords::default(),
             record: Vec::new(),
             queue: None,
             pieces: Vec::new(),
@@ -85,10 +78,12 @@ impl Packed {
         Packed::rows_bytes_for(&self.packing.largest, self.packing.row_bytes)
     }
 
-    fn damaged(&self, number: usize, file: &str, what: &str) -> FetchError {
+    fn damaged(&self, number: usize, name: &str, what: &str) -> FetchError {
         let entry = &self.entries[number];
+        let home = if name == file::SAMPLES { self.samples.path().parent() } else { None };
+        let path = home.unwrap_or(&self.directory).join(format!("{name}.bin"));
         FetchError::Damaged {
-            path: self.directory.join(format!("{file}.bin")).display().to_string(),
+            path: path.display().to_string(),
             what: format!("{what} of epoch {}, batch {}", entry.epoch, entry.batch),
         }
     }
@@ -129,7 +124,7 @@ impl Packed {
     pub fn cached_rows(&self, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let (slots, row_bytes) = (self.packing.slots, self.packing.row_bytes);
         let mut queue = self.files.queue().map_err(StoreError::from)?;
-        let part = super::layout::part_rows(row_bytes);
+        let part = super::outputs::part_rows(row_bytes);
         let blocks = blocks_for(part.min(slots), row_bytes);
         let mut buffer = AlignedBuffer::new((blocks * BLOCK) as usize, DIRECT_ALIGN);
         for first in (0..slots).step_by(part as usize) {
@@ -179,14 +174,14 @@ impl PackReader {
         })?;
         let entry = &packed.entries[number];
         batch.number = number;
-        self.samples.read(entry.sample_at, entry.sample_bytes as usize, &mut self.record)?;
+        packed.samples.read(entry.sample_at, entry.sample_bytes as usize, &mut self.record)?;
         if xxh3_64(&self.record) != entry.sample_sum {
             return Err(packed.damaged(number, file::SAMPLES, "sample"));
         }
-        let home: &Path = self.samples.path();
+        let home: &Path = packed.samples.path();
         self.records.decode(&packed.packing.sampling, &self.record, home, sample)?;
-        self.words.read(entry.words_at, entry.nodes as usize, &mut batch.placements.words)?;
-        self.shared.read(entry.shared_at, entry.shared_rows as usize, &mut batch.shared)?;
+        packed.words.read(entry.words_at, entry.nodes as usize, &mut batch.placements.words)?;
+        packed.shared.read(entry.shared_at, entry.shared_rows as usize, &mut batch.shared)?;
         let row_bytes = packed.packing.row_bytes.max(1);
         let read = match entry.shared_rows {
             0 => entry.packed_rows,

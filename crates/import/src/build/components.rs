@@ -3,11 +3,15 @@
 use super::edges::CheckedEdges;
 use super::selection::{Bitmap, Selection};
 use crate::source::EdgeSource;
-use crate::{MINIMUM_MEMORY_BYTES, Result, Workspace};
+use crate::{ImportWorkspace, MINIMUM_MEMORY_BYTES, Result};
 use esker_types::Unit;
 
 /// The nodes of the largest component; of several equally large ones, the one with the smallest node.
-pub fn largest(edges: &dyn EdgeSource, stated: Option<u64>, workspace: &Workspace) -> Result<Selection> {
+pub fn largest(
+    edges: &dyn EdgeSource,
+    stated: Option<u64>,
+    workspace: &ImportWorkspace,
+) -> Result<Selection> {
     workspace.progress.stage("components", edges.count(), Unit::Count("edges"));
     let mut parents: Vec<u64> = Vec::new();
     if let Some(nodes) = stated {
@@ -44,7 +48,7 @@ pub fn largest(edges: &dyn EdgeSource, stated: Option<u64>, workspace: &Workspac
 }
 
 /// Parents and sizes take a word a node each, the selection a little over a bit.
-fn check_budget(nodes: u64, workspace: &Workspace) -> Result<()> {
+fn check_budget(nodes: u64, workspace: &ImportWorkspace) -> Result<()> {
     let bytes = nodes.saturating_mul(16).saturating_add(Selection::memory_bytes(nodes));
     workspace.require(&format!("--largest-component of {nodes} nodes"), bytes, MINIMUM_MEMORY_BYTES / 2)
 }

@@ -3,8 +3,8 @@
 use super::selection::Selection;
 use super::topology::{self, TopologyResult};
 use crate::sort::{Run, Sorter};
-use crate::source::{Edge, EdgeColumns, EdgeSource, EdgeStream, Treatment};
-use crate::{Place, Result, Workspace};
+use crate::source::{EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, Treatment};
+use crate::{ImportWorkspace, Place, Result};
 use bytemuck::{Pod, Zeroable};
 use esker_store::MOST_NODES;
 use esker_types::{ByteCount, Unit};
@@ -27,7 +27,7 @@ impl<'a> CheckedEdges<'a> {
     }
 
     /// The next edges; `false` when there are no more.
-    pub fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    pub fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         if !self.stream.next(out)? || out.is_empty() {
             return Ok(false);
         }
@@ -53,7 +53,7 @@ impl<'a> CheckedEdges<'a> {
 
 /// An edge as a fixed-size record that sorts by target, then source.
 pub trait EdgeRecord: Pod + Ord + Send + Sync {
-    fn pack(edge: &Edge, position: u64) -> Self;
+    fn pack(edge: &ForeignEdge, position: u64) -> Self;
     fn target(&self) -> u64;
     fn source(&self) -> u64;
     /// Same ends and relation.
@@ -74,7 +74,7 @@ pub trait EdgeRecord: Pod + Ord + Send + Sync {
 
 /// Two 32-bit ends in one word: all that most graphs need.
 impl EdgeRecord for u64 {
-    fn pack(edge: &Edge, _: u64) -> u64 {
+    fn pack(edge: &ForeignEdge, _: u64) -> u64 {
         edge.target << 32 | edge.source
     }
     fn target(&self) -> u64 {
@@ -114,7 +114,7 @@ impl PartialOrd for WideEdge {
 }
 
 impl EdgeRecord for WideEdge {
-    fn pack(edge: &Edge, position: u64) -> WideEdge {
+    fn pack(edge: &ForeignEdge, position: u64) -> WideEdge {
         WideEdge {
             target: edge.target,
             source: edge.source,
@@ -175,7 +175,7 @@ pub struct EdgePlan<'a> {
 
 impl EdgePlan<'_> {
     /// Sorts the edges and writes in-neighbours and columns.
-    pub fn build(&self, directory: &Path, workspace: &Workspace) -> Result<TopologyResult> {
+    pub fn build(&self, directory: &Path, workspace: &ImportWorkspace) -> Result<TopologyResult> {
         if let Some(done) = workspace.journal.done("topology") {
             return Ok(done);
         }
@@ -197,7 +197,7 @@ impl EdgePlan<'_> {
     fn build_with<R: EdgeRecord>(
         &self,
         directory: &Path,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<Option<TopologyResult>> {
         let Some((sorter, spooled)) = self.spool::<R>(workspace)? else {
             workspace.journal.forget("edge runs")?;
@@ -230,7 +230,7 @@ impl EdgePlan<'_> {
         topology::ColumnChoice { relation, weight, time, position: self.keep_positions }
     }
 
-    fn spool<R: EdgeRecord>(&self, workspace: &Workspace) -> Result<Option<(Sorter<R>, Spooled)>> {
+    fn spool<R: EdgeRecord>(&self, workspace: &ImportWorkspace) -> Result<Option<(Sorter<R>, Spooled)>> {
         let directory = &workspace.directory;
         let mut spooled: Spooled = workspace.journal.done("edge runs").unwrap_or_default();
         if !spooled.runs.iter().all(|run| run.is_whole::<R>(directory)) {
@@ -298,7 +298,13 @@ impl EdgePlan<'_> {
         Ok(())
     }
 
-    fn treat<R: EdgeRecord>(&self, edges: &[Edge], start: u64, records: &mut Vec<R>, relations: &mut u64) {
+    fn treat<R: EdgeRecord>(
+        &self,
+        edges: &[ForeignEdge],
+        start: u64,
+        records: &mut Vec<R>,
+        relations: &mut u64,
+    ) {
         for (edge, position) in edges.iter().zip(start..) {
             let mut edge = *edge;
             if let Some(selection) = self.selection {

@@ -1,10 +1,10 @@
-use crate::{MINIMUM_MEMORY_BYTES, Result, Workspace};
+use crate::{ImportWorkspace, MINIMUM_MEMORY_BYTES, Result};
 use esker_store::{Dataset, Manifest, Staging};
 use esker_types::{Budget, Progress};
 use std::path::Path;
 
 /// How to carry a job out; none of it shapes the result.
-pub struct Job<'a> {
+pub struct ImportJob<'a> {
     /// Where the dataset goes.
     pub target: &'a Path,
     /// Whether a dataset of that name may be replaced.
@@ -15,13 +15,13 @@ pub struct Job<'a> {
     pub progress: &'a dyn Progress,
 }
 
-impl Job<'_> {
+impl ImportJob<'_> {
     /// Makes the dataset that `fingerprint` names, going on where an earlier run was stopped. `build` writes arrays to
     /// the staging directory and describes them.
     pub(crate) fn make(
         &self,
         fingerprint: &str,
-        build: impl FnOnce(&Staging, &mut Workspace) -> Result<Manifest>,
+        build: impl FnOnce(&Staging, &mut ImportWorkspace) -> Result<Manifest>,
     ) -> Result<Manifest> {
         if Staging::is_in_place(self.target, fingerprint)? {
             self.progress.note("an earlier run had finished");
@@ -37,7 +37,7 @@ impl Job<'_> {
         if resumed {
             self.progress.note("an earlier run was interrupted: going on where it stopped");
         }
-        let mut workspace = Workspace {
+        let mut workspace = ImportWorkspace {
             directory: staging.work_directory(),
             budget: self.budget,
             journal: &journal,

@@ -1,6 +1,6 @@
 use super::selection::Selection;
 use crate::source::RowSource;
-use crate::{Result, Workspace};
+use crate::{ImportWorkspace, Result};
 use esker_store::{ArrayWriter, FileEntry, LabelInfo, LabelKind, file};
 use esker_types::{Dtype, Unit};
 use std::path::Path;
@@ -23,7 +23,7 @@ impl LabelPlan<'_> {
         &self,
         selection: Option<&Selection>,
         directory: &Path,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<(LabelInfo, FileEntry)> {
         let dim = self.rows.dim();
         if dim == 0 || (self.kind == LabelKind::Classes && dim != 1) {

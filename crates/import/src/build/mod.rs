@@ -1,4 +1,4 @@
-//! Streams a [`Source`] into a dataset: topology through an external sort, rows straight through, all of it inside
+//! Streams an [`ImportSource`] into a dataset: topology through an external sort, rows straight through, all of it inside
 //! the memory budget and resumable. Knows no format.
 
 mod components;
@@ -11,16 +11,16 @@ mod splits;
 mod topology;
 
 pub(crate) use edges::EdgePlan;
-pub use job::Job;
+pub use job::ImportJob;
 pub(crate) use rows::{FeaturePlan, write_features};
 pub(crate) use selection::share_of;
 pub(crate) use topology::{IdWriter, ListWriter, TopologyResult, out_neighbours};
 
-use crate::source::{NameSource, RowSource, Source, Treatment};
-use crate::{ImportError, Request, Result, Workspace, formats};
+use crate::source::{ImportSource, NameSource, RowSource, Treatment};
+use crate::{ImportError, ImportWorkspace, Request, Result, formats};
 use esker_store::{
-    EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo, Provenance,
-    RelationInfo, Staging, file,
+    EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo,
+    Provenance, RelationInfo, SplitInfo, Staging, file,
 };
 use esker_types::Unit;
 use selection::Selection;
@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Imports a foreign dataset.
-pub fn import(request: &Request, job: &Job) -> Result<Manifest> {
+pub fn import(request: &Request, job: &ImportJob) -> Result<Manifest> {
     formats::check_flags(request)?;
     let format = formats::by_name(&request.format)?;
     let mut inputs = format.inputs(request)?;
@@ -63,78 +63,41 @@ fn fingerprint(request: &Request, inputs: &[PathBuf]) -> Result<String> {
 }
 
 struct Builder<'a> {
-    source: &'a Source,
+    source: &'a ImportSource,
     request: &'a Request,
     staging: &'a Staging,
-    workspace: &'a Workspace<'a>,
+    workspace: &'a ImportWorkspace<'a>,
 }
 
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
-        let (request, source, workspace) = (self.request, self.source, self.workspace);
+        let (request, source) = (self.request, self.source);
         self.check_asked()?;
         let treatment = self.treatment();
-        let stated = self.stated_nodes()?;
-        let selection = if request.largest_component {
-            Some(components::largest(source.edges.as_ref(), stated, workspace)?)
-        } else {
-            None
+        let stated_nodes = self.stated_nodes()?;
+        let selection = match request.largest_component {
+            true => Some(components::largest(source.edges.as_ref(), stated_nodes, self.workspace)?),
+            false => None,
         };
         let selection = selection.as_ref();
         // The selection stays in memory from here on.
-        let workspace =
-            &workspace.without(selection.map_or(0, |selection| Selection::memory_bytes(selection.of())));
+        let selection_bytes = selection.map_or(0, |selection| Selection::memory_bytes(selection.of()));
+        let workspace = &self.workspace.without(selection_bytes);
         let plan = EdgePlan {
             source: source.edges.as_ref(),
             treatment,
-            stated_nodes: stated,
+            stated_nodes,
             selection,
             keep_positions: request.keep_positions || request.edge_features.is_some(),
             wide_ids: request.wide_ids,
         };
         let topology = plan.build(self.staging.directory(), workspace)?;
-        let nodes = topology.nodes;
         let mut files = topology.files.clone();
-        let out_files =
-            out_neighbours(request.out_neighbours, self.staging.directory(), &topology, workspace)?;
-        files.extend(out_files);
-        let mut columns = topology.columns.clone();
-        if let Some(path) = &request.edge_features {
-            let (column, entry) = rows::edge_features(path, self.staging.directory(), &topology, workspace)?;
-            columns.push(column);
-            files.push(entry);
-        }
+        let columns = self.edge_columns(&topology, workspace, &mut files)?;
         // Small things first: a mistake in a split should not cost an hour of features.
         let labels = self.labels(selection, &mut files)?;
-        let label_entry = files.iter().find(|entry| entry.name == file::NODE_LABELS).cloned();
-        let split_plan = splits::SplitPlan {
-            source: &source.splits,
-            choice: request.split.as_ref(),
-            seed: request.seed,
-            nodes,
-            edges: topology.edges,
-            id_width: topology.id_width,
-            selection,
-            has_relations: source.edges.columns().relation,
-        };
-        let splits = split_plan.build(
-            self.staging.directory(),
-            labels.as_ref().zip(label_entry.as_ref()),
-            workspace,
-        )?;
-        if let Some((_, entries)) = &splits {
-            files.extend(entries.clone());
-        }
-        let features = match &source.features {
-            Some(rows) => {
-                let plan = FeaturePlan { dtype: request.dtype, row_normalise: request.row_normalise };
-                let (info, entries) =
-                    write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
-                files.extend(entries);
-                Some(info)
-            }
-            None => None,
-        };
+        let splits = self.splits(&topology, labels.as_ref(), selection, workspace, &mut files)?;
+        let features = self.features(selection, workspace, &mut files)?;
         let named =
             self.names("node names", file::NODE_NAMES, source.node_names.as_deref(), selection, &mut files)?;
         let relations = self.relations(&topology, &mut files)?;
@@ -144,7 +107,7 @@ impl Builder<'_> {
             id: String::new(),
             made_by: format!("esker {}", env!("CARGO_PKG_VERSION")),
             source: self.provenance(treatment),
-            nodes: NodeInfo { count: nodes, types: vec!["node".into()], features, labels, named },
+            nodes: NodeInfo { count: topology.nodes, types: vec!["node".into()], features, labels, named },
             edges: EdgeInfo {
                 count: topology.edges,
                 types: vec!["edge".into()],
@@ -155,10 +118,68 @@ impl Builder<'_> {
                 relations,
                 columns,
             },
-            splits: splits.map(|(info, _)| info),
+            splits,
             files,
         }
         .complete())
+    }
+
+    /// Out-neighbours and features by edge, where they are asked for; all columns by edge.
+    fn edge_columns(
+        &self,
+        topology: &TopologyResult,
+        workspace: &ImportWorkspace,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<Vec<EdgeColumn>> {
+        let directory = self.staging.directory();
+        files.extend(out_neighbours(self.request.out_neighbours, directory, topology, workspace)?);
+        let mut columns = topology.columns.clone();
+        if let Some(path) = &self.request.edge_features {
+            let (column, entry) = rows::edge_features(path, directory, topology, workspace)?;
+            columns.push(column);
+            files.push(entry);
+        }
+        Ok(columns)
+    }
+
+    fn splits(
+        &self,
+        topology: &TopologyResult,
+        labels: Option<&LabelInfo>,
+        selection: Option<&Selection>,
+        workspace: &ImportWorkspace,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<Option<SplitInfo>> {
+        let label_entry = files.iter().find(|entry| entry.name == file::NODE_LABELS);
+        let plan = splits::SplitPlan {
+            source: &self.source.splits,
+            choice: self.request.split.as_ref(),
+            seed: self.request.seed,
+            nodes: topology.nodes,
+            edges: topology.edges,
+            id_width: topology.id_width,
+            selection,
+            has_relations: self.source.edges.columns().relation,
+        };
+        let built = plan.build(self.staging.directory(), labels.zip(label_entry), workspace)?;
+        Ok(built.map(|(info, entries)| {
+            files.extend(entries);
+            info
+        }))
+    }
+
+    fn features(
+        &self,
+        selection: Option<&Selection>,
+        workspace: &ImportWorkspace,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<Option<FeatureInfo>> {
+        let Some(rows) = &self.source.features else { return Ok(None) };
+        let plan = FeaturePlan { dtype: self.request.dtype, row_normalise: self.request.row_normalise };
+        let (info, entries) =
+            write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
+        files.extend(entries);
+        Ok(Some(info))
     }
 
     /// Refuses what would have no effect.

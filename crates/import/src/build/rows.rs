@@ -4,8 +4,8 @@ use super::selection::Selection;
 use super::topology::TopologyResult;
 use crate::npy::{NpyArray, NpyRows};
 use crate::source::{RowSource, RowStream};
-use crate::{ImportError, Result, Workspace};
-use esker_store::{ArrayFile, ArrayWriter, Column, FeatureInfo, FileEntry, StoreError, file};
+use crate::{ImportError, ImportWorkspace, Result};
+use esker_store::{ArrayFile, ArrayWriter, EdgeColumn, FeatureInfo, FileEntry, StoreError, file};
 use esker_types::{Dtype, Unit};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ impl<'a> Chunks<'a> {
         row_normalise: bool,
         selection: Option<&'a Selection>,
         first: u64,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<Chunks<'a>> {
         let chunk_rows = (workspace.chunk_bytes() / (rows.dim() as u64 * 4).max(1)).max(1);
         let stream = rows.open(first)?;
@@ -103,7 +103,7 @@ pub(crate) fn write_features(
     plan: &FeaturePlan,
     selection: Option<&Selection>,
     directory: &Path,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<(FeatureInfo, Vec<FileEntry>)> {
     if rows.dim() == 0 {
         return Err(rows.place(0).bad("feature rows of at least one number", "rows of none"));
@@ -125,7 +125,7 @@ fn choose_storage(
     rows: &dyn RowSource,
     plan: &FeaturePlan,
     selection: Option<&Selection>,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<Storage> {
     let exact = |dtype| Storage { dtype, scales: None };
     match plan.dtype {
@@ -184,7 +184,7 @@ fn write_rows(
     selection: Option<&Selection>,
     storage: &Storage,
     directory: &Path,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<Vec<FileEntry>> {
     let dim = rows.dim() as u64;
     let kept_rows = selection.map_or(rows.rows(), Selection::len);
@@ -313,8 +313,8 @@ pub(crate) fn edge_features(
     path: &Path,
     directory: &Path,
     topology: &TopologyResult,
-    workspace: &Workspace,
-) -> Result<(Column, FileEntry)> {
+    workspace: &ImportWorkspace,
+) -> Result<(EdgeColumn, FileEntry)> {
     let rows = NpyRows::new(NpyArray::open(path)?)?;
     let dim = rows.dim();
     if dim == 0 || rows.rows() != topology.source_edges {
@@ -355,5 +355,5 @@ pub(crate) fn edge_features(
         workspace.progress.finish();
         Ok(writer.finish()?)
     })?;
-    Ok((Column { name: entry.name.clone(), width: entry.columns, dtype: entry.dtype }, entry))
+    Ok((EdgeColumn { name: entry.name.clone(), width: entry.columns, dtype: entry.dtype }, entry))
 }

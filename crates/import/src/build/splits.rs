@@ -4,7 +4,7 @@ use super::edges::CheckedEdges;
 use super::selection::{Bitmap, Selection, SmallestPriorities, share_of};
 use super::topology::IdWriter;
 use crate::source::{EdgeSource, IdSource, RowSource, Splits};
-use crate::{ImportError, MINIMUM_MEMORY_BYTES, Result, SplitChoice, Workspace};
+use crate::{ImportError, ImportWorkspace, MINIMUM_MEMORY_BYTES, Result, SplitChoice};
 use esker_store::{ArrayFile, FileEntry, LabelInfo, LabelKind, SplitInfo, SplitOver, file};
 use esker_types::random::{Key, Permutation};
 use esker_types::{IdWidth, Unit};
@@ -31,7 +31,7 @@ impl SplitPlan<'_> {
         &self,
         directory: &Path,
         labels: Option<(&LabelInfo, &FileEntry)>,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
         if self.choice.is_none() && matches!(self.source, Splits::None) {
             return Ok(None);
@@ -48,7 +48,7 @@ impl SplitPlan<'_> {
         &self,
         directory: &Path,
         labels: Option<(&LabelInfo, &FileEntry)>,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
         if let (Splits::Edges { valid, test }, None | Some(SplitChoice::File(_))) = (self.source, self.choice)
         {
@@ -91,7 +91,7 @@ impl SplitPlan<'_> {
         ids: &dyn IdSource,
         index: usize,
         sets: &mut [Bitmap; 3],
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<()> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         let (mut stream, mut chunk, mut position) = (ids.open()?, Vec::new(), 0);
@@ -117,7 +117,12 @@ impl SplitPlan<'_> {
         Ok(())
     }
 
-    fn read_codes(&self, codes: &dyn RowSource, sets: &mut [Bitmap; 3], workspace: &Workspace) -> Result<()> {
+    fn read_codes(
+        &self,
+        codes: &dyn RowSource,
+        sets: &mut [Bitmap; 3],
+        workspace: &ImportWorkspace,
+    ) -> Result<()> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         if codes.dim() != 1 || codes.rows() != of {
             let found = format!("{} rows of {}", codes.rows(), codes.dim());
@@ -157,7 +162,7 @@ impl SplitPlan<'_> {
         directory: &Path,
         labels: Option<(&LabelInfo, &FileEntry)>,
         sets: &mut [Bitmap; 3],
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<()> {
         let Some((_, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
             return Err(ImportError::Request("--split per-class needs labels that are classes".into()));
@@ -274,7 +279,7 @@ impl SplitPlan<'_> {
         directory: &Path,
         valid: &dyn EdgeSource,
         test: &dyn EdgeSource,
-        workspace: &Workspace,
+        workspace: &ImportWorkspace,
     ) -> Result<(SplitInfo, Vec<FileEntry>)> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         let mut files = Vec::new();

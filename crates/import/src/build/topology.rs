@@ -3,8 +3,8 @@
 
 use super::edges::EdgeRecord;
 use crate::sort::{Sorted, Sorter};
-use crate::{Result, Workspace};
-use esker_store::{ArrayWriter, Column, FileEntry, file};
+use crate::{ImportWorkspace, Result};
+use esker_store::{ArrayWriter, EdgeColumn, FileEntry, file};
 use esker_types::{Dtype, IdWidth, Unit};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(crate) struct TopologyResult {
     pub relations: u64,
     /// Edges of the source, before anything was added or removed.
     pub source_edges: u64,
-    pub columns: Vec<Column>,
+    pub columns: Vec<EdgeColumn>,
     pub files: Vec<FileEntry>,
 }
 
@@ -189,13 +189,13 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     sorted: &mut Sorted<R>,
     layout: &EdgeLayout,
     directory: &Path,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<TopologyResult> {
     workspace.progress.stage("write topology", None, Unit::Count("edges"));
     let width = if layout.wide_ids { IdWidth::U64 } else { IdWidth::for_nodes(layout.nodes) };
     let mut lists =
         ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], layout.nodes, width)?;
-    let mut columns = Columns::create(directory, layout.columns)?;
+    let mut columns = ColumnWriters::create(directory, layout.columns)?;
     let (mut chunk, mut last, mut duplicates) = (Vec::new(), None::<R>, 0u64);
     while sorted.next(&mut chunk)? {
         for record in &chunk {
@@ -220,15 +220,15 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     Ok(result)
 }
 
-struct Columns {
+struct ColumnWriters {
     relation: Option<ColumnWriter<u32>>,
     weight: Option<ColumnWriter<f32>>,
     time: Option<ColumnWriter<i64>>,
     position: Option<ColumnWriter<u64>>,
 }
 
-impl Columns {
-    fn create(directory: &Path, choice: ColumnChoice) -> Result<Columns> {
+impl ColumnWriters {
+    fn create(directory: &Path, choice: ColumnChoice) -> Result<ColumnWriters> {
         fn column<T: bytemuck::NoUninit>(
             wanted: bool,
             directory: &Path,
@@ -237,7 +237,7 @@ impl Columns {
         ) -> Result<Option<ColumnWriter<T>>> {
             if wanted { ColumnWriter::create(directory, name, dtype).map(Some) } else { Ok(None) }
         }
-        Ok(Columns {
+        Ok(ColumnWriters {
             relation: column(choice.relation, directory, file::EDGE_RELATION, Dtype::U32)?,
             weight: column(choice.weight, directory, file::EDGE_WEIGHT, Dtype::F32)?,
             time: column(choice.time, directory, file::EDGE_TIME, Dtype::I64)?,
@@ -268,7 +268,7 @@ impl Columns {
             result.files.push(column.finish()?);
         }
         let mut add = |entry: FileEntry| {
-            result.columns.push(Column {
+            result.columns.push(EdgeColumn {
                 name: entry.name.clone(),
                 width: entry.columns,
                 dtype: entry.dtype,
@@ -293,7 +293,7 @@ pub(crate) fn out_neighbours(
     wanted: bool,
     directory: &Path,
     topology: &TopologyResult,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<Vec<FileEntry>> {
     if !wanted {
         return Ok(Vec::new());
@@ -323,7 +323,7 @@ pub(crate) fn out_neighbours(
 fn write_out<R: bytemuck::Pod + Ord + Send + Sync>(
     directory: &Path,
     topology: &TopologyResult,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
     pack: impl Fn(u64, u64, u64) -> R,
     unpack: impl Fn(&R) -> (u64, u64, u64),
 ) -> Result<Vec<FileEntry>> {

@@ -1,7 +1,7 @@
 //! What several formats check about their labels.
 
 use crate::npy::{NpyArray, NpyRows, Scalar};
-use crate::source::{LabelKind, Labels};
+use crate::source::{LabelKind, NodeLabels};
 use crate::{Request, Result};
 
 /// One class a node, whole numbers or, where `nan_is_unlabelled`, floats.
@@ -10,7 +10,7 @@ pub(super) fn from_npy(
     nodes: u64,
     request: &Request,
     nan_is_unlabelled: bool,
-) -> Result<Labels> {
+) -> Result<NodeLabels> {
     let kind = request.label_kind.unwrap_or(LabelKind::Classes);
     let nan_is_unlabelled = nan_is_unlabelled || request.nan_is_unlabelled;
     let shape = array.shape();
@@ -24,5 +24,5 @@ pub(super) fn from_npy(
             .place()
             .bad("labels that are whole numbers", format!("dtype {:?}", array.scalar())));
     }
-    Ok(Labels { kind, rows: Box::new(NpyRows::new(array)?), nan_is_unlabelled })
+    Ok(NodeLabels { kind, rows: Box::new(NpyRows::new(array)?), nan_is_unlabelled })
 }

@@ -2,9 +2,9 @@
 //! `--indices I.npy`. Both are streamed.
 
 use super::Format;
-use crate::npy::{Elements, NpyArray};
-use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, Source};
-use crate::{Place, Request, Result, Workspace, given, input};
+use crate::npy::{NpyArray, NpyElements};
+use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, ImportSource};
+use crate::{ImportWorkspace, Place, Request, Result, given, input};
 use std::path::PathBuf;
 
 /// The format.
@@ -34,7 +34,7 @@ impl Format for Csc {
         Ok(inputs)
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let edges = CscEdges::new(
             NpyArray::open(request.need(&request.indptr, "--indptr P.npy")?)?,
             NpyArray::open(request.need(&request.indices, "--indices I.npy")?)?,
@@ -95,7 +95,7 @@ impl EdgeSource for CscEdges {
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
         let count = self.neighbours.elements();
         let skip = skip.min(count);
-        let mut targets = Targets::new(&self.starts)?;
+        let mut targets = CscTargets::new(&self.starts)?;
         targets.seek(skip)?;
         Ok(Box::new(CscEdgeStream {
             targets,
@@ -113,8 +113,8 @@ impl EdgeSource for CscEdges {
 }
 
 /// Walks the starts: which node's range holds an edge.
-struct Targets {
-    elements: Elements,
+struct CscTargets {
+    elements: NpyElements,
     place: NpyArray,
     /// Starts not loaded yet.
     left: u64,
@@ -125,14 +125,14 @@ struct Targets {
     end: u64,
 }
 
-impl Targets {
-    fn new(starts: &NpyArray) -> Result<Targets> {
+impl CscTargets {
+    fn new(starts: &NpyArray) -> Result<CscTargets> {
         let mut elements = starts.stream(0)?;
         // The first start is 0; what follows are the ends of the ranges of nodes 0, 1, ...
         elements.integers(1, &mut Vec::new())?;
         let left = starts.elements() - 1;
         let (loaded, at) = (Vec::new(), 0);
-        let mut targets = Targets { elements, place: starts.clone(), left, loaded, at, node: 0, end: 0 };
+        let mut targets = CscTargets { elements, place: starts.clone(), left, loaded, at, node: 0, end: 0 };
         if left > 0 {
             targets.end = targets.next_end(0)?;
         }
@@ -170,9 +170,9 @@ impl Targets {
 }
 
 struct CscEdgeStream {
-    targets: Targets,
-    neighbours: Elements,
-    weights: Option<Elements>,
+    targets: CscTargets,
+    neighbours: NpyElements,
+    weights: Option<NpyElements>,
     position: u64,
     count: u64,
     ids: Vec<u64>,
@@ -180,14 +180,14 @@ struct CscEdgeStream {
 }
 
 impl EdgeStream for CscEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let count = (self.count - self.position).min(CHUNK as u64) as usize;
         self.ids.clear();
         self.neighbours.ids(count, &mut self.ids)?;
         for source in &self.ids {
             self.targets.seek(self.position)?;
-            out.push(Edge { source: *source, target: self.targets.node, ..Edge::default() });
+            out.push(ForeignEdge { source: *source, target: self.targets.node, ..ForeignEdge::default() });
             self.position += 1;
         }
         if let Some(weights) = &mut self.weights {

@@ -1,11 +1,11 @@
 //! Delimited text, named file by file: `--edges E.tsv.gz`, with numbers or strings for ids and relations.
 
 use super::Format;
-use super::csv_guess::{Guess, Sample};
-use crate::delimited::{Dialect, EdgeLayout, Records, TextEdges, read_attributes};
+use super::csv_guess::{FirstRows, Guess};
+use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, read_attributes};
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
-use crate::source::{Edge, EdgeColumns, Source};
-use crate::{Place, Request, Result, Workspace, given, input};
+use crate::source::{EdgeColumns, ForeignEdge, ImportSource};
+use crate::{ImportWorkspace, Place, Request, Result, given, input};
 use esker_types::Unit;
 use std::{
     path::{Path, PathBuf},
@@ -38,9 +38,9 @@ impl Format for Csv {
         Ok(inputs)
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let path = request.need(&request.edges, "--edges E.csv")?;
-        let plan = Plan::new(request, path)?;
+        let plan = CsvPlan::new(request, path)?;
         plan.guess.notes.iter().for_each(|note| workspace.progress.note(note));
         if plan.guess.named_nodes {
             super::need_row_order(request)?;
@@ -80,7 +80,7 @@ impl NamedEdges for TextEdges {
         self.layout.columns()
     }
     fn open(&self) -> Result<Box<dyn NamedEdgeStream>> {
-        let records = Records::open(&self.path, self.dialect)?;
+        let records = DelimitedRecords::open(&self.path, self.dialect)?;
         Ok(Box::new(TextNames { records, layout: self.layout, relations: self.relations.clone() }))
     }
 }
@@ -88,7 +88,7 @@ impl NamedEdges for TextEdges {
 /// Edges between named nodes in a text file.
 pub struct TextNames {
     /// The file.
-    pub records: Records,
+    pub records: DelimitedRecords,
     /// Its columns.
     pub layout: EdgeLayout,
     /// Numbers of its relations, where they have names.
@@ -102,7 +102,7 @@ impl NamedEdgeStream for TextNames {
     fn ends(&self) -> Result<[&[u8]; 2]> {
         Ok([self.records.name(self.layout.source)?, self.records.name(self.layout.target)?])
     }
-    fn attributes(&self) -> Result<Edge> {
+    fn attributes(&self) -> Result<ForeignEdge> {
         read_attributes(&self.records, &self.layout, self.relations.as_deref())
     }
     fn place(&self) -> Place {
@@ -111,15 +111,15 @@ impl NamedEdgeStream for TextNames {
 }
 
 /// How an edge list is to be read, decided from the flags and its first rows.
-struct Plan {
+struct CsvPlan {
     dialect: Dialect,
     guess: Guess,
 }
 
-impl Plan {
-    fn new(request: &Request, path: &Path) -> Result<Plan> {
+impl CsvPlan {
+    fn new(request: &Request, path: &Path) -> Result<CsvPlan> {
         let mut dialect = Dialect::guess(path, request.delimiter)?;
-        let mut records = Records::open(path, dialect)?;
+        let mut records = DelimitedRecords::open(path, dialect)?;
         let mut first = Vec::new();
         if records.advance()? {
             first = (0..records.width())
@@ -130,7 +130,7 @@ impl Plan {
             let expected = "at least two columns, source and target (another --delimiter?)";
             return Err(Place::at(path, "line 1").bad(expected, first.len()));
         }
-        let mut sample = Sample::new(first);
+        let mut sample = FirstRows::new(first);
         for _ in 0..SAMPLE_ROWS {
             if !records.advance()? {
                 break;
@@ -141,17 +141,17 @@ impl Plan {
         }
         let guess = sample.guess(request, path)?;
         dialect.header = guess.header;
-        Ok(Plan { dialect, guess })
+        Ok(CsvPlan { dialect, guess })
     }
 
     /// The names of the relations and the number of edges, from one pass over the file.
     fn relations(
         &self,
         path: &Path,
-        workspace: &mut Workspace,
+        workspace: &mut ImportWorkspace,
     ) -> Result<(Option<Arc<Relations>>, Option<u64>)> {
         let (names, count) = workspace.step("relations", || {
-            let mut records = Records::open(path, self.dialect)?;
+            let mut records = DelimitedRecords::open(path, self.dialect)?;
             let (mut relations, mut count) = (Relations::default(), 0u64);
             workspace.progress.stage("collect the relations", None, Unit::Count("edges"));
             while records.advance()? {
@@ -177,7 +177,7 @@ mod tests {
     use crate::EdgeColumnNames;
     use crate::fixture;
 
-    type Found = (Vec<Edge>, Option<u64>, Vec<String>);
+    type Found = (Vec<ForeignEdge>, Option<u64>, Vec<String>);
 
     fn read(name: &str, bytes: &[u8], change: impl FnOnce(&mut Request)) -> Result<Found> {
         let directory = tempfile::tempdir().unwrap();
@@ -244,7 +244,7 @@ mod tests {
             ..Default::default()
         };
         let (edges, ..) = read("e.csv", text, |request| request.columns = names("from", "1")).unwrap();
-        assert_eq!(edges[0], Edge { source: 2, target: 1, time: -5, relation: 0, weight: 0.5 });
+        assert_eq!(edges[0], ForeignEdge { source: 2, target: 1, time: -5, relation: 0, weight: 0.5 });
         let error =
             read("e.csv", text, |request| request.columns = names("of", "to")).unwrap_err().to_string();
         assert!(

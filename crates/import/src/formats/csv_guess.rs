@@ -64,7 +64,7 @@ fn look(field: &[u8]) -> Look {
 }
 
 /// The first rows of a table.
-pub struct Sample {
+pub struct FirstRows {
     /// Fields of the first line.
     pub first: Vec<Vec<u8>>,
     /// How the fields of the next lines look, row by row.
@@ -83,9 +83,9 @@ pub struct Guess {
     pub notes: Vec<String>,
 }
 
-impl Sample {
-    pub fn new(first: Vec<Vec<u8>>) -> Sample {
-        Sample { first, looks: Vec::new() }
+impl FirstRows {
+    pub fn new(first: Vec<Vec<u8>>) -> FirstRows {
+        FirstRows { first, looks: Vec::new() }
     }
 
     /// Adds a row.
@@ -242,7 +242,7 @@ mod tests {
     fn guess(text: &str, change: impl FnOnce(&mut Request)) -> Result<Guess> {
         let mut rows =
             text.lines().map(|line| line.split(',').map(|f| f.as_bytes().to_vec()).collect::<Vec<_>>());
-        let mut sample = Sample::new(rows.next().unwrap());
+        let mut sample = FirstRows::new(rows.next().unwrap());
         rows.for_each(|row| sample.see(row.iter().map(|field| &field[..])));
         let mut request = Request::default();
         change(&mut request);

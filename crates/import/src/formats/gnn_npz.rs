@@ -8,8 +8,8 @@ use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{Header, NpyArray, NpyRows, find_member};
 use crate::pickle;
-use crate::source::{EdgeSource, RowSource, Source, Splits, Treatment};
-use crate::{Request, Result, Workspace};
+use crate::source::{EdgeSource, ImportSource, RowSource, Splits, Treatment};
+use crate::{ImportWorkspace, Request, Result};
 use std::path::{Path, PathBuf};
 
 pub(super) struct GnnNpz;
@@ -36,7 +36,7 @@ impl Format for GnnNpz {
         inputs.extend(given::split_inputs(request)?);
         Ok(inputs)
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let path = request.need(&request.from, "--from FILE.npz")?;
         let archive = Archive { path, members: input::zip_members(path)? };
         let (nodes, edges) = archive.edges(workspace)?;
@@ -49,7 +49,7 @@ impl Format for GnnNpz {
             Some(name) => Some(classes::from_npy(archive.array(name)?, nodes, request, false)?),
             None => None,
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges,
             features,
@@ -83,7 +83,7 @@ impl Archive<'_> {
     }
 
     /// Number of nodes, and the entries of the adjacency matrix.
-    fn edges(&self, workspace: &mut Workspace) -> Result<(u64, Box<dyn EdgeSource>)> {
+    fn edges(&self, workspace: &mut ImportWorkspace) -> Result<(u64, Box<dyn EdgeSource>)> {
         let (shape, (starts, columns)) = if self.find(&["adj_indptr"]).is_some() {
             let matrix = CsrRows::open(&self.members, self.path, "adj_")?;
             let bytes = matrix.entries().saturating_mul(4) + matrix.rows().saturating_mul(8);
@@ -103,7 +103,7 @@ impl Archive<'_> {
         Ok((shape.0, Box::new(CsrEdges::new(self.path, starts, columns))))
     }
 
-    fn features(&self, workspace: &mut Workspace) -> Result<Option<Box<dyn RowSource>>> {
+    fn features(&self, workspace: &mut ImportWorkspace) -> Result<Option<Box<dyn RowSource>>> {
         if self.find(&["attr_indptr"]).is_some() {
             let matrix = CsrRows::open(&self.members, self.path, "attr_")?;
             check_columns(matrix.dim() as u64, self.member("attr_shape")?.place())?;
@@ -120,7 +120,7 @@ impl Archive<'_> {
     }
 
     /// From an array of their own, or from a dictionary of odds and ends.
-    fn class_names(&self, workspace: &mut Workspace) -> Result<Vec<String>> {
+    fn class_names(&self, workspace: &mut ImportWorkspace) -> Result<Vec<String>> {
         let Some(name) = self.find(&["class_names", "metadata"]) else { return Ok(Vec::new()) };
         let member = self.member(name)?;
         if member.bytes > METADATA_BYTES {
@@ -143,7 +143,7 @@ impl Archive<'_> {
     }
 }
 
-fn held(workspace: &mut Workspace, what: &str, member: &Member) -> Result<Vec<u8>> {
+fn held(workspace: &mut ImportWorkspace, what: &str, member: &Member) -> Result<Vec<u8>> {
     workspace.hold(what, member.bytes.saturating_mul(COPIES))?;
     member.read_whole(u64::MAX)
 }
@@ -153,13 +153,13 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn open(path: &Path) -> Result<Source> {
+    fn open(path: &Path) -> Result<ImportSource> {
         let request = Request { from: Some(path.to_path_buf()), ..Request::default() };
         GnnNpz.inputs(&request)?;
         fixture::in_workspace(|workspace| GnnNpz.open(&request, workspace))
     }
 
-    fn check_tiny(source: &Source) {
+    fn check_tiny(source: &ImportSource) {
         assert_eq!(source.nodes, Some(4));
         assert_eq!(source.usual, Treatment::UNDIRECTED);
         assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 1), (1, 0), (3, 2)]);
@@ -185,7 +185,7 @@ mod tests {
         ]
     }
 
-    fn open_original(labels: Vec<u8>) -> Result<Source> {
+    fn open_original(labels: Vec<u8>) -> Result<ImportSource> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tiny.npz");
         fixture::write_zip(&path, &original(labels));

@@ -3,11 +3,12 @@
 
 use super::Format;
 use crate::delimited::{Dialect, EdgeLayout, TextEdges};
-use crate::npy::{Elements, NpyArray, NpyEdges, NpyIds, NpyRows, Scalar};
+use crate::npy::{NpyArray, NpyEdges, NpyElements, NpyIds, NpyRows, Scalar};
 use crate::source::{
-    CHUNK, EdgeSource, HeldIds, HeldRows, IdSource, LabelKind, Labels, RowSource, Source, Splits, Treatment,
+    CHUNK, DenseRows, EdgeSource, HeldIds, IdSource, ImportSource, LabelKind, NodeLabels, RowSource, Splits,
+    Treatment,
 };
-use crate::{Place, Request, Result, Workspace, input};
+use crate::{ImportWorkspace, Place, Request, Result, input};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ struct Metadata {
     #[serde(default)]
     feature_data: Option<Vec<Feature>>,
     #[serde(default)]
-    tasks: Option<Vec<Task>>,
+    tasks: Option<Vec<GraphboltTask>>,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +56,7 @@ struct Feature {
 }
 
 #[derive(Deserialize)]
-struct Task {
+struct GraphboltTask {
     name: Option<String>,
     #[serde(default)]
     train_set: Option<Vec<Set>>,
@@ -102,7 +103,7 @@ impl Format for GraphBolt {
         inputs.iter().map(|path| input::existing(path, need)).collect()
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let description = Description::read(request)?;
         for name in &description.ignored {
             workspace.progress.note(&format!("metadata.yaml: {name} is not imported"));
@@ -116,7 +117,7 @@ impl Format for GraphBolt {
         }
         let features = features.map(NpyRows::new).transpose()?;
         let labels = assemble_labels(&description, request, workspace)?;
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: description.open_edges()?,
             features: features.map(|rows| Box::new(rows) as Box<dyn RowSource>),
@@ -137,11 +138,11 @@ struct Description {
     edges: (String, PathBuf),
     features: Option<PathBuf>,
     /// Train, validation and test.
-    sets: [Option<Seeds>; 3],
+    sets: [Option<SeedSet>; 3],
     ignored: Vec<String>,
 }
 
-struct Seeds {
+struct SeedSet {
     seeds: PathBuf,
     labels: Option<PathBuf>,
 }
@@ -220,7 +221,7 @@ impl Description {
         if self.sets.iter().all(Option::is_none) {
             return Ok(Splits::None);
         }
-        let open = |set: &Option<Seeds>| -> Result<Box<dyn IdSource>> {
+        let open = |set: &Option<SeedSet>| -> Result<Box<dyn IdSource>> {
             match set {
                 None => Ok(HeldIds::boxed(&self.yaml, Vec::new())),
                 Some(set) => Ok(Box::new(NpyIds::new(open_seeds(&set.seeds)?)?)),
@@ -248,7 +249,7 @@ fn need_numpy(yaml: &Path, format: &str, key: &str) -> Result<()> {
     if format == "numpy" { Ok(()) } else { Err(Place::at(yaml, key).bad("format numpy", format)) }
 }
 
-fn choose_task(yaml: &Path, tasks: Vec<Task>, name: Option<&str>) -> Result<Option<Task>> {
+fn choose_task(yaml: &Path, tasks: Vec<GraphboltTask>, name: Option<&str>) -> Result<Option<GraphboltTask>> {
     let Some(name) = name else { return Ok(tasks.into_iter().next()) };
     let names: Vec<_> = tasks.iter().map(|task| task.name.clone().unwrap_or_default()).collect();
     match tasks.into_iter().find(|task| task.name.as_deref() == Some(name)) {
@@ -257,7 +258,7 @@ fn choose_task(yaml: &Path, tasks: Vec<Task>, name: Option<&str>) -> Result<Opti
     }
 }
 
-fn read_set(yaml: &Path, base: &Path, sets: Vec<Set>, key: &str) -> Result<Option<Seeds>> {
+fn read_set(yaml: &Path, base: &Path, sets: Vec<Set>, key: &str) -> Result<Option<SeedSet>> {
     if sets.is_empty() {
         return Ok(None);
     }
@@ -273,7 +274,7 @@ fn read_set(yaml: &Path, base: &Path, sets: Vec<Set>, key: &str) -> Result<Optio
     let seeds = find(&["seeds", "seed_nodes"])?;
     let labels = find(&["labels"])?;
     match seeds {
-        Some(seeds) => Ok(Some(Seeds { seeds, labels })),
+        Some(seeds) => Ok(Some(SeedSet { seeds, labels })),
         None => {
             let names: Vec<_> =
                 set.data.iter().map(|datum| datum.name.as_deref().unwrap_or("(no name)")).collect();
@@ -296,8 +297,8 @@ fn open_seeds(path: &Path) -> Result<NpyArray> {
 fn assemble_labels(
     description: &Description,
     request: &Request,
-    workspace: &mut Workspace,
-) -> Result<Option<Labels>> {
+    workspace: &mut ImportWorkspace,
+) -> Result<Option<NodeLabels>> {
     let mut pairs = Vec::new();
     for set in description.sets.iter().flatten() {
         if let Some(labels) = &set.labels {
@@ -336,13 +337,13 @@ fn assemble_labels(
         (_, false) => LabelKind::Multilabel,
         (_, true) => LabelKind::Real,
     };
-    let rows = HeldRows { path: description.yaml.clone(), dim: dim as usize, values: rows.into() };
+    let rows = DenseRows { path: description.yaml.clone(), dim: dim as usize, values: rows.into() };
     let kind = request.label_kind.unwrap_or(guess);
-    Ok(Some(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: true }))
+    Ok(Some(NodeLabels { kind, rows: Box::new(rows), nan_is_unlabelled: true }))
 }
 
 fn scatter(seeds: &NpyArray, labels: &NpyArray, nodes: u64, dim: usize, rows: &mut [f32]) -> Result<()> {
-    let (mut ids, mut values): (Elements, Elements) = (seeds.stream(0)?, labels.stream(0)?);
+    let (mut ids, mut values): (NpyElements, NpyElements) = (seeds.stream(0)?, labels.stream(0)?);
     let (mut chunk, mut floats) = (Vec::new(), Vec::new());
     let (mut row, count) = (0, seeds.elements());
     let at_a_time = (CHUNK / dim).max(1) as u64;
@@ -410,7 +411,7 @@ tasks:
           - {name: labels, format: numpy, path: set/valid_labels.npy}
 ";
 
-    fn open(yaml: &str, change: impl FnOnce(&dyn Fn(&str, Vec<u8>), &mut Request)) -> Result<Source> {
+    fn open(yaml: &str, change: impl FnOnce(&dyn Fn(&str, Vec<u8>), &mut Request)) -> Result<ImportSource> {
         let directory = tempfile::tempdir().unwrap().keep();
         let write = |name: &str, bytes: Vec<u8>| {
             let path = directory.join(name);

@@ -4,8 +4,8 @@
 
 use super::Format;
 use crate::npy::{Header, NpyArray, NpyEdges, NpyRows, Scalar};
-use crate::source::{CHUNK, IdSource, IdStream, LabelKind, Labels, Source, Splits, Treatment};
-use crate::{ImportError, Place, Request, Result, Workspace, input};
+use crate::source::{CHUNK, IdSource, IdStream, ImportSource, LabelKind, NodeLabels, Splits, Treatment};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
 use std::{
     io::{BufReader, Read},
     ops::Range,
@@ -33,12 +33,12 @@ impl Format for Igb {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
-        let files = Files::find(request)?;
+        let files = IgbFiles::find(request)?;
         Ok([files.edges, files.features, files.labels].into_iter().chain(files.mapping).collect())
     }
 
-    fn open(&self, request: &Request, _workspace: &mut Workspace) -> Result<Source> {
-        let files = Files::find(request)?;
+    fn open(&self, request: &Request, _workspace: &mut ImportWorkspace) -> Result<ImportSource> {
+        let files = IgbFiles::find(request)?;
         let nodes = count_nodes(&files)?;
         let features = open_array(&files.features, nodes, "feature rows")?;
         let labels = NpyRows::new(open_array(&files.labels, nodes, "labels")?)?;
@@ -47,11 +47,11 @@ impl Format for Igb {
         let (train, valid) = ((labelled as f64 * 0.6) as u64, (labelled as f64 * 0.2) as u64);
         let span =
             |ids: Range<u64>| -> Box<dyn IdSource> { Box::new(Span { path: files.labels.clone(), ids }) };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(NpyArray::open(&files.edges)?, true)?),
             features: Some(Box::new(NpyRows::new(features)?)),
-            labels: Some(Labels {
+            labels: Some(NodeLabels {
                 kind: LabelKind::Classes,
                 rows: Box::new(labels),
                 nan_is_unlabelled: true,
@@ -69,15 +69,15 @@ impl Format for Igb {
     }
 }
 
-struct Files {
+struct IgbFiles {
     edges: PathBuf,
     features: PathBuf,
     labels: PathBuf,
     mapping: Option<PathBuf>,
 }
 
-impl Files {
-    fn find(request: &Request) -> Result<Files> {
+impl IgbFiles {
+    fn find(request: &Request) -> Result<IgbFiles> {
         let from = request.need(&request.from, "--from DIR")?;
         let processed = from.join("processed");
         let root = if processed.is_dir() { &processed } else { from };
@@ -88,7 +88,7 @@ impl Files {
         };
         let need = "--from names an IGB size directory (tiny, small, ...) or its processed/";
         let file = |name: &str| input::existing(&root.join(name), need);
-        Ok(Files {
+        Ok(IgbFiles {
             edges: file("paper__cites__paper/edge_index.npy")?,
             features: file("paper/node_feat.npy")?,
             labels: file(&format!("paper/{labels}"))?,
@@ -108,7 +108,7 @@ fn file_bytes(path: &Path) -> Result<u64> {
 }
 
 /// From the id mapping where it is a vector (some releases keep a dictionary there), else from the labels.
-fn count_nodes(files: &Files) -> Result<u64> {
+fn count_nodes(files: &IgbFiles) -> Result<u64> {
     if let Some(mapping) = &files.mapping
         && has_header(mapping)?
     {
@@ -202,7 +202,7 @@ mod tests {
         directory
     }
 
-    fn open(directory: &Path) -> Result<Source> {
+    fn open(directory: &Path) -> Result<ImportSource> {
         let request = Request { from: Some(directory.to_path_buf()), ..Request::default() };
         Igb.inputs(&request)?;
         fixture::in_workspace(|workspace| Igb.open(&request, workspace))

@@ -4,8 +4,8 @@
 use super::{Format, classes};
 use crate::given;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
-use crate::source::{HeldIds, RowSource, Source, Splits, Treatment};
-use crate::{Request, Result, Workspace, input, torch};
+use crate::source::{HeldIds, ImportSource, RowSource, Splits, Treatment};
+use crate::{ImportWorkspace, Request, Result, input, torch};
 use std::path::{Path, PathBuf};
 
 pub(super) struct Mag240m;
@@ -13,19 +13,19 @@ pub(super) struct Mag240m;
 /// A list in the torch file, the copy of it that was decoded, and its ids.
 const BYTES_PER_SPLIT_BYTE: u64 = 4;
 
-struct Files {
+struct Mag240mFiles {
     features: PathBuf,
     labels: PathBuf,
     edges: PathBuf,
     split: PathBuf,
 }
 
-fn files(request: &Request) -> Result<Files> {
+fn files(request: &Request) -> Result<Mag240mFiles> {
     let from = request.need(&request.from, "--from DIR")?;
     let named = from.join("mag240m_kddcup2021");
     let root = if named.is_dir() { named } else { from.to_path_buf() };
     let need = |path: &str, what: &str| input::existing(&root.join(path), what);
-    Ok(Files {
+    Ok(Mag240mFiles {
         features: need(
             "processed/paper/node_feat.npy",
             "features of MAG240M; point --from at the folder that holds processed/ and split_dict.pt",
@@ -48,12 +48,12 @@ impl Format for Mag240m {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
-        let Files { features, labels, edges, split } = files(request)?;
+        let Mag240mFiles { features, labels, edges, split } = files(request)?;
         let mut inputs = vec![features, labels, edges, split];
         inputs.extend(given::split_inputs(request)?);
         Ok(inputs)
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let files = files(request)?;
         let features = NpyRows::new(NpyArray::open(&files.features)?)?;
         let nodes = features.rows();
@@ -62,7 +62,7 @@ impl Format for Mag240m {
             Some(splits) => splits,
             None => splits(&files.split, workspace)?,
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(NpyArray::open(&files.edges)?, false)?),
             features: Some(Box::new(features)),
@@ -76,7 +76,7 @@ impl Format for Mag240m {
     }
 }
 
-fn splits(path: &Path, workspace: &mut Workspace) -> Result<Splits> {
+fn splits(path: &Path, workspace: &mut ImportWorkspace) -> Result<Splits> {
     let bytes = torch::unpacked_bytes(path)?;
     workspace.hold("the split of MAG240M", bytes.saturating_mul(BYTES_PER_SPLIT_BYTE))?;
     let torch::Split { train, valid, test } = torch::read_split(path)?;
@@ -109,7 +109,7 @@ mod tests {
         fs::copy(fixture::committed("tensors.zip.pt"), folder.join("split_dict.pt")).unwrap();
     }
 
-    fn open(from: &Path) -> Result<Source> {
+    fn open(from: &Path) -> Result<ImportSource> {
         let request = Request { from: Some(from.to_path_buf()), ..Request::default() };
         fixture::in_workspace(|workspace| Mag240m.open(&request, workspace))
     }

@@ -5,8 +5,8 @@ use super::{Format, classes};
 use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{NpyArray, NpyEdges, NpyRows, Scalar};
-use crate::source::{CHUNK, IdSource, IdStream, RowSource, Source, Splits, Treatment};
-use crate::{ImportError, Place, Request, Result, Workspace};
+use crate::source::{CHUNK, IdSource, IdStream, ImportSource, RowSource, Splits, Treatment};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result};
 use std::path::{Path, PathBuf};
 
 pub(super) struct MaskedNpz;
@@ -28,7 +28,7 @@ impl Format for MaskedNpz {
         inputs.extend(given::split_inputs(request)?);
         Ok(inputs)
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let path = request.need(&request.from, "--from FILE.npz")?;
         let members = input::zip_members(path)?;
         let array = |name: &str| NpyArray::member(&members, path, name);
@@ -38,7 +38,7 @@ impl Format for MaskedNpz {
             Some(splits) => splits,
             None => splits(&members, path, nodes, request.split_index)?,
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(array("edges")?, true)?),
             features: Some(Box::new(features)),
@@ -95,7 +95,7 @@ impl MaskIds {
 }
 
 struct MaskIdStream {
-    flags: crate::npy::Elements,
+    flags: crate::npy::NpyElements,
     node: u64,
     nodes: u64,
     chunk: Vec<i64>,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn open(path: &Path, split_index: usize) -> Result<Source> {
+    fn open(path: &Path, split_index: usize) -> Result<ImportSource> {
         let request = Request { from: Some(path.to_path_buf()), split_index, ..Request::default() };
         fixture::in_workspace(|workspace| MaskedNpz.open(&request, workspace))
     }

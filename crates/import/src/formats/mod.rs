@@ -1,4 +1,4 @@
-//! One file per foreign format. Each says which files it reads, and opens them as a [`Source`].
+//! One file per foreign format. Each says which files it reads, and opens them as an [`ImportSource`].
 
 mod classes;
 mod csc;
@@ -17,7 +17,7 @@ mod parquet;
 mod planetoid;
 mod triples;
 
-use crate::{ImportError, Request, Result, Workspace, source::Source};
+use crate::{ImportError, ImportWorkspace, Request, Result, source::ImportSource};
 use std::path::PathBuf;
 
 /// A foreign format.
@@ -32,7 +32,7 @@ pub trait Format: Sync {
     /// interrupted import can go on.
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>>;
     /// Describes what is in them. Steps that take long are recorded in the workspace.
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source>;
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource>;
 }
 
 /// Flags of formats that are a directory or file of their own, with or without a split inside.

@@ -9,10 +9,10 @@ use crate::input::{self, Member};
 use crate::npy::Header;
 use crate::pickle;
 use crate::source::{
-    CHUNK, Edge, EdgeSource, EdgeStream, HeldIds, HeldRows, LabelKind, Labels, Source, SparseRows, Splits,
-    Treatment,
+    CHUNK, DenseRows, EdgeSource, EdgeStream, ForeignEdge, HeldIds, ImportSource, LabelKind, NodeLabels,
+    SparseRows, Splits, Treatment,
 };
-use crate::{ImportError, Place, Request, Result, SplitChoice, Workspace};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, SplitChoice};
 use std::{
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
@@ -39,7 +39,7 @@ impl Format for Musae {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
-        let files = Files::find(request)?;
+        let files = MusaeFiles::find(request)?;
         let mut inputs: Vec<PathBuf> =
             [&files.edges, &files.features, &files.target].map(|text| text.path().to_path_buf()).into();
         inputs.extend(files.splits);
@@ -47,12 +47,12 @@ impl Format for Musae {
         inputs.dedup();
         Ok(inputs)
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
-        let files = Files::find(request)?;
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
+        let files = MusaeFiles::find(request)?;
         let needs_bytes = files.features.bytes()?.saturating_mul(BYTES_PER_FEATURE_BYTE);
         workspace.hold("the features of every node", needs_bytes)?;
         workspace.hold("the class of every node", files.target.bytes()?.saturating_mul(2))?;
-        let targets = Targets::read(&files.target)?;
+        let targets = MusaeTargets::read(&files.target)?;
         let nodes = targets.classes.len() as u64;
         let features = features(&files.features, nodes)?;
         let splits = match &files.splits {
@@ -60,13 +60,13 @@ impl Format for Musae {
             _ => given::open_named_splits(request, workspace, nodes)?.unwrap_or(Splits::None),
         };
         let rows =
-            HeldRows { path: files.target.path().to_path_buf(), dim: 1, values: targets.classes.into() };
+            DenseRows { path: files.target.path().to_path_buf(), dim: 1, values: targets.classes.into() };
         let kind = request.label_kind.unwrap_or(LabelKind::Classes);
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(CsvEdges(files.edges)),
             features: Some(Box::new(features)),
-            labels: Some(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: false }),
+            labels: Some(NodeLabels { kind, rows: Box::new(rows), nan_is_unlabelled: false }),
             splits,
             usual: Treatment::UNDIRECTED,
             node_names: None,
@@ -120,15 +120,15 @@ impl Text {
     }
 }
 
-struct Files {
+struct MusaeFiles {
     edges: Text,
     features: Text,
     target: Text,
     splits: Option<PathBuf>,
 }
 
-impl Files {
-    fn find(request: &Request) -> Result<Files> {
+impl MusaeFiles {
+    fn find(request: &Request) -> Result<MusaeFiles> {
         let from = request.need(&request.from, "--from DIR or ZIP")?;
         let listed = if from.is_dir() { list(from)? } else { Vec::new() };
         let ending = |end: &str| listed.iter().find(|path| path.to_string_lossy().ends_with(end)).cloned();
@@ -157,7 +157,7 @@ impl Files {
                 need: "MUSAE networks have *_edges.csv, *_features.json and *_target.csv".to_string(),
             })
         };
-        Ok(Files {
+        Ok(MusaeFiles {
             edges: text("_edges.csv")?,
             features: text("_features.json")?,
             target: text("_target.csv")?,
@@ -178,14 +178,14 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Class of each node.
-struct Targets {
+struct MusaeTargets {
     classes: Vec<f32>,
     /// In order, where the file has words for classes.
     names: Vec<String>,
 }
 
-impl Targets {
-    fn read(text: &Text) -> Result<Targets> {
+impl MusaeTargets {
+    fn read(text: &Text) -> Result<MusaeTargets> {
         let mut reader = csv::Reader::from_reader(text.open()?);
         let broken = |error: csv::Error| text.place().bad("a csv file", error);
         let header = reader.headers().map_err(broken)?.clone();
@@ -208,19 +208,19 @@ impl Targets {
         if let Some((at, (node, _))) = (0..).zip(&words).find(|(at, (node, _))| at != node) {
             return Err(text.place().bad(format!("each node from 0 on once, and so {at}"), node));
         }
-        Ok(Targets::from_words(words))
+        Ok(MusaeTargets::from_words(words))
     }
 
-    fn from_words(words: Vec<(u64, String)>) -> Targets {
+    fn from_words(words: Vec<(u64, String)>) -> MusaeTargets {
         let numbers: Option<Vec<f32>> = words.iter().map(|(_, word)| word.parse().ok()).collect();
         if let Some(classes) = numbers {
-            return Targets { classes, names: Vec::new() };
+            return MusaeTargets { classes, names: Vec::new() };
         }
         let mut names: Vec<String> = words.iter().map(|(_, word)| word.clone()).collect();
         names.sort();
         names.dedup();
         let class = |word: &String| names.binary_search(word).unwrap_or_default() as f32;
-        Targets { classes: words.iter().map(|(_, word)| class(word)).collect(), names }
+        MusaeTargets { classes: words.iter().map(|(_, word)| class(word)).collect(), names }
     }
 }
 
@@ -291,7 +291,7 @@ fn holds_objects(path: &Path) -> Result<bool> {
     Ok(header.is_ok_and(|header| header.descr == "|O"))
 }
 
-fn splits(path: &Path, index: usize, workspace: &mut Workspace) -> Result<Splits> {
+fn splits(path: &Path, index: usize, workspace: &mut ImportWorkspace) -> Result<Splits> {
     let bytes = std::fs::metadata(path).map_err(|error| Place::file(path).io(error))?.len();
     // A number takes 2 bytes or more, then 16 as a value and 8 as an id.
     workspace.hold("the splits", bytes.saturating_mul(12))?;
@@ -353,14 +353,14 @@ impl CsvEdgeStream {
         }
     }
 
-    fn edge(&mut self) -> Result<Option<Edge>> {
+    fn edge(&mut self) -> Result<Option<ForeignEdge>> {
         let Some(line) = self.line()? else { return Ok(None) };
         let mut ends = line.split(',').map(|field| field.trim().parse::<u64>());
         let (Some(Ok(source)), Some(Ok(target))) = (ends.next(), ends.next()) else {
             return Err(self.text.row(self.row).bad("two node ids", format!("`{line}`")));
         };
         self.row += 1;
-        Ok(Some(Edge { source, target, ..Edge::default() }))
+        Ok(Some(ForeignEdge { source, target, ..ForeignEdge::default() }))
     }
 }
 
@@ -385,7 +385,7 @@ impl EdgeSource for CsvEdges {
 }
 
 impl EdgeStream for CsvEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         while out.len() < CHUNK
             && let Some(edge) = self.edge()?
@@ -406,7 +406,7 @@ mod tests {
     const FEATURES: &str = r#"{"1": [4, 0, 4], "0": [2], "3": []}"#;
     const TARGET: &str = "id,name,ml_target\n1,\"b, c\",1\n0,a,0\n3,d,0\n2,e,1\n";
 
-    fn open(from: &Path, split: Option<PathBuf>, split_index: usize) -> Result<Source> {
+    fn open(from: &Path, split: Option<PathBuf>, split_index: usize) -> Result<ImportSource> {
         let split = split.map(SplitChoice::File);
         let request = Request { from: Some(from.to_path_buf()), split, split_index, ..Request::default() };
         Musae.inputs(&request)?;
@@ -419,7 +419,7 @@ mod tests {
         fs::write(folder.join("tiny_target.csv"), target).unwrap();
     }
 
-    fn check_tiny(source: Source) {
+    fn check_tiny(source: ImportSource) {
         assert_eq!(source.nodes, Some(4));
         assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 1), (1, 3), (3, 2)]);
         assert_eq!(fixture::all_edges(&*source.edges, 2).unwrap(), [(3, 2)]);
@@ -454,7 +454,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), EDGES, FEATURES, TARGET);
         let splits = fixture::committed("tiny-splits.npy");
-        let sizes = |source: Result<Source>| fixture::split_sizes(&source.unwrap().splits).unwrap();
+        let sizes = |source: Result<ImportSource>| fixture::split_sizes(&source.unwrap().splits).unwrap();
         assert_eq!(sizes(open(directory.path(), Some(splits.clone()), 0)), [2, 1, 1]);
         fs::copy(splits, directory.path().join("tiny-splits.npy")).unwrap();
         assert_eq!(sizes(open(directory.path(), None, 1)), [1, 1, 2]);

@@ -2,8 +2,8 @@
 
 use super::Format;
 use crate::npy::{NpyArray, NpyEdges};
-use crate::source::{NameSource, Source};
-use crate::{Request, Result, Workspace, given, input};
+use crate::source::{ImportSource, NameSource};
+use crate::{ImportWorkspace, Request, Result, given, input};
 use std::path::PathBuf;
 
 /// The format.
@@ -29,7 +29,7 @@ impl Format for Npy {
         Ok(inputs)
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let edges = NpyArray::open(request.need(&request.edges, "--edges E.npy")?)?;
         let column = |path: &Option<PathBuf>| path.as_deref().map(NpyArray::open).transpose();
         let (weights, times) = (column(&request.edge_weights)?, column(&request.edge_times)?);
@@ -48,7 +48,7 @@ mod tests {
     use crate::fixture;
     use std::path::Path;
 
-    fn open(directory: &Path, change: impl FnOnce(&mut Request)) -> Result<Source> {
+    fn open(directory: &Path, change: impl FnOnce(&mut Request)) -> Result<ImportSource> {
         let write = |name: &str, bytes: Vec<u8>| std::fs::write(directory.join(name), bytes).unwrap();
         write("e.npy", fixture::shaped_integers("(2, 3)", &[0, 1, 2, 1, 2, 0]));
         write("w.npy", fixture::floats("(3,)", &[0.5, 1.5, 2.5]));

@@ -3,10 +3,10 @@
 //! `add_inverse_edge`.
 
 use super::Format;
-use crate::delimited::{Dialect, EdgeLayout, Records, TextEdges, TextRows};
+use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, TextRows};
 use crate::idlist::TextIds;
-use crate::source::{IdSource, LabelKind, Labels, RowSource, Source, Splits, Treatment};
-use crate::{ImportError, Place, Request, Result, Workspace, input};
+use crate::source::{IdSource, ImportSource, LabelKind, NodeLabels, RowSource, Splits, Treatment};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
 use std::path::{Path, PathBuf};
 
 const DIALECT: Dialect = Dialect { delimiter: b',', header: false };
@@ -28,14 +28,14 @@ impl Format for Ogb {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
-        let files = Files::find(request)?;
+        let files = OgbFiles::find(request)?;
         let all =
             [Some(files.edges), files.features, files.labels, Some(files.nodes_count), files.edges_count];
         Ok(all.into_iter().flatten().chain(files.split.into_iter().flatten()).collect())
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
-        let files = Files::find(request)?;
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
+        let files = OgbFiles::find(request)?;
         let nodes = read_count(&files.nodes_count)?;
         if let Ok(unread) = input::plain_or_gz(&files.edges.with_file_name("edge-feat.csv"), "") {
             workspace.progress.note(&format!("{}: edge features of OGB are not read", unread.display()));
@@ -64,7 +64,7 @@ impl Format for Ogb {
                 Splits::Nodes { train: ids(train)?, valid: ids(valid)?, test: ids(test)? }
             }
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(edges),
             features,
@@ -79,14 +79,14 @@ impl Format for Ogb {
 }
 
 /// One column is classes, several are multilabel; an empty field or NaN is no label.
-fn open_labels(path: &Path, nodes: u64, request: &Request) -> Result<Labels> {
+fn open_labels(path: &Path, nodes: u64, request: &Request) -> Result<NodeLabels> {
     let rows = TextRows::new(path, DIALECT, nodes, true)?;
     let guess = if rows.dim() == 1 { LabelKind::Classes } else { LabelKind::Multilabel };
     let kind = request.label_kind.unwrap_or(guess);
-    Ok(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
+    Ok(NodeLabels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
 }
 
-struct Files {
+struct OgbFiles {
     edges: PathBuf,
     features: Option<PathBuf>,
     labels: Option<PathBuf>,
@@ -95,8 +95,8 @@ struct Files {
     split: Option<[PathBuf; 3]>,
 }
 
-impl Files {
-    fn find(request: &Request) -> Result<Files> {
+impl OgbFiles {
+    fn find(request: &Request) -> Result<OgbFiles> {
         let from = request.need(&request.from, "--from DIR")?;
         let need = "an OGB node dataset has it; datasets with several node types are not read";
         let raw = |name: &str| input::plain_or_gz(&from.join("raw").join(name), need);
@@ -107,7 +107,7 @@ impl Files {
                 Some([file("train.csv")?, file("valid.csv")?, file("test.csv")?])
             }
         };
-        Ok(Files {
+        Ok(OgbFiles {
             edges: raw("edge.csv")?,
             features: raw("node-feat.csv").ok(),
             labels: raw("node-label.csv").ok(),
@@ -148,7 +148,7 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
 
 /// The only number in a file: OGB lists one for each graph.
 fn read_count(path: &Path) -> Result<u64> {
-    let mut records = Records::open(path, DIALECT)?;
+    let mut records = DelimitedRecords::open(path, DIALECT)?;
     if !records.advance()? {
         return Err(Place::file(path).bad("a number", "an empty file"));
     }
@@ -184,7 +184,7 @@ mod tests {
         directory
     }
 
-    fn open(directory: &Path, name: Option<&str>) -> Result<Source> {
+    fn open(directory: &Path, name: Option<&str>) -> Result<ImportSource> {
         let from = Some(directory.to_path_buf());
         let request = Request { from, name: name.map(Into::into), ..Request::default() };
         Ogb.inputs(&request)?;

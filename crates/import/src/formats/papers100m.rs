@@ -5,8 +5,8 @@ use super::{Format, classes};
 use crate::given;
 use crate::idlist::TextIds;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
-use crate::source::{IdSource, RowSource, Source, Splits, Treatment};
-use crate::{Request, Result, Workspace, input};
+use crate::source::{IdSource, ImportSource, RowSource, Splits, Treatment};
+use crate::{ImportWorkspace, Request, Result, input};
 use std::path::{Path, PathBuf};
 
 pub(super) struct Papers100m;
@@ -18,19 +18,19 @@ fn root(request: &Request) -> Result<PathBuf> {
     Ok(named.into_iter().find(|folder| folder.join("raw").is_dir()).unwrap_or(from.to_path_buf()))
 }
 
-struct Files {
+struct Papers100mFiles {
     data: PathBuf,
     labels: PathBuf,
     splits: [PathBuf; 3],
 }
 
-fn files(request: &Request) -> Result<Files> {
+fn files(request: &Request) -> Result<Papers100mFiles> {
     let root = root(request)?;
     let split = |name: &str| {
         let path = root.join(format!("split/time/{name}.csv"));
         input::plain_or_gz(&path, "the split by time comes with OGB's papers100M-bin.zip")
     };
-    Ok(Files {
+    Ok(Papers100mFiles {
         data: input::existing(
             &root.join("raw/data.npz"),
             "edges and features of papers100M; point --from at the folder that holds raw/ and split/",
@@ -56,13 +56,13 @@ impl Format for Papers100m {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
-        let Files { data, labels, splits: [train, valid, test] } = files(request)?;
+        let Papers100mFiles { data, labels, splits: [train, valid, test] } = files(request)?;
         let mut inputs = vec![data, labels, train, valid, test];
         inputs.extend(given::split_inputs(request)?);
         Ok(inputs)
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
-        let Files { data, labels, splits: [train, valid, test] } = files(request)?;
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
+        let Papers100mFiles { data, labels, splits: [train, valid, test] } = files(request)?;
         let members = input::zip_members(&data)?;
         let features = NpyRows::new(NpyArray::member(&members, &data, "node_feat")?)?;
         let nodes = features.rows();
@@ -72,7 +72,7 @@ impl Format for Papers100m {
             Some(splits) => splits,
             None => Splits::Nodes { train: ids(&train)?, valid: ids(&valid)?, test: ids(&test)? },
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(nodes),
             edges: Box::new(NpyEdges::new(NpyArray::member(&members, &data, "edge_index")?, false)?),
             features: Some(Box::new(features)),
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    fn open(from: &Path) -> Result<Source> {
+    fn open(from: &Path) -> Result<ImportSource> {
         let request = Request { from: Some(from.to_path_buf()), ..Request::default() };
         assert_eq!(Papers100m.inputs(&request)?.len(), 5);
         fixture::in_workspace(|workspace| Papers100m.open(&request, workspace))

@@ -2,9 +2,9 @@
 
 use super::Format;
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
-use crate::parquet_file::{Kind, ParquetFile, TableStream, shown};
-use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, Source};
-use crate::{Place, Request, Result, Workspace, given, input};
+use crate::parquet_file::{ColumnKind, ParquetFile, TableStream, shown};
+use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, ImportSource};
+use crate::{ImportWorkspace, Place, Request, Result, given, input};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -33,17 +33,17 @@ impl Format for Parquet {
         Ok(inputs)
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let file = ParquetFile::open(request.need(&request.edges, "--edges E.parquet")?)?;
         let mut edges = ParquetEdges::new(file, request)?;
         workspace.hold("reading the edge list", edges.file.read_bytes(&edges.layout))?;
-        if edges.kind(edges.relation) == Some(Kind::Text) {
+        if edges.kind(edges.relation) == Some(ColumnKind::Text) {
             let names = workspace.step("relations", || edges.relation_names())?;
             workspace.hold("names of relations", Relations::memory_bytes(&names))?;
             edges.relations = Some(Arc::new(Relations::new(names)));
         }
         let relation_names = edges.relations.as_ref().map(|relations| relations.names().to_vec());
-        let mut source = if edges.kind(Some(0)) == Some(Kind::Text) {
+        let mut source = if edges.kind(Some(0)) == Some(ColumnKind::Text) {
             super::need_row_order(request)?;
             let numbered = Numbered::new(workspace, &edges, request.node_ids.as_deref())?;
             let given = given::open(request, workspace, Some((numbered.nodes, "the edge list")))?;
@@ -88,7 +88,9 @@ impl ParquetEdges {
         let mut relation = optional(&names.relation)?;
         let (weight, time) = (optional(&names.weight)?, optional(&names.time)?);
         let third = file.columns().get(2).filter(|_| *names == Default::default());
-        if third.is_some_and(|third| matches!(third.kind, Kind::Whole | Kind::Text) && !third.list) {
+        if third
+            .is_some_and(|third| matches!(third.kind, ColumnKind::Whole | ColumnKind::Text) && !third.list)
+        {
             relation = Some(add(2));
         }
         let edges = ParquetEdges { file, layout, relation, weight, time, relations: None };
@@ -104,7 +106,7 @@ impl ParquetEdges {
             Err(Place::at(self.file.path(), format!("column {}", column.name)).bad(expected, found))
         };
         for (slot, kind) in kinds.iter().enumerate() {
-            if self.is_list(slot) || !matches!(kind, Some(Kind::Whole | Kind::Text)) {
+            if self.is_list(slot) || !matches!(kind, Some(ColumnKind::Whole | ColumnKind::Text)) {
                 return bad(slot, "ids, integers or strings");
             }
         }
@@ -112,7 +114,7 @@ impl ParquetEdges {
             return bad(1, "ids like those of the source column");
         }
         for slot in self.relation.iter().chain(&self.weight).chain(&self.time) {
-            if self.is_list(*slot) || self.kind(Some(*slot)) == Some(Kind::Other) {
+            if self.is_list(*slot) || self.kind(Some(*slot)) == Some(ColumnKind::Other) {
                 return bad(*slot, "one plain value an edge");
             }
         }
@@ -123,7 +125,7 @@ impl ParquetEdges {
         self.file.columns()[self.layout[slot]].list
     }
 
-    fn kind(&self, slot: Option<usize>) -> Option<Kind> {
+    fn kind(&self, slot: Option<usize>) -> Option<ColumnKind> {
         Some(self.file.columns()[self.layout[slot?]].kind)
     }
 
@@ -142,23 +144,28 @@ impl ParquetEdges {
         }
     }
 
-    fn rows(&self, first: u64) -> Result<Rows> {
-        Ok(Rows { table: self.file.read(&self.layout, first)?, edges: self.clone(), at: 0, loaded: 0 })
+    fn rows(&self, first: u64) -> Result<ParquetEdgeRows> {
+        Ok(ParquetEdgeRows {
+            table: self.file.read(&self.layout, first)?,
+            edges: self.clone(),
+            at: 0,
+            loaded: 0,
+        })
     }
 }
 
 /// The loaded rows of an edge list.
-struct Rows {
+struct ParquetEdgeRows {
     table: TableStream,
     edges: ParquetEdges,
     at: usize,
     loaded: usize,
 }
 
-impl Rows {
+impl ParquetEdgeRows {
     /// Everything of the edge at `at` but its ends.
-    fn attributes_at(&self, at: usize) -> Result<Edge> {
-        let mut edge = Edge::default();
+    fn attributes_at(&self, at: usize) -> Result<ForeignEdge> {
+        let mut edge = ForeignEdge::default();
         let place = || self.table.place(at, self.loaded);
         if let Some(slot) = self.edges.relation {
             edge.relation = match &self.edges.relations {
@@ -205,8 +212,8 @@ impl EdgeSource for ParquetEdges {
     }
 }
 
-impl EdgeStream for Rows {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+impl EdgeStream for ParquetEdgeRows {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         self.loaded = self.table.load(CHUNK)?;
         for at in 0..self.loaded {
@@ -214,7 +221,7 @@ impl EdgeStream for Rows {
                 let id = self.table.whole(slot)?[at];
                 u64::try_from(id).map_err(|_| self.table.place(at, self.loaded).bad("an id, 0 or more", id))
             };
-            out.push(Edge { source: id(0)?, target: id(1)?, ..self.attributes_at(at)? });
+            out.push(ForeignEdge { source: id(0)?, target: id(1)?, ..self.attributes_at(at)? });
         }
         Ok(self.loaded > 0)
     }
@@ -232,7 +239,7 @@ impl NamedEdges for ParquetEdges {
     }
 }
 
-impl NamedEdgeStream for Rows {
+impl NamedEdgeStream for ParquetEdgeRows {
     fn advance(&mut self) -> Result<bool> {
         self.at += 1;
         if self.at >= self.loaded {
@@ -244,7 +251,7 @@ impl NamedEdgeStream for Rows {
     fn ends(&self) -> Result<[&[u8]; 2]> {
         Ok([self.table.texts(0)?[self.at].data(), self.table.texts(1)?[self.at].data()])
     }
-    fn attributes(&self) -> Result<Edge> {
+    fn attributes(&self) -> Result<ForeignEdge> {
         self.attributes_at(self.at)
     }
     fn place(&self) -> Place {
@@ -261,7 +268,7 @@ mod tests {
     fn open<T>(
         file: &str,
         change: impl FnOnce(&mut Request),
-        look: impl FnOnce(Source) -> Result<T>,
+        look: impl FnOnce(ImportSource) -> Result<T>,
     ) -> Result<T> {
         let edges = Some(fixture::committed("parquet").join(file));
         let mut request = Request { edges, ..Request::default() };
@@ -274,7 +281,7 @@ mod tests {
         open(file, change, |source| fixture::all_edges(&*source.edges, 0)).unwrap_err().to_string()
     }
 
-    fn edges(source: &Source) -> Result<Vec<Edge>> {
+    fn edges(source: &ImportSource) -> Result<Vec<ForeignEdge>> {
         let (mut stream, mut chunk, mut all) = (source.edges.open(0)?, Vec::new(), Vec::new());
         while stream.next(&mut chunk)? {
             all.extend_from_slice(&chunk);
@@ -284,7 +291,7 @@ mod tests {
 
     #[test]
     fn numbers_are_read_over_row_groups_from_any_row() {
-        let check = |source: Source| {
+        let check = |source: ImportSource| {
             assert_eq!(source.edges.count(), Some(100));
             assert!(source.edges.columns().relation);
             let all = edges(&source)?;
@@ -313,7 +320,7 @@ mod tests {
         };
         let all =
             open("numbers.parquet", |request| request.columns = names, |source| edges(&source)).unwrap();
-        assert_eq!(all[3], Edge { source: 21, target: 3, time: -47, relation: 0, weight: 1.5 });
+        assert_eq!(all[3], ForeignEdge { source: 21, target: 3, time: -47, relation: 0, weight: 1.5 });
         let wrong = EdgeColumnNames { source: Some("src".into()), ..Default::default() };
         let found = message("numbers.parquet", |request| request.columns = wrong);
         assert!(found.contains("expected a column `src`, found the columns source, target, kind"), "{found}");
@@ -327,7 +334,7 @@ mod tests {
 
     #[test]
     fn strings_are_numbered_by_first_appearance() {
-        let check = |source: Source| {
+        let check = |source: ImportSource| {
             assert_eq!((source.nodes, source.relation_names.join(" ")), (Some(100), "knows likes".into()));
             // node 0 -> node 0, node 0 -> node 1, node 1 -> node 2, ...
             let all = edges(&source)?;

@@ -7,10 +7,10 @@ use crate::given;
 use crate::idlist::TextIds;
 use crate::pickle::{self, Pickle, Value};
 use crate::source::{
-    Edge, EdgeColumns, HeldEdges, HeldIds, HeldRows, IdSource, LabelKind, Labels, RowSource, Source,
-    SparseRows, Splits, Treatment,
+    DenseRows, EdgeColumns, ForeignEdge, HeldEdges, HeldIds, IdSource, ImportSource, LabelKind, NodeLabels,
+    RowSource, SparseRows, Splits, Treatment,
 };
-use crate::{ImportError, Place, Request, Result, Workspace, input};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
 use std::path::{Path, PathBuf};
 
 pub(super) struct Planetoid;
@@ -41,16 +41,16 @@ impl Format for Planetoid {
         let parts = PARTS.iter().map(|part| input::existing(&folder.path(part), need));
         parts.chain(given::split_inputs(request)?.into_iter().map(Ok)).collect()
     }
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         self.inputs(request)?;
         let folder = Folder::of(request)?;
         folder.hold(workspace)?;
-        let order = Order::read(&folder)?;
+        let order = TestOrder::read(&folder)?;
         let splits = match given::open_named_splits(request, workspace, order.nodes())? {
             Some(splits) => splits,
             None => splits(&folder, &order)?,
         };
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(order.nodes()),
             edges: Box::new(edges(&folder)?),
             features: Some(Box::new(features(&folder, &order)?)),
@@ -83,7 +83,7 @@ impl Folder {
         self.directory.join(format!("ind.{}.{part}", self.name))
     }
 
-    fn hold(&self, workspace: &mut Workspace) -> Result<()> {
+    fn hold(&self, workspace: &mut ImportWorkspace) -> Result<()> {
         let mut needs_bytes = 0u64;
         for part in PARTS {
             let path = self.path(part);
@@ -128,7 +128,7 @@ impl Folder {
 }
 
 /// Which node each test row belongs to.
-struct Order {
+struct TestOrder {
     path: PathBuf,
     /// Nodes of `allx`.
     first: u64,
@@ -136,8 +136,8 @@ struct Order {
     rows: Vec<Option<usize>>,
 }
 
-impl Order {
-    fn read(folder: &Folder) -> Result<Order> {
+impl TestOrder {
+    fn read(folder: &Folder) -> Result<TestOrder> {
         let path = folder.path("test.index");
         let mut ids = Vec::new();
         let (mut stream, mut chunk) = (TextIds::open(&path)?.open()?, Vec::new());
@@ -161,7 +161,7 @@ impl Order {
             rows.resize(rows.len().max(offset + 1), None);
             rows[offset] = Some(row);
         }
-        Ok(Order { path, first, rows })
+        Ok(TestOrder { path, first, rows })
     }
 
     fn nodes(&self) -> u64 {
@@ -185,13 +185,17 @@ fn edges(folder: &Folder) -> Result<HeldEdges> {
                 other => return Err(pickle.bad("a key", "a node id", *other)),
             };
             let ends = pickle.ids(*neighbours)?;
-            edges.extend(ends.into_iter().map(|target| Edge { source, target, ..Edge::default() }));
+            edges.extend(ends.into_iter().map(|target| ForeignEdge {
+                source,
+                target,
+                ..ForeignEdge::default()
+            }));
         }
         Ok(HeldEdges { path: path.to_path_buf(), edges: edges.into(), columns: EdgeColumns::default() })
     })
 }
 
-fn features(folder: &Folder, order: &Order) -> Result<SparseRows> {
+fn features(folder: &Folder, order: &TestOrder) -> Result<SparseRows> {
     let all = folder.matrix("allx", Ok)?;
     let test = folder.matrix("tx", Ok)?;
     if test.dim() != all.dim() || test.rows() != order.listed() {
@@ -213,7 +217,7 @@ fn features(folder: &Folder, order: &Order) -> Result<SparseRows> {
     Ok(SparseRows { path, dim, starts: starts.into(), columns: columns.into(), values: values.into() })
 }
 
-fn labels(folder: &Folder, order: &Order, request: &Request) -> Result<Labels> {
+fn labels(folder: &Folder, order: &TestOrder, request: &Request) -> Result<NodeLabels> {
     let (mut values, columns) = folder.classes("ally")?;
     if values.len() as u64 != order.first {
         let expected = format!("{} rows, as in allx", order.first);
@@ -227,12 +231,12 @@ fn labels(folder: &Folder, order: &Order, request: &Request) -> Result<Labels> {
         );
     }
     values.extend(order.rows.iter().map(|row| row.map_or(f32::NAN, |row| test[row])));
-    let rows = HeldRows { path: folder.path("ally"), dim: 1, values: values.into() };
+    let rows = DenseRows { path: folder.path("ally"), dim: 1, values: values.into() };
     let kind = request.label_kind.unwrap_or(LabelKind::Classes);
-    Ok(Labels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
+    Ok(NodeLabels { kind, rows: Box::new(rows), nan_is_unlabelled: true })
 }
 
-fn splits(folder: &Folder, order: &Order) -> Result<Splits> {
+fn splits(folder: &Folder, order: &TestOrder) -> Result<Splits> {
     let train_nodes = folder.matrix("x", |matrix| Ok(matrix.rows()))?;
     let (labelled, _) = folder.classes("y")?;
     if labelled.len() as u64 != train_nodes {
@@ -260,7 +264,7 @@ mod tests {
     use rustc_hash::FxHashSet;
     use std::fs;
 
-    fn open(from: &Path, name: &str) -> Result<Source> {
+    fn open(from: &Path, name: &str) -> Result<ImportSource> {
         let request = Request {
             from: Some(from.to_path_buf()),
             name: Some(name.to_string()),

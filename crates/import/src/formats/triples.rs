@@ -2,10 +2,10 @@
 
 use super::Format;
 use super::csv::TextNames;
-use crate::delimited::{Dialect, EdgeLayout, Records};
+use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout};
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
-use crate::source::{Edge, EdgeColumns, Source, Splits, Treatment};
-use crate::{ImportError, Place, Request, Result, Workspace, input};
+use crate::source::{EdgeColumns, ForeignEdge, ImportSource, Splits, Treatment};
+use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -35,7 +35,7 @@ impl Format for Triples {
         ["train", "valid", "test"].into_iter().map(|name| find(from, name)).collect()
     }
 
-    fn open(&self, request: &Request, workspace: &mut Workspace) -> Result<Source> {
+    fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
         let files = self.inputs(request)?;
         let (names, counts) = workspace.step("relations", || relations(&files))?;
         workspace.hold("names of relations", Relations::memory_bytes(&names))?;
@@ -47,7 +47,7 @@ impl Format for Triples {
             let expected = format!("{} triples, as in the first pass", train + valid + test);
             return Err(Place::file(graph.path()).bad(expected, numbered.count));
         }
-        Ok(Source {
+        Ok(ImportSource {
             nodes: Some(numbered.nodes),
             edges: numbered.edges(0, train),
             features: None,
@@ -76,7 +76,7 @@ fn find(from: &Path, name: &str) -> Result<PathBuf> {
 fn relations(files: &[PathBuf]) -> Result<(Vec<String>, [u64; 3])> {
     let (mut relations, mut counts) = (Relations::default(), [0; 3]);
     for (path, count) in files.iter().zip(&mut counts) {
-        let mut records = Records::open(path, DIALECT)?;
+        let mut records = DelimitedRecords::open(path, DIALECT)?;
         while records.advance()? {
             if records.width() != 3 {
                 return Err(records.place().bad("3 fields: head, relation, tail", records.width()));
@@ -101,7 +101,7 @@ struct GraphStream {
 
 fn open_file(path: &Path, relations: &Arc<Relations>) -> Result<TextNames> {
     Ok(TextNames {
-        records: Records::open(path, DIALECT)?,
+        records: DelimitedRecords::open(path, DIALECT)?,
         layout: LAYOUT,
         relations: Some(relations.clone()),
     })
@@ -133,7 +133,7 @@ impl NamedEdgeStream for GraphStream {
     fn ends(&self) -> Result<[&[u8]; 2]> {
         self.current.ends()
     }
-    fn attributes(&self) -> Result<Edge> {
+    fn attributes(&self) -> Result<ForeignEdge> {
         self.current.attributes()
     }
     fn place(&self) -> Place {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn open<T>(directory: &Path, look: impl FnOnce(Source) -> T) -> Result<T> {
+    fn open<T>(directory: &Path, look: impl FnOnce(ImportSource) -> T) -> Result<T> {
         let request = Request { from: Some(directory.to_path_buf()), ..Request::default() };
         fixture::in_workspace(|workspace| Ok(look(Triples.open(&request, workspace)?)))
     }
@@ -163,7 +163,7 @@ mod tests {
             directory.path(),
             [("train.txt", b"b\tlikes\t\"a\n"), ("valid.tsv.gz", &valid), ("test.tsv", b"y\tis\tz")],
         );
-        let check = |source: Source| {
+        let check = |source: ImportSource| {
             assert_eq!((source.nodes, source.relation_names), (Some(4), vec!["likes".into(), "is".into()]));
             assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 1)]);
             let Splits::Edges { valid, test } = source.splits else { panic!("held out edges") };

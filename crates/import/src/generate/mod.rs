@@ -5,23 +5,28 @@ mod presets;
 
 pub use presets::{PRESETS, Preset};
 
-use crate::build::{EdgePlan, FeaturePlan, Job, ListWriter, TopologyResult, out_neighbours, write_features};
-use crate::source::{CHUNK, Edge, EdgeSource, EdgeStream, RowSource, RowStream, Treatment};
-use crate::{ImportError, Place, Result, Workspace};
+use crate::build::{
+    EdgePlan, FeaturePlan, ImportJob, ListWriter, TopologyResult, out_neighbours, write_features,
+};
+use crate::source::{CHUNK, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream, Treatment};
+use crate::{ImportError, ImportWorkspace, Place, Result};
 use esker_store::{
     ArrayWriter, EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
     SplitInfo, SplitOver, Staging, file,
 };
 use esker_types::{Dtype, IdWidth, Progress, Unit};
-use model::Model;
+use model::GraphModel;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
+// The name that tests of other crates still have for it.
+pub use self::GraphShape as Shape;
+
 /// What to generate. Everything in here shapes the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct GraphShape {
     /// The preset it came from, if any.
     pub preset: Option<String>,
     /// Nodes.
@@ -68,10 +73,10 @@ pub struct Popularity {
     pub hubs: f64,
 }
 
-impl Shape {
+impl GraphShape {
     /// A middling graph: skewed like most, five per cent of the nodes train. What the program makes by default.
-    pub fn plain(nodes: u64) -> Shape {
-        Shape {
+    pub fn plain(nodes: u64) -> GraphShape {
+        GraphShape {
             preset: None,
             nodes,
             degree: 15.0,
@@ -144,7 +149,7 @@ impl Shape {
 }
 
 /// Generates a dataset.
-pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
+pub fn generate(shape: &GraphShape, job: &ImportJob) -> Result<Manifest> {
     shape.check()?;
     let text = serde_json::to_string(shape).expect("shapes are plain data");
     let fingerprint = format!("generate {} {text}", env!("CARGO_PKG_VERSION"));
@@ -154,12 +159,12 @@ pub fn generate(shape: &Shape, job: &Job) -> Result<Manifest> {
         }
         workspace
             .hold("centroids of all classes", shape.classes.saturating_mul(shape.dim).saturating_mul(4))?;
-        let model = Arc::new(Model::new(shape));
+        let model = Arc::new(GraphModel::new(shape));
         build(shape, &model, staging, workspace)
     })
 }
 
-fn check_space(shape: &Shape, directory: &Path, progress: &dyn Progress) -> Result<()> {
+fn check_space(shape: &GraphShape, directory: &Path, progress: &dyn Progress) -> Result<()> {
     let needs = shape.estimated_bytes();
     if needs > 1 << 30 {
         progress.note(&format!("about {} will be written", esker_types::ByteCount(needs)));
@@ -172,10 +177,15 @@ fn check_space(shape: &Shape, directory: &Path, progress: &dyn Progress) -> Resu
     }
 }
 
-fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Workspace) -> Result<Manifest> {
+fn build(
+    shape: &GraphShape,
+    model: &Arc<GraphModel>,
+    staging: &Staging,
+    workspace: &ImportWorkspace,
+) -> Result<Manifest> {
     let directory = staging.directory();
     let topology = if shape.undirected {
-        // An edge waits as an `Edge` and as an id.
+        // An edge waits as an `ForeignEdge` and as an id.
         let block_nodes = block_nodes(model, 40, workspace.budget.host_bytes);
         let edges = GeneratedEdges { model: model.clone(), block_nodes };
         let plan = EdgePlan {
@@ -240,14 +250,14 @@ fn build(shape: &Shape, model: &Arc<Model>, staging: &Staging, workspace: &Works
 const BLOCK_NODES: u64 = 2048;
 
 /// Nodes a block, so that two blocks a thread, `bytes` an edge, take at most an eighth of the budget.
-fn block_nodes(model: &Model, bytes: u64, host_bytes: u64) -> u64 {
+fn block_nodes(model: &GraphModel, bytes: u64, host_bytes: u64) -> u64 {
     let threads = rayon::current_num_threads() as u64;
     let node_bytes = (model.mean_degree() * 2.0 + 8.0) * bytes as f64;
     ((host_bytes / 8 / (threads * 2)) as f64 / node_bytes).clamp(1.0, BLOCK_NODES as f64) as u64
 }
 
 /// Neighbour lists come out sorted by target, so no sort is needed: blocks are drawn in parallel, written in order.
-fn write_lists(model: &Model, directory: &Path, workspace: &Workspace) -> Result<TopologyResult> {
+fn write_lists(model: &GraphModel, directory: &Path, workspace: &ImportWorkspace) -> Result<TopologyResult> {
     workspace.progress.stage("draw edges", Some(model.nodes()), Unit::Count("nodes"));
     let width = IdWidth::for_nodes(model.nodes());
     let mut lists =
@@ -273,24 +283,24 @@ fn write_lists(model: &Model, directory: &Path, workspace: &Workspace) -> Result
 }
 
 /// The lists of consecutive nodes.
-struct Block {
+struct NeighbourBlock {
     sources: Vec<u64>,
     ends: Vec<usize>,
 }
 
-impl Block {
+impl NeighbourBlock {
     fn lists(&self) -> impl Iterator<Item = &[u64]> {
         let starts = std::iter::once(&0).chain(&self.ends);
         starts.zip(&self.ends).map(|(start, end)| &self.sources[*start..*end])
     }
 }
 
-fn draw_blocks(model: &Model, first: u64, end: u64, nodes: u64) -> Vec<(u64, Block)> {
+fn draw_blocks(model: &GraphModel, first: u64, end: u64, nodes: u64) -> Vec<(u64, NeighbourBlock)> {
     let starts: Vec<u64> = (first..end).step_by(nodes as usize).collect();
     starts
         .into_par_iter()
         .map(|start| {
-            let mut block = Block { sources: Vec::new(), ends: Vec::with_capacity(nodes as usize) };
+            let mut block = NeighbourBlock { sources: Vec::new(), ends: Vec::with_capacity(nodes as usize) };
             let mut list = Vec::new();
             for node in start..(start + nodes).min(end) {
                 model.in_neighbours(node, &mut list);
@@ -304,15 +314,15 @@ fn draw_blocks(model: &Model, first: u64, end: u64, nodes: u64) -> Vec<(u64, Blo
 
 /// The drawn edges as a stream, for what needs a sort.
 struct GeneratedEdges {
-    model: Arc<Model>,
+    model: Arc<GraphModel>,
     block_nodes: u64,
 }
 
 struct GeneratedEdgeStream {
-    model: Arc<Model>,
+    model: Arc<GraphModel>,
     block_nodes: u64,
     next_node: u64,
-    waiting: Vec<Edge>,
+    waiting: Vec<ForeignEdge>,
     skip: u64,
 }
 
@@ -335,17 +345,17 @@ impl EdgeSource for GeneratedEdges {
 }
 
 impl EdgeStream for GeneratedEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         while self.waiting.is_empty() && self.next_node < self.model.nodes() {
             let window = self.block_nodes * rayon::current_num_threads() as u64 * 2;
             let end = (self.next_node + window).min(self.model.nodes());
             for (start, block) in draw_blocks(&self.model, self.next_node, end, self.block_nodes) {
                 for (target, list) in (start..).zip(block.lists()) {
-                    self.waiting.extend(list.iter().map(|source| Edge {
+                    self.waiting.extend(list.iter().map(|source| ForeignEdge {
                         source: *source,
                         target,
-                        ..Edge::default()
+                        ..ForeignEdge::default()
                     }));
                 }
             }
@@ -363,10 +373,10 @@ impl EdgeStream for GeneratedEdgeStream {
 }
 
 /// Feature rows, drawn as they are asked for.
-struct GeneratedRows(Arc<Model>);
+struct GeneratedRows(Arc<GraphModel>);
 
 struct GeneratedRowStream {
-    model: Arc<Model>,
+    model: Arc<GraphModel>,
     next: u64,
 }
 
@@ -397,7 +407,7 @@ impl RowStream for GeneratedRowStream {
     }
 }
 
-fn write_labels(model: &Model, directory: &Path, workspace: &Workspace) -> Result<FileEntry> {
+fn write_labels(model: &GraphModel, directory: &Path, workspace: &ImportWorkspace) -> Result<FileEntry> {
     workspace.progress.stage("write labels", Some(model.nodes()), Unit::Count("nodes"));
     let mut writer = ArrayWriter::create(directory, file::NODE_LABELS, Dtype::I32, 1)?;
     let mut first = 0;
@@ -413,10 +423,10 @@ fn write_labels(model: &Model, directory: &Path, workspace: &Workspace) -> Resul
 }
 
 fn write_splits(
-    model: &Model,
+    model: &GraphModel,
     width: IdWidth,
     directory: &Path,
-    workspace: &Workspace,
+    workspace: &ImportWorkspace,
 ) -> Result<(SplitInfo, Vec<FileEntry>)> {
     workspace.progress.stage("write splits", Some(model.nodes()), Unit::Count("nodes"));
     let names = [file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST];

@@ -6,7 +6,7 @@
 //! draws the sources of its in-edges from its community, its class, or anywhere, always by popularity. Because
 //! ranks are dealt evenly, "a popular member of community c" is arithmetic and not a table.
 
-use super::{Popularity, Shape};
+use super::{GraphShape, Popularity};
 use crate::build::share_of;
 use esker_types::random::{Key, Permutation, below, normal, unit};
 use rustc_hash::FxHashSet;
@@ -25,7 +25,7 @@ const REDRAWS: u64 = 6;
 const SHORT_LIST: u64 = 64;
 
 /// The random graph.
-pub(super) struct Model {
+pub(super) struct GraphModel {
     nodes: u64,
     dim: usize,
     degree: f64,
@@ -46,8 +46,8 @@ pub(super) struct Model {
     label_key: Key,
 }
 
-impl Model {
-    pub fn new(shape: &Shape) -> Model {
+impl GraphModel {
+    pub fn new(shape: &GraphShape) -> GraphModel {
         let root = Key::new(shape.seed);
         let nodes = shape.nodes;
         let community_nodes = (nodes / 4096).clamp(256, 8192);
@@ -59,7 +59,7 @@ impl Model {
         let train = share_of(nodes, shape.train);
         let valid = train + share_of(nodes, shape.valid);
         let test = (valid + share_of(nodes, shape.test)).min(nodes);
-        Model {
+        GraphModel {
             nodes,
             dim,
             // Reversing doubles the edges.
@@ -263,9 +263,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn model(nodes: u64, classes: u64, degree: f64) -> Model {
-        let shape = Shape { nodes, classes, degree, dim: 4, ..PRESETS[0].shape(1.0) };
-        Model::new(&shape)
+    fn model(nodes: u64, classes: u64, degree: f64) -> GraphModel {
+        let shape = GraphShape { nodes, classes, degree, dim: 4, ..PRESETS[0].shape(1.0) };
+        GraphModel::new(&shape)
     }
 
     proptest! {
@@ -302,8 +302,9 @@ mod tests {
 
     #[test]
     fn splits_have_exactly_their_shares() {
-        let shape = Shape { nodes: 10_000, train: 0.1, valid: 0.05, test: 0.2, ..PRESETS[0].shape(0.001) };
-        let model = Model::new(&shape);
+        let shape =
+            GraphShape { nodes: 10_000, train: 0.1, valid: 0.05, test: 0.2, ..PRESETS[0].shape(0.001) };
+        let model = GraphModel::new(&shape);
         let mut counts = [0; 3];
         (0..10_000).filter_map(|node| model.split(node)).for_each(|split| counts[split] += 1);
         assert_eq!(counts, [1000, 500, 2000]);

@@ -1,7 +1,7 @@
 //! Shapes of real graphs. Popularity is fitted so that, under 3-hop sampling with fan-out 10,15,20 and batches of
 //! 1024 x scale, accesses fall on the most popular rows as DiskGNN's Table 3 reports; see `docs/generate.md`.
 
-use super::{Popularity, Shape};
+use super::{GraphShape, Popularity};
 use esker_types::Dtype;
 
 /// A named shape.
@@ -23,8 +23,8 @@ pub struct Preset {
 
 impl Preset {
     /// The shape with `scale` times the nodes.
-    pub fn shape(&self, scale: f64) -> Shape {
-        Shape {
+    pub fn shape(&self, scale: f64) -> GraphShape {
+        GraphShape {
             preset: Some(self.name.to_string()),
             nodes: ((self.nodes as f64 * scale).round() as u64).max(1),
             degree: self.degree,

@@ -2,8 +2,8 @@
 //! are streamed side by side, so a matrix of any size takes the memory of a few buffers.
 
 use crate::input::Member;
-use crate::npy::{Elements, Header, NpyArray, Scalar, find_member};
-use crate::source::{CHUNK, Edge, EdgeSource, EdgeStream, RowSource, RowStream};
+use crate::npy::{Header, NpyArray, NpyElements, Scalar, find_member};
+use crate::source::{CHUNK, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream};
 use crate::{Place, Result, input};
 use esker_types::Dtype;
 use std::{
@@ -116,7 +116,7 @@ impl CsrRows {
         Ok((starts, columns))
     }
 
-    fn walk(&self, first: u64) -> Result<Walk> {
+    fn walk(&self, first: u64) -> Result<CsrWalk> {
         let mut starts = self.starts.stream(first)?;
         let mut start = Vec::with_capacity(1);
         starts.ids(1, &mut start)?;
@@ -126,7 +126,7 @@ impl CsrRows {
             let expected = format!("a row start in {allowed:?}");
             return Err(self.starts.row_place(first).bad(expected, position));
         }
-        Ok(Walk {
+        Ok(CsrWalk {
             starts,
             columns: self.columns.stream(position)?,
             values: self.values.stream(position)?,
@@ -171,10 +171,10 @@ impl RowSource for CsrRows {
 }
 
 /// The three arrays, standing at the same row.
-struct Walk {
-    starts: Elements,
-    columns: Elements,
-    values: Elements,
+struct CsrWalk {
+    starts: NpyElements,
+    columns: NpyElements,
+    values: NpyElements,
     starts_place: Place,
     columns_place: Place,
     row: u64,
@@ -188,7 +188,7 @@ struct Walk {
     value_chunk: Vec<f32>,
 }
 
-impl Walk {
+impl CsrWalk {
     /// Hands over row (counted from the next one), column and value of every entry in the next `count` rows.
     fn rows(&mut self, count: usize, mut visit: impl FnMut(usize, usize, f32)) -> Result<()> {
         self.load_ends(count)?;
@@ -239,7 +239,7 @@ impl Walk {
     }
 }
 
-impl RowStream for Walk {
+impl RowStream for CsrWalk {
     fn fill(&mut self, rows: &mut [f32]) -> Result<()> {
         rows.fill(0.0);
         let dim = self.dim as usize;
@@ -288,7 +288,7 @@ impl EdgeSource for CsrEdges {
 }
 
 impl EdgeStream for CsrEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let end = (self.position + CHUNK).min(self.columns.len());
         for position in self.position..end {
@@ -296,7 +296,7 @@ impl EdgeStream for CsrEdgeStream {
                 self.row += 1;
             }
             let (source, target) = (self.row as u64, self.columns[position] as u64);
-            out.push(Edge { source, target, ..Edge::default() });
+            out.push(ForeignEdge { source, target, ..ForeignEdge::default() });
         }
         self.position = end;
         Ok(!out.is_empty())

@@ -2,7 +2,7 @@
 //! names the line. A record has a bounded length, so a file without line ends (or with a quote that is never
 //! closed) costs no more memory than that.
 
-use crate::source::{CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, RowSource, RowStream};
+use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream};
 use crate::{Place, Result, input};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -95,7 +95,7 @@ impl Read for Bounded {
 }
 
 /// A stream of records, all of the same number of fields.
-pub struct Records {
+pub struct DelimitedRecords {
     path: PathBuf,
     reader: csv::Reader<Bounded>,
     left: Arc<AtomicU64>,
@@ -104,9 +104,9 @@ pub struct Records {
     comments: u64,
 }
 
-impl Records {
+impl DelimitedRecords {
     /// Opens `path` at its first record; a header is stepped over.
-    pub fn open(path: &Path, dialect: Dialect) -> Result<Records> {
+    pub fn open(path: &Path, dialect: Dialect) -> Result<DelimitedRecords> {
         let left = Arc::new(AtomicU64::new(RECORD_BYTES));
         let mut text = input::open_text(path)?;
         let comments = skip_comments(&mut text).map_err(|error| Place::file(path).io(error))?;
@@ -116,8 +116,13 @@ impl Records {
             .quoting(dialect.quoting())
             .has_headers(false)
             .from_reader(bounded);
-        let mut records =
-            Records { path: path.to_path_buf(), reader, left, record: csv::ByteRecord::new(), comments };
+        let mut records = DelimitedRecords {
+            path: path.to_path_buf(),
+            reader,
+            left,
+            record: csv::ByteRecord::new(),
+            comments,
+        };
         if dialect.header {
             records.advance()?;
         }
@@ -273,7 +278,7 @@ pub struct TableShape {
 
 /// Reads a table of numbers once, to learn its shape. A first line without any number in it is a header.
 pub fn scan_table(path: &Path, dialect: Dialect) -> Result<TableShape> {
-    let mut records = Records::open(path, dialect)?;
+    let mut records = DelimitedRecords::open(path, dialect)?;
     let mut shape = TableShape { rows: 0, columns: 0, header: false, whole: true };
     while records.advance()? {
         shape.columns = records.width();
@@ -310,7 +315,7 @@ impl TextRows {
     /// The table in `path`, of which the number of rows is known (and checked when it is read). With
     /// `missing_is_nan` an empty field reads as NaN; else it is an error.
     pub fn new(path: &Path, dialect: Dialect, rows: u64, missing_is_nan: bool) -> Result<TextRows> {
-        let mut records = Records::open(path, dialect)?;
+        let mut records = DelimitedRecords::open(path, dialect)?;
         if !records.advance()? {
             return Err(Place::file(path).bad(format!("{rows} rows"), "an empty file"));
         }
@@ -319,7 +324,7 @@ impl TextRows {
 }
 
 struct TextRowStream {
-    records: Records,
+    records: DelimitedRecords,
     row: u64,
     rows: u64,
     dim: usize,
@@ -334,7 +339,7 @@ impl RowSource for TextRows {
         self.dim
     }
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
-        let mut records = Records::open(&self.path, self.dialect)?;
+        let mut records = DelimitedRecords::open(&self.path, self.dialect)?;
         records.skip(first)?;
         Ok(Box::new(TextRowStream {
             records,
@@ -418,7 +423,7 @@ pub struct TextEdges {
 }
 
 struct TextEdgeStream {
-    records: Records,
+    records: DelimitedRecords,
     layout: EdgeLayout,
     relations: Option<Arc<crate::dictionary::Relations>>,
     position: u64,
@@ -433,7 +438,7 @@ impl EdgeSource for TextEdges {
         self.layout.columns()
     }
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
-        let mut records = Records::open(&self.path, self.dialect)?;
+        let mut records = DelimitedRecords::open(&self.path, self.dialect)?;
         records.skip(skip)?;
         Ok(Box::new(TextEdgeStream {
             records,
@@ -451,11 +456,11 @@ impl EdgeSource for TextEdges {
 
 /// Everything of an edge but its ends.
 pub fn read_attributes(
-    records: &Records,
+    records: &DelimitedRecords,
     layout: &EdgeLayout,
     relations: Option<&crate::dictionary::Relations>,
-) -> Result<Edge> {
-    let mut edge = Edge::default();
+) -> Result<ForeignEdge> {
+    let mut edge = ForeignEdge::default();
     if let Some(column) = layout.relation {
         edge.relation = match relations {
             Some(relations) => relations
@@ -478,7 +483,7 @@ pub fn read_attributes(
 }
 
 impl EdgeStream for TextEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let id = "an id (a whole number, 0 or more; for names add --string-ids)";
         while out.len() < CHUNK && self.records.advance()? {

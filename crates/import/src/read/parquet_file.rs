@@ -32,7 +32,7 @@ const PAGE_BYTES: u64 = 256 << 20;
 
 /// What a column's elements are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ColumnKind {
     /// Booleans or integers.
     Whole,
     /// Floats of 16, 32 or 64 bits.
@@ -45,11 +45,11 @@ pub enum Kind {
 
 /// A column of a file.
 #[derive(Debug, Clone)]
-pub struct Column {
+pub struct ParquetColumn {
     /// Its name; nested ones have dots.
     pub name: String,
     /// What its elements are.
-    pub kind: Kind,
+    pub kind: ColumnKind,
     /// Whether a row holds a list of them.
     pub list: bool,
     /// 32-bit elements are unsigned.
@@ -62,7 +62,7 @@ pub struct Column {
 pub struct ParquetFile {
     path: PathBuf,
     metadata: Arc<ParquetMetaData>,
-    columns: Arc<[Column]>,
+    columns: Arc<[ParquetColumn]>,
     rows: u64,
 }
 
@@ -88,7 +88,7 @@ impl ParquetFile {
                 Place::file(path).bad("a number of rows", format!("{} in a row group", group.num_rows()))
             })?;
         }
-        let columns: Arc<[Column]> =
+        let columns: Arc<[ParquetColumn]> =
             metadata.file_metadata().schema_descr().columns().iter().map(describe).collect();
         if columns.is_empty() {
             return Err(Place::file(path).bad("columns", "none"));
@@ -113,7 +113,7 @@ impl ParquetFile {
     }
 
     /// The columns, in file order.
-    pub fn columns(&self) -> &[Column] {
+    pub fn columns(&self) -> &[ParquetColumn] {
         &self.columns
     }
 
@@ -141,8 +141,11 @@ impl ParquetFile {
     /// Starts reading some columns at row `first`.
     pub fn read(&self, columns: &[usize], first: u64) -> Result<TableStream> {
         let pages = Arc::new(Pages(input::open(&self.path)?));
-        let columns =
-            columns.iter().map(|column| Slot { column: *column, reader: None, batch: Batch::default() });
+        let columns = columns.iter().map(|column| ColumnSlot {
+            column: *column,
+            reader: None,
+            batch: LoadedColumn::default(),
+        });
         let columns = columns.collect();
         let mut stream =
             TableStream { file: self.clone(), pages, columns, next_group: 0, left_in_group: 0, row: 0 };
@@ -165,18 +168,18 @@ impl ParquetFile {
     }
 }
 
-fn describe(column: &parquet::schema::types::ColumnDescPtr) -> Column {
+fn describe(column: &parquet::schema::types::ColumnDescPtr) -> ParquetColumn {
     let (logical, converted) = (column.logical_type_ref(), column.converted_type());
     let decimal = matches!(logical, Some(LogicalType::Decimal(_))) || converted == ConvertedType::DECIMAL;
     let kind = match column.physical_type() {
-        _ if decimal || column.max_rep_level() > 1 => Kind::Other,
-        Type::BOOLEAN | Type::INT32 | Type::INT64 => Kind::Whole,
-        Type::FLOAT | Type::DOUBLE => Kind::Float,
-        Type::BYTE_ARRAY => Kind::Text,
-        Type::FIXED_LEN_BYTE_ARRAY if logical == Some(&LogicalType::Float16) => Kind::Float,
-        Type::INT96 | Type::FIXED_LEN_BYTE_ARRAY => Kind::Other,
+        _ if decimal || column.max_rep_level() > 1 => ColumnKind::Other,
+        Type::BOOLEAN | Type::INT32 | Type::INT64 => ColumnKind::Whole,
+        Type::FLOAT | Type::DOUBLE => ColumnKind::Float,
+        Type::BYTE_ARRAY => ColumnKind::Text,
+        Type::FIXED_LEN_BYTE_ARRAY if logical == Some(&LogicalType::Float16) => ColumnKind::Float,
+        Type::INT96 | Type::FIXED_LEN_BYTE_ARRAY => ColumnKind::Other,
     };
-    Column {
+    ParquetColumn {
         name: match column.max_rep_level() {
             0 => column.path().string(),
             // A list is called `x.list.element` inside.
@@ -243,22 +246,22 @@ fn unpacked_page_bytes(head: &[u8]) -> Option<u64> {
 pub struct TableStream {
     file: ParquetFile,
     pages: Arc<Pages>,
-    columns: Vec<Slot>,
+    columns: Vec<ColumnSlot>,
     next_group: usize,
     left_in_group: u64,
     /// The row behind the loaded ones.
     row: u64,
 }
 
-struct Slot {
+struct ColumnSlot {
     column: usize,
     reader: Option<ColumnReader>,
-    batch: Batch,
+    batch: LoadedColumn,
 }
 
 /// The loaded rows of a column.
 #[derive(Default)]
-struct Batch {
+struct LoadedColumn {
     values: Values,
     definition: Vec<i16>,
     repetition: Vec<i16>,
@@ -375,7 +378,7 @@ impl TableStream {
     }
 }
 
-impl Batch {
+impl LoadedColumn {
     /// Reads `count` rows; the numbers of rows and of levels (elements and nulls) are returned.
     fn read(
         &mut self,
@@ -445,7 +448,7 @@ impl Batch {
     }
 
     /// A level below the deepest is a null, or an empty list.
-    fn check_nulls(&self, column: &Column, levels: usize, path: &Path, first_row: u64) -> Result<()> {
+    fn check_nulls(&self, column: &ParquetColumn, levels: usize, path: &Path, first_row: u64) -> Result<()> {
         if column.most_definition == 0 {
             return Ok(());
         }
@@ -465,7 +468,7 @@ impl Batch {
 fn half(value: &FixedLenByteArray) -> f32 {
     match value.data() {
         [low, high] => f16::from_le_bytes([*low, *high]).to_f32(),
-        // Columns of other lengths are `Kind::Other`, which nobody opens.
+        // Columns of other lengths are `ColumnKind::Other`, which nobody opens.
         _ => f32::NAN,
     }
 }

@@ -1,6 +1,6 @@
 //! Feature and label rows, and lists of ids, out of parquet files.
 
-use crate::parquet_file::{Kind, ParquetFile, TableStream};
+use crate::parquet_file::{ColumnKind, ParquetFile, TableStream};
 use crate::source::{CHUNK, IdSource, IdStream, RowSource, RowStream};
 use crate::{Place, Result};
 
@@ -17,7 +17,8 @@ pub struct ParquetRows {
 impl ParquetRows {
     /// Chooses the columns; strings and others are left out.
     pub fn new(file: ParquetFile) -> Result<ParquetRows> {
-        let number = |index: &usize| matches!(file.columns()[*index].kind, Kind::Whole | Kind::Float);
+        let number =
+            |index: &usize| matches!(file.columns()[*index].kind, ColumnKind::Whole | ColumnKind::Float);
         let numbers: Vec<usize> = (0..file.columns().len()).filter(number).collect();
         let lists = numbers.iter().filter(|index| file.columns()[**index].list).count();
         let dim = match (numbers.len(), lists) {
@@ -34,7 +35,7 @@ impl ParquetRows {
 
     /// Whether every element is an integer or a boolean.
     pub fn whole(&self) -> bool {
-        self.columns.iter().all(|index| self.file.columns()[*index].kind == Kind::Whole)
+        self.columns.iter().all(|index| self.file.columns()[*index].kind == ColumnKind::Whole)
     }
 
     /// About what a stream keeps in memory.
@@ -111,7 +112,7 @@ impl ParquetIds {
     /// Checks that the first column holds integers.
     pub fn new(file: ParquetFile) -> Result<ParquetIds> {
         let column = &file.columns()[0];
-        if column.kind != Kind::Whole || column.list {
+        if column.kind != ColumnKind::Whole || column.list {
             let place = Place::at(file.path(), format!("column {}", column.name));
             return Err(place.bad("a column of ids", format!("{:?}", column.kind)));
         }

@@ -5,10 +5,10 @@ use super::aggregate::{aggregate_rows, hand_back_rows};
 use super::buffer::Parts;
 use super::graph::CpuGraph;
 use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
-use super::product::{Packed, View, add_turned, product_calls, product_packed};
+use super::product::{PackedPanels, View, add_turned, product_calls, product_packed};
 use super::wide::prefetch_row_later;
 use super::{CpuBackend, CpuMatrix};
-use crate::{Affine, Aggregator, InputTerm, Post, Shape, Source, WeightTerm};
+use crate::{Affine, Aggregator, InputTerm, Post, Shape, TermRows, WeightTerm};
 use rayon::prelude::*;
 
 /// Rows of a forward chunk: whole tiles of rows, and in and out fit the second-level cache together.
@@ -42,7 +42,7 @@ pub(crate) fn group_count(rows: usize, numbers: usize) -> usize {
 /// A term ready to be read by any thread.
 struct Ready<'a> {
     from: From<'a>,
-    weight: Packed,
+    weight: PackedPanels,
 }
 
 enum From<'a> {
@@ -95,7 +95,7 @@ impl<'a> Ahead<'a> {
 enum ReadyInput<'a> {
     Rows {
         gradient: &'a CpuMatrix,
-        weight: Packed,
+        weight: PackedPanels,
     },
     Identity {
         gradient: &'a CpuMatrix,
@@ -109,10 +109,10 @@ enum ReadyInput<'a> {
 }
 
 impl CpuBackend {
-    fn ready<'a>(&self, source: Source<'a, CpuBackend>, weight: &CpuMatrix, rows: usize) -> Ready<'a> {
+    fn ready<'a>(&self, source: TermRows<'a, CpuBackend>, weight: &CpuMatrix, rows: usize) -> Ready<'a> {
         let (from, depth) = match source {
-            Source::Rows(matrix) => (From::Rows(matrix.last(rows)), matrix.columns()),
-            Source::Aggregate { graph, input, aggregator, kept, winners } => {
+            TermRows::Rows(matrix) => (From::Rows(matrix.last(rows)), matrix.columns()),
+            TermRows::Aggregate { graph, input, aggregator, kept, winners } => {
                 assert_eq!((graph.inputs, graph.outputs), (input.rows(), rows), "the graph of this layer");
                 let shape = (rows, input.columns());
                 let kept = kept.map(|kept| {
@@ -128,7 +128,7 @@ impl CpuBackend {
         };
         assert_eq!(weight.columns(), depth, "a weight has a column for each column of its source");
         let view = View::transposed(weight.values(), depth);
-        Ready { from, weight: Packed::new(&self.pool, view, depth, weight.rows()) }
+        Ready { from, weight: PackedPanels::new(&self.pool, view, depth, weight.rows()) }
     }
 
     pub(crate) fn affine_forward(&self, call: Affine<'_, CpuBackend>, output: &mut CpuMatrix) {
@@ -201,7 +201,7 @@ impl CpuBackend {
         &self,
         to: &mut [f32],
         left: &[f32],
-        right: &Packed,
+        right: &PackedPanels,
         add: bool,
         mut between: impl FnMut(),
     ) {
@@ -311,7 +311,7 @@ impl CpuBackend {
         let pack = |weight: &CpuMatrix, gradient: &CpuMatrix| {
             assert_eq!((weight.rows(), weight.columns()), (gradient.columns(), to.columns()));
             let view = View::rows(weight.values(), weight.columns());
-            Packed::new(&self.pool, view, weight.rows(), weight.columns())
+            PackedPanels::new(&self.pool, view, weight.rows(), weight.columns())
         };
         match *term {
             InputTerm::Rows { gradient, weight } => {
@@ -337,7 +337,7 @@ impl CpuBackend {
     }
 
     /// `gradient x weight` of an aggregated term: the gradient of its aggregated rows.
-    fn projected(&self, gradient: &CpuMatrix, weight: &Packed) -> CpuMatrix {
+    fn projected(&self, gradient: &CpuMatrix, weight: &PackedPanels) -> CpuMatrix {
         let (rows, depth, columns) = (gradient.rows(), gradient.columns(), weight.columns());
         let mut projected = CpuMatrix::new(&self.pool, rows, columns);
         let parts = Parts::new(projected.values_mut());

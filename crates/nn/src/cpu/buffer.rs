@@ -55,7 +55,7 @@ pub(crate) fn pooled_words(count: usize) -> usize {
 
 /// Buffers waiting to be used again, and what is out.
 #[derive(Default)]
-struct Shelf {
+struct MatrixShelf {
     free: Vec<Words>,
     /// Words of all buffers, free or in use.
     held: usize,
@@ -69,12 +69,12 @@ struct Shelf {
 
 /// Where buffers come from and go back to.
 #[derive(Clone, Default)]
-pub(crate) struct Pool {
-    shelf: Arc<Mutex<Shelf>>,
+pub(crate) struct MatrixPool {
+    shelf: Arc<Mutex<MatrixShelf>>,
 }
 
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
+impl MatrixPool {
+    fn lock(&self) -> MutexGuard<'_, MatrixShelf> {
         // Every change of the shelf leaves it whole.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +128,7 @@ pub(crate) struct Buffer {
     words: Option<Words>,
     count: usize,
     asked: usize,
-    pool: Pool,
+    pool: MatrixPool,
 }
 
 impl Buffer {
@@ -170,7 +170,7 @@ pub struct CpuMatrix {
 }
 
 impl CpuMatrix {
-    pub(crate) fn new(pool: &Pool, rows: usize, columns: usize) -> CpuMatrix {
+    pub(crate) fn new(pool: &MatrixPool, rows: usize, columns: usize) -> CpuMatrix {
         CpuMatrix { rows, columns, buffer: pool.take(rows * columns) }
     }
 
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn buffers_serve_again_and_little_more_is_held_than_was_in_use() {
-        let pool = Pool::default();
+        let pool = MatrixPool::default();
         let first = pool.take(1 << 20).floats().as_ptr();
         assert_eq!(pool.take((1 << 20) - 1000).floats().as_ptr(), first);
         drop(pool.take(3 << 20));
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn large_buffers_stand_on_large_pages() {
-        let buffer = Pool::default().take(LARGE_PAGE_BYTES);
+        let buffer = MatrixPool::default().take(LARGE_PAGE_BYTES);
         assert_eq!(buffer.floats().as_ptr() as usize % LARGE_PAGE_BYTES, 0);
         assert!(buffer.floats().iter().all(|value| *value == 0.0));
     }

@@ -2,8 +2,8 @@
 //! wants of them, made when first asked for.
 
 use super::CpuMatrix;
-use super::buffer::{Buffer, Pool};
-use crate::{ListShape, Lists};
+use super::buffer::{Buffer, MatrixPool};
+use crate::{Adjacency, AdjacencyShape};
 use std::sync::OnceLock;
 
 /// A layer's lists: every neighbour is a row of the input.
@@ -14,7 +14,7 @@ pub struct CpuGraph {
     offsets: Buffer,
     nbrs: Buffer,
     degrees: Option<Buffer>,
-    pool: Pool,
+    pool: MatrixPool,
     transposed: OnceLock<Transposed>,
     whole_scales: OnceLock<CpuMatrix>,
     sampled_scales: OnceLock<CpuMatrix>,
@@ -29,7 +29,7 @@ pub(crate) struct Transposed {
 }
 
 impl CpuGraph {
-    pub(crate) fn new(pool: &Pool, lists: &Lists<'_>) -> CpuGraph {
+    pub(crate) fn new(pool: &MatrixPool, lists: &Adjacency<'_>) -> CpuGraph {
         lists.assert_valid();
         let first = lists.nbr_offsets[0];
         let edges = lists.edge_count();
@@ -140,7 +140,7 @@ impl CpuGraph {
     }
 }
 
-impl ListShape for CpuGraph {
+impl AdjacencyShape for CpuGraph {
     fn inputs(&self) -> usize {
         self.inputs
     }

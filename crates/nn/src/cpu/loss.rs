@@ -5,7 +5,7 @@ use super::buffer::Parts;
 use super::post::add_into;
 use super::wide::{exp, wide};
 use super::{CpuBackend, CpuMatrix};
-use crate::{Labels, NnError, Result, Shape};
+use crate::{DeviceError, Labels, NnError, Result, Shape};
 
 wide! {
     /// Softmax cross-entropy of one row: writes the gradient, returns the loss.
@@ -87,7 +87,7 @@ impl CpuBackend {
         }
         let loss = losses.iter().fold(0.0, |sum, loss| sum + loss) / counted.max(1) as f64;
         if !loss.is_finite() {
-            return Err(NnError::NotFinite { what: "the loss".to_string(), found: loss });
+            return Err(DeviceError::NotFinite { what: "the loss".to_string(), found: loss }.into());
         }
         Ok(loss)
     }

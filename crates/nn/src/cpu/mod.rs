@@ -24,7 +24,7 @@ pub(crate) use loss::counted;
 pub(crate) use product::packed_words;
 
 use crate::*;
-use buffer::Pool;
+use buffer::MatrixPool;
 use esker_types::random::{Key, unit};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Computes in host memory. Clones share their memory and counters.
 #[derive(Clone, Default)]
 pub struct CpuBackend {
-    pool: Pool,
+    pool: MatrixPool,
     counters: Arc<Counters>,
 }
 
@@ -102,7 +102,7 @@ impl CpuBackend {
 pub struct Ready(pub f64);
 
 impl Deferred for Ready {
-    fn wait(self) -> Result<f64> {
+    fn wait(self) -> Result<f64, DeviceError> {
         Ok(self.0)
     }
 }
@@ -113,11 +113,11 @@ impl HostRows for CpuMatrix {
     }
 }
 
-impl Backend for CpuBackend {
+impl Device for CpuBackend {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
-    type Rows = CpuMatrix;
-    type Held = Infallible;
+    type HostRows = CpuMatrix;
+    type Cache = Infallible;
     type Number = Ready;
     const STEPS_AHEAD: usize = 0;
 
@@ -125,21 +125,25 @@ impl Backend for CpuBackend {
         true
     }
 
-    fn counted(&self) -> Option<CpuCounters> {
-        Some(self.counters())
+    fn peak_bytes(&self) -> u64 {
+        self.pool.peak_bytes()
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn rows(&self, rows: usize, columns: usize) -> CpuMatrix {
+    fn host_rows(&self, rows: usize, columns: usize) -> CpuMatrix {
         self.matrix(rows, columns)
     }
 
-    fn land(&self, rows: CpuMatrix, columns: usize) -> CpuMatrix {
+    fn upload(&self, rows: CpuMatrix, columns: usize) -> CpuMatrix {
         assert_eq!(rows.columns(), columns);
         rows
+    }
+
+    fn assemble(&self, batch: Infallible, _: usize) -> CpuMatrix {
+        match batch {}
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
@@ -157,11 +161,6 @@ impl Backend for CpuBackend {
 
     fn fill(&self, matrix: &mut CpuMatrix, value: f32) {
         matrix.values_mut().fill(value);
-    }
-
-    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
-        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
-        matrix.values_mut().iter_mut().zip(0..).for_each(|(value, index)| *value = number(index));
     }
 
     fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
@@ -184,8 +183,28 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn graph(&self, lists: &Lists<'_>) -> CpuGraph {
-        CpuGraph::new(&self.pool, lists)
+    fn add_rows(&self, from: &CpuMatrix, rows: &[u32], scale: f32, to: &mut CpuMatrix) {
+        let columns = to.columns();
+        assert_eq!((from.rows(), from.columns()), (rows.len(), columns));
+        for (index, row) in rows.iter().enumerate() {
+            let to = &mut to.values_mut()[*row as usize * columns..][..columns];
+            to.iter_mut().zip(from.row(index)).for_each(|(to, from)| *to += scale * from);
+        }
+    }
+
+    fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
+        CpuGraph::new(&self.pool, adjacency)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn counted(&self) -> Option<CpuCounters> {
+        Some(self.counters())
+    }
+
+    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
+        let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
+        matrix.values_mut().iter_mut().zip(0..).for_each(|(value, index)| *value = number(index));
     }
 
     fn affine(&self, call: Affine<'_, Self>, output: &mut CpuMatrix) {
@@ -252,7 +271,7 @@ impl Backend for CpuBackend {
                 };
                 let length = parameters.iter().fold(0.0, |sum, p| sum + squares(p.gradient)).sqrt();
                 if !length.is_finite() {
-                    return Err(NnError::gradient(length));
+                    return Err(DeviceError::gradient(length).into());
                 }
                 ((limit as f64 / (length + 1e-6)).min(1.0) as f32, Some(Ready(length)))
             }
@@ -261,9 +280,5 @@ impl Backend for CpuBackend {
             update::update(update, scale, value, gradient, state);
         }
         Ok(length)
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        self.pool.peak_bytes()
     }
 }

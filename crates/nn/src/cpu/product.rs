@@ -1,7 +1,7 @@
 //! Matrix products of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
 //! the work by rows, outside. Each number is a sum in the order of the depth, in blocks fixed by the shapes.
 
-use super::buffer::{Buffer, Pool};
+use super::buffer::{Buffer, MatrixPool};
 #[cfg(target_arch = "x86_64")]
 use super::kernel::{self, PANEL, Steps};
 #[cfg(target_arch = "x86_64")]
@@ -28,14 +28,14 @@ pub(crate) fn packed_words(depth: usize, columns: usize) -> usize {
 }
 
 /// The right side of many products (depth x columns), laid out once: panel after panel of columns, each row after row.
-pub(crate) struct Packed {
+pub(crate) struct PackedPanels {
     values: Buffer,
     depth: usize,
     columns: usize,
 }
 
-impl Packed {
-    pub fn new(pool: &Pool, view: View<'_>, depth: usize, columns: usize) -> Packed {
+impl PackedPanels {
+    pub fn new(pool: &MatrixPool, view: View<'_>, depth: usize, columns: usize) -> PackedPanels {
         if depth * columns > 0 {
             view.assert_holds(depth, columns);
         }
@@ -52,7 +52,7 @@ impl Packed {
                 }
             }
         }
-        Packed { values, depth, columns }
+        PackedPanels { values, depth, columns }
     }
 
     pub fn columns(&self) -> usize {
@@ -80,7 +80,7 @@ pub(crate) fn product_packed(
     to: &mut [f32],
     rows: usize,
     left: &[f32],
-    right: &Packed,
+    right: &PackedPanels,
     accumulate: bool,
     between: &mut impl FnMut(),
 ) {
@@ -238,7 +238,7 @@ mod tests {
             let (left_view, right_view) = (View::rows(&left, depth), View::rows(&right, columns));
             product(&mut expected, [rows, columns, depth], left_view, right_view, accumulate);
             let mut found = start.clone();
-            let packed = Packed::new(&Pool::default(), right_view, depth, columns);
+            let packed = PackedPanels::new(&MatrixPool::default(), right_view, depth, columns);
             product_packed(&mut found, rows, &left, &packed, accumulate, &mut || {});
             prop_assert_eq!(&found, &expected);
             if accumulate {

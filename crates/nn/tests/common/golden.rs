@@ -93,7 +93,7 @@ impl Golden {
 
     fn graphs<B: Backend>(&self, backend: &B, case: &Case) -> Vec<B::Graph> {
         let graph = |block: &Block| {
-            backend.graph(&Lists {
+            backend.graph(&Adjacency {
                 inputs: block.inputs,
                 outputs: block.outputs,
                 nbr_offsets: &block.offsets,

@@ -7,7 +7,7 @@ pub mod stored;
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};
 
-/// Lists of every layer as one DENSE sample would give them, with their own place in larger arrays.
+/// Adjacency of every layer as one DENSE sample would give them, with their own place in larger arrays.
 pub struct Batch {
     /// Rows that layer `l` reads; the last entry is what the last layer writes.
     pub rows: Vec<usize>,
@@ -17,7 +17,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Lists of 0 to `most` neighbours, with repeats and self-loops.
+    /// Adjacency of 0 to `most` neighbours, with repeats and self-loops.
     pub fn new(rows: &[usize], most: u64, seed: u64) -> Batch {
         let key = Key::new(seed);
         // Something before the first list, as under a sample's later layers.
@@ -36,9 +36,9 @@ impl Batch {
         batch
     }
 
-    pub fn lists(&self, layer: usize) -> Lists<'_> {
+    pub fn lists(&self, layer: usize) -> Adjacency<'_> {
         let base = self.rows[0] - self.rows[layer];
-        Lists {
+        Adjacency {
             inputs: self.rows[layer],
             outputs: self.rows[layer + 1],
             nbr_offsets: &self.offsets[self.rows[1] - self.rows[layer + 1]..],

@@ -4,8 +4,10 @@ use super::{Carry, Fanout, MOST_NODES};
 use crate::draw::Drawer;
 use crate::found::Section;
 use crate::memory::{Ledger, held};
-use crate::relabel::{Fresh, Relabel};
-use crate::topology::{Fetched, HopLists, List, Topology, Wanted, Word, Workspace};
+use crate::relabel::{NewNodes, Relabel};
+use crate::topology::{
+    Fetched, HopLists, NeighbourList, RequestedEntries, Topology, TopologyWorkspace, Word,
+};
 use crate::{Result, SampleError};
 use esker_io::prefetch;
 use esker_types::random::Key;
@@ -97,7 +99,7 @@ impl<W> Waves<W> {
 }
 
 /// What to draw.
-pub(super) struct Job<'a> {
+pub(super) struct HopJob<'a> {
     /// The nodes of the hop.
     pub nodes: &'a [NodeId],
     /// Which of them have no list in this sample; empty for none.
@@ -115,7 +117,7 @@ pub(super) struct Job<'a> {
 /// Where draws go.
 pub(super) struct Into<'a, R> {
     pub table: &'a mut R,
-    pub fresh: &'a mut Fresh,
+    pub fresh: &'a mut NewNodes,
     pub section: &'a mut Section,
     pub ledger: &'a mut Ledger,
 }
@@ -127,7 +129,7 @@ impl<R: Relabel> Into<'_, R> {
     }
 
     /// Room for a wave of so many lists and entries.
-    fn reserve(&mut self, job: &Job, lists: usize, entries: usize) -> Result<()> {
+    fn reserve(&mut self, job: &HopJob, lists: usize, entries: usize) -> Result<()> {
         let places = job.first_place as u64 + self.fresh.nodes().len() as u64;
         let new = (entries as u64).min(job.most_places - places) as usize;
         if places + new as u64 > MOST_NODES {
@@ -143,7 +145,7 @@ impl<R: Relabel> Into<'_, R> {
 
 /// Draws the lists of a hop that lie in memory; nodes met for the first time go to `into.fresh`.
 pub(super) fn expand<H: HopLists, R: Relabel + Send>(
-    job: &Job,
+    job: &HopJob,
     lists: &H,
     waves: &mut Waves<H::Word>,
     into: &mut Into<R>,
@@ -181,7 +183,7 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
     relabel_all(job, &mut waves.behind[..drawn], into)
 }
 
-fn relabel_all<W: Word, R: Relabel>(job: &Job, waves: &mut [Wave<W>], into: &mut Into<R>) -> Result<()> {
+fn relabel_all<W: Word, R: Relabel>(job: &HopJob, waves: &mut [Wave<W>], into: &mut Into<R>) -> Result<()> {
     for wave in waves {
         into.reserve(job, wave.lengths.len(), wave.count)?;
         let (words, places) = (&wave.words[..wave.count], &mut wave.places[..wave.count]);
@@ -196,7 +198,7 @@ fn relabel<W: Word, R: Relabel>(
     words: &[W],
     first_place: u32,
     table: &mut R,
-    fresh: &mut Fresh,
+    fresh: &mut NewNodes,
     places: &mut [u32],
 ) {
     words.iter().take(RELABEL_AHEAD).for_each(|word| table.prefetch(word.node()));
@@ -210,7 +212,7 @@ fn relabel<W: Word, R: Relabel>(
 
 /// Draws the lists of a hop that must be fetched: degrees, positions, and then what stands there, all at once.
 pub(super) fn expand_fetched<T: Topology, R: Relabel>(
-    job: &Job,
+    job: &HopJob,
     topology: &T,
     workspace: &mut T::Workspace,
     fetched: &mut Fetched<T::Word>,
@@ -230,7 +232,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     // Without being carried positions are needed until the entries are there.
     into.ledger.extend_to(&mut section.positions, entries, 0)?;
     draw_positions(job, section);
-    let wanted = Wanted {
+    let wanted = RequestedEntries {
         nodes: job.nodes,
         lengths: &section.lengths,
         positions: &section.positions,
@@ -258,7 +260,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
 }
 
 /// Draws all positions of a hop, pieces of it on different threads.
-fn draw_positions(job: &Job, section: &mut Section) {
+fn draw_positions(job: &HopJob, section: &mut Section) {
     let (mut pieces, mut rest) = (Vec::new(), &mut section.positions[..]);
     for range in ranges(job.nodes.len(), SHARED_WAVE_NODES) {
         let count = section.lengths[range.clone()].iter().map(|length| *length as usize).sum();
@@ -287,7 +289,7 @@ fn draw_positions(job: &Job, section: &mut Section) {
 
 /// All edges between the nodes of the batch: `section` gets a list for every node.
 pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
-    job: &Job,
+    job: &HopJob,
     lists: &H,
     waves: &mut Waves<H::Word>,
     into: &mut Into<R>,
@@ -317,7 +319,7 @@ pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
 
 /// The same for lists that must be fetched, some nodes at a time.
 pub(super) fn induce_fetched<T: Topology, R: Relabel>(
-    job: &Job,
+    job: &HopJob,
     topology: &T,
     workspace: &mut T::Workspace,
     fetched: &mut Fetched<T::Word>,
@@ -334,7 +336,7 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
         into.ledger.reserve(&mut positions, entries)?;
         degrees.iter().for_each(|degree| positions.extend(0..*degree));
         let (edges, relations) = (job.carry.edges, job.carry.relations);
-        let wanted = Wanted { nodes, lengths: &degrees, positions: &positions, edges, relations };
+        let wanted = RequestedEntries { nodes, lengths: &degrees, positions: &positions, edges, relations };
         topology.fetch(wanted, workspace, fetched)?;
         let mut start = 0;
         for degree in &degrees {
@@ -372,7 +374,7 @@ impl<W: Word> Wave<W> {
     /// Room for what the nodes of `range` can draw; returns how many entries that is.
     fn make_room<H>(
         &mut self,
-        job: &Job,
+        job: &HopJob,
         lists: &H,
         range: Range<usize>,
         ledger: &mut Ledger,
@@ -417,11 +419,11 @@ impl<W: Word> Wave<W> {
     /// the lines of lists and table that other nodes need are on their way.
     fn draw_and_relabel<H, R>(
         &mut self,
-        job: &Job,
+        job: &HopJob,
         lists: &H,
         range: Range<usize>,
         table: &mut R,
-        fresh: &mut Fresh,
+        fresh: &mut NewNodes,
     ) where
         H: HopLists<Word = W>,
         R: Relabel,
@@ -448,7 +450,7 @@ impl<W: Word> Wave<W> {
     }
 
     /// Draws and gathers, for another thread to relabel.
-    fn draw<H: HopLists<Word = W>>(&mut self, job: &Job, lists: &H, range: Range<usize>) {
+    fn draw<H: HopLists<Word = W>>(&mut self, job: &HopJob, lists: &H, range: Range<usize>) {
         self.clear();
         let (count, mut gathered) = (range.len(), 0);
         for step in 0..count + LAG {
@@ -465,7 +467,7 @@ impl<W: Word> Wave<W> {
 
     /// Draws the positions of one node and asks for the lines they lie in.
     #[inline(always)]
-    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &Job, lists: &H, at: usize) {
+    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
         if job.skipped.get(at).is_some_and(|skipped| *skipped) {
             self.lengths.push(0);
             self.degrees.push(if job.carry.degrees { lists.list(at).len() as u32 } else { 0 });
@@ -574,7 +576,7 @@ fn ask_for_next<H: HopLists>(lists: &H, range: &Range<usize>, step: usize) {
 }
 
 #[inline(always)]
-fn ask_for_head<W: Word>(list: &List<W>) {
+fn ask_for_head<W: Word>(list: &NeighbourList<W>) {
     prefetch(list.first, 0);
     if !list.second.is_empty() {
         prefetch(list.second, 0);
@@ -583,7 +585,7 @@ fn ask_for_head<W: Word>(list: &List<W>) {
 
 /// Asks for the lines of a list that will be read: all of a short one, else those of the positions.
 #[inline(always)]
-fn ask_for<W: Word>(list: &List<W>, positions: &[u32]) {
+fn ask_for<W: Word>(list: &NeighbourList<W>, positions: &[u32]) {
     ask_for_run(list.first, positions);
     if !list.second.is_empty() {
         ask_for_run(list.second, &[]);

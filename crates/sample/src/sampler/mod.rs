@@ -11,10 +11,10 @@ mod hop;
 mod prune;
 
 use crate::draw::PURPOSE_SAMPLE;
-use crate::found::{Found, Section};
+use crate::found::{Discovered, Section};
 use crate::memory::{Ledger, held};
-use crate::relabel::{Direct, Fresh, Hashed, Relabel};
-use crate::topology::{Fetched, Topology, Workspace};
+use crate::relabel::{DirectTable, HashedTable, NewNodes, Relabel};
+use crate::topology::{Fetched, Topology, TopologyWorkspace};
 use crate::{Bound, Form, Result, Sample, SampleError, Touched};
 use esker_types::NodeId;
 use esker_types::random::Key;
@@ -68,13 +68,13 @@ impl<'de> serde::Deserialize<'de> for Fanout {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Fanout, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum WrittenFanout {
             Number(u32),
             Word(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::Number(count) => count.to_string().parse(),
-            Written::Word(word) => word.parse(),
+        match WrittenFanout::deserialize(deserializer)? {
+            WrittenFanout::Number(count) => count.to_string().parse(),
+            WrittenFanout::Word(word) => word.parse(),
         }
         .map_err(serde::de::Error::custom)
     }
@@ -128,9 +128,9 @@ pub struct Position {
 /// Decides whether a node first met in a hop is expanded; asked once for each (hop, node) of a batch.
 pub type Expand<'a> = &'a mut dyn FnMut(u32, NodeId) -> bool;
 
-enum Table {
-    Direct(Direct),
-    Hashed(Hashed),
+enum RelabelTable {
+    Direct(DirectTable),
+    Hashed(HashedTable),
 }
 
 /// Local indices are 32 bits, and stamps need room beside them.
@@ -150,14 +150,14 @@ pub struct Sampler<T: Topology> {
     samples: u64,
     /// Bytes of the largest sample so far.
     largest_sample: u64,
-    table: Table,
-    scratch: Scratch<T>,
+    table: RelabelTable,
+    scratch: SamplerScratch<T>,
 }
 
 /// A batch in the making.
-struct Scratch<T: Topology> {
-    found: Found,
-    fresh: Fresh,
+struct SamplerScratch<T: Topology> {
+    found: Discovered,
+    fresh: NewNodes,
     waves: Waves<T::Word>,
     /// Nodes of a depth in the order of their block, where that is not the order of discovery.
     frontier: Vec<NodeId>,
@@ -166,11 +166,11 @@ struct Scratch<T: Topology> {
     fetched: Fetched<T::Word>,
 }
 
-impl<T: Topology> Default for Scratch<T> {
-    fn default() -> Scratch<T> {
-        Scratch {
-            found: Found::default(),
-            fresh: Fresh::default(),
+impl<T: Topology> Default for SamplerScratch<T> {
+    fn default() -> SamplerScratch<T> {
+        SamplerScratch {
+            found: Discovered::default(),
+            fresh: NewNodes::default(),
             waves: Waves { ahead: Vec::new(), behind: Vec::new() },
             frontier: Vec::new(),
             frontier_skipped: Vec::new(),
@@ -182,7 +182,7 @@ impl<T: Topology> Default for Scratch<T> {
 
 /// What to sample, borrowed apart from the buffers.
 #[derive(Clone, Copy)]
-struct Batch<'a, T> {
+struct BatchSampling<'a, T> {
     topology: &'a T,
     settings: &'a Settings,
     threads: usize,
@@ -203,15 +203,15 @@ impl<T: Topology> Sampler<T> {
         if settings.fanouts.contains(&Fanout::AtMost(0)) {
             return Err(SampleError::request("a fan-out of 0 draws nothing", "leave the hop out"));
         }
-        let direct = Direct::bytes_for(topology.nodes());
+        let direct = DirectTable::bytes_for(topology.nodes());
         let table = match topology.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART {
-            true => Table::Direct(Direct::new(topology.nodes())),
+            true => RelabelTable::Direct(DirectTable::new(topology.nodes())),
             false => {
-                Ledger::new(0, most_bytes).charge(Hashed::bytes_for(0))?;
-                Table::Hashed(Hashed::new())
+                Ledger::new(0, most_bytes).charge(HashedTable::bytes_for(0))?;
+                RelabelTable::Hashed(HashedTable::new())
             }
         };
-        let scratch = Scratch::default();
+        let scratch = SamplerScratch::default();
         Ok(Sampler {
             topology,
             settings,
@@ -245,10 +245,10 @@ impl<T: Topology> Sampler<T> {
     pub fn sample(&mut self, at: Position, seeds: &[NodeId], out: &mut Sample) -> Result<()> {
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = Batch { topology: &*topology, settings, threads: *threads, at, seeds };
+            let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                Table::Direct(table) => batch.discover(table, scratch, None, ledger),
-                Table::Hashed(table) => batch.discover(table, scratch, None, ledger),
+                RelabelTable::Direct(table) => batch.discover(table, scratch, None, ledger),
+                RelabelTable::Hashed(table) => batch.discover(table, scratch, None, ledger),
             }?;
             scratch.found.assemble(settings.form, out, ledger)
         })
@@ -273,10 +273,10 @@ impl<T: Topology> Sampler<T> {
         }
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = Batch { topology: &*topology, settings, threads: *threads, at, seeds };
+            let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                Table::Direct(table) => prune::run(&batch, table, scratch, expand, out, ledger),
-                Table::Hashed(table) => prune::run(&batch, table, scratch, expand, out, ledger),
+                RelabelTable::Direct(table) => prune::run(&batch, table, scratch, expand, out, ledger),
+                RelabelTable::Hashed(table) => prune::run(&batch, table, scratch, expand, out, ledger),
             }
         })
     }
@@ -299,10 +299,10 @@ impl<T: Topology> Sampler<T> {
             });
             match result {
                 Err(SampleError::Memory { .. }) if !again => {
-                    self.scratch = Scratch::default();
+                    self.scratch = SamplerScratch::default();
                     *out = Sample::default();
-                    if let Table::Hashed(table) = &mut self.table {
-                        *table = Hashed::new();
+                    if let RelabelTable::Hashed(table) = &mut self.table {
+                        *table = HashedTable::new();
                     }
                 }
                 Err(error) => return Err(error),
@@ -321,20 +321,20 @@ impl<T: Topology> Sampler<T> {
     /// Bytes this sampler holds now.
     pub fn bytes(&self) -> u64 {
         let table = match &self.table {
-            Table::Direct(table) => table.bytes(),
-            Table::Hashed(table) => table.bytes(),
+            RelabelTable::Direct(table) => table.bytes(),
+            RelabelTable::Hashed(table) => table.bytes(),
         };
         table + self.scratch.bytes()
     }
 
     /// What sampling `sample` touched.
     pub fn touched(&self, sample: &Sample) -> Touched {
-        let table_word_bytes = if matches!(self.table, Table::Direct(_)) { 4 } else { 16 };
+        let table_word_bytes = if matches!(self.table, RelabelTable::Direct(_)) { 4 } else { 16 };
         Touched::of(sample, size_of::<T::Word>() as u64, table_word_bytes)
     }
 }
 
-impl<T: Topology> Scratch<T> {
+impl<T: Topology> SamplerScratch<T> {
     fn bytes(&self) -> u64 {
         let fetched = held(&self.fetched.words) + held(&self.fetched.edges) + held(&self.fetched.relations);
         let frontier = held(&self.frontier) + held(&self.frontier_skipped);
@@ -348,12 +348,12 @@ fn hop_key(seed: u64, at: Position, hop: usize) -> Key {
     Key::new(seed).with(PURPOSE_SAMPLE).with(at.epoch).with(at.batch).with(hop as u64)
 }
 
-impl<T: Topology> Batch<'_, T> {
+impl<T: Topology> BatchSampling<'_, T> {
     /// Finds the nodes of the batch and draws their lists, in order of discovery.
     fn discover<R: Relabel + Sync + Send>(
         &self,
         table: &mut R,
-        scratch: &mut Scratch<T>,
+        scratch: &mut SamplerScratch<T>,
         mut expand: Option<Expand>,
         ledger: &mut Ledger,
     ) -> Result<()> {
@@ -375,7 +375,12 @@ impl<T: Topology> Batch<'_, T> {
     }
 
     /// Takes the seeds as hop 0: each once, in order of first appearance.
-    fn begin<R: Relabel>(&self, table: &mut R, scratch: &mut Scratch<T>, ledger: &mut Ledger) -> Result<()> {
+    fn begin<R: Relabel>(
+        &self,
+        table: &mut R,
+        scratch: &mut SamplerScratch<T>,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
         let (nodes, seeds) = (self.topology.nodes(), self.seeds);
         if let Some(seed) = seeds.iter().find(|seed| seed.0 >= nodes) {
             return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
@@ -408,7 +413,7 @@ impl<T: Topology> Batch<'_, T> {
     fn hop<R: Relabel + Send>(
         &self,
         table: &mut R,
-        scratch: &mut Scratch<T>,
+        scratch: &mut SamplerScratch<T>,
         depth: usize,
         fanout: Fanout,
         ledger: &mut Ledger,
@@ -419,7 +424,7 @@ impl<T: Topology> Batch<'_, T> {
             in_block_order(scratch, depth, ledger)?;
         }
         let found = &mut scratch.found;
-        let job = hop::Job {
+        let job = hop::HopJob {
             nodes: if is_layered { &scratch.frontier } else { &found.nodes[first..] },
             skipped: match is_layered {
                 true => &scratch.frontier_skipped,
@@ -446,7 +451,7 @@ impl<T: Topology> Batch<'_, T> {
     /// Takes what the last depth found as the next hop.
     fn close_hop(
         &self,
-        scratch: &mut Scratch<T>,
+        scratch: &mut SamplerScratch<T>,
         depth: usize,
         expand: Option<&mut Expand>,
         ledger: &mut Ledger,
@@ -475,12 +480,12 @@ impl<T: Topology> Batch<'_, T> {
     fn induce<R: Relabel + Sync + Send>(
         &self,
         table: &mut R,
-        scratch: &mut Scratch<T>,
+        scratch: &mut SamplerScratch<T>,
         ledger: &mut Ledger,
     ) -> Result<()> {
         let layers = self.settings.fanouts.len();
         in_block_order(scratch, layers, ledger)?;
-        let job = hop::Job {
+        let job = hop::HopJob {
             nodes: &scratch.frontier,
             skipped: &[],
             fanout: Fanout::All,
@@ -508,7 +513,11 @@ impl<T: Topology> Batch<'_, T> {
 }
 
 /// Lists the nodes of hops 0 to `depth` in the order of a block: the deepest hop first.
-fn in_block_order<T: Topology>(scratch: &mut Scratch<T>, depth: usize, ledger: &mut Ledger) -> Result<()> {
+fn in_block_order<T: Topology>(
+    scratch: &mut SamplerScratch<T>,
+    depth: usize,
+    ledger: &mut Ledger,
+) -> Result<()> {
     let found = &scratch.found;
     let (frontier, skipped) = (&mut scratch.frontier, &mut scratch.frontier_skipped);
     frontier.clear();

@@ -3,7 +3,7 @@
 //! needs a value of such a node that would have to be computed and is not the one supplied, the node joins those expanded
 //! regardless. Sample again until none joins. They only ever join, so it ends.
 
-use super::{Batch, Expand, Scratch};
+use super::{BatchSampling, Expand, SamplerScratch};
 use crate::memory::Ledger;
 use crate::relabel::Relabel;
 use crate::topology::Topology;
@@ -15,9 +15,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 const REMEMBERED_BYTES: u64 = 64;
 
 pub(super) fn run<T: Topology, R: Relabel + Sync + Send>(
-    batch: &Batch<T>,
+    batch: &BatchSampling<T>,
     table: &mut R,
-    scratch: &mut Scratch<T>,
+    scratch: &mut SamplerScratch<T>,
     expand: &mut dyn FnMut(u32, NodeId) -> bool,
     out: &mut Sample,
     ledger: &mut Ledger,

@@ -2,9 +2,11 @@
 //! entries are fetched together: those of cached lists at once, the others by one asynchronous plan in the order of the
 //! file, so that lists which share a block read it once.
 
+mod lookup;
+
 use super::cache::NeighbourCache;
 use super::rising::{Rising, RisingBuilder};
-use super::{Direction, Fetched, NotAtHand, Topology, Wanted, Word, Workspace};
+use super::{Direction, Fetched, NotAtHand, RequestedEntries, Topology, TopologyWorkspace, Word};
 use crate::{Result, SampleError};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, Dataset, Elements, PAYLOAD_OFFSET, StoreError, file};
@@ -33,15 +35,15 @@ pub struct DiskGraph {
     direction: Direction,
     nodes: u64,
     /// Lists of the first direction, and of the second where there are two.
-    parts: Vec<Part>,
+    parts: Vec<DiskPart>,
     /// The lists of each part, then edge ids of outgoing lists, then kinds of edges, as far as there are such.
     files: Files,
-    edge_ids: Option<Column>,
-    relations: Option<Column>,
+    edge_ids: Option<DiskColumn>,
+    relations: Option<DiskColumn>,
     counters: DiskCounters,
 }
 
-struct Part {
+struct DiskPart {
     offsets: Rising,
     entries: u64,
     is_outgoing: bool,
@@ -50,7 +52,7 @@ struct Part {
 
 /// An array that is read by element.
 #[derive(Clone, Copy)]
-struct Column {
+struct DiskColumn {
     file: usize,
     array: usize,
     bytes: u64,
@@ -112,13 +114,13 @@ impl DiskGraph {
         for (offsets, neighbours, is_outgoing) in wanted {
             let offsets = load_offsets(&dataset.arrays()[array(offsets)?], nodes, edges)?;
             opened.push(array(neighbours)?);
-            parts.push(Part { offsets, entries: edges, is_outgoing, array: array(neighbours)? });
+            parts.push(DiskPart { offsets, entries: edges, is_outgoing, array: array(neighbours)? });
         }
-        let mut column = |name: &str, bound: u64| -> Result<Column> {
+        let mut column = |name: &str, bound: u64| -> Result<DiskColumn> {
             let array = array(name)?;
             opened.push(array);
             let bytes = dataset.arrays()[array].entry().dtype.bytes();
-            Ok(Column { file: opened.len() - 1, array, bytes, bound })
+            Ok(DiskColumn { file: opened.len() - 1, array, bytes, bound })
         };
         let edge_ids = match direction {
             Direction::Incoming => None,
@@ -333,7 +335,7 @@ impl<W: Word> OnDisk<W> {
 }
 
 /// An entry to be read: which element, and where it goes.
-type Entry = (u64, u32);
+type DiskEntry = (u64, u32);
 
 /// What a sampler on a graph on disk keeps. It stays with the thread that samples: its queue does.
 #[derive(Default)]
@@ -341,16 +343,16 @@ pub struct DiskWorkspace {
     queue: Option<Queue>,
     /// Lists to be read: node, first place and number of entries.
     lists: Vec<(u64, u32, u32)>,
-    entries: Vec<Entry>,
+    entries: Vec<DiskEntry>,
     spare: Vec<(AlignedBuffer, Vec<Piece>)>,
 }
 
-impl Workspace for DiskWorkspace {
+impl TopologyWorkspace for DiskWorkspace {
     fn bytes(&self) -> u64 {
         let queue =
             self.queue.as_ref().map_or(0, |_| Options::default().memory_bytes((JOBS * JOB_PIECES) as u64));
         let jobs = self.spare.len() as u64 * (JOB_BYTES + JOB_PIECES * size_of::<Piece>()) as u64;
-        let arrays = self.lists.capacity() * 16 + self.entries.capacity() * size_of::<Entry>();
+        let arrays = self.lists.capacity() * 16 + self.entries.capacity() * size_of::<DiskEntry>();
         queue + jobs + arrays as u64
     }
 }
@@ -386,7 +388,12 @@ impl<W: Word> Topology for OnDisk<W> {
         Ok(())
     }
 
-    fn fetch(&self, wanted: Wanted<'_>, workspace: &mut DiskWorkspace, out: &mut Fetched<W>) -> Result<()> {
+    fn fetch(
+        &self,
+        wanted: RequestedEntries<'_>,
+        workspace: &mut DiskWorkspace,
+        out: &mut Fetched<W>,
+    ) -> Result<()> {
         out.edges.clear();
         out.relations.clear();
         out.words.clear();
@@ -416,7 +423,7 @@ impl<W: Word> Topology for OnDisk<W> {
 
 impl<W: Word> OnDisk<W> {
     /// Takes entries of cached lists; notes the other lists.
-    fn take_cached(&self, wanted: &Wanted<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
+    fn take_cached(&self, wanted: &RequestedEntries<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
         let (lists, counters) = (&mut workspace.lists, &self.graph.counters);
         lists.clear();
         let (mut start, mut asked) = (0usize, 0u64);
@@ -446,9 +453,9 @@ impl<W: Word> OnDisk<W> {
     fn list_entries(
         &self,
         part: usize,
-        wanted: &Wanted<'_>,
+        wanted: &RequestedEntries<'_>,
         lists: impl Iterator<Item = (u64, u32, u32)>,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<DiskEntry>,
     ) {
         entries.clear();
         for (node, first, length) in lists {
@@ -468,7 +475,7 @@ impl<W: Word> OnDisk<W> {
     /// Edge ids and kinds of all entries.
     fn fetch_edges(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &RequestedEntries<'_>,
         workspace: &mut DiskWorkspace,
         out: &mut Fetched<W>,
     ) -> Result<()> {
@@ -515,7 +522,7 @@ impl DiskGraph {
     /// Reads the workspace's entries of a column.
     fn read_column(
         &self,
-        column: Column,
+        column: DiskColumn,
         workspace: &mut DiskWorkspace,
         mut take: impl FnMut(u32, u64),
     ) -> Result<()> {
@@ -579,7 +586,7 @@ fn new_job() -> (AlignedBuffer, Vec<Piece>) {
 }
 
 /// Makes pieces of as many entries as a job takes; returns how many.
-fn cut(entries: &[Entry], width: u64, pieces: &mut Vec<Piece>) -> usize {
+fn cut(entries: &[DiskEntry], width: u64, pieces: &mut Vec<Piece>) -> usize {
     pieces.clear();
     for (number, (element, _)) in entries.iter().enumerate() {
         let offset = PAYLOAD_OFFSET + element * width;
@@ -601,7 +608,7 @@ fn cut(entries: &[Entry], width: u64, pieces: &mut Vec<Piece>) -> usize {
 }
 
 fn deliver(
-    entries: &[Entry],
+    entries: &[DiskEntry],
     width: u64,
     pieces: &[Piece],
     buffer: &[u8],

@@ -1,6 +1,10 @@
 //! The whole topology in memory, ids and offsets in 32 bits where they fit.
 
-use super::{Direction, Edge, Fetched, HopLists, List, Topology, Wanted, Word};
+use super::lookup::{self, check_edge, check_incoming, check_nodes};
+use super::{
+    Direction, Edge, EdgeLookup, Fetched, HopLists, IncomingNeighbours, NeighbourList, RequestedEntries,
+    Topology, Word,
+};
 use crate::{Result, SampleError};
 use esker_io::{prefer_large_pages, prefetch};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
@@ -15,54 +19,54 @@ const DEGREES_AHEAD: usize = 16;
 
 /// Numbers in 32 bits where all fit, else in 64.
 #[derive(Debug, Clone)]
-enum Packed {
+enum PackedNumbers {
     Narrow(Vec<u32>),
     Wide(Vec<u64>),
 }
 
-impl Packed {
+impl PackedNumbers {
     #[inline(always)]
     fn get(&self, index: usize) -> u64 {
         match self {
-            Packed::Narrow(numbers) => numbers[index] as u64,
-            Packed::Wide(numbers) => numbers[index],
+            PackedNumbers::Narrow(numbers) => numbers[index] as u64,
+            PackedNumbers::Wide(numbers) => numbers[index],
         }
     }
 
     #[inline(always)]
     fn prefetch(&self, index: usize) {
         match self {
-            Packed::Narrow(numbers) => prefetch(numbers, index),
-            Packed::Wide(numbers) => prefetch(numbers, index),
+            PackedNumbers::Narrow(numbers) => prefetch(numbers, index),
+            PackedNumbers::Wide(numbers) => prefetch(numbers, index),
         }
     }
 
     fn bytes(&self) -> u64 {
         match self {
-            Packed::Narrow(numbers) => numbers.len() as u64 * 4,
-            Packed::Wide(numbers) => numbers.len() as u64 * 8,
+            PackedNumbers::Narrow(numbers) => numbers.len() as u64 * 4,
+            PackedNumbers::Wide(numbers) => numbers.len() as u64 * 8,
         }
     }
 
-    fn of(numbers: &[u64]) -> Packed {
+    fn of(numbers: &[u64]) -> PackedNumbers {
         match numbers.iter().all(|number| *number <= u32::MAX as u64) {
-            true => Packed::Narrow(numbers.iter().map(|number| *number as u32).collect()),
-            false => Packed::Wide(numbers.to_vec()),
+            true => PackedNumbers::Narrow(numbers.iter().map(|number| *number as u32).collect()),
+            false => PackedNumbers::Wide(numbers.to_vec()),
         }
     }
 
     /// Reads an array of u32 or u64; `most` is the largest number it may hold.
-    fn load(array: &ArrayFile, most: u64) -> Result<Packed> {
+    fn load(array: &ArrayFile, most: u64) -> Result<PackedNumbers> {
         let rows = array.entry().rows as usize;
         if most > u32::MAX as u64 {
             let mut wide = zeros::<u64>(rows);
             array.elements(0)?.fill_ids(&mut wide)?;
-            return Ok(Packed::Wide(wide));
+            return Ok(PackedNumbers::Wide(wide));
         }
         let mut narrow = zeros::<u32>(rows);
         if array.entry().dtype == Dtype::U32 {
             array.elements(0)?.fill(&mut narrow)?;
-            return Ok(Packed::Narrow(narrow));
+            return Ok(PackedNumbers::Narrow(narrow));
         }
         let (mut elements, mut wide) = (array.elements(0)?, vec![0u64; CHUNK]);
         for part in narrow.chunks_mut(CHUNK) {
@@ -72,7 +76,7 @@ impl Packed {
                     .map_err(|_| out_of_range(array, format!("numbers up to {most}"), *number))?;
             }
         }
-        Ok(Packed::Narrow(narrow))
+        Ok(PackedNumbers::Narrow(narrow))
     }
 }
 
@@ -89,15 +93,20 @@ fn out_of_range(array: &ArrayFile, expected: String, found: u64) -> SampleError 
 
 /// Neighbour lists in one direction.
 #[derive(Debug, Clone)]
-struct Lists<W> {
-    offsets: Packed,
+struct DirectedLists<W> {
+    offsets: PackedNumbers,
     neighbours: Vec<W>,
     /// Edge ids where they are not the positions themselves.
-    edges: Option<Packed>,
+    edges: Option<PackedNumbers>,
 }
 
-impl<W: Word> Lists<W> {
-    fn load(dataset: &Dataset, offsets: &str, neighbours: &str, edges: Option<&str>) -> Result<Lists<W>> {
+impl<W: Word> DirectedLists<W> {
+    fn load(
+        dataset: &Dataset,
+        offsets: &str,
+        neighbours: &str,
+        edges: Option<&str>,
+    ) -> Result<DirectedLists<W>> {
         let manifest = dataset.manifest();
         let (nodes, count) = (manifest.nodes.count, manifest.edges.count);
         let array = |name: &str| {
@@ -109,7 +118,7 @@ impl<W: Word> Lists<W> {
             })
         };
         let (offset_array, neighbour_array) = (array(offsets)?, array(neighbours)?);
-        let offsets = Packed::load(offset_array, count)?;
+        let offsets = PackedNumbers::load(offset_array, count)?;
         let mut before = 0;
         for index in 0..=nodes as usize {
             let offset = offsets.get(index);
@@ -131,20 +140,20 @@ impl<W: Word> Lists<W> {
             return Err(out_of_range(neighbour_array, expected, largest.node().0));
         }
         let edges = match edges {
-            Some(name) => Some(Packed::load(array(name)?, count)?),
+            Some(name) => Some(PackedNumbers::load(array(name)?, count)?),
             None => None,
         };
-        Ok(Lists { offsets, neighbours: words, edges })
+        Ok(DirectedLists { offsets, neighbours: words, edges })
     }
 
-    fn of(lists: &[Vec<u64>]) -> Lists<W> {
+    fn of(lists: &[Vec<u64>]) -> DirectedLists<W> {
         let mut offsets = vec![0];
         let mut neighbours = Vec::new();
         for list in lists {
             neighbours.extend(list.iter().map(|node| W::of(NodeId(*node))));
             offsets.push(neighbours.len() as u64);
         }
-        Lists { offsets: Packed::of(&offsets), neighbours, edges: None }
+        DirectedLists { offsets: PackedNumbers::of(&offsets), neighbours, edges: None }
     }
 
     #[inline(always)]
@@ -159,7 +168,7 @@ impl<W: Word> Lists<W> {
     }
 
     fn bytes(&self) -> u64 {
-        let edges = self.edges.as_ref().map_or(0, Packed::bytes);
+        let edges = self.edges.as_ref().map_or(0, PackedNumbers::bytes);
         self.offsets.bytes() + edges + std::mem::size_of_val(&self.neighbours[..]) as u64
     }
 }
@@ -168,8 +177,8 @@ impl<W: Word> Lists<W> {
 #[derive(Debug, Clone)]
 pub struct InMemory<W> {
     nodes: u64,
-    first: Lists<W>,
-    second: Option<Lists<W>>,
+    first: DirectedLists<W>,
+    second: Option<DirectedLists<W>>,
     relations: Option<Vec<u32>>,
     direction: Direction,
 }
@@ -177,9 +186,10 @@ pub struct InMemory<W> {
 impl<W: Word> InMemory<W> {
     /// Reads the lists of a dataset whose ids are stored as `W`: [`AnyTopology::bytes_for`] bytes.
     pub fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
-        let incoming = || Lists::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
-        let outgoing =
-            || Lists::load(dataset, file::OUT_OFFSETS, file::OUT_NEIGHBOURS, Some(file::OUT_EDGE_IDS));
+        let incoming = || DirectedLists::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
+        let outgoing = || {
+            DirectedLists::load(dataset, file::OUT_OFFSETS, file::OUT_NEIGHBOURS, Some(file::OUT_EDGE_IDS))
+        };
         let (first, second) = match direction {
             Direction::Incoming => (incoming()?, None),
             Direction::Outgoing => (outgoing()?, None),
@@ -215,7 +225,7 @@ impl<W: Word> InMemory<W> {
     pub fn from_lists(lists: &[Vec<u64>], relations: Option<Vec<u32>>) -> InMemory<W> {
         InMemory {
             nodes: lists.len() as u64,
-            first: Lists::of(lists),
+            first: DirectedLists::of(lists),
             second: None,
             relations,
             direction: Direction::Incoming,
@@ -232,9 +242,9 @@ impl<W: Word> InMemory<W> {
             }
         }
         let targets = outgoing.iter().map(|list| list.iter().map(|(target, _)| *target).collect());
-        let mut turned: Lists<W> = Lists::of(&targets.collect::<Vec<Vec<u64>>>());
+        let mut turned: DirectedLists<W> = DirectedLists::of(&targets.collect::<Vec<Vec<u64>>>());
         let ids: Vec<u64> = outgoing.iter().flatten().map(|(_, edge)| *edge).collect();
-        turned.edges = Some(Packed::of(&ids));
+        turned.edges = Some(PackedNumbers::of(&ids));
         let (first, second) = match direction {
             Direction::Incoming => (self.first, None),
             Direction::Outgoing => (turned, None),
@@ -245,8 +255,11 @@ impl<W: Word> InMemory<W> {
 
     /// A node's list.
     #[inline(always)]
-    pub fn list(&self, node: NodeId) -> List<'_, W> {
-        List { first: self.first.list(node), second: self.second.as_ref().map_or(&[], |s| s.list(node)) }
+    pub fn list(&self, node: NodeId) -> NeighbourList<'_, W> {
+        NeighbourList {
+            first: self.first.list(node),
+            second: self.second.as_ref().map_or(&[], |s| s.list(node)),
+        }
     }
 
     /// A node's degree in the whole graph.
@@ -256,7 +269,7 @@ impl<W: Word> InMemory<W> {
 
     /// Bytes of memory it holds.
     pub fn bytes(&self) -> u64 {
-        let second = self.second.as_ref().map_or(0, Lists::bytes);
+        let second = self.second.as_ref().map_or(0, DirectedLists::bytes);
         self.first.bytes() + second + self.relations.as_ref().map_or(0, |kinds| kinds.len() as u64 * 4)
     }
 
@@ -267,43 +280,14 @@ impl<W: Word> InMemory<W> {
 
     /// The ends and kind of an edge. Needs incoming lists, whose positions edge ids are.
     pub fn edge(&self, edge: EdgeId) -> Result<Edge> {
-        let count = self.first.neighbours.len() as u64;
-        if self.direction == Direction::Outgoing || edge.0 >= count {
-            let problem =
-                format!("edge {} is looked up in {:?} lists of {count} edges", edge.0, self.direction);
-            return Err(SampleError::request(
-                problem,
-                "use edge ids of this graph, and incoming lists or both",
-            ));
-        }
+        check_edge(edge, self.direction, self.first.neighbours.len() as u64)?;
         let source = self.first.neighbours[edge.0 as usize].node();
         Ok(Edge { source, target: self.target_of(edge), relation: self.kind(edge) })
     }
 
     /// The node whose list holds entry `edge` of the incoming lists.
-    pub(crate) fn target_of(&self, edge: EdgeId) -> NodeId {
-        // The last node whose list starts at or before the edge.
-        let (mut low, mut high) = (0, self.nodes as usize);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if self.first.offsets.get(middle) <= edge.0 { low = middle } else { high = middle }
-        }
-        NodeId(low as u64)
-    }
-
-    /// The kind of the edge at a position of a node's incoming list.
-    pub(crate) fn relation_of(&self, node: NodeId, position: usize) -> u32 {
-        self.kind(self.first.edge(node, position))
-    }
-
-    /// Whether an edge of this kind exists. Needs incoming lists.
-    pub(crate) fn contains(&self, edge: Edge) -> bool {
-        let list = self.first.list(edge.target);
-        let source = W::of(edge.source);
-        let start = list.partition_point(|word| *word < source);
-        (start..list.len())
-            .take_while(|position| list[*position] == source)
-            .any(|position| self.kind(self.first.edge(edge.target, position)) == edge.relation)
+    fn target_of(&self, edge: EdgeId) -> NodeId {
+        lookup::target_of(edge, self.nodes, |node| self.first.offsets.get(node))
     }
 
     fn kind(&self, edge: EdgeId) -> u32 {
@@ -342,7 +326,7 @@ impl<W: Word> Topology for InMemory<W> {
         Ok(())
     }
 
-    fn fetch(&self, wanted: Wanted<'_>, (): &mut (), out: &mut Fetched<W>) -> Result<()> {
+    fn fetch(&self, wanted: RequestedEntries<'_>, (): &mut (), out: &mut Fetched<W>) -> Result<()> {
         out.words.clear();
         out.edges.clear();
         out.relations.clear();
@@ -357,6 +341,55 @@ impl<W: Word> Topology for InMemory<W> {
             if wanted.relations {
                 out.relations.extend(positions.iter().map(|position| lists.relation(at, *position)));
             }
+        }
+        Ok(())
+    }
+}
+
+impl<W: Word> EdgeLookup for InMemory<W> {
+    fn node_count(&self) -> u64 {
+        self.nodes
+    }
+
+    fn edge_count(&self) -> u64 {
+        self.first.neighbours.len() as u64
+    }
+
+    fn has_incoming(&self) -> bool {
+        self.direction != Direction::Outgoing
+    }
+
+    fn edges_by_id(&self, ids: &[EdgeId], out: &mut Vec<Edge>) -> Result<()> {
+        ids.iter().try_for_each(|edge| {
+            out.push(self.edge(*edge)?);
+            Ok(())
+        })
+    }
+
+    fn targets_by_id(&self, ids: &[EdgeId], out: &mut Vec<NodeId>) -> Result<()> {
+        ids.iter().try_for_each(|edge| {
+            check_edge(*edge, self.direction, self.edge_count())?;
+            out.push(self.target_of(*edge));
+            Ok(())
+        })
+    }
+
+    fn in_degrees(&self, nodes: &[NodeId], out: &mut Vec<u64>) -> Result<()> {
+        check_incoming(self.direction)?;
+        check_nodes(nodes.iter().copied(), self.nodes)?;
+        out.extend(nodes.iter().map(|node| self.first.list(*node).len() as u64));
+        Ok(())
+    }
+
+    fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()> {
+        check_incoming(self.direction)?;
+        check_nodes(nodes.iter().copied(), self.nodes)?;
+        for (at, node) in nodes.iter().enumerate() {
+            let sources = self.first.list(*node);
+            // An edge's id is its position in the incoming lists.
+            let start = self.first.offsets.get(node.index()) as usize;
+            let relations = self.relations.as_ref().map(|kinds| &kinds[start..start + sources.len()]);
+            take(at, IncomingNeighbours { sources: W::sources(sources), relations });
         }
         Ok(())
     }
@@ -383,7 +416,7 @@ impl<W: Word> HopLists for InMemoryHop<'_, W> {
     }
 
     #[inline(always)]
-    fn list(&self, at: usize) -> List<'_, W> {
+    fn list(&self, at: usize) -> NeighbourList<'_, W> {
         self.graph.list(self.nodes[at])
     }
 
@@ -445,6 +478,7 @@ impl AnyTopology {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Sources;
 
     /// Edges 1->0, 2->0 (kind 5), 2->0 (kind 6), 0->2.
     fn graph() -> InMemory<u32> {
@@ -459,8 +493,24 @@ mod tests {
         assert_eq!(graph.edge(EdgeId(2)).unwrap(), edge(2, 0, 6));
         assert_eq!(graph.edge(EdgeId(3)).unwrap(), edge(0, 2, 7));
         assert!(graph.edge(EdgeId(4)).is_err());
-        assert!(graph.contains(edge(2, 0, 5)) && graph.contains(edge(2, 0, 6)));
-        assert!(!graph.contains(edge(2, 0, 4)) && !graph.contains(edge(1, 2, 7)));
+        let contains = |edge: Edge| {
+            let mut found = false;
+            graph
+                .incoming(&[edge.target], &mut |_, adjacency| {
+                    let (Sources::Narrow(sources), Some(relations)) =
+                        (adjacency.sources, adjacency.relations)
+                    else {
+                        panic!("narrow, with relations")
+                    };
+                    let mut edges = sources.iter().zip(relations);
+                    found |=
+                        edges.any(|(source, kind)| source.node() == edge.source && *kind == edge.relation);
+                })
+                .unwrap();
+            found
+        };
+        assert!(contains(edge(2, 0, 5)) && contains(edge(2, 0, 6)));
+        assert!(!contains(edge(2, 0, 4)) && !contains(edge(1, 2, 7)));
     }
 
     fn check_lists(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {

@@ -3,11 +3,13 @@
 
 mod cache;
 mod disk;
+pub(crate) mod lookup;
 mod memory;
 mod rising;
 
 pub use cache::{CacheIndex, CachedLists, CountStream, EntryCounts, NeighbourCache};
 pub use disk::{DiskGraph, DiskWorkspace, ListCounters, OnDisk};
+pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
 
 use crate::Result;
@@ -19,6 +21,8 @@ pub trait Word: bytemuck::Pod + Default + Send + Sync + Ord + std::fmt::Debug {
     fn node(self) -> NodeId;
     /// The word of a node that is known to fit.
     fn of(node: NodeId) -> Self;
+    /// Words as a [`Sources`].
+    fn sources(words: &[Self]) -> Sources<'_>;
     /// The place in an array by node.
     #[inline(always)]
     fn index(self) -> usize {
@@ -35,6 +39,9 @@ impl Word for u32 {
     fn of(node: NodeId) -> u32 {
         node.0 as u32
     }
+    fn sources(words: &[u32]) -> Sources<'_> {
+        Sources::Narrow(words)
+    }
 }
 
 impl Word for u64 {
@@ -45,6 +52,9 @@ impl Word for u64 {
     #[inline(always)]
     fn of(node: NodeId) -> u64 {
         node.0
+    }
+    fn sources(words: &[u64]) -> Sources<'_> {
+        Sources::Wide(words)
     }
 }
 
@@ -74,14 +84,14 @@ pub struct Edge {
 /// A node's stored list: two runs, each sorted by neighbour, then by edge id. The second is empty unless neighbours
 /// in both directions are wanted.
 #[derive(Debug, Clone, Copy)]
-pub struct List<'a, W> {
+pub struct NeighbourList<'a, W> {
     /// Positions from 0.
     pub first: &'a [W],
     /// Positions behind those of `first`.
     pub second: &'a [W],
 }
 
-impl<W: Word> List<'_, W> {
+impl<W: Word> NeighbourList<'_, W> {
     /// The node's degree.
     #[inline(always)]
     pub fn len(&self) -> usize {
@@ -108,7 +118,7 @@ pub trait Topology: Send + Sync {
     /// How neighbours are stored.
     type Word: Word;
     /// Memory that fetching needs, kept between hops.
-    type Workspace: Workspace;
+    type Workspace: TopologyWorkspace;
     /// The lists of one hop, where they lie in memory; else [`NotAtHand`].
     type AtHand<'a>: HopLists<Word = Self::Word>
     where
@@ -134,7 +144,7 @@ pub trait Topology: Send + Sync {
     /// topology on disk reads all of them together here.
     fn fetch(
         &self,
-        wanted: Wanted<'_>,
+        wanted: RequestedEntries<'_>,
         workspace: &mut Self::Workspace,
         out: &mut Fetched<Self::Word>,
     ) -> Result<()>;
@@ -142,7 +152,7 @@ pub trait Topology: Send + Sync {
 
 /// Entries of neighbour lists that a hop needs.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct RequestedEntries<'a> {
     /// Whose lists.
     pub nodes: &'a [NodeId],
     /// How many entries of each.
@@ -167,12 +177,12 @@ pub struct Fetched<W> {
 }
 
 /// Memory that a topology keeps for a sampler. A topology on disk keeps a queue, which stays with its thread.
-pub trait Workspace: Default {
+pub trait TopologyWorkspace: Default {
     /// Bytes it holds.
     fn bytes(&self) -> u64;
 }
 
-impl Workspace for () {
+impl TopologyWorkspace for () {
     fn bytes(&self) -> u64 {
         0
     }
@@ -187,7 +197,7 @@ pub trait HopLists: Sync {
     fn prefetch(&self, at: usize);
 
     /// The list of the node at this place.
-    fn list(&self, at: usize) -> List<'_, Self::Word>;
+    fn list(&self, at: usize) -> NeighbourList<'_, Self::Word>;
 
     /// The edge at a position of the list at this place.
     fn edge(&self, at: usize, position: u32) -> EdgeId;
@@ -205,7 +215,7 @@ impl<W: Word> HopLists for NotAtHand<W> {
     fn prefetch(&self, _: usize) {
         match self.0 {}
     }
-    fn list(&self, _: usize) -> List<'_, W> {
+    fn list(&self, _: usize) -> NeighbourList<'_, W> {
         match self.0 {}
     }
     fn edge(&self, _: usize, _: u32) -> EdgeId {
@@ -252,7 +262,7 @@ macro_rules! is_topology_too {
             }
             fn fetch(
                 &self,
-                wanted: Wanted<'_>,
+                wanted: RequestedEntries<'_>,
                 work: &mut T::Workspace,
                 out: &mut Fetched<T::Word>,
             ) -> Result<()> {

@@ -367,12 +367,12 @@ fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
 
 /// Samples as single records, for whoever keeps them otherwise than in a trace's file.
 #[derive(Default)]
-pub struct Records {
+pub struct SampleRecords {
     encoder: Encoder,
     decoder: Decoder,
 }
 
-impl Records {
+impl SampleRecords {
     /// The record of a sample made with the header's settings; `home` is for messages.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
         check(header, sample, home)?;

@@ -7,4 +7,4 @@ mod bits;
 mod file;
 mod record;
 
-pub use file::{Cursor, Records, TraceEntry, TraceHeader, TraceReader, TraceSummary, TraceWriter};
+pub use file::{Cursor, SampleRecords, TraceEntry, TraceHeader, TraceReader, TraceSummary, TraceWriter};

@@ -2,7 +2,7 @@
 
 use super::TraceHeader;
 use super::bits::{BitReader, BitWriter, width_below};
-use crate::found::{Found, Section};
+use crate::found::{Discovered, Section};
 use crate::memory::Ledger;
 use crate::sampler::mark_unneeded;
 use crate::{Block, Fanout, Form, Sample};
@@ -54,7 +54,7 @@ fn tells_degree(form: Form, depth: usize, hop: usize) -> bool {
 }
 
 /// Where a list stands and what is known of it.
-struct List<'a> {
+struct EncodedList<'a> {
     block: &'a Block,
     fanout: Option<Fanout>,
     tells_degree: bool,
@@ -101,7 +101,7 @@ impl Encoder {
             };
             let fanout = header.settings.fanouts.get(depth).copied();
             for at in hops.rev() {
-                let list = List { block, fanout, tells_degree: tells_degree(form, depth, at) };
+                let list = EncodedList { block, fanout, tells_degree: tells_degree(form, depth, at) };
                 for node in hop(at).filter(|node| sample.unexpanded.get(*node) != Some(&true)) {
                     known = self.encode_list(sample, &list, node, known, &widths);
                 }
@@ -131,7 +131,14 @@ impl Encoder {
     }
 
     /// One list; returns how many nodes are known behind it.
-    fn encode_list(&mut self, sample: &Sample, list: &List, node: usize, known: u64, widths: &Widths) -> u64 {
+    fn encode_list(
+        &mut self,
+        sample: &Sample,
+        list: &EncodedList,
+        node: usize,
+        known: u64,
+        widths: &Widths,
+    ) -> u64 {
         let block = list.block;
         let at = node - block.first as usize;
         let range = block.nbr_offsets[at] as usize..block.nbr_offsets[at + 1] as usize;
@@ -236,7 +243,7 @@ fn id_gap_width(width: u32, count: usize) -> u32 {
 /// Turns bits into samples; buffers are reused. Trusts nothing: a record that contradicts itself is described.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
-    found: Found,
+    found: Discovered,
     flags: Vec<bool>,
     ids: Vec<u64>,
 }
@@ -467,31 +474,43 @@ impl Decoder {
         }
         section.lengths.push(count as u32);
         section.degrees.push(degree as u32);
-        if header.settings.carry.edges {
-            for _ in 0..count {
-                let edge = reader.take(widths.edge);
-                if edge >= header.edges {
-                    return Err("an edge that the graph does not have");
-                }
-                section.edges.push(EdgeId(edge));
-            }
-        }
-        if header.settings.carry.relations {
-            for _ in 0..count {
-                let relation = reader.take(widths.relation);
-                if relation >= header.relations {
-                    return Err("a kind of edge that the graph does not have");
-                }
-                section.relations.push(relation as u32);
-            }
-        }
-        Ok(())
+        take_edges(reader, header, widths, count, section)
     }
 }
 
 /// The nodes of a hop.
 fn found_range(hop_starts: &[u32], hop: usize) -> Range<usize> {
     hop_starts[hop] as usize..hop_starts[hop + 1] as usize
+}
+
+/// Edge ids and relations of a list, as far as they are carried.
+#[inline(always)]
+fn take_edges(
+    reader: &mut BitReader,
+    header: &TraceHeader,
+    widths: &Widths,
+    count: u64,
+    section: &mut Section,
+) -> Result<(), Flaw> {
+    if header.settings.carry.edges {
+        for _ in 0..count {
+            let edge = reader.take(widths.edge);
+            if edge >= header.edges {
+                return Err("an edge that the graph does not have");
+            }
+            section.edges.push(EdgeId(edge));
+        }
+    }
+    if header.settings.carry.relations {
+        for _ in 0..count {
+            let relation = reader.take(widths.relation);
+            if relation >= header.relations {
+                return Err("a kind of edge that the graph does not have");
+            }
+            section.relations.push(relation as u32);
+        }
+    }
+    Ok(())
 }
 
 fn take_positions(reader: &mut BitReader, degree: u64, count: u64, out: &mut Vec<u32>) -> Result<(), Flaw> {

@@ -2,140 +2,174 @@
 //! wait in memory, of a GPU first and then of the host, and the others lie on disk batch by batch. Training loads samples,
 //! reads rows and assembles batches, each while the others work on their own.
 
+mod home;
 mod prepare;
+mod sampling;
 mod sizes;
 mod source;
 
-use crate::batch::{BatchSource, RowBuffer, RowMaker};
 use crate::direct::{self, Reads};
-use crate::{Evaluation, HeldRows, Hold, Job, MemoryTable, Result, RowHolder, Strategy, StrategyError};
-use esker_fetch::packed::Packed;
-use esker_fetch::{DiskRows, HostCache, StoredRow};
-use esker_sample::{DiskGraph, Position, Word};
-use esker_types::{ByteCount, Dtype, NodeId, counted, grouped};
+use crate::phases::Phases;
+use crate::{
+    BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
+};
+use esker_device::{Device, RowCache};
+use esker_fetch::HostCache;
+use esker_fetch::packed::{Packed, SafePoints};
+use esker_types::{ByteCount, Dtype, counted, grouped};
 use sizes::{Sizes, Training};
-use source::Source;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// DiskGNN over rows of any kind.
-pub struct DiskGnn<R> {
-    rows: RowMaker<R>,
-    holder: Option<Arc<dyn RowHolder<R>>>,
-    graph: Option<Prepared<R>>,
+/// DiskGNN for a device.
+pub struct DiskGnn<D: Device> {
+    device: D,
+    /// What rows may take of the device's own memory.
+    cache_bytes: u64,
+    opened: Option<Opened<D>>,
 }
 
 /// What sources share.
-struct Prepared<R> {
+struct Opened<D: Device> {
     reads: Reads,
-    wide: bool,
     /// Nothing where nobody trains.
     packed: Option<Arc<Packed>>,
     training: Training,
-    cache: Cache<R>,
+    tier: RowTier<D>,
     /// Epochs that others repeat.
     epochs: u64,
-    seconds: f64,
 }
 
-/// Where rows wanted most are.
-enum Cache<R> {
+/// Where rows accessed most are.
+enum RowTier<D: Device> {
     /// In host memory, as stored; batches are assembled there.
     Host(Arc<HostCache>),
-    /// Where the processor that trains reads them; it assembles batches.
-    Held(Arc<dyn HeldRows<R>>),
+    /// Where the device that trains reads them; it assembles batches.
+    Device(Arc<D::Cache>),
 }
 
-impl<R> Clone for Cache<R> {
-    fn clone(&self) -> Cache<R> {
+impl<D: Device> Clone for RowTier<D> {
+    fn clone(&self) -> RowTier<D> {
         match self {
-            Cache::Host(rows) => Cache::Host(rows.clone()),
-            Cache::Held(held) => Cache::Held(held.clone()),
+            RowTier::Host(rows) => RowTier::Host(rows.clone()),
+            RowTier::Device(cache) => RowTier::Device(cache.clone()),
         }
     }
 }
 
-/// Rows packed as batches will want them.
-pub fn strategy<R: RowBuffer>(rows: RowMaker<R>, holder: Option<Arc<dyn RowHolder<R>>>) -> DiskGnn<R> {
-    DiskGnn { rows, holder, graph: None }
+/// How much may be lost where preparing is killed.
+fn safe_points(job: &JobOutline) -> SafePoints {
+    match job.out_of_core.safe_point_bytes {
+        Some(bytes) => SafePoints { sample_bytes: bytes, packed_bytes: bytes },
+        None => SafePoints::default(),
+    }
 }
 
-impl<R> DiskGnn<R> {
+/// What it needs of memory.
+pub fn needs(job: &JobOutline) -> Result<Needs> {
+    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: true })
+}
+
+/// Rows packed as batches will access them.
+pub fn strategy<D: Device>(device: D, cache_bytes: u64) -> DiskGnn<D> {
+    DiskGnn { device, cache_bytes, opened: None }
+}
+
+impl<D: Device> DiskGnn<D> {
     /// What was opened. Asking before is a bug.
-    fn opened(&self) -> &Prepared<R> {
-        self.graph.as_ref().expect("a strategy is prepared before it yields batches")
+    fn opened(&self) -> &Opened<D> {
+        self.opened.as_ref().expect("a strategy is prepared before it yields batches")
+    }
+
+    /// Reads the rows accessed most to where they wait.
+    fn load(&self, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
+        let (slots, format) = (packed.packing().slots, reads.rows.format());
+        if let Some(cache) = self.device.cache(&format.stored_rows(), slots, self.cache_bytes)? {
+            let mut failed = None;
+            packed.cached_rows(|first, stored| {
+                failed = failed.take().or(cache.fill(first, stored).err());
+                Ok(())
+            })?;
+            return match failed {
+                None => Ok(RowTier::Device(cache)),
+                Some(error) => Err(error.into()),
+            };
+        }
+        let mut cache = HostCache::new(slots, format);
+        packed.cached_rows(|first, stored| {
+            cache.fill(first, stored);
+            Ok(())
+        })?;
+        Ok(RowTier::Host(Arc::new(cache)))
     }
 }
 
-impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
-    fn memory(&self, job: &Job) -> Result<MemoryTable> {
-        Ok(sizes::memory(job))
+impl<D: Device> Strategy<D> for DiskGnn<D> {
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        needs(job)
     }
 
-    fn takes_the_rest(&self) -> bool {
-        true
-    }
-
-    fn holds_rows(&self) -> bool {
-        true
-    }
-
-    fn prepare(&mut self, job: &Job) -> Result<()> {
-        let started = Instant::now();
-        let wide = job.dataset.manifest().id_dtype() == Dtype::U64;
-        let threads = job.threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
-        let reads = Reads {
-            graph: Arc::new(DiskGraph::open(&job.dataset, job.direction)?),
-            rows: Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?),
-            pool: Arc::new(pool),
-        };
+    fn prepare(&mut self, job: &Job) -> Result<Prepared> {
+        let (started, reads) = (Instant::now(), Reads::open(job)?);
         // Whoever only infers trains on no batch.
         if job.largest_batch == 0 {
-            let cache = Cache::Host(Arc::new(HostCache::new(0, reads.rows.format())));
+            let tier = RowTier::Host(Arc::new(HostCache::new(0, reads.rows.format())));
             let training = Training::default();
-            let (packed, epochs, seconds) = (None, 1, 0.0);
-            self.graph = Some(Prepared { reads, wide, packed, training, cache, epochs, seconds });
-            return Ok(());
+            self.opened = Some(Opened { reads, packed: None, training, tier, epochs: 1 });
+            return Ok(Prepared::default());
         }
         let format = reads.rows.format();
-        let device_slots = self.holder.as_ref().map_or(0, |holder| holder.device_slots(format));
-        let device_bytes = device_slots * format.row_bytes() as u64;
-        let sizes = Sizes::new(job, device_bytes)?;
-        let packed = match wide {
-            true => self.packed::<u64>(job, &sizes, &reads)?,
-            false => self.packed::<u32>(job, &sizes, &reads)?,
+        let device_slots = match self.device.in_host_memory() {
+            true => 0,
+            false => format.stored_rows().rows_in(self.cache_bytes),
         };
+        let sizes = Sizes::new(job, device_slots * format.row_bytes() as u64)?;
+        let packed = Arc::new(match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => prepare::prepare::<u64>(job, &sizes, &reads)?,
+            _ => prepare::prepare::<u32>(job, &sizes, &reads)?,
+        });
         let training = sizes.training(job, packed.packing())?;
-        let cache = self.load(&packed, &reads)?;
+        let tier = self.load(&packed, &reads)?;
         let seconds = started.elapsed().as_secs_f64();
         let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(packed.packing().epochs).max(1);
-        self.graph = Some(Prepared { reads, wide, packed: Some(packed), training, cache, epochs, seconds });
-        Ok(())
+        let on_disk = serde_json::json!({
+            "directory": packed.directory(), "seconds": seconds, "disk_bytes": packed.disk_bytes(),
+            "packing": packed.packing(),
+        });
+        let opened = Opened { reads, packed: Some(packed.clone()), training, tier, epochs };
+        let notes = opened.notes(&packed);
+        self.opened = Some(opened);
+        Ok(Prepared { epochs_sampled: Some(epochs), on_disk: Some(on_disk), notes })
     }
 
-    fn epochs_sampled(&self) -> Option<u64> {
-        self.graph.as_ref().filter(|graph| graph.packed.is_some()).map(|graph| graph.epochs)
+    fn batches(
+        &mut self,
+        job: &Job,
+        from: RunPosition,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        let opened = self.opened();
+        let training = source::source(opened, job, job.training_position(from), &self.device);
+        let (device, reads, rows) = (self.device.clone(), opened.reads.clone(), opened.reads.clone());
+        let open = Box::new(move |job: &Job, over: &Inference| direct::source(&device, &reads, job, over));
+        Ok(Box::new(Phases::new(job, from, training, open, Box::new(move || rows.table()))))
     }
 
-    fn prepared(&self) -> Option<serde_json::Value> {
-        let packed = self.graph.as_ref()?.packed.as_ref()?;
-        Some(serde_json::json!({
-            "directory": packed.directory(), "seconds": self.graph.as_ref()?.seconds, "disk_bytes": packed.disk_bytes(), "packing": packed.packing(),
-        }))
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
+        let source = direct::source(&self.device, &self.opened().reads, job, over)?;
+        Ok(Box::new(Phases::alone(job, over, source)))
     }
+}
 
-    fn notes(&self) -> Vec<String> {
-        let Some(Prepared { packed: Some(packed), cache, training, .. }) = &self.graph else {
-            return Vec::new();
-        };
+impl<D: Device> Opened<D> {
+    /// How memory and disk are used, for a person.
+    fn notes(&self, packed: &Packed) -> Vec<String> {
         let packing = packed.packing();
         let share = |part: u64, all: u64| part as f64 / all.max(1) as f64 * 100.0;
         let hits = share(packing.accesses - packing.misses, packing.accesses);
-        let held = match cache {
-            Cache::Host(_) => String::new(),
-            Cache::Held(held) => format!(", {} of them on the GPU", grouped(held.device_slots())),
+        let held = match &self.tier {
+            RowTier::Host(_) => String::new(),
+            RowTier::Device(cache) => format!(", {} of them on the GPU", grouped(cache.device_slots())),
         };
         let layout = match packing.segment {
             _ if packing.misses == 0 => "nothing is read from disk".to_string(),
@@ -159,55 +193,9 @@ impl<R: RowBuffer> Strategy<R> for DiskGnn<R> {
             ),
             format!(
                 "{} read at a time; files are read by {}",
-                counted(training.lanes as u64, "batch", "batches"),
+                counted(self.training.lanes as u64, "batch", "batches"),
                 packed.rung()
             ),
         ]
-    }
-
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
-        let prepared = self.opened();
-        Ok(Box::new(Source::new(prepared, job, from, &self.rows)?))
-    }
-
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
-        let prepared = self.opened();
-        match prepared.wide {
-            true => direct::source::<R, u64>(&prepared.reads, job, over, &self.rows),
-            false => direct::source::<R, u32>(&prepared.reads, job, over, &self.rows),
-        }
-    }
-
-    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        let Reads { rows, pool, .. } = &self.opened().reads;
-        Ok(rows.reader()?.read_all(nodes, values, pool)?)
-    }
-}
-
-impl<R: RowBuffer> DiskGnn<R> {
-    fn packed<W: Word + StoredRow>(&self, job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Arc<Packed>> {
-        Ok(Arc::new(prepare::prepare::<W>(job, sizes, reads)?))
-    }
-
-    /// Reads the rows wanted most to where they wait.
-    fn load(&self, packed: &Packed, reads: &Reads) -> Result<Cache<R>> {
-        let slots = packed.packing().slots;
-        let asked = Hold { slots, format: reads.rows.format() };
-        if let Some(holder) = &self.holder
-            && let Some(held) = holder.hold(&asked)?
-        {
-            let mut failed = None;
-            packed.cached_rows(|first, stored| {
-                failed = failed.take().or(held.fill(first, stored).err());
-                Ok(())
-            })?;
-            return failed.map_or(Ok(Cache::Held(held)), Err);
-        }
-        let mut cache = HostCache::new(slots, reads.rows.format());
-        packed.cached_rows(|first, stored| {
-            cache.fill(first, stored);
-            Ok(())
-        })?;
-        Ok(Cache::Host(Arc::new(cache)))
     }
 }

@@ -1,204 +1,232 @@
-//! What comes before training: sample some epochs, lay their rows out, pack them. Done once; found again while nothing that
-//! shapes it has changed.
+//! What comes before training: sample some epochs, lay their rows out, pack them. Done once; found again while it serves about
+//! as well as what would be packed now.
 
+use super::home::{DiskShare, Home, touch};
+use super::sampling::{most_epochs, samples};
 use super::sizes::Sizes;
 use crate::direct::Reads;
-use crate::lists::{Lists, Loaded};
 use crate::{Job, Result, StrategyError};
-use esker_fetch::packed::{Largest, PackSizes, PackWriter, Packed, Packing, Room};
+use esker_fetch::packed::{
+    PackLayout, PackSizes, PackWork, PackWriter, Packed, PackedBytes, Packing, Samples,
+};
 use esker_fetch::{FetchError, StoredRow};
-use esker_sample::bulk::{Bulk, positions};
-use esker_sample::{Position, SampleError, Topology, Word};
-use esker_types::{ByteCount, Unit};
-use std::path::PathBuf;
+use esker_plan::{Coverage, Hottest, PackedLayout, PackedWish, choose_segment, is_worth_packing_again};
+use esker_sample::Word;
+use esker_types::{ByteCount, grouped};
 
-/// Digits of the name of a directory that tell it from those of other batches.
-const NAME_DIGITS: usize = 12;
-
-/// Finds packed rows that suit the job, or makes them.
+/// Finds packed rows that serve the job, or makes them.
 pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
-    let directory = directory(job);
-    if let Some(found) = Packed::open(&job.dataset, &directory)? {
-        if suits(job, sizes, &found) {
-            return Ok(found);
+    let prepared = find_or_make::<W>(job, sizes, reads);
+    prepared.map_err(|error| match error {
+        StrategyError::Fetch(FetchError::Stopped) => StrategyError::Stopped,
+        error => error,
+    })
+}
+
+fn find_or_make<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
+    let home = Home::of(job)?;
+    loop {
+        match find(job, sizes, &home)? {
+            Found::Serves(packed) => {
+                touch(packed.directory());
+                return Ok(*packed);
+            }
+            Found::Not(Some(reason)) => job.progress.note(&format!("{reason}: packing anew")),
+            Found::Not(None) => {}
         }
-        if job.out_of_core.prepared.is_some() && found.packing().sampling != job.trace_header() {
-            return Err(StrategyError::request(
-                format!("{} holds packed rows of other batches than these", directory.display()),
-                "give the flags they were made with, or another --prepared, or remove it",
+        let directory = home.next(job)?;
+        // An earlier process had finished it but for its name: it may serve.
+        let Some(writer) = PackWriter::begin(&job.dataset, &directory, job.trace_header())? else { continue };
+        make::<W>(job, sizes, reads, &home, writer)?;
+        return Packed::open(&job.dataset, &directory)?.ok_or_else(|| {
+            StrategyError::request(
+                format!("{} does not open after it was made", directory.display()),
+                "check the disk, remove it and prepare again",
+            )
+        });
+    }
+}
+
+/// Packed rows that are there.
+enum Found {
+    Serves(Box<Packed>),
+    /// Why those that come closest do not, where there are any.
+    Not(Option<String>),
+}
+
+/// Looks for packed rows that serve: of several those that miss least.
+fn find(job: &Job, sizes: &Sizes, home: &Home) -> Result<Found> {
+    let (mut serve, mut reason) = (Vec::new(), None);
+    for directory in home.packed() {
+        let Some((packing, disk_bytes)) = home.look(job, &directory)? else { continue };
+        if packing.sampling != job.trace_header() {
+            if home.is_alone() {
+                return Err(StrategyError::request(
+                    format!("{} holds packed rows of other batches than these", directory.display()),
+                    "give the flags they were made with, or another --prepared, or remove it",
+                ));
+            }
+            continue;
+        }
+        match why_not(job, sizes, &packing, disk_bytes) {
+            Some(why) => reason = reason.or(Some(format!("packed rows in {} {why}", directory.display()))),
+            None => serve.push((packing.misses, packing.segment, directory)),
+        }
+    }
+    serve.sort();
+    for (_, _, directory) in serve {
+        if let Some(packed) = Packed::open(&job.dataset, &directory)? {
+            return Ok(Found::Serves(Box::new(packed)));
+        }
+    }
+    Ok(Found::Not(reason))
+}
+
+/// Why packed rows do not serve a job; nothing where they do.
+fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Option<String> {
+    let asked = &job.out_of_core;
+    let most = most_epochs(job);
+    // More epochs than are asked for serve as well; fewer only where the disk takes no more.
+    if packing.epochs < most && !(job.epochs_sampled.is_none() && packing.limited_by_disk) {
+        return Some(format!("have {} of {most} epochs", packing.epochs));
+    }
+    if let Some(segment) = asked.segment.map(|segment| segment_of(segment, packing.batches))
+        && segment != packing.segment
+    {
+        return Some(format!(
+            "have segments of {} batches, and --segment asks for {segment}",
+            packing.segment
+        ));
+    }
+    // Segments made for less disk are worth replacing.
+    if asked.disk_bytes_said {
+        let serves = match packing.segment {
+            1 => disk_bytes <= asked.disk_bytes,
+            _ => packing.disk_bytes_allowed == Some(asked.disk_bytes),
+        };
+        if !serves {
+            let (taken, allowed) = (ByteCount(disk_bytes), ByteCount(asked.disk_bytes));
+            return Some(format!(
+                "take {taken} in segments of {}, and --disk-budget is {allowed}",
+                packing.segment
             ));
         }
     }
-    let request = format!("{:?} of {}", job.epochs_sampled, job.epochs);
-    if let Some(writer) = PackWriter::begin::<W>(&job.dataset, &directory, job.trace_header(), &request)? {
-        make::<W>(job, sizes, reads, writer)?;
+    if let Some(bytes) = asked.feature_cache_bytes {
+        let slots = bytes / packing.row_bytes.max(1);
+        if packing.slots_asked != slots {
+            let (there, slots) = (grouped(packing.slots_asked), grouped(slots));
+            return Some(format!("set {there} rows aside for memory, and --feature-cache asks for {slots}"));
+        }
     }
-    Packed::open(&job.dataset, &directory)?.ok_or_else(|| {
-        StrategyError::request(
-            format!("{} does not open after it was made", directory.display()),
-            "check the disk, remove it and prepare again",
+    if sizes.training(job, packing).is_err() {
+        return Some(format!("hold {} rows for memory, more than fit it now", grouped(packing.slots)));
+    }
+    if asked.feature_cache_bytes.is_some() {
+        return None;
+    }
+    let slots = sizes.slots(job, &packing.largest, packing.batches).ok()?;
+    let anew = Coverage::from_points(&packing.coverage).misses(slots);
+    is_worth_packing_again(packing.misses, anew, packing.accesses).then(|| {
+        let fewer = 100.0 - anew as f64 / packing.misses.max(1) as f64 * 100.0;
+        format!(
+            "hold {} rows for memory; this memory would hold {} and read {fewer:.0}% fewer",
+            grouped(packing.slots),
+            grouped(slots)
         )
     })
 }
 
-/// Where packed rows of this job are.
-fn directory(job: &Job) -> PathBuf {
-    match &job.out_of_core.prepared {
-        Some(directory) => directory.clone(),
-        None => {
-            let header = serde_json::to_value(job.trace_header()).unwrap_or_default();
-            let hash = job.dataset.inputs_of("diskgnn", &header);
-            job.dataset.derived_path(&format!("diskgnn-{}", &hash[..NAME_DIGITS]))
-        }
-    }
+/// Batches of a segment, where so many are asked for.
+fn segment_of(asked: u32, batches: u64) -> u32 {
+    asked.clamp(1, batches.clamp(1, u32::MAX as u64) as u32)
 }
 
-/// Whether packed rows are what this job would make, or as good.
-fn suits(job: &Job, sizes: &Sizes, found: &Packed) -> bool {
-    let (packing, asked) = (found.packing(), &job.out_of_core);
-    // More epochs than are wanted serve as well; fewer only where the disk takes no more.
-    let wanted = job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs);
-    let epochs = packing.epochs >= wanted || (job.epochs_sampled.is_none() && packing.limited_by_disk);
-    let row_bytes = packing.row_bytes.max(1);
-    let slots = match asked.feature_cache_bytes {
-        Some(bytes) => packing.slots_asked == bytes / row_bytes,
-        // Memory that would hold much more is worth packing again.
-        None => sizes
-            .slots(job, &packing.largest, packing.batches)
-            .is_ok_and(|slots| packing.slots_asked >= slots / 4 * 3 || packing.misses == 0),
-    };
-    // Segments made for less disk are worth replacing.
-    let disk = match asked.disk_bytes_said {
-        true if packing.segment == 1 => found.disk_bytes() <= asked.disk_bytes,
-        true => packing.disk_bytes_allowed == Some(asked.disk_bytes),
-        false => true,
-    };
-    packing.sampling == job.trace_header()
-        && epochs
-        && slots
-        && disk
-        && asked.segment.is_none_or(|segment| segment == packing.segment)
-        && sizes.training(job, packing).is_ok()
-}
-
+/// Samples, lays out, packs.
 fn make<W: Word + StoredRow>(
     job: &Job,
     sizes: &Sizes,
     reads: &Reads,
-    mut writer: PackWriter,
-) -> Result<Packing> {
-    let progress = &*job.progress;
-    let most = job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs).max(1);
-    let mut epochs = writer.recall::<u64>("epochs");
-    if !writer.is_sampled() {
-        // Lists are cached beside what is made.
-        let mut beside = job.clone();
-        beside.out_of_core.scratch = writer.work();
-        let lists = Lists::prepare::<W>(&beside, sizes.lists, reads.graph.clone())?;
-        let lists = lists.load::<W>(job)?;
-        if epochs.is_none() && job.epochs_sampled.is_none() && most > 1 {
-            // As many epochs as the disk takes: the first says what one takes.
-            sample::<W>(job, sizes, &lists, &mut writer, 1)?;
-            epochs = Some(epochs_that_fit::<W>(job, sizes, &mut writer)?.clamp(1, most));
-        }
-        let epochs = *epochs.get_or_insert(most);
-        writer.remember("epochs", &epochs)?;
-        sample::<W>(job, sizes, &lists, &mut writer, epochs)?;
-        drop(lists);
-        writer.close_samples()?;
-    }
-    let epochs = epochs.unwrap_or(most);
-    let batches = writer.batches();
-    let slots = |largest: &Largest| {
-        sizes.slots(job, largest, batches).map_err(|error| match error {
-            StrategyError::Fetch(error) => error,
-            other => FetchError::Request { problem: other.to_string() },
-        })
-    };
-    let room = Room {
-        slots: &slots,
-        slots_said: job.out_of_core.feature_cache_bytes.is_some(),
-        disk_bytes: job.out_of_core.disk_bytes,
-        disk_bytes_said: job.out_of_core.disk_bytes_said,
-        segment: job.out_of_core.segment,
-        by_hash: true,
-    };
-    let pack = PackSizes { memory_bytes: sizes.phase_bytes, threads: job.threads.max(1) };
-    Ok(writer.finish::<W>((epochs, epochs < most), &room, pack, &reads.pool, progress)?)
-}
-
-/// Samples batches up to the end of epoch `epochs - 1`, behind those that are there.
-fn sample<W: Word + StoredRow>(
-    job: &Job,
-    sizes: &Sizes,
-    lists: &Loaded<W>,
-    writer: &mut PackWriter,
-    epochs: u64,
+    home: &Home,
+    writer: PackWriter,
 ) -> Result<()> {
-    match lists {
-        Loaded::Memory(graph) => sample_on::<W, _>(job, sizes, graph, writer, epochs),
-        Loaded::Disk(graph) => sample_on::<W, _>(job, sizes, graph, writer, epochs),
-    }
-}
-
-fn sample_on<W: StoredRow, T: Topology>(
-    job: &Job,
-    sizes: &Sizes,
-    graph: &T,
-    writer: &mut PackWriter,
-    epochs: u64,
-) -> Result<()> {
-    let start = Position { epoch: 0, batch: 0 };
-    let count: u64 = (0..epochs).map(|epoch| job.batches.count(epoch)).sum();
-    let done = writer.batches().min(count);
-    job.progress.stage("sample", Some(count), Unit::Count("batches"));
-    job.progress.advance(done);
-    let bulk = Bulk {
-        graph,
-        batches: &*job.batches,
-        settings: &job.settings,
-        threads: sizes.samplers,
-        most_bytes: sizes.sampling_bytes,
+    let (samples, epochs) = samples::<W>(job, sizes, reads, home, &writer.work())?;
+    let work = PackWork {
+        sizes: PackSizes {
+            memory_bytes: sizes.phase_bytes,
+            threads: job.threads.max(1),
+            safe_points: super::safe_points(job),
+        },
+        pool: &reads.pool,
+        stop: &job.stop,
+        progress: &*job.progress,
     };
-    // Positions are listed, not skipped: a later epoch starts where it starts.
-    let all: Vec<Position> = positions(&*job.batches, start, epochs).skip(done as usize).collect();
-    bulk.run(all.iter().copied(), |at, sample| {
-        writer.append::<W>(at, sample)?;
-        job.progress.advance(1);
-        Ok::<(), Failed>(())
-    })
-    .map_err(|failed| failed.0)?;
-    job.progress.finish();
+    let sampled = samples.of_epochs(epochs);
+    let asked = &job.out_of_core;
+    let wish = PackedWish {
+        slots: sizes.slots(job, &sampled.largest, sampled.batches)?,
+        slots_explicit: asked.feature_cache_bytes.is_some(),
+        segment: asked.segment.map(|segment| segment_of(segment, sampled.batches)),
+        disk_bytes_allowed: asked.disk_bytes_said.then_some(asked.disk_bytes),
+    };
+    let goes_on = |laid: PackLayout| {
+        let PackLayout { epochs: laid_epochs, slots_asked, segment, disk_bytes_allowed, .. } = laid;
+        laid_epochs == epochs
+            && PackedLayout { slots_asked, segment, disk_bytes_allowed }.is_compatible(&wish)
+    };
+    if !writer.laid().is_some_and(goes_on) {
+        let mut hottest =
+            samples.count::<W>(epochs, job.dataset.manifest().nodes.count, &job.stop, &*job.progress)?;
+        let coverage = hottest.coverage().points().to_vec();
+        hottest.choose(wish.slots);
+        let segment = segment::<W>(job, sizes, home, &samples, epochs, &hottest, &wish)?;
+        let layout = PackLayout {
+            epochs,
+            limited_by_disk: epochs < most_epochs(job),
+            slots_asked: wish.slots,
+            segment,
+            disk_bytes_allowed: wish.disk_bytes_allowed,
+            by_hash: true,
+            coverage,
+        };
+        writer.lay_out::<W>(&samples, &hottest, &layout, &work)?;
+    }
+    writer.finish::<W>(&samples, home.is_alone(), &work)?;
     Ok(())
 }
 
-/// Why sampling ended.
-struct Failed(StrategyError);
-
-impl From<SampleError> for Failed {
-    fn from(error: SampleError) -> Failed {
-        Failed(error.into())
+/// Batches of a segment: those asked for, or the fewest that fit the disk. Room is made for what they take.
+fn segment<W: StoredRow>(
+    job: &Job,
+    sizes: &Sizes,
+    home: &Home,
+    samples: &Samples,
+    epochs: u64,
+    hottest: &Hottest,
+    wish: &PackedWish,
+) -> Result<u32> {
+    let sampled = samples.of_epochs(epochs);
+    let needs = PackedBytes::of::<W>(samples.disk_bytes(), &sampled, hottest, job.row_bytes()).needs();
+    let mut disk = DiskShare::of(job, home, Some(samples));
+    let too_little =
+        |needed: u64| FetchError::Disk { needed: ByteCount(needed), allowed: ByteCount(disk.allowed) };
+    let (segment, rows) = match wish.segment {
+        None if needs.bytes(hottest.misses()) <= disk.allowed => (1, hottest.misses()),
+        Some(1) => (1, hottest.misses()),
+        Some(segment) => {
+            (segment, samples.stored_rows::<W>(epochs, hottest, segment, &job.stop, &*job.progress)?)
+        }
+        None => {
+            let all = samples.segment_sizes::<W>(epochs, hottest, &job.stop, &*job.progress)?;
+            let segment = choose_segment(&all, needs, disk.allowed).map_err(too_little)?;
+            (segment, all.rows(segment))
+        }
+    };
+    let needed = needs.bytes(rows);
+    if needed > disk.allowed {
+        return Err(too_little(needed).into());
     }
-}
-
-impl From<FetchError> for Failed {
-    fn from(error: FetchError) -> Failed {
-        Failed(error.into())
-    }
-}
-
-/// Epochs like the first that the disk takes with every batch's rows packed.
-fn epochs_that_fit<W: StoredRow>(job: &Job, sizes: &Sizes, writer: &mut PackWriter) -> Result<u64> {
-    // Whatever follows, what was sampled is kept.
-    writer.make_safe()?;
-    let slots = sizes.slots(job, &writer.largest(), writer.batches())?;
-    let (cached, epoch) = writer.packed_bytes::<W>(slots)?;
-    let left = job.out_of_core.disk_bytes.saturating_sub(cached);
-    job.progress.note(&format!(
-        "an epoch takes {} on disk, rows for memory {}; {} are allowed",
-        ByteCount(epoch),
-        ByteCount(cached),
-        ByteCount(job.out_of_core.disk_bytes)
-    ));
-    Ok(left / epoch.max(1))
+    sizes.check_packing(job, &sampled, needed)?;
+    disk.make_room(needed)?;
+    Ok(segment)
 }

@@ -3,8 +3,9 @@
 
 use crate::direct::{self, sampler_bytes};
 use crate::lists::ListRoom;
-use crate::{Job, MemoryTable, Result, StrategyError};
-use esker_fetch::packed::{Largest, PackWriter, Packed, Packing};
+use crate::{JobOutline, MemoryTable, Result, StrategyError};
+use esker_fetch::packed::{EpochSampled, Largest, PackWriter, Packed, Packing};
+use esker_plan::Hottest;
 use esker_sample::DiskGraph;
 use esker_types::ByteCount;
 
@@ -21,7 +22,7 @@ const BLOCK_BYTES: u64 = 64 << 10;
 /// Batches that are counted with before it is known how many there are.
 const FEW_BATCHES: u64 = 1024;
 
-fn lasting(job: &Job) -> MemoryTable {
+fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
     direct::add_memory(job, &mut table);
@@ -29,22 +30,30 @@ fn lasting(job: &Job) -> MemoryTable {
 }
 
 /// One thread that samples, and the log.
-fn least_sampling(job: &Job) -> u64 {
+fn least_sampling(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let log = LOG_BYTES.saturating_add(bound.sample_bytes).saturating_add(bound.nodes.saturating_mul(8));
-    sampler_bytes(job, &bound, LANE_SAMPLES).saturating_add(log)
+    // Where the disk says how many epochs there are, accesses of the first are counted while lists are in memory.
+    let is_open = job.epochs_sampled.is_none() && job.epochs > 1;
+    let counts = if is_open { Hottest::bytes_for(job.dataset.manifest().nodes.count) } else { 0 };
+    sampler_bytes(job, &bound, LANE_SAMPLES).saturating_add(log).saturating_add(counts)
 }
 
 /// Laying out and packing.
-fn least_packing(job: &Job) -> u64 {
+fn least_packing(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let nodes = job.dataset.manifest().nodes.count;
-    PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, job.threads.max(1) as u64)
+    // One epoch is packed at least; what more of them take is known when they are sampled, and checked then. No more than every
+    // row of every batch, and no more than the disk takes.
+    let rows_bytes = bound.nodes.saturating_mul(job.row_bytes()).saturating_add(BLOCK_BYTES);
+    let packed_bytes = job.epoch_batches.saturating_mul(rows_bytes).min(job.out_of_core.disk_bytes);
+    let threads = job.threads.max(1) as u64;
+    PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, packed_bytes, threads)
 }
 
 /// Bytes of so many lanes and batches held, nothing cached.
 fn training_bytes(
-    job: &Job,
+    job: &JobOutline,
     largest: &Largest,
     blocks: u64,
     batches: u64,
@@ -73,7 +82,7 @@ fn training_bytes(
 
 /// The least that training takes, as far as it is known before batches are: samples, and the rows of one batch beside those of
 /// steps ahead. What is read for it, and cached, is known when batches are, and checked then.
-fn least_training(job: &Job) -> u64 {
+fn least_training(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let (nodes, sample_bytes) = (bound.nodes, bound.sample_bytes);
     let largest =
@@ -82,7 +91,7 @@ fn least_training(job: &Job) -> u64 {
 }
 
 /// The least that diskgnn needs, line by line.
-pub(super) fn memory(job: &Job) -> MemoryTable {
+pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, packing, training) = (least_sampling(job), least_packing(job), least_training(job));
     let turns = format!(
@@ -118,7 +127,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub fn new(job: &Job, device_bytes: u64) -> Result<Sizes> {
+    pub fn new(job: &JobOutline, device_bytes: u64) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
         let bound = job.bound(&job.settings, job.largest_batch);
         let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
@@ -138,7 +147,7 @@ impl Sizes {
     /// Lanes and batches held, and what they take, for batches that are known: the most that `room` has room for, else the least.
     fn shared_out(
         &self,
-        job: &Job,
+        job: &JobOutline,
         largest: &Largest,
         blocks: u64,
         batches: u64,
@@ -157,7 +166,7 @@ impl Sizes {
     }
 
     /// Rows to set aside for memory, once batches are known but not how many of their rows are on disk.
-    pub fn slots(&self, job: &Job, largest: &Largest, batches: u64) -> Result<u64> {
+    pub fn slots(&self, job: &JobOutline, largest: &Largest, batches: u64) -> Result<u64> {
         // At worst all are.
         let largest = Largest { packed_rows: largest.nodes, ..*largest };
         let row_bytes = job.row_bytes().max(1);
@@ -186,8 +195,17 @@ impl Sizes {
         }
     }
 
+    /// Whether laying out and packing what is known now fit; an error with what would do where not.
+    pub fn check_packing(&self, job: &JobOutline, sampled: &EpochSampled, packed_bytes: u64) -> Result<()> {
+        let nodes = job.dataset.manifest().nodes.count;
+        let (batches, largest, threads) = (sampled.batches, sampled.largest.nodes, job.threads.max(1) as u64);
+        let needed =
+            PackWriter::memory_bytes(nodes, job.row_bytes(), batches, largest, packed_bytes, threads);
+        if needed > self.phase_bytes { Err(too_little(job, needed, self.phase_bytes)) } else { Ok(()) }
+    }
+
     /// Lanes and batches held for rows that are packed; an error where they do not fit any more.
-    pub fn training(&self, job: &Job, packing: &Packing) -> Result<Training> {
+    pub fn training(&self, job: &JobOutline, packing: &Packing) -> Result<Training> {
         let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
         let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
         let room = self.phase_bytes.saturating_sub(cached);
@@ -200,10 +218,10 @@ impl Sizes {
 }
 
 /// Batches turned out larger than there is memory for.
-fn too_little(job: &Job, needed: u64, phase_bytes: u64) -> StrategyError {
+fn too_little(job: &JobOutline, needed: u64, phase_bytes: u64) -> StrategyError {
     StrategyError::request(
         format!(
-            "batches of {} seeds are known now, and training on them takes {} where {} are left for it",
+            "batches of {} seeds are known now, and packing or training on them takes {} where {} are left for it",
             job.largest_batch,
             ByteCount(needed),
             ByteCount(phase_bytes)

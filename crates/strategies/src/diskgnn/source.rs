@@ -1,267 +1,252 @@
 //! Batches of packed rows (Figure 7 of the paper): load a sample, read its rows in one go, put the batch together. Each is a
-//! stage; some lanes take batches in turn for the first two, so that the disk has the next batch to read while the last reads of
-//! one are still on their way.
+//! stage; some workers take batches in turn for the first two, so that the disk has the next batch to read while the last reads
+//! of one are still on their way.
 
 use super::sizes::{LANE_AHEAD, LANE_BUFFERS};
-use super::{Cache, Prepared};
-use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
-use crate::resident::positions_of;
-use crate::{FreshRows, Job, Result, SourceCounters, StrategyError};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use super::{Opened, RowTier};
+use crate::phases::PhaseSource;
+use crate::source::Stages;
+use crate::{Batch, Blocks, Exchange, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{Packed, PackedBatch};
-use esker_fetch::pipeline::{AnyBusy, Buffers, Pipeline};
+use esker_fetch::pipeline::{AnyBusy, Permit, Permits, Pipeline, Recycled, Recycler, Stage};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN};
-use esker_sample::{Position, Sample};
+use esker_plan::PlacementCounts;
+use esker_sample::{Batches, Position, Sample, Targets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is counted.
 #[derive(Default)]
-struct Counts {
+struct ReadCounts {
     rows: AtomicU64,
     device_hits: AtomicU64,
     host_hits: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
-    /// Any lane reads.
+    /// Any worker reads.
     reading: AnyBusy,
 }
 
-/// Rows as they were read, in memory of ours or where the processor reads them.
-enum Fresh {
-    Ours(AlignedBuffer),
-    Held(Box<dyn FreshRows>),
+/// Rows as they were read, in memory of ours or where the device reads them.
+enum MissedRows<D: Device> {
+    Ours(Recycled<Option<AlignedBuffer>>),
+    Device(MissedOf<D>),
 }
 
-impl Fresh {
+impl<D: Device> MissedRows<D> {
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Fresh::Ours(buffer) => buffer,
-            Fresh::Held(fresh) => fresh.bytes_mut(),
+            MissedRows::Ours(buffer) => buffer.as_deref_mut().unwrap_or_default(),
+            MissedRows::Device(missed) => missed.bytes_mut(),
         }
     }
 }
 
-/// A batch on its way through a lane; buffers go back to the lane that has them.
-struct Loaded {
+/// A batch whose sample was loaded.
+struct LoadedSample {
     at: Position,
-    sample: Sample,
-    packed: PackedBatch,
-    fresh: Option<Fresh>,
-    home: Lane,
+    sample: Recycled<Sample>,
+    packed: Recycled<PackedBatch>,
+    targets: Targets,
+    permit: Option<Permit>,
 }
 
-/// Buffers of a lane.
-#[derive(Clone)]
-struct Lane {
-    samples: Buffers<Sample>,
-    batches: Buffers<PackedBatch>,
-    fresh: Buffers<Option<AlignedBuffer>>,
+/// A batch whose rows were read, too.
+struct LoadedRows<D: Device> {
+    loaded: LoadedSample,
+    missed: MissedRows<D>,
 }
 
-/// Batches of a run.
-pub(super) struct Source<R> {
-    /// Dropped first: stages that wait for buffers give up.
-    stop: Option<Sender<()>>,
-    pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
-    counts: Arc<Counts>,
-    row_bytes: u64,
-    on_device: bool,
-}
-
-impl<R: RowBuffer> Source<R> {
-    pub fn new(
-        prepared: &Prepared<R>,
-        job: &Job,
-        from: Position,
-        make_rows: &RowMaker<R>,
-    ) -> Result<Source<R>> {
-        let packed = prepared.packed.clone().expect("rows are packed before batches are asked for");
-        let (stop, stopped) = bounded::<()>(0);
-        let training = prepared.training;
-        let places = Buffers::<()>::new(training.held);
-        let counts = Arc::<Counts>::default();
-        let lanes = (0..training.lanes).map(|number| {
-            let epochs = prepared.epochs;
-            let lane = LaneStart { packed: &packed, job, from, epochs, stopped: &stopped, counts: &counts };
-            lane.start(number, training.lanes, &prepared.cache, training.held, &places)
-        });
-        let read = match lanes.collect::<Vec<_>>() {
-            mut only if only.len() == 1 => only.remove(0),
-            several => Pipeline::in_turn(several),
-        };
-        let (pool, disk, cache) =
-            (prepared.reads.pool.clone(), prepared.reads.rows.clone(), prepared.cache.clone());
-        let (make_rows, count, rows_of) = (make_rows.clone(), counts.clone(), packed.clone());
-        let on_device = matches!(cache, Cache::Held(_));
-        let sequential = job.out_of_core.sequential;
-        let pipeline =
-            read.then("assemble", training.held.saturating_sub(2), move |clock, loaded: Loaded| {
-                let Loaded { at, sample, packed, fresh, home } = loaded;
-                let mut fresh = fresh.expect("rows were read");
-                pool.install(|| rows_of.check_rows(&packed, fresh.bytes_mut()))?;
-                // A processor that assembles by itself had its place when its memory was asked for.
-                let early = on_device || sequential;
-                if !early && clock.blocked(|| places.take(&stopped)).is_none() {
-                    return Ok(None);
-                }
-                let placements = &packed.placements;
-                let placed = placements.counts();
-                let rows = match (&cache, fresh) {
-                    (Cache::Host(cached), Fresh::Ours(buffer)) => {
-                        let format = disk.format();
-                        let mut rows = make_rows(placements.words.len(), format.dim());
-                        let (missed, values) = (Missed::Buffer(&buffer), rows.values_mut());
-                        pool.install(|| cached.assemble(placements, missed, format, values));
-                        count.host_hits.fetch_add(placed.hits, Ordering::Relaxed);
-                        home.fresh.put(Some(buffer));
-                        rows
-                    }
-                    (Cache::Held(held), Fresh::Held(fresh)) => {
-                        // Hits are slots as they are, and the first slots are the device's.
-                        let device = held.device_slots() as u32;
-                        let on_device = placements.words.iter().filter(|word| **word < device).count() as u64;
-                        count.device_hits.fetch_add(on_device, Ordering::Relaxed);
-                        count.host_hits.fetch_add(placed.hits - on_device, Ordering::Relaxed);
-                        held.batch(placements, fresh)
-                    }
-                    _ => unreachable!("rows are read to where they are assembled"),
-                };
-                count.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
-                home.batches.put(packed);
-                Ok(Some(Batch {
-                    at,
-                    sample,
-                    rows: Some(rows),
-                    samples: home.samples,
-                    places: places.clone(),
-                }))
-            });
-        Ok(Source {
-            stop: Some(stop),
-            pipeline: Some(pipeline),
-            counts,
-            row_bytes: packed.packing().row_bytes,
-            on_device,
-        })
-    }
-}
-
-/// What a lane is started with.
-struct LaneStart<'a> {
-    packed: &'a Arc<Packed>,
-    job: &'a Job,
+/// Batches of training from a position on.
+pub(super) fn source<D: Device>(
+    opened: &Opened<D>,
+    job: &Job,
     from: Position,
-    epochs: u64,
-    stopped: &'a Receiver<()>,
-    counts: &'a Arc<Counts>,
-}
-
-impl LaneStart<'_> {
-    fn start<R: RowBuffer>(
-        &self,
-        number: usize,
-        lanes: usize,
-        cache: &Cache<R>,
-        held: usize,
-        places: &Buffers<()>,
-    ) -> Pipeline<Loaded, StrategyError> {
-        let all = held.div_ceil(lanes) + LANE_AHEAD;
-        let lane = Lane {
-            samples: Buffers::new(all),
-            batches: Buffers::new(LANE_AHEAD),
-            fresh: Buffers::new(LANE_BUFFERS),
-        };
-        let mut positions =
-            positions_of(self.job.batches.clone(), self.from, self.job.epochs).skip(number).step_by(lanes);
+    device: &D,
+) -> Box<dyn PhaseSource<D>> {
+    let packed = opened.packed.clone().expect("rows are packed before batches are asked for");
+    let training = opened.training;
+    let shared = Shared {
+        permits: Permits::new(training.held),
+        counts: Arc::default(),
+        tier: opened.tier.clone(),
+        sequential: job.out_of_core.sequential,
+        packed,
+    };
+    let workers = (0..training.lanes).map(|number| {
+        let mut positions = job.training_from(from).skip(number).step_by(training.lanes);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
-        let (packed, stopped) = (self.packed.clone(), self.stopped.clone());
-        let (sequential, epochs) = (self.job.out_of_core.sequential, self.epochs);
-        let first_places = places.clone();
-        let loaded = listed.then_with(
-            "load",
-            0,
-            move || Ok(packed.reader()?),
-            move |clock, reader, at| {
-                if sequential && clock.blocked(|| first_places.take(&stopped)).is_none() {
-                    return Ok(None);
-                }
-                let Some(mut sample) = clock.blocked(|| lane.samples.take(&stopped)) else { return Ok(None) };
-                let Some(mut packed) = clock.blocked(|| lane.batches.take(&stopped)) else { return Ok(None) };
-                // Later epochs repeat those that were sampled.
-                let drawn = Position { epoch: at.epoch % epochs, ..at };
-                reader.load(drawn, &mut sample, &mut packed)?;
-                Ok(Some(Loaded { at, sample, packed, fresh: None, home: lane.clone() }))
-            },
-        );
-        let (packed, stopped, counts) = (self.packed.clone(), self.stopped.clone(), self.counts.clone());
-        let (cache, places) = (cache.clone(), places.clone());
-        let most_bytes = self.packed.rows_bytes() as usize;
-        loaded.then_with(
-            "read",
-            0,
-            move || Ok(packed.reader()?),
-            move |clock, reader, mut loaded: Loaded| {
-                let mut fresh = match &cache {
-                    Cache::Host(_) => {
-                        let Some(free) = clock.blocked(|| loaded.home.fresh.take(&stopped)) else {
-                            return Ok(None);
-                        };
-                        Fresh::Ours(match free {
-                            Some(buffer) => buffer,
-                            None => {
-                                let buffer = AlignedBuffer::new(most_bytes, DIRECT_ALIGN);
-                                reader.register(&buffer)?;
-                                buffer
-                            }
-                        })
-                    }
-                    Cache::Held(held) => {
-                        if !sequential && clock.blocked(|| places.take(&stopped)).is_none() {
-                            return Ok(None);
-                        }
-                        Fresh::Held(held.missed(reader.rows_bytes(&loaded.packed)))
-                    }
-                };
-                let found = counts.reading.busy(|| reader.read(&loaded.packed, fresh.bytes_mut()))?;
-                counts.reads.fetch_add(found.reads, Ordering::Relaxed);
-                counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
-                loaded.fresh = Some(fresh);
-                Ok(Some(loaded))
-            },
-        )
-    }
-}
-
-impl<R: RowBuffer> BatchSource<R> for Source<R> {
-    fn next(&mut self) -> Result<Option<Batch<R>>> {
-        self.pipeline.as_mut().and_then(Pipeline::receive).transpose()
-    }
-
-    fn counters(&self) -> SourceCounters {
+        let samples = training.held.div_ceil(training.lanes) + LANE_AHEAD;
+        shared.read(shared.load(listed, job.batches.clone(), opened.epochs, samples))
+    });
+    let read = Pipeline::in_turn(workers.collect());
+    let assemble = Assemble { shared: shared.clone(), reads: opened.reads.clone(), device: device.clone() };
+    let queue = training.held.saturating_sub(2);
+    let pipeline = read.then("assemble", queue, move |stage, read| assemble.batch(stage, read));
+    let (row_bytes, on_device) =
+        (shared.packed.packing().row_bytes, matches!(shared.tier, RowTier::Device(_)));
+    let counts = shared.counts.clone();
+    Box::new(Stages::new(pipeline, move |stages| {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counts = &*self.counts;
         let mut hits = vec![("host".to_string(), get(&counts.host_hits))];
-        if self.on_device {
+        if on_device {
             hits.insert(0, ("gpu".to_string(), get(&counts.device_hits)));
         }
         SourceCounters {
-            stages: self.pipeline.as_ref().map(Pipeline::times).unwrap_or_default(),
+            stages,
             rows: get(&counts.rows),
-            bytes_useful: get(&counts.rows) * self.row_bytes,
+            bytes_useful: get(&counts.rows) * row_bytes,
             bytes_read: get(&counts.read_bytes),
             reads: get(&counts.reads),
             hits,
             read_seconds: counts.reading.passed().as_secs_f64(),
             ..SourceCounters::default()
         }
+    }))
+}
+
+/// What stages share.
+struct Shared<D: Device> {
+    packed: Arc<Packed>,
+    tier: RowTier<D>,
+    permits: Permits,
+    counts: Arc<ReadCounts>,
+    /// Nothing works ahead: a batch has its permit before anything of it is loaded.
+    sequential: bool,
+}
+
+impl<D: Device> Clone for Shared<D> {
+    fn clone(&self) -> Shared<D> {
+        Shared {
+            packed: self.packed.clone(),
+            tier: self.tier.clone(),
+            permits: self.permits.clone(),
+            counts: self.counts.clone(),
+            sequential: self.sequential,
+        }
     }
 }
 
-impl<R> Drop for Source<R> {
-    fn drop(&mut self) {
-        self.stop = None;
-        self.pipeline = None;
+impl<D: Device> Shared<D> {
+    /// Loads samples and placements. Later epochs repeat those that were sampled.
+    fn load(
+        &self,
+        listed: Pipeline<Position, StrategyError>,
+        batches: Arc<dyn Batches>,
+        epochs: u64,
+        samples: usize,
+    ) -> Pipeline<LoadedSample, StrategyError> {
+        let (packed, permits, sequential) = (self.packed.clone(), self.permits.clone(), self.sequential);
+        let (samples, loads) = (Recycler::<Sample>::new(samples), Recycler::<PackedBatch>::new(LANE_AHEAD));
+        listed.then_with(
+            "load",
+            0,
+            move || Ok(packed.reader()?),
+            move |stage, reader, at| {
+                let permit = match sequential {
+                    true => match stage.permit(&permits) {
+                        None => return Ok(None),
+                        permit => permit,
+                    },
+                    false => None,
+                };
+                let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
+                let Some(mut packed) = stage.take(&loads) else { return Ok(None) };
+                let drawn = Position { epoch: at.epoch % epochs, ..at };
+                reader.load(drawn, &mut sample, &mut packed)?;
+                Ok(Some(LoadedSample { at, sample, packed, targets: batches.targets(drawn)?, permit }))
+            },
+        )
+    }
+
+    /// Reads rows.
+    fn read(&self, loaded: Pipeline<LoadedSample, StrategyError>) -> Pipeline<LoadedRows<D>, StrategyError> {
+        let (packed, shared) = (self.packed.clone(), self.clone());
+        let buffers = Recycler::<Option<AlignedBuffer>>::new(LANE_BUFFERS);
+        let most_bytes = self.packed.rows_bytes() as usize;
+        loaded.then_with(
+            "read",
+            0,
+            move || Ok(packed.reader()?),
+            move |stage, reader, mut loaded: LoadedSample| {
+                let mut missed = match &shared.tier {
+                    RowTier::Host(_) => {
+                        let Some(mut buffer) = stage.take(&buffers) else { return Ok(None) };
+                        if buffer.is_none() {
+                            reader.register(buffer.insert(AlignedBuffer::new(most_bytes, DIRECT_ALIGN)))?;
+                        }
+                        MissedRows::Ours(buffer)
+                    }
+                    RowTier::Device(cache) => {
+                        // A device that assembles by itself is handed what was read: the permit comes before the memory.
+                        if !shared.permitted(stage, &mut loaded) {
+                            return Ok(None);
+                        }
+                        MissedRows::Device(cache.missed(reader.rows_bytes(&loaded.packed)))
+                    }
+                };
+                let counts = &shared.counts;
+                let found = counts.reading.busy(|| reader.read(&loaded.packed, missed.bytes_mut()))?;
+                counts.reads.fetch_add(found.reads, Ordering::Relaxed);
+                counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
+                Ok(Some(LoadedRows { loaded, missed }))
+            },
+        )
+    }
+
+    /// Waits for the permit of a batch, unless it has one; `false` where nobody waits for it any more.
+    fn permitted(&self, stage: &Stage, loaded: &mut LoadedSample) -> bool {
+        if loaded.permit.is_none() {
+            loaded.permit = stage.permit(&self.permits);
+        }
+        loaded.permit.is_some()
+    }
+
+    fn count(&self, placed: PlacementCounts, on_device: u64) {
+        let counts = &self.counts;
+        counts.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
+        counts.device_hits.fetch_add(on_device, Ordering::Relaxed);
+        counts.host_hits.fetch_add(placed.hits - on_device, Ordering::Relaxed);
+    }
+}
+
+/// The last stage: checks what was read and puts batches together.
+struct Assemble<D: Device> {
+    shared: Shared<D>,
+    reads: crate::direct::Reads,
+    device: D,
+}
+
+impl<D: Device> Assemble<D> {
+    fn batch(&self, stage: &Stage, read: LoadedRows<D>) -> Result<Option<Batch<D>>> {
+        let LoadedRows { mut loaded, mut missed } = read;
+        let (shared, pool) = (&self.shared, &self.reads.pool);
+        pool.install(|| shared.packed.check_rows(&loaded.packed, missed.bytes_mut()))?;
+        if !shared.permitted(stage, &mut loaded) {
+            return Ok(None);
+        }
+        let placements = &loaded.packed.placements;
+        let placed = placements.counts();
+        let rows = match (&shared.tier, missed) {
+            (RowTier::Host(cache), MissedRows::Ours(mut buffer)) => {
+                let format = self.reads.rows.format();
+                let mut rows = self.device.host_rows(placements.words.len(), format.dim());
+                let missed = Missed::Buffer(buffer.as_deref_mut().unwrap_or_default());
+                pool.install(|| cache.assemble(placements, missed, format, rows.values_mut()));
+                shared.count(placed, 0);
+                FixedRows::Host(rows)
+            }
+            (RowTier::Device(cache), MissedRows::Device(missed)) => {
+                shared.count(placed, placements.hits_below(cache.device_slots()));
+                FixedRows::Cached(cache.batch(placements, missed))
+            }
+            _ => unreachable!("rows are read to where they are assembled"),
+        };
+        let LoadedSample { at, sample, targets, permit, .. } = loaded;
+        let permit = permit.expect("taken above");
+        let (blocks, input, exchange) = (Blocks::Host(sample), Input::fixed(rows), Exchange::none());
+        Ok(Some(Batch { at: at.into(), blocks, input, targets, exchange, permit }))
     }
 }

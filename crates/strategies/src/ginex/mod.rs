@@ -6,18 +6,20 @@ mod sizes;
 mod source;
 mod superbatch;
 
-use crate::batch::{BatchSource, RowBuffer, RowMaker};
 use crate::direct::{self, Reads};
-use crate::lists::Lists;
-use crate::{Evaluation, Job, MemoryTable, Result, Strategy, StrategyError};
-use esker_fetch::{DiskRows, StoredRow};
+use crate::lists::NeighbourLists;
+use crate::phases::{PhaseSource, Phases};
+use crate::{
+    BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
+};
+use esker_device::Device;
+use esker_fetch::StoredRow;
 use esker_sample::bulk::positions;
 use esker_sample::{DiskGraph, OnDisk, Position, Sample, Sampler, Word};
 use esker_store::StoreError;
-use esker_types::{ByteCount, Dtype, NodeId};
-use rayon::ThreadPool;
+use esker_types::{ByteCount, Dtype};
 use sizes::Sizes;
-use source::Source;
+use source::Superbatches;
 use std::sync::Arc;
 
 /// Batches that are sampled to know how large they are.
@@ -25,130 +27,107 @@ const PROFILED: usize = 2;
 /// About what an edge takes in a trace.
 const EDGE_BYTES: u64 = 3;
 
-/// Ginex over rows of any kind.
-pub struct Ginex<R> {
-    rows: RowMaker<R>,
-    graph: Option<AnyGraph>,
+/// Ginex for a device.
+pub struct Ginex<D> {
+    device: D,
+    opened: Option<Opened>,
 }
 
 /// What sources share.
-struct Prepared<W> {
-    lists: Arc<Lists>,
-    rows: Arc<DiskRows>,
-    pool: Arc<ThreadPool>,
+#[derive(Clone)]
+struct Opened {
+    lists: Arc<NeighbourLists>,
+    reads: Reads,
     sizes: Sizes,
-    word: std::marker::PhantomData<W>,
 }
 
-impl<W> Clone for Prepared<W> {
-    fn clone(&self) -> Prepared<W> {
-        let (lists, rows, pool) = (self.lists.clone(), self.rows.clone(), self.pool.clone());
-        Prepared { lists, rows, pool, sizes: self.sizes.clone(), word: self.word }
-    }
-}
-
-/// Ids as wide as they are stored.
-enum AnyGraph {
-    Narrow(Prepared<u32>),
-    Wide(Prepared<u64>),
+/// What it needs of memory.
+pub fn needs(job: &JobOutline) -> Result<Needs> {
+    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: false })
 }
 
 /// Topology and features on disk.
-pub fn strategy<R: RowBuffer>(rows: RowMaker<R>) -> Ginex<R> {
-    Ginex { rows, graph: None }
+pub fn strategy<D>(device: D) -> Ginex<D> {
+    Ginex { device, opened: None }
 }
 
-impl<R> Ginex<R> {
-    /// The graph, once it was opened. Asking before is a bug.
-    fn prepared(&self) -> &AnyGraph {
-        self.graph.as_ref().expect("a strategy is prepared before it yields batches")
+impl<D> Ginex<D> {
+    /// What was opened. Asking before is a bug.
+    fn opened(&self) -> &Opened {
+        self.opened.as_ref().expect("a strategy is prepared before it yields batches")
     }
 }
 
-impl<R: RowBuffer> Strategy<R> for Ginex<R> {
-    fn memory(&self, job: &Job) -> Result<MemoryTable> {
-        Ok(sizes::memory(job))
+impl<D: Device> Strategy<D> for Ginex<D> {
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        needs(job)
     }
 
-    fn takes_the_rest(&self) -> bool {
-        true
-    }
-
-    fn prepare(&mut self, job: &Job) -> Result<()> {
-        self.graph = Some(match job.dataset.manifest().id_dtype() {
-            Dtype::U64 => AnyGraph::Wide(Prepared::open(job)?),
-            _ => AnyGraph::Narrow(Prepared::open(job)?),
-        });
-        Ok(())
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let (sizes, lists, rows) = match &self.graph {
-            Some(AnyGraph::Narrow(graph)) => (&graph.sizes, &graph.lists, &graph.rows),
-            Some(AnyGraph::Wide(graph)) => (&graph.sizes, &graph.lists, &graph.rows),
-            None => return Vec::new(),
+    fn prepare(&mut self, job: &Job) -> Result<Prepared> {
+        let opened = match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => Opened::open::<u64>(job)?,
+            _ => Opened::open::<u32>(job)?,
         };
+        let notes = opened.notes();
+        self.opened = Some(opened);
+        Ok(Prepared { notes, ..Prepared::default() })
+    }
+
+    fn batches(
+        &mut self,
+        job: &Job,
+        from: RunPosition,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        let (opened, device, at) = (self.opened().clone(), &self.device, job.training_position(from));
+        let training: Box<dyn PhaseSource<D>> = match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => Box::new(Superbatches::<D, u64>::new(opened, job, at, device)?),
+            _ => Box::new(Superbatches::<D, u32>::new(opened, job, at, device)?),
+        };
+        let (device, reads, rows) =
+            (self.device.clone(), self.opened().reads.clone(), self.opened().reads.clone());
+        let open = Box::new(move |job: &Job, over: &Inference| direct::source(&device, &reads, job, over));
+        Ok(Box::new(Phases::new(job, from, training, open, Box::new(move || rows.table()))))
+    }
+
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
+        let source = direct::source(&self.device, &self.opened().reads, job, over)?;
+        Ok(Box::new(Phases::alone(job, over, source)))
+    }
+}
+
+impl Opened {
+    /// Opens neighbours and rows, finds out how large batches are, and shares out what was granted.
+    fn open<W: Word + StoredRow>(job: &Job) -> Result<Opened> {
+        let scratch = &job.out_of_core.scratch;
+        std::fs::create_dir_all(scratch).map_err(StoreError::io(scratch))?;
+        let reads = Reads::open(job)?;
+        // Whoever only infers trains on no batch.
+        let sizes = match job.largest_batch {
+            0 => Sizes::none(),
+            _ => {
+                let epoch = job.batches.count(0);
+                let batch_bytes = profile::<W>(job, &reads.graph)?;
+                Sizes::new(job, batch_bytes, (epoch, epoch.saturating_mul(job.epochs)))?
+            }
+        };
+        let lists = Arc::new(NeighbourLists::prepare::<W>(job, sizes.lists, reads.graph.clone())?);
+        Ok(Opened { lists, reads, sizes })
+    }
+
+    /// How memory and disk are used, for a person.
+    fn notes(&self) -> Vec<String> {
+        let sizes = &self.sizes;
         vec![
             format!(
                 "superbatches of {} batches, up to {} on disk for each",
                 sizes.superbatch,
                 ByteCount(sizes.disk_bytes)
             ),
-            lists.note(),
+            self.lists.note(),
             format!("{} for batches and cached rows while gathering", ByteCount(sizes.phase_bytes)),
-            format!("files are read by {}", rows.rung()),
+            format!("files are read by {}; {}", self.reads.rows.rung(), self.reads.rows.reads_text()),
         ]
-    }
-
-    fn batches(&mut self, job: &Job, from: Position) -> Result<Box<dyn BatchSource<R>>> {
-        Ok(match self.prepared() {
-            AnyGraph::Narrow(graph) => Box::new(Source::new(graph.clone(), job, from, &self.rows)?),
-            AnyGraph::Wide(graph) => Box::new(Source::new(graph.clone(), job, from, &self.rows)?),
-        })
-    }
-
-    fn evaluation(&mut self, job: &Job, over: &Evaluation) -> Result<Box<dyn BatchSource<R>>> {
-        match self.prepared() {
-            AnyGraph::Narrow(graph) => direct::source::<R, u32>(&graph.reads(), job, over, &self.rows),
-            AnyGraph::Wide(graph) => direct::source::<R, u64>(&graph.reads(), job, over, &self.rows),
-        }
-    }
-
-    fn rows(&mut self, nodes: &[NodeId], values: &mut [f32]) -> Result<()> {
-        let (rows, pool) = match self.prepared() {
-            AnyGraph::Narrow(graph) => (&graph.rows, &graph.pool),
-            AnyGraph::Wide(graph) => (&graph.rows, &graph.pool),
-        };
-        let mut reader = rows.reader()?;
-        Ok(reader.read_all(nodes, values, pool)?)
-    }
-}
-
-impl<W: Word + StoredRow> Prepared<W> {
-    /// For batches without a plan.
-    fn reads(&self) -> Reads {
-        Reads { graph: self.lists.graph.clone(), rows: self.rows.clone(), pool: self.pool.clone() }
-    }
-
-    /// Opens lists and rows, finds out how large batches are, and shares out what was granted.
-    fn open(job: &Job) -> Result<Prepared<W>> {
-        let scratch = &job.out_of_core.scratch;
-        std::fs::create_dir_all(scratch).map_err(StoreError::io(scratch))?;
-        let threads = job.threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
-        let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
-        let rows = Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?);
-        // Whoever only infers trains on no batch.
-        let sizes = match job.largest_batch {
-            0 => Sizes::none(),
-            _ => {
-                let epoch = job.batches.count(0);
-                Sizes::new(job, profile::<W>(job, &graph)?, (epoch, epoch.saturating_mul(job.epochs)))?
-            }
-        };
-        let lists = Arc::new(Lists::prepare::<W>(job, sizes.lists, graph)?);
-        Ok(Prepared { lists, rows, pool: Arc::new(pool), sizes, word: std::marker::PhantomData })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::direct::{self, sampler_bytes};
 use crate::lists::ListRoom;
-use crate::{Job, MemoryTable, Result, StrategyError};
+use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
 use esker_sample::{Bound, DiskGraph, Settings, Word};
@@ -24,15 +24,15 @@ const SLOT_BYTES: u64 = 4;
 const FEW_BATCHES: u64 = 64;
 
 /// What a batch takes, at most.
-fn bound(job: &Job, settings: &Settings, batch: u64) -> Bound {
+fn bound(job: &JobOutline, settings: &Settings, batch: u64) -> Bound {
     job.bound(settings, batch)
 }
 
-fn word_bytes(job: &Job) -> u64 {
+fn word_bytes(job: &JobOutline) -> u64 {
     job.dataset.manifest().id_dtype().bytes()
 }
 
-fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
+fn planner_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
     // Where the accesses, placements and counts of each batch lie in their files, and their checksums.
     let places = batches * (4 * 8 + PlanFile::bytes_a_batch());
@@ -43,7 +43,7 @@ fn planner_bytes(job: &Job, slots: u64, batches: u64, largest: u64) -> u64 {
 }
 
 /// Bytes of a record, of a batch's accesses and of its words while they are in memory.
-fn writing_bytes(job: &Job, bound: &Bound) -> u64 {
+fn writing_bytes(job: &JobOutline, bound: &Bound) -> u64 {
     let accesses = bound.nodes.saturating_mul(word_bytes(job));
     TRACE_BYTES.saturating_add(bound.sample_bytes).saturating_add(accesses)
 }
@@ -58,7 +58,7 @@ fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
 }
 
 /// What is there in every phase.
-fn lasting(job: &Job) -> MemoryTable {
+fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
     direct::add_memory(job, &mut table);
@@ -66,7 +66,7 @@ fn lasting(job: &Job) -> MemoryTable {
 }
 
 /// The least that sampling and planning take together.
-fn least_sampling(job: &Job) -> u64 {
+fn least_sampling(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
     let sampler = sampler_bytes(job, &bound, LANE_SAMPLES);
     let planner = planner_bytes(job, 0, job.out_of_core.superbatch.unwrap_or(FEW_BATCHES), bound.nodes);
@@ -75,12 +75,12 @@ fn least_sampling(job: &Job) -> u64 {
 }
 
 /// Rows of steps that are still on their way when a superbatch is sampled.
-fn ahead_bytes(job: &Job, bound: &Bound) -> u64 {
+fn ahead_bytes(job: &JobOutline, bound: &Bound) -> u64 {
     bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_ahead as u64)
 }
 
 /// The least that gathering takes: one batch beside those of steps ahead, nothing cached.
-fn least_gathering(job: &Job) -> u64 {
+fn least_gathering(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
     let held = 1 + job.steps_ahead as u64;
     let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(held);
@@ -88,7 +88,7 @@ fn least_gathering(job: &Job) -> u64 {
 }
 
 /// The least that ginex needs, line by line.
-pub(super) fn memory(job: &Job) -> MemoryTable {
+pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, gathering) = (least_sampling(job), least_gathering(job));
     let turns = format!("in turn: sampling {}, gathering {}", ByteCount(sampling), ByteCount(gathering));
@@ -130,7 +130,7 @@ impl Sizes {
     }
 
     /// `batch_disk_bytes` is what the files of a batch take, about; `batches` those of an epoch and of the run.
-    pub fn new(job: &Job, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
+    pub fn new(job: &JobOutline, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
         let bound = bound(job, &job.settings, job.largest_batch);
         let asked = &job.out_of_core;
@@ -163,7 +163,7 @@ impl Sizes {
 
     /// Batches to hold and slots of the cache for a superbatch that was sampled: `largest` is the most rows that one of
     /// its batches has, `sample_bytes` the most that a sample takes.
-    pub fn gathering(&self, job: &Job, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
+    pub fn gathering(&self, job: &JobOutline, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
         let features = job.dataset.manifest().nodes.features.as_ref();
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
         let needed =
@@ -197,6 +197,7 @@ impl Sizes {
 /// What the files of some batches take on disk: a trace of about three bytes an edge, an access and a word a node, and while
 /// they are planned how many rows of each batch every later one wants.
 pub(super) fn disk_bytes<W: Word + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
-    let counts = nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::Wanted>() as u64;
+    let counts =
+        nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::RequestCount>() as u64;
     trace_bytes + nodes * (AccessFile::<W>::BYTES + PlanFile::BYTES) + counts
 }

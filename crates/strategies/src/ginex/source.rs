@@ -5,18 +5,19 @@
 //! batch; take the others from the cache and put into it what stays. Reading needs nothing of the cache, so the disk works on
 //! the next batch while this one is assembled.
 
-use super::Prepared;
+use super::Opened;
 use super::sizes::SAMPLES_AHEAD;
 use super::superbatch::{Spent, Superbatch, tidy};
-use crate::batch::{Batch, BatchSource, RowBuffer, RowMaker};
-use crate::lists::Loaded;
-use crate::{Job, Result, SourceCounters, StrategyError};
-use crossbeam_channel::{Sender, bounded};
-use esker_fetch::pipeline::{Buffers, Pipeline, StageClock, StageTimes};
-use esker_fetch::{HostCache, Missed, PlanFile, StoredRow};
+use crate::lists::LoadedNeighbours;
+use crate::phases::PhaseSource;
+use crate::source::Stages;
+use crate::{Batch, Blocks, Exchange, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use esker_device::{Device, HostRows};
+use esker_fetch::pipeline::{Permits, Pipeline, Recycled, Recycler, StageClock, StageTimes, caught};
+use esker_fetch::{HostCache, Missed, PlanFile, RowReader, StoredRow};
 use esker_plan::Placements;
 use esker_sample::bulk::positions;
-use esker_sample::{ListCounters, Position, Sample, Word};
+use esker_sample::{Batches, ListCounters, Position, Sample, Targets, Word};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -34,19 +35,41 @@ pub(super) struct RowCounters {
     pub read_nanos: AtomicU64,
 }
 
-/// A sample with its plan.
-type LoadedBatch = (Position, Sample, Placements);
+impl RowCounters {
+    /// Counts what reading did.
+    fn read<R>(
+        &self,
+        reader: &mut RowReader,
+        work: impl FnOnce(&mut RowReader) -> esker_fetch::Result<R>,
+    ) -> Result<R> {
+        let before = reader.counters();
+        let done = work(reader)?;
+        let after = reader.counters();
+        self.reads.fetch_add(after.reads - before.reads, Ordering::Relaxed);
+        self.read_bytes.fetch_add(after.read_bytes - before.read_bytes, Ordering::Relaxed);
+        self.read_nanos.fetch_add((after.busy - before.busy).as_nanos() as u64, Ordering::Relaxed);
+        Ok(done)
+    }
+}
 
-/// Batches of a run.
-pub(super) struct Source<R, W> {
-    graph: Prepared<W>,
+/// A sample with its placements.
+struct LoadedPlan {
+    at: Position,
+    sample: Recycled<Sample>,
+    placements: Recycled<Placements>,
+    targets: Targets,
+}
+
+/// Batches of training, superbatch after superbatch.
+pub(super) struct Superbatches<D: Device, W> {
+    opened: Opened,
     job: Job,
-    make_rows: RowMaker<R>,
+    device: D,
     /// Where the next superbatch to sample starts.
     next: Position,
     /// Sampled, and to be gathered next.
     ready: Option<Superbatch<W>>,
-    main: Option<MainLoop<R>>,
+    main: Option<MainLoop<D>>,
     rows: Arc<RowCounters>,
     /// What had been read of lists before.
     lists_before: ListCounters,
@@ -61,28 +84,21 @@ pub(super) struct Source<R, W> {
 }
 
 /// A superbatch being gathered.
-struct MainLoop<R> {
-    /// Dropped first: stages that wait for buffers give up.
-    stop: Option<Sender<()>>,
-    pipeline: Option<Pipeline<Batch<R>, StrategyError>>,
+struct MainLoop<D: Device> {
+    stages: Stages<D>,
     left: usize,
     trace: Option<Spent>,
     started: Instant,
 }
 
-impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
-    pub fn new(
-        graph: Prepared<W>,
-        job: &Job,
-        from: Position,
-        make_rows: &RowMaker<R>,
-    ) -> Result<Source<R, W>> {
+impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
+    pub fn new(opened: Opened, job: &Job, from: Position, device: &D) -> Result<Superbatches<D, W>> {
         tidy(job, from)?;
-        Ok(Source {
-            lists_before: graph.lists.graph.counters(),
-            graph,
+        Ok(Superbatches {
+            lists_before: opened.lists.graph.counters(),
+            opened,
             job: job.clone(),
-            make_rows: make_rows.clone(),
+            device: device.clone(),
             next: from,
             ready: None,
             main: None,
@@ -97,8 +113,8 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     }
 
     /// The next superbatch, from an earlier process or sampled now; lists are loaded when the first is sampled.
-    fn sample(&mut self, lists: &mut Option<Loaded<W>>) -> Result<Option<Superbatch<W>>> {
-        // A position behind the last batch of an epoch is the first of the next.
+    fn sample(&mut self, lists: &mut Option<LoadedNeighbours<W>>) -> Result<Option<Superbatch<W>>> {
+        // A position after the last batch of an epoch is the first of the next.
         let Some(from) = positions(&*self.job.batches, self.next, self.job.epochs).next() else {
             return Ok(None);
         };
@@ -106,12 +122,12 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
             None => {
                 if lists.is_none() {
                     let started = Instant::now();
-                    *lists = Some(self.graph.lists.load(&self.job)?);
+                    *lists = Some(self.opened.lists.load(&self.job)?);
                     self.switched += started.elapsed().as_secs_f64();
                 }
-                let (job, sizes) = (&self.job, &self.graph.sizes);
+                let (job, sizes) = (&self.job, &self.opened.sizes);
                 let lists = lists.as_ref().expect("lists were just loaded");
-                self.sampling.busy(|| Superbatch::sample(job, sizes, lists, from))?
+                self.sampling.busy(|| caught(STAGES[0], || Superbatch::sample(job, sizes, lists, from)))?
             }
             found => found,
         };
@@ -133,11 +149,11 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
             },
         };
         let largest = current.accesses.largest();
-        let (held, slots) = self.graph.sizes.gathering(&self.job, largest, current.sample_bytes)?;
+        let (held, slots) = self.opened.sizes.gathering(&self.job, largest, current.sample_bytes)?;
         let (planning, job) = (self.planning.clone(), self.job.clone());
         // The plan of this superbatch while the next is sampled.
         let (planned, next) = std::thread::scope(|scope| {
-            let plan = scope.spawn(|| planning.busy(|| current.plan(&job, slots)));
+            let plan = scope.spawn(|| planning.busy(|| caught(STAGES[1], || current.plan(&job, slots))));
             let next = self.sample(&mut lists);
             (plan.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), next)
         });
@@ -152,69 +168,83 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     }
 
     /// Starts the main loop of a superbatch.
-    fn gather(&self, batch: Superbatch<W>, plan: PlanFile, held: usize, slots: u64) -> Result<MainLoop<R>> {
-        let (count, first) = (batch.count(), batch.first);
+    fn gather(&self, batch: Superbatch<W>, plan: PlanFile, held: usize, slots: u64) -> Result<MainLoop<D>> {
+        let left = batch.count();
+        let (loaded, spent) = self.load(batch, plan, held);
+        let read = self.read(loaded, held);
+        let (disk, pool, counters) =
+            (self.opened.reads.rows.clone(), self.opened.reads.pool.clone(), self.rows.clone());
+        let mut cache = HostCache::new(slots, disk.format());
+        let pipeline = read.then(STAGES[4], held.saturating_sub(2), move |_, (placements, mut batch)| {
+            if let Some(FixedRows::Host(rows)) = &mut batch.input.fixed {
+                let (format, values) = (disk.format(), rows.values_mut());
+                pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
+            }
+            let placed = placements.counts();
+            counters.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
+            counters.hits.fetch_add(placed.hits, Ordering::Relaxed);
+            Ok(Some(batch))
+        });
+        let stages = Stages::new(pipeline, |stages| SourceCounters { stages, ..SourceCounters::default() });
+        Ok(MainLoop { stages, left, trace: Some(spent), started: Instant::now() })
+    }
+
+    /// The first stage: samples and their placements.
+    fn load(
+        &self,
+        batch: Superbatch<W>,
+        plan: PlanFile,
+        held: usize,
+    ) -> (Pipeline<LoadedPlan, StrategyError>, Spent) {
+        let (count, first, batches) = (batch.count(), batch.first, self.job.batches.clone());
         let (trace, spent) = batch.into_trace();
-        let (samples, places) = (Buffers::<Sample>::new(held + SAMPLES_AHEAD), Buffers::<()>::new(held));
-        let plans = Buffers::<Placements>::new(held + SAMPLES_AHEAD);
-        let (stop, stopped) = bounded::<()>(0);
-        let (mut cursor, mut at) = (trace.into_cursor(), 0);
-        let (free, free_plans, stop_loading) = (samples.clone(), plans.clone(), stopped.clone());
-        let loaded = Pipeline::start(STAGES[2], 1, move |clock| {
-            if at == count {
+        let samples = Recycler::<Sample>::new(held + SAMPLES_AHEAD);
+        let plans = Recycler::<Placements>::new(held + SAMPLES_AHEAD);
+        let (mut cursor, mut number) = (trace.into_cursor(), 0);
+        let loaded = Pipeline::start(STAGES[2], 1, move |stage| {
+            if number == count {
                 return Ok(None);
             }
-            let Some(mut sample) = clock.blocked(|| free.take(&stop_loading)) else { return Ok(None) };
-            let Some(mut placements) = clock.blocked(|| free_plans.take(&stop_loading)) else {
-                return Ok(None);
-            };
-            let position = cursor.read(first + at, &mut sample)?;
-            plan.get(at as u32, &mut placements)?;
+            let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
+            let Some(mut placements) = stage.take(&plans) else { return Ok(None) };
+            let at = cursor.read(first + number, &mut sample)?;
+            plan.get(number as u32, &mut placements)?;
             placements.insert_skipped(&sample.unneeded);
-            at += 1;
-            Ok::<Option<LoadedBatch>, StrategyError>(Some((position, sample, placements)))
+            number += 1;
+            let targets = batches.targets(at)?;
+            Ok(Some(LoadedPlan { at, sample, placements, targets }))
         });
-        let (disk, make_rows, counters) =
-            (self.graph.rows.clone(), self.make_rows.clone(), self.rows.clone());
+        (loaded, spent)
+    }
+
+    /// The second stage: reads rows straight into the batch.
+    fn read(
+        &self,
+        loaded: Pipeline<LoadedPlan, StrategyError>,
+        held: usize,
+    ) -> Pipeline<(Recycled<Placements>, Batch<D>), StrategyError> {
+        let (disk, device, counters, permits) =
+            (self.opened.reads.rows.clone(), self.device.clone(), self.rows.clone(), Permits::new(held));
         let dim = disk.format().dim();
-        let (stop_reading, open_places) = (stopped.clone(), places.clone());
-        let read = loaded.then_with(
+        loaded.then_with(
             STAGES[3],
             held.saturating_sub(2),
             move || Ok(disk.reader()?),
-            move |clock, reader, (at, sample, placements)| {
-                if clock.blocked(|| open_places.take(&stop_reading)).is_none() {
-                    return Ok(None);
-                }
-                let mut rows = make_rows(sample.node_ids.len(), dim);
-                let before = reader.counters();
-                reader.read(&sample.node_ids, &placements, rows.values_mut())?;
-                let after = reader.counters();
-                counters.reads.fetch_add(after.reads - before.reads, Ordering::Relaxed);
-                counters.read_bytes.fetch_add(after.read_bytes - before.read_bytes, Ordering::Relaxed);
-                let nanos = (after.busy - before.busy).as_nanos() as u64;
-                counters.read_nanos.fetch_add(nanos, Ordering::Relaxed);
-                Ok(Some((at, sample, placements, rows)))
+            move |stage, reader, loaded| {
+                let Some(permit) = stage.permit(&permits) else { return Ok(None) };
+                let LoadedPlan { at, sample, placements, targets } = loaded;
+                let mut rows = device.host_rows(sample.node_ids.len(), dim);
+                counters
+                    .read(reader, |reader| reader.read(&sample.node_ids, &placements, rows.values_mut()))?;
+                let (blocks, input) = (Blocks::Host(sample), Input::fixed(FixedRows::Host(rows)));
+                let exchange = Exchange::none();
+                let batch = Batch { at: at.into(), blocks, input, targets, exchange, permit };
+                Ok(Some((placements, batch)))
             },
-        );
-        let (disk, pool, counters) = (self.graph.rows.clone(), self.graph.pool.clone(), self.rows.clone());
-        let mut cache = HostCache::new(slots, disk.format());
-        let pipeline =
-            read.then(STAGES[4], held.saturating_sub(2), move |_, (at, sample, placements, mut rows)| {
-                let (format, values) = (disk.format(), rows.values_mut());
-                pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
-                let placed = placements.counts();
-                counters.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
-                counters.hits.fetch_add(placed.hits, Ordering::Relaxed);
-                plans.put(placements);
-                let (samples, places) = (samples.clone(), places.clone());
-                Ok(Some(Batch { at, sample, rows: Some(rows), samples, places }))
-            });
-        let (stop, pipeline) = (Some(stop), Some(pipeline));
-        Ok(MainLoop { stop, pipeline, left: count, trace: Some(spent), started: Instant::now() })
+        )
     }
 
-    /// Behind the last batch of a superbatch its threads have ended: what they held is free, and its trace is not needed
+    /// After the last batch of a superbatch its threads have ended: what they held is free, and its trace is not needed
     /// any more.
     fn close_main(&mut self) -> Result<()> {
         let Some(mut main) = self.main.take() else { return Ok(()) };
@@ -226,8 +256,8 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     }
 
     /// All stages, those of `main` included.
-    fn stage_times(&self, main: &MainLoop<R>) -> Vec<StageTimes> {
-        let running = main.pipeline.as_ref().map(Pipeline::times).unwrap_or_default();
+    fn stage_times(&self, main: &MainLoop<D>) -> Vec<StageTimes> {
+        let running = main.stages.times();
         let mut all = self.spent.clone();
         for stage in &mut all {
             if let Some(found) = running.iter().find(|found| found.name == stage.name) {
@@ -241,13 +271,13 @@ impl<R: RowBuffer, W: Word + StoredRow> Source<R, W> {
     }
 }
 
-impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
-    fn next(&mut self) -> Result<Option<Batch<R>>> {
+impl<D: Device, W: Word + StoredRow> PhaseSource<D> for Superbatches<D, W> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
         if self.main.is_none() && !self.turn()? {
             return Ok(None);
         }
         let Some(main) = &mut self.main else { return Ok(None) };
-        let batch = main.pipeline.as_mut().and_then(Pipeline::receive).transpose()?;
+        let batch = main.stages.next()?;
         main.left -= 1;
         if main.left == 0 {
             self.close_main()?;
@@ -255,9 +285,14 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
         Ok(batch)
     }
 
+    fn end(&mut self) -> Result<()> {
+        self.close_main()?;
+        self.ready.take().map_or(Ok(()), |ready| ready.into_trace().1.remove())
+    }
+
     fn counters(&self) -> SourceCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (rows, lists, before) = (&*self.rows, self.graph.lists.graph.counters(), self.lists_before);
+        let (rows, lists, before) = (&*self.rows, self.opened.lists.graph.counters(), self.lists_before);
         let mut stages = self.main.as_ref().map_or_else(|| self.spent.clone(), |main| self.stage_times(main));
         (stages[0], stages[1]) = (self.sampling.times(), self.planning.times());
         let looped =
@@ -265,7 +300,7 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
         SourceCounters {
             stages,
             rows: get(&rows.rows),
-            bytes_useful: get(&rows.rows) * self.graph.rows.format().row_bytes() as u64,
+            bytes_useful: get(&rows.rows) * self.opened.reads.rows.format().row_bytes() as u64,
             bytes_read: get(&rows.read_bytes),
             reads: get(&rows.reads),
             hits: vec![("host".into(), get(&rows.hits))],
@@ -280,12 +315,5 @@ impl<R: RowBuffer, W: Word + StoredRow> BatchSource<R> for Source<R, W> {
             list_reads: lists.reads - before.reads,
             list_bytes_read: lists.read_bytes - before.read_bytes,
         }
-    }
-}
-
-impl<R> Drop for MainLoop<R> {
-    fn drop(&mut self) {
-        self.stop = None;
-        self.pipeline = None;
     }
 }

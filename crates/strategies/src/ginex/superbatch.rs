@@ -5,10 +5,10 @@
 //! and are made anew.
 
 use super::sizes::{Sizes, disk_bytes};
-use crate::lists::Loaded;
+use crate::lists::LoadedNeighbours;
 use crate::{Job, Result, StrategyError};
 use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
-use esker_plan::{Belady, Tally};
+use esker_plan::{Belady, PlanTally};
 use esker_sample::bulk::{Bulk, positions};
 use esker_sample::trace::{TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, Topology, Word};
@@ -32,6 +32,8 @@ pub(super) struct Superbatch<W> {
 enum End {
     /// The disk budget is used up.
     Full,
+    /// Somebody asked for an end.
+    Stopped,
     Failed(StrategyError),
 }
 
@@ -88,7 +90,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         Ok(None)
     }
 
-    /// Lists the accesses of a trace that was written earlier.
+    /// NeighbourLists the accesses of a trace that was written earlier.
     fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
         let (mut accesses, mut sample, mut sample_bytes) =
             (AccessFile::create(folder)?, Sample::default(), 0);
@@ -107,12 +109,12 @@ impl<W: Word + StoredRow> Superbatch<W> {
     pub fn sample(
         job: &Job,
         sizes: &Sizes,
-        lists: &Loaded<W>,
+        lists: &LoadedNeighbours<W>,
         from: Position,
     ) -> Result<Option<Superbatch<W>>> {
         match lists {
-            Loaded::Memory(graph) => Superbatch::sample_on(job, sizes, graph, from),
-            Loaded::Disk(graph) => Superbatch::sample_on(job, sizes, graph, from),
+            LoadedNeighbours::Memory(graph) => Superbatch::sample_on(job, sizes, graph, from),
+            LoadedNeighbours::Disk(graph) => Superbatch::sample_on(job, sizes, graph, from),
         }
     }
 
@@ -145,6 +147,9 @@ impl<W: Word + StoredRow> Superbatch<W> {
             accesses.append(&sample.node_ids, &sample.unneeded)?;
             sample_bytes = sample_bytes.max(sample.bytes());
             count += 1;
+            if job.stop.is_asked() {
+                return Err(End::Stopped);
+            }
             let (this, all) = (writer.bytes() - before, writer.bytes());
             let with_next = disk_bytes::<W>(count + 1, accesses.accesses() + nodes, all + this);
             match with_next > sizes.disk_bytes {
@@ -152,9 +157,10 @@ impl<W: Word + StoredRow> Superbatch<W> {
                 false => Ok(()),
             }
         });
-        if let Err(End::Failed(error)) = ended {
-            return Err(error);
-        }
+        let ended = match ended {
+            Err(End::Failed(error)) => return Err(error),
+            ended => ended,
+        };
         let used = disk_bytes::<W>(count, accesses.accesses(), writer.bytes());
         if count == 1 && used > sizes.disk_bytes {
             let least = esker_types::ByteCount(used * 2 + used / 4);
@@ -166,14 +172,18 @@ impl<W: Word + StoredRow> Superbatch<W> {
                 format!("allow --disk-budget {}B ({least}) at least, or take smaller batches", least.0),
             ));
         }
+        // What was sampled so far is a superbatch, too: whoever resumes takes it up.
         writer.finish()?;
+        if matches!(ended, Err(End::Stopped)) {
+            return Err(StrategyError::Stopped);
+        }
         accesses.close();
         let trace = TraceReader::open(&path)?;
         Ok(Some(Superbatch { trace, path, first: 0, accesses, sample_bytes }))
     }
 
     /// Decides for every row of every batch where it comes from and whether it stays.
-    pub fn plan(&self, job: &Job, slots: u64) -> Result<(PlanFile, Tally)> {
+    pub fn plan(&self, job: &Job, slots: u64) -> Result<(PlanFile, PlanTally)> {
         let plan = PlanFile::create(&self.accesses)?;
         let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, self.count() as u32);
         let mut uses = plan.next_uses(0..self.count() as u32)?;

@@ -3,11 +3,12 @@
 
 use esker_import::Job as ImportJob;
 use esker_import::generate::{Shape, generate};
+use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
 use esker_store::Dataset;
-use esker_strategies::{Job, OutOfCore, SourceCounters, Strategy, StrategyKind};
-use esker_types::{Budget, Dtype, NodeId, Silent, StopSignal};
+use esker_strategies::{FixedRows, Job, JobOutline, OutOfCore, SourceCounters, Strategy, StrategyKind};
+use esker_types::{Budget, Dtype, NodeId, Silent};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,12 +23,12 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
     let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed };
     let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
     let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
-    Job {
+    let outline = JobOutline {
         dataset: dataset.clone(),
-        batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
         largest_batch: 64,
         epochs: 3,
         epochs_sampled: None,
+        epoch_batches: 8,
         settings: Settings { seed, fanouts, form: Form::Dense, carry: Carry::default() },
         direction: Direction::Incoming,
         evaluation: None,
@@ -36,21 +37,34 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         batches_held: 2,
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
-        progress: Arc::new(Silent),
-        stop: StopSignal::default(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
             ..OutOfCore::default()
         },
+    };
+    Job::new(outline, Arc::new(NodeBatches::new(order, seeds).unwrap())).unwrap()
+}
+
+pub fn build(kind: StrategyKind) -> Box<dyn Strategy<CpuBackend>> {
+    kind.build(CpuBackend::new(), 0)
+}
+
+/// A batch's sample, taken out of it.
+pub fn sample_of(batch: &esker_strategies::Batch<CpuBackend>) -> Sample {
+    batch.blocks.sample().unwrap().clone()
+}
+
+/// A batch's rows, where it has any.
+pub fn rows_of(batch: &mut esker_strategies::Batch<CpuBackend>) -> Vec<f32> {
+    match &mut batch.input.fixed {
+        Some(FixedRows::Host(rows)) => rows.values().to_vec(),
+        Some(FixedRows::Cached(_)) => unreachable!("the CPU caches no rows"),
+        None => Vec::new(),
     }
 }
 
-pub fn build(kind: StrategyKind) -> Box<dyn Strategy<Vec<f32>>> {
-    kind.build::<Vec<f32>>(Arc::new(|rows, columns| vec![0.0; rows * columns]), None)
-}
-
-pub fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<Vec<f32>>> {
+pub fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<CpuBackend>> {
     let mut strategy = build(kind);
     strategy.prepare(job).unwrap();
     strategy
@@ -59,10 +73,10 @@ pub fn strategy(kind: StrategyKind, job: &Job) -> Box<dyn Strategy<Vec<f32>>> {
 pub type Batch = (Position, Sample, Vec<f32>);
 
 pub fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, SourceCounters) {
-    let mut source = strategy(kind, job).batches(job, from).unwrap();
+    let mut source = strategy(kind, job).batches(job, from.into(), None).unwrap();
     let mut all = Vec::new();
-    while let Some(batch) = source.next().unwrap() {
-        all.push((batch.at, batch.sample.clone(), batch.rows().clone()));
+    while let Some(mut batch) = source.next().unwrap() {
+        all.push((batch.at.position(), sample_of(&batch), rows_of(&mut batch)));
     }
     (all, source.counters())
 }

@@ -4,17 +4,17 @@
 use esker_fetch::{FeatureRows, RowFormat};
 use esker_import::Job as ImportJob;
 use esker_import::generate::{Shape, generate};
-use esker_nn::{Backend, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
+use esker_nn::{Device, HostBytes, Kind, ModelConfig, OptimizerConfig, Precision, RowCache, Schedule};
+use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::{Dataset, file};
-use esker_strategies::{Hold, RowHolder, StrategyKind};
+use esker_strategies::StrategyKind;
 use esker_train::{
-    BatchProgress, BatchRows, Checkpoint, EpochRecord, EvaluationMode, LabelKind, Learner, MetricName,
-    OrderName, Outcome, RunConfig, Summary, Watcher,
+    BatchProgress, Checkpoint, EpochRecord, EvaluationMode, MetricName, OrderName, Outcome, RunConfig,
+    Summary, Watcher,
 };
-use esker_types::{Budget, DeviceName, Dtype, NodeId, Silent};
+use esker_types::{Budget, DeviceName, Dtype, NodeId, Silent, SlotIndex};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub struct Bench {
     directory: tempfile::TempDir,
@@ -88,6 +88,7 @@ impl Bench {
             segment: None,
             io_block: None,
             sequential: false,
+            safe_point: None,
             threads: 2,
             device: DeviceName::Cpu,
             gpu_memory: None,
@@ -132,52 +133,120 @@ pub fn batch_lines(out: &Path) -> Vec<String> {
     text.lines().filter(|line| line.contains("\"kind\":\"batch\"")).map(str::to_string).collect()
 }
 
-/// What holds rows for a backend, 100 of them in its own memory.
-pub fn row_holder<B: Backend + Clone + 'static>(
-    bench: &Bench,
-    backend: B,
-) -> (Learner<B>, RowFormat, Arc<dyn RowHolder<BatchRows<B>>>) {
-    let format = RowFormat::of(&Dataset::open(&bench.path("g")).unwrap()).unwrap();
-    let learner = Learner::new(backend, &bench.config(), format.dim(), 5, LabelKind::Classes).unwrap();
-    // Not quite enough for one more.
-    let holder = learner.row_holder(101 * format.row_bytes() as u64 - 1);
-    (learner, format, holder)
+/// Room for 100 rows, and not quite for one more.
+pub fn cache_bytes(format: &RowFormat) -> u64 {
+    101 * format.row_bytes() as u64 - 1
 }
 
-/// Batches from all that a backend holds, and from rows of their own, are the rows of the dataset.
-pub fn check_held_rows<B: Backend + Clone + 'static>(bench: &Bench, backend: B) {
-    let (learner, format, holder) = row_holder(bench, backend);
+pub fn row_format(bench: &Bench) -> RowFormat {
+    RowFormat::of(&Dataset::open(&bench.path("g")).unwrap()).unwrap()
+}
+
+/// Batches from all that a device caches, and from rows that they read, are the rows of the dataset.
+pub fn check_cached_rows<D: Device>(bench: &Bench, device: D) {
+    let format = row_format(bench);
     let (dim, row_bytes) = (format.dim(), format.row_bytes());
     let dataset = Dataset::open(&bench.path("g")).unwrap();
     let mut stored = vec![0u16; 400 * dim];
     dataset.array(file::NODE_FEATURES).unwrap().read_at(0, &mut stored).unwrap();
     let stored: Vec<u8> = stored.into_iter().flat_map(u16::to_le_bytes).collect();
     let all = FeatureRows::load(&dataset, u64::MAX).unwrap();
-    assert_eq!(holder.device_slots(&format), 100);
     for slots in [0, 60, 100, 250u32] {
-        let held = holder.hold(&Hold { slots: slots as u64, format: &format }).unwrap().unwrap();
-        assert_eq!(held.device_slots(), slots.min(100) as u64);
+        let cache = device.cache(&format.stored_rows(), slots as u64, cache_bytes(&format)).unwrap().unwrap();
+        assert_eq!(cache.device_slots(), slots.min(100) as u64);
         for first in (0..slots).step_by(64) {
             let rows = first as usize * row_bytes..(first + 64).min(slots) as usize * row_bytes;
-            held.fill(first as u64, &stored[rows]).unwrap();
+            cache.fill(first as u64, &stored[rows]).unwrap();
         }
-        for fresh in [0, 1, 50] {
-            // Node `slots + i` is the batch's fresh row `i`, so words are nodes.
-            let words: Vec<u32> = (0..700).map(|at| at * at % (slots + fresh).max(1)).collect();
-            let words = if slots + fresh == 0 { &[][..] } else { &words };
-            let own = &stored[slots as usize * row_bytes..][..fresh as usize * row_bytes];
-            let mut memory = held.fresh(own.len());
+        for missed in [0, 1, 50] {
+            // Node `slots + i` is row `i` of those that the batch reads.
+            let nodes: Vec<u32> = (0..700).map(|at| at * at % (slots + missed).max(1)).collect();
+            let nodes = if slots + missed == 0 { &[][..] } else { &nodes };
+            let placement = |node: &u32| match node.checked_sub(slots) {
+                Some(index) => Placement::Read(index).word(),
+                None => Placement::Hit(SlotIndex(*node)).word(),
+            };
+            let placements = Placements { words: nodes.iter().map(placement).collect(), kept: Vec::new() };
+            let own = &stored[slots as usize * row_bytes..][..missed as usize * row_bytes];
+            let mut memory = cache.missed(own.len());
             memory.bytes_mut().copy_from_slice(own);
-            let rows = held.batch(words, memory);
-            let landed = learner.backend().land(rows.0, dim);
-            let mut found = vec![f32::NAN; words.len() * dim];
+            let assembled = device.assemble(cache.batch(&placements, memory), dim);
+            let mut found = vec![f32::NAN; nodes.len() * dim];
             if !found.is_empty() {
-                learner.read(&landed, 0, &mut found).unwrap();
+                device.read(&assembled, 0, &mut found);
+                device.check().unwrap();
             }
-            let nodes: Vec<NodeId> = words.iter().map(|word| NodeId(*word as u64)).collect();
+            let nodes: Vec<NodeId> = nodes.iter().map(|node| NodeId(*node as u64)).collect();
             let mut expected = vec![0.0; found.len()];
-            all.gather(&nodes, &mut expected).unwrap();
-            assert!(found == expected, "{slots} slots, {fresh} fresh rows");
+            all.gather(&nodes, &[], &mut expected).unwrap();
+            assert!(found == expected, "{slots} slots, {missed} missed rows");
         }
+    }
+}
+
+/// A cache that follows a plan: rows that batches read and keep are hits of later batches. Against the rows of the dataset.
+pub fn check_kept_rows<D: Device>(bench: &Bench, device: D) {
+    let format = row_format(bench);
+    let (dim, row_bytes) = (format.dim(), format.row_bytes());
+    let dataset = Dataset::open(&bench.path("g")).unwrap();
+    let mut stored = vec![0u16; 3000 * dim];
+    dataset.array(file::NODE_FEATURES).unwrap().read_at(0, &mut stored).unwrap();
+    let stored: Vec<u8> = stored.into_iter().flat_map(u16::to_le_bytes).collect();
+    let all = FeatureRows::load(&dataset, u64::MAX).unwrap();
+    let batches: Vec<Vec<u32>> = (0..20u64)
+        .map(|batch| {
+            let nodes = (0..400u64).map(|at| (esker_types::random::mix(batch << 20 | at) % 700) as u32);
+            let nodes: std::collections::BTreeSet<u32> = nodes.collect();
+            nodes.into_iter().collect()
+        })
+        .collect();
+    for slots in [1, 90, 250u64] {
+        let cache = device.cache(&format.stored_rows(), slots, cache_bytes(&format)).unwrap().unwrap();
+        let mut planner = Belady::<u32>::new(3000, slots, batches.len() as u32);
+        let mut kept = 0;
+        let emit = |batch: u32, placements: &Placements| {
+            let nodes = &batches[batch as usize];
+            let counts = placements.counts();
+            kept += counts.kept;
+            let mut memory = cache.missed(counts.reads as usize * row_bytes);
+            let read = nodes.iter().zip(&placements.words).filter(|(_, word)| Placement::is_read(**word));
+            for ((node, _), to) in read.zip(memory.bytes_mut().chunks_exact_mut(row_bytes)) {
+                to.copy_from_slice(&stored[*node as usize * row_bytes..][..row_bytes]);
+            }
+            let assembled = device.assemble(cache.batch(placements, memory), dim);
+            let mut found = vec![f32::NAN; nodes.len() * dim];
+            device.read(&assembled, 0, &mut found);
+            device.check().unwrap();
+            let nodes: Vec<NodeId> = nodes.iter().map(|node| NodeId(*node as u64)).collect();
+            let mut expected = vec![0.0; found.len()];
+            all.gather(&nodes, &[], &mut expected).unwrap();
+            assert!(found == expected, "{slots} slots, batch {batch}");
+            Ok(())
+        };
+        let Ok(tally) = planner.plan(&mut &batches[..], &mut Uses::default(), emit);
+        assert!(tally.hits > 0 && kept == tally.kept, "{tally:?}");
+    }
+}
+
+/// What a planner finds on its way back, in memory.
+#[derive(Default)]
+struct Uses(std::collections::HashMap<u32, (Vec<u32>, Vec<RequestCount>)>);
+
+impl NextUses for Uses {
+    type Error = std::convert::Infallible;
+
+    fn put(&mut self, batch: u32, next: &[u32], counts: &[RequestCount]) -> Result<(), Self::Error> {
+        self.0.insert(batch, (next.to_vec(), counts.to_vec()));
+        Ok(())
+    }
+
+    fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Self::Error> {
+        next.clone_from(&self.0[&batch].0);
+        Ok(())
+    }
+
+    fn wanted(&mut self, batch: u32, counts: &mut Vec<RequestCount>) -> Result<(), Self::Error> {
+        counts.clone_from(&self.0[&batch].1);
+        Ok(())
     }
 }

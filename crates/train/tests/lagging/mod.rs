@@ -20,12 +20,12 @@ pub struct Lagging {
 }
 
 pub struct Late {
-    found: Result<f64>,
+    found: Result<f64, DeviceError>,
     late: Arc<AtomicUsize>,
 }
 
 impl Deferred for Late {
-    fn wait(self) -> Result<f64> {
+    fn wait(self) -> Result<f64, DeviceError> {
         self.found.clone()
     }
 }
@@ -36,22 +36,23 @@ impl Drop for Late {
     }
 }
 
-pub enum LaggingRows {
-    Pinned(Vec<f32>),
-    Held { held: Arc<LaggingHeld>, placements: Placements, missed: Vec<u8> },
-}
+pub struct LaggingRows(Vec<f32>);
 
 impl HostRows for LaggingRows {
     fn values_mut(&mut self) -> &mut [f32] {
-        match self {
-            LaggingRows::Pinned(values) => values,
-            LaggingRows::Held { .. } => panic!("rows that are held do not lie in host memory as f32"),
-        }
+        &mut self.0
     }
 }
 
+/// A batch of cached rows, assembled late.
+pub struct LaggingBatch {
+    cache: Arc<LaggingCache>,
+    placements: Placements,
+    missed: Vec<u8>,
+}
+
 /// Rows in two memories, as stored; they become f32 when a batch lands.
-pub struct LaggingHeld {
+pub struct LaggingCache {
     rows: StoredRows,
     device_slots: u64,
     slots: u64,
@@ -67,14 +68,15 @@ impl HostBytes for LaggingBytes {
     }
 }
 
-impl HoldRows<LaggingRows> for LaggingHeld {
+impl RowCache for LaggingCache {
     type Missed = LaggingBytes;
+    type Batch = LaggingBatch;
 
     fn device_slots(&self) -> u64 {
         self.device_slots
     }
 
-    fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
+    fn fill(&self, first: u64, stored: &[u8]) -> Result<(), DeviceError> {
         for (slot, row) in (first..).zip(stored.chunks_exact(self.rows.row_bytes())) {
             let (memory, place) = self.tier(slot);
             memory.lock().unwrap()[place..][..row.len()].copy_from_slice(row);
@@ -86,12 +88,12 @@ impl HoldRows<LaggingRows> for LaggingHeld {
         LaggingBytes(vec![0xff; bytes])
     }
 
-    fn batch(self: &Arc<Self>, placements: &Placements, missed: LaggingBytes) -> LaggingRows {
-        LaggingRows::Held { held: self.clone(), placements: placements.clone(), missed: missed.0 }
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: LaggingBytes) -> LaggingBatch {
+        LaggingBatch { cache: self.clone(), placements: placements.clone(), missed: missed.0 }
     }
 }
 
-impl LaggingHeld {
+impl LaggingCache {
     /// Where a slot's row is.
     fn tier(&self, slot: u64) -> (&Mutex<Vec<u8>>, usize) {
         let (memory, place) = match slot.checked_sub(self.device_slots) {
@@ -104,23 +106,25 @@ impl LaggingHeld {
     fn row(&self, word: u32, missed: &[u8]) -> Vec<f32> {
         let bytes = self.rows.row_bytes();
         let stored = match Placement::of(word) {
-            Placement::Read(index) => missed[index as usize * bytes..][..bytes].to_vec(),
+            Placement::Read(index) | Placement::Keep(index) => {
+                missed[index as usize * bytes..][..bytes].to_vec()
+            }
+            Placement::Skip => return vec![0.0; self.rows.columns],
             Placement::Hit(slot) => {
                 assert!((slot.0 as u64) < self.slots);
                 let (memory, place) = self.tier(slot.0 as u64);
                 memory.lock().unwrap()[place..][..bytes].to_vec()
             }
-            other => panic!("{other:?} is not expected here"),
         };
         stored::as_f32(&self.rows, &stored)
     }
 }
 
-fn source<'a>(from: Source<'a, Lagging>) -> Source<'a, CpuBackend> {
+fn source<'a>(from: TermRows<'a, Lagging>) -> TermRows<'a, CpuBackend> {
     match from {
-        Source::Rows(rows) => Source::Rows(rows),
-        Source::Aggregate { graph, input, aggregator, kept, winners } => {
-            Source::Aggregate { graph, input, aggregator, kept, winners }
+        TermRows::Rows(rows) => TermRows::Rows(rows),
+        TermRows::Aggregate { graph, input, aggregator, kept, winners } => {
+            TermRows::Aggregate { graph, input, aggregator, kept, winners }
         }
     }
 }
@@ -147,18 +151,18 @@ impl Lagging {
         copy
     }
 
-    fn later(&self, found: Result<f64>) -> Late {
+    fn later(&self, found: Result<f64, DeviceError>) -> Late {
         let late = self.late.fetch_add(1, SeqCst) + 1;
         self.most_late.fetch_max(late, SeqCst);
         Late { found, late: self.late.clone() }
     }
 }
 
-impl Backend for Lagging {
+impl Device for Lagging {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
-    type Rows = LaggingRows;
-    type Held = LaggingHeld;
+    type HostRows = LaggingRows;
+    type Cache = LaggingCache;
     type Number = Late;
     const STEPS_AHEAD: usize = 2;
 
@@ -166,31 +170,48 @@ impl Backend for Lagging {
         false
     }
 
-    fn check(&self) -> Result<()> {
+    fn peak_bytes(&self) -> u64 {
+        self.cpu.peak_bytes()
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn rows(&self, rows: usize, columns: usize) -> LaggingRows {
-        LaggingRows::Pinned(vec![f32::NAN; rows * columns])
+    fn host_rows(&self, rows: usize, columns: usize) -> LaggingRows {
+        LaggingRows(vec![f32::NAN; rows * columns])
     }
 
-    fn land(&self, rows: LaggingRows, columns: usize) -> CpuMatrix {
-        let values: Vec<f32> = match rows {
-            LaggingRows::Pinned(values) => values,
-            LaggingRows::Held { held, placements, missed } => {
-                placements.words.iter().flat_map(|word| held.row(*word, &missed)).collect()
-            }
-        };
-        let mut landed = self.cpu.matrix(values.len() / columns, columns);
-        self.cpu.write(&mut landed, 0, &values);
-        landed
+    fn upload(&self, rows: LaggingRows, columns: usize) -> CpuMatrix {
+        let mut uploaded = self.cpu.matrix(rows.0.len() / columns, columns);
+        self.cpu.write(&mut uploaded, 0, &rows.0);
+        uploaded
     }
 
-    fn hold(&self, rows: &StoredRows, slots: u64, device_bytes: u64) -> Result<Option<Arc<LaggingHeld>>> {
+    fn cache(
+        &self,
+        rows: &StoredRows,
+        slots: u64,
+        device_bytes: u64,
+    ) -> Result<Option<Arc<LaggingCache>>, DeviceError> {
         let device_slots = rows.rows_in(device_bytes).min(slots);
         let memory = |slots: u64| Mutex::new(vec![0xff; slots as usize * rows.row_bytes()]);
         let (device, host) = (memory(device_slots), memory(slots - device_slots));
-        Ok(Some(Arc::new(LaggingHeld { rows: rows.clone(), device_slots, slots, device, host })))
+        Ok(Some(Arc::new(LaggingCache { rows: rows.clone(), device_slots, slots, device, host })))
+    }
+
+    fn assemble(&self, batch: LaggingBatch, columns: usize) -> CpuMatrix {
+        let LaggingBatch { cache, placements, missed } = batch;
+        let values = placements.words.iter().flat_map(|word| cache.row(*word, &missed)).collect();
+        let stays = placements.words.iter().filter_map(|word| match Placement::of(*word) {
+            Placement::Keep(index) => Some(index as usize),
+            _ => None,
+        });
+        for (index, slot) in stays.zip(&placements.kept) {
+            let bytes = cache.rows.row_bytes();
+            cache.fill(*slot as u64, &missed[index * bytes..][..bytes]).unwrap();
+        }
+        self.upload(LaggingRows(values), columns)
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
@@ -210,10 +231,6 @@ impl Backend for Lagging {
         self.cpu.fill(matrix, value)
     }
 
-    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
-        self.cpu.fill_uniform(matrix, key, bound)
-    }
-
     fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
         self.cpu.gather_rows(from, rows, to)
     }
@@ -222,8 +239,18 @@ impl Backend for Lagging {
         self.cpu.scatter_rows(from, rows, to)
     }
 
-    fn graph(&self, lists: &Lists<'_>) -> CpuGraph {
-        self.cpu.graph(lists)
+    fn add_rows(&self, from: &CpuMatrix, rows: &[u32], scale: f32, to: &mut CpuMatrix) {
+        self.cpu.add_rows(from, rows, scale, to)
+    }
+
+    fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
+        self.cpu.graph(adjacency)
+    }
+}
+
+impl Backend for Lagging {
+    fn fill_uniform(&self, matrix: &mut CpuMatrix, key: Key, bound: f32) {
+        self.cpu.fill_uniform(matrix, key, bound)
     }
 
     fn affine(&self, call: Affine<'_, Self>, output: &mut CpuMatrix) {
@@ -317,7 +344,11 @@ impl Backend for Lagging {
         gradient: &mut CpuMatrix,
     ) -> Result<Late> {
         self.cpu.fill(gradient, 0.0);
-        Ok(self.later(self.cpu.loss(logits, rows, labels, gradient).and_then(Deferred::wait)))
+        match self.cpu.loss(logits, rows, labels, gradient) {
+            Ok(loss) => Ok(self.later(loss.wait())),
+            Err(NnError::Device(error)) => Ok(self.later(Err(error))),
+            Err(error) => Err(error),
+        }
     }
 
     fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Late>> {
@@ -325,11 +356,8 @@ impl Backend for Lagging {
             parameters.into_iter().map(|Moved { value, gradient, state }| Moved { value, gradient, state });
         match self.cpu.update(update, parameters.collect()) {
             Ok(length) => Ok(length.map(|length| self.later(length.wait()))),
-            Err(error) => Ok(Some(self.later(Err(error)))),
+            Err(NnError::Device(error)) => Ok(Some(self.later(Err(error)))),
+            Err(error) => Err(error),
         }
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        self.cpu.peak_bytes()
     }
 }

@@ -9,8 +9,7 @@ pub use prepare::{preparing, sensitivity};
 pub use speed::{Case, beside_ginex, beside_memory};
 pub(super) use speed::{full_gpu, full_speed};
 
-use super::ginex::number;
-use super::{Bench, kill, train};
+use super::{Bench, kill, number, train};
 use anyhow::{Context, Result, ensure};
 use esker_types::random::{Key, unit};
 use serde_json::{Value, json};
@@ -36,22 +35,12 @@ fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
 /// (beside as much as it likes); with a budget that is just feasible, and one that is not and says so.
 pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epochs: &str) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, graph)?;
-    let words = |strategy: &'static str, out: &str| -> Vec<String> {
-        let words =
-            ["train", graph, "--fanout", "8,4", "--hidden", "32", "--batch", batch, "--dropout", "0.2"];
-        let more = [
-            "--epochs",
-            epochs,
-            "--epochs-sampled",
-            epochs,
-            "--eval",
-            "none",
-            "--strategy",
-            strategy,
-            "--out",
-            out,
-        ];
-        words.iter().chain(&more).map(ToString::to_string).collect()
+    let words = |strategy: &str, out: &str| -> Vec<String> {
+        let model = format!("train {graph} --fanout 8,4 --hidden 32 --batch {batch} --dropout 0.2");
+        let run = format!(
+            "--epochs {epochs} --epochs-sampled {epochs} --eval none --strategy {strategy} --out {out}"
+        );
+        format!("{model} {run}").split(' ').map(str::to_string).collect()
     };
     let run = |words: &[String], more: &[String]| {
         let mut command = bench.esker(&words.iter().chain(more).map(String::as_str).collect::<Vec<_>>());
@@ -91,20 +80,26 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
         check(format!("{multiple} times the features"), 0, Some((all_bytes as f64 * multiple) as u64))?;
     }
     let cache = all_bytes / 10;
-    // Far too little is refused with what would just do, and that does.
-    let far_too_little =
-        ["--feature-cache".to_string(), format!("{cache}B"), "--disk-budget".into(), "1MB".into()];
-    let refused = run(&words("diskgnn", "same-diskgnn"), &far_too_little)?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success(), "a disk budget of a megabyte was not refused");
-    let least: u64 = said
-        .split("--disk-budget ")
-        .find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()))
-        .with_context(|| format!("the refusal says no budget: {said}"))?;
+    // Far too little is refused with what would just do, and that does; where not even samples fit, with what they take first.
+    let with = |bytes: u64| {
+        ["--feature-cache".to_string(), format!("{cache}B"), "--disk-budget".into(), format!("{bytes}B")]
+    };
+    let mut least = 1_000_000u64;
+    for _ in 0..3 {
+        let refused = run(&words("diskgnn", "same-diskgnn"), &with(least))?;
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(!refused.status.success(), "a disk budget of {least} bytes was not refused");
+        least = said
+            .split("--disk-budget ")
+            .find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()))
+            .with_context(|| format!("the refusal says no budget: {said}"))?;
+        if said.contains("packed rows take") {
+            break;
+        }
+    }
     check("just feasible".into(), cache, Some(least))?;
-    let mut less = far_too_little.to_vec();
-    less[3] = format!("{}B", least - 1);
-    ensure!(!run(&words("diskgnn", "same-diskgnn"), &less)?.status.success(), "a byte less was not refused");
+    let less = run(&words("diskgnn", "same-diskgnn"), &with(least - 1))?;
+    ensure!(!less.status.success(), "a byte less was not refused");
     fs::remove_dir_all(bench.path("same-memory"))?;
     fs::remove_dir_all(bench.path(graph).join("derived")).ok();
     Ok(Value::Array(rows))
@@ -121,51 +116,73 @@ fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// SIGKILL at random moments of preparing; the re-run completes, and what it made is what an undisturbed run makes.
+/// The least memory that a command takes, by what it says when it gets next to none.
+fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
+    let refused = bench.esker(&[words, &["--memory", "1MiB"]].concat()).output().context("esker")?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let found =
+        said.split("--memory ").find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()));
+    found.with_context(|| format!("the refusal says no memory: {said}"))
+}
+
+/// How far preparing was when it was killed, by its journal.
+#[derive(Default)]
+struct KilledWhile {
+    packing: u64,
+    in_a_later_episode: u64,
+    ordering: u64,
+}
+
+impl KilledWhile {
+    fn see(&mut self, work: &Path) {
+        let journal = fs::read(work.join("journal.json")).unwrap_or_default();
+        let journal: Value = serde_json::from_slice(&journal).unwrap_or_default();
+        let steps = &journal["steps"];
+        let step = |name: &str| steps[name].as_u64().unwrap_or(0);
+        let is_packing = steps["packing"].is_object() && steps["packed"].is_null();
+        self.packing += u64::from(is_packing);
+        self.in_a_later_episode += u64::from(is_packing && steps["packing"]["first"].as_u64() > Some(0));
+        self.ordering += u64::from(step("touched") > step("moved"));
+    }
+}
+
+/// SIGKILL at random moments of preparing, in any of several passes over the features; every run has other memory and other
+/// threads. The re-run completes, and what it made is what an undisturbed run makes.
 pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, graph)?;
     let cache = format!("{}B", all_bytes / 10);
     // Threads take different parts of the work, so moments differ from run to run. Segments make every step do something.
-    let words = [
-        "prepare",
-        graph,
-        "--strategy",
-        "diskgnn",
-        "--fanout",
-        "8,4",
-        "--batch",
-        "300",
-        "--epochs",
-        "3",
-        "--segment",
-        "5",
-        "--feature-cache",
-        &cache,
-        "--memory",
-        "400MiB",
-        "--prepared",
-        "packed",
-    ];
-    let started = Instant::now();
-    bench.json(&words)?;
-    let whole = started.elapsed();
+    let words =
+        ["prepare", graph, "--strategy", "diskgnn", "--fanout", "4,2", "--hidden", "16", "--batch", "20"];
+    let more = ["--epochs", "3", "--epochs-sampled", "3", "--segment", "5", "--feature-cache", &cache];
+    // Moments of safety come often, so that kills fall between them.
+    let words = [&words[..], &more, &["--prepared", "packed", "--safe-point", "2MiB"]].concat();
+    let least = least_memory(bench, &[&words[..], &["--threads", "3"]].concat())?;
+    // From a few parts at a time to a hundred.
+    let with = |random: u64| -> Vec<String> {
+        let (memory, threads) = (least + random % (8 << 20), 1 + (random >> 32) % 3);
+        let chosen = ["--memory".into(), format!("{memory}B"), "--threads".into(), threads.to_string()];
+        words.iter().map(ToString::to_string).chain(chosen).collect()
+    };
+    let borrowed = |words: &[String]| bench.esker(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    bench.json(&[&words[..], &["--memory", "400MiB"]].concat())?;
     let expected = packed_files(&bench.path("packed"))?;
-    let (key, mut counts, mut moving) = (Key::new(seed), [0u64; 2], 0u64);
+    fs::remove_dir_all(bench.path("packed"))?;
+    let started = Instant::now();
+    bench.json(&with(0).iter().map(String::as_str).collect::<Vec<_>>())?;
+    let whole = started.elapsed();
+    let (key, mut counts, mut seen) = (Key::new(seed), [0u64; 2], KilledWhile::default());
     for case in 0..times {
         fs::remove_dir_all(bench.path("packed")).ok();
         fs::remove_dir_all(bench.path("packed.partial")).ok();
-        for kill in 0..1 + case % 3 {
+        for kill in 0..1 + case % 4 {
             let moment = whole.mul_f64(unit(key.with(case).at(kill)));
-            let finished = kill::run_until(bench.esker(&words), moment)?;
+            let finished = kill::run_until(borrowed(&with(key.with(case).at(100 + kill))), moment)?;
             counts[finished as usize] += 1;
-            // Whether rows of caches were being moved.
-            let journal =
-                fs::read(bench.path("packed.partial").join("work/journal.json")).unwrap_or_default();
-            let journal: Value = serde_json::from_slice(&journal).unwrap_or_default();
-            let step = |name: &str| journal["steps"][name].as_u64().unwrap_or(0);
-            moving += u64::from(step("touched") > step("moved"));
+            seen.see(&bench.path("packed.partial/work"));
         }
-        bench.json(&words)?;
+        let last = with(key.with(case).at(200));
+        bench.json(&last.iter().map(String::as_str).collect::<Vec<_>>())?;
         let found = packed_files(&bench.path("packed"))?;
         let differ: Vec<&String> =
             expected.keys().filter(|name| expected.get(*name) != found.get(*name)).collect();
@@ -176,8 +193,9 @@ pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value
     let [killed, finished] = counts;
     ensure!(killed > 0, "every run finished before it was to be killed");
     Ok(json!({
-        "cases": times, "kills": killed, "while_caches_were_ordered": moving, "finished_before_the_kill": finished,
-        "undisturbed_seconds": whole.as_secs_f64(),
+        "cases": times, "kills": killed, "while_rows_were_packed": seen.packing,
+        "in_a_later_episode": seen.in_a_later_episode, "while_caches_were_ordered": seen.ordering,
+        "finished_before_the_kill": finished, "undisturbed_seconds": whole.as_secs_f64(),
     }))
 }
 

@@ -1,10 +1,11 @@
 //! DiskGNN's data path beside ginex's, its epochs beside those in memory, PyG's and GraphBolt's, all beside what the disk gives.
 
-use super::super::ginex::{GROUP_SLACK_BYTES, drop_caches, epoch, number};
-use super::super::{Bench, sample, succeed, train};
+use super::super::ginex::{GROUP_SLACK_BYTES, drop_caches, epoch};
+use super::super::{Bench, ROUNDS, number, repeated, sample, succeed, train};
 use super::feature_bytes;
 use crate::cgroup::Group;
 use anyhow::{Context, Result, ensure};
+use esker_types::median;
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
@@ -117,10 +118,10 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
     println!("{}: an epoch reads {read_over_misses:.4} of what its misses take", case.graph);
     fs::remove_dir_all(&packed).ok();
     Ok(json!({
-        "graph": case.graph, "row_bytes": row_bytes, "times_ginex": sample::median(times),
-        "bytes_over_ginex_4k": sample::median(of_pages), "bytes_over_ginex_512": sample::median(of_sectors),
-        "belady_over_static_misses": sample::median(of_misses), "sequential_over_random": sample::median(of_rate),
-        "of_the_disk": sample::median(of_disk), "read_over_misses": read_over_misses, "rounds": all,
+        "graph": case.graph, "row_bytes": row_bytes, "times_ginex": median(&times),
+        "bytes_over_ginex_4k": median(&of_pages), "bytes_over_ginex_512": median(&of_sectors),
+        "belady_over_static_misses": median(&of_misses), "sequential_over_random": median(&of_rate),
+        "of_the_disk": median(&of_disk), "read_over_misses": read_over_misses, "rounds": all,
     }))
 }
 
@@ -155,7 +156,7 @@ pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> 
             "diskgnn": ours, "diskgnn_sequential": sequential_stages, "memory": memory, "planned_disk_seconds_per_batch": planned,
         }));
     }
-    let pyg = if peers { beside_peers(bench, case)? } else { Value::Null };
+    let pyg = if peers { beside_peers(bench, case, rounds)? } else { Value::Null };
     fs::remove_dir_all(&packed).ok();
     let pipeline: Vec<f64> = all
         .iter()
@@ -165,24 +166,30 @@ pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> 
         })
         .collect::<Result<_>>()?;
     Ok(json!({
-        "graph": case.graph, "over_the_least": sample::median(ratios), "pipeline_over_sequential": sample::median(pipeline),
+        "graph": case.graph, "over_the_least": median(&ratios), "pipeline_over_sequential": median(&pipeline),
         "peers": pyg, "rounds": all,
     }))
 }
 
 /// PyG with mapped features and GraphBolt with its own, in the same group.
-fn beside_peers(bench: &Bench, case: &Case) -> Result<Value> {
+fn beside_peers(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> {
     let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
     let mut found = serde_json::Map::new();
     for (name, script, words) in [
         ("pyg_mapped", "train.py", &["--mapped", "--batches", "6", "--warm", "1"][..]),
         ("graphbolt_mapped", "train_graphbolt.py", &["--batches", "6", "--warm", "1"][..]),
     ] {
-        drop_caches();
-        let group = Group::create(case.group_bytes)?;
-        let mut command = Command::new(&python);
-        command.arg(crate::root().join("bench/peers").join(script)).arg(bench.path(case.graph)).args(words);
-        found.insert(name.into(), bench.json_of(&mut group.wrap(&command))?);
+        let run = || {
+            drop_caches();
+            let group = Group::create(case.group_bytes)?;
+            let mut command = Command::new(&python);
+            command
+                .arg(crate::root().join("bench/peers").join(script))
+                .arg(bench.path(case.graph))
+                .args(words);
+            bench.json_of(&mut group.wrap(&command))
+        };
+        found.insert(name.into(), repeated(rounds, &["seconds_per_batch"], run)?);
     }
     Ok(Value::Object(found))
 }
@@ -191,7 +198,7 @@ pub(in crate::prove) fn full_speed(bench: &Bench) -> Result<Value> {
     train::graph(bench, 4_000_000, 128)?;
     let rows_512 =
         Case { graph: "graph", batch: "1000", batches: "100", group_bytes: 1_900_000_000, seconds: "1" };
-    let narrow = beside_ginex(bench, &rows_512, 2)?;
+    let narrow = beside_ginex(bench, &rows_512, ROUNDS)?;
     let least = |found: &Value, key: &str, least: f64| -> Result<()> {
         let reached = number(found, key)?;
         ensure!(reached >= least, "{}: {key} is {reached:.3}, {least:.3} were promised", found["graph"]);
@@ -211,7 +218,7 @@ pub(in crate::prove) fn full_speed(bench: &Bench) -> Result<Value> {
     least(&narrow, "of_the_disk", 0.9)?;
     let peers = crate::root().join("target/peers");
     succeed(Command::new(crate::root().join("bench/peers/setup.sh")).arg(&peers))?;
-    let epoch = beside_memory(bench, &rows_512, 3, true)?;
+    let epoch = beside_memory(bench, &rows_512, ROUNDS, true)?;
     let over = number(&epoch, "over_the_least")?;
     ensure!(over <= 1.1, "an epoch takes {over:.3} times the least, 1.1 were promised");
     fs::remove_dir_all(bench.path("graph"))?;
@@ -224,7 +231,7 @@ pub(in crate::prove) fn full_speed(bench: &Bench) -> Result<Value> {
         group_bytes: bytes / 10 + GROUP_SLACK_BYTES + (900 << 20),
         seconds: "1",
     };
-    let wide = beside_ginex(bench, &rows_4k, 2)?;
+    let wide = beside_ginex(bench, &rows_4k, ROUNDS)?;
     let asked = 0.8 * number(&wide, "sequential_over_random")? * number(&wide, "belady_over_static_misses")?;
     least(&wide, "times_ginex", asked)?;
     Ok(json!({ "rows_of_512_bytes": narrow, "epoch": epoch, "rows_of_4_kib": wide, "asked_of_4_kib": asked }))
@@ -248,7 +255,7 @@ pub(in crate::prove) fn full_gpu(bench: &Bench) -> Result<Value> {
     run("diskgnn", &[&ours[..], &["--no-compute"]].concat())?;
     succeed(&mut Command::new("sync"))?;
     let (mut all, mut ratios) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
+    for _ in 0..ROUNDS {
         let (diskgnn, memory) = (run("diskgnn", &ours)?, run("memory", &[])?);
         let (sequential, _) = disk_rates(bench, row_bytes, &packed, "1")?;
         let seconds = |value: &Value| number(value, "seconds_per_batch");
@@ -262,7 +269,7 @@ pub(in crate::prove) fn full_gpu(bench: &Bench) -> Result<Value> {
         );
         all.push(json!({ "diskgnn": diskgnn, "memory": memory, "sequential_bytes_per_second": sequential }));
     }
-    let over = sample::median(ratios);
+    let over = median(&ratios);
     ensure!(over <= 1.1, "an epoch takes {over:.3} times the least, 1.1 were promised");
     fs::remove_dir_all(&packed)?;
     let caches = caches_one_by_one(bench, all_bytes)?;
@@ -303,10 +310,11 @@ fn caches_one_by_one(bench: &Bench, all_bytes: u64) -> Result<Value> {
             fs::remove_dir_all(&packed).ok();
             bench.json(&[&words[..], &["--no-compute"]].concat())?;
         }
-        let found = bench.json(&words)?;
+        let found = repeated(ROUNDS, &["seconds_per_batch"], || bench.json(&words))?;
         println!("{name}: {:.1} ms a batch", number(&found, "seconds_per_batch")? * 1e3);
         rows.push(json!({
             "caches": name, "seconds_per_batch": found["seconds_per_batch"], "disk": found["disk"], "stages": found["stages"],
+            "rounds": found["rounds"],
         }));
     }
     fs::remove_dir_all(&packed)?;

@@ -244,7 +244,7 @@ impl NpyArray {
     }
 
     /// A stream of elements from number `first` on, in storage order.
-    pub fn stream(&self, first: u64) -> Result<Elements> {
+    pub fn stream(&self, first: u64) -> Result<NpyElements> {
         let skip = self.header.data_offset + first * self.scalar.bytes();
         let place = self.place();
         let reader: Box<dyn Read + Send> = match &self.member {
@@ -261,7 +261,14 @@ impl NpyArray {
                 Box::new(BufReader::with_capacity(256 << 10, file))
             }
         };
-        Ok(Elements { reader, scalar: self.scalar, swap: self.swap, place, next: first, bytes: Vec::new() })
+        Ok(NpyElements {
+            reader,
+            scalar: self.scalar,
+            swap: self.swap,
+            place,
+            next: first,
+            bytes: Vec::new(),
+        })
     }
 }
 
@@ -274,7 +281,7 @@ pub fn find_member<'a>(members: &'a [input::Member], path: &Path, name: &str) ->
 }
 
 /// A stream of an array's elements, converted on the way.
-pub struct Elements {
+pub struct NpyElements {
     reader: Box<dyn Read + Send>,
     scalar: Scalar,
     swap: bool,
@@ -292,7 +299,7 @@ macro_rules! each {
     };
 }
 
-impl Elements {
+impl NpyElements {
     /// Reads `count` elements into `self.bytes`, in this machine's (little-endian) byte order.
     fn load(&mut self, count: usize) -> Result<()> {
         let width = self.scalar.bytes() as usize;

@@ -1,9 +1,9 @@
-//! Arrays as the streams a [`Source`](crate::source::Source) is made of: rows, edges, ids.
+//! Arrays as the streams an [`ImportSource`](crate::source::ImportSource) is made of: rows, edges, ids.
 
-use super::{Elements, NpyArray, Scalar};
+use super::{NpyArray, NpyElements, Scalar};
 use crate::csr::check_columns;
 use crate::source::{
-    CHUNK, Edge, EdgeColumns, EdgeSource, EdgeStream, IdSource, IdStream, RowSource, RowStream,
+    CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, IdSource, IdStream, RowSource, RowStream,
 };
 use crate::{Place, Result};
 use esker_types::Dtype;
@@ -30,7 +30,7 @@ impl NpyRows {
     }
 }
 
-struct NpyRowStream(Elements);
+struct NpyRowStream(NpyElements);
 
 impl RowSource for NpyRows {
     fn rows(&self) -> u64 {
@@ -111,12 +111,12 @@ impl NpyEdges {
 }
 
 struct NpyEdgeStream {
-    sources: Elements,
+    sources: NpyElements,
     /// `None` when ends come in pairs from `sources`.
-    targets: Option<Elements>,
-    relations: Option<Elements>,
-    weights: Option<Elements>,
-    times: Option<Elements>,
+    targets: Option<NpyElements>,
+    relations: Option<NpyElements>,
+    weights: Option<NpyElements>,
+    times: Option<NpyElements>,
     left: u64,
     ids: Vec<u64>,
     other_ids: Vec<u64>,
@@ -159,7 +159,7 @@ impl EdgeSource for NpyEdges {
 }
 
 impl EdgeStream for NpyEdgeStream {
-    fn next(&mut self, out: &mut Vec<Edge>) -> Result<bool> {
+    fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let count = self.left.min(CHUNK as u64) as usize;
         self.left -= count as u64;
@@ -170,10 +170,10 @@ impl EdgeStream for NpyEdgeStream {
         match &mut self.targets {
             None => {
                 self.sources.ids(count * 2, &mut self.ids)?;
-                out.extend(self.ids.chunks_exact(2).map(|ends| Edge {
+                out.extend(self.ids.chunks_exact(2).map(|ends| ForeignEdge {
                     source: ends[0],
                     target: ends[1],
-                    ..Edge::default()
+                    ..ForeignEdge::default()
                 }));
             }
             Some(targets) => {
@@ -181,10 +181,10 @@ impl EdgeStream for NpyEdgeStream {
                 self.other_ids.clear();
                 targets.ids(count, &mut self.other_ids)?;
                 let ends = self.ids.iter().zip(&self.other_ids);
-                out.extend(ends.map(|(source, target)| Edge {
+                out.extend(ends.map(|(source, target)| ForeignEdge {
                     source: *source,
                     target: *target,
-                    ..Edge::default()
+                    ..ForeignEdge::default()
                 }));
             }
         }
@@ -230,7 +230,7 @@ impl NpyIds {
 }
 
 struct NpyIdStream {
-    elements: Elements,
+    elements: NpyElements,
     mask: bool,
     left: u64,
     position: u64,

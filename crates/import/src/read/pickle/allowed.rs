@@ -2,7 +2,7 @@
 //! make Esker do.
 
 use super::machine::Machine;
-use super::{Array, ElementType, Kind, Node, Tensor, Value};
+use super::{ElementKind, ElementType, Node, PickledArray, PickledTensor, Value};
 use crate::Result;
 use crate::npy::Scalar;
 use std::borrow::Cow;
@@ -154,8 +154,8 @@ fn built_element_type<'a>(machine: &Machine<'a, '_>, element: ElementType, state
 }
 
 fn empty_array<'a>() -> Node<'a> {
-    let element = ElementType { kind: Kind::Number(Scalar::I8), swap: false };
-    Node::Array(Box::new(Array { element, shape: vec![0], fortran: false, data: Value::None }))
+    let element = ElementType { kind: ElementKind::Number(Scalar::I8), swap: false };
+    Node::Array(Box::new(PickledArray { element, shape: vec![0], fortran: false, data: Value::None }))
 }
 
 /// State `(1, shape, dtype, fortran, data)`; the oldest numpy left the version out.
@@ -174,7 +174,7 @@ fn built_array<'a>(machine: &Machine<'a, '_>, state: Value) -> Option<Node<'a>> 
         _ => return None,
     };
     let shape = axes(machine, shape)?;
-    Some(Node::Array(Box::new(Array { element: *element, shape, fortran, data })))
+    Some(Node::Array(Box::new(PickledArray { element: *element, shape, fortran, data })))
 }
 
 /// Protocol 5: `_frombuffer(bytes, dtype, shape, 'C')`.
@@ -192,7 +192,7 @@ fn array_from_buffer<'a>(
         _ => return None,
     };
     let shape = axes(machine, shape)?;
-    Some(Node::Array(Box::new(Array { element: *element, shape, fortran, data })))
+    Some(Node::Array(Box::new(PickledArray { element: *element, shape, fortran, data })))
 }
 
 fn axes(machine: &Machine, shape: Value) -> Option<Vec<u64>> {
@@ -224,7 +224,7 @@ fn numpy_scalar(machine: &mut Machine, element: Value, data: Value) -> Result<Va
         return Err(machine.bad(bad, "other values"));
     };
     let (element, length) = (*element, bytes.len());
-    if let Kind::Number(scalar) = element.kind {
+    if let ElementKind::Number(scalar) = element.kind {
         return super::numbers::one(scalar, element.swap, bytes)
             .ok_or_else(|| machine.bad(bad, format!("{length} bytes for {scalar:?}")));
     }
@@ -300,5 +300,5 @@ fn tensor<'a>(
     };
     let (shape, strides) = (axes(machine, shape)?, axes(machine, strides)?);
     let offset = u64::try_from(offset).ok().filter(|_| shape.len() == strides.len())?;
-    Some(Node::Tensor(Box::new(Tensor { storage: *storage, offset, shape, strides })))
+    Some(Node::Tensor(Box::new(PickledTensor { storage: *storage, offset, shape, strides })))
 }

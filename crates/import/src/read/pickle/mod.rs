@@ -45,16 +45,16 @@ enum Node<'a> {
     Dict(Vec<(Value, Value)>),
     Global(Global),
     ElementType(ElementType),
-    Array(Box<Array>),
+    Array(Box<PickledArray>),
     /// A scipy CSR matrix: the dictionary of its attributes.
     Sparse(Value),
     Storage(Storage),
-    Tensor(Box<Tensor>),
+    Tensor(Box<PickledTensor>),
 }
 
 /// What a numpy array is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ElementKind {
     Number(Scalar),
     /// Strings of so many 32-bit characters.
     Text(usize),
@@ -65,7 +65,7 @@ enum Kind {
 
 #[derive(Debug, Clone, Copy)]
 struct ElementType {
-    kind: Kind,
+    kind: ElementKind,
     swap: bool,
 }
 
@@ -76,17 +76,17 @@ impl ElementType {
         let code = code.strip_prefix(['<', '|', '=', '>']).unwrap_or(code);
         let width = || code.get(1..).and_then(|digits| digits.parse().ok());
         let kind = match code.as_bytes().first()? {
-            b'O' => Kind::Object,
-            b'U' => Kind::Text(width()?),
-            b'S' => Kind::Bytes(width()?),
-            _ => Kind::Number(Scalar::from_descr(&format!("|{code}"))?.0),
+            b'O' => ElementKind::Object,
+            b'U' => ElementKind::Text(width()?),
+            b'S' => ElementKind::Bytes(width()?),
+            _ => ElementKind::Number(Scalar::from_descr(&format!("|{code}"))?.0),
         };
         Some(ElementType { kind, swap })
     }
 }
 
 /// A numpy array; `data` is a byte string, or a list for arrays of objects.
-struct Array {
+struct PickledArray {
     element: ElementType,
     shape: Vec<u64>,
     fortran: bool,
@@ -102,7 +102,7 @@ struct Storage {
 }
 
 /// A torch tensor: a view of a storage.
-struct Tensor {
+struct PickledTensor {
     storage: Storage,
     offset: u64,
     shape: Vec<u64>,
@@ -247,7 +247,7 @@ impl Pickle<'_> {
         let Some(Node::Array(array)) = self.node(value) else { return None };
         let Some(Node::List(items)) = self.node(array.data) else { return None };
         let elements = array.shape.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis));
-        let whole = array.element.kind == Kind::Object && elements == Some(items.len() as u64);
+        let whole = array.element.kind == ElementKind::Object && elements == Some(items.len() as u64);
         whole.then_some((&array.shape[..], &items[..]))
     }
 

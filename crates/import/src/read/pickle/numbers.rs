@@ -1,6 +1,6 @@
 //! Arrays of numbers and strings inside a pickle, and the CSR matrices made of them.
 
-use super::{ElementType, Kind, Node, Pickle, Value};
+use super::{ElementKind, ElementType, Node, Pickle, Value};
 use crate::csr::check_columns;
 use crate::npy::Scalar;
 use crate::source::SparseRows;
@@ -63,8 +63,8 @@ pub(super) fn one(scalar: Scalar, swap: bool, bytes: &[u8]) -> Option<Value> {
 /// One string of a numpy string type; numpy fills up with zeros.
 pub(super) fn string(element: ElementType, bytes: &[u8]) -> Option<String> {
     let text: String = match element.kind {
-        Kind::Bytes(_) => bytes.iter().map(|byte| *byte as char).collect(),
-        Kind::Text(_) => {
+        ElementKind::Bytes(_) => bytes.iter().map(|byte| *byte as char).collect(),
+        ElementKind::Text(_) => {
             let code = |code: &[u8; 4]| {
                 if element.swap { u32::from_be_bytes(*code) } else { u32::from_le_bytes(*code) }
             };
@@ -78,8 +78,8 @@ pub(super) fn string(element: ElementType, bytes: &[u8]) -> Option<String> {
 /// The strings of a numpy array.
 pub(super) fn strings(element: ElementType, bytes: &[u8]) -> Option<Vec<String>> {
     let width = match element.kind {
-        Kind::Bytes(width) => width,
-        Kind::Text(width) => width.checked_mul(4)?,
+        ElementKind::Bytes(width) => width,
+        ElementKind::Text(width) => width.checked_mul(4)?,
         _ => return None,
     };
     if width == 0 || !bytes.len().is_multiple_of(width) {
@@ -156,7 +156,7 @@ impl Pickle<'_> {
     pub fn numbers(&self, value: Value) -> Result<Numbers<'_>> {
         let bad = || self.bad("value", "an array of numbers", value);
         let Some(Node::Array(array)) = self.node(value) else { return Err(bad()) };
-        let Kind::Number(scalar) = array.element.kind else { return Err(bad()) };
+        let ElementKind::Number(scalar) = array.element.kind else { return Err(bad()) };
         // An array without elements may come without data.
         let bytes = self.bytes(array.data).unwrap_or_default();
         let product = array.shape.iter().try_fold(scalar.bytes(), |product, axis| product.checked_mul(*axis));

@@ -1,0 +1,71 @@
+//! What a layer reads of a graph.
+
+/// Size of a layer's adjacency.
+pub trait AdjacencyShape {
+    /// Rows that are read.
+    fn inputs(&self) -> usize;
+    /// Rows that are written.
+    fn outputs(&self) -> usize;
+}
+
+/// The adjacency that one layer reads, as it lies in host memory: for each output its neighbours among the input rows. The outputs are always the last `outputs` rows of
+/// the inputs (DENSE, Marius++ section 4), so a node's own row is `inputs - outputs + i` and needs no look-up.
+#[derive(Debug, Clone, Copy)]
+pub struct Adjacency<'a> {
+    /// Rows of the input matrix.
+    pub inputs: usize,
+    /// Rows that are written.
+    pub outputs: usize,
+    /// Output `i` has the neighbours `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`; the first may be above 0.
+    pub nbr_offsets: &'a [u32],
+    /// Neighbours; each is an input row plus `base`.
+    pub nbrs: &'a [u32],
+    /// What a neighbour exceeds its input row by: the first input's local index in the batch.
+    pub base: u32,
+    /// Degree of each input row in the whole graph, or empty where no layer asks for it.
+    pub input_degrees: &'a [u32],
+}
+
+impl Adjacency<'_> {
+    /// Neighbours of all outputs.
+    pub fn edge_count(&self) -> usize {
+        match self.nbr_offsets {
+            [first, .., last] => (last - first) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Asserts that the neighbours of every output lie inside `nbrs`.
+    pub fn assert_valid(&self) {
+        assert!(self.outputs <= self.inputs, "outputs are the last rows of the inputs");
+        assert!(self.inputs < u32::MAX as usize, "rows are counted in 32 bits");
+        assert_eq!(self.nbr_offsets.len(), self.outputs + 1, "one offset an output, and the end");
+        assert!(self.nbr_offsets.is_sorted(), "offsets ascend");
+        assert!(self.nbr_offsets[self.outputs] as usize <= self.nbrs.len(), "neighbours end inside nbrs");
+        assert!(
+            self.input_degrees.is_empty() || self.input_degrees.len() == self.inputs,
+            "one degree an input row, or none"
+        );
+    }
+}
+
+/// An adjacency without neighbours: every row is read and written, by itself.
+impl Adjacency<'_> {
+    /// Offsets of so many rows without neighbours, for [`Adjacency::without_neighbours`].
+    pub fn no_offsets(rows: usize) -> Vec<u32> {
+        vec![0; rows + 1]
+    }
+
+    /// So many rows without neighbours.
+    pub fn without_neighbours(offsets: &[u32]) -> Adjacency<'_> {
+        let rows = offsets.len() - 1;
+        Adjacency {
+            inputs: rows,
+            outputs: rows,
+            nbr_offsets: offsets,
+            nbrs: &[],
+            base: 0,
+            input_degrees: &[],
+        }
+    }
+}

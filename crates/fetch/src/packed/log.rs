@@ -1,0 +1,301 @@
+//! Logging samples as they come. What was made safe is there for the next process; what was made earlier with fewer epochs is
+//! the start of what has more.
+
+use super::plain::Plain;
+use super::samples::{EpochSampled, SAMPLES_KIND, Sampled, Samples};
+use super::{Entry, Largest, file};
+use crate::{FetchError, Result, StoredRow};
+use esker_io::SequentialWriter;
+use esker_sample::trace::{SampleRecords, TraceHeader};
+use esker_sample::{Position, Sample};
+use esker_store::{ArrayWriter, BlockArray, Dataset, Journal, PAYLOAD_OFFSET, Staging, StoreError};
+use esker_types::Dtype;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Of what is in the work directory: work of another version starts anew.
+const WORK_VERSION: u64 = 1;
+/// Bytes that are copied at a time.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Logs samples.
+pub struct SampleLog<'a> {
+    dataset: &'a Dataset,
+    staging: Staging,
+    journal: Journal,
+    directory: PathBuf,
+    header: TraceHeader,
+    records: SampleRecords,
+    arrays: Arrays,
+    /// What was logged, epoch by epoch; of the last perhaps not all.
+    epochs: Vec<EpochSampled>,
+    /// Bytes of records that are not safe yet, and how many may be.
+    unsafe_bytes: u64,
+    safe_bytes: u64,
+}
+
+/// The arrays that grow while batches are sampled.
+struct Arrays {
+    samples: ArrayWriter,
+    accesses: ArrayWriter,
+    entries: ArrayWriter,
+}
+
+impl Arrays {
+    /// Goes on after what was logged.
+    fn open<W>(directory: &Path, logged: &EpochSampled) -> Result<Arrays> {
+        let resume = |name: &str, dtype: Dtype, columns: u64, rows: u64| -> Result<ArrayWriter> {
+            restore_sums(directory, name, rows * columns * dtype.bytes())?;
+            Ok(ArrayWriter::resume(directory, name, dtype, columns, rows)?)
+        };
+        Ok(Arrays {
+            samples: resume(file::SAMPLES, Dtype::U8, 1, logged.sample_bytes)?,
+            accesses: resume(file::ACCESSES, id_dtype::<W>(), 1, logged.accesses)?,
+            entries: resume(file::ENTRIES, Dtype::U64, Entry::COLUMNS, logged.batches)?,
+        })
+    }
+
+    fn all(&mut self) -> [&mut ArrayWriter; 3] {
+        [&mut self.samples, &mut self.accesses, &mut self.entries]
+    }
+}
+
+/// What of the log is there. Opening an array cuts its last block off until it is next made safe, so a kill soon after leaves
+/// less than the journal says; the batches that are lost are sampled again.
+fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<EpochSampled>> {
+    let logged = EpochSampled::sum(&epochs);
+    if logged.batches == 0 {
+        return Ok(Vec::new());
+    }
+    let payload = |name: &str| -> Result<u64> {
+        let path = directory.join(format!("{name}.bin"));
+        let found = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
+        Ok(found.len().saturating_sub(PAYLOAD_OFFSET))
+    };
+    let (samples, accesses) = (payload(file::SAMPLES)?, payload(file::ACCESSES)? / size_of::<W>() as u64);
+    let batches = payload(file::ENTRIES)? / size_of::<Entry>() as u64;
+    if samples >= logged.sample_bytes && accesses >= logged.accesses && batches >= logged.batches {
+        return Ok(epochs);
+    }
+    let mut entries = Vec::new();
+    let count = batches.min(logged.batches) as usize;
+    Plain::<Entry>::array(directory, file::ENTRIES)?.read(0, count, &mut entries)?;
+    let is_there = |entry: &Entry| {
+        entry.sample_at + entry.sample_bytes <= samples && entry.words_at + entry.nodes <= accesses
+    };
+    entries.truncate(entries.iter().take_while(|entry| is_there(entry)).count());
+    for (number, epoch) in epochs.iter_mut().enumerate() {
+        let found = entries.iter().filter(|entry| entry.epoch == number as u64);
+        // The largest of the epoch stays: its batches come again.
+        *epoch =
+            found.fold(EpochSampled { largest: epoch.largest, ..EpochSampled::default() }, |sum, entry| {
+                EpochSampled {
+                    batches: sum.batches + 1,
+                    accesses: sum.accesses + entry.nodes,
+                    sample_bytes: sum.sample_bytes + entry.sample_bytes,
+                    largest: sum.largest,
+                }
+            });
+    }
+    epochs.retain(|epoch| epoch.batches > 0);
+    Ok(epochs)
+}
+
+/// How a row is named.
+pub(crate) fn id_dtype<W>() -> Dtype {
+    if size_of::<W>() == 8 { Dtype::U64 } else { Dtype::U32 }
+}
+
+/// An array that was being closed when its process ended has its content and no list of checksums any more: makes that again.
+fn restore_sums(directory: &Path, name: &str, payload_bytes: u64) -> Result<()> {
+    let path = directory.join(format!("{name}.sums"));
+    let whole = payload_bytes / BlockArray::BLOCK_BYTES;
+    if std::fs::metadata(&path).map_or(0, |found| found.len()) >= whole * 8 {
+        return Ok(());
+    }
+    let content = Plain::<u8>::array(directory, name)?;
+    let (mut sums, mut block) = (Vec::new(), Vec::new());
+    for number in 0..whole {
+        content.read(number * BlockArray::BLOCK_BYTES, BlockArray::BLOCK_BYTES as usize, &mut block)?;
+        sums.push(BlockArray::sum(&block));
+    }
+    let written = SequentialWriter::create(&path).and_then(|mut file| {
+        file.write_all(bytemuck::cast_slice(&sums))?;
+        file.finish()
+    });
+    written.map_err(StoreError::io(&path))?;
+    Ok(())
+}
+
+impl<'a> SampleLog<'a> {
+    /// Starts, or goes on with, samples of what `header` says; `earlier` are some that a new log starts with. They are safe
+    /// whenever `safe_bytes` of them have come together. `None`: an earlier process had finished them but for their name, which
+    /// they have now.
+    pub fn begin<W: StoredRow>(
+        dataset: &'a Dataset,
+        directory: &Path,
+        header: TraceHeader,
+        earlier: Option<&Samples>,
+        safe_bytes: u64,
+    ) -> Result<Option<SampleLog<'a>>> {
+        let staging = dataset.derive_at(directory)?;
+        if let Some(found) = Samples::open(dataset, staging.directory())?
+            && staging.is_complete(&found.found.manifest.inputs)
+            && found.sampled().sampling == header
+        {
+            staging.put_in_place()?;
+            return Ok(None);
+        }
+        let text = serde_json::to_string(&header).unwrap_or_default();
+        let fingerprint = dataset.inputs_of(SAMPLES_KIND, &serde_json::json!([text, WORK_VERSION]));
+        let (journal, _) = staging.journal(&fingerprint)?;
+        let mut epochs = whole::<W>(staging.directory(), journal.done("logged").unwrap_or_default())?;
+        let earlier = earlier.filter(|_| epochs.is_empty());
+        if let Some(earlier) = earlier {
+            epochs = earlier.sampled().epochs.clone();
+            copy::<W>(earlier, staging.directory(), &EpochSampled::sum(&epochs))?;
+            journal.record("logged", &epochs)?;
+        }
+        let arrays = Arrays::open::<W>(staging.directory(), &EpochSampled::sum(&epochs))?;
+        let (records, directory) = (SampleRecords::default(), directory.to_path_buf());
+        let mut log = SampleLog {
+            dataset,
+            staging,
+            journal,
+            directory,
+            header,
+            records,
+            arrays,
+            epochs,
+            unsafe_bytes: 0,
+            safe_bytes,
+        };
+        log.make_safe()?;
+        Ok(Some(log))
+    }
+
+    /// Where files go that are of no use when it is done.
+    pub fn work(&self) -> PathBuf {
+        self.staging.work_directory()
+    }
+
+    /// What was logged, by this process and those before it: of the first epochs, all where `epochs` is more.
+    pub fn logged(&self, epochs: u64) -> EpochSampled {
+        EpochSampled::sum(&self.epochs[..self.epochs.len().min(epochs as usize)])
+    }
+
+    /// What an earlier process remembered.
+    pub fn recall<T: serde::de::DeserializeOwned>(&self, what: &str) -> Option<T> {
+        self.journal.done(what)
+    }
+
+    /// Remembers something for a process that goes on with this.
+    pub fn remember<T: serde::Serialize>(&self, what: &str, value: &T) -> Result<()> {
+        Ok(self.journal.record(what, value)?)
+    }
+
+    /// Adds a batch; batches come in order.
+    pub fn append<W: StoredRow>(&mut self, at: Position, sample: &Sample) -> Result<()> {
+        let logged = self.logged(u64::MAX);
+        let record = self.records.encode(&self.header, sample, self.staging.directory())?;
+        let needed = |at: usize| sample.unneeded.get(at).is_none_or(|unneeded| !unneeded);
+        let ids = sample.node_ids.iter().enumerate().filter(|(at, _)| needed(*at));
+        let ids: Vec<W> = ids.map(|(_, node)| W::of(*node)).collect();
+        let entry = Entry {
+            epoch: at.epoch,
+            batch: at.batch,
+            nodes: ids.len() as u64,
+            sample_at: logged.sample_bytes,
+            sample_bytes: record.len() as u64,
+            sample_sum: xxh3_64(record),
+            words_at: logged.accesses,
+            ..Entry::default()
+        };
+        self.arrays.samples.write(record)?;
+        self.arrays.accesses.write_elements(&ids)?;
+        self.arrays.entries.write(bytemuck::bytes_of(&entry))?;
+        if self.epochs.len() as u64 <= at.epoch {
+            self.epochs.resize(at.epoch as usize + 1, EpochSampled::default());
+        }
+        let epoch = &mut self.epochs[at.epoch as usize];
+        let batch = EpochSampled {
+            batches: 1,
+            accesses: entry.nodes,
+            sample_bytes: entry.sample_bytes,
+            largest: Largest {
+                nodes: sample.node_ids.len() as u64,
+                sample_bytes: sample.bytes(),
+                record_bytes: entry.sample_bytes,
+                ..Largest::default()
+            },
+        };
+        *epoch = EpochSampled::sum(&[*epoch, batch]);
+        self.unsafe_bytes += entry.sample_bytes;
+        if self.unsafe_bytes >= self.safe_bytes {
+            self.make_safe()?;
+        }
+        Ok(())
+    }
+
+    /// What was added so far is there for the next process.
+    pub fn make_safe(&mut self) -> Result<()> {
+        self.arrays.all().into_iter().try_for_each(ArrayWriter::checkpoint)?;
+        self.journal.record("logged", &self.epochs)?;
+        self.unsafe_bytes = 0;
+        Ok(())
+    }
+
+    /// The first epoch, or what there is of it, to be counted while the log goes on.
+    pub fn count<W: StoredRow>(&mut self, rows: u64) -> Result<esker_plan::Hottest> {
+        self.make_safe()?;
+        let mut hottest = esker_plan::Hottest::new(rows);
+        let accesses = Plain::<W>::array(self.staging.directory(), file::ACCESSES)?;
+        let (all, mut nodes) = (self.logged(1).accesses, Vec::new());
+        for first in (0..all).step_by(COPY_BYTES / 8) {
+            accesses.read(first, (all - first).min(COPY_BYTES as u64 / 8) as usize, &mut nodes)?;
+            hottest.see(&nodes);
+        }
+        Ok(hottest)
+    }
+
+    /// Every batch was added of the first `epochs` epochs; what there may be of another is let go. Gives the directory its name.
+    pub fn finish<W: StoredRow>(mut self, epochs: u64) -> Result<Samples> {
+        self.make_safe()?;
+        let SampleLog {
+            dataset, staging, journal, directory, header, mut arrays, epochs: mut logged, ..
+        } = self;
+        if logged.len() as u64 > epochs {
+            logged.truncate(epochs as usize);
+            journal.record("logged", &logged)?;
+            arrays = Arrays::open::<W>(staging.directory(), &EpochSampled::sum(&logged))?;
+        }
+        let Arrays { samples, accesses, entries } = arrays;
+        let files = vec![samples.finish()?, accesses.finish()?, entries.finish()?];
+        let parameters =
+            serde_json::to_value(Sampled { sampling: header, epochs: logged }).unwrap_or_default();
+        staging.publish_derived(dataset, SAMPLES_KIND, parameters, files)?;
+        let opened = Samples::open(dataset, &directory)?;
+        opened.ok_or_else(|| StoreError::Missing { path: directory }.into())
+    }
+}
+
+/// Copies what was logged earlier.
+fn copy<W: StoredRow>(earlier: &Samples, directory: &Path, logged: &EpochSampled) -> Result<()> {
+    let mut arrays = Arrays::open::<W>(directory, &EpochSampled::default())?;
+    let mut buffer = Vec::new();
+    let mut whole = |name: &str, bytes: u64, to: &mut ArrayWriter| -> Result<()> {
+        let from = Plain::<u8>::open(&earlier.path(name), PAYLOAD_OFFSET)?;
+        for first in (0..bytes).step_by(COPY_BYTES) {
+            from.read(first, (bytes - first).min(COPY_BYTES as u64) as usize, &mut buffer)?;
+            to.write(&buffer)?;
+        }
+        Ok::<(), FetchError>(())
+    };
+    whole(file::SAMPLES, logged.sample_bytes, &mut arrays.samples)?;
+    whole(file::ACCESSES, logged.accesses * size_of::<W>() as u64, &mut arrays.accesses)?;
+    let entries = earlier.entries(u64::MAX)?;
+    arrays.entries.write(bytemuck::cast_slice(&entries))?;
+    arrays.all().into_iter().try_for_each(ArrayWriter::checkpoint)?;
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Samples of some epochs, as they are logged before rows are packed: their records, the rows that they access, and where each
+//! batch has its own. A directory of its own, so that rows can be packed in several ways for the same samples; or inside a directory
+//! of packed rows that stands alone. What more epochs add follows what is there, byte for byte, so packed rows of fewer epochs
+//! go on using it.
+
+use super::plain::Plain;
+use super::{Entry, KIND, Largest, Packing, file};
+use crate::{FetchError, Result, StoredRow};
+use esker_plan::{Hottest, RowsOfSegment, SegmentSizes};
+use esker_sample::trace::TraceHeader;
+use esker_store::{Dataset, Derived, StoreError};
+use esker_types::{Progress, StopSignal, Unit};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// What derived data of this kind calls itself.
+pub const SAMPLES_KIND: &str = "diskgnn-samples";
+
+/// What was sampled of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EpochSampled {
+    /// Its batches.
+    pub batches: u64,
+    /// Rows that they access.
+    pub accesses: u64,
+    /// Bytes of their records.
+    pub sample_bytes: u64,
+    /// The largest of them; rows on disk are not known yet.
+    pub largest: Largest,
+}
+
+impl EpochSampled {
+    /// Of these epochs together.
+    pub fn sum(epochs: &[EpochSampled]) -> EpochSampled {
+        epochs.iter().fold(EpochSampled::default(), |sum, epoch| EpochSampled {
+            batches: sum.batches + epoch.batches,
+            accesses: sum.accesses + epoch.accesses,
+            sample_bytes: sum.sample_bytes + epoch.sample_bytes,
+            largest: Largest {
+                nodes: sum.largest.nodes.max(epoch.largest.nodes),
+                sample_bytes: sum.largest.sample_bytes.max(epoch.largest.sample_bytes),
+                record_bytes: sum.largest.record_bytes.max(epoch.largest.record_bytes),
+                ..Largest::default()
+            },
+        })
+    }
+
+    /// Bytes that the log of these batches takes on disk, with rows named by `id_bytes` each.
+    pub fn log_bytes(&self, id_bytes: u64) -> u64 {
+        let payload = self.sample_bytes + self.accesses * id_bytes + self.batches * size_of::<Entry>() as u64;
+        // Headers, padding, a checksum a block, and those of a block that is open once more.
+        payload + payload / 4096 + 3 * (3 << 12)
+    }
+}
+
+/// What a directory of samples was made with and holds: the parameters of its manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// What was sampled, and how.
+    pub sampling: TraceHeader,
+    /// Each epoch.
+    pub epochs: Vec<EpochSampled>,
+}
+
+/// A directory with samples, opened.
+#[derive(Debug)]
+pub struct Samples {
+    pub(super) found: Derived,
+    sampled: Sampled,
+    /// The array with an entry for each batch.
+    entries: &'static str,
+}
+
+impl Samples {
+    /// Opens a directory; `None` where there is none with samples of this dataset that opens.
+    pub fn open(dataset: &Dataset, directory: &Path) -> Result<Option<Samples>> {
+        let Ok(found) = dataset.open_derived(directory) else { return Ok(None) };
+        if !dataset.is_fresh(&found) {
+            return Ok(None);
+        }
+        let parameters = found.manifest.parameters.clone();
+        let (sampled, entries) = match found.manifest.kind.as_str() {
+            SAMPLES_KIND => (serde_json::from_value::<Sampled>(parameters).ok(), file::ENTRIES),
+            KIND => {
+                let packing = serde_json::from_value::<Packing>(parameters).ok();
+                let alone = packing.filter(|packing| packing.samples.is_none());
+                let sampled = alone
+                    .map(|Packing { sampling, epochs_sampled: epochs, .. }| Sampled { sampling, epochs });
+                (sampled, file::BATCHES)
+            }
+            _ => (None, file::ENTRIES),
+        };
+        let has = |name: &str| found.arrays.iter().any(|array| array.entry().name == name);
+        let whole = [file::SAMPLES, file::ACCESSES, entries].into_iter().all(has);
+        Ok(sampled.filter(|_| whole).map(|sampled| Samples { found, sampled, entries }))
+    }
+
+    /// What it holds.
+    pub fn sampled(&self) -> &Sampled {
+        &self.sampled
+    }
+
+    /// The first epochs together.
+    pub fn of_epochs(&self, epochs: u64) -> EpochSampled {
+        let epochs = (epochs as usize).min(self.sampled.epochs.len());
+        EpochSampled::sum(&self.sampled.epochs[..epochs])
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.found.directory
+    }
+
+    /// Bytes of its arrays on disk.
+    pub fn disk_bytes(&self) -> u64 {
+        let names = [file::SAMPLES, file::ACCESSES, self.entries];
+        let files = self.found.manifest.files.iter();
+        files.filter(|entry| names.contains(&entry.name.as_str())).map(|entry| entry.bytes).sum()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.found.directory.join(format!("{name}.bin"))
+    }
+
+    pub(crate) fn file(&self, name: &str) -> Result<esker_store::FileEntry> {
+        let found = self.found.manifest.files.iter().find(|entry| entry.name == name);
+        Ok(found.cloned().ok_or_else(|| StoreError::Missing { path: self.path(name) })?)
+    }
+
+    /// Entries of the first epochs' batches, without what a layout adds.
+    pub(crate) fn entries(&self, epochs: u64) -> Result<Vec<Entry>> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let batches = self.of_epochs(epochs).batches;
+        Plain::<Entry>::array(&self.found.directory, self.entries)?.read(
+            0,
+            batches as usize,
+            &mut entries,
+        )?;
+        entries.iter_mut().for_each(|entry| *entry = entry.as_logged());
+        Ok(entries)
+    }
+
+    pub(crate) fn accesses<W: StoredRow>(&self) -> Result<Plain<W>> {
+        Plain::array(&self.found.directory, file::ACCESSES)
+    }
+
+    /// Counts how often batches of the first epochs access each of `rows` rows.
+    pub fn count<W: StoredRow>(
+        &self,
+        epochs: u64,
+        rows: u64,
+        stop: &StopSignal,
+        progress: &dyn Progress,
+    ) -> Result<Hottest> {
+        let mut hottest = Hottest::new(rows);
+        progress.stage("count rows", Some(self.of_epochs(epochs).accesses), Unit::Count("rows"));
+        self.each_batch::<W>(epochs, stop, |_, nodes| {
+            hottest.see(nodes);
+            progress.advance(nodes.len() as u64);
+        })?;
+        progress.finish();
+        Ok(hottest)
+    }
+
+    /// Counts the rows that segments of every size would store, of those that have no slot.
+    pub fn segment_sizes<W: StoredRow>(
+        &self,
+        epochs: u64,
+        hottest: &Hottest,
+        stop: &StopSignal,
+        progress: &dyn Progress,
+    ) -> Result<SegmentSizes> {
+        let batches = self.of_epochs(epochs).batches;
+        let mut sizes = SegmentSizes::new(segment_rows(hottest)?, batches as u32);
+        progress.stage("size segments", Some(batches), Unit::Count("batches"));
+        self.each_batch::<W>(epochs, stop, |batch, nodes| {
+            sizes.see(batch, nodes.iter().copied().filter(|node| hottest.slot(*node).is_none()));
+            progress.advance(1);
+        })?;
+        sizes.close();
+        progress.finish();
+        Ok(sizes)
+    }
+
+    /// Counts the rows that segments of so many batches would store, of those that have no slot.
+    pub fn stored_rows<W: StoredRow>(
+        &self,
+        epochs: u64,
+        hottest: &Hottest,
+        segment: u32,
+        stop: &StopSignal,
+        progress: &dyn Progress,
+    ) -> Result<u64> {
+        let mut stored = RowsOfSegment::new(segment_rows(hottest)?, segment);
+        let batches = self.of_epochs(epochs).batches;
+        progress.stage("size segments", Some(batches), Unit::Count("batches"));
+        self.each_batch::<W>(epochs, stop, |batch, nodes| {
+            stored.see(batch, nodes.iter().copied().filter(|node| hottest.slot(*node).is_none()));
+            progress.advance(1);
+        })?;
+        progress.finish();
+        Ok(stored.stored())
+    }
+
+    fn each_batch<W: StoredRow>(
+        &self,
+        epochs: u64,
+        stop: &StopSignal,
+        mut see: impl FnMut(u32, &[W]),
+    ) -> Result<()> {
+        let (accesses, mut nodes) = (self.accesses::<W>()?, Vec::new());
+        for (batch, entry) in self.entries(epochs)?.iter().enumerate() {
+            if stop.is_asked() {
+                return Err(FetchError::Stopped);
+            }
+            accesses.read(entry.words_at, entry.nodes as usize, &mut nodes)?;
+            see(batch as u32, &nodes);
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a graph whose batches may be cut into segments.
+fn segment_rows(hottest: &Hottest) -> Result<u64> {
+    let rows = hottest.slots().len() as u64;
+    match rows < u32::MAX as u64 {
+        true => Ok(rows),
+        false => {
+            let problem =
+                format!("segments name rows by 32 bits, and there are {rows}; allow more --disk-budget");
+            Err(FetchError::Request { problem })
+        }
+    }
+}

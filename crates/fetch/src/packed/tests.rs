@@ -1,0 +1,357 @@
+//! Samples and packed rows whose making was ended at any moment, by a wish or as a kill does, and gone on with other memory and
+//! other threads, are to the byte those of an undisturbed run.
+
+use super::*;
+use crate::FetchError;
+use esker_import::Job;
+use esker_import::generate::{Shape, generate};
+use esker_sample::bulk::{Bulk, positions};
+use esker_sample::order::{Batching, Shuffled};
+use esker_sample::trace::TraceHeader;
+use esker_sample::{
+    Batches, Carry, Direction, Fanout, Form, InMemory, NodeBatches, Position, Sample, SampleError, Seeds,
+    Settings,
+};
+use esker_store::Dataset;
+use esker_types::random::{Key, mix};
+use esker_types::{Budget, Dtype, NodeId, Progress, Silent, StopSignal, Unit};
+use std::collections::BTreeMap;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+const NODES: u64 = 2000;
+const EPOCHS: u64 = 2;
+
+/// A graph, batches of it, and what samples them.
+struct Given {
+    dataset: Dataset,
+    graph: InMemory<u32>,
+    batches: Arc<dyn Batches>,
+    settings: Settings,
+}
+
+impl Given {
+    fn new(directory: &Path, dim: u64) -> Given {
+        let shape = Shape { degree: 6.0, dim, dtype: Dtype::F32, ..Shape::plain(NODES) };
+        let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
+        generate(&shape, &Job { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+        let dataset = Dataset::open(&target).unwrap();
+        let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed: 5 };
+        let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
+        let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
+        Given {
+            graph: InMemory::load(&dataset, Direction::Incoming).unwrap(),
+            batches: Arc::new(NodeBatches::new(order, seeds).unwrap()),
+            settings: Settings { seed: 5, fanouts, form: Form::Dense, carry: Carry::default() },
+            dataset,
+        }
+    }
+
+    fn header(&self) -> TraceHeader {
+        let manifest = self.dataset.manifest();
+        TraceHeader {
+            dataset: manifest.id.clone(),
+            nodes: manifest.nodes.count,
+            edges: manifest.edges.count,
+            relations: 0,
+            direction: Direction::Incoming,
+            batches: self.batches.identity(),
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Samples epochs after what is in the log; ends, as a killed process does, after so many batches.
+    fn sample(&self, log: &mut SampleLog, epochs: u64, most: u64) {
+        let bulk = Bulk {
+            graph: &self.graph,
+            batches: &*self.batches,
+            settings: &self.settings,
+            threads: 1,
+            most_bytes: 64 << 20,
+        };
+        let done = log.logged(u64::MAX).batches as usize;
+        let all: Vec<Position> = positions(&*self.batches, Position { epoch: 0, batch: 0 }, epochs).collect();
+        let some = all[done..].iter().copied().take(most as usize);
+        let take = |at: Position, sample: &Sample| {
+            log.append::<u32>(at, sample).unwrap();
+            Ok::<(), SampleError>(())
+        };
+        bulk.run(some, take).unwrap();
+    }
+
+    fn samples(&self, directory: &Path) -> Samples {
+        let log = SampleLog::begin::<u32>(&self.dataset, directory, self.header(), None, 1 << 20).unwrap();
+        let mut log = log.unwrap();
+        self.sample(&mut log, EPOCHS, u64::MAX);
+        log.finish::<u32>(EPOCHS).unwrap()
+    }
+
+    /// Packs, or goes on; the layout does not depend on memory or threads.
+    fn pack(
+        &self,
+        samples: &Samples,
+        directory: &Path,
+        with: &With,
+        progress: &dyn Progress,
+    ) -> crate::Result<()> {
+        let writer = PackWriter::begin(&self.dataset, directory, self.header())?;
+        let Some(writer) = writer else { return Ok(()) };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let safe_points = SafePoints { sample_bytes: 1 << 20, packed_bytes: with.safe_bytes };
+        let sizes = PackSizes { memory_bytes: with.memory_bytes, threads: with.threads, safe_points };
+        let work = PackWork { sizes, pool: &pool, stop: &with.stop, progress };
+        if writer.laid().is_none() {
+            let mut hottest = samples.count::<u32>(EPOCHS, NODES, &with.stop, progress)?;
+            let coverage = hottest.coverage().points().to_vec();
+            hottest.choose(100);
+            let layout = PackLayout {
+                epochs: EPOCHS,
+                limited_by_disk: false,
+                slots_asked: 100,
+                segment: 4,
+                disk_bytes_allowed: None,
+                by_hash: true,
+                coverage,
+            };
+            writer.lay_out::<u32>(samples, &hottest, &layout, &work)?;
+        }
+        writer.finish::<u32>(samples, false, &work).map(drop)
+    }
+}
+
+/// What a process packs with.
+struct With {
+    memory_bytes: u64,
+    threads: usize,
+    safe_bytes: u64,
+    stop: StopSignal,
+}
+
+impl With {
+    /// Enough memory for `parts` parts at a time.
+    fn parts(parts: u64, threads: usize, safe_bytes: u64) -> With {
+        let memory_bytes = pack::memory_for(threads as u64, parts);
+        With { memory_bytes, threads, safe_bytes, stop: StopSignal::default() }
+    }
+}
+
+/// Ends the work when so much has been done: by asking for it, or by going away as a killed process does.
+struct Ends {
+    left: AtomicI64,
+    stop: Option<StopSignal>,
+}
+
+impl Progress for Ends {
+    fn stage(&self, _: &str, _: Option<u64>, _: Unit) {}
+    fn advance(&self, amount: u64) {
+        if self.left.fetch_sub(amount as i64, Ordering::Relaxed) < amount as i64 {
+            match &self.stop {
+                Some(stop) => stop.ask(),
+                None => panic!("gone"),
+            }
+        }
+    }
+    fn finish(&self) {}
+    fn note(&self, _: &str) {}
+}
+
+/// Every byte of every file of a directory, by name.
+fn content(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    files
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn packing_ended_in_any_episode_goes_on_with_other_memory_and_threads_to_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 300);
+    let samples = given.samples(&directory.path().join("samples"));
+    let at = |name: &str| directory.path().join(name);
+    given.pack(&samples, &at("undisturbed"), &With::parts(1000, 2, 4 << 30), &Silent).unwrap();
+    let expected = content(&at("undisturbed"));
+    let bytes = expected["rows.bin"].len() as u64;
+    let (mut stopped, mut killed, mut inside) = (0, 0, 0);
+    for case in 0..6u64 {
+        let key = Key::new(7).with(case);
+        let random = |number: u64, most: u64| mix(key.at(number)) % most;
+        let name = format!("case-{case}");
+        for run in 0..8 {
+            let with = With::parts(2 + random(run * 4, 8), 1 + random(run * 4 + 1, 3) as usize, 100_000);
+            let asked = run % 2 == 0;
+            let ends = Ends {
+                left: AtomicI64::new(random(run * 4 + 2, bytes * 2) as i64),
+                stop: asked.then(|| with.stop.clone()),
+            };
+            match catch_unwind(AssertUnwindSafe(|| given.pack(&samples, &at(&name), &with, &ends))) {
+                Ok(Ok(())) => break,
+                Ok(Err(FetchError::Stopped)) => stopped += 1,
+                Ok(Err(error)) => panic!("case {case}, run {run}: {error}"),
+                Err(panic) if panic.downcast_ref() == Some(&"gone") => killed += 1,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+            inside += u64::from(at(&format!("{name}.partial/work/packing")).exists());
+        }
+        let with = With::parts(2 + random(100, 16), 1 + random(101, 3) as usize, 1 << 20);
+        given.pack(&samples, &at(&name), &with, &Silent).unwrap();
+        assert!(content(&at(&name)) == expected, "case {case}");
+    }
+    assert!(
+        stopped > 2 && killed > 2 && inside > 3,
+        "{stopped} stopped, {killed} killed, {inside} in an episode"
+    );
+}
+
+#[test]
+fn an_episode_that_was_begun_with_more_memory_or_less_is_finished() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 300);
+    let samples = given.samples(&directory.path().join("samples"));
+    let at = |name: &str| directory.path().join(name);
+    given.pack(&samples, &at("undisturbed"), &With::parts(1000, 2, 4 << 30), &Silent).unwrap();
+    let expected = content(&at("undisturbed"));
+    for (first, then) in [((4, 2), (9, 2)), ((9, 2), (4, 2)), ((6, 3), (6, 1)), ((6, 1), (6, 3))] {
+        let name = format!("{first:?}-{then:?}");
+        let with = With::parts(first.0, first.1, 100_000);
+        let ends = Ends { left: AtomicI64::new(500_000), stop: Some(with.stop.clone()) };
+        assert!(matches!(given.pack(&samples, &at(&name), &with, &ends), Err(FetchError::Stopped)));
+        assert!(at(&format!("{name}.partial/work/packing")).exists(), "it was to end inside an episode");
+        given.pack(&samples, &at(&name), &With::parts(then.0, then.1, 4 << 30), &Silent).unwrap();
+        assert!(content(&at(&name)) == expected, "{name}");
+    }
+}
+
+#[test]
+fn a_log_that_was_cut_short_goes_on_wherever_it_was_even_while_it_was_being_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 3);
+    given.samples(&directory.path().join("undisturbed"));
+    let expected = content(&directory.path().join("undisturbed"));
+    let at = directory.path().join("samples");
+    let begin = |safe: u64| {
+        SampleLog::begin::<u32>(&given.dataset, &at, given.header(), None, safe).unwrap().unwrap()
+    };
+    for most in [1, 0, 4, 7] {
+        given.sample(&mut begin(2000), EPOCHS, most);
+    }
+    let mut log = begin(2000);
+    let kept = log.logged(u64::MAX).batches;
+    assert!(kept > 3, "what was safe was kept, {kept} batches");
+    given.sample(&mut log, EPOCHS, u64::MAX);
+    log.make_safe().unwrap();
+    drop(log);
+    // As if the kill had come when some of its arrays had been closed.
+    let partial = directory.path().join("samples.partial");
+    fs::remove_file(partial.join("samples.sums")).unwrap();
+    let mut samples = fs::read(partial.join("samples.bin")).unwrap();
+    samples.extend([7; 5000]);
+    fs::write(partial.join("samples.bin"), samples).unwrap();
+    let log = begin(2000);
+    assert_eq!(log.logged(u64::MAX).batches, 16);
+    log.finish::<u32>(EPOCHS).unwrap();
+    assert!(content(&at) == expected);
+}
+
+#[test]
+fn a_log_that_does_not_open_is_named_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 3);
+    let (at, partial) = (directory.path().join("samples"), directory.path().join("samples.partial"));
+    let begin = || SampleLog::begin::<u32>(&given.dataset, &at, given.header(), None, 2000);
+    let mut log = begin().unwrap().unwrap();
+    given.sample(&mut log, EPOCHS, 5);
+    log.make_safe().unwrap();
+    drop(log);
+    fs::rename(partial.join("accesses.bin"), partial.join("away")).unwrap();
+    for _ in 0..2 {
+        let said = begin().err().unwrap().to_string();
+        assert!(said.contains("accesses.bin"), "{said}");
+    }
+    fs::rename(partial.join("away"), partial.join("accesses.bin")).unwrap();
+    assert_eq!(begin().unwrap().unwrap().logged(u64::MAX).batches, 5);
+    // A kill right after it was opened: the last blocks are gone.
+    let cut = fs::File::options().write(true).open(partial.join("samples.bin")).unwrap();
+    cut.set_len(4096 + 1).unwrap();
+    let mut log = begin().unwrap().unwrap();
+    assert_eq!(log.logged(u64::MAX).batches, 0);
+    given.sample(&mut log, EPOCHS, u64::MAX);
+    log.finish::<u32>(EPOCHS).unwrap();
+    given.samples(&directory.path().join("undisturbed"));
+    assert!(content(&at) == content(&directory.path().join("undisturbed")));
+}
+
+#[test]
+fn more_epochs_follow_those_that_are_there_and_packed_rows_go_on_using_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 30);
+    let at = directory.path().join("samples");
+    let two = given.samples(&at);
+    given.pack(&two, &directory.path().join("packed"), &With::parts(9, 2, 1 << 20), &Silent).unwrap();
+    let before = content(&at);
+    let log = SampleLog::begin::<u32>(&given.dataset, &at, given.header(), Some(&two), 2000).unwrap();
+    let mut log = log.unwrap();
+    given.sample(&mut log, EPOCHS + 1, u64::MAX);
+    let three = log.finish::<u32>(EPOCHS + 1).unwrap();
+    assert_eq!(three.sampled().epochs[..2], two.sampled().epochs);
+    let payload = two.of_epochs(2).sample_bytes as usize;
+    assert!(content(&at)["samples.bin"][4096..4096 + payload] == before["samples.bin"][4096..4096 + payload]);
+    let packed = Packed::open(&given.dataset, &directory.path().join("packed")).unwrap().unwrap();
+    read_all(&Arc::new(packed));
+}
+
+/// Reads and checks every batch.
+fn read_all(packed: &Arc<Packed>) {
+    let mut reader = packed.reader().unwrap();
+    let (mut sample, mut batch) = (Sample::default(), PackedBatch::default());
+    for entry in &packed.entries {
+        let at = Position { epoch: entry.epoch, batch: entry.batch };
+        reader.load(at, &mut sample, &mut batch).unwrap();
+        let mut rows = esker_io::AlignedBuffer::new(packed.rows_bytes() as usize, esker_io::DIRECT_ALIGN);
+        reader.read(&batch, &mut rows).unwrap();
+        packed.check_rows(&batch, &mut rows).unwrap();
+    }
+}
+
+#[test]
+fn a_directory_that_is_replaced_or_removed_meanwhile_is_read_to_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 30);
+    let samples = given.samples(&directory.path().join("samples"));
+    let at = directory.path().join("packed");
+    given.pack(&samples, &at, &With::parts(9, 2, 1 << 20), &Silent).unwrap();
+    let packed = Arc::new(Packed::open(&given.dataset, &at).unwrap().unwrap());
+    fs::rename(&at, directory.path().join("moved")).unwrap();
+    read_all(&packed);
+    // Another in its place, of which nothing is right.
+    fs::create_dir(&at).unwrap();
+    for name in ["samples", "words", "shared", "rows"] {
+        fs::write(at.join(format!("{name}.bin")), vec![0xAB; 100_000]).unwrap();
+    }
+    read_all(&packed);
+    fs::remove_dir_all(directory.path().join("moved")).unwrap();
+    fs::remove_dir_all(directory.path().join("samples")).unwrap();
+    read_all(&packed);
+}
+
+#[test]
+fn finished_work_of_other_batches_is_refused_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 30);
+    let samples = given.samples(&directory.path().join("samples"));
+    let (at, partial) = (directory.path().join("packed"), directory.path().join("packed.partial"));
+    given.pack(&samples, &at, &With::parts(9, 2, 1 << 20), &Silent).unwrap();
+    // As if the kill had come before the rename.
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&fs::read(at.join("derived.json")).unwrap()).unwrap();
+    fs::rename(&at, &partial).unwrap();
+    fs::write(partial.join("lock"), manifest["inputs"].as_str().unwrap()).unwrap();
+    let other = TraceHeader { settings: Settings { seed: 6, ..given.settings.clone() }, ..given.header() };
+    let said = PackWriter::begin(&given.dataset, &at, other).err().unwrap().to_string();
+    assert!(said.contains("packed.partial") && said.contains("other batches"), "{said}");
+    assert!(PackWriter::begin(&given.dataset, &at, given.header()).unwrap().is_none());
+    assert!(at.exists() && !partial.exists());
+}

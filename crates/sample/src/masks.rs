@@ -1,0 +1,146 @@
+//! Which pairs of an edge and a negative are true edges. The end whose incoming adjacency tells is looked up for a whole batch
+//! at once, each node once; the other ends of its chunk, its partners, are compared with what stands there.
+
+use crate::Result;
+use crate::negatives::{Negatives, Side};
+use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, Word};
+use esker_types::NodeId;
+
+/// One end of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct PairEnd {
+    node: NodeId,
+    chunk: u32,
+    /// The relation of its edge; a negative has none and goes with any.
+    relation: Option<u32>,
+    /// The edge of the batch, or the negative of the chunk.
+    index: u32,
+}
+
+impl PairEnd {
+    fn takes(&self, relation: u32) -> bool {
+        self.relation.is_none_or(|own| own == relation)
+    }
+}
+
+/// The ends of all pairs of a batch.
+#[derive(Debug, Default)]
+struct CandidatePairs {
+    /// The targets of all pairs, ascending.
+    targets: Vec<PairEnd>,
+    /// The sources of all pairs, chunk after chunk, ascending inside a chunk.
+    sources: Vec<PairEnd>,
+    /// Where the sources of each chunk start, and where the last end.
+    source_starts: Vec<usize>,
+}
+
+/// Lists the pairs that are true edges, or the edge itself, in `out.masked`. The negatives are in `out`; ends of edges
+/// and negatives are nodes of the graph.
+pub(crate) fn mask(graph: &impl EdgeLookup, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
+    out.masked.clear();
+    if out.per_chunk == 0 {
+        return Ok(());
+    }
+    let CandidatePairs { targets, sources, source_starts } = pair(edges, side, out);
+    let (mut nodes, mut starts) = (Vec::new(), Vec::new());
+    for (at, end) in targets.iter().enumerate() {
+        if nodes.last() != Some(&end.node) {
+            nodes.push(end.node);
+            starts.push(at);
+        }
+    }
+    starts.push(targets.len());
+    let masked = &mut out.masked;
+    graph.incoming(&nodes, &mut |at, adjacency| {
+        let same_node = &targets[starts[at]..starts[at + 1]];
+        for same_chunk in same_node.chunk_by(|one, other| one.chunk == other.chunk) {
+            let chunk = same_chunk[0].chunk as usize;
+            let partners = &sources[source_starts[chunk]..source_starts[chunk + 1]];
+            find(adjacency, partners, &mut |partners, relation| {
+                for target in same_chunk.iter().filter(|end| end.takes(relation)) {
+                    let found = partners.iter().filter(|end| end.takes(relation));
+                    masked.extend(found.map(|source| match side {
+                        Side::Target => (source.index, target.index),
+                        Side::Source => (target.index, source.index),
+                    }));
+                }
+            });
+        }
+    })?;
+    masked.sort_unstable();
+    masked.dedup();
+    Ok(())
+}
+
+/// The pairs of each chunk; those that are the edge itself are listed at once.
+fn pair(edges: &[Edge], side: Side, out: &mut Negatives) -> CandidatePairs {
+    let mut pairs = CandidatePairs { source_starts: vec![0], ..CandidatePairs::default() };
+    let chunks = edges.chunks(out.chunk_edges).zip(out.nodes.chunks(out.per_chunk));
+    for (chunk, (edges, negatives)) in (0u32..).zip(chunks) {
+        let end = |node, relation, index| PairEnd { node, chunk, relation, index };
+        let mut drawn: Vec<PairEnd> =
+            negatives.iter().zip(0..).map(|(node, index)| end(*node, None, index)).collect();
+        drawn.sort_unstable();
+        let mut kept = Vec::with_capacity(edges.len());
+        for (edge, index) in edges.iter().zip(chunk * out.chunk_edges as u32..) {
+            let (replaced, stays) = match side {
+                Side::Source => (edge.source, edge.target),
+                Side::Target => (edge.target, edge.source),
+            };
+            out.masked.extend(of_node(&drawn, replaced).iter().map(|negative| (index, negative.index)));
+            kept.push(end(stays, Some(edge.relation), index));
+        }
+        kept.sort_unstable();
+        let (targets, sources) = match side {
+            Side::Target => (drawn, kept),
+            Side::Source => (kept, drawn),
+        };
+        pairs.targets.extend(targets);
+        pairs.sources.extend(sources);
+        pairs.source_starts.push(pairs.sources.len());
+    }
+    pairs.targets.sort_unstable();
+    pairs
+}
+
+/// The ends at a node, of ends that ascend.
+fn of_node(ends: &[PairEnd], node: NodeId) -> &[PairEnd] {
+    let start = ends.partition_point(|end| end.node < node);
+    let count = ends[start..].iter().take_while(|end| end.node == node).count();
+    &ends[start..start + count]
+}
+
+fn find(adjacency: IncomingNeighbours<'_>, partners: &[PairEnd], found: &mut impl FnMut(&[PairEnd], u32)) {
+    match adjacency.sources {
+        Sources::Narrow(sources) => find_in(sources, adjacency.relations, partners, found),
+        Sources::Wide(sources) => find_in(sources, adjacency.relations, partners, found),
+    }
+}
+
+/// Calls `found` with the partners at each source of the adjacency that has some, and with the relation of its edge.
+fn find_in<W: Word>(
+    sources: &[W],
+    relations: Option<&[u32]>,
+    partners: &[PairEnd],
+    found: &mut impl FnMut(&[PairEnd], u32),
+) {
+    let relation = |at: usize| relations.map_or(0, |relations| relations[at]);
+    // Parallel edges of one relation are one fact.
+    let is_repeat = |at: usize| at > 0 && sources[at - 1] == sources[at] && relation(at - 1) == relation(at);
+    // A short adjacency is looked up among the partners, a long one is searched for each partner.
+    if sources.len() < partners.len() {
+        for at in (0..sources.len()).filter(|at| !is_repeat(*at)) {
+            let same_node = of_node(partners, sources[at].node());
+            if !same_node.is_empty() {
+                found(same_node, relation(at));
+            }
+        }
+        return;
+    }
+    for same_node in partners.chunk_by(|one, other| one.node == other.node) {
+        let source = W::of(same_node[0].node);
+        let start = sources.partition_point(|word| *word < source);
+        let same_source = (start..sources.len()).take_while(|at| sources[*at] == source);
+        same_source.filter(|at| !is_repeat(*at)).for_each(|at| found(same_node, relation(at)));
+    }
+}

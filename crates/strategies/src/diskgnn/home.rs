@@ -1,0 +1,201 @@
+//! Where samples and packed rows of a job are, and what they may take there. Samples lie once; packed rows of them may lie several
+//! times beside each other, for other memory, segments or epochs. They are found by what their manifests say, and numbered.
+
+use crate::{Job, Result, StrategyError};
+use esker_fetch::packed::{ENCODING, Packed, Packing, Samples};
+use esker_store::StoreError;
+use esker_types::ByteCount;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Digits of the name of a directory that tell it from those of other batches.
+const NAME_DIGITS: usize = 12;
+/// The end of the name of a directory that is being removed: nothing opens it.
+const REMOVED: &str = ".removed.partial";
+
+/// Where samples and packed rows of a job are.
+pub(super) struct Home {
+    /// The directory that holds everything, where one is given.
+    prepared: Option<PathBuf>,
+    derived: PathBuf,
+    /// What directories of these batches end with, or go on with a number.
+    digits: String,
+}
+
+impl Home {
+    /// Of a job's batches. Removes what a process that was killed while it removed has left.
+    pub fn of(job: &Job) -> Result<Home> {
+        let header = serde_json::to_value(job.trace_header()).unwrap_or_default();
+        let hash = job.dataset.inputs_of("diskgnn", &header);
+        let derived = job.dataset.derived_path("");
+        let home = Home {
+            prepared: job.out_of_core.prepared.clone(),
+            derived,
+            digits: hash[..NAME_DIGITS].to_string(),
+        };
+        for path in home.all().iter().filter(|path| path.to_string_lossy().ends_with(REMOVED)) {
+            fs::remove_dir_all(path).map_err(StoreError::io(path))?;
+        }
+        Ok(home)
+    }
+
+    /// Whether one directory holds everything.
+    pub fn is_alone(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// Everything under a name of these batches' packed rows.
+    fn all(&self) -> Vec<PathBuf> {
+        let prefix = format!("diskgnn-{}-", self.digits);
+        let entries = fs::read_dir(&self.derived).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut all: Vec<PathBuf> = entries
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)))
+            .collect();
+        all.sort();
+        all
+    }
+
+    /// Directories with packed rows of these batches, those used last first.
+    pub fn packed(&self) -> Vec<PathBuf> {
+        let mut found = match &self.prepared {
+            Some(directory) => vec![directory.clone()],
+            None => self.all(),
+        };
+        found.retain(|path| path.join("derived.json").is_file() && !is_partial(path));
+        found.sort_by_key(|path| std::cmp::Reverse(used(path)));
+        found
+    }
+
+    /// Where the next packed rows go: where some were begun, else under the first number that is free.
+    pub fn next(&self, job: &Job) -> Result<PathBuf> {
+        if let Some(directory) = &self.prepared {
+            return Ok(directory.clone());
+        }
+        let begun = self.all().into_iter().find(|path| is_partial(path));
+        if let Some(begun) = begun {
+            return Ok(begun.with_extension(""));
+        }
+        for number in 1u64.. {
+            let path = self.derived.join(format!("diskgnn-{}-{number}", self.digits));
+            if !path.exists() || self.look(job, &path)?.is_none() {
+                return Ok(path);
+            }
+        }
+        unreachable!("there are not so many directories")
+    }
+
+    /// What a directory says of itself, and its bytes with its samples; nothing where it cannot be used, whatever is asked for.
+    pub fn look(&self, job: &Job, directory: &Path) -> Result<Option<(Packing, u64)>> {
+        let Ok(found) = job.dataset.open_derived(directory) else { return Ok(None) };
+        let packing = Packed::describe(&found).filter(|packing| packing.encoding == ENCODING);
+        let Some(packing) = packing.filter(|_| job.dataset.is_fresh(&found)) else { return Ok(None) };
+        let mut bytes = found.manifest.files.iter().map(|entry| entry.bytes).sum();
+        if let Some(name) = &packing.samples {
+            match Samples::open(&job.dataset, &directory.with_file_name(name))? {
+                Some(samples) => bytes += samples.disk_bytes(),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some((packing, bytes)))
+    }
+
+    /// Where samples are, or will be; `work` is where packed rows that hold everything are made.
+    pub fn samples_directory(&self, work: &Path) -> PathBuf {
+        match self.is_alone() {
+            true => work.join("samples"),
+            false => self.derived.join(format!("samples-{}", self.digits)),
+        }
+    }
+
+    /// Samples of these batches that are there, the most epochs of them.
+    pub fn samples(&self, job: &Job, work: &Path) -> Result<Option<Samples>> {
+        let header = job.trace_header();
+        let directories = std::iter::once(self.samples_directory(work)).chain(self.prepared.clone());
+        let mut best: Option<Samples> = None;
+        for directory in directories {
+            let found = Samples::open(&job.dataset, &directory)?;
+            let found = found.filter(|found| found.sampled().sampling == header);
+            let epochs = |samples: &Option<Samples>| {
+                samples.as_ref().map_or(0, |samples| samples.sampled().epochs.len())
+            };
+            if epochs(&found) > epochs(&best) {
+                best = found;
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// Marks packed rows as used: those used least go first where room is needed.
+pub(super) fn touch(directory: &Path) {
+    // Where the dataset is not ours to write, nothing is removed either.
+    let _ = fs::File::open(directory).and_then(|opened| opened.set_modified(SystemTime::now()));
+}
+
+fn used(directory: &Path) -> Option<SystemTime> {
+    fs::metadata(directory).and_then(|found| found.modified()).ok()
+}
+
+fn is_partial(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "partial")
+}
+
+/// Bytes of the files of a directory.
+fn bytes_of(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| {
+            entry
+                .metadata()
+                .map_or(0, |found| if found.is_dir() { bytes_of(&entry.path()) } else { found.len() })
+        })
+        .sum()
+}
+
+/// What samples and packed rows of a job may take on disk, all of these batches together.
+pub(super) struct DiskShare<'a> {
+    job: &'a Job,
+    /// All of it. What was there before is not part of what was free.
+    pub allowed: u64,
+    /// Packed rows that are there, those used last first, and their bytes.
+    others: Vec<(PathBuf, u64)>,
+}
+
+impl<'a> DiskShare<'a> {
+    pub fn of(job: &'a Job, home: &Home, samples: Option<&Samples>) -> DiskShare<'a> {
+        let asked = &job.out_of_core;
+        if home.is_alone() {
+            return DiskShare { job, allowed: asked.disk_bytes, others: Vec::new() };
+        }
+        let others: Vec<(PathBuf, u64)> =
+            home.packed().into_iter().map(|path| (path.clone(), bytes_of(&path))).collect();
+        let there =
+            samples.map_or(0, Samples::disk_bytes) + others.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let allowed =
+            if asked.disk_bytes_said { asked.disk_bytes } else { asked.disk_bytes.saturating_add(there) };
+        DiskShare { job, allowed, others }
+    }
+
+    /// Whether so many bytes fit. Other packed rows of these batches give way, those that were not used for longest first.
+    pub fn make_room(&mut self, bytes: u64) -> Result<bool> {
+        if bytes > self.allowed {
+            return Ok(false);
+        }
+        while bytes + self.others.iter().map(|(_, bytes)| bytes).sum::<u64>() > self.allowed {
+            let Some((path, freed)) = self.others.pop() else { break };
+            self.job.progress.note(&format!(
+                "{} is removed, {}: packed rows of the same batches that were not used for longest; --disk-budget allows {}",
+                path.display(),
+                ByteCount(freed),
+                ByteCount(self.allowed)
+            ));
+            let mut gone = path.clone().into_os_string();
+            gone.push(REMOVED);
+            let gone = PathBuf::from(gone);
+            let removed = fs::rename(&path, &gone).and_then(|()| fs::remove_dir_all(&gone));
+            removed.map_err(|error| StrategyError::from(StoreError::io(&path)(error)))?;
+        }
+        Ok(true)
+    }
+}

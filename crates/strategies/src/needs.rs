@@ -1,0 +1,74 @@
+//! What a strategy needs, and how a budget is shared out: before anything is allocated, and without a model, because a loader
+//! has none.
+
+use crate::{JobOutline, MemoryTable, Result, StrategyKind};
+
+/// What a strategy needs of memory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// What it will hold of the host's memory, line by line: itself, its batches, and those of evaluation.
+    pub host: MemoryTable,
+    /// Whether it makes use of memory beyond that: of all that is left.
+    pub takes_the_rest: bool,
+    /// Whether it caches rows in a device's own memory, where a device has any: what is left there is kept for them.
+    pub caches_on_device: bool,
+}
+
+/// How a budget is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Everything that takes memory.
+    pub table: MemoryTable,
+    /// Batches whose rows are in memory at a time.
+    pub batches_held: usize,
+    /// Batches that are sampled at a time.
+    pub samplers: usize,
+    /// What the strategy may hold, before it is given any of what is left.
+    pub least_strategy_bytes: u64,
+    /// What is left.
+    pub spare: u64,
+    /// Whether the strategy makes use of it.
+    pub takes_the_rest: bool,
+}
+
+/// Batches in memory at a time when memory allows: being fetched, waiting, being trained on. Those of steps that nobody has
+/// waited for yet come on top.
+const MOST_HELD: usize = 3;
+
+/// What takes memory beside the strategy, for a job of this outline.
+pub type Others<'a, E> = &'a dyn Fn(&JobOutline) -> Result<MemoryTable, E>;
+
+/// Shares `allowed` bytes out: the most samplers and batches in memory that fit. What is too little comes back as the table of the
+/// least that would do.
+pub fn grant<E: From<crate::StrategyError>>(
+    strategy: StrategyKind,
+    outline: &JobOutline,
+    allowed: u64,
+    others: Others<'_, E>,
+) -> Result<Result<Grant, MemoryTable>, E> {
+    let table = |held: usize, samplers: usize| -> Result<(MemoryTable, Needs, usize), E> {
+        let batches_held = held + outline.steps_ahead;
+        let outline = JobOutline { batches_held, samplers, ..outline.clone() };
+        let (needs, mut table) = (strategy.needs(&outline)?, others(&outline)?);
+        table.extend(needs.host.clone());
+        Ok((table, needs, batches_held))
+    };
+    // Samplers go first, then batches in memory.
+    let samplers = (1..=outline.samplers).rev().map(|samplers| (MOST_HELD, samplers));
+    for (held, samplers) in samplers.chain((1..MOST_HELD).rev().map(|held| (held, 1))) {
+        let (table, needs, batches_held) = table(held, samplers)?;
+        if let Some(spare) = allowed.checked_sub(table.total()) {
+            let least_strategy_bytes = needs.host.total();
+            let takes_the_rest = needs.takes_the_rest;
+            return Ok(Ok(Grant {
+                table,
+                batches_held,
+                samplers,
+                least_strategy_bytes,
+                spare,
+                takes_the_rest,
+            }));
+        }
+    }
+    Ok(Err(table(1, 1)?.0))
+}

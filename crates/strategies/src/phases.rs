@@ -1,0 +1,167 @@
+//! One stream of batches out of the phases of a run: training goes on from epoch to epoch, evaluations come in between and in
+//! the end, each from its first batch.
+
+use crate::{
+    Batch, BatchSource, CheckpointSink, EvaluationSchedule, Feedback, Inference, InputTable, Job, Phase,
+    Result, RunPosition, SourceCounters, StrategyError,
+};
+use esker_device::Device;
+
+/// The batches of training, or of one evaluation.
+pub(crate) trait PhaseSource<D: Device>: Send {
+    /// The next batch; `None` after the last.
+    fn next(&mut self) -> Result<Option<Batch<D>>>;
+
+    /// What was counted so far.
+    fn counters(&self) -> SourceCounters;
+
+    /// See [`BatchSource::apply`].
+    fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
+        drop(feedback);
+        Ok(())
+    }
+
+    /// See [`BatchSource::lag`]. Without feedback nothing is ever late.
+    fn lag(&self) -> usize {
+        usize::MAX
+    }
+
+    /// See [`BatchSource::save`].
+    fn save(&self, _: &mut dyn CheckpointSink) -> Result<()> {
+        Ok(())
+    }
+
+    /// No more batches are asked for: files that would have served them can go.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens an evaluation.
+pub(crate) type OpenInference<D> = Box<dyn FnMut(&Job, &Inference) -> Result<Box<dyn PhaseSource<D>>> + Send>;
+/// Opens the table of input rows.
+pub(crate) type OpenTable = Box<dyn FnMut() -> Result<InputTable> + Send>;
+
+/// A run, phase after phase.
+pub(crate) struct Phases<D: Device> {
+    job: Job,
+    /// Kept to the end: a checkpoint may want its state while the run tests.
+    training: Box<dyn PhaseSource<D>>,
+    open: OpenInference<D>,
+    table: OpenTable,
+    /// The evaluation that is going on.
+    inference: Option<Box<dyn PhaseSource<D>>>,
+    /// The next batch.
+    next: Option<RunPosition>,
+}
+
+impl<D: Device> Phases<D> {
+    /// A run from a position on: `training` yields its batches of training from there. An evaluation starts with its first batch.
+    pub fn new(
+        job: &Job,
+        from: RunPosition,
+        training: Box<dyn PhaseSource<D>>,
+        open: OpenInference<D>,
+        table: OpenTable,
+    ) -> Phases<D> {
+        let next = match from.phase {
+            Phase::Train { .. } => Some(from),
+            phase => Some(RunPosition::start_of(phase)),
+        };
+        Phases { job: job.clone(), training, open, table, inference: None, next }
+    }
+
+    /// One evaluation and nothing else.
+    pub fn alone(job: &Job, over: &Inference, source: Box<dyn PhaseSource<D>>) -> Phases<D> {
+        let mut job = job.clone();
+        (job.outline.epochs, job.schedule) =
+            (0, EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() });
+        let open = Box::new(|_: &Job, _: &Inference| Err(StrategyError::OpenedTwice));
+        let table = Box::new(|| Err(StrategyError::OpenedTwice));
+        let next = Some(RunPosition::start_of(Phase::Test));
+        Phases { job, training: Box::new(NoTraining), open, table, inference: Some(source), next }
+    }
+
+    /// Goes on with the next phase.
+    fn leave(&mut self, phase: Phase) {
+        self.inference = None;
+        self.next = self.job.phase_after(phase).map(RunPosition::start_of);
+    }
+}
+
+impl<D: Device> BatchSource<D> for Phases<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        while let Some(at) = self.next {
+            if at.batch >= self.job.count(at.phase) {
+                self.leave(at.phase);
+                continue;
+            }
+            let batch = match self.job.inference(at.phase) {
+                None => self.training.next()?,
+                Some(over) => match &mut self.inference {
+                    Some(inference) => inference.next()?,
+                    none => none.insert((self.open)(&self.job, over)?).next()?,
+                },
+            };
+            let Some(mut batch) = batch else { return Err(StrategyError::Ended { at: Box::new(at) }) };
+            assert_eq!(batch.at.position(), at.position(), "batches come in the order of the run");
+            batch.at = at;
+            self.next = Some(RunPosition { batch: at.batch + 1, ..at });
+            return Ok(Some(batch));
+        }
+        Ok(None)
+    }
+
+    fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
+        self.training.apply(feedback)
+    }
+
+    fn lag(&self) -> usize {
+        self.training.lag()
+    }
+
+    fn skip_to(&mut self, at: RunPosition) -> Result<()> {
+        // Where training is over, none of its batches need be waited for.
+        let training_is_over = at.phase >= Phase::Validation { epoch: self.job.epochs };
+        if training_is_over {
+            self.training.end()?;
+        }
+        while let Some(next) = self.next.filter(|next| *next < at) {
+            let left_out = match next.phase {
+                _ if next.batch >= self.job.count(next.phase) => true,
+                Phase::Train { .. } => training_is_over,
+                Phase::Validation { .. } | Phase::Test => next.phase < at.phase,
+            };
+            match left_out {
+                true => self.leave(next.phase),
+                false => drop(self.next()?),
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, to: &mut dyn CheckpointSink) -> Result<()> {
+        self.training.save(to)
+    }
+
+    fn table(&mut self) -> Result<InputTable> {
+        (self.table)()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        self.training.counters()
+    }
+}
+
+/// Of whoever does not train.
+struct NoTraining;
+
+impl<D: Device> PhaseSource<D> for NoTraining {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        Ok(None)
+    }
+
+    fn counters(&self) -> SourceCounters {
+        SourceCounters::default()
+    }
+}

@@ -1,0 +1,105 @@
+//! Where a run is: which batch of which epoch it trains on, or which batch of an evaluation it looks at.
+
+use esker_sample::Position;
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+
+/// A part of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// An epoch of training.
+    Train {
+        /// The epoch, from 0.
+        epoch: u64,
+    },
+    /// The validation after an epoch; after the last of all there may be one more, of the model that is kept.
+    Validation {
+        /// The epoch; the number of epochs for the last of all.
+        epoch: u64,
+    },
+    /// The test in the end.
+    Test,
+}
+
+impl Phase {
+    fn key(self) -> (u64, u8) {
+        match self {
+            Phase::Train { epoch } => (epoch, 0),
+            Phase::Validation { epoch } => (epoch, 1),
+            Phase::Test => (u64::MAX, 2),
+        }
+    }
+}
+
+/// Phases are in the order in which a run goes through them.
+impl Ord for Phase {
+    fn cmp(&self, other: &Phase) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for Phase {
+    fn partial_cmp(&self, other: &Phase) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A batch of a run. In the order in which a run goes through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RunPosition {
+    /// Which part of the run.
+    pub phase: Phase,
+    /// The batch, from 0.
+    pub batch: u64,
+}
+
+impl RunPosition {
+    /// The first batch of a run.
+    pub const START: RunPosition = RunPosition::train(0, 0);
+
+    /// A batch of training.
+    pub const fn train(epoch: u64, batch: u64) -> RunPosition {
+        RunPosition { phase: Phase::Train { epoch }, batch }
+    }
+
+    /// The first batch of a phase.
+    pub const fn start_of(phase: Phase) -> RunPosition {
+        RunPosition { phase, batch: 0 }
+    }
+
+    /// The batch as samplers name it. Evaluations have one epoch.
+    pub fn position(self) -> Position {
+        let epoch = match self.phase {
+            Phase::Train { epoch } => epoch,
+            Phase::Validation { .. } | Phase::Test => 0,
+        };
+        Position { epoch, batch: self.batch }
+    }
+}
+
+impl From<Position> for RunPosition {
+    fn from(at: Position) -> RunPosition {
+        RunPosition::train(at.epoch, at.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_come_in_the_order_of_a_run() {
+        let phases = [
+            Phase::Train { epoch: 0 },
+            Phase::Validation { epoch: 0 },
+            Phase::Train { epoch: 1 },
+            Phase::Validation { epoch: 1 },
+            Phase::Validation { epoch: 2 },
+            Phase::Test,
+        ];
+        assert!(phases.is_sorted() && phases.windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(RunPosition::train(0, 9) < RunPosition::start_of(Phase::Validation { epoch: 0 }));
+        assert!(RunPosition::train(1, 0) > RunPosition::train(0, 9));
+    }
+}

@@ -1,0 +1,40 @@
+//! The shell around the stages of a strategy: what they yield comes out here.
+
+use crate::phases::PhaseSource;
+use crate::{Batch, Result, SourceCounters, StrategyError};
+use esker_device::Device;
+use esker_fetch::pipeline::{Pipeline, StageTimes};
+
+/// Adds what a strategy counted to the times of its stages.
+type Count = Box<dyn Fn(Vec<StageTimes>) -> SourceCounters + Send>;
+
+/// Batches out of a pipeline.
+pub(crate) struct Stages<D: Device> {
+    pipeline: Pipeline<Batch<D>, StrategyError>,
+    count: Count,
+}
+
+impl<D: Device> Stages<D> {
+    /// What comes out of a pipeline; `count` adds what was counted to the times of its stages.
+    pub fn new(
+        pipeline: Pipeline<Batch<D>, StrategyError>,
+        count: impl Fn(Vec<StageTimes>) -> SourceCounters + Send + 'static,
+    ) -> Stages<D> {
+        Stages { pipeline, count: Box::new(count) }
+    }
+
+    /// The times of its stages.
+    pub fn times(&self) -> Vec<StageTimes> {
+        self.pipeline.times()
+    }
+}
+
+impl<D: Device> PhaseSource<D> for Stages<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        self.pipeline.receive().transpose()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        (self.count)(self.pipeline.times())
+    }
+}

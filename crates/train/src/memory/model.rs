@@ -1,0 +1,103 @@
+//! What a model takes, from its configuration and the largest batch that fan-outs allow.
+
+use super::Planned;
+use crate::{Result, RunConfig};
+use esker_nn::{MemoryOf, StepShape, memory_bytes};
+use esker_sample::{Fanout, Form, Settings};
+use esker_strategies::JobOutline;
+
+impl Planned<'_> {
+    /// The rows that a batch reads, and a placement a row, until they are assembled; with what a pool rounds
+    /// up. The next batch lands in the same memory.
+    pub(super) fn missed_bytes(&self, job: &JobOutline) -> u64 {
+        let trained = job.bound(&job.settings, job.largest_batch).nodes;
+        let evaluation = job.evaluation.as_ref();
+        let judged = evaluation.map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
+        let bytes = trained.max(judged).saturating_mul(job.row_bytes() + 4);
+        bytes.saturating_add(bytes / 4).saturating_add(4096)
+    }
+
+    /// Lists and labels on their way to a processor of its own, and what pinned memory is rounded up by: an eighth by its sizes,
+    /// a quarter by its pool.
+    pub(super) fn pinned_bytes(&self, job: &JobOutline) -> u64 {
+        let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
+        let held = job.batches_held as u64;
+        (rows / 8 * 3).saturating_add(self.list_bytes(job) / 8 * 11).saturating_mul(held)
+    }
+
+    /// Bytes of the lists of a batch.
+    pub(super) fn list_bytes(&self, job: &JobOutline) -> u64 {
+        let shape = self.shape(job, &job.settings, job.largest_batch);
+        let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
+        (0..self.config.model.layers).map(words).sum::<usize>() as u64 * 4
+    }
+
+    fn shape(&self, job: &JobOutline, settings: &Settings, batch: u64) -> StepShape {
+        step_shape(self.config, job, settings, batch, self.processor.memory(self.config))
+    }
+
+    /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.
+    pub(super) fn step_bytes(&self, job: &JobOutline) -> Result<(u64, u64, u64)> {
+        let (config, inputs) = (self.config, job.dim() as usize);
+        let shape = self.shape(job, &job.settings, job.largest_batch);
+        let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
+        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
+        Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
+    }
+
+    /// Inference of a batch of evaluation without its rows, and the rows; `None` where nobody samples to evaluate.
+    pub(super) fn inference_bytes(&self, job: &JobOutline) -> Result<Option<(u64, u64)>> {
+        let (config, inputs) = (self.config, job.dim() as usize);
+        let Some(evaluation) = &job.evaluation else { return Ok(None) };
+        let shape = self.shape(job, &evaluation.settings, evaluation.largest_batch);
+        let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
+        let rows = shape.rows[0] as u64 * inputs as u64 * 4;
+        Ok(Some((bytes.batch_inference.saturating_sub(rows), rows)))
+    }
+}
+
+/// The largest batch, layer by layer.
+fn step_shape(
+    config: &RunConfig,
+    job: &JobOutline,
+    settings: &Settings,
+    batch: u64,
+    memory: MemoryOf,
+) -> StepShape {
+    let layers = config.model.layers;
+    let bound = |hops: usize| {
+        let part = Settings { fanouts: settings.fanouts[..hops].to_vec(), ..settings.clone() };
+        job.bound(&part, batch)
+    };
+    let hops = settings.fanouts.len();
+    let whole = bound(hops);
+    // Layer l reads what lies within L - l hops; ShaDow's layers, and those without neighbours, all read everything.
+    let shadow = settings.form == Form::Shadow;
+    let rows = (0..=layers).map(|layer| match hops {
+        0 => whole.nodes as usize,
+        _ if shadow => whole.nodes as usize,
+        _ => bound(hops - layer).nodes as usize,
+    });
+    let edges = (0..layers).map(|layer| match hops {
+        0 => 0,
+        _ if shadow => whole.edges as usize,
+        // The layered form draws a layer's lists at one depth.
+        _ if settings.form == Form::Layered => {
+            let nodes = bound(hops - layer - 1).nodes;
+            let entries = job.dataset.manifest().edges.count * 2;
+            match settings.fanouts[hops - layer - 1] {
+                Fanout::AtMost(most) => nodes.saturating_mul(most as u64).min(entries) as usize,
+                Fanout::All => entries as usize,
+            }
+        }
+        _ => bound(hops - layer).edges as usize,
+    });
+    StepShape {
+        rows: rows.collect(),
+        edges: edges.collect(),
+        seeds: batch as usize,
+        degrees: settings.carry.degrees,
+        input_gradient: false,
+        memory,
+    }
+}

@@ -1,0 +1,131 @@
+//! What a model is trained for. An objective owns targets, loss, tally and parameters of its own; steps and evaluation use it
+//! and know nothing else of labels.
+
+use crate::metrics::{Tally, largest};
+use crate::task::{BatchLabels, LabelKind, SplitName, Task};
+use crate::{Result, TrainError};
+use esker_nn::{Backend, Model, Parameter, Trained};
+use esker_sample::Targets;
+use esker_types::NodeId;
+
+/// What a model is trained for.
+pub trait Objective<B: Backend>: Send + Sync {
+    /// Columns of the model's output.
+    fn outputs(&self) -> usize;
+
+    /// Picks what a batch of a split is compared with.
+    fn pick(&self, split: SplitName, of: &BatchTargets<'_>) -> Result<Picked>;
+
+    /// The loss of what was picked, and the gradient of the model's output.
+    fn loss(&self, model: &Model<B>, output: &B::Matrix, picked: &Picked) -> Result<(B::Number, B::Matrix)>;
+
+    /// What predictions over a split are worth: nothing counted yet.
+    fn tally(&self, split: SplitName) -> Tally;
+
+    /// Makes predictions of rows of the model's output: classes, where there are any, and probabilities or values.
+    fn predictions(&self, output: Vec<f32>) -> (Vec<u32>, Vec<f32>);
+
+    /// Parameters of its own, in a fixed order.
+    fn parameters(&self) -> Vec<&Parameter<B>> {
+        Vec::new()
+    }
+
+    /// The same, to be moved.
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        Vec::new()
+    }
+}
+
+/// What a batch says of its targets.
+pub struct BatchTargets<'a> {
+    /// Nodes, or links.
+    pub targets: &'a Targets,
+    /// The seeds.
+    pub seeds: &'a [NodeId],
+    /// Their rows in the model's output.
+    pub rows: &'a [u32],
+}
+
+/// What a batch is compared with: rows of the model's output, and their labels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picked {
+    /// Rows of the model's output; they may repeat.
+    pub rows: Vec<u32>,
+    /// The label of each.
+    pub labels: BatchLabels,
+}
+
+impl Picked {
+    /// Whether nothing has a label.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// Labels of nodes.
+impl<B: Backend> Objective<B> for Task {
+    fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    fn pick(&self, split: SplitName, of: &BatchTargets<'_>) -> Result<Picked> {
+        let Targets::Nodes = of.targets else {
+            return Err(TrainError::config(
+                "a batch of links came to a model of nodes",
+                "train links with a task of links",
+            ));
+        };
+        let (rows, labels) = self.split(split).pick(self.kind, of.seeds, of.rows);
+        Ok(Picked { rows, labels })
+    }
+
+    fn loss(&self, model: &Model<B>, output: &B::Matrix, picked: &Picked) -> Result<(B::Number, B::Matrix)> {
+        Ok(model.loss(output, &picked.rows, picked.labels.as_labels())?)
+    }
+
+    fn tally(&self, split: SplitName) -> Tally {
+        Tally::new(self.kind, self.outputs, self.split(split).nodes().len())
+    }
+
+    fn predictions(&self, mut values: Vec<f32>) -> (Vec<u32>, Vec<f32>) {
+        let classes = match self.kind {
+            LabelKind::Classes => values.chunks_exact(self.outputs).map(|row| largest(row) as u32).collect(),
+            _ => Vec::new(),
+        };
+        match self.kind {
+            LabelKind::Classes => values.chunks_exact_mut(self.outputs).for_each(softmax),
+            LabelKind::Multilabel => {
+                values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()))
+            }
+            LabelKind::Real => {}
+        }
+        (classes, values)
+    }
+}
+
+fn softmax(row: &mut [f32]) {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().for_each(|value| *value = (*value - most).exp());
+    let sum: f32 = row.iter().sum();
+    row.iter_mut().for_each(|value| *value /= sum);
+}
+
+/// A model and what it is trained for: what an optimizer moves.
+pub(crate) struct Network<B: Backend> {
+    pub model: Model<B>,
+    pub objective: Box<dyn Objective<B>>,
+}
+
+impl<B: Backend + Clone> Trained<B> for Network<B> {
+    fn backend(&self) -> &B {
+        self.model.backend()
+    }
+
+    fn parameters(&self) -> Vec<&Parameter<B>> {
+        self.model.parameters().into_iter().chain(self.objective.parameters()).collect()
+    }
+
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        self.model.parameters_mut().into_iter().chain(self.objective.parameters_mut()).collect()
+    }
+}

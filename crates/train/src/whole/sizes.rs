@@ -1,0 +1,106 @@
+//! What blocks of inference over the whole graph take, and how large they may be.
+
+use super::blocks::Degrees;
+use super::{COPY_BYTES, MOST_ROWS, SAMPLES};
+use crate::memory::{Bytes, Processor};
+use crate::{Result, RunConfig, TrainError};
+use esker_io::{Options, Piece};
+use esker_nn::{StepShape, memory_bytes};
+use esker_sample::{Bound, Direction};
+use esker_strategies::JobOutline;
+use esker_types::ByteCount;
+
+/// What a block of so many rows, its lists' entries included, takes at most.
+pub fn block_bytes(
+    config: &RunConfig,
+    job: &JobOutline,
+    outputs: usize,
+    rows: u64,
+    processor: Processor,
+) -> Result<Bytes> {
+    let layers = config.model.layers;
+    let shape = StepShape {
+        rows: vec![rows as usize; layers + 1],
+        edges: vec![rows as usize; layers],
+        seeds: 0,
+        degrees: config.whole_settings().carry.degrees,
+        input_gradient: false,
+        memory: processor.memory(config),
+    };
+    let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
+    let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;
+    let sampling = sampling_bytes(config, job, rows);
+    // Logits that are compared with labels are copied twice: where they were computed, and to the host.
+    let compared = rows.saturating_mul(outputs as u64 * 4);
+    let host = reading + compared + COPY_BYTES + sampling;
+    let device = model.inference + compared;
+    if processor.in_host_memory {
+        return Ok(Bytes { host: host + device, device: 0 });
+    }
+    // Rows land from host memory.
+    let widths = (0..layers).map(|layer| config.model.widths(layer, job.dim() as usize, outputs).0);
+    let landing = rows.saturating_mul(widths.max().unwrap_or(0) as u64 * 4);
+    Ok(Bytes { host: host + landing, device })
+}
+
+/// What sampling a block takes, where neighbours are read from disk the memory for that included.
+pub(super) fn sampling_bytes(config: &RunConfig, job: &JobOutline, rows: u64) -> u64 {
+    let nodes = job.dataset.manifest().nodes.count;
+    let bound = Bound::of_part(&config.whole_settings(), rows, (rows.min(nodes), rows), nodes);
+    bound.bytes(SAMPLES) + config.strategy.workspace_bytes(job, rows)
+}
+
+/// The fewest rows that a block must be able to have: a node and all its neighbours.
+pub fn least_rows(config: &RunConfig, job: &JobOutline) -> Result<u64> {
+    let manifest = job.dataset.manifest();
+    match job.direction {
+        _ if config.whole_settings().fanouts.is_empty() => Ok(1),
+        Direction::Incoming => Ok(1 + manifest.edges.max_in_degree),
+        // The manifest knows the longest list of incoming edges only.
+        direction => {
+            let mut degrees = Degrees::open(&job.dataset, Some(direction))?;
+            let mut longest = 0;
+            for node in 0..manifest.nodes.count {
+                longest = longest.max(degrees.of(node)?);
+            }
+            Ok(1 + longest)
+        }
+    }
+}
+
+/// The most rows that a block may have inside these bytes.
+pub(super) fn rows_within(
+    config: &RunConfig,
+    job: &JobOutline,
+    outputs: usize,
+    most: Bytes,
+    processor: Processor,
+) -> Result<u64> {
+    let manifest = job.dataset.manifest();
+    let mut low = least_rows(config, job)?;
+    let mut high = (manifest.nodes.count + manifest.edges.count * 2).min(MOST_ROWS).max(low);
+    let needed = block_bytes(config, job, outputs, low, processor)?;
+    if !needed.fit(most) {
+        let (needed, left) = match needed.host > most.host {
+            true => (needed.host, most.host),
+            false => (needed.device, most.device),
+        };
+        return Err(TrainError::config(
+            format!(
+                "inference with all neighbours needs {} for the node with most of them, and {} are left for it",
+                ByteCount(needed),
+                ByteCount(left)
+            ),
+            "allow more memory, or evaluate with --eval sampled",
+        ));
+    }
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if block_bytes(config, job, outputs, middle, processor)?.fit(most) {
+            low = middle
+        } else {
+            high = middle - 1
+        }
+    }
+    Ok(low)
+}

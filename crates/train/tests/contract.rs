@@ -1,0 +1,432 @@
+//! What the batch contract allows beyond rows in and loss out: rows that training changes, hidden rows that are pulled and
+//! pushed, graphs that are on the device already, state in checkpoints. Each against a naive twin.
+
+mod common;
+mod lagging;
+
+use common::{Bench, StopAfter, finished, result};
+use esker_cuda::Gpu;
+use esker_fetch::FeatureRows;
+use esker_fetch::pipeline::Permit;
+use esker_nn::{Backend, CpuBackend, CudaBackend, Device, NormKind, OptimizerKind, Shape};
+use esker_store::Dataset;
+use esker_strategies::{
+    Batch, BatchSource, Blocks, CheckpointReader, CheckpointSink, DeviceBlocks, Exchange, Feedback,
+    FixedRows, Inference, Input, InputTable, Job, JobOutline, LiveRows, LiveTable, Needs, Phase, Prepared,
+    Pull, Push, RunPosition, SavedState, SourceCounters, Strategy, StrategyError,
+};
+use esker_train::{OpenRun, Outcome, RunConfig, RunDirectory, Trainer, adjacency};
+use esker_types::{DeviceName, NodeId};
+use lagging::Lagging;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+type Result<T> = std::result::Result<T, StrategyError>;
+
+/// The features of the graph as f32.
+fn features(bench: &Bench) -> (Vec<f32>, usize) {
+    let dataset = Dataset::open(&bench.path("g")).unwrap();
+    let rows = FeatureRows::load(&dataset, u64::MAX).unwrap();
+    let nodes: Vec<NodeId> = (0..rows.rows()).map(NodeId).collect();
+    let mut values = vec![0.0; nodes.len() * rows.dim()];
+    rows.gather(&nodes, &[], &mut values).unwrap();
+    (values, rows.dim())
+}
+
+/// Rows that training changes, over any strategy: a row a node, which begins as its feature row. Batches name slots and the step
+/// gathers; gradients flow back and move the rows. The table is in checkpoints.
+struct Embeddings<D: Device> {
+    inner: Box<dyn Strategy<D>>,
+    device: D,
+    rows: (Vec<f32>, usize),
+    rate: f32,
+}
+
+struct EmbeddingSource<D: Device> {
+    inner: Box<dyn BatchSource<D>>,
+    device: D,
+    table: Arc<LiveTable<D>>,
+    rate: f32,
+}
+
+impl<D: Device> Strategy<D> for Embeddings<D> {
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        self.inner.needs(job)
+    }
+
+    fn prepare(&mut self, job: &Job) -> Result<Prepared> {
+        self.inner.prepare(job)
+    }
+
+    fn batches(
+        &mut self,
+        job: &Job,
+        from: RunPosition,
+        mut state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        let (mut values, dim) = self.rows.clone();
+        if let Some(SavedState::Bytes(mut saved)) =
+            state.as_mut().map(|state| state.take("table")).transpose()?.flatten()
+        {
+            let mut bytes = Vec::new();
+            saved.read_to_end(&mut bytes).unwrap();
+            values = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+        }
+        let mut rows = self.device.matrix(values.len() / dim, dim);
+        self.device.write(&mut rows, 0, &values);
+        let (inner, device, rate) = (self.inner.batches(job, from, state)?, self.device.clone(), self.rate);
+        Ok(Box::new(EmbeddingSource { inner, device, table: LiveTable::new(rows), rate }))
+    }
+
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
+        self.inner.inference(job, over)
+    }
+}
+
+impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        let Some(mut batch) = self.inner.next()? else { return Ok(None) };
+        let nodes = &batch.blocks.sample().unwrap().node_ids;
+        let slots = nodes.iter().map(|node| node.0 as u32).collect();
+        batch.input = Input::live(LiveRows { table: self.table.clone(), slots });
+        batch.exchange.input_gradient = true;
+        Ok(Some(batch))
+    }
+
+    fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
+        if let Some(gradient) = feedback.input_gradient {
+            self.device.add_rows(&gradient.rows, &gradient.slots, -self.rate, &mut self.table.lock());
+        }
+        Ok(())
+    }
+
+    fn lag(&self) -> usize {
+        1
+    }
+
+    fn skip_to(&mut self, at: RunPosition) -> Result<()> {
+        self.inner.skip_to(at)
+    }
+
+    fn save(&self, to: &mut dyn CheckpointSink) -> Result<()> {
+        let rows = self.table.lock();
+        let mut values = vec![0.0; rows.rows() * rows.columns()];
+        self.device.read(&rows, 0, &mut values);
+        to.bytes("table", &mut |to| values.iter().try_for_each(|value| to.write_all(&value.to_le_bytes())))
+    }
+
+    fn table(&mut self) -> Result<InputTable> {
+        self.inner.table()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        self.inner.counters()
+    }
+}
+
+fn embeddings<B: Backend + Clone + 'static>(bench: &Bench, device: &B, trainer: Trainer<B>) -> Trainer<B> {
+    let (rows, device) = (features(bench), device.clone());
+    trainer.with_strategy(|inner| Box::new(Embeddings { inner, device, rows, rate: 0.05 }))
+}
+
+fn trained<B: Backend + Clone + 'static>(bench: &Bench, device: B, config: &RunConfig, out: &Path) -> String {
+    let trainer = Trainer::create(device.clone(), config.clone(), out).unwrap();
+    let outcome = embeddings(bench, &device, trainer).run(&mut StopAfter(u64::MAX)).unwrap();
+    format!("{:?}", result(&finished(outcome), out))
+}
+
+/// The losses of training rows on the host: rows are looked up before each step and moved behind it.
+fn naive_losses(bench: &Bench, config: &RunConfig, most: usize) -> Vec<u64> {
+    let backend = CpuBackend::new();
+    let mut run = OpenRun::new(backend.clone(), config.clone(), bench.path("naive-scratch")).unwrap();
+    let mut source = run.source(RunPosition::START, None).unwrap();
+    let ((mut table, dim), mut losses) = (features(bench), Vec::new());
+    for _ in 0..most {
+        let mut batch = source.next().unwrap().unwrap();
+        let nodes = batch.blocks.sample().unwrap().node_ids.clone();
+        let mut rows = backend.host_rows(nodes.len(), dim);
+        for (node, row) in nodes.iter().zip(rows.values_mut().chunks_exact_mut(dim)) {
+            row.copy_from_slice(&table[node.index() * dim..][..dim]);
+        }
+        batch.input = Input::fixed(FixedRows::Host(rows));
+        batch.exchange.input_gradient = true;
+        let (step, feedback) = run.step(batch).unwrap();
+        losses.push(step.wait().unwrap().loss.unwrap().to_bits());
+        let gradient = feedback.input_gradient.unwrap().rows;
+        let mut values = vec![0.0; gradient.rows() * dim];
+        backend.read(&gradient, 0, &mut values);
+        for (node, row) in nodes.iter().zip(values.chunks_exact(dim)) {
+            let own = &mut table[node.index() * dim..][..dim];
+            own.iter_mut().zip(row).for_each(|(value, gradient)| *value += -0.05 * gradient);
+        }
+    }
+    losses
+}
+
+fn losses_of(out: &Path) -> Vec<u64> {
+    let number = |line: &String| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        value["loss"].as_f64().unwrap().to_bits()
+    };
+    common::batch_lines(out).iter().map(number).collect()
+}
+
+#[test]
+fn rows_that_training_changes_are_gathered_and_moved_in_the_order_of_steps() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 2, ..bench.config() };
+    let expected = trained(&bench, CpuBackend::new(), &config, &bench.path("cpu"));
+    let losses = losses_of(&bench.path("cpu"));
+    assert_eq!(losses[..6], naive_losses(&bench, &config, 6));
+    // A device that works behind the host's back sees the same rows.
+    let device = Lagging::default();
+    assert_eq!(trained(&bench, device.clone(), &config, &bench.path("lagging")), expected);
+    assert_eq!(device.most_late.load(std::sync::atomic::Ordering::SeqCst), 2, "one in flight, and the next");
+    // And it learns more than features that stay as they are.
+    let plain = Trainer::create(CpuBackend::new(), config, &bench.path("plain")).unwrap();
+    finished(plain.run(&mut StopAfter(u64::MAX)).unwrap());
+    assert!(losses_of(&bench.path("plain")) != losses);
+}
+
+#[test]
+fn rows_that_training_changes_give_the_same_bits_in_every_run_on_a_gpu() {
+    let Some(gpu) = Gpu::or_skip("rows that training changes") else { return };
+    drop(gpu);
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 2, device: DeviceName::Cuda(0), ..bench.config() };
+    let open = || CudaBackend::new(Gpu::open(0, None, config.precision).unwrap());
+    let runs = ["first", "second"].map(|name| trained(&bench, open(), &config, &bench.path(name)));
+    assert_eq!(runs[0], runs[1]);
+    let (found, expected) = (losses_of(&bench.path("first")), naive_losses(&bench, &config, 6));
+    for (found, expected) in found.iter().zip(&expected) {
+        let (found, expected) = (f64::from_bits(*found), f64::from_bits(*expected));
+        assert!((found - expected).abs() < 1e-4 * expected.abs(), "{found} {expected}");
+    }
+    // Graphs that are on the GPU before the step asks for them.
+    let out = bench.path("host");
+    let trainer = Trainer::create(open(), config.clone(), &out).unwrap();
+    let expected = result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out);
+    let (out, device) = (bench.path("device"), open());
+    let trainer = Trainer::create(device.clone(), config, &out).unwrap();
+    let trainer = trainer.with_strategy(|inner| Box::new(OnDevice(inner, device)));
+    assert!(result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out) == expected);
+}
+
+#[test]
+fn a_table_in_a_checkpoint_goes_on_as_if_nothing_had_happened() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 2, checkpoint_batches: 2, ..bench.config() };
+    let expected = trained(&bench, CpuBackend::new(), &config, &bench.path("whole"));
+    let out = bench.path("parts");
+    let device = CpuBackend::new();
+    let mut trainer = Trainer::create(device.clone(), config.clone(), &out).unwrap();
+    let summary = loop {
+        match embeddings(&bench, &device, trainer).run(&mut StopAfter(3)).unwrap() {
+            Outcome::Finished(summary) => break summary,
+            Outcome::Stopped(_) => trainer = Trainer::resume(device.clone(), config.clone(), &out).unwrap(),
+        }
+    };
+    assert_eq!(format!("{:?}", result(&summary, &out)), expected);
+    assert_eq!(std::fs::read_dir(RunDirectory::open(&out).unwrap().0.state_path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_strategy_that_does_not_keep_what_a_checkpoint_holds_refuses_it_by_name() {
+    let bench = Bench::new();
+    let (config, out, device) = (bench.config(), bench.path("run"), CpuBackend::new());
+    let trainer = Trainer::create(device.clone(), config.clone(), &out).unwrap();
+    assert!(matches!(
+        embeddings(&bench, &device, trainer).run(&mut StopAfter(3)).unwrap(),
+        Outcome::Stopped(_)
+    ));
+    let resumed = Trainer::resume(device.clone(), config.clone(), &out).unwrap();
+    let said = resumed.run(&mut StopAfter(u64::MAX)).unwrap_err().to_string();
+    assert!(said.contains("table") && said.contains("memory"), "{said}");
+    // Damage to it is named, too.
+    let state = RunDirectory::open(&out).unwrap().0.state_path();
+    let file = std::fs::read_dir(state).unwrap().next().unwrap().unwrap().path();
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[1..]).unwrap();
+    let resumed = embeddings(&bench, &device, Trainer::resume(device.clone(), config, &out).unwrap());
+    let said = resumed.run(&mut StopAfter(u64::MAX)).unwrap_err().to_string();
+    assert!(said.contains("table") && said.contains(&file.display().to_string()), "{said}");
+}
+
+/// A run without dropout or norms, and its first batch as often as asked.
+struct Repeated {
+    run: OpenRun<CpuBackend>,
+    backend: CpuBackend,
+}
+
+impl Repeated {
+    fn new(bench: &Bench, lr: f64) -> Repeated {
+        let mut config = RunConfig { lr, ..bench.config() };
+        (config.model.dropout, config.model.norm) = (0.0, NormKind::None);
+        config.optimizer.kind = OptimizerKind::Sgd;
+        let backend = CpuBackend::new();
+        let run = OpenRun::new(backend.clone(), config, bench.path("repeated-scratch")).unwrap();
+        Repeated { run, backend }
+    }
+
+    fn batch(&mut self, at: RunPosition) -> Batch<CpuBackend> {
+        self.run.source(at, None).unwrap().next().unwrap().unwrap()
+    }
+
+    /// Rows that the last layer reads, and how many of them it writes.
+    fn hidden_rows(&mut self) -> (u32, u32) {
+        let batch = self.batch(RunPosition::START);
+        let view = batch.blocks.sample().unwrap().layer(1);
+        (view.inputs.len() as u32, view.outputs.len() as u32)
+    }
+
+    fn weights(&self) -> Vec<esker_nn::Named> {
+        self.run.learner().export_model().unwrap()
+    }
+
+    /// Trains on the first batch; the bits of its loss, and the hidden rows that it pushed.
+    fn step(&mut self, exchange: Exchange<CpuBackend>) -> (u64, Option<Vec<f32>>) {
+        let mut batch = self.batch(RunPosition::START);
+        batch.exchange = exchange;
+        let (step, feedback) = self.run.step(batch).unwrap();
+        let pushed = feedback.pushed.map(|pushed| pushed.rows.values().to_vec());
+        (step.wait().unwrap().loss.unwrap().to_bits(), pushed)
+    }
+}
+
+fn push(rows: impl Iterator<Item = u32>) -> Option<Push> {
+    let rows: Vec<u32> = rows.collect();
+    Some(Push { layer: 1, slots: (0..rows.len() as u32).collect(), rows })
+}
+
+#[test]
+fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them() {
+    let bench = Bench::new();
+    // Nothing moves: what is pulled is what would be computed.
+    let mut still = Repeated::new(&bench, 1e-30);
+    let (all, _) = still.hidden_rows();
+    let some = || (0..all).filter(|row| row % 3 != 1);
+    let (plain, _) = still.step(Exchange::none());
+    let (loss, pushed) = still.step(Exchange { push: push(some()), ..Exchange::none() });
+    let (pushed, width) = (pushed.unwrap(), 24);
+    assert_eq!((loss, pushed.len()), (plain, some().count() * width));
+    let mut rows = still.backend.matrix(pushed.len() / width, width);
+    still.backend.write(&mut rows, 0, &pushed);
+    let table = LiveTable::new(rows);
+    let pull = |rows: Vec<u32>, table: &Arc<LiveTable<CpuBackend>>| {
+        let slots = (0..rows.len() as u32).collect();
+        Exchange { pull: Some(Pull { layer: 1, rows, table: table.clone(), slots }), ..Exchange::none() }
+    };
+    assert_eq!(still.step(pull(some().collect(), &table)).0, plain);
+    // Other rows give another loss: they are really read.
+    still.backend.fill(&mut table.lock(), 0.5);
+    assert!(still.step(pull(some().collect(), &table)).0 != plain);
+    // Where every row is pulled, the first layer has no gradient, and the last one has.
+    let mut moving = Repeated::new(&bench, 0.1);
+    let mut rows = moving.backend.matrix(all as usize, width);
+    moving.backend.fill(&mut rows, 0.25);
+    let before = moving.weights();
+    moving.step(pull((0..all).collect(), &LiveTable::new(rows)));
+    for (before, after) in before.iter().zip(moving.weights()) {
+        let moved = before.values != after.values;
+        assert_eq!(moved, after.name.starts_with("layers.1."), "{}", after.name);
+    }
+}
+
+#[test]
+fn a_batch_without_labels_still_exchanges() {
+    let bench = Bench::new();
+    let mut repeated = Repeated::new(&bench, 0.1);
+    // Nodes of validation have no label to train on.
+    let mut batch = repeated.batch(RunPosition::start_of(Phase::Validation { epoch: 0 }));
+    assert_eq!(batch.at.phase, Phase::Validation { epoch: 0 });
+    let (before, seeds) = (repeated.weights(), batch.blocks.seeds().0.len());
+    batch.exchange = Exchange { push: push(0..5), input_gradient: true, ..Exchange::none() };
+    let (step, feedback) = repeated.run.step(batch).unwrap();
+    assert!(seeds > 0 && step.wait().unwrap().loss.is_none());
+    assert_eq!(feedback.pushed.unwrap().rows.rows(), 5);
+    assert!(feedback.rate.is_none() && feedback.input_gradient.is_none());
+    assert_eq!(repeated.weights(), before);
+}
+
+/// A source whose graphs are on the device before the step asks.
+struct OnDevice<D: Device>(Box<dyn Strategy<D>>, D);
+struct OnDeviceSource<D: Device>(Box<dyn BatchSource<D>>, D, Arc<Mutex<u64>>);
+
+impl<D: Device> Strategy<D> for OnDevice<D> {
+    fn needs(&self, job: &JobOutline) -> Result<Needs> {
+        self.0.needs(job)
+    }
+
+    fn prepare(&mut self, job: &Job) -> Result<Prepared> {
+        self.0.prepare(job)
+    }
+
+    fn batches(
+        &mut self,
+        job: &Job,
+        from: RunPosition,
+        state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        Ok(Box::new(OnDeviceSource(self.0.batches(job, from, state)?, self.1.clone(), Arc::default())))
+    }
+
+    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
+        self.0.inference(job, over)
+    }
+}
+
+impl<D: Device> BatchSource<D> for OnDeviceSource<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        let Some(mut batch) = self.0.next()? else { return Ok(None) };
+        let (seeds, seed_rows) = batch.blocks.seeds();
+        let (nodes, edges) = (batch.blocks.nodes(), batch.blocks.edges());
+        let sample = batch.blocks.sample().unwrap();
+        let graphs =
+            (0..sample.layers()).map(|layer| self.1.graph(&adjacency(&sample.layer(layer)))).collect();
+        batch.blocks = Blocks::Device(DeviceBlocks { graphs, edges, seeds, seed_rows });
+        assert_eq!((batch.blocks.nodes(), batch.blocks.edges()), (nodes, edges));
+        // A batch of its own, too: whoever makes one needs no pipeline.
+        let Batch { at, blocks, input, targets, exchange, .. } = batch;
+        Ok(Some(Batch { at, blocks, input, targets, exchange, permit: Permit::unlimited() }))
+    }
+
+    fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
+        assert!(feedback.pushed.is_none() && feedback.input_gradient.is_none());
+        *self.2.lock().unwrap() += 1;
+        self.0.apply(feedback)
+    }
+
+    fn lag(&self) -> usize {
+        self.0.lag()
+    }
+
+    fn skip_to(&mut self, at: RunPosition) -> Result<()> {
+        self.0.skip_to(at)
+    }
+
+    fn save(&self, to: &mut dyn CheckpointSink) -> Result<()> {
+        self.0.save(to)
+    }
+
+    fn table(&mut self) -> Result<InputTable> {
+        self.0.table()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        self.0.counters()
+    }
+}
+
+#[test]
+fn graphs_that_are_on_the_device_already_train_and_evaluate_alike() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 2, ..bench.config() };
+    let out = bench.path("host");
+    let trainer = Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap();
+    let expected = result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out);
+    let out = bench.path("device");
+    let device = Lagging::default();
+    let trainer = Trainer::create(device.clone(), config, &out).unwrap();
+    let trainer = trainer.with_strategy(|inner| Box::new(OnDevice(inner, device)));
+    assert!(result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out) == expected);
+}
