@@ -4,7 +4,7 @@
 //!
 //! The contract: a [`Job`] says what is wanted; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
 //! that a step needs, and a [`Feedback`] is what flows back from it. Everything is generic over the
-//! [`Device`](esker_device::Device) that trains.
+//! [`Device`] that trains.
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -38,11 +38,11 @@ pub enum Purpose {
 /// What memory depends on in a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor {
-    /// As [`Backend::in_host_memory`].
+    /// As [`Device::in_host_memory`](esker_nn::Device::in_host_memory).
     pub in_host_memory: bool,
-    /// As [`Backend::STEPS_AHEAD`].
+    /// As [`Device::STEPS_AHEAD`](esker_nn::Device::STEPS_AHEAD).
     pub steps_ahead: usize,
-    /// As [`Backend::memory_limit`].
+    /// As [`Device::memory_limit`](esker_nn::Device::memory_limit).
     pub memory_limit: Option<u64>,
 }
 
