@@ -207,7 +207,7 @@ impl PlanFile {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where slots of kept rows lie: behind the words of all batches.
+    /// Where slots of kept rows lie: after the words of all batches.
     fn kept_start(&self, kept_at: u64) -> u64 {
         (self.ends.last().copied().unwrap_or(0) + kept_at) * PlanFile::WORD
     }

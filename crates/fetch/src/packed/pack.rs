@@ -87,7 +87,7 @@ struct Part<W> {
 }
 
 /// What is known of a part when it is made safe. What its open block holds by then lies where that block belongs: it is
-/// written there again, with more behind it, so a kill in between changes nothing of it.
+/// written there again, with more after it, so a kill in between changes nothing of it.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct SafePart {
