@@ -1,5 +1,6 @@
 use esker_store::StoreError;
 use esker_types::ByteCount;
+use std::path::PathBuf;
 
 /// What can go wrong while rows are fetched.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,16 @@ pub enum FetchError {
     Request {
         /// What, why not, and what can be.
         problem: String,
+    },
+    /// A column that a dataset does not have.
+    #[error("{}: there is no column {name}; there are {}", dataset.display(), there.join(", "))]
+    Column {
+        /// The dataset.
+        dataset: PathBuf,
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        there: Vec<String>,
     },
     /// Rows do not fit.
     #[error(

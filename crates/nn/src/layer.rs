@@ -37,6 +37,24 @@ pub struct Saved<B: Backend> {
     kept: Kept<B>,
 }
 
+impl<B: Backend> Saved<B> {
+    /// The dropout that was left for later.
+    pub(crate) fn drop_out(&mut self, backend: &B) {
+        if let Some(dropout) = self.post.dropout {
+            self.output = dropped(backend, &self.output, dropout);
+        }
+    }
+}
+
+/// Rows with some numbers dropped.
+pub(crate) fn dropped<B: Backend>(backend: &B, rows: &B::Matrix, dropout: Dropout) -> B::Matrix {
+    let post = Post { activation: Activation::Identity, dropout: Some(dropout) };
+    let mut out = backend.matrix(rows.rows(), rows.columns());
+    let call = Affine { terms: Vec::new(), accumulate: false, bias: None, add: Some(rows), post };
+    backend.affine(call, &mut out);
+    out
+}
+
 impl<B: Backend> Layer<B> {
     pub fn new(
         config: &ModelConfig,
@@ -99,12 +117,14 @@ impl<B: Backend> Layer<B> {
         Post { activation: self.activation, dropout }
     }
 
-    pub fn forward(&mut self, call: &Call<'_, B>) -> Saved<B> {
+    /// A training step's pass. Where dropout comes later, [`Saved::drop_out`] is to follow.
+    pub fn forward(&mut self, call: &Call<'_, B>, dropout_later: bool) -> Saved<B> {
         let backend = call.backend;
         let post = self.post(call);
+        let now = Post { dropout: post.dropout.filter(|_| !dropout_later), ..post };
         let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
         let Some(norm) = &mut self.norm else {
-            let kept = self.convolution.forward(call, &self.residual, post, true, &mut output);
+            let kept = self.convolution.forward(call, &self.residual, now, true, &mut output);
             return Saved { output, key: call.key, post, normalised: None, kept };
         };
         let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
@@ -118,7 +138,7 @@ impl<B: Backend> Layer<B> {
             },
         };
         let (scale, shift) = (&norm.scale.value, &norm.shift.value);
-        let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post };
+        let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post: now };
         let deviations = backend.normalise(normalise, &mut values, &mut output);
         Saved { output, key: call.key, post, normalised: Some((values, deviations)), kept }
     }

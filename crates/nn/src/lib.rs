@@ -36,7 +36,7 @@ pub use esker_device::{
 /// What products on a GPU take for themselves, whatever their size.
 pub const DEVICE_PRODUCT_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
-pub use memory::{MemoryBytes, MemoryOf, StepShape, memory_bytes};
+pub use memory::{ExchangedRows, MemoryBytes, MemoryOf, StepShape, memory_bytes};
 pub use model::{Activations, Model};
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind, Trained};
 pub use parameter::{Named, Parameter, export_parameters, load_parameters};

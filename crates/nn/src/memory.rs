@@ -20,8 +20,21 @@ pub struct StepShape {
     pub degrees: bool,
     /// Whether the gradient of the input rows is asked for.
     pub input_gradient: bool,
+    /// Rows of a layer's input that are replaced.
+    pub pulled: Option<ExchangedRows>,
+    /// Rows of a layer's input that are copied, and stay until the step is over.
+    pub pushed: Option<ExchangedRows>,
     /// Whose memory is counted.
     pub memory: MemoryOf,
+}
+
+/// Rows of a layer's input that a step exchanges with somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExchangedRows {
+    /// The layer that reads them.
+    pub layer: usize,
+    /// So many at most.
+    pub rows: usize,
 }
 
 /// The processor whose memory is counted.
@@ -83,7 +96,18 @@ pub fn memory_bytes(
         (0..config.layers).map(|layer| counting.counted_graph(shape, layer)).collect();
     drop(model.infer(&graphs, &input));
     let batch = counting.peak() - resident;
-    let activations = model.forward(&graphs, &input, 0);
+    let mut copies = Vec::new();
+    let exchanged: Vec<usize> =
+        [shape.pulled, shape.pushed].into_iter().flatten().map(|exchanged| exchanged.layer).collect();
+    let activations = model.forward_with(&graphs, &input, 0, &exchanged, |layer, hidden| {
+        let of = |rows: Option<ExchangedRows>| rows.filter(|exchanged| exchanged.layer == layer);
+        // Rows, and their number and slot each.
+        let copy = |rows: usize| [counting.matrix(rows, hidden.columns), counting.matrix(rows, 2)];
+        if let Some(pulled) = of(shape.pulled) {
+            drop(copy(pulled.rows));
+        }
+        copies.extend(of(shape.pushed).map(|pushed| copy(pushed.rows)));
+    });
     let classes = vec![0; shape.seeds];
     let (_, gradient) = model.loss(activations.logits(), &classes, Labels::Classes(&classes))?;
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
@@ -295,6 +319,8 @@ impl Device for Counting {
             seeds: 0,
             degrees: !lists.input_degrees.is_empty(),
             input_gradient: false,
+            pulled: None,
+            pushed: None,
             memory: self.memory,
         };
         self.counted_graph(&shape, 0)

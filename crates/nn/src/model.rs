@@ -1,5 +1,5 @@
 use crate::convolution::Call;
-use crate::layer::Layer;
+use crate::layer::{Layer, dropped};
 use crate::parameter::{Maker, named, restore};
 use crate::*;
 use esker_types::random::Key;
@@ -93,8 +93,20 @@ impl<B: Backend + Clone> Model<B> {
         input: &B::Matrix,
         step: u64,
     ) -> Saved<B> {
+        self.forward_one(layer, graph, input, step, false)
+    }
+
+    fn forward_one(
+        &mut self,
+        layer: usize,
+        graph: &B::Graph,
+        input: &B::Matrix,
+        step: u64,
+        dropout_later: bool,
+    ) -> Saved<B> {
         let key = Some(self.dropout_key(layer, step));
-        self.layers[layer].forward(&Call { backend: &self.backend, graph, input, key, whole: false })
+        let call = Call { backend: &self.backend, graph, input, key, whole: false };
+        self.layers[layer].forward(&call, dropout_later)
     }
 
     /// The backward pass of `forward_layer`, with the same graph and input: sets the layer's gradients from that of its
@@ -124,16 +136,17 @@ impl<B: Backend + Clone> Model<B> {
 
     /// All layers of a training step.
     pub fn forward(&mut self, graphs: &[B::Graph], input: &B::Matrix, step: u64) -> Activations<B> {
-        self.forward_with(graphs, input, step, |_, _| {})
+        self.forward_with(graphs, input, step, &[], |_, _| {})
     }
 
-    /// The same. `between` is called with the number of each layer but the first, and with the rows that it is about to read: it
-    /// may copy some of them, or write over them.
+    /// The same. For each of the layers `exchanged`, which are not the first, `between` is called with its number and with the
+    /// rows that it is about to read, after norm and activation and before dropout: it may copy some of them, or write over them.
     pub fn forward_with(
         &mut self,
         graphs: &[B::Graph],
         input: &B::Matrix,
         step: u64,
+        exchanged: &[usize],
         mut between: impl FnMut(usize, &mut B::Matrix),
     ) -> Activations<B> {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
@@ -141,11 +154,12 @@ impl<B: Backend + Clone> Model<B> {
         let input = dropped.as_ref().map_or(input, |(rows, _)| rows);
         let mut all: Vec<Saved<B>> = Vec::with_capacity(graphs.len());
         for (layer, graph) in graphs.iter().enumerate() {
-            if let Some(before) = all.last_mut() {
+            if let Some(before) = all.last_mut().filter(|_| exchanged.contains(&layer)) {
                 between(layer, &mut before.output);
+                before.drop_out(&self.backend);
             }
             let input = all.last().map_or(input, |saved| &saved.output);
-            let saved = self.forward_layer(layer, graph, input, step);
+            let saved = self.forward_one(layer, graph, input, step, exchanged.contains(&(layer + 1)));
             all.push(saved);
         }
         Activations { layers: all, input: dropped }
@@ -157,10 +171,7 @@ impl<B: Backend + Clone> Model<B> {
         let key = self.dropout_key(self.layers.len(), step);
         let dropout = Dropout::new(self.config.input_dropout, key)?;
         let post = Post { activation: Activation::Identity, dropout: Some(dropout) };
-        let mut dropped = self.backend.matrix(input.rows(), input.columns());
-        let call = Affine { terms: Vec::new(), accumulate: false, bias: None, add: Some(input), post };
-        self.backend.affine(call, &mut dropped);
-        Some((dropped, post))
+        Some((dropped(&self.backend, input, dropout), post))
     }
 
     /// All layers backwards: sets every gradient from that of the logits, and returns that of the input if `want_input`.

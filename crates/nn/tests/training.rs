@@ -130,6 +130,8 @@ fn no_more_memory_is_held_than_was_said() {
                 seeds: job.rows.len(),
                 degrees: true,
                 input_gradient: false,
+                pulled: None,
+                pushed: None,
                 memory: MemoryOf::Host { threads: 2 },
             };
             let said = memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap();
@@ -146,6 +148,48 @@ fn no_more_memory_is_held_than_was_said() {
                 made < held / 10,
                 "{config:?}: a warm step made {made} bytes of buffers, {held} are held"
             );
+        });
+    }
+}
+
+#[test]
+fn steps_that_exchange_rows_hold_no_more_than_was_said() {
+    let rows = [9000, 5000, 700];
+    let exchanged = ExchangedRows { layer: 1, rows: 3000 };
+    for config in configs() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        pool.install(|| {
+            let mut job = Job::new(&config, &rows);
+            let backend = job.model.backend().clone();
+            let edges = (0..2).map(|layer| job.batch.lists(layer).edge_count()).collect();
+            let shape = StepShape {
+                rows: rows.to_vec(),
+                edges,
+                seeds: job.rows.len(),
+                degrees: true,
+                input_gradient: true,
+                pulled: Some(exchanged),
+                pushed: Some(exchanged),
+                memory: MemoryOf::Host { threads: 2 },
+            };
+            let said = memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap();
+            let (graphs, input) = (job.batch.graphs(&backend), matrix(&backend, 9000, INPUT, 6));
+            let some: Vec<u32> = (0..3000).collect();
+            let mut pushed = Vec::new();
+            let activations = job.model.forward_with(&graphs, &input, 0, &[1], |layer, hidden| {
+                assert_eq!(layer, 1);
+                let mut copy = backend.matrix(3000, hidden.columns());
+                backend.gather_rows(hidden, &some, &mut copy);
+                let pulled = backend.matrix(3000, hidden.columns());
+                backend.scatter_rows(Some(&pulled), &some, hidden);
+                pushed.push(copy);
+            });
+            let labels = Labels::Classes(&job.labels);
+            let (_, gradient) = job.model.loss(activations.logits(), &job.rows, labels).unwrap();
+            let found = job.model.backward(&graphs, &input, activations, gradient, true);
+            assert!(found.is_some() && pushed.len() == 1);
+            let (said, held) = (said.model + said.optimizer + said.step, backend.peak_bytes());
+            assert!(held <= said && said < held * 3 / 2, "{config:?}: said {said}, held {held}");
         });
     }
 }
@@ -168,6 +212,8 @@ fn inference_holds_no_more_than_was_said_and_agrees_with_a_step_without_dropout(
                 seeds: 1,
                 degrees: true,
                 input_gradient: false,
+                pulled: None,
+                pushed: None,
                 memory: MemoryOf::Host { threads },
             };
             memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap()

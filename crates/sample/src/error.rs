@@ -37,6 +37,9 @@ pub enum SampleError {
         /// How much there is.
         allowed: ByteCount,
     },
+    /// Somebody asked for an end.
+    #[error("stopped")]
+    Stopped,
     /// The operating system refused.
     #[error("{path}: {source}")]
     Io {

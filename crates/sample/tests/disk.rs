@@ -4,10 +4,10 @@ use esker_import::generate::{Shape, generate};
 use esker_import::{Job, Request, import};
 use esker_sample::{
     AnyTopology, CacheIndex, CachedLists, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, InMemory,
-    NeighbourCache, OnDisk, Position, Sample, Sampler, Settings, Topology,
+    NeighbourCache, OnDisk, Position, Sample, SampleError, Sampler, Settings, Topology,
 };
 use esker_store::{Dataset, StoreError};
-use esker_types::{Budget, NodeId, Silent};
+use esker_types::{Budget, NodeId, Silent, StopSignal};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn sample<T: Topology>(graph: T, settings: &Settings, batch: u64) -> Sample {
 fn cached(graph: &DiskGraph, folder: &Path, takes: impl Fn(u64) -> bool) -> NeighbourCache<u32> {
     let index = CacheIndex::choose(graph, |node, _| Ok(takes(node.0))).unwrap();
     assert!(index.bytes() <= CacheIndex::bytes_for(graph.nodes(), graph.entries()));
-    CachedLists::write::<u32>(graph, index, folder).unwrap().load().unwrap()
+    CachedLists::write::<u32>(graph, index, folder, &StopSignal::default()).unwrap().load().unwrap()
 }
 
 /// Every direction and form, with nothing, a third, and everything cached.
@@ -127,13 +127,28 @@ fn entries_are_counted_in_any_number_of_passes() {
             list.first.iter().chain(list.second).for_each(|word| expected[*word as usize] += 1);
         }
         for most_bytes in [0, 1 << 30] {
-            let counts = EntryCounts::count::<u32>(&graph, directory.path(), most_bytes).unwrap();
+            let counts =
+                EntryCounts::count::<u32>(&graph, directory.path(), most_bytes, &StopSignal::default())
+                    .unwrap();
             let mut found = counts.stream();
             for (node, count) in expected.iter().enumerate() {
                 assert_eq!(found.take().unwrap(), *count, "{node}");
             }
         }
     }
+}
+
+#[test]
+fn choosing_lists_ends_when_somebody_asks_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = generated(directory.path(), 3000);
+    let graph = Arc::new(DiskGraph::open(&dataset, Direction::Incoming).unwrap());
+    let (stop, index) = (StopSignal::default(), CacheIndex::choose(&graph, |_, _| Ok(true)).unwrap());
+    stop.ask();
+    let stopped = EntryCounts::count::<u32>(&graph, directory.path(), 0, &stop).unwrap_err();
+    assert!(matches!(stopped, SampleError::Stopped));
+    let stopped = CachedLists::write::<u32>(&graph, index, directory.path(), &stop).unwrap_err();
+    assert!(matches!(stopped, SampleError::Stopped));
 }
 
 #[test]
@@ -153,9 +168,12 @@ fn a_damaged_list_is_named_and_does_not_panic() {
     let said = sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut Sample::default()).unwrap_err();
     assert!(said.to_string().contains("node ids below 3000"), "{said}");
     let index = CacheIndex::choose(&graph, |_, _| Ok(true)).unwrap();
-    let said = CachedLists::write::<u32>(&graph, index, directory.path()).unwrap_err();
+    let said =
+        CachedLists::write::<u32>(&graph, index, directory.path(), &StopSignal::default()).unwrap_err();
     assert!(said.to_string().contains("in-neighbours"), "{said}");
     // A folder that is not there.
-    let nowhere = EntryCounts::count::<u32>(&graph, &directory.path().join("none"), 0).unwrap_err();
-    assert!(matches!(nowhere, esker_sample::SampleError::Store(StoreError::Io { .. })), "{nowhere}");
+    let nowhere =
+        EntryCounts::count::<u32>(&graph, &directory.path().join("none"), 0, &StopSignal::default())
+            .unwrap_err();
+    assert!(matches!(nowhere, SampleError::Store(StoreError::Io { .. })), "{nowhere}");
 }

@@ -4,7 +4,7 @@
 use crate::{Result, RunPosition};
 use esker_device::{AdjacencyShape, BatchOf, Device, Shape};
 use esker_fetch::pipeline::{Permit, Recycled};
-use esker_sample::{Sample, Targets};
+use esker_sample::{Position, Sample, Targets};
 use esker_types::{Dtype, NodeId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +22,20 @@ pub struct Batch<D: Device> {
     pub exchange: Exchange<D>,
     /// Its place among the batches on their way.
     pub permit: Permit,
+}
+
+impl<D: Device> Batch<D> {
+    /// A batch of a sample in host memory, which exchanges nothing.
+    pub fn of_sample(
+        at: Position,
+        sample: Recycled<Sample>,
+        targets: Targets,
+        input: Input<D>,
+        permit: Permit,
+    ) -> Batch<D> {
+        let (blocks, exchange) = (Blocks::Host(sample), Exchange::none());
+        Batch { at: at.into(), blocks, input, targets, exchange, permit }
+    }
 }
 
 /// Nodes and neighbours of a batch.
@@ -113,7 +127,7 @@ pub struct LiveRows<D: Device> {
     pub slots: Vec<u32>,
 }
 
-/// Values of the batch's nodes, or of its edges, as stored.
+/// Values of the batch's nodes, or of its edges, as stored: those that [`JobOutline::columns`](crate::JobOutline) names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedColumn {
     /// As the dataset calls it.
@@ -204,13 +218,19 @@ impl<D: Device> Exchange<D> {
         Exchange { pull: None, push: None, input_gradient: false }
     }
 
+    /// The layers that read rows which are pulled or pushed.
+    pub fn layers(&self) -> Vec<usize> {
+        let pull = self.pull.as_ref().map(|pull| pull.layer);
+        pull.into_iter().chain(self.push.as_ref().map(|push| push.layer)).collect()
+    }
+
     /// Whether the step is the same without it.
     pub fn is_none(&self) -> bool {
         self.pull.is_none() && self.push.is_none() && !self.input_gradient
     }
 }
 
-/// Hidden rows that are pulled.
+/// Hidden rows that are pulled: as they are after norm and activation, before dropout.
 pub struct Pull<D: Device> {
     /// The layer that reads them: what the layer before it wrote is replaced.
     pub layer: usize,
@@ -222,7 +242,7 @@ pub struct Pull<D: Device> {
     pub slots: Vec<u32>,
 }
 
-/// Hidden rows that are pushed.
+/// Hidden rows that are pushed: as they are after norm and activation, before dropout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Push {
     /// The layer that reads them.

@@ -2,11 +2,11 @@
 //! while the phases of training keep theirs.
 
 use crate::job::positions_of;
-use crate::phases::PhaseSource;
+use crate::phases::{InferenceGraph, PhaseSource};
 use crate::source::Stages;
 use crate::{
-    Batch, Blocks, Exchange, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Result,
-    SourceCounters, StrategyError,
+    Batch, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Result, SourceCounters,
+    StrategyError,
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::DiskRows;
@@ -38,9 +38,29 @@ impl Reads {
         })
     }
 
-    /// The rows of all nodes.
-    pub fn table(&self) -> Result<InputTable> {
-        let (reads, format) = (self.clone(), self.rows.format());
+    /// The same, for a device.
+    pub fn on<D: Device>(&self, device: &D) -> ReadsOn<D> {
+        ReadsOn { reads: self.clone(), device: device.clone() }
+    }
+}
+
+/// Neighbours and rows on disk, for a device.
+pub(crate) struct ReadsOn<D> {
+    reads: Reads,
+    device: D,
+}
+
+impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
+    /// The only epoch of an evaluation.
+    fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
+        match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => source_over::<D, u64>(&self.device, &self.reads, job, over),
+            _ => source_over::<D, u32>(&self.device, &self.reads, job, over),
+        }
+    }
+
+    fn table(&self) -> Result<InputTable> {
+        let (reads, format) = (self.reads.clone(), self.reads.rows.format());
         Ok(InputTable::new(format.rows(), format.dim(), move |nodes, values| {
             // A reader stays with its thread, and a stream may move.
             Ok(reads.rows.reader()?.read_all(nodes, &[], values, &reads.pool)?)
@@ -73,19 +93,6 @@ pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
         table.add("evaluation: sampling", sampling);
         table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
         table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
-    }
-}
-
-/// The only epoch of an evaluation.
-pub(crate) fn source<D: Device>(
-    device: &D,
-    reads: &Reads,
-    job: &Job,
-    over: &Inference,
-) -> Result<Box<dyn PhaseSource<D>>> {
-    match job.dataset.manifest().id_dtype() {
-        Dtype::U64 => source_over::<D, u64>(device, reads, job, over),
-        _ => source_over::<D, u32>(device, reads, job, over),
     }
 }
 
@@ -137,12 +144,11 @@ fn source_over<D: Device, W: Word>(
                 }
                 false => Input::none(),
             };
-            let (at, blocks, exchange) = (at.into(), Blocks::Host(sample), Exchange::none());
-            Ok(Some(Batch { at, blocks, input, targets, exchange, permit }))
+            Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
         },
     );
-    Ok(Box::new(Stages::new(pipeline, move |stages| {
+    Ok(Box::new(Stages::new(job, &over.settings, pipeline, move |stages| {
         let rows = counted.load(Ordering::Relaxed);
         SourceCounters { stages, rows, bytes_useful: rows * row_bytes, ..SourceCounters::default() }
-    })))
+    })?))
 }

@@ -10,10 +10,10 @@ use esker_store::StoreError;
 pub enum StrategyError {
     /// Sampling failed.
     #[error(transparent)]
-    Sample(#[from] SampleError),
+    Sample(SampleError),
     /// Rows could not be fetched.
     #[error(transparent)]
-    Fetch(#[from] FetchError),
+    Fetch(FetchError),
     /// A file could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -34,9 +34,6 @@ pub enum StrategyError {
         /// The batch that was to come.
         at: Box<RunPosition>,
     },
-    /// Batches outside of a run's phases were asked for twice, or for a table, which they do not have.
-    #[error("an evaluation was opened twice; this is a bug of esker: report it")]
-    OpenedTwice,
     /// A stage panicked.
     #[error(transparent)]
     Panicked(#[from] StagePanicked),
@@ -63,6 +60,24 @@ pub enum StrategyError {
 
 /// Result of everything in this crate.
 pub type Result<T, E = StrategyError> = std::result::Result<T, E>;
+
+impl From<SampleError> for StrategyError {
+    fn from(error: SampleError) -> StrategyError {
+        match error {
+            SampleError::Stopped => StrategyError::Stopped,
+            error => StrategyError::Sample(error),
+        }
+    }
+}
+
+impl From<FetchError> for StrategyError {
+    fn from(error: FetchError) -> StrategyError {
+        match error {
+            FetchError::Stopped => StrategyError::Stopped,
+            error => StrategyError::Fetch(error),
+        }
+    }
+}
 
 impl StrategyError {
     pub(crate) fn request(problem: impl ToString, remedy: impl ToString) -> StrategyError {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod columns;
 mod direct;
 mod diskgnn;
 mod error;
@@ -34,7 +35,7 @@ pub use batch::{
 pub use error::{Result, StrategyError};
 pub use input_table::InputTable;
 pub use job::{EvaluationSchedule, Inference, Job};
-pub use needs::{Grant, Needs, Others, grant};
+pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
 pub use outline::{EvaluationOutline, JobOutline, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
@@ -64,8 +65,14 @@ pub trait Strategy<D: Device>: Send {
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>>;
 
-    /// Batches over any seeds, outside of the run's phases: predictions, blocks of all nodes.
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>>;
+    /// Batches over any seeds, outside of the run's phases: predictions, blocks of all nodes. `state` is that of the model that
+    /// infers, where there is any.
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>>;
 }
 
 /// What a strategy's work before training came to.
@@ -109,13 +116,13 @@ impl StrategyKind {
         }
     }
 
-    /// The strategy for a device, which may cache rows in so many bytes of its own memory.
-    pub fn build<D: Device>(self, device: D, cache_bytes: u64) -> Box<dyn Strategy<D>> {
+    /// The strategy for a device.
+    pub fn build<D: Device>(self, device: D) -> Box<dyn Strategy<D>> {
         match self {
             StrategyKind::Memory => Box::new(memory::strategy(device)),
             StrategyKind::Mmap => Box::new(mmap::strategy(device)),
             StrategyKind::Ginex => Box::new(ginex::strategy(device)),
-            StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device, cache_bytes)),
+            StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device)),
         }
     }
 

@@ -75,8 +75,8 @@ impl NeighbourLists {
             return Ok(NeighbourLists { graph, kind });
         }
         // Until training starts, a phase's memory is free.
-        let counts =
-            EntryCounts::count::<W>(&graph, folder, room.choosing_bytes.saturating_sub(TopByScore::BYTES))?;
+        let choosing_bytes = room.choosing_bytes.saturating_sub(TopByScore::BYTES);
+        let counts = EntryCounts::count::<W>(&graph, folder, choosing_bytes, &job.stop)?;
         let (mut top, mut count) = (TopByScore::new(), counts.stream());
         for node in 0..nodes {
             top.see(count.take()? as u64, graph.degree(esker_types::NodeId(node)));
@@ -93,7 +93,7 @@ impl NeighbourLists {
             Ok(top.takes(next.0.take()? as u64, degree))
         })?;
         drop(top);
-        let lists = CachedLists::write::<W>(&graph, index, folder)?;
+        let lists = CachedLists::write::<W>(&graph, index, folder, &job.stop)?;
         Ok(NeighbourLists { graph, kind: ListsKept::Some(lists) })
     }
 

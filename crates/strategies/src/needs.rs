@@ -1,7 +1,7 @@
 //! What a strategy needs, and how a budget is shared out: before anything is allocated, and without a model, because a loader
 //! has none.
 
-use crate::{JobOutline, MemoryTable, Result, StrategyKind};
+use crate::{JobOutline, MemoryTable, Result, StrategyError, columns};
 
 /// What a strategy needs of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -12,7 +12,37 @@ pub struct Needs {
     pub takes_the_rest: bool,
     /// Whether it caches rows in a device's own memory, where a device has any: what is left there is kept for them.
     pub caches_on_device: bool,
+    /// What it will hold in the memory of the device that trains: tables that training changes.
+    pub device: MemoryTable,
+    /// Whether training changes the rows that the first layer reads. Inference over the whole graph then reads them from
+    /// [`BatchSource::table`](crate::BatchSource::table).
+    pub trains_rows: bool,
+    /// What its steps exchange: whoever runs them makes room for it.
+    pub exchange: ExchangeNeeds,
 }
+
+/// What steps exchange with their source at most, as batches say it in [`Exchange`](crate::Exchange).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExchangeNeeds {
+    /// Rows that are pulled.
+    pub pull: Option<RowsOfLayer>,
+    /// Rows that are pushed.
+    pub push: Option<RowsOfLayer>,
+    /// Whether the gradient of the input flows back.
+    pub input_gradient: bool,
+}
+
+/// Rows that a layer reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsOfLayer {
+    /// The layer.
+    pub layer: usize,
+    /// So many at most.
+    pub rows: u64,
+}
+
+/// Says what a strategy needs for a job.
+pub type StrategyNeeds<'a> = &'a dyn Fn(&JobOutline) -> Result<Needs>;
 
 /// How a budget is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +70,8 @@ pub type Others<'a, E> = &'a dyn Fn(&JobOutline) -> Result<MemoryTable, E>;
 
 /// Shares `allowed` bytes out: the most samplers and batches in memory that fit. What is too little comes back as the table of the
 /// least that would do.
-pub fn grant<E: From<crate::StrategyError>>(
-    strategy: StrategyKind,
+pub fn grant<E: From<StrategyError>>(
+    strategy: StrategyNeeds<'_>,
     outline: &JobOutline,
     allowed: u64,
     others: Others<'_, E>,
@@ -49,7 +79,8 @@ pub fn grant<E: From<crate::StrategyError>>(
     let table = |held: usize, samplers: usize| -> Result<(MemoryTable, Needs, usize), E> {
         let batches_held = held + outline.steps_ahead;
         let outline = JobOutline { batches_held, samplers, ..outline.clone() };
-        let (needs, mut table) = (strategy.needs(&outline)?, others(&outline)?);
+        let (needs, mut table) = (strategy(&outline)?, others(&outline)?);
+        columns::add_memory(&outline, &mut table)?;
         table.extend(needs.host.clone());
         Ok((table, needs, batches_held))
     };

@@ -34,6 +34,11 @@ pub struct JobOutline {
     pub steps_ahead: usize,
     /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
     pub strategy_bytes: u64,
+    /// What rows that it caches for all batches may take of the device's own memory, once that is granted.
+    pub device_cache_bytes: u64,
+    /// Arrays of the dataset, by name, whose values of the batch's nodes or edges come with each batch: for a loader. Those of
+    /// edges need the settings to carry edge ids.
+    pub columns: Vec<String>,
     /// How strategies that work from disk share out what they have.
     pub out_of_core: OutOfCore,
 }

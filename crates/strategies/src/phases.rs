@@ -37,18 +37,21 @@ pub(crate) trait PhaseSource<D: Device>: Send {
     }
 }
 
-/// Opens an evaluation.
-pub(crate) type OpenInference<D> = Box<dyn FnMut(&Job, &Inference) -> Result<Box<dyn PhaseSource<D>>> + Send>;
-/// Opens the table of input rows.
-pub(crate) type OpenTable = Box<dyn FnMut() -> Result<InputTable> + Send>;
+/// A graph that any seeds can be inferred on.
+pub(crate) trait InferenceGraph<D: Device>: Send {
+    /// Opens an evaluation.
+    fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>>;
+
+    /// Opens the table of input rows.
+    fn table(&self) -> Result<InputTable>;
+}
 
 /// A run, phase after phase.
 pub(crate) struct Phases<D: Device> {
     job: Job,
     /// Kept to the end: a checkpoint may want its state while the run tests.
     training: Box<dyn PhaseSource<D>>,
-    open: OpenInference<D>,
-    table: OpenTable,
+    graph: Box<dyn InferenceGraph<D>>,
     /// The evaluation that is going on.
     inference: Option<Box<dyn PhaseSource<D>>>,
     /// The next batch.
@@ -61,25 +64,23 @@ impl<D: Device> Phases<D> {
         job: &Job,
         from: RunPosition,
         training: Box<dyn PhaseSource<D>>,
-        open: OpenInference<D>,
-        table: OpenTable,
+        graph: impl InferenceGraph<D> + 'static,
     ) -> Phases<D> {
         let next = match from.phase {
             Phase::Train { .. } => Some(from),
             phase => Some(RunPosition::start_of(phase)),
         };
-        Phases { job: job.clone(), training, open, table, inference: None, next }
+        Phases { job: job.clone(), training, graph: Box::new(graph), inference: None, next }
     }
 
     /// One evaluation and nothing else.
-    pub fn alone(job: &Job, over: &Inference, source: Box<dyn PhaseSource<D>>) -> Phases<D> {
-        let mut job = job.clone();
+    pub fn alone(job: &Job, over: &Inference, graph: impl InferenceGraph<D> + 'static) -> Result<Phases<D>> {
+        let (source, mut job) = (graph.infer(job, over)?, job.clone());
         (job.outline.epochs, job.schedule) =
             (0, EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() });
-        let open = Box::new(|_: &Job, _: &Inference| Err(StrategyError::OpenedTwice));
-        let table = Box::new(|| Err(StrategyError::OpenedTwice));
         let next = Some(RunPosition::start_of(Phase::Test));
-        Phases { job, training: Box::new(NoTraining), open, table, inference: Some(source), next }
+        let (training, graph) = (Box::new(NoTraining), Box::new(graph));
+        Ok(Phases { job, training, graph, inference: Some(source), next })
     }
 
     /// Goes on with the next phase.
@@ -100,7 +101,7 @@ impl<D: Device> BatchSource<D> for Phases<D> {
                 None => self.training.next()?,
                 Some(over) => match &mut self.inference {
                     Some(inference) => inference.next()?,
-                    none => none.insert((self.open)(&self.job, over)?).next()?,
+                    none => none.insert(self.graph.infer(&self.job, over)?).next()?,
                 },
             };
             let Some(mut batch) = batch else { return Err(StrategyError::Ended { at: Box::new(at) }) };
@@ -145,7 +146,7 @@ impl<D: Device> BatchSource<D> for Phases<D> {
     }
 
     fn table(&mut self) -> Result<InputTable> {
-        (self.table)()
+        self.graph.table()
     }
 
     fn counters(&self) -> SourceCounters {

@@ -1,12 +1,12 @@
 //! A topology in memory and rows that can be read by node at any time: what `memory` and `mmap` share. Two stages, sampling
 //! and gathering, run ahead of the trainer.
 
-use crate::phases::{PhaseSource, Phases};
+use crate::phases::{InferenceGraph, PhaseSource, Phases};
 use crate::sampling::{ResidentTopology, SampledBatch, Walk, sampling_bytes};
 use crate::source::Stages;
 use crate::{
-    Batch, BatchSource, Blocks, CheckpointReader, Exchange, FixedRows, Inference, Input, InputTable, Job,
-    JobOutline, MemoryTable, Needs, Prepared, Result, RunPosition, SourceCounters, Strategy,
+    Batch, BatchSource, CheckpointReader, FixedRows, Inference, Input, InputTable, Job, JobOutline,
+    MemoryTable, Needs, Prepared, Result, RunPosition, SourceCounters, Strategy,
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::FeatureRows;
@@ -71,15 +71,6 @@ impl<D, H> ResidentStrategy<D, H> {
     }
 }
 
-impl<D: Device, H: ResidentRows> ResidentStrategy<D, H> {
-    /// A run of some phases, of which `training` yields the first.
-    fn phases(&self, job: &Job, from: RunPosition, training: Box<dyn PhaseSource<D>>) -> Phases<D> {
-        let (graph, rows) = (self.opened().clone(), self.opened().clone());
-        let open = Box::new(move |job: &Job, over: &Inference| graph.inference(job, over));
-        Phases::new(job, from, training, open, Box::new(move || Ok(rows.table())))
-    }
-}
-
 impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
     fn needs(&self, job: &JobOutline) -> Result<Needs> {
         self.rows.needs(job)
@@ -99,34 +90,24 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
         let training = self.opened().training(job, job.training_position(from))?;
-        Ok(Box::new(self.phases(job, from, training)))
+        Ok(Box::new(Phases::new(job, from, training, self.opened().clone())))
     }
 
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
-        Ok(Box::new(Phases::alone(job, over, self.opened().inference(job, over)?)))
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        Ok(Box::new(Phases::alone(job, over, self.opened().clone())?))
     }
 }
 
-impl<D: Device> Resident<D> {
-    /// Batches of training from a position on.
-    fn training(&self, job: &Job, from: Position) -> Result<Box<dyn PhaseSource<D>>> {
-        self.source(Walk {
-            batches: job.batches.clone(),
-            from,
-            epochs: job.epochs,
-            epochs_sampled: job.epochs_sampled.unwrap_or(u64::MAX),
-            settings: job.settings.clone(),
-            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers),
-            held: job.batches_held,
-            rows: true,
-            samplers: job.samplers.max(1),
-        })
-    }
-
+impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
     /// Batches over other seeds: their only epoch.
-    fn inference(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
+    fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
         let sampling = || sampling_bytes(job, &over.settings, over.largest_batch, 1, 1);
-        self.source(Walk {
+        let walk = Walk {
             batches: over.batches.clone(),
             from: Position { epoch: 0, batch: 0 },
             epochs: 1,
@@ -136,18 +117,36 @@ impl<D: Device> Resident<D> {
             held: 1,
             rows: over.rows,
             samplers: 1,
-        })
+        };
+        self.source(job, walk)
     }
 
-    /// The rows of all nodes.
-    fn table(self: &Arc<Self>) -> InputTable {
+    fn table(&self) -> Result<InputTable> {
         let graph = self.clone();
-        InputTable::new(self.rows.rows(), self.rows.dim(), move |nodes, values| {
+        Ok(InputTable::new(self.rows.rows(), self.rows.dim(), move |nodes, values| {
             Ok(graph.pool.install(|| graph.rows.gather(nodes, &[], values))?)
-        })
+        }))
+    }
+}
+
+impl<D: Device> Resident<D> {
+    /// Batches of training from a position on.
+    fn training(&self, job: &Job, from: Position) -> Result<Box<dyn PhaseSource<D>>> {
+        let walk = Walk {
+            batches: job.batches.clone(),
+            from,
+            epochs: job.epochs,
+            epochs_sampled: job.epochs_sampled.unwrap_or(u64::MAX),
+            settings: job.settings.clone(),
+            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers),
+            held: job.batches_held,
+            rows: true,
+            samplers: job.samplers.max(1),
+        };
+        self.source(job, walk)
     }
 
-    fn source(&self, walk: Walk) -> Result<Box<dyn PhaseSource<D>>> {
+    fn source(&self, job: &Job, walk: Walk) -> Result<Box<dyn PhaseSource<D>>> {
         let sampled = self.topology.sampled(&walk)?;
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
         let (permits, gathered) = (Permits::new(walk.held), Arc::new(AtomicU64::new(0)));
@@ -165,16 +164,15 @@ impl<D: Device> Resident<D> {
                     }
                     false => Input::none(),
                 };
-                let (at, blocks, exchange) = (at.into(), Blocks::Host(sample), Exchange::none());
-                Ok(Some(Batch { at, blocks, input, targets, exchange, permit }))
+                Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
             });
         let row_bytes = self.rows.row_bytes() as u64;
         // What the page cache found is not known.
         let tier = self.rows.is_in_memory().then_some("memory");
-        Ok(Box::new(Stages::new(pipeline, move |stages| {
+        Ok(Box::new(Stages::new(job, &walk.settings, pipeline, move |stages| {
             let rows = gathered.load(Ordering::Relaxed);
             let hits = tier.iter().map(|tier| (tier.to_string(), rows)).collect();
             SourceCounters { stages, rows, bytes_useful: rows * row_bytes, hits, ..SourceCounters::default() }
-        })))
+        })?))
     }
 }

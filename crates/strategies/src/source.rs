@@ -1,9 +1,10 @@
 //! The shell around the stages of a strategy: what they yield comes out here.
 
 use crate::phases::PhaseSource;
-use crate::{Batch, Result, SourceCounters, StrategyError};
+use crate::{Batch, Job, Result, SourceCounters, StrategyError, columns};
 use esker_device::Device;
 use esker_fetch::pipeline::{Pipeline, StageTimes};
+use esker_sample::Settings;
 
 /// Adds what a strategy counted to the times of its stages.
 type Count = Box<dyn Fn(Vec<StageTimes>) -> SourceCounters + Send>;
@@ -15,12 +16,16 @@ pub(crate) struct Stages<D: Device> {
 }
 
 impl<D: Device> Stages<D> {
-    /// What comes out of a pipeline; `count` adds what was counted to the times of its stages.
+    /// What comes out of a pipeline, with the columns that the job wants; `count` adds what was counted to the times of its
+    /// stages.
     pub fn new(
+        job: &Job,
+        settings: &Settings,
         pipeline: Pipeline<Batch<D>, StrategyError>,
         count: impl Fn(Vec<StageTimes>) -> SourceCounters + Send + 'static,
-    ) -> Stages<D> {
-        Stages { pipeline, count: Box::new(count) }
+    ) -> Result<Stages<D>> {
+        let pipeline = columns::added(job, settings, pipeline)?;
+        Ok(Stages { pipeline, count: Box::new(count) })
     }
 
     /// The times of its stages.

@@ -81,7 +81,7 @@ fn every_strategy_goes_through_all_phases_from_any_position() {
     assert!(expected.iter().map(|(at, ..)| *at).eq(positions.iter().copied()));
     // Batches of evaluation are those that inference alone gives.
     let over = job.schedule.test.as_ref().unwrap();
-    let mut alone = strategy(StrategyKind::Memory, &job).inference(&job, over).unwrap();
+    let mut alone = strategy(StrategyKind::Memory, &job).inference(&job, over, None).unwrap();
     for (found, expected) in rest(&mut *alone).iter().zip(&expected[31..]) {
         assert_eq!((found.1, &found.2), (expected.1, &expected.2));
     }

@@ -44,6 +44,8 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         batches_held,
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
+        device_cache_bytes: 0,
+        columns: Vec::new(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
@@ -54,7 +56,7 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
 }
 
 fn build(kind: StrategyKind) -> Box<dyn Strategy<CpuBackend>> {
-    kind.build(CpuBackend::new(), 0)
+    kind.build(CpuBackend::new())
 }
 
 /// All batches from a position on: where, what was sampled, and the rows.
@@ -181,7 +183,7 @@ fn batches_of_evaluation_come_with_or_without_rows() {
             rows,
             sampling_bytes: None,
         };
-        let mut source = strategy.inference(&job, &over).unwrap();
+        let mut source = strategy.inference(&job, &over, None).unwrap();
         let mut count = 0;
         while let Some(mut batch) = source.next().unwrap() {
             let nodes = batch.blocks.nodes() as usize;

@@ -1,6 +1,7 @@
 //! Weights and everything else that a run needs to go on, in one file: safetensors, so that other programs read the
 //! weights, with the run's state as text and a checksum beside it. Written under another name, synced, renamed.
 
+use crate::state::StatePart;
 use crate::{Result, TrainError};
 use esker_nn::Named;
 use safetensors::tensor::{Dtype, TensorView};
@@ -51,6 +52,17 @@ impl Checkpoint {
         let bytes = serialize(views, Some(about))
             .map_err(|error| TrainError::file(path, "numbers with names", error, "report this"))?;
         write_atomically(path, &bytes)
+    }
+
+    /// The state of a source that was saved with a model.
+    pub(crate) fn source_state(&self, path: &Path) -> Result<Vec<StatePart>> {
+        match self.state.get("source") {
+            None => Ok(Vec::new()),
+            Some(parts) => serde_json::from_value(parts.clone()).map_err(|error| {
+                let remedy = "delete it and train again, or restore it from a copy";
+                TrainError::file(path, "the state of a source", error, remedy)
+            }),
+        }
     }
 
     /// Reads it; damage is named.

@@ -3,6 +3,7 @@
 
 use crate::memory::Bytes;
 use crate::metrics::Metrics;
+use crate::state::SavedWith;
 use crate::task::{LabelledNodes, SplitName};
 use crate::{EvaluationMode, Learner, OpenRun, Result, RunConfig, Task, TrainError};
 use esker_nn::Backend;
@@ -25,6 +26,10 @@ pub(crate) struct Context<'a, B: Backend> {
     pub scratch: &'a Path,
     /// Asked once a batch or block: `true` ends the evaluation with [`TrainError::Stopped`].
     pub stop: &'a dyn Fn() -> bool,
+    /// Whether training changes the rows that the first layer reads.
+    pub trains_rows: bool,
+    /// What the model was saved with, where it was read from a run.
+    pub state: Option<&'a SavedWith>,
 }
 
 /// Batches over nodes as they come.
@@ -50,12 +55,23 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         }
         match (mode, source) {
             (EvaluationMode::None, _) => Ok(None),
-            (EvaluationMode::Full, _) => Ok(Some(self.full(split)?)),
+            (EvaluationMode::Full, source) => Ok(Some(self.full(split, source.map(|(source, _)| source))?)),
             (EvaluationMode::Sampled, Some((source, phase))) => Ok(Some(self.sampled(split, source, phase)?)),
             (EvaluationMode::Sampled, None) => {
                 let over = inference_over(self.config, nodes)?;
-                let mut source = self.strategy.inference(self.job, &over)?;
+                let mut source = self.open_inference(&over)?;
                 Ok(Some(self.sampled(split, &mut *source, Phase::Test)?))
+            }
+        }
+    }
+
+    /// Batches over any seeds, with the state that the model was saved with.
+    pub fn open_inference(&mut self, over: &Inference) -> Result<Box<dyn BatchSource<B>>> {
+        let (strategy, job) = (&mut *self.strategy, self.job);
+        match self.state {
+            None => Ok(strategy.inference(job, over, None)?),
+            Some(saved) => {
+                saved.open(&self.config.strategy.to_string(), |state| strategy.inference(job, over, state))
             }
         }
     }
@@ -82,10 +98,10 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         Ok(tally.finish())
     }
 
-    fn full(&mut self, split: SplitName) -> Result<Metrics> {
+    fn full(&mut self, split: SplitName, source: Option<&mut dyn BatchSource<B>>) -> Result<Metrics> {
         let (mut tally, learner) = (self.learner.objective().tally(split), self.learner);
         let nodes = self.task.split(split).nodes().clone();
-        self.infer_whole(Some(&nodes), &mut |block, logits| {
+        self.infer_whole(Some(&nodes), source, &mut |block, logits| {
             learner.compare_nodes(logits, split, block, &mut tally)
         })?;
         Ok(tally.finish())

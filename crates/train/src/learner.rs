@@ -87,9 +87,11 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let slots = batch.input.live_slots().map(<[u32]>::to_vec);
             let input = batch.input.upload(&self.backend, self.inputs);
             let step = self.optimizer.steps();
+            let exchanged = batch.exchange.layers();
             let (backend, pull, mut push) =
                 (&self.backend, batch.exchange.pull.as_ref(), batch.exchange.push.take());
-            let activations = self.network.model.forward_with(&graphs, &input, step, |layer, hidden| {
+            let model = &mut self.network.model;
+            let activations = model.forward_with(&graphs, &input, step, &exchanged, |layer, hidden| {
                 if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
                     write_pulled(backend, pull, hidden);
                 }

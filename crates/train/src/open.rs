@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_over};
 use crate::memory::{Plan, Processor, Purpose};
 use crate::peak::PeakMeter;
+use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
 use crate::{
     EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step, TrainError,
@@ -54,6 +55,10 @@ pub struct OpenRun<B: Backend> {
     prepared: Prepared,
     scratch: PathBuf,
     peak: PeakMeter,
+    /// As [`Needs::trains_rows`](esker_strategies::Needs).
+    trains_rows: bool,
+    /// What the model was saved with, where it was read from a run.
+    state: Option<SavedWith>,
 }
 
 impl<B: Backend + Clone + 'static> OpenRun<B> {
@@ -61,7 +66,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let checked = CheckedDataset::new(config)?;
         let outline = checked.outline(config, Purpose::Train, Processor::of(backend), Path::new(""));
-        Plan::new(config, &outline, checked.outputs, Purpose::Train, Processor::of(backend))
+        let needs = |job: &JobOutline| config.strategy.needs(job);
+        Plan::new(config, &needs, &outline, checked.outputs, Purpose::Train, Processor::of(backend))
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
@@ -76,7 +82,19 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         scratch: PathBuf,
         control: RunControl,
     ) -> Result<OpenRun<B>> {
-        OpenRun::open(backend, config, scratch, Purpose::Train, control)
+        let strategy = config.strategy.build(backend.clone());
+        OpenRun::with_strategy(backend, config, scratch, control, strategy)
+    }
+
+    /// The same with another strategy than the configuration names: one that adds rows which training changes, for instance.
+    pub fn with_strategy(
+        backend: B,
+        config: RunConfig,
+        scratch: PathBuf,
+        control: RunControl,
+        strategy: Box<dyn Strategy<B>>,
+    ) -> Result<OpenRun<B>> {
+        OpenRun::open(backend, config, scratch, Purpose::Train, control, strategy)
     }
 
     fn open(
@@ -85,12 +103,17 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         scratch: PathBuf,
         purpose: Purpose,
         control: RunControl,
+        mut strategy: Box<dyn Strategy<B>>,
     ) -> Result<OpenRun<B>> {
         let (checked, processor) = (CheckedDataset::new(&config)?, Processor::of(&backend));
         let mut outline = checked.outline(&config, purpose, processor, &scratch);
-        let plan = Plan::new(&config, &outline, checked.outputs, purpose, processor)?;
+        let needs = |job: &JobOutline| strategy.needs(job);
+        let plan = Plan::new(&config, &needs, &outline, checked.outputs, purpose, processor)?;
         (outline.batches_held, outline.samplers) = (plan.batches_held, plan.samplers);
         outline.strategy_bytes = plan.strategy_bytes;
+        // Whoever only infers reads a row too seldom to cache it.
+        outline.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
+        let trains_rows = strategy.needs(&outline)?.trains_rows;
         let peak = PeakMeter::start();
         let task = Task::load(&outline.dataset)?;
         let batches = training_batches(&config, &task)?;
@@ -100,22 +123,41 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             stop: control.stop,
             ..Job::new(outline, batches)?
         };
-        let learner =
-            Learner::new(backend.clone(), &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
-        // Who only infers reads a row too seldom to cache it.
-        let cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
-        let mut strategy = config.strategy.build(backend, cache_bytes);
+        let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
         let prepared = strategy.prepare(&job)?;
         // What was chosen belongs to the run: resumed, it must be the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
         config.epochs_sampled = Some(sampled.min(config.epochs));
         job.epochs_sampled = config.epochs_sampled;
-        Ok(OpenRun { config, task, plan, job, strategy, learner, prepared, scratch, peak })
+        Ok(OpenRun {
+            config,
+            task,
+            plan,
+            job,
+            strategy,
+            learner,
+            prepared,
+            scratch,
+            peak,
+            trains_rows,
+            state: None,
+        })
     }
 
     /// The best model of a run directory, or its last where nothing chose a best one, with the configuration that
     /// [`RunConfig::to_infer`] gives.
     pub fn load(backend: B, run: &RunDirectory, config: RunConfig) -> Result<OpenRun<B>> {
+        let strategy = config.strategy.build(backend.clone());
+        OpenRun::load_with(backend, run, config, strategy)
+    }
+
+    /// The same with another strategy than the configuration names.
+    pub fn load_with(
+        backend: B,
+        run: &RunDirectory,
+        config: RunConfig,
+        strategy: Box<dyn Strategy<B>>,
+    ) -> Result<OpenRun<B>> {
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
             return Err(TrainError::config(
@@ -124,9 +166,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let control = RunControl::default();
-        let mut opened = OpenRun::open(backend, config, run.scratch_path(), Purpose::Infer, control)?;
+        let (scratch, control) = (run.scratch_path(), RunControl::default());
+        let mut opened = OpenRun::open(backend, config, scratch, Purpose::Infer, control, strategy)?;
         opened.learner.load_model(&weights.model)?;
+        let parts = weights.source_state(&path)?;
+        opened.state = (!parts.is_empty()).then(|| SavedWith { folder: run.state_path(), parts });
         Ok(opened)
     }
 
@@ -137,12 +181,6 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<B>>> {
         Ok(self.strategy.batches(&self.job, from, state)?)
-    }
-
-    pub(crate) fn wrap_strategy(&mut self, make: impl FnOnce(Box<dyn Strategy<B>>) -> Box<dyn Strategy<B>>) {
-        // A strategy that was never prepared stands in its place for a moment.
-        let unprepared = self.config.strategy.build(self.learner.backend().clone(), 0);
-        self.strategy = make(std::mem::replace(&mut self.strategy, unprepared));
     }
 
     /// Leaves validation and test out: a source then yields batches of training alone.
@@ -219,6 +257,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             whole_bytes: self.plan.whole_bytes,
             scratch: &self.scratch,
             stop,
+            trains_rows: self.trains_rows,
+            state: self.state.as_ref(),
         }
     }
 }
@@ -326,6 +366,8 @@ impl CheckedDataset {
             batches_held: 1,
             steps_ahead: processor.steps_ahead,
             strategy_bytes: 0,
+            device_cache_bytes: 0,
+            columns: Vec::new(),
             out_of_core: OutOfCore {
                 scratch: scratch.to_path_buf(),
                 disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),

@@ -38,17 +38,19 @@ pub fn predict<B: Backend + Clone + 'static>(
                 rows: true,
                 sampling_bytes: None,
             };
-            let mut source = context.strategy.inference(context.job, &over)?;
+            let mut source = context.open_inference(&over)?;
             while let Some(batch) = source.next()? {
                 let (nodes, logits) = learner.infer_seeds(batch)?;
                 hand_over(&nodes, logits)?;
             }
             Ok(())
         }
-        EvaluationMode::Full => context.infer_whole(nodes, &mut |nodes: &[NodeId], logits: &B::Matrix| {
-            let mut values = vec![0.0; logits.rows() * logits.columns()];
-            learner.read(logits, 0, &mut values)?;
-            hand_over(nodes, values)
-        }),
+        EvaluationMode::Full => {
+            context.infer_whole(nodes, None, &mut |nodes: &[NodeId], logits: &B::Matrix| {
+                let mut values = vec![0.0; logits.rows() * logits.columns()];
+                learner.read(logits, 0, &mut values)?;
+                hand_over(nodes, values)
+            })
+        }
     }
 }

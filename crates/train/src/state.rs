@@ -31,17 +31,37 @@ fn refused(name: &str, problem: impl ToString) -> StrategyError {
     StrategyError::State { name: name.to_string(), problem: problem.to_string() }
 }
 
+/// The state that a model was saved with.
+pub(crate) struct SavedWith {
+    pub folder: PathBuf,
+    pub parts: Vec<StatePart>,
+}
+
+impl SavedWith {
+    /// Opens something with the state, and refuses what it leaves.
+    pub fn open<R>(
+        &self,
+        strategy: &str,
+        open: impl FnOnce(Option<&mut dyn CheckpointReader>) -> Result<R, StrategyError>,
+    ) -> Result<R> {
+        let mut reader = StateReader::new(&self.folder, &self.parts);
+        let opened = open(Some(&mut reader))?;
+        reader.finish(strategy)?;
+        Ok(opened)
+    }
+}
+
 /// Writes the state of a source.
 pub(crate) struct StateWriter<'a> {
     folder: &'a Path,
-    /// Tells its files from those of the checkpoint before.
-    turn: u64,
+    /// Tells its files from those of other checkpoints: by the position in the run.
+    tag: String,
     parts: Vec<StatePart>,
 }
 
 impl<'a> StateWriter<'a> {
-    pub fn new(folder: &'a Path, turn: u64) -> StateWriter<'a> {
-        StateWriter { folder, turn, parts: Vec::new() }
+    pub fn new(folder: &'a Path, tag: impl ToString) -> StateWriter<'a> {
+        StateWriter { folder, tag: tag.to_string(), parts: Vec::new() }
     }
 
     /// What was written; safe once this returns.
@@ -83,14 +103,17 @@ impl CheckpointSink for StateWriter<'_> {
         name: &str,
         write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), StrategyError> {
-        let file = PathBuf::from(format!("{name}-{}.state", self.turn));
+        let file = PathBuf::from(format!("{name}-{}.state", self.tag));
         let path = self.folder.join(&file);
+        let partial = path.with_extension("partial");
         let written = fs::create_dir_all(self.folder).and_then(|()| {
-            let inner = BufWriter::new(File::create(&path)?);
+            let inner = BufWriter::new(File::create(&partial)?);
             let mut to = Summed { inner, hash: Xxh3::new(), bytes: 0 };
             write(&mut to)?;
             to.flush()?;
             to.inner.get_ref().sync_all()?;
+            // A checkpoint at the same position may name it already, with the same content.
+            fs::rename(&partial, &path)?;
             Ok((to.bytes, to.hash.digest()))
         });
         let (bytes, sum) = written.map_err(|error| refused(name, format!("{}: {error}", path.display())))?;
@@ -106,14 +129,14 @@ impl CheckpointSink for StateWriter<'_> {
 }
 
 /// Removes what no checkpoint names.
-pub(crate) fn remove_others(folder: &Path, parts: &[StatePart]) -> Result<()> {
+pub(crate) fn remove_others(folder: &Path, parts: &[&[StatePart]]) -> Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(TrainError::io(folder))?,
     };
     for entry in entries {
         let entry = entry.map_err(TrainError::io(folder))?;
-        if !parts.iter().any(|part| part.file.as_os_str() == entry.file_name()) {
+        if !parts.iter().copied().flatten().any(|part| part.file.as_os_str() == entry.file_name()) {
             fs::remove_file(entry.path()).map_err(TrainError::io(&entry.path()))?;
         }
     }
@@ -228,7 +251,7 @@ mod tests {
         let parts = written(folder, 1, &content);
         assert_eq!(read(folder, &parts).unwrap(), content);
         let next = written(folder, 2, b"");
-        remove_others(folder, &next).unwrap();
+        remove_others(folder, &[&next]).unwrap();
         assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
         assert_eq!(read(folder, &next).unwrap(), b"");
         let parts = written(folder, 3, &content);

@@ -6,7 +6,7 @@ use crate::metrics::Metrics;
 use crate::record::{
     BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
 };
-use crate::state::{StatePart, StateReader, StateWriter, remove_others};
+use crate::state::{SavedWith, StatePart, StateReader, StateWriter, remove_others};
 use crate::task::SplitName;
 use crate::{
     EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, RunControl, StepDone, TrainError,
@@ -100,6 +100,9 @@ struct Best {
     epoch: u64,
     score: f64,
     valid: Metrics,
+    /// State of the source, saved with the model.
+    #[serde(default)]
+    source: Vec<StatePart>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -140,8 +143,20 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         out: &Path,
         control: RunControl,
     ) -> Result<Trainer<B>> {
+        let strategy = config.strategy.build(backend.clone());
+        Trainer::create_with(backend, config, out, control, strategy)
+    }
+
+    /// The same with another strategy than the configuration names: one that adds rows which training changes, for instance.
+    pub fn create_with(
+        backend: B,
+        config: RunConfig,
+        out: &Path,
+        control: RunControl,
+        strategy: Box<dyn Strategy<B>>,
+    ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
-        let run = OpenRun::new_watched(backend, config, scratch, control)?;
+        let run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
         // Only a run that can start leaves a directory behind.
         let directory = RunDirectory::create(out, &run.config)?;
         Trainer::new(run, directory, State::default())
@@ -159,6 +174,18 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         out: &Path,
         control: RunControl,
     ) -> Result<Trainer<B>> {
+        let strategy = config.strategy.build(backend.clone());
+        Trainer::resume_with(backend, config, out, control, strategy)
+    }
+
+    /// The same with another strategy than the configuration names.
+    pub fn resume_with(
+        backend: B,
+        config: RunConfig,
+        out: &Path,
+        control: RunControl,
+        strategy: Box<dyn Strategy<B>>,
+    ) -> Result<Trainer<B>> {
         let (directory, before) = RunDirectory::open(out)?;
         let differences = config.differences(&before);
         if !differences.is_empty() {
@@ -172,7 +199,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let config = RunConfig { epochs_sampled: Some(sampled), ..config };
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
-        let mut run = OpenRun::new_watched(backend, config, directory.scratch_path(), control)?;
+        let scratch = directory.scratch_path();
+        let mut run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
@@ -205,16 +233,6 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             epoch_started: now,
             _lock: lock,
         })
-    }
-
-    /// The same run with another strategy, made of the one that is prepared: one that adds rows which training changes, for
-    /// instance.
-    pub fn with_strategy(
-        mut self,
-        make: impl FnOnce(Box<dyn Strategy<B>>) -> Box<dyn Strategy<B>>,
-    ) -> Trainer<B> {
-        self.run.wrap_strategy(make);
-        self
     }
 
     /// The run.
@@ -265,9 +283,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             self.state.ended.get_or_insert_with(|| "all epochs".into());
             self.checkpoint(&*source)?;
         }
-        let evaluations = Phase::Validation { epoch: self.run.config.epochs };
-        source.skip_to(RunPosition::start_of(evaluations))?;
-        match self.summarise(&mut *source, watcher) {
+        match self.summarise(source, watcher) {
             Err(TrainError::Stopped | TrainError::Strategy(StrategyError::Stopped)) => {
                 Ok(Outcome::Stopped(self.position()))
             }
@@ -392,7 +408,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 };
             record.evaluation_seconds = started.elapsed().as_secs_f64();
             if let Some((valid, score)) = record.valid.and_then(|valid| Some((valid, valid.score(metric)?))) {
-                better = self.keep_better(Best { epoch, score, valid })?;
+                better = self.keep_better(Best { epoch, score, valid, source: Vec::new() }, source)?;
             }
         }
         self.metrics.line("epoch", &record)?;
@@ -413,7 +429,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     }
 
     /// Keeps a model that is better than those before it.
-    fn keep_better(&mut self, found: Best) -> Result<bool> {
+    fn keep_better(&mut self, mut found: Best, source: &dyn BatchSource<B>) -> Result<bool> {
         let (better, hopeful) = match (self.run.config.metric, self.state.peaks, &self.state.best) {
             (MetricName::AccuracyAndLoss, Some(peaks), _) => {
                 let (score, loss) = (found.score >= peaks.score, found.valid.loss <= peaks.loss);
@@ -428,7 +444,14 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         (peaks.score, peaks.loss) = (peaks.score.max(found.score), peaks.loss.min(found.valid.loss));
         self.state.without_better = if hopeful { 0 } else { self.state.without_better + 1 };
         if better {
-            let state = serde_json::json!({ "epoch": found.epoch, "valid": found.valid });
+            // What the source had when the model was this good goes with it.
+            let folder = self.directory.state_path();
+            let mut writer = StateWriter::new(&folder, format!("best-{}", found.epoch));
+            source.save(&mut writer)?;
+            found.source = writer.finish()?;
+            let state = serde_json::to_value(&found).map_err(|error| {
+                TrainError::file(&self.directory.best_path(), "a state", error, "report this")
+            })?;
             let model = self.run.learner.export_model()?;
             Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
             self.state.best = Some(found);
@@ -480,7 +503,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         self.state.metrics_bytes = self.metrics.sync()?;
         let folder = self.directory.state_path();
         self.state.turn += 1;
-        let mut writer = StateWriter::new(&folder, self.state.turn);
+        let mut writer = StateWriter::new(&folder, format!("{}-{}", self.state.epoch, self.state.batch));
         source.save(&mut writer)?;
         self.state.source = writer.finish()?;
         let mut state = self.state.clone();
@@ -491,20 +514,37 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         })?;
         let model = self.run.learner.export_model()?;
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
-        remove_others(&folder, &self.state.source)?;
+        let best = self.state.best.as_ref().map_or(&[][..], |best| &best.source);
+        remove_others(&folder, &[&self.state.source, best])?;
         (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);
         Ok(())
     }
 
     /// The last weights, the best model's test metrics, the summary.
-    fn summarise(&mut self, source: &mut dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<Summary> {
+    fn summarise(
+        &mut self,
+        mut source: Box<dyn BatchSource<B>>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Summary> {
         let model = self.run.learner.export_model()?;
-        let last = serde_json::json!({ "epoch": self.state.epoch });
+        // The state that belongs to it is that of the last checkpoint.
+        let last = serde_json::json!({ "epoch": self.state.epoch, "source": self.state.source });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
+        let evaluations = RunPosition::start_of(Phase::Validation { epoch: self.run.config.epochs });
         if self.state.best.is_some() {
             let best = Checkpoint::read(&self.directory.best_path())?;
             self.run.learner.load_model(&best.model)?;
+            let parts = best.source_state(&self.directory.best_path())?;
+            if !parts.is_empty() {
+                // One source at a time: they may hold all that was granted.
+                drop(source);
+                let saved = SavedWith { folder: self.directory.state_path(), parts };
+                let (strategy, run) = (self.run.config.strategy.to_string(), &mut self.run);
+                source = saved.open(&strategy, |state| run.strategy.batches(&run.job, evaluations, state))?;
+            }
         }
+        source.skip_to(evaluations)?;
+        let source = &mut *source;
         let mode = self.run.config.final_eval;
         let mut valid = self.state.best.as_ref().map(|best| best.valid);
         let mut test = None;

@@ -15,7 +15,10 @@ use esker_strategies::{
     FixedRows, Inference, Input, InputTable, Job, JobOutline, LiveRows, LiveTable, Needs, Phase, Prepared,
     Pull, Push, RunPosition, SavedState, SourceCounters, Strategy, StrategyError,
 };
-use esker_train::{OpenRun, Outcome, RunConfig, RunDirectory, Trainer, adjacency};
+use esker_train::{
+    EvaluationMode, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Trainer, adjacency,
+    evaluate_run,
+};
 use esker_types::{DeviceName, NodeId};
 use lagging::Lagging;
 use std::path::Path;
@@ -51,7 +54,10 @@ struct EmbeddingSource<D: Device> {
 
 impl<D: Device> Strategy<D> for Embeddings<D> {
     fn needs(&self, job: &JobOutline) -> Result<Needs> {
-        self.inner.needs(job)
+        let mut needs = self.inner.needs(job)?;
+        needs.device.add("trained rows", self.rows.0.len() as u64 * 4);
+        (needs.trains_rows, needs.exchange.input_gradient) = (true, true);
+        Ok(needs)
     }
 
     fn prepare(&mut self, job: &Job) -> Result<Prepared> {
@@ -64,6 +70,26 @@ impl<D: Device> Strategy<D> for Embeddings<D> {
         from: RunPosition,
         mut state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
+        let table = self.table(&mut state)?;
+        let inner = self.inner.batches(job, from, state)?;
+        Ok(self.source(table, inner))
+    }
+
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        mut state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        let table = self.table(&mut state)?;
+        let inner = self.inner.inference(job, over, state)?;
+        Ok(self.source(table, inner))
+    }
+}
+
+impl<D: Device> Embeddings<D> {
+    /// The rows as they begin, or those of a checkpoint.
+    fn table(&self, state: &mut Option<&mut dyn CheckpointReader>) -> Result<Arc<LiveTable<D>>> {
         let (mut values, dim) = self.rows.clone();
         if let Some(SavedState::Bytes(mut saved)) =
             state.as_mut().map(|state| state.take("table")).transpose()?.flatten()
@@ -74,12 +100,11 @@ impl<D: Device> Strategy<D> for Embeddings<D> {
         }
         let mut rows = self.device.matrix(values.len() / dim, dim);
         self.device.write(&mut rows, 0, &values);
-        let (inner, device, rate) = (self.inner.batches(job, from, state)?, self.device.clone(), self.rate);
-        Ok(Box::new(EmbeddingSource { inner, device, table: LiveTable::new(rows), rate }))
+        Ok(LiveTable::new(rows))
     }
 
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
-        self.inner.inference(job, over)
+    fn source(&self, table: Arc<LiveTable<D>>, inner: Box<dyn BatchSource<D>>) -> Box<dyn BatchSource<D>> {
+        Box::new(EmbeddingSource { inner, device: self.device.clone(), table, rate: self.rate })
     }
 }
 
@@ -116,7 +141,15 @@ impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
     }
 
     fn table(&mut self) -> Result<InputTable> {
-        self.inner.table()
+        let (table, device) = (self.table.clone(), self.device.clone());
+        let (rows, dim) = {
+            let rows = table.lock();
+            (rows.rows() as u64, rows.columns())
+        };
+        Ok(InputTable::new(rows, dim, move |nodes, values| {
+            device.read(&table.lock(), nodes[0].index(), values);
+            Ok(())
+        }))
     }
 
     fn counters(&self) -> SourceCounters {
@@ -124,14 +157,35 @@ impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
     }
 }
 
-fn embeddings<B: Backend + Clone + 'static>(bench: &Bench, device: &B, trainer: Trainer<B>) -> Trainer<B> {
-    let (rows, device) = (features(bench), device.clone());
-    trainer.with_strategy(|inner| Box::new(Embeddings { inner, device, rows, rate: 0.05 }))
+const RATE: f32 = 0.05;
+
+fn embeddings<D: Device>(bench: &Bench, device: &D, config: &RunConfig, rate: f32) -> Box<dyn Strategy<D>> {
+    let (inner, device) = (config.strategy.build(device.clone()), device.clone());
+    Box::new(Embeddings { inner, device, rows: features(bench), rate })
+}
+
+fn create<B: Backend + Clone + 'static>(
+    bench: &Bench,
+    device: &B,
+    config: &RunConfig,
+    out: &Path,
+) -> Trainer<B> {
+    let strategy = embeddings(bench, device, config, RATE);
+    Trainer::create_with(device.clone(), config.clone(), out, RunControl::default(), strategy).unwrap()
+}
+
+fn resume<B: Backend + Clone + 'static>(
+    bench: &Bench,
+    device: &B,
+    config: &RunConfig,
+    out: &Path,
+) -> Trainer<B> {
+    let strategy = embeddings(bench, device, config, RATE);
+    Trainer::resume_with(device.clone(), config.clone(), out, RunControl::default(), strategy).unwrap()
 }
 
 fn trained<B: Backend + Clone + 'static>(bench: &Bench, device: B, config: &RunConfig, out: &Path) -> String {
-    let trainer = Trainer::create(device.clone(), config.clone(), out).unwrap();
-    let outcome = embeddings(bench, &device, trainer).run(&mut StopAfter(u64::MAX)).unwrap();
+    let outcome = create(bench, &device, config, out).run(&mut StopAfter(u64::MAX)).unwrap();
     format!("{:?}", result(&finished(outcome), out))
 }
 
@@ -207,8 +261,8 @@ fn rows_that_training_changes_give_the_same_bits_in_every_run_on_a_gpu() {
     let trainer = Trainer::create(open(), config.clone(), &out).unwrap();
     let expected = result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out);
     let (out, device) = (bench.path("device"), open());
-    let trainer = Trainer::create(device.clone(), config, &out).unwrap();
-    let trainer = trainer.with_strategy(|inner| Box::new(OnDevice(inner, device)));
+    let strategy = Box::new(OnDevice(config.strategy.build(device.clone()), device.clone()));
+    let trainer = Trainer::create_with(device, config, &out, RunControl::default(), strategy).unwrap();
     assert!(result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out) == expected);
 }
 
@@ -219,26 +273,24 @@ fn a_table_in_a_checkpoint_goes_on_as_if_nothing_had_happened() {
     let expected = trained(&bench, CpuBackend::new(), &config, &bench.path("whole"));
     let out = bench.path("parts");
     let device = CpuBackend::new();
-    let mut trainer = Trainer::create(device.clone(), config.clone(), &out).unwrap();
+    let mut trainer = create(&bench, &device, &config, &out);
     let summary = loop {
-        match embeddings(&bench, &device, trainer).run(&mut StopAfter(3)).unwrap() {
+        match trainer.run(&mut StopAfter(3)).unwrap() {
             Outcome::Finished(summary) => break summary,
-            Outcome::Stopped(_) => trainer = Trainer::resume(device.clone(), config.clone(), &out).unwrap(),
+            Outcome::Stopped(_) => trainer = resume(&bench, &device, &config, &out),
         }
     };
     assert_eq!(format!("{:?}", result(&summary, &out)), expected);
-    assert_eq!(std::fs::read_dir(RunDirectory::open(&out).unwrap().0.state_path()).unwrap().count(), 1);
+    // That of the last checkpoint, and that of the best model.
+    assert_eq!(std::fs::read_dir(RunDirectory::open(&out).unwrap().0.state_path()).unwrap().count(), 2);
 }
 
 #[test]
 fn a_strategy_that_does_not_keep_what_a_checkpoint_holds_refuses_it_by_name() {
     let bench = Bench::new();
     let (config, out, device) = (bench.config(), bench.path("run"), CpuBackend::new());
-    let trainer = Trainer::create(device.clone(), config.clone(), &out).unwrap();
-    assert!(matches!(
-        embeddings(&bench, &device, trainer).run(&mut StopAfter(3)).unwrap(),
-        Outcome::Stopped(_)
-    ));
+    let trainer = create(&bench, &device, &config, &out);
+    assert!(matches!(trainer.run(&mut StopAfter(3)).unwrap(), Outcome::Stopped(_)));
     let resumed = Trainer::resume(device.clone(), config.clone(), &out).unwrap();
     let said = resumed.run(&mut StopAfter(u64::MAX)).unwrap_err().to_string();
     assert!(said.contains("table") && said.contains("memory"), "{said}");
@@ -247,21 +299,86 @@ fn a_strategy_that_does_not_keep_what_a_checkpoint_holds_refuses_it_by_name() {
     let file = std::fs::read_dir(state).unwrap().next().unwrap().unwrap().path();
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[1..]).unwrap();
-    let resumed = embeddings(&bench, &device, Trainer::resume(device.clone(), config, &out).unwrap());
+    let resumed = resume(&bench, &device, &config, &out);
     let said = resumed.run(&mut StopAfter(u64::MAX)).unwrap_err().to_string();
     assert!(said.contains("table") && said.contains(&file.display().to_string()), "{said}");
 }
 
-/// A run without dropout or norms, and its first batch as often as asked.
+#[test]
+fn the_best_model_is_tested_and_predicts_with_the_rows_it_was_kept_with() {
+    let bench = Bench::new();
+    let device = CpuBackend::new();
+    for mode in [EvaluationMode::Sampled, EvaluationMode::Full] {
+        // Rows that move this fast overshoot: a later model is worse.
+        let base = RunConfig { epochs: 6, eval: mode, final_eval: mode, lr: 0.02, ..bench.config() };
+        let train = |config: &RunConfig, name: &str| {
+            let (out, strategy) = (bench.path(name), embeddings(&bench, &device, config, 400.0));
+            let control = RunControl::default();
+            let trainer =
+                Trainer::create_with(device.clone(), config.clone(), &out, control, strategy).unwrap();
+            finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap())
+        };
+        let name = format!("{mode:?}");
+        let summary = train(&base, &name);
+        let best = summary.best_epoch.unwrap();
+        assert!(best + 1 < base.epochs, "the last model is the best: nothing is tested here");
+        // A run that ends there tests the same model with the rows that it has then.
+        let twin = train(&RunConfig { epochs: best + 1, ..base.clone() }, &format!("{name}-twin"));
+        assert_eq!((twin.best_epoch, twin.test), (Some(best), summary.test), "{mode:?}");
+        // And so does whoever opens the run later.
+        let (run, config) = RunDirectory::open(&bench.path(&name)).unwrap();
+        let strategy = embeddings(&bench, &device, &base, 0.0);
+        let mut opened = OpenRun::load_with(device.clone(), &run, config.clone(), strategy).unwrap();
+        assert_eq!(evaluate_run(&mut opened, SplitName::Test, mode).unwrap(), summary.test, "{mode:?}");
+        let mut without = OpenRun::load(device.clone(), &run, config).unwrap();
+        let said = evaluate_run(&mut without, SplitName::Test, mode).unwrap_err().to_string();
+        assert!(said.contains("table") && said.contains("memory"), "{said}");
+    }
+}
+
+#[test]
+fn memory_has_room_for_rows_that_training_changes_and_for_what_is_exchanged() {
+    let (bench, device) = (Bench::new(), CpuBackend::new());
+    let (config, scratch) = (bench.config(), bench.path("scratch"));
+    let plain = OpenRun::new(device.clone(), config.clone(), scratch.clone()).unwrap();
+    let strategy = embeddings(&bench, &device, &config, RATE);
+    let open = |config: &RunConfig, strategy: Box<dyn Strategy<CpuBackend>>| {
+        OpenRun::with_strategy(
+            device.clone(),
+            config.clone(),
+            scratch.clone(),
+            RunControl::default(),
+            strategy,
+        )
+    };
+    let trained = open(&config, strategy).unwrap();
+    let line = |run: &OpenRun<CpuBackend>, name: &str| {
+        run.plan.table.lines.iter().find(|line| line.what == name).map_or(0, |line| line.bytes)
+    };
+    let rows = features(&bench).0.len() as u64 * 4;
+    assert_eq!((line(&plain, "trained rows"), line(&trained, "trained rows")), (0, rows));
+    assert!(line(&trained, "training step") > line(&plain, "training step"));
+    assert_eq!(
+        trained.plan.smallest_bytes - plain.plan.smallest_bytes,
+        rows + line(&trained, "training step") - line(&plain, "training step")
+    );
+    // A byte less is refused before anything is read.
+    let config = RunConfig { memory: trained.plan.smallest_bytes - 1, ..config };
+    let strategy = embeddings(&bench, &device, &config, RATE);
+    let said = open(&config, strategy).err().unwrap().to_string();
+    assert!(said.contains("trained rows"), "{said}");
+}
+
+/// A run without norms, and its first batch as often as asked.
 struct Repeated {
     run: OpenRun<CpuBackend>,
     backend: CpuBackend,
 }
 
 impl Repeated {
-    fn new(bench: &Bench, lr: f64) -> Repeated {
+    fn new(bench: &Bench, lr: f64, dropout: f32) -> Repeated {
         let mut config = RunConfig { lr, ..bench.config() };
-        (config.model.dropout, config.model.norm) = (0.0, NormKind::None);
+        (config.model.dropout, config.model.norm) = (dropout, NormKind::None);
         config.optimizer.kind = OptimizerKind::Sgd;
         let backend = CpuBackend::new();
         let run = OpenRun::new(backend.clone(), config, bench.path("repeated-scratch")).unwrap();
@@ -302,7 +419,7 @@ fn push(rows: impl Iterator<Item = u32>) -> Option<Push> {
 fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them() {
     let bench = Bench::new();
     // Nothing moves: what is pulled is what would be computed.
-    let mut still = Repeated::new(&bench, 1e-30);
+    let mut still = Repeated::new(&bench, 1e-30, 0.0);
     let (all, _) = still.hidden_rows();
     let some = || (0..all).filter(|row| row % 3 != 1);
     let (plain, _) = still.step(Exchange::none());
@@ -321,7 +438,7 @@ fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them(
     still.backend.fill(&mut table.lock(), 0.5);
     assert!(still.step(pull(some().collect(), &table)).0 != plain);
     // Where every row is pulled, the first layer has no gradient, and the last one has.
-    let mut moving = Repeated::new(&bench, 0.1);
+    let mut moving = Repeated::new(&bench, 0.1, 0.0);
     let mut rows = moving.backend.matrix(all as usize, width);
     moving.backend.fill(&mut rows, 0.25);
     let before = moving.weights();
@@ -333,9 +450,31 @@ fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them(
 }
 
 #[test]
+fn rows_are_pushed_and_pulled_before_dropout() {
+    let bench = Bench::new();
+    let pushed_by = |dropout: f32| {
+        let mut run = Repeated::new(&bench, 1e-30, dropout);
+        let all = run.hidden_rows().0;
+        run.step(Exchange { push: push(0..all), ..Exchange::none() })
+    };
+    let ((_, whole), (with_push, dropped)) = (pushed_by(0.0), pushed_by(0.5));
+    assert_eq!(whole, dropped, "dropout does not reach what is pushed");
+    // And it reaches what comes after: masks are those of a step that exchanges nothing.
+    let plain = Repeated::new(&bench, 1e-30, 0.5).step(Exchange::none()).0;
+    assert_eq!(with_push, plain);
+    let mut run = Repeated::new(&bench, 1e-30, 0.5);
+    let values = whole.unwrap();
+    let mut rows = run.backend.matrix(values.len() / 24, 24);
+    run.backend.write(&mut rows, 0, &values);
+    let all: Vec<u32> = (0..rows.rows() as u32).collect();
+    let pull = Pull { layer: 1, rows: all.clone(), table: LiveTable::new(rows), slots: all };
+    assert_eq!(run.step(Exchange { pull: Some(pull), ..Exchange::none() }).0, plain);
+}
+
+#[test]
 fn a_batch_without_labels_still_exchanges() {
     let bench = Bench::new();
-    let mut repeated = Repeated::new(&bench, 0.1);
+    let mut repeated = Repeated::new(&bench, 0.1, 0.0);
     // Nodes of validation have no label to train on.
     let mut batch = repeated.batch(RunPosition::start_of(Phase::Validation { epoch: 0 }));
     assert_eq!(batch.at.phase, Phase::Validation { epoch: 0 });
@@ -370,8 +509,13 @@ impl<D: Device> Strategy<D> for OnDevice<D> {
         Ok(Box::new(OnDeviceSource(self.0.batches(job, from, state)?, self.1.clone(), Arc::default())))
     }
 
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
-        self.0.inference(job, over)
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        state: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        self.0.inference(job, over, state)
     }
 }
 
@@ -426,7 +570,7 @@ fn graphs_that_are_on_the_device_already_train_and_evaluate_alike() {
     let expected = result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out);
     let out = bench.path("device");
     let device = Lagging::default();
-    let trainer = Trainer::create(device.clone(), config, &out).unwrap();
-    let trainer = trainer.with_strategy(|inner| Box::new(OnDevice(inner, device)));
+    let strategy = Box::new(OnDevice(config.strategy.build(device.clone()), device.clone()));
+    let trainer = Trainer::create_with(device, config, &out, RunControl::default(), strategy).unwrap();
     assert!(result(&finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()), &out) == expected);
 }

@@ -8,7 +8,7 @@ use super::{Word, count_u32};
 use crate::{Result, SampleError};
 use esker_io::{ScratchFile, prefer_large_pages, prefetch};
 use esker_store::StoreError;
-use esker_types::NodeId;
+use esker_types::{NodeId, StopSignal};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -119,11 +119,17 @@ pub struct CachedLists {
 
 impl CachedLists {
     /// Copies the lists out of the dataset in one pass over it, to a file beside `folder`'s.
-    pub fn write<W: Word>(graph: &DiskGraph, index: CacheIndex, folder: &Path) -> Result<CachedLists> {
+    pub fn write<W: Word>(
+        graph: &DiskGraph,
+        index: CacheIndex,
+        folder: &Path,
+        stop: &StopSignal,
+    ) -> Result<CachedLists> {
         let file =
             ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         // Lists of both directions are two runs a node: each direction fills its runs in a pass of its own.
         for part in 0..graph.parts() {
+            go_on(stop)?;
             let mut stream = graph.stream(part)?;
             let (mut pending, mut at) = (Vec::with_capacity(CHUNK), 0u64);
             let put = |pending: &mut Vec<W>, start: u64| -> Result<()> {
@@ -141,6 +147,7 @@ impl CachedLists {
                 if pending_start + pending.len() as u64 != start || pending.len() >= CHUNK {
                     put(&mut pending, pending_start)?;
                     pending_start = start;
+                    go_on(stop)?;
                 }
                 stream.skip_to(first, &mut at)?;
                 stream.append(end - first, &mut at, &mut pending)?;
@@ -200,7 +207,12 @@ pub struct EntryCounts {
 
 impl EntryCounts {
     /// Counts.
-    pub fn count<W: Word>(graph: &DiskGraph, folder: &Path, most_bytes: u64) -> Result<EntryCounts> {
+    pub fn count<W: Word>(
+        graph: &DiskGraph,
+        folder: &Path,
+        most_bytes: u64,
+        stop: &StopSignal,
+    ) -> Result<EntryCounts> {
         let file =
             ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         let nodes = graph.nodes();
@@ -216,6 +228,7 @@ impl EntryCounts {
                         break;
                     }
                     count_u32(&words[..filled], first, &mut counts);
+                    go_on(stop)?;
                 }
             }
             for (chunk, at) in counts.chunks(CHUNK).zip((first..).step_by(CHUNK)) {
@@ -229,6 +242,11 @@ impl EntryCounts {
     pub fn stream(&self) -> CountStream<'_> {
         CountStream { counts: self, chunk: Vec::new(), at: 0, next: 0 }
     }
+}
+
+/// Refuses to go on where somebody asked for an end.
+fn go_on(stop: &StopSignal) -> Result<()> {
+    if stop.is_asked() { Err(SampleError::Stopped) } else { Ok(()) }
 }
 
 /// Counts in order.

@@ -30,6 +30,12 @@ pub trait EdgeLookup: Send + Sync {
     /// Appends the in-degrees of nodes.
     fn in_degrees(&self, nodes: &[NodeId], out: &mut Vec<u64>) -> Result<()>;
 
+    /// Bytes that a question about so many edges takes for itself while it is answered.
+    fn lookup_bytes(&self, edges: u64) -> u64 {
+        let _ = edges;
+        0
+    }
+
     /// Hands over the incoming adjacency of `nodes`, which ascend: `take` gets an index into `nodes` and the adjacency of
     /// that node, whole or in several pieces.
     fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()>;
@@ -115,6 +121,9 @@ macro_rules! looks_up_too {
             }
             fn in_degrees(&self, nodes: &[NodeId], out: &mut Vec<u64>) -> Result<()> {
                 (**self).in_degrees(nodes, out)
+            }
+            fn lookup_bytes(&self, edges: u64) -> u64 {
+                (**self).lookup_bytes(edges)
             }
             fn incoming(
                 &self,

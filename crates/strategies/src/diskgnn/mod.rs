@@ -8,7 +8,7 @@ mod sampling;
 mod sizes;
 mod source;
 
-use crate::direct::{self, Reads};
+use crate::direct::Reads;
 use crate::phases::Phases;
 use crate::{
     BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
@@ -24,8 +24,6 @@ use std::time::Instant;
 /// DiskGNN for a device.
 pub struct DiskGnn<D: Device> {
     device: D,
-    /// What rows may take of the device's own memory.
-    cache_bytes: u64,
     opened: Option<Opened<D>>,
 }
 
@@ -67,12 +65,12 @@ fn safe_points(job: &JobOutline) -> SafePoints {
 
 /// What it needs of memory.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
-    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: true })
+    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: true, ..Needs::default() })
 }
 
 /// Rows packed as batches will access them.
-pub fn strategy<D: Device>(device: D, cache_bytes: u64) -> DiskGnn<D> {
-    DiskGnn { device, cache_bytes, opened: None }
+pub fn strategy<D: Device>(device: D) -> DiskGnn<D> {
+    DiskGnn { device, opened: None }
 }
 
 impl<D: Device> DiskGnn<D> {
@@ -82,9 +80,9 @@ impl<D: Device> DiskGnn<D> {
     }
 
     /// Reads the rows accessed most to where they wait.
-    fn load(&self, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
+    fn load(&self, job: &Job, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
         let (slots, format) = (packed.packing().slots, reads.rows.format());
-        if let Some(cache) = self.device.cache(&format.stored_rows(), slots, self.cache_bytes)? {
+        if let Some(cache) = self.device.cache(&format.stored_rows(), slots, job.device_cache_bytes)? {
             let mut failed = None;
             packed.cached_rows(|first, stored| {
                 failed = failed.take().or(cache.fill(first, stored).err());
@@ -121,7 +119,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         let format = reads.rows.format();
         let device_slots = match self.device.in_host_memory() {
             true => 0,
-            false => format.stored_rows().rows_in(self.cache_bytes),
+            false => format.stored_rows().rows_in(job.device_cache_bytes),
         };
         let sizes = Sizes::new(job, device_slots * format.row_bytes() as u64)?;
         let packed = Arc::new(match job.dataset.manifest().id_dtype() {
@@ -129,7 +127,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
             _ => prepare::prepare::<u32>(job, &sizes, &reads)?,
         });
         let training = sizes.training(job, packed.packing())?;
-        let tier = self.load(&packed, &reads)?;
+        let tier = self.load(job, &packed, &reads)?;
         let seconds = started.elapsed().as_secs_f64();
         let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(packed.packing().epochs).max(1);
         let on_disk = serde_json::json!({
@@ -149,15 +147,17 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
         let opened = self.opened();
-        let training = source::source(opened, job, job.training_position(from), &self.device);
-        let (device, reads, rows) = (self.device.clone(), opened.reads.clone(), opened.reads.clone());
-        let open = Box::new(move |job: &Job, over: &Inference| direct::source(&device, &reads, job, over));
-        Ok(Box::new(Phases::new(job, from, training, open, Box::new(move || rows.table()))))
+        let training = source::source(opened, job, job.training_position(from), &self.device)?;
+        Ok(Box::new(Phases::new(job, from, training, self.opened().reads.on(&self.device))))
     }
 
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
-        let source = direct::source(&self.device, &self.opened().reads, job, over)?;
-        Ok(Box::new(Phases::alone(job, over, source)))
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        Ok(Box::new(Phases::alone(job, over, self.opened().reads.on(&self.device))?))
     }
 }
 

@@ -16,14 +16,6 @@ use esker_types::{ByteCount, grouped};
 
 /// Finds packed rows that serve the job, or makes them.
 pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
-    let prepared = find_or_make::<W>(job, sizes, reads);
-    prepared.map_err(|error| match error {
-        StrategyError::Fetch(FetchError::Stopped) => StrategyError::Stopped,
-        error => error,
-    })
-}
-
-fn find_or_make<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
     let home = Home::of(job)?;
     loop {
         match find(job, sizes, &home)? {

@@ -6,7 +6,7 @@ use super::sizes::{LANE_AHEAD, LANE_BUFFERS};
 use super::{Opened, RowTier};
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, Blocks, Exchange, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
 use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{Packed, PackedBatch};
@@ -65,7 +65,7 @@ pub(super) fn source<D: Device>(
     job: &Job,
     from: Position,
     device: &D,
-) -> Box<dyn PhaseSource<D>> {
+) -> Result<Box<dyn PhaseSource<D>>> {
     let packed = opened.packed.clone().expect("rows are packed before batches are asked for");
     let training = opened.training;
     let shared = Shared {
@@ -88,7 +88,7 @@ pub(super) fn source<D: Device>(
     let (row_bytes, on_device) =
         (shared.packed.packing().row_bytes, matches!(shared.tier, RowTier::Device(_)));
     let counts = shared.counts.clone();
-    Box::new(Stages::new(pipeline, move |stages| {
+    Ok(Box::new(Stages::new(job, &job.settings, pipeline, move |stages| {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut hits = vec![("host".to_string(), get(&counts.host_hits))];
         if on_device {
@@ -104,7 +104,7 @@ pub(super) fn source<D: Device>(
             read_seconds: counts.reading.passed().as_secs_f64(),
             ..SourceCounters::default()
         }
-    }))
+    })?))
 }
 
 /// What stages share.
@@ -246,7 +246,6 @@ impl<D: Device> Assemble<D> {
         };
         let LoadedSample { at, sample, targets, permit, .. } = loaded;
         let permit = permit.expect("taken above");
-        let (blocks, input, exchange) = (Blocks::Host(sample), Input::fixed(rows), Exchange::none());
-        Ok(Some(Batch { at: at.into(), blocks, input, targets, exchange, permit }))
+        Ok(Some(Batch::of_sample(at, sample, targets, Input::fixed(rows), permit)))
     }
 }

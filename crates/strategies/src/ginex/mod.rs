@@ -6,7 +6,7 @@ mod sizes;
 mod source;
 mod superbatch;
 
-use crate::direct::{self, Reads};
+use crate::direct::Reads;
 use crate::lists::NeighbourLists;
 use crate::phases::{PhaseSource, Phases};
 use crate::{
@@ -43,7 +43,7 @@ struct Opened {
 
 /// What it needs of memory.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
-    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: false })
+    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, ..Needs::default() })
 }
 
 /// Topology and features on disk.
@@ -84,15 +84,16 @@ impl<D: Device> Strategy<D> for Ginex<D> {
             Dtype::U64 => Box::new(Superbatches::<D, u64>::new(opened, job, at, device)?),
             _ => Box::new(Superbatches::<D, u32>::new(opened, job, at, device)?),
         };
-        let (device, reads, rows) =
-            (self.device.clone(), self.opened().reads.clone(), self.opened().reads.clone());
-        let open = Box::new(move |job: &Job, over: &Inference| direct::source(&device, &reads, job, over));
-        Ok(Box::new(Phases::new(job, from, training, open, Box::new(move || rows.table()))))
+        Ok(Box::new(Phases::new(job, from, training, self.opened().reads.on(&self.device))))
     }
 
-    fn inference(&mut self, job: &Job, over: &Inference) -> Result<Box<dyn BatchSource<D>>> {
-        let source = direct::source(&self.device, &self.opened().reads, job, over)?;
-        Ok(Box::new(Phases::alone(job, over, source)))
+    fn inference(
+        &mut self,
+        job: &Job,
+        over: &Inference,
+        _: Option<&mut dyn CheckpointReader>,
+    ) -> Result<Box<dyn BatchSource<D>>> {
+        Ok(Box::new(Phases::alone(job, over, self.opened().reads.on(&self.device))?))
     }
 }
 

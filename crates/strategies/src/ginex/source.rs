@@ -11,7 +11,7 @@ use super::superbatch::{Spent, Superbatch, tidy};
 use crate::lists::LoadedNeighbours;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, Blocks, Exchange, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
 use esker_device::{Device, HostRows};
 use esker_fetch::pipeline::{Permits, Pipeline, Recycled, Recycler, StageClock, StageTimes, caught};
 use esker_fetch::{HostCache, Missed, PlanFile, RowReader, StoredRow};
@@ -185,7 +185,10 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
             counters.hits.fetch_add(placed.hits, Ordering::Relaxed);
             Ok(Some(batch))
         });
-        let stages = Stages::new(pipeline, |stages| SourceCounters { stages, ..SourceCounters::default() });
+        let stages = Stages::new(&self.job, &self.job.settings, pipeline, |stages| SourceCounters {
+            stages,
+            ..SourceCounters::default()
+        })?;
         Ok(MainLoop { stages, left, trace: Some(spent), started: Instant::now() })
     }
 
@@ -236,9 +239,8 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
                 let mut rows = device.host_rows(sample.node_ids.len(), dim);
                 counters
                     .read(reader, |reader| reader.read(&sample.node_ids, &placements, rows.values_mut()))?;
-                let (blocks, input) = (Blocks::Host(sample), Input::fixed(FixedRows::Host(rows)));
-                let exchange = Exchange::none();
-                let batch = Batch { at: at.into(), blocks, input, targets, exchange, permit };
+                let input = Input::fixed(FixedRows::Host(rows));
+                let batch = Batch::of_sample(at, sample, targets, input, permit);
                 Ok(Some((placements, batch)))
             },
         )

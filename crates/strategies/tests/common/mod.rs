@@ -37,6 +37,8 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         batches_held: 2,
         steps_ahead: 0,
         strategy_bytes: 256 << 20,
+        device_cache_bytes: 0,
+        columns: Vec::new(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
@@ -47,7 +49,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
 }
 
 pub fn build(kind: StrategyKind) -> Box<dyn Strategy<CpuBackend>> {
-    kind.build(CpuBackend::new(), 0)
+    kind.build(CpuBackend::new())
 }
 
 /// A batch's sample, taken out of it.

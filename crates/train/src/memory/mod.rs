@@ -7,7 +7,7 @@ mod model;
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
 use esker_nn::{Backend, MemoryOf};
-use esker_strategies::{Grant, JobOutline, MemoryTable, Others, grant};
+use esker_strategies::{Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
 /// Code, stacks, and what the allocator and the reading engine hold beside what is counted.
@@ -105,6 +105,7 @@ pub struct Plan {
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     config: &'a RunConfig,
+    strategy: StrategyNeeds<'a>,
     outputs: usize,
     purpose: Purpose,
     processor: Processor,
@@ -114,12 +115,13 @@ impl Plan {
     /// Finds out how the run fits its budgets.
     pub fn new(
         config: &RunConfig,
+        strategy: StrategyNeeds<'_>,
         job: &JobOutline,
         outputs: usize,
         purpose: Purpose,
         processor: Processor,
     ) -> Result<Plan> {
-        let planned = Planned { config, outputs, purpose, processor };
+        let planned = Planned { config, strategy, outputs, purpose, processor };
         let least = planned.whole_least(job)?;
         let device_table = planned.device_table(job, least)?;
         // A processor whose memory nobody has limited takes what it needs.
@@ -134,7 +136,7 @@ impl Plan {
             let (needed, allowed) = (ByteCount(table.total()), ByteCount(config.memory));
             TrainError::Memory { needed, allowed, table }
         };
-        let granted = grant(config.strategy, job, config.memory, &others)?.map_err(smallest)?;
+        let granted = grant(strategy, job, config.memory, &others)?.map_err(smallest)?;
         let Grant { mut table, batches_held, samplers, least_strategy_bytes, spare, takes_the_rest } =
             granted;
         let mut strategy_bytes = least_strategy_bytes;
@@ -162,15 +164,15 @@ impl Plan {
             samplers,
             whole_bytes: Bytes { host, device },
             cache_device_bytes,
-            smallest_bytes: grant_least(config, job, &others)?,
+            smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
         })
     }
 }
 
 /// The smallest budget that would do.
-fn grant_least(config: &RunConfig, job: &JobOutline, others: Others<'_, TrainError>) -> Result<u64> {
-    Ok(match grant(config.strategy, job, 0, others)? {
+fn grant_least(strategy: StrategyNeeds<'_>, job: &JobOutline, others: Others<'_, TrainError>) -> Result<u64> {
+    Ok(match grant(strategy, job, 0, others)? {
         Ok(grant) => grant.table.total(),
         Err(table) => table.total(),
     })
@@ -198,6 +200,7 @@ impl Planned<'_> {
         if self.processor.in_host_memory {
             table.add("model and gradients", model);
             table.add("optimizer", optimizer);
+            table.extend((self.strategy)(job)?.device);
         }
         if self.purpose == Purpose::Train {
             if self.processor.in_host_memory {
@@ -238,6 +241,7 @@ impl Planned<'_> {
         table.add("products", PRODUCT_BYTES);
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
+        table.extend((self.strategy)(job)?.device);
         if self.purpose == Purpose::Train {
             let landed = self.processor.steps_ahead + LANDED;
             let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
@@ -262,7 +266,7 @@ impl Planned<'_> {
     fn caches_rows(&self, job: &JobOutline) -> Result<bool> {
         Ok(self.purpose == Purpose::Train
             && !self.processor.in_host_memory
-            && self.config.strategy.needs(job)?.caches_on_device)
+            && (self.strategy)(job)?.caches_on_device)
     }
 
     /// What cached rows may take of what is left of the device's own memory.

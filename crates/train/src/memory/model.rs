@@ -2,9 +2,9 @@
 
 use super::Planned;
 use crate::{Result, RunConfig};
-use esker_nn::{MemoryOf, StepShape, memory_bytes};
+use esker_nn::{ExchangedRows, MemoryOf, StepShape, memory_bytes};
 use esker_sample::{Fanout, Form, Settings};
-use esker_strategies::JobOutline;
+use esker_strategies::{JobOutline, RowsOfLayer};
 
 impl Planned<'_> {
     /// The rows that a batch reads, and a placement a row, until they are assembled; with what a pool rounds
@@ -39,7 +39,11 @@ impl Planned<'_> {
     /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.
     pub(super) fn step_bytes(&self, job: &JobOutline) -> Result<(u64, u64, u64)> {
         let (config, inputs) = (self.config, job.dim() as usize);
-        let shape = self.shape(job, &job.settings, job.largest_batch);
+        let mut shape = self.shape(job, &job.settings, job.largest_batch);
+        let exchange = (self.strategy)(job)?.exchange;
+        let rows = |of: RowsOfLayer| ExchangedRows { layer: of.layer, rows: of.rows as usize };
+        (shape.pulled, shape.pushed) = (exchange.pull.map(rows), exchange.push.map(rows));
+        shape.input_gradient = exchange.input_gradient;
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
         Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
@@ -98,6 +102,8 @@ fn step_shape(
         seeds: batch as usize,
         degrees: settings.carry.degrees,
         input_gradient: false,
+        pulled: None,
+        pushed: None,
         memory,
     }
 }

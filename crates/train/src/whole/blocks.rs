@@ -16,6 +16,11 @@ pub(super) struct NodeBlocks {
 }
 
 impl NodeBlocks {
+    /// No nodes at all.
+    pub fn none() -> NodeBlocks {
+        NodeBlocks { nodes: None, starts: vec![0] }
+    }
+
     pub fn cut(
         dataset: &Dataset,
         direction: Direction,

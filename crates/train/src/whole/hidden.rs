@@ -115,6 +115,19 @@ impl HiddenWriter {
         }
     }
 
+    /// Rows that are in host memory.
+    pub fn append_values(&mut self, rows: &[f32]) -> Result<()> {
+        match self {
+            HiddenWriter::Memory(all) => {
+                all.extend_from_slice(rows);
+                Ok(())
+            }
+            HiddenWriter::File(path, file) => {
+                file.write_all(bytemuck::cast_slice(rows)).map_err(TrainError::io(&path.0))
+            }
+        }
+    }
+
     pub fn finish(self, width: usize) -> Result<Hidden> {
         match self {
             HiddenWriter::Memory(values) => Ok(Hidden::Memory(values, width)),

@@ -1,6 +1,6 @@
 //! Inference with all neighbours, layer by layer over the whole graph. A layer is computed block by block: some nodes, all
 //! their neighbours, and the rows of those, which come from the strategy for the first layer and from what the layer
-//! before wrote for the others. Hidden rows stay in memory where they fit and go to files of the run where they do not,
+//! before wrote for the others. Rows that training changes are written down first, as a layer's would be. Hidden rows stay in memory where they fit and go to files of the run where they do not,
 //! so that any graph can be inferred inside the budget that trained it.
 
 mod blocks;
@@ -15,7 +15,7 @@ use crate::{Result, TrainError};
 use blocks::NodeBlocks;
 use esker_nn::Backend;
 use esker_sample::Sample;
-use esker_strategies::{Batch, Inference};
+use esker_strategies::{Batch, BatchSource, Inference, InputTable};
 use esker_types::{ByteCount, NodeId};
 use hidden::{Hidden, HiddenWriter};
 use sizes::{rows_within, sampling_bytes};
@@ -36,9 +36,14 @@ const COPY_BYTES: u64 = 1 << 20;
 pub type TakeLogits<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as esker_nn::Device>::Matrix) -> Result<()>;
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {
-    /// Infers `targets`, ascending, or every node, and hands their logits over, block by block.
-    pub fn infer_whole(&mut self, targets: Option<&Arc<Vec<NodeId>>>, take: TakeLogits<B>) -> Result<()> {
-        let nodes = self.job.dataset.manifest().nodes.count;
+    /// Infers `targets`, ascending, or every node, and hands their logits over, block by block. Rows that training changes are
+    /// those of `source`, or of the state that the model was saved with.
+    pub fn infer_whole(
+        &mut self,
+        targets: Option<&Arc<Vec<NodeId>>>,
+        source: Option<&mut dyn BatchSource<B>>,
+        take: TakeLogits<B>,
+    ) -> Result<()> {
         let model = self.learner.model();
         let layers = model.layer_count();
         let outputs = self.learner.objective().outputs();
@@ -52,20 +57,33 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         if !in_memory {
             self.check_disk(hidden_bytes)?;
         }
-        let mut input = Hidden::Features;
+        let mut input = match self.trains_rows {
+            false => Hidden::Features,
+            true => {
+                let mut table = match source {
+                    Some(source) => source.table()?,
+                    // No seeds: only the table is wanted.
+                    None => {
+                        let nobody = Arc::new(NodeBlocks::none());
+                        self.open_inference(&self.inference(&nobody, false, limit))?.table()?
+                    }
+                };
+                self.written_down(&mut table, in_memory)?
+            }
+        };
         for layer in 0..layers {
             let last = layer + 1 == layers;
             let over = if last { targets } else { None };
             let blocks =
                 Arc::new(NodeBlocks::cut(&self.job.dataset, self.job.direction, over, self.hops(), limit)?);
             let width = self.config.model.widths(layer, self.job.dim() as usize, outputs).1;
-            let mut output = match (last, in_memory) {
-                (true, _) => None,
-                (false, true) => Some(HiddenWriter::Memory(Vec::with_capacity(nodes as usize * width))),
-                (false, false) => Some(HiddenWriter::file(self.scratch, layer)?),
+            let mut output = match last {
+                true => None,
+                false => Some(self.hidden_writer(in_memory, width, layer + 1)?),
             };
-            let mut source =
-                self.strategy.inference(self.job, &self.inference(&blocks, layer == 0, limit))?;
+            let rows = matches!(input, Hidden::Features);
+            let over = self.inference(&blocks, rows, limit);
+            let mut source = if rows { self.open_inference(&over)? } else { self.open_blocks(&over)? };
             while let Some(mut batch) = source.next()? {
                 if (self.stop)() {
                     return Err(TrainError::Stopped);
@@ -90,9 +108,41 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
 
     /// Bytes of the hidden rows that are there at a time: those a layer reads and those it writes.
     fn hidden_bytes(&self) -> u64 {
-        let nodes = self.job.dataset.manifest().nodes.count;
-        let live = self.config.model.layers.saturating_sub(1).min(2) as u64;
-        nodes.saturating_mul(self.config.model.hidden as u64 * 4).saturating_mul(live)
+        let (nodes, outputs) = (self.job.dataset.manifest().nodes.count, self.learner.objective().outputs());
+        let layers = self.config.model.layers;
+        let of = |layer: usize| {
+            let (read, written) = self.config.model.widths(layer, self.job.dim() as usize, outputs);
+            let read = if layer > 0 || self.trains_rows { read } else { 0 };
+            (read + if layer + 1 < layers { written } else { 0 }) as u64
+        };
+        nodes.saturating_mul((0..layers).map(of).max().unwrap_or(0) * 4)
+    }
+
+    /// Where rows of this width of every node go.
+    fn hidden_writer(&self, in_memory: bool, width: usize, number: usize) -> Result<HiddenWriter> {
+        let nodes = self.job.dataset.manifest().nodes.count as usize;
+        match in_memory {
+            true => Ok(HiddenWriter::Memory(Vec::with_capacity(nodes * width))),
+            false => HiddenWriter::file(self.scratch, number),
+        }
+    }
+
+    /// The rows of a table, to be read in any order.
+    fn written_down(&self, table: &mut InputTable, in_memory: bool) -> Result<Hidden> {
+        let width = table.dim();
+        let mut writer = self.hidden_writer(in_memory, width, 0)?;
+        while let Some((_, rows)) = table.next_rows()? {
+            if (self.stop)() {
+                return Err(TrainError::Stopped);
+            }
+            writer.append_values(rows)?;
+        }
+        writer.finish(width)
+    }
+
+    /// Blocks without rows: those come from elsewhere, and so does any state.
+    fn open_blocks(&mut self, over: &Inference) -> Result<Box<dyn BatchSource<B>>> {
+        Ok(self.strategy.inference(self.job, over, None)?)
     }
 
     /// Hidden rows will need room on disk: better said now than in an hour.

@@ -25,6 +25,8 @@ pub fn block_bytes(
         seeds: 0,
         degrees: config.whole_settings().carry.degrees,
         input_gradient: false,
+        pulled: None,
+        pushed: None,
         memory: processor.memory(config),
     };
     let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;

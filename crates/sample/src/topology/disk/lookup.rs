@@ -56,6 +56,12 @@ impl EdgeLookup for DiskGraph {
         Ok(())
     }
 
+    fn lookup_bytes(&self, edges: u64) -> u64 {
+        // Sources, targets and relations of edges by id, or of a piece of adjacency.
+        let answered = edges.max(MOST_ENTRIES);
+        OnDisk::<u64>::workspace_bytes(0, answered).saturating_add(answered.saturating_mul(2 * (8 + 8 + 4)))
+    }
+
     fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()> {
         check_incoming(self.direction)?;
         check_nodes(nodes.iter().copied(), self.nodes)?;
@@ -132,6 +138,10 @@ impl<W: Word> EdgeLookup for OnDisk<W> {
 
     fn in_degrees(&self, nodes: &[NodeId], out: &mut Vec<u64>) -> Result<()> {
         self.graph.in_degrees(nodes, out)
+    }
+
+    fn lookup_bytes(&self, edges: u64) -> u64 {
+        self.graph.lookup_bytes(edges)
     }
 
     fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()> {

@@ -1,0 +1,99 @@
+//! Columns by name for a loader: the last stage of every strategy, where a job asks for any. Read from disk as they are stored.
+
+use crate::{Batch, Job, JobOutline, MemoryTable, NamedColumn, Result, StrategyError};
+use esker_device::Device;
+use esker_fetch::pipeline::Pipeline;
+use esker_fetch::{ColumnReader, Columns};
+use esker_sample::{Sample, Settings};
+use esker_store::FileEntry;
+use std::sync::Arc;
+
+/// Whether an array has a row a node; else it has a row an edge.
+fn is_by_node(entry: &FileEntry) -> Option<bool> {
+    match entry.name.split_once('-') {
+        Some(("node", _)) => Some(true),
+        Some(("edge", _)) => Some(false),
+        _ => None,
+    }
+}
+
+/// Opens what a job asks for, and checks that batches can have it.
+fn open(job: &JobOutline, settings: &Settings) -> Result<Arc<Columns>> {
+    let columns = Columns::open(&job.dataset, &job.columns)?;
+    let manifest = job.dataset.manifest();
+    for entry in columns.entries() {
+        let rows = is_by_node(entry).map(|by_node| match by_node {
+            true => manifest.nodes.count,
+            false => manifest.edges.count,
+        });
+        if rows != Some(entry.rows) {
+            return Err(StrategyError::request(
+                format!("{} has no row for each node or each edge", entry.name),
+                "ask for columns that begin with node- or edge-",
+            ));
+        }
+        if is_by_node(entry) == Some(false) && !settings.carry.edges {
+            return Err(StrategyError::request(
+                format!("{} is a column of edges, and the samples do not carry edge ids", entry.name),
+                "let the samples carry edge ids",
+            ));
+        }
+    }
+    Ok(columns)
+}
+
+/// Adds what columns of batches take.
+pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) -> Result<()> {
+    if job.columns.is_empty() {
+        return Ok(());
+    }
+    let columns = open(job, &job.settings)?;
+    let bound = job.bound(&job.settings, job.largest_batch);
+    let bytes = |entry: &FileEntry| {
+        let rows = if is_by_node(entry) == Some(true) { bound.nodes } else { bound.edges };
+        rows.saturating_mul(entry.row_bytes())
+    };
+    let batch: u64 = columns.entries().iter().map(bytes).fold(0, u64::saturating_add);
+    table.add(
+        format!("columns of {} batches", job.batches_held),
+        batch.saturating_mul(job.batches_held as u64),
+    );
+    table.add("reading columns", Columns::reader_bytes(bound.nodes.max(bound.edges)));
+    Ok(())
+}
+
+/// Batches with the columns that the job asks for.
+pub(crate) fn added<D: Device>(
+    job: &Job,
+    settings: &Settings,
+    batches: Pipeline<Batch<D>, StrategyError>,
+) -> Result<Pipeline<Batch<D>, StrategyError>> {
+    if job.columns.is_empty() {
+        return Ok(batches);
+    }
+    let columns = open(job, settings)?;
+    let shared = columns.clone();
+    let open_reader = move || Ok(shared.reader()?);
+    Ok(batches.then_with("columns", 0, open_reader, move |_, reader, mut batch| {
+        if let Some(sample) = batch.blocks.sample() {
+            let each = columns.entries().iter().enumerate();
+            let read = each.map(|(number, entry)| read(reader, number, entry, sample));
+            batch.input.columns = read.collect::<Result<_>>()?;
+        }
+        Ok(Some(batch))
+    }))
+}
+
+/// The values of a column for the nodes or edges of a sample.
+fn read(reader: &mut ColumnReader, number: usize, entry: &FileEntry, sample: &Sample) -> Result<NamedColumn> {
+    let by_node = is_by_node(entry) == Some(true);
+    let bytes = match by_node {
+        true => reader.read(number, sample.node_ids.iter().map(|node| node.0))?,
+        false => {
+            let edges = sample.blocks.iter().flat_map(|block| &block.edges);
+            reader.read(number, edges.map(|edge| edge.0))?
+        }
+    };
+    let width = entry.columns as usize;
+    Ok(NamedColumn { name: entry.name.clone(), by_node, dtype: entry.dtype, width, bytes })
+}
