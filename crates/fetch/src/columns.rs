@@ -6,18 +6,18 @@ use esker_store::{ArrayFile, Dataset, FileEntry, PAYLOAD_OFFSET, StoreError};
 use std::sync::Arc;
 
 /// Arrays of a dataset. Threads share them; each makes a [`ColumnReader`] of its own.
-pub struct Columns {
+pub struct ColumnFiles {
     files: Files,
     entries: Vec<FileEntry>,
 }
 
-impl Columns {
+impl ColumnFiles {
     /// Opens arrays of a dataset by name.
-    pub fn open(dataset: &Dataset, names: &[String]) -> Result<Arc<Columns>> {
+    pub fn open(dataset: &Dataset, names: &[String]) -> Result<Arc<ColumnFiles>> {
         let arrays: Vec<&ArrayFile> = names.iter().map(|name| array(dataset, name)).collect::<Result<_>>()?;
         let files = dataset.open_files(&arrays, &Options::default())?;
         let entries = arrays.iter().map(|array| array.entry().clone()).collect();
-        Ok(Arc::new(Columns { files, entries }))
+        Ok(Arc::new(ColumnFiles { files, entries }))
     }
 
     /// What the arrays are, in the order of their names.
@@ -31,7 +31,7 @@ impl Columns {
     }
 
     /// A reader for the calling thread.
-    pub fn reader(self: &Arc<Columns>) -> Result<ColumnReader> {
+    pub fn reader(self: &Arc<ColumnFiles>) -> Result<ColumnReader> {
         let queue = self.files.queue().map_err(StoreError::from)?;
         Ok(ColumnReader { columns: self.clone(), queue, pieces: Vec::new() })
     }
@@ -48,7 +48,7 @@ fn array<'a>(dataset: &'a Dataset, name: &str) -> Result<&'a ArrayFile> {
 
 /// Reads values. Stays with the thread that made it.
 pub struct ColumnReader {
-    columns: Arc<Columns>,
+    columns: Arc<ColumnFiles>,
     queue: Queue,
     pieces: Vec<Piece>,
 }

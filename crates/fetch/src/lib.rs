@@ -2,7 +2,7 @@
 //!
 //! [`FeatureRows`] are the rows of a dataset, held in memory or mapped. [`DiskRows`] are on disk: a [`RowReader`] reads those
 //! that a plan reads, a [`HostCache`] holds what the plan keeps, and an [`AccessFile`] and a [`PlanFile`] hold what was
-//! accessed and planned. [`Columns`] are any other arrays of a dataset. [`pipeline`] joins stages that work at the same time and counts what each waits for. Nothing
+//! accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`pipeline`] joins stages that work at the same time and counts what each waits for. Nothing
 //! here decides which rows, or when.
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ mod rows;
 mod superbatch;
 
 pub use cache::{HostCache, Missed};
-pub use columns::{ColumnReader, Columns};
+pub use columns::{ColumnFiles, ColumnReader};
 pub use disk::{DiskRows, RowReader};
 pub use error::{FetchError, Result};
 pub use format::RowFormat;

@@ -3,7 +3,7 @@
 use crate::{Batch, Job, JobOutline, MemoryTable, NamedColumn, Result, StrategyError};
 use esker_device::Device;
 use esker_fetch::pipeline::Pipeline;
-use esker_fetch::{ColumnReader, Columns};
+use esker_fetch::{ColumnFiles, ColumnReader};
 use esker_sample::{Sample, Settings};
 use esker_store::FileEntry;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ fn is_by_node(entry: &FileEntry) -> Option<bool> {
 }
 
 /// Opens what a job asks for, and checks that batches can have it.
-fn open(job: &JobOutline, settings: &Settings) -> Result<Arc<Columns>> {
-    let columns = Columns::open(&job.dataset, &job.columns)?;
+fn open(job: &JobOutline, settings: &Settings) -> Result<Arc<ColumnFiles>> {
+    let columns = ColumnFiles::open(&job.dataset, &job.columns)?;
     let manifest = job.dataset.manifest();
     for entry in columns.entries() {
         let rows = is_by_node(entry).map(|by_node| match by_node {
@@ -58,7 +58,7 @@ pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) -> Result<()
         format!("columns of {} batches", job.batches_held),
         batch.saturating_mul(job.batches_held as u64),
     );
-    table.add("reading columns", Columns::reader_bytes(bound.nodes.max(bound.edges)));
+    table.add("reading columns", ColumnFiles::reader_bytes(bound.nodes.max(bound.edges)));
     Ok(())
 }
 
