@@ -5,6 +5,14 @@
 //! are what lives on it; `ops` are kernels with their shapes checked. Nothing is waited for inside a step: a failure is kept and
 //! told by [`Gpu::check`], a number comes back as a [`Pending`]. Results do not depend on the grid or on what overlaps: sums have
 //! one order, products one handle and one stream. All `unsafe` of GPUs is here; nothing here knows models or files.
+//!
+//! # What always holds
+//!
+//! - On a GPU nothing depends on the grid or on what overlaps: one stream computes, with one cuBLAS handle and
+//!   workspace; sums have the order of their lists; no float is added atomically. Memory that computes is used
+//!   again in that stream's order; memory that rows land in carries a mark of its last use. Cached rows are
+//!   assembled on the stream that copies, which only moves and widens them. What fails is kept, nothing more is
+//!   launched, and `Gpu::check` says it.
 
 mod blas;
 mod error;

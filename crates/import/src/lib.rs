@@ -3,6 +3,36 @@
 //!
 //! A format reader describes what it found as an [`source::ImportSource`]; [`build`] streams that into a dataset:
 //! edges through an external sort by target, rows straight through, everything resumable.
+//!
+//! # The life of a dataset
+//!
+//! ```text
+//!  foreign files ── formats/X.rs ──> ImportSource ── build/ ──> NAME.partial ── rename ──> NAME
+//!                   (describes)      (streams)       (sorts,     arrays, then
+//!  flags ────────── generate/ ─────────────────────> writes)     the manifest
+//! ```
+//!
+//! 1. `Format::inputs` names the files; with the request they make the job's **fingerprint**. `Staging::begin` locks
+//!    `NAME.partial`; its **journal** belongs to that fingerprint, or everything in there is thrown away.
+//! 2. `Format::open` describes what it found as an `ImportSource`: streams of edges, rows, labels, ids, names that can be opened as
+//!    often as needed. Formats with string ids number them first (`dictionary.rs`), on disk if they must.
+//! 3. `build/` treats edges (reverse, duplicates, self-loops, component), packs them into fixed-size records, sorts them by
+//!    (target, source) with `sort.rs`, and writes lists and columns in one pass over the merge. Rows pass straight through
+//!    `rows.rs` in chunks. Each finished step is recorded in the journal; runs and feature rows also in between.
+//! 4. `Manifest::complete` names the content by its checksums; `Staging::publish` writes the manifest last, opens the result
+//!    as a user would, marks it complete, renames. Replacing a dataset is one exchange of names.
+//!
+//! Generated graphs skip the sort: `generate/model.rs` makes everything about a node a function of the seed and its number,
+//! so lists come out in order, from any thread.
+//!
+//! # What always holds
+//!
+//! - Everything sized by the graph goes through the `Budget` or is refused with the smallest budget that would
+//!   do: sort buffers, the union-find of `--largest-component`, split bitmaps, in-memory dictionaries, pickles
+//!   (`ImportWorkspace::hold`).
+//! - An edge's id is its position in `in-neighbours`, so columns by edge need no look-up on the way in.
+//! - Ids from foreign files are `u64` and unchecked until `CheckedEdges` has compared them with the node count.
+//! - Pickles are parsed, never executed; unknown globals are refused by name.
 #![forbid(unsafe_code)]
 
 pub mod build;

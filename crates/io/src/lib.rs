@@ -4,6 +4,28 @@
 //! ladder that works: io_uring or a pool of threads, past the page cache or through it. Each thread makes a
 //! [`Queue`] of its own and gives it jobs of many [`Piece`]s; a [`Stream`] reads a range from front to back. The
 //! only crate below `cuda` that may use `unsafe`; every block says why it is sound.
+//!
+//! # The life of a read
+//!
+//! ```text
+//!  Disk::open ──> Files ── queue() ──> Queue ── submit(pieces, buffer) ──> wait() ──> buffer
+//!  (picks the      (shared by          (one thread's: plan.rs merges, IoBackend moves, queue.rs
+//!   rung)           threads)            continues, retries, delivers, counts)
+//! ```
+//!
+//! `Disk` is this machine or a `SimulatedDisk` with faults by seed; everything that reads takes either (`Dataset::open_on`,
+//! `verify_on`). A `Layout` is one file or
+//! stripes over several. A plan is found lazily, bucket by bucket, so that sorting a large batch does not let the device run
+//! dry. A `Queue` belongs to the thread that made it (its ring does); it owns the memory of its jobs, or borrows it for a
+//! call that does not return before the kernel has let go. `Stream` is a queue that reads ahead.
+//!
+//! # What always holds
+//!
+//! - No memory is freed or handed out while a request to it is in flight: an `IoBackend` waits when it is
+//!   dropped, and is dropped before the memory. A backend reports; `queue.rs` alone decides what short counts and
+//!   errors mean.
+//! - A block is read once in a job, whatever shares it; a write touches no byte around its pieces.
+//! - Streams leave no trail in the page cache (`io/sequential.rs`), because a cgroup counts it.
 
 mod aligned;
 mod backend;

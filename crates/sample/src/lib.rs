@@ -6,6 +6,28 @@
 //! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; [`trace`] keeps samples on
 //! disk; [`negatives`] corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
 //! repeat it. Nothing here decides where feature rows come from.
+//!
+//! # The life of a sample
+//!
+//! ```text
+//!  Seeds ── Order ──> items of a batch ──> targets ── hop after hop ──> Found ── assemble ──> Sample ──> trace
+//!           (seed,                                    draw, relabel     (order of             (canonical
+//!            epoch)                                                      discovery)            order)
+//! ```
+//!
+//! 1. `order.rs`: which seeds batch b of an epoch has, computed alone; a new order (partition groups) is one more `Order`.
+//!    `batches.rs` makes nodes of them: the seeds, or the ends of edges and their negatives.
+//! 2. `Topology`: lists in memory are read as they lie; others give degrees, and then fetch the entries drawn, a hop at a time.
+//! 3. `sampler/hop.rs`: `draw.rs` picks positions, the neighbours are read, `relabel.rs` turns ids into places in the batch, each
+//!    step some nodes behind the one before, so that cache misses overlap. `sampler/prune.rs` leaves nodes out on request.
+//! 4. `found.rs` puts the batch in canonical order: deepest hop first, targets last. `Sample::layer` is what a layer reads.
+//! 5. `bulk.rs` does this for many batches on many threads, in order; `trace/` writes samples to disk and reads them back.
+//!
+//! # What always holds
+//!
+//! - A buffer that grows with a batch asks the sampler's `Ledger` first: memory is refused before it is taken.
+//! - Traces are found again by what their header says; accesses and plans have no name and die with their
+//!   process.
 #![forbid(unsafe_code)]
 
 pub mod batches;

@@ -2,6 +2,13 @@
 //!
 //! Knows files, not policies. What is written appears under its final name whole or not at all; what is opened is
 //! checked where that is cheap; `verify` checks every byte.
+//!
+//! # What always holds
+//!
+//! - An array is reached through `FileEntry::layout` alone, so that one file or several makes no difference to a
+//!   reader.
+//! - An array file gets its header last. Every byte of a dataset is under a checksum; the manifest is under its
+//!   own.
 #![forbid(unsafe_code)]
 
 mod array;

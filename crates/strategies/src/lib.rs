@@ -5,6 +5,20 @@
 //! The contract: a [`Job`] says what is wanted; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
 //! that a step needs, and a [`Feedback`] is what flows back from it. Everything is generic over the
 //! [`Device`] that trains.
+//!
+//! # Writing a strategy
+//!
+//! A strategy that has no feedback implements a `PhaseSource` (next, counters) and lets `Phases` make the run of it; `Stages` is the shell around
+//! a pipeline, and adds the columns that a loader asks for (`columns.rs`). `sampling.rs` has the topology in memory and its samplers, `direct.rs` everything on disk without a cache (evaluation of the
+//! strategies that work from disk), `ginex/source.rs` shows placements carried out.
+//!
+//! Memory: `needs(outline)` also says what steps exchange and what lives on the device. It is asked for several numbers of samplers and batches in memory, and lists the most that these hold, evaluation apart, because
+//! training keeps its memory meanwhile. What is granted stands in `job.strategy_bytes`: that total, and the rest where `takes_the_rest`; a cache may take
+//! what exceeds the total. `largest_batch` is 0 for whoever only infers. A permit is taken in the stage that allocates rows, before it does.
+//!
+//! Rows in place: A stored row is never wider than its f32 row, so reads put it in the front of its own place and the assembler widens it there
+//! (`Missed::InPlace`): no second buffer. Reading needs nothing of a cache and may run ahead; `assemble_and_keep` runs in the order of batches. What owns a
+//! queue to a disk (`RowReader`, a sampler of `OnDisk`) is made on its stage's thread: `Pipeline::then_with`. Inference over all neighbours goes layer by layer, block by block (`train/whole/`), through `Strategy::inference`.
 #![forbid(unsafe_code)]
 
 mod batch;

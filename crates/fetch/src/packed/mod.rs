@@ -6,6 +6,12 @@
 //! packed rows, by a [`PackLayout`] that it is told: it lays rows out, packs them in one pass over the features and puts what
 //! is not stored in that order into its own. Killed at any moment, both go on where they were, and the result is the same to the
 //! byte. [`Packed`] is the result, a [`PackReader`] reads batches of it and checks what it reads.
+//!
+//! # What always holds
+//!
+//! - Samples and packed rows are a function of dataset, batches, slots and segment: not of memory, threads or
+//!   kills. Where every row goes is known before the first is packed, so blocks are written in any order
+//!   (`BlockArray`) and their checksums taken then. What a batch reads is checked before it is used.
 
 mod layout;
 mod log;

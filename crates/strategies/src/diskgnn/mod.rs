@@ -1,6 +1,22 @@
 //! Pack what will be needed, read it in one go (DiskGNN, SIGMOD 2025). Batches are sampled before training; rows wanted most
 //! wait in memory, of a GPU first and then of the host, and the others lie on disk batch by batch. Training loads samples,
 //! reads rows and assembles batches, each while the others work on their own.
+//!
+//! # The life of packed rows
+//!
+//! ```text
+//!  strategies/diskgnn/:  positions ── sample ──> samples ── count, decide ── lay out ──> lists ── pack ──> extents ── order ──> NAME
+//!  fetch/packed/:                     (log.rs)   (samples.rs)                (layout.rs)         (pack.rs)            (order.rs)
+//!                        NAME ── load, read, assemble ──> Batch     (read.rs; source.rs: lanes of stages)
+//! ```
+//!
+//! 1. `prepare.rs` looks in `home.rs` for packed rows that serve and says why none does; `plan/packing.rs` decides by misses. `sampling.rs` finds samples, or logs them as
+//!    they come, with an eye on the disk: once for all packed rows of the same batches.
+//! 2. `prepare.rs` counts accesses and decides which rows are for memory (`Hottest`) and how long segments must be (`choose_segment`); `layout.rs` follows: what batches
+//!    of a segment share (`SegmentRows`), a placement a row and, for every extent of the file of rows (`outputs.rs`), the rows that it takes, rising.
+//! 3. `pack.rs` reads the features once and gives each row to every extent that takes it, a block of memory each, in episodes where memory has not so many.
+//!    `order.rs` moves rows of caches to their positions, part by part, and adds up checksums of shared rows.
+//! 4. `source.rs` has lanes that take batches in turn: load, read; then one stage checks and assembles. `esker prepare` stops behind step 3.
 
 mod home;
 mod prepare;

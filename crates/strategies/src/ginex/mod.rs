@@ -1,6 +1,17 @@
 //! Topology and features on disk, and an optimal cache (Ginex, VLDB 2022). Batches are sampled ahead, a superbatch at a time;
 //! so the rows that they will want are known, and Belady's algorithm says which to keep. What the paper leaves to a GPU,
 //! planning, one core does in linear time.
+//!
+//! # The life of a superbatch
+//!
+//! ```text
+//!  strategies/ginex/:  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
+//!                      (lists.rs)   (superbatch.rs: the next one       (plan/belady.rs)   (source.rs: three stages;
+//!                                    is sampled while this is planned)                     fetch/disk.rs, fetch/cache.rs)
+//! ```
+//!
+//! `sizes.rs` shares the memory out: phases take turns, so each has all of it. A row comes from a slot, from the disk, or from
+//! the disk into a slot once the batch's hits are taken. Accesses and placements are checked as they are read back. Stages read ahead of the cache because reading needs none of it.
 
 mod sizes;
 mod source;
