@@ -4,7 +4,7 @@ enum { MEAN = 0, SUM = 1, SUM_WITH_SELF = 2, GCN = 3 };
 
 // How often each of so many listed neighbours of an input counts: exactly once where all are there, or without degrees.
 __device__ __forceinline__ float listed_weight(const u32* degrees, u32 own, u32 listed) {
-    return degrees ? __fdiv_rn((float)__ldg(degrees + own), (float)listed) : 1.0f;
+    return degrees ? (float)__ldg(degrees + own) / (float)listed : 1.0f;
 }
 
 // Sums of lists: G lanes read one row of the input at a time, several rows ahead of the sum.
