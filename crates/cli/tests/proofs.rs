@@ -3,7 +3,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, ginex, import, io, kill, real, sample, skew, stripe, threads, train,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, io, kill, real, sample, skew, stripe, threads,
+    train,
 };
 
 fn bench() -> Bench {
@@ -121,6 +122,14 @@ fn training_keeps_its_budget_inside_a_memory_group() {
 #[test]
 fn a_real_dataset_is_learned() {
     match accuracy::cora_is_learned(&bench()).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: the real datasets are not beside the checkout"),
+    }
+}
+
+#[test]
+fn gcn_trained_on_few_neighbours_is_evaluated_on_all() {
+    match gcn::sampled_is_near_full(&bench()).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),
     }

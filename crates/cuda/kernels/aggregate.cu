@@ -2,12 +2,17 @@
 
 enum { MEAN = 0, SUM = 1, SUM_WITH_SELF = 2, GCN = 3 };
 
+// How often each of so many listed neighbours of an input counts: exactly once where all are there, or without degrees.
+__device__ __forceinline__ float listed_weight(const u32* degrees, u32 own, u32 listed) {
+    return degrees ? (float)__ldg(degrees + own) / (float)listed : 1.0f;
+}
+
 // Sums of lists: G lanes read one row of the input at a time, several rows ahead of the sum.
 template <int G, int T, int V>
 __device__ __forceinline__ void aggregate(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ scales,
-    const float* __restrict__ input, float* __restrict__ to, u32 outputs, u32 columns, u32 self_first, u32 mode,
-    float multiple
+    const u32* __restrict__ degrees, const float* __restrict__ input, float* __restrict__ to, u32 outputs, u32 columns,
+    u32 self_first, u32 mode, float multiple
 ) {
     const int AHEAD = T == 1 ? 8 : 4;
     u32 lane = threadIdx.x % G, row = blockIdx.x * (blockDim.x / G) + threadIdx.x / G;
@@ -29,6 +34,7 @@ __device__ __forceinline__ void aggregate(
         }
     }
     u32 start = offsets[row], end = offsets[row + 1];
+    float weight = listed_weight(degrees, own, end - start);
     for (u32 edge = start; edge < end; edge += AHEAD) {
         Pack<V> rows[AHEAD][T];
         float factor[AHEAD];
@@ -36,7 +42,7 @@ __device__ __forceinline__ void aggregate(
         for (int a = 0; a < AHEAD; a++) {
             bool there = edge + a < end;
             u32 nbr = there ? __ldg(nbrs + edge + a) : own;
-            factor[a] = !there ? 0.0f : mode != GCN ? 1.0f : nbr == own ? 0.0f : __ldg(scales + nbr);
+            factor[a] = !there ? 0.0f : mode != GCN ? 1.0f : nbr == own ? 0.0f : __ldg(scales + nbr) * weight;
 #pragma unroll
             for (int t = 0; t < T; t++) {
                 u32 column = first + t * G * V;
@@ -66,11 +72,11 @@ __device__ __forceinline__ void aggregate(
 
 #define AGGREGATE(G, T, V) \
     extern "C" __global__ void __launch_bounds__(256) aggregate_##G##_##T##_##V( \
-        const u32* offsets, const u32* nbrs, const float* scales, const float* input, float* to, u32 outputs, \
-        u32 columns, u32 self_first, u32 mode, float multiple \
+        const u32* offsets, const u32* nbrs, const float* scales, const u32* degrees, const float* input, float* to, \
+        u32 outputs, u32 columns, u32 self_first, u32 mode, float multiple \
     ) { \
         aggregate<G, T, V>( \
-            offsets, nbrs, scales, input, to, outputs, columns, self_first, mode, multiple \
+            offsets, nbrs, scales, degrees, input, to, outputs, columns, self_first, mode, multiple \
         ); \
     }
 FOR_SHAPES(AGGREGATE)
@@ -127,9 +133,9 @@ FOR_SHAPES(LARGEST)
 template <int G, int T, int V>
 __device__ __forceinline__ void hand_back(
     const u32* __restrict__ starts, const u32* __restrict__ places, const u32* __restrict__ lists,
-    const u32* __restrict__ offsets, const float* __restrict__ scales, const u32* __restrict__ winners,
-    const float* __restrict__ gradient, float* __restrict__ to, u32 inputs, u32 columns, u32 self_first, u32 mode,
-    float multiple, u32 has_own
+    const u32* __restrict__ offsets, const float* __restrict__ scales, const u32* __restrict__ degrees,
+    const u32* __restrict__ winners, const float* __restrict__ gradient, float* __restrict__ to, u32 inputs, u32 columns,
+    u32 self_first, u32 mode, float multiple, u32 has_own
 ) {
     const int AHEAD = T == 1 ? 4 : 2;
     u32 lane = threadIdx.x % G, input = blockIdx.x * (blockDim.x / G) + threadIdx.x / G;
@@ -159,7 +165,8 @@ __device__ __forceinline__ void hand_back(
             if (there && mode == MEAN) factor[a] = 1.0f / (float)(offsets[output[a] + 1] - offsets[output[a]]);
             if (there && mode == GCN) {
                 u32 own = self_first + output[a];
-                factor[a] = own == input ? 0.0f : __ldg(scales + own) * own_scale;
+                float weight = listed_weight(degrees, own, offsets[output[a] + 1] - offsets[output[a]]);
+                factor[a] = own == input ? 0.0f : __ldg(scales + own) * weight * own_scale;
             }
             if (there && winners) place[a] = places[at + a] - offsets[output[a]];
 #pragma unroll
@@ -202,12 +209,12 @@ __device__ __forceinline__ void hand_back(
 #define HAND_BACK(G, T, V) \
     extern "C" __global__ void __launch_bounds__(256) hand_back_##G##_##T##_##V( \
         const u32* starts, const u32* places, const u32* lists, const u32* offsets, const float* scales, \
-        const u32* winners, const float* gradient, float* to, u32 inputs, u32 columns, u32 self_first, u32 mode, \
-        float multiple, u32 has_own \
+        const u32* degrees, const u32* winners, const float* gradient, float* to, u32 inputs, u32 columns, \
+        u32 self_first, u32 mode, float multiple, u32 has_own \
     ) { \
         hand_back<G, T, V>( \
-            starts, places, lists, offsets, scales, winners, gradient, to, inputs, columns, self_first, mode, multiple, \
-            has_own \
+            starts, places, lists, offsets, scales, degrees, winners, gradient, to, inputs, columns, self_first, mode, \
+            multiple, has_own \
         ); \
     }
 FOR_SHAPES(HAND_BACK)

@@ -103,14 +103,15 @@ impl DeviceLists {
         self.words.address() + (self.outputs as u64 + 1) * 4
     }
 
-    fn degrees(&self) -> u64 {
+    /// Degree of each input in the whole graph.
+    pub(crate) fn degrees(&self) -> u64 {
+        assert!(self.has_degrees, "GCN by whole-graph degrees needs input_degrees");
         self.nbrs() + self.edges as u64 * 4
     }
 
     /// `1 / sqrt(degree + 1)` of each input, by whole-graph degrees or by these lists.
     pub(crate) fn gcn_scales(&self, whole: bool) -> u64 {
         let scales = self.scales[whole as usize].get_or_init(|| {
-            assert!(!whole || self.has_degrees, "GCN by whole-graph degrees needs input_degrees");
             let scales = DeviceBuffer::words(&self.gpu, self.inputs);
             let grid = [blocks(self.inputs, 256), 1];
             let (to, inputs, outputs) = (scales.address(), self.inputs as u32, self.outputs as u32);

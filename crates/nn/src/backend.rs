@@ -1,7 +1,7 @@
 //! What a device must compute for the layers: some dozen operations over matrices that live on it. Layer code holds no number
 //! itself, so that a second device is a second implementation of [`Device`] and of this trait, and nothing else.
 
-use crate::{CpuCounters, Dropout, Post, Result};
+use crate::{CpuCounters, Degree, Dropout, Post, Result};
 use esker_device::Device;
 use esker_types::random::Key;
 
@@ -16,11 +16,9 @@ pub enum Aggregator {
     Max,
     /// Sum of the neighbours and this multiple of the node's own row (GIN).
     SumWithSelf(f32),
-    /// Symmetric normalisation with self-loops (GCN) by degrees in the whole graph: [`Adjacency::input_degrees`](esker_device::Adjacency).
-    GcnWhole,
-    /// The same by degrees in these lists: rows without a list have only their self-loop, as under PyG's loaders with
-    /// `trim_to_layer`.
-    GcnSampled,
+    /// Symmetric normalisation with self-loops (GCN). Degrees in the whole graph are [`Adjacency::input_degrees`](esker_device::Adjacency).
+    /// By sampled degrees, rows without a list have only their self-loop, as under PyG's loaders with `trim_to_layer`.
+    Gcn(Degree),
 }
 
 /// The rows that a product reads.

@@ -31,15 +31,25 @@ pub enum NeighbourAggregator {
     Sum,
 }
 
-/// Which degrees GCN normalises by.
+/// Which degrees GCN normalises by, and what a sampled neighbour counts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Degree {
-    /// Those in the whole graph: what inference over all neighbours will see.
+    /// Those in the whole graph; each sampled neighbour counts `degree / sampled` times, so that the expected sum over a sample
+    /// is the sum over all neighbours.
     #[default]
+    Unbiased,
+    /// Those in the whole graph; a sampled neighbour counts as if all were there.
     Whole,
     /// Those in the sample, as under PyG's loaders.
     Sampled,
+}
+
+impl Degree {
+    /// What configurations mean that do not say it: they are older than [`Degree::Unbiased`].
+    fn of_older_configurations() -> Degree {
+        Degree::Whole
+    }
 }
 
 /// What GAT's hidden layers do with their heads; the last layer always averages.
@@ -89,6 +99,7 @@ pub struct ModelConfig {
     /// GraphSAGE: how neighbours come together.
     pub aggregator: NeighbourAggregator,
     /// GCN: by which degrees.
+    #[serde(default = "Degree::of_older_configurations")]
     pub gcn_degree: Degree,
     /// GAT: heads of every layer.
     pub heads: usize,
@@ -120,7 +131,7 @@ impl Default for ModelConfig {
             norm: NormKind::None,
             residual: false,
             aggregator: NeighbourAggregator::Mean,
-            gcn_degree: Degree::Whole,
+            gcn_degree: Degree::default(),
             heads: 4,
             output_heads: None,
             head_merge: HeadMerge::Concat,

@@ -89,10 +89,7 @@ impl<B: Backend> Convolution<B> {
             Kind::Gcn => Convolution::Gcn {
                 weight: maker.glorot("weight", output, input),
                 bias: maker.constant("bias", output, 0.0),
-                aggregator: match config.gcn_degree {
-                    Degree::Whole => Aggregator::GcnWhole,
-                    Degree::Sampled => Aggregator::GcnSampled,
-                },
+                aggregator: Aggregator::Gcn(config.gcn_degree),
             },
             Kind::Gin => Convolution::Gin {
                 first: Affinity {
@@ -183,7 +180,7 @@ impl<B: Backend> Convolution<B> {
             }
             Convolution::Gcn { weight, bias, aggregator } => {
                 let mut rows = keeper(true);
-                let aggregator = if call.whole { Aggregator::GcnWhole } else { *aggregator };
+                let aggregator = if call.whole { Aggregator::Gcn(Degree::Whole) } else { *aggregator };
                 let terms = vec![aggregate_term(call, aggregator, rows.as_mut(), None, weight)];
                 close(call, residual, post, terms, false, bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Aggregated { rows, winners: None })

@@ -152,8 +152,9 @@ fn gathering(aggregator: Aggregator) -> Gathering {
         Aggregator::Sum => Gathering::Sum,
         Aggregator::Max => Gathering::Max,
         Aggregator::SumWithSelf(multiple) => Gathering::SumWithSelf(multiple),
-        Aggregator::GcnWhole => Gathering::Gcn { whole: true },
-        Aggregator::GcnSampled => Gathering::Gcn { whole: false },
+        Aggregator::Gcn(Degree::Unbiased) => Gathering::GcnUnbiased,
+        Aggregator::Gcn(Degree::Whole) => Gathering::GcnWhole,
+        Aggregator::Gcn(Degree::Sampled) => Gathering::GcnSampled,
     }
 }
 

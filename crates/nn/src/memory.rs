@@ -257,7 +257,7 @@ impl Counting {
     }
 
     fn scale(&self, graph: &CountedGraph, aggregator: Aggregator) {
-        if matches!(aggregator, Aggregator::GcnWhole | Aggregator::GcnSampled) {
+        if matches!(aggregator, Aggregator::Gcn(_)) {
             graph.scales.get_or_init(|| self.hold(graph.inputs));
         }
     }

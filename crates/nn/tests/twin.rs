@@ -43,7 +43,7 @@ impl Twin<'_> {
         let lists = self.batch.lists(layer);
         let first = lists.inputs - lists.outputs;
         let degree = |row: usize| match self.config.gcn_degree {
-            Degree::Whole => lists.input_degrees[row] as f64,
+            Degree::Unbiased | Degree::Whole => lists.input_degrees[row] as f64,
             Degree::Sampled if row < first => 0.0,
             Degree::Sampled => {
                 self.batch.list(layer, row - first).into_iter().filter(|nbr| *nbr != row).count() as f64
@@ -57,8 +57,12 @@ impl Twin<'_> {
                 match (self.config.kind, self.config.aggregator) {
                     (Kind::Gcn, _) => {
                         let others = list.iter().filter(|nbr| **nbr != own);
-                        let all = others.copied().chain([own]);
-                        all.map(|row| scale(row) * scale(own) * x[row][c]).sum()
+                        let sum: f64 = others.map(|nbr| scale(*nbr) * scale(own) * x[*nbr][c]).sum();
+                        let weight = match self.config.gcn_degree {
+                            Degree::Unbiased => degree(own) / list.len().max(1) as f64,
+                            Degree::Whole | Degree::Sampled => 1.0,
+                        };
+                        weight * sum + scale(own) * scale(own) * x[own][c]
                     }
                     (Kind::Gin, _) => {
                         values().sum::<f64>() + (1.0 + self.config.gin_epsilon as f64) * x[own][c]
@@ -275,7 +279,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn layers_and_their_gradients_follow_the_definitions(
-        which in 0usize..10, inputs in 0usize..30, hidden in 0usize..20, outputs in 1usize..10, most in 0u64..7,
+        which in 0usize..11, inputs in 0usize..30, hidden in 0usize..20, outputs in 1usize..10, most in 0u64..7,
         seed in 0u64..1000,
     ) {
         let config = &configs()[which];
@@ -295,10 +299,42 @@ fn every_configuration_follows_the_definitions() {
 #[test]
 fn wide_and_long_layers_follow_the_definitions() {
     // Several chunks of rows, whole and part tiles of columns.
-    for which in [0, 1, 3, 5] {
+    for which in [0, 1, 3, 6] {
         let config = ModelConfig { hidden: 36, layers: 1, residual: true, ..configs()[which].clone() };
         check(&config, &[700, 300], 9, 8);
     }
+}
+
+#[test]
+fn with_every_neighbour_there_unbiased_has_the_bits_of_whole() {
+    let mut batch = Batch::new(&[60, 25, 9], 6, 5);
+    let listed = batch.rows[0] - batch.rows[1];
+    for (index, offsets) in batch.offsets.windows(2).enumerate() {
+        batch.degrees[listed + index] = offsets[1] - offsets[0];
+    }
+    let [unbiased, whole] = [Degree::Unbiased, Degree::Whole].map(|gcn_degree| {
+        let config = ModelConfig { gcn_degree, ..configs()[3].clone() };
+        let backend = CpuBackend::new();
+        let mut model = Model::new(&backend, &config, INPUT, OUTPUT, SEED).unwrap();
+        let (graphs, input) = (batch.graphs(&backend), matrix(&backend, 60, INPUT, 1));
+        let activations = model.forward(&graphs, &input, STEP);
+        let logits = activations.logits().values().to_vec();
+        let gradient = matrix(&backend, 9, OUTPUT, 2);
+        let input_gradient = model.backward(&graphs, &input, activations, gradient, true).unwrap();
+        let mut all = [logits, input_gradient.values().to_vec()].concat();
+        model.parameters().iter().for_each(|parameter| all.extend(parameter.gradient.values()));
+        all
+    });
+    assert!(unbiased == whole);
+}
+
+#[test]
+fn a_configuration_without_the_degree_is_one_of_whole_degrees() {
+    let old: ModelConfig = serde_json::from_str(r#"{"kind":"gcn"}"#).unwrap();
+    assert_eq!(old.gcn_degree, Degree::Whole);
+    assert_eq!(ModelConfig::default().gcn_degree, Degree::Unbiased);
+    let written = serde_json::to_string(&ModelConfig::default()).unwrap();
+    assert!(written.contains(r#""gcn_degree":"unbiased""#), "{written}");
 }
 
 #[test]

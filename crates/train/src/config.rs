@@ -161,7 +161,7 @@ impl RunConfig {
     }
 
     fn sampling(&self, fanouts: &[Fanout], form: Form, is_whole: bool) -> Settings {
-        let whole = self.model.gcn_degree == Degree::Whole || is_whole;
+        let whole = self.model.gcn_degree != Degree::Sampled || is_whole;
         let degrees = self.model.kind == Kind::Gcn && whole;
         let carry = Carry { degrees, ..Carry::default() };
         Settings { seed: self.seed, fanouts: fanouts.to_vec(), form, carry }

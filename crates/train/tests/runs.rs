@@ -335,6 +335,9 @@ fn every_form_and_kind_trains() {
         (Kind::Sage, Form::Shadow, Degree::Whole),
         (Kind::Gcn, Form::Dense, Degree::Sampled),
         (Kind::Gcn, Form::Shadow, Degree::Whole),
+        (Kind::Gcn, Form::Dense, Degree::Unbiased),
+        (Kind::Gcn, Form::Layered, Degree::Unbiased),
+        (Kind::Gcn, Form::Shadow, Degree::Unbiased),
         (Kind::Gin, Form::Dense, Degree::Whole),
         (Kind::Gat, Form::Layered, Degree::Whole),
     ]

@@ -33,11 +33,11 @@ const CHECKED_RANDOM: &str = "checked, random splits";
 const CHECKED: &str = "checked";
 const CHECKED_FIVE: &str = "checked, published splits";
 
-const PLANETOID: &str = "--format planetoid --from DATA/NAME --name NAME --row-normalise";
-const COAUTHOR: &str = "--format gnn-npz --from DATA/coauthor_cs/coauthor_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
+pub(super) const PLANETOID: &str = "--format planetoid --from DATA/NAME --name NAME --row-normalise";
+pub(super) const COAUTHOR: &str = "--format gnn-npz --from DATA/coauthor_cs/coauthor_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
 const AMAZON: &str = "--format gnn-npz --from DATA/amazon_computers/amazon_cs.npz --largest-component --split per-class:20,30 --seed SEED";
 const AMAZON_ROWS: &str = "--format gnn-npz --from DATA/amazon_computers/amazon_cs.npz --largest-component --row-normalise --split per-class:20,30 --seed SEED";
-const WORDNET: &str = "--format csv --edges DATA/NAME/edges.tsv.gz --delimiter tab --features-csr DATA/NAME/features.npz --labels DATA/NAME/labels.npy --split DATA/NAME/split.npy --add-reverse --remove-duplicates";
+pub(super) const WORDNET: &str = "--format csv --edges DATA/NAME/edges.tsv.gz --delimiter tab --features-csr DATA/NAME/features.npz --labels DATA/NAME/labels.npy --split DATA/NAME/split.npy --add-reverse --remove-duplicates";
 const DEEZER: &str = "--format musae --from DATA/NAME --split-index INDEX";
 
 const PLANETOID_GCN: &str = "--layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --weight-decay 5e-4 --epochs 200 --eval full --eval-every 5";
@@ -88,22 +88,27 @@ const fn case(
     Case { dataset, model, import, train, expected, source, asked }
 }
 
+/// Imports a dataset as `real`.
+pub(super) fn import(bench: &Bench, how: &str, dataset: &str, data: &str, seed: u64) -> Result<()> {
+    let how = how
+        .replace("NAME", dataset)
+        .replace("SEED", &seed.to_string())
+        .replace("INDEX", &(seed - 1).to_string())
+        .replace("DATA", data);
+    let mut words = vec!["import", "real", "--overwrite"];
+    words.extend(how.split(' '));
+    bench.json(&words)?;
+    Ok(())
+}
+
 /// Trains a case with these seeds; accuracies in percent.
 fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64, more: &[&str]) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for seed in 1..=seeds {
         let number = seed.to_string();
-        let import = case
-            .import
-            .replace("NAME", case.dataset)
-            .replace("SEED", &number)
-            .replace("INDEX", &(seed - 1).to_string())
-            .replace("DATA", data);
         // Splits that do not depend on the seed are imported once.
         if seed == 1 || case.import.contains("SEED") || case.import.contains("INDEX") {
-            let mut words = vec!["import", "real", "--overwrite"];
-            words.extend(import.split(' '));
-            bench.json(&words)?;
+            import(bench, case.import, case.dataset, data, seed)?;
         }
         let out = format!("{}-{}-{seed}", case.dataset, case.model);
         let mut words = vec!["train", "real", "--model", case.model, "--out", &out, "--seed", &number];

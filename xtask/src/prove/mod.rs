@@ -3,6 +3,7 @@
 pub mod accuracy;
 pub mod damage;
 pub mod diskgnn;
+pub mod gcn;
 pub mod ginex;
 pub mod gpu;
 pub mod import;
@@ -85,6 +86,11 @@ pub const ITEMS: &[Item] = &[
         name: "train-accuracy",
         about: "accuracy on the real datasets, five seeds, beside what was published",
         run: accuracy::full,
+    },
+    Item {
+        name: "gcn",
+        about: "GCN trained on sampled neighbours: sampled against full accuracy, by what a sampled neighbour counts for",
+        run: gcn::full,
     },
     Item {
         name: "train-same",

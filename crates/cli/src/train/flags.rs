@@ -123,7 +123,8 @@ pub struct Flags {
     /// GraphSAGE: mean, max or sum
     #[arg(long, value_parser = word::<NeighbourAggregator>, help_heading = "Model")]
     pub aggregator: Option<NeighbourAggregator>,
-    /// GCN: normalise by degrees of the whole graph, or of the sample as PyG's loaders do: whole or sampled
+    /// GCN: unbiased (degrees of the whole graph, each sampled neighbour counted degree / sampled times), whole (the same, each
+    /// counted once) or sampled (degrees of the sample, as under PyG's loaders); default: unbiased
     #[arg(long, value_parser = word::<Degree>, help_heading = "Model")]
     pub gcn_degree: Option<Degree>,
     /// GAT: heads; default: 4

@@ -11,23 +11,26 @@ pub enum Gathering {
     Sum,
     /// Their sum and this multiple of the node's own row.
     SumWithSelf(f32),
-    /// GCN's, by whole-graph degrees or by the lists.
-    Gcn {
-        /// By whole-graph degrees.
-        whole: bool,
-    },
+    /// GCN's, by whole-graph degrees; a neighbour counts `degree / listed` times.
+    GcnUnbiased,
+    /// GCN's, by whole-graph degrees.
+    GcnWhole,
+    /// GCN's, by the lists.
+    GcnSampled,
     /// The largest of each column.
     Max,
 }
 
 impl Gathering {
-    /// The kernel's number for it, its multiple, and its scales.
-    fn parts(self, lists: &DeviceLists) -> (u32, f32, u64) {
+    /// The kernel's number for it, its multiple, its scales, and the degrees that weigh neighbours.
+    fn parts(self, lists: &DeviceLists) -> (u32, f32, u64, u64) {
         match self {
-            Gathering::Mean => (0, 1.0, 0),
-            Gathering::Sum | Gathering::Max => (1, 1.0, 0),
-            Gathering::SumWithSelf(multiple) => (2, multiple, 0),
-            Gathering::Gcn { whole } => (3, 1.0, lists.gcn_scales(whole)),
+            Gathering::Mean => (0, 1.0, 0, 0),
+            Gathering::Sum | Gathering::Max => (1, 1.0, 0, 0),
+            Gathering::SumWithSelf(multiple) => (2, multiple, 0, 0),
+            Gathering::GcnUnbiased => (3, 1.0, lists.gcn_scales(true), lists.degrees()),
+            Gathering::GcnWhole => (3, 1.0, lists.gcn_scales(true), 0),
+            Gathering::GcnSampled => (3, 1.0, lists.gcn_scales(false), 0),
         }
     }
 }
@@ -61,12 +64,12 @@ impl Gpu {
                 )
             };
         }
-        let (mode, multiple, scales) = how.parts(lists);
-        // SAFETY: lists are checked; shapes are those just asserted; scales have an entry an input.
+        let (mode, multiple, scales, degrees) = how.parts(lists);
+        // SAFETY: lists are checked; shapes are those just asserted; scales and degrees have an entry an input.
         unsafe {
             launch!(
                 self, &shape.kernel("aggregate"), grid, [256, 1];
-                lists.offsets(), lists.nbrs(), scales, input.address(), to.address(), outputs, width,
+                lists.offsets(), lists.nbrs(), scales, degrees, input.address(), to.address(), outputs, width,
                 lists.self_first(), mode, multiple
             )
         }
@@ -90,14 +93,14 @@ impl Gpu {
             winners.is_none_or(|winners| (winners.rows(), winners.columns()) == (lists.outputs(), columns))
         );
         let shape = RowShape::of(columns);
-        let (mode, multiple, scales) = how.parts(lists);
+        let (mode, multiple, scales, degrees) = how.parts(lists);
         let transposed = lists.transposed();
-        // SAFETY: lists are checked; shapes are those just asserted; scales have an entry an input.
+        // SAFETY: lists are checked; shapes are those just asserted; scales and degrees have an entry an input.
         unsafe {
             launch!(
                 self, &shape.kernel("hand_back"), shape.grid(lists.inputs(), columns), [256, 1];
                 transposed.starts.address(), transposed.edges.address(), transposed.outputs.address(),
-                lists.offsets(), scales, winners.map_or(0, DeviceMatrix::address), gradient.address(), to.address(),
+                lists.offsets(), scales, degrees, winners.map_or(0, DeviceMatrix::address), gradient.address(), to.address(),
                 lists.inputs() as u32, columns as u32, lists.self_first(), mode, multiple, add_to_last as u32
             )
         }

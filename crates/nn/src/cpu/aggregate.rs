@@ -3,7 +3,7 @@
 
 use super::graph::CpuGraph;
 use super::wide::{prefetch_row, wide};
-use crate::Aggregator;
+use crate::{Aggregator, Degree};
 
 /// How many neighbours ahead rows are asked for: far enough to hide a miss, near enough to stay in the first cache.
 const AHEAD: usize = 8;
@@ -18,16 +18,17 @@ wide! {
             return largest_rows(graph, input, columns, first, to, winners);
         }
         let (offsets, nbrs) = (graph.offsets(), graph.nbrs());
-        let scales = scales(graph, aggregator);
+        let (scales, degrees) = (scales(graph, aggregator), weighing_degrees(graph, aggregator));
         for (index, to) in to.chunks_exact_mut(columns).enumerate() {
             let own = graph.self_first() + first + index;
             let own_row = &input[own * columns..][..columns];
             match aggregator {
                 Aggregator::SumWithSelf(multiple) => copy_scaled(to, own_row, multiple),
-                Aggregator::GcnWhole | Aggregator::GcnSampled => copy_scaled(to, own_row, scales[own]),
+                Aggregator::Gcn(_) => copy_scaled(to, own_row, scales[own]),
                 _ => to.fill(0.0),
             }
             let list = offsets[first + index] as usize..offsets[first + index + 1] as usize;
+            let weight = sampled_weight(degrees, own, list.len());
             for edge in list.clone() {
                 if let Some(ahead) = nbrs.get(edge + AHEAD) {
                     prefetch_row(input, *ahead as usize * columns, columns);
@@ -37,12 +38,12 @@ wide! {
                 if scales.is_empty() {
                     to.iter_mut().zip(row).for_each(|(to, from)| *to += from);
                 } else if nbr != own {
-                    add_scaled(to, row, scales[nbr]);
+                    add_scaled(to, row, scales[nbr] * weight);
                 }
             }
             match aggregator {
                 Aggregator::Mean if list.len() > 1 => scale(to, 1.0 / list.len() as f32),
-                Aggregator::GcnWhole | Aggregator::GcnSampled => scale(to, scales[own]),
+                Aggregator::Gcn(_) => scale(to, scales[own]),
                 _ => {}
             }
         }
@@ -56,6 +57,7 @@ wide! {
         let transposed = graph.transposed();
         let (offsets, outputs, edges) = (transposed.offsets(), transposed.outputs(), transposed.edges());
         let (lists, scales) = (graph.offsets(), scales(graph, aggregator));
+        let degrees = weighing_degrees(graph, aggregator);
         for (index, to) in to.chunks_exact_mut(columns).enumerate() {
             let input = first + index;
             for place in offsets[input] as usize..offsets[input + 1] as usize {
@@ -79,10 +81,12 @@ wide! {
                         }
                     }
                     (Aggregator::Max, None) => unreachable!("the forward pass keeps winners"),
-                    (Aggregator::GcnWhole | Aggregator::GcnSampled, _) => {
+                    (Aggregator::Gcn(_), _) => {
                         let own = graph.self_first() + output;
                         if own != input {
-                            add_scaled(to, row, scales[own] * scales[input]);
+                            let sampled = lists[output + 1] - lists[output];
+                            let weight = sampled_weight(degrees, own, sampled as usize);
+                            add_scaled(to, row, scales[own] * weight * scales[input]);
                         }
                     }
                 }
@@ -91,7 +95,7 @@ wide! {
             let row = &gradient[output * columns..][..columns];
             match aggregator {
                 Aggregator::SumWithSelf(multiple) => add_scaled(to, row, multiple),
-                Aggregator::GcnWhole | Aggregator::GcnSampled => add_scaled(to, row, scales[input] * scales[input]),
+                Aggregator::Gcn(_) => add_scaled(to, row, scales[input] * scales[input]),
                 _ => {}
             }
         }
@@ -102,10 +106,24 @@ wide! {
 #[inline(always)]
 fn scales(graph: &CpuGraph, aggregator: Aggregator) -> &[f32] {
     match aggregator {
-        Aggregator::GcnWhole => graph.gcn_scales(true),
-        Aggregator::GcnSampled => graph.gcn_scales(false),
+        Aggregator::Gcn(degree) => graph.gcn_scales(degree != Degree::Sampled),
         _ => &[],
     }
+}
+
+/// Whole-graph degrees where they weigh sampled neighbours, else none.
+#[inline(always)]
+fn weighing_degrees(graph: &CpuGraph, aggregator: Aggregator) -> &[u32] {
+    match aggregator {
+        Aggregator::Gcn(Degree::Unbiased) => graph.degrees(),
+        _ => &[],
+    }
+}
+
+/// How often each of so many sampled neighbours of row `own` counts: exactly once where all are there.
+#[inline(always)]
+fn sampled_weight(degrees: &[u32], own: usize, sampled: usize) -> f32 {
+    degrees.get(own).map_or(1.0, |degree| *degree as f32 / sampled as f32)
 }
 
 #[inline(always)]

@@ -79,6 +79,12 @@ impl CpuGraph {
         self.nbrs.integers()
     }
 
+    /// Degree of each input row in the whole graph.
+    #[inline(always)]
+    pub(crate) fn degrees(&self) -> &[u32] {
+        self.degrees.as_ref().expect("GCN by whole-graph degrees needs input_degrees").integers()
+    }
+
     /// The input row of output 0.
     #[inline(always)]
     pub(crate) fn self_first(&self) -> usize {
@@ -120,8 +126,7 @@ impl CpuGraph {
             let mut scales = CpuMatrix::new(&self.pool, 1, self.inputs);
             let values = scales.values_mut();
             if whole {
-                let degrees = self.degrees.as_ref().expect("GCN by whole-graph degrees needs input_degrees");
-                for (value, degree) in values.iter_mut().zip(degrees.integers()) {
+                for (value, degree) in values.iter_mut().zip(self.degrees()) {
                     *value = 1.0 / ((*degree as f32 + 1.0).sqrt());
                 }
             } else {

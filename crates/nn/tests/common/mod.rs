@@ -84,6 +84,7 @@ pub fn configs() -> Vec<ModelConfig> {
             ..sage(NeighbourAggregator::Sum)
         },
         kind(Kind::Gcn),
+        ModelConfig { gcn_degree: Degree::Whole, ..kind(Kind::Gcn) },
         ModelConfig {
             gcn_degree: Degree::Sampled,
             residual: true,
