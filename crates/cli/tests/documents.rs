@@ -1,4 +1,5 @@
 //! Runs every command of the documents, as a reader would, in a directory with small stand-ins for their files.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! Training as a user meets it: stopped, resumed, evaluated from elsewhere, and told what is wrong.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use serde_json::Value;
 use std::fs;
