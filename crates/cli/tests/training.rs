@@ -132,3 +132,12 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train bad.toml --out r", "hiden");
     assert!(!at.join("r").exists());
 }
+
+#[test]
+fn the_library_has_the_defaults_of_the_program() {
+    let directory = with_graph();
+    let found = json(directory.path(), "train g --device cpu --dry-run");
+    let dataset = esker_store::Dataset::open(&directory.path().join("g")).unwrap();
+    let expected = serde_json::to_value(esker_train::RunConfig::for_dataset(&dataset)).unwrap();
+    assert_eq!(found["config"], expected);
+}
