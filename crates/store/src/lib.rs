@@ -4,7 +4,7 @@
 //! checked where that is cheap; `verify` checks every byte.
 //!
 //! ```
-//! use esker_store::{Dataset, file, verify};
+//! use esker_store::{Dataset, file};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("g");
 //! # let shape = esker_import::generate::GraphShape { dim: 8, ..esker_import::generate::GraphShape::plain(100) };
