@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod cgroup;
+pub mod dependencies;
 pub mod prove;
 pub mod tidy;
 

@@ -5,8 +5,11 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 const HELP: &str = "\
-cargo xtask test              everything CI runs: format, lints, tidy, tests, documentation
+cargo xtask test              everything CI runs: format, lints, tidy, dependencies, tests, documentation
+cargo xtask test --fast       what finds most mistakes in two minutes: format, tidy, unit tests, quick tests
 cargo xtask tidy              the repository's own rules
+cargo xtask dependencies      licences and sources of everything the workspace depends on
+cargo xtask fixtures          write the files that later versions must open, as this version writes them
 cargo xtask kernels           compile every GPU kernel; NVRTC must be found
 cargo xtask gpu               fill target/gpu with the program, the tests that need a GPU and xtask, to be
                               copied to a machine with one: gpu-tests, and xtask prove gpu, run there as they are
@@ -23,7 +26,10 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let result = match words[..] {
         ["test"] => test(),
+        ["test", "--fast"] => fast_test(),
         ["tidy"] => xtask::tidy::check(),
+        ["dependencies"] => xtask::dependencies::check(),
+        ["fixtures"] => make_fixtures(),
         ["kernels"] => compile_kernels(),
         ["gpu"] => xtask::prove::gpu::fill_folder().map(|folder| println!("filled {}", folder.display())),
         ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
@@ -56,6 +62,7 @@ fn test() -> Result<()> {
     let started = Instant::now();
     cargo("format", &["fmt", "--all", "--", "--check"])?;
     xtask::tidy::check()?;
+    xtask::dependencies::check()?;
     cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     cargo("tests", &["test", "--workspace"])?;
     kernels()?;
@@ -66,6 +73,47 @@ fn test() -> Result<()> {
         started.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// Tests of other targets than libraries and programs that `--fast` runs. The others kill processes, enter cgroups, train for
+/// long or prove something. Where two crates have a test of one name, both run.
+const QUICK_TESTS: [&str; 18] = [
+    "cache",
+    "columns",
+    "damage",
+    "disk",
+    "forged",
+    "golden",
+    "hostile",
+    "links",
+    "merged",
+    "oracle",
+    "phases",
+    "policies",
+    "reference",
+    "refused",
+    "rows",
+    "rungs",
+    "trace",
+    "versions",
+];
+
+/// What finds most mistakes while one works. It replaces nothing: CI runs [`test`].
+fn fast_test() -> Result<()> {
+    let started = Instant::now();
+    cargo("format", &["fmt", "--all", "--", "--check"])?;
+    xtask::tidy::check()?;
+    let mut words = vec!["test", "--workspace", "--lib", "--bins"];
+    words.extend(QUICK_TESTS.iter().flat_map(|name| ["--test", name]));
+    cargo("quick tests", &words)?;
+    println!("good so far in {:.0} s; `cargo xtask test` runs the rest", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Has the test that opens the fixtures write them anew.
+fn make_fixtures() -> Result<()> {
+    let words = ["test", "--package", "esker", "--test", "versions", "--", "--ignored", "make_fixtures"];
+    cargo("fixtures", &words)
 }
 
 /// The crate whose unsafe code hands memory to the kernel, under the address sanitizer. It sees our own copies, the pool's

@@ -3,10 +3,12 @@
 mod code;
 mod functions;
 mod names;
+mod paths;
 
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The direction of the data flow: a crate depends only on crates before it.
 const CRATES: [&str; 15] = [
@@ -48,6 +50,8 @@ pub fn check() -> Result<()> {
     check_unfinished(&root, &mut findings)?;
     check_code(&root, &mut findings)?;
     check_documents(&root, &mut findings)?;
+    paths::check(&root, &mut findings)?;
+    check_spelling(&root, &mut findings);
     if findings.is_empty() {
         println!(
             "== tidy: {} crates, {} commands in documents",
@@ -155,11 +159,16 @@ fn check_code(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     let mut folders: Vec<String> = crates(root)?.iter().map(|name| format!("crates/{name}")).collect();
     folders.extend(["xtask".into(), "fuzz".into()]);
     let mut definitions = names::Definitions::new();
+    let mut texts = Vec::new();
     for folder in folders {
-        let mut texts = Vec::new();
+        let mut own = Vec::new();
         for path in files(&root.join(&folder).join("src"), "rs")? {
-            texts.push((fs::read_to_string(&path)?, path));
+            own.push((fs::read_to_string(&path)?, path));
         }
+        texts.push((folder, own));
+    }
+    let mut sizes = Vec::new();
+    for (folder, texts) in &texts {
         let all: Vec<_> = texts.iter().map(|(text, path)| (code::without_tests(text), path)).collect();
         let of_tests: Vec<PathBuf> = all
             .iter()
@@ -172,23 +181,14 @@ fn check_code(root: &Path, findings: &mut Vec<String>) -> Result<()> {
                 continue;
             }
             let place = path.strip_prefix(root).unwrap_or(path).display().to_string();
-            for function in functions::functions(&code.tokens) {
-                if function.lines > functions::MOST_LINES {
-                    findings.push(format!(
-                        "{place}:{}: `{}` has {} lines, {} are allowed",
-                        function.line,
-                        function.name,
-                        function.lines,
-                        functions::MOST_LINES
-                    ));
-                }
-            }
+            sizes.extend(functions::functions(&code.tokens).into_iter().map(|size| (place.clone(), size)));
             for name in names::types(&code.tokens) {
                 let crates = definitions.entry(name.to_string()).or_default();
                 crates.entry(folder.clone()).or_default().insert(place.clone());
             }
         }
     }
+    findings.extend(functions::findings(&sizes, &functions::LIMITS));
     let exempt = |name: &str| names::SHARED.contains(&name);
     findings.extend(names::findings(&definitions, exempt));
     Ok(())
@@ -275,6 +275,17 @@ fn check_documents(root: &Path, findings: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Spelling, where `typos` is installed; `_typos.toml` has the words that are meant.
+fn check_spelling(root: &Path, findings: &mut Vec<String>) {
+    match Command::new("typos").args(["--format", "brief"]).current_dir(root).output() {
+        Err(_) => println!("== tidy: spelling is not checked, there is no `typos`"),
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            findings.extend(text.lines().map(str::to_string));
+        }
+    }
 }
 
 /// Files below a folder by ending; nothing when there is no such folder.

@@ -1,4 +1,5 @@
 //! The experiments of `cargo xtask bench` on datasets that the program makes: what they find, what they refuse.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! The proof of planning, small. It measures the memory of its process, so it has one to itself.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use std::path::Path;
 use xtask::prove::{Bench, ginex, train};

@@ -1,4 +1,5 @@
 //! The program as a user meets it: outputs, exit codes, messages.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

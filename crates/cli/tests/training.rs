@@ -1,4 +1,5 @@
 //! Training as a user meets it: stopped, resumed, evaluated from elsewhere, and told what is wrong.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use serde_json::Value;
 use std::fs;
@@ -130,4 +131,13 @@ fn wrong_runs_are_told_what_to_do() {
     fs::write(at.join("bad.toml"), "dataset = \"g\"\nhiden = 3\n").unwrap();
     refused("train bad.toml --out r", "hiden");
     assert!(!at.join("r").exists());
+}
+
+#[test]
+fn the_library_has_the_defaults_of_the_program() {
+    let directory = with_graph();
+    let found = json(directory.path(), "train g --device cpu --dry-run");
+    let dataset = esker_store::Dataset::open(&directory.path().join("g")).unwrap();
+    let expected = serde_json::to_value(esker_train::RunConfig::for_dataset(&dataset)).unwrap();
+    assert_eq!(found["config"], expected);
 }

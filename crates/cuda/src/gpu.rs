@@ -301,8 +301,9 @@ impl Gpu {
     /// Waits until all that was launched is done.
     pub fn synchronize(&self) -> Result<()> {
         self.attempt(|| {
-            // SAFETY: the streams live as long as the GPU.
+            // SAFETY: the stream that computes lives as long as the GPU.
             done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.compute.0) })?;
+            // SAFETY: so does the one that copies.
             done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.copy.0) })
         });
         self.check()

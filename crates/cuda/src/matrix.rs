@@ -207,8 +207,8 @@ impl Gpu {
     /// What the device has free.
     pub fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the call writes to the two numbers.
         self.attempt(|| {
+            // SAFETY: the call writes to the two numbers, which outlive it.
             done("asking for free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })
         });
         self.check()?;

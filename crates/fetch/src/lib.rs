@@ -5,16 +5,22 @@
 //! accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`pipeline`] joins stages that work at the same time and counts what each waits for. Nothing
 //! here decides which rows, or when.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::duplicate_mod, reason = "`model` compiles `pipeline` once more"))]
 
 mod cache;
 mod columns;
 mod disk;
 mod error;
 mod format;
+#[cfg(test)]
+mod model;
 pub mod packed;
 pub mod pipeline;
+#[cfg(test)]
+mod pipeline_tests;
 mod rows;
 mod superbatch;
+mod sync;
 
 pub use cache::{HostCache, Missed};
 pub use columns::{ColumnFiles, ColumnReader};

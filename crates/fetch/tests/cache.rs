@@ -1,5 +1,6 @@
 //! Batches assembled by a plan, from a cache and the disk, have the bytes that gathering from memory gives: for any width and
 //! type of rows, any cache, any accesses.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_fetch::{AccessFile, DiskRows, FeatureRows, HostCache, Missed, PlanFile, StoredRow};
 use esker_import::Job;

@@ -1,4 +1,5 @@
 //! Rows from memory and from a map are the rows that were stored, whatever their type.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_fetch::FeatureRows;
 use esker_import::Job;

@@ -1,4 +1,5 @@
 //! Every flipped byte and every missing byte of a dataset is noticed, and named.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::generate::{GraphShape, PRESETS, generate};
 use esker_import::{ImportJob, Request, import};

@@ -1,4 +1,5 @@
 //! Numbers that no honest writer would write, and that once ended in an overflow: refused, with the file named.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::{ImportJob, ImportWorkspace, Request, import};
 use esker_store::{Dataset, Journal, Manifest, verify};

@@ -1,5 +1,6 @@
 //! Damaged files: bits flipped, tails cut, pieces copied elsewhere. A parser may say yes or no; it may not panic,
 //! hang or take memory that the file does not justify.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::{Result, hostile};
 use esker_types::{peak_resident_bytes, random::Key};

@@ -1,4 +1,5 @@
 //! The builder against a naive twin that holds everything in memory.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::{ImportJob, Request, SplitChoice, import};
 use esker_store::{Dataset, Manifest, file, verify};

@@ -1,6 +1,7 @@
 //! Imports the real datasets beside the checkout and compares the result with the sizes their authors published.
 //! Where the data is absent, each test says so and passes. deezer_europe is left out: its features are 3.5 GB when
 //! dense; the format's own tests read it.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::{ImportJob, Request, import};
 use esker_types::{Budget, Silent};

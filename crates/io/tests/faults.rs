@@ -1,4 +1,5 @@
 //! Thousands of runs on a disk that misbehaves: the right bytes or a named error, never a wrong row, never a hang.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Rows that are read in one go are the rows that are read one by one, on a disk with faults, and the bytes read beside
 //! them are no more than the costs that the gap came from allow.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Machines that refuse io_uring or O_DIRECT, made with a seccomp filter on the test's own thread.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod support;
 

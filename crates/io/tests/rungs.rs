@@ -1,4 +1,5 @@
 //! Every rung of the ladder gives the same bytes for the same plans, and does the same to files.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod support;
 

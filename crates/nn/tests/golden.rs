@@ -1,4 +1,5 @@
 //! The CPU against PyTorch and PyG, within 1e-5.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A GPU against PyTorch's fixtures and against the CPU backend, within 1e-4; the same bits every time. Skipped, saying so,
 //! where there is no GPU.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! What training promises: the same bits for any number of threads and after a restart, hooks between layers, errors
 //! instead of panics, and no more memory than was said.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

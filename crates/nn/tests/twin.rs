@@ -1,5 +1,6 @@
 //! Every kind of layer against a slow twin in f64 that follows the definitions, and gradients against the finite
 //! differences of that twin.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

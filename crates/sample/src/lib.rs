@@ -7,6 +7,33 @@
 //! disk; [`negatives`] corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
 //! repeat it. Nothing here decides where feature rows come from.
 //!
+//! ```
+//! use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
+//! use esker_store::Dataset;
+//! use esker_types::NodeId;
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("g");
+//! # let shape = esker_import::generate::GraphShape { dim: 8, ..esker_import::generate::GraphShape::plain(1000) };
+//! # let budget = esker_types::Budget { host_bytes: 64 << 20 };
+//! # let job = esker_import::ImportJob { target: &path, budget, overwrite: false, progress: &esker_types::Silent };
+//! # esker_import::generate::generate(&shape, &job)?;
+//!
+//! let dataset = Dataset::open(&path)?;
+//! let topology = InMemory::<u32>::load(&dataset, Direction::Incoming)?;
+//! let fanouts = vec![Fanout::AtMost(10), Fanout::AtMost(5)];
+//! let settings = Settings { seed: 1, fanouts, form: Form::Dense, carry: Carry::default() };
+//! // The sampler refuses a batch that would take more than 64 MiB.
+//! let mut sampler = Sampler::new(&topology, settings, 64 << 20)?;
+//!
+//! let seeds: Vec<NodeId> = (0..20).map(NodeId).collect();
+//! let mut sample = Sample::default();
+//! sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut sample)?;
+//! // Every node once, the deepest hop first, the seeds last.
+//! assert!(sample.node_ids.ends_with(&seeds));
+//! assert!(sample.edge_count() <= 20 * 10 + 20 * 10 * 5 + 20 * 5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # The life of a sample
 //!
 //! ```text

@@ -1,4 +1,5 @@
 //! A topology on disk yields the samples of the same topology in memory, whatever is cached; its faults are errors.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::generate::{Shape, generate};
 use esker_import::{Job, Request, import};

@@ -1,5 +1,6 @@
 //! Samples that must never change: another processor, another release and a GPU must give these bits. A change here is
 //! a change of the sampling algorithm, and of every recorded run.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_sample::order::{Batching, Order, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings, Word};

@@ -1,5 +1,6 @@
 //! Batches of edges and their negatives are those of the graph in memory, wherever the graph is and whatever they are
 //! drawn from; a part of a graph is asked for no more than it holds.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_import::{Job, Request, import};
 use esker_sample::negatives::{

@@ -1,4 +1,5 @@
 //! The sampler against a naive reference written from the definitions, on random small graphs.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod naive;
 

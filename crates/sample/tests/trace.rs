@@ -1,4 +1,5 @@
 //! Traces: what is written comes back, from either end; what is damaged is refused and named.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_sample::trace::{TraceHeader, TraceReader, TraceSummary, TraceWriter};
 use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};

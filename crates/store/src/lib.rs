@@ -3,6 +3,26 @@
 //! Knows files, not policies. What is written appears under its final name whole or not at all; what is opened is
 //! checked where that is cheap; `verify` checks every byte.
 //!
+//! ```
+//! use esker_store::{Dataset, file};
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("g");
+//! # let shape = esker_import::generate::GraphShape { dim: 8, ..esker_import::generate::GraphShape::plain(100) };
+//! # let budget = esker_types::Budget { host_bytes: 64 << 20 };
+//! # let job = esker_import::ImportJob { target: &path, budget, overwrite: false, progress: &esker_types::Silent };
+//! # esker_import::generate::generate(&shape, &job)?;
+//!
+//! let dataset = Dataset::open(&path)?;
+//! assert_eq!(dataset.manifest().nodes.count, 100);
+//!
+//! // Rows 40 and 41 of features with 8 numbers each.
+//! let features = dataset.array(file::NODE_FEATURES).expect("a generated graph has features");
+//! let mut rows = [0f32; 2 * 8];
+//! features.read_at(40 * 8, &mut rows)?;
+//! assert!(rows.iter().all(|value| value.is_finite()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # What always holds
 //!
 //! - An array is reached through `FileEntry::layout` alone, so that one file or several makes no difference to a

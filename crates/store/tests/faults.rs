@@ -1,4 +1,5 @@
 //! Datasets on a simulated disk: right numbers from a disk that stutters, named errors from one that fails.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod made;
 

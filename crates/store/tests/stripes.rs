@@ -1,4 +1,5 @@
 //! Striped datasets: the same numbers as plain ones, damage named where it is, and nothing removed that is not ours.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod made;
 

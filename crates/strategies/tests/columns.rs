@@ -1,5 +1,6 @@
 //! Columns by name, for a loader: values of a batch's nodes and edges as stored, from every strategy, against a look into the
 //! whole array.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! DiskGNN yields the batches and bytes of `memory`, whatever its caches, segments and row widths; what it reads is what its plan
 //! says; damage is found and named; a disk that is too small is refused with what would do; killed or not, the result is the
 //! same to the byte.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Ginex yields the batches and bytes of `memory`, whatever its caches and superbatches; traces of earlier processes are
 //! used where they fit and removed where they do not; a full disk is named.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A source goes through a whole run: training, validation after epochs, test. It can leave batches out, stops when it is asked
 //! to with nothing lost, and a stage that panics ends it with an error. Rows that nobody needs are not fetched.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

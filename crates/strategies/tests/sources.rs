@@ -1,5 +1,6 @@
 //! Every strategy yields the batches that sampling and looking rows up one by one would give, from any position, however
 //! many are held; a source that nobody reads to its end stops.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

@@ -3,8 +3,9 @@
 use crate::{Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
+use esker_store::{Dataset, LabelKind};
 use esker_strategies::StrategyKind;
-use esker_types::DeviceName;
+use esker_types::{Budget, DeviceName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,6 +48,17 @@ pub enum MetricName {
     Loss,
     /// Accuracy and loss, both no worse than of any model before; patience goes on while either is.
     AccuracyAndLoss,
+}
+
+impl MetricName {
+    /// What is usual for labels of this kind.
+    fn for_labels(kind: Option<LabelKind>) -> MetricName {
+        match kind {
+            Some(LabelKind::Real) => MetricName::Loss,
+            Some(LabelKind::Multilabel) => MetricName::MacroF1,
+            _ => MetricName::Accuracy,
+        }
+    }
 }
 
 /// A run.
@@ -144,6 +156,55 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
+    /// A run on a dataset with the defaults that `esker train` has, on the CPU.
+    pub fn for_dataset(dataset: &Dataset) -> RunConfig {
+        let model = ModelConfig::default();
+        let fanout = vec![Fanout::AtMost(10); model.layers];
+        RunConfig {
+            // Whole, so that the run can be opened from anywhere.
+            dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
+            dataset_id: dataset.manifest().id.clone(),
+            model,
+            optimizer: OptimizerConfig::default(),
+            lr: 0.003,
+            schedule: Schedule::Constant,
+            eval_fanout: fanout.clone(),
+            fanout,
+            form: Form::Dense,
+            direction: Direction::Incoming,
+            batch: 1000,
+            epochs: 10,
+            order: OrderName::default(),
+            drop_last: false,
+            seed: 1,
+            eval: EvaluationMode::default(),
+            eval_every: 1,
+            final_eval: EvaluationMode::default(),
+            metric: MetricName::for_labels(
+                dataset.manifest().nodes.labels.as_ref().map(|labels| labels.kind),
+            ),
+            patience: 0,
+            strategy: StrategyKind::default(),
+            memory: Budget::resolve(None).host_bytes,
+            disk_budget: None,
+            superbatch: None,
+            feature_cache: None,
+            neighbour_cache: None,
+            epochs_sampled: None,
+            prepared: None,
+            segment: None,
+            io_block: None,
+            sequential: false,
+            safe_point: None,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            device: DeviceName::Cpu,
+            gpu_memory: None,
+            precision: Precision::default(),
+            checkpoint_batches: 0,
+            checkpoint_seconds: 600,
+        }
+    }
+
     /// How training batches are sampled.
     pub fn settings(&self) -> Settings {
         self.sampling(&self.fanout, self.form, false)

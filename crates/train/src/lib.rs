@@ -4,6 +4,37 @@
 //! batches from a strategy, steps the model, evaluates, stops early, and writes a run directory whose checkpoints repeat
 //! an interrupted run to the bit; `whole.rs` infers every node with all its neighbours, layer by layer, inside the same
 //! memory. Nothing here knows where rows come from.
+//!
+//! ```
+//! use esker_nn::{CpuBackend, ModelConfig};
+//! use esker_sample::Fanout;
+//! use esker_store::Dataset;
+//! use esker_train::{Outcome, RunConfig, Trainer, Unwatched};
+//! # let folder = tempfile::tempdir()?;
+//! # let (path, out) = (folder.path().join("g"), folder.path().join("run"));
+//! # let shape = esker_import::generate::GraphShape {
+//! #     dim: 8, classes: 4, train: 0.5, valid: 0.2, test: 0.2, ..esker_import::generate::GraphShape::plain(1000)
+//! # };
+//! # let budget = esker_types::Budget { host_bytes: 64 << 20 };
+//! # let job = esker_import::ImportJob { target: &path, budget, overwrite: false, progress: &esker_types::Silent };
+//! # esker_import::generate::generate(&shape, &job)?;
+//!
+//! let dataset = Dataset::open(&path)?;
+//! let fanout = vec![Fanout::AtMost(10), Fanout::AtMost(5)];
+//! let config = RunConfig {
+//!     model: ModelConfig { layers: 2, hidden: 16, ..ModelConfig::default() },
+//!     eval_fanout: fanout.clone(),
+//!     fanout,
+//!     batch: 100,
+//!     epochs: 2,
+//!     ..RunConfig::for_dataset(&dataset)
+//! };
+//! let trainer = Trainer::create(CpuBackend::new(), config, &out)?;
+//! let Outcome::Finished(summary) = trainer.run(&mut Unwatched)? else { unreachable!("nobody stops it") };
+//! assert_eq!(summary.epochs.len(), 2);
+//! assert!(out.join("best.safetensors").exists());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod checkpoint;
@@ -38,4 +69,4 @@ pub use predict::{TakePredictions, predict};
 pub use record::{BatchRecord, EpochRecord, ListRecord, RunDirectory, Summary};
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
-pub use trainer::{BatchProgress, Outcome, Trainer, Watcher};
+pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};

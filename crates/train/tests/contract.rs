@@ -1,5 +1,6 @@
 //! What the batch contract allows beyond rows in and loss out: rows that training changes, hidden rows that are pulled and
 //! pushed, graphs that are on the device already, state in checkpoints. Each against a naive twin.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 mod lagging;

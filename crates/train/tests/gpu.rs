@@ -1,6 +1,6 @@
 //! All tests that need a GPU, in one binary that can be copied to a machine with one: `esker-nn`'s, and whole runs. Skipped,
 //! saying so, where there is none.
-
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 #![allow(clippy::duplicate_mod)]
 
 mod common;

@@ -1,5 +1,6 @@
 //! A processor that works on its own, behind the trainer's back: the same run as on the CPU, to the bit, and memory in two
 //! tables.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 mod lagging;

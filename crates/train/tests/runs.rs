@@ -1,4 +1,5 @@
 //! Whole runs on small graphs: exact whatever carries them, stopped anywhere, inside their memory.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
 

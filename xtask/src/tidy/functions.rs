@@ -1,12 +1,61 @@
-//! No function is longer than a screen and a bit.
+//! No function is longer than a screen and a bit, and long ones become fewer.
 
 use super::code::{Token, closed, is_word};
 
-/// Lines of a function at most, from the one with `fn` to the one with its last brace.
-pub(super) const MOST_LINES: usize = 80;
+/// What is allowed, and therefore what there is: a limit that nothing reaches would let functions grow again unseen.
+pub(super) struct LengthLimits {
+    /// Lines of a function at most, from the one with `fn` to the one with its last brace. Never more than 80.
+    pub most_lines: usize,
+    /// A function with more lines is long.
+    pub long_lines: usize,
+    /// How many functions are long. This may only fall.
+    pub long_functions: usize,
+}
+
+/// The limits of today. To be lowered, never raised.
+pub(super) const LIMITS: LengthLimits = LengthLimits { most_lines: 78, long_lines: 60, long_functions: 24 };
+
+/// A sentence for every function over the limit, and one for every limit that no longer says what there is.
+pub(super) fn findings(all: &[(String, FunctionSize)], limits: &LengthLimits) -> Vec<String> {
+    let LengthLimits { most_lines, long_lines, long_functions } = *limits;
+    let too_long = all.iter().filter(|(_, function)| function.lines > most_lines);
+    let mut findings: Vec<String> = too_long
+        .map(|(place, FunctionSize { name, line, lines })| {
+            format!("{place}:{line}: `{name}` has {lines} lines, {most_lines} are allowed")
+        })
+        .collect();
+    let here = "LIMITS in xtask/src/tidy/functions.rs";
+    let longest = all.iter().map(|(_, function)| function.lines).max().unwrap_or(0);
+    if longest < most_lines {
+        findings
+            .push(format!("the longest function has {longest} lines now: lower most_lines to it, {here}"));
+    }
+    let mut long: Vec<_> = all.iter().filter(|(_, function)| function.lines > long_lines).collect();
+    if long.len() < long_functions {
+        let count = long.len();
+        findings.push(format!(
+            "{count} functions have more than {long_lines} lines now: lower long_functions to {count}, {here}"
+        ));
+    }
+    if long.len() > long_functions {
+        long.sort_by_key(|(place, function)| (function.lines, place.clone()));
+        let shortest: Vec<String> = long
+            .iter()
+            .take(10)
+            .map(|(place, FunctionSize { name, line, lines })| format!("{place}:{line} `{name}` ({lines})"))
+            .collect();
+        findings.push(format!(
+            "{} functions have more than {long_lines} lines, {long_functions} are allowed: split one that is new or has \
+             grown; the shortest of them: {}",
+            long.len(),
+            shortest.join(", ")
+        ));
+    }
+    findings
+}
 
 /// A function with a body.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FunctionSize<'a> {
     pub name: &'a str,
     /// Its first line.
@@ -59,11 +108,31 @@ mod tests {
 
     #[test]
     fn a_long_function_is_seen_and_a_long_test_is_not() {
-        let body = "    x();\n".repeat(MOST_LINES - 1);
+        let body = "    x();\n".repeat(79);
         let text =
             format!("pub fn long() {{\n{body}}}\n#[cfg(test)]\nmod tests {{\nfn longer() {{\n{body}}}\n}}\n");
         let code = without_tests(&text);
         let found = functions(&code.tokens);
-        assert_eq!(found, [FunctionSize { name: "long", line: 1, lines: MOST_LINES + 1 }]);
+        assert_eq!(found, [FunctionSize { name: "long", line: 1, lines: 81 }]);
+    }
+
+    /// What is found about functions of these lengths where 20 lines are allowed, and 2 functions with more than 10.
+    fn check(lengths: &[usize], expected: &[&str]) {
+        let sized = |lines: &usize| ("a.rs".to_string(), FunctionSize { name: "f", line: 1, lines: *lines });
+        let all: Vec<_> = lengths.iter().map(sized).collect();
+        let found = findings(&all, &LengthLimits { most_lines: 20, long_lines: 10, long_functions: 2 });
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.contains(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn limits_hold_in_both_directions() {
+        check(&[20, 11, 10, 1], &[]);
+        check(&[21, 11], &["`f` has 21 lines, 20 are allowed"]);
+        check(&[19, 11], &["lower most_lines"]);
+        check(&[20, 10], &["lower long_functions to 1"]);
+        check(&[20, 12, 11], &["3 functions have more than 10 lines, 2 are allowed"]);
     }
 }

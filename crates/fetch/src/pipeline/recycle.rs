@@ -1,7 +1,7 @@
 //! Buffers and permits that go round: a stage takes one, and whoever is done with it drops it. Waiting for one is how a stage is
 //! kept from running ahead of its memory.
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use super::sync::{Receiver, Sender, bounded, receive_until};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -27,10 +27,7 @@ impl<T: Default> Recycler<T> {
 
     /// A buffer, as soon as there is one. `None` once `stop` is dropped elsewhere.
     pub(super) fn take(&self, stop: &Receiver<()>) -> Option<Recycled<T>> {
-        let content = crossbeam_channel::select! {
-            recv(self.take) -> buffer => buffer.ok(),
-            recv(stop) -> _ => None,
-        };
+        let content = receive_until(&self.take, stop);
         content.map(|content| Recycled { content, home: self.put.clone() })
     }
 }
