@@ -14,13 +14,16 @@ use std::time::Duration;
 
 /// Say what this machine can do, and what follows from it
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker doctor
   esker doctor --dir /mnt/nvme       the disk where datasets will live
   esker doctor --json
 
-Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures it thoroughly.")]
+Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures it thoroughly."
+)]
 pub struct DoctorArguments {
     /// Directory on the disk to look at
     #[arg(long, default_value = ".")]

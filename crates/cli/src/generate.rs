@@ -1,3 +1,4 @@
+use crate::exit::usage;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use esker_import::ImportJob;
@@ -11,12 +12,15 @@ use std::time::Instant;
 
 /// Generate a graph of any size, with communities, features and labels that a GNN can learn
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker generate papers --preset papers100m --scale 0.01 --memory 512MiB --seed 1
   esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
 
-Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win. The same flags give the same bytes, whatever --memory and --threads are.")]
+Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win. The same flags give the same bytes, whatever --memory and --threads are."
+)]
 pub struct GenerateArguments {
     /// Where the dataset goes
     out: PathBuf,
@@ -140,7 +144,7 @@ impl GenerateArguments {
             Some(name) => {
                 let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
                 let preset = Preset::by_name(name).ok_or_else(|| {
-                    usage(format!("`{name}` is no preset; use one of {}", names.join(", ")))
+                    usage(format!("`{name}` is not a preset; use one of {}", names.join(", ")))
                 })?;
                 let whole = ByteCount(preset.shape(1.0).estimated_bytes());
                 let scale = self.scale.filter(|scale| *scale > 0.0 && *scale <= 100.0);
@@ -152,8 +156,7 @@ impl GenerateArguments {
                 preset.shape(scale)
             }
             None => {
-                let nodes =
-                    self.nodes.ok_or_else(|| usage("say --preset NAME --scale S, or --nodes N".into()))?;
+                let nodes = self.nodes.ok_or_else(|| usage("give --preset NAME --scale S, or --nodes N"))?;
                 GraphShape::plain(nodes)
             }
         };
@@ -197,11 +200,6 @@ fn popularity(word: &str) -> Result<Popularity, String> {
             "`{word}`: three numbers: exponent above 1, plateau above 0, hubs from 0 to 1, as in 2.4,0.02,0.02"
         )),
     }
-}
-
-/// A request that cannot be: exit code 2.
-pub fn usage(text: String) -> anyhow::Error {
-    esker_import::ImportError::Request(text).into()
 }
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {

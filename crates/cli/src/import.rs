@@ -7,7 +7,9 @@ use std::process::ExitCode;
 
 /// Turn a graph in another format into a dataset, inside a memory budget
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker import cora --format planetoid --from DIR --name cora --row-normalise
   esker import computers --format gnn-npz --from amazon_cs.npz --largest-component --split per-class:20,30
@@ -18,7 +20,8 @@ Examples:
   esker import products --format ogb --from dataset/ogbn_products --add-reverse
   esker import papers --format papers100m --from dataset/ogbn_papers100M --add-reverse --memory 8GiB
 
-Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz, musae) do so; --as-stored turns that off.")]
+Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz, musae) do so; --as-stored turns that off."
+)]
 pub struct ImportArguments {
     /// Where the dataset goes
     out: PathBuf,
@@ -105,6 +108,9 @@ pub struct ImportArguments {
     /// NaN labels stand for no label
     #[arg(long, help_heading = "Reading")]
     nan_is_unlabelled: bool,
+    /// Import NaN and infinite features as they are; without it they are refused
+    #[arg(long, help_heading = "Reading")]
+    allow_nan: bool,
     /// per-class:TRAIN,VALID or share:TRAIN,VALID,TEST to draw one, or a file that holds one
     #[arg(long, help_heading = "Reading")]
     split: Option<SplitChoice>,
@@ -160,7 +166,7 @@ fn delimiter(word: &str) -> Result<char, String> {
             match (chars.next(), chars.next()) {
                 (Some(one), None) if one.is_ascii() => Ok(one),
                 _ => Err(format!(
-                    "`{word}` is no delimiter; use comma, tab, space, semicolon or one character"
+                    "`{word}` is not a delimiter; use comma, tab, space, semicolon or one character"
                 )),
             }
         }
@@ -196,6 +202,7 @@ impl ImportArguments {
             labels: self.labels.clone(),
             label_kind: self.label_kind,
             nan_is_unlabelled: self.nan_is_unlabelled,
+            allow_nan: self.allow_nan,
             train: self.train.clone(),
             valid: self.valid.clone(),
             test: self.test.clone(),

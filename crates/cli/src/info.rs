@@ -9,12 +9,15 @@ use std::process::ExitCode;
 
 /// Show what is in a dataset
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker info cora
   esker info cora --json | python3 -m json.tool
 
-Opening checks lengths, headers and the ends of the offsets; `esker verify` checks every byte.")]
+Opening checks lengths, headers and the ends of the offsets; `esker verify` checks every byte."
+)]
 pub struct InfoArguments {
     /// The dataset
     dataset: PathBuf,

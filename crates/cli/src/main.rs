@@ -4,6 +4,7 @@
 mod bench;
 mod device;
 mod doctor;
+mod exit;
 mod folder;
 mod generate;
 mod gpu;
@@ -20,8 +21,7 @@ mod train;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use esker_import::ImportError;
-use esker_io::IoError;
+use esker_types::ErrorKind;
 use std::process::ExitCode;
 
 /// Trains graph neural networks on graphs far larger than memory, on one machine.
@@ -37,7 +37,12 @@ Start here:
   esker import cora --format planetoid --from DIR --name cora
   esker info cora
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 `verify` found damage."
+Exit codes:
+  0    done
+  1    something failed: a file, a disk, a device
+  2    what was asked for cannot be: usage, a configuration, a budget that is too small
+  3    `verify` found damage
+  130  interrupted by Ctrl-C or SIGTERM"
 )]
 struct EskerArguments {
     #[command(subcommand)]
@@ -87,21 +92,12 @@ fn main() -> ExitCode {
         Verb::Completions { shell } => completions(shell),
     };
     result.unwrap_or_else(|error| {
-        // Some messages carry their cause already.
-        let mut text = error.to_string();
-        for cause in error.chain().skip(1).map(|cause| cause.to_string()) {
-            if !text.contains(&cause) {
-                text = format!("{text}: {cause}");
-            }
+        let mut text = exit::text_of(&error);
+        if exit::kind_of(&error) == ErrorKind::DiskFull {
+            text += " and run the same command again, it goes on where it stopped";
         }
         note!("error: {text}");
-        if matches!(error.downcast_ref(), Some(IoError::Option(_))) {
-            return ExitCode::from(2);
-        }
-        match error.downcast_ref::<ImportError>() {
-            Some(ImportError::Request(_)) => ExitCode::from(2),
-            _ => ExitCode::FAILURE,
-        }
+        ExitCode::from(exit::code_of(&error))
     })
 }
 

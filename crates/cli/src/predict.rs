@@ -1,34 +1,39 @@
 //! `esker predict`: classes and probabilities of nodes, as npy or Parquet.
 
 use crate::device::{WithBackend, on_device};
+use crate::exit::{INTERRUPTED, kind_of, text_of, usage};
+use crate::note;
 use crate::output::{print, print_json};
-use crate::train::{MachineFlags, named};
-use anyhow::{Context, bail};
+use crate::train::{MachineFlags, named, stop_on_interrupt};
 use esker_nn::Backend;
-use esker_train::{LabelKind, OpenRun, RunConfig, RunDirectory, SplitName, predict};
-use esker_types::{NodeId, grouped};
+use esker_train::{LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, predict};
+use esker_types::{ErrorKind, NodeId, grouped};
 use parquet::basic::Compression;
 use parquet::data_type::{FloatType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Predict nodes with the best model of a run
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker predict run --out test.parquet                    the test nodes
   esker predict run --nodes all --out all.parquet         every node, with all its neighbours, layer by layer
   esker predict run --nodes 5,17,123 --out some.npy       some.npy has the probabilities, some.classes.npy the classes
   esker predict run --nodes all --mode sampled --out all.npy
 
-Parquet has the columns node, class and one probability a class (real labels: one value a column). npy files are three: probabilities, classes and nodes.")]
+Parquet has the columns node, class and one probability a class (real labels: one value a column). npy files are three: probabilities, classes and nodes."
+)]
 pub struct PredictArguments {
     /// The run
     run: PathBuf,
@@ -53,13 +58,14 @@ pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
         .iter()
         .any(|ending| arguments.out.extension().is_some_and(|found| found == *ending))
     {
-        bail!(
-            "--out {}: predictions are written to a file ending in .parquet or .npy",
-            arguments.out.display()
-        );
+        return Err(no_ending(&arguments.out));
     }
     let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
     on_device(config, Prediction { directory, arguments })
+}
+
+fn no_ending(out: &Path) -> anyhow::Error {
+    usage(format!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display()))
 }
 
 struct Prediction<'a> {
@@ -72,7 +78,33 @@ impl WithBackend for Prediction<'_> {
 
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
-        let mut run = OpenRun::load(backend, &self.directory, config)?;
+        let stop = stop_on_interrupt("stopping; once more to stop at once");
+        let control = RunControl { stop, ..RunControl::default() };
+        match self.predict(backend, config, control) {
+            Err(error) if kind_of(&error) == ErrorKind::Stopped => {
+                note!(
+                    "stopped predicting: {} was not written; the same command starts again",
+                    arguments.out.display()
+                );
+                Ok(ExitCode::from(INTERRUPTED))
+            }
+            Err(error) if kind_of(&error) == ErrorKind::DiskFull => {
+                Err(anyhow::anyhow!("{}, or choose another --out", text_of(&error)))
+            }
+            done => done,
+        }
+    }
+}
+
+impl Prediction<'_> {
+    fn predict<B: Backend + Clone + 'static>(
+        &self,
+        backend: B,
+        config: RunConfig,
+        control: RunControl,
+    ) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        let mut run = OpenRun::load_watched(backend, &self.directory, config, control)?;
         let total = run.node_count();
         let nodes = chosen(&arguments.nodes, &run, total)?;
         let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
@@ -80,12 +112,9 @@ impl WithBackend for Prediction<'_> {
         let mode = run.config.final_eval;
         let mut writer = Writer::create(&arguments.out, kind, outputs, count)?;
         predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
-            writer.write(nodes, classes, values).map_err(|error| esker_train::TrainError::Config {
-                problem: format!("{}: {error:#}", arguments.out.display()),
-                remedy: "make room, or choose another --out".into(),
-            })
+            writer.write(nodes, classes, values).map_err(TrainError::io(&arguments.out))
         })?;
-        writer.finish()?;
+        writer.finish().map_err(TrainError::io(&arguments.out))?;
         match arguments.json {
             true => print_json(&json!({
                 "out": arguments.out, "nodes": count, "mode": mode,
@@ -111,14 +140,14 @@ fn chosen<B: Backend + Clone + 'static>(
     }
     let mut nodes = Vec::new();
     for word in words.split(',') {
-        let node: u64 = word.trim().parse().with_context(|| {
-            format!("--nodes {words}: `{word}` is no node id; write all, train, valid, test or ids with commas between")
+        let node: u64 = word.trim().parse().map_err(|_| {
+            usage(format!("--nodes {words}: `{word}` is not a node id; write all, train, valid, test or ids with commas between"))
         })?;
         if node >= total {
-            bail!(
+            return Err(usage(format!(
                 "--nodes {words}: there is no node {node}: the graph has nodes 0 to {}",
                 total.saturating_sub(1)
-            );
+            )));
         }
         nodes.push(NodeId(node));
     }
@@ -127,25 +156,45 @@ fn chosen<B: Backend + Clone + 'static>(
     Ok(Some(Arc::new(nodes)))
 }
 
-/// A file under another name until it is whole.
-struct PartialFile {
+/// The name of a file until it is whole. It goes with whoever does not finish.
+struct PartialName {
     path: PathBuf,
     partial: PathBuf,
+}
+
+impl PartialName {
+    fn create(path: PathBuf) -> anyhow::Result<(PartialName, File)> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).map_err(TrainError::io(&partial))?;
+        Ok((PartialName { path, partial }, file))
+    }
+
+    /// Gives the file its name.
+    fn finish(self) -> io::Result<()> {
+        fs::rename(&self.partial, &self.path)
+    }
+}
+
+impl Drop for PartialName {
+    fn drop(&mut self) {
+        // After a rename there is none.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+/// A file under another name until it is whole.
+struct PartialFile {
+    name: PartialName,
     file: BufWriter<File>,
 }
 
 impl PartialFile {
-    fn create(path: PathBuf) -> anyhow::Result<PartialFile> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).with_context(|| partial.display().to_string())?;
-        Ok(PartialFile { path, partial, file: BufWriter::new(file) })
-    }
-
     /// An npy file of so many rows.
     fn npy(path: PathBuf, descr: &str, shape: &str) -> anyhow::Result<PartialFile> {
-        let mut part = PartialFile::create(path)?;
+        let (name, file) = PartialName::create(path)?;
+        let mut part = PartialFile { name, file: BufWriter::new(file) };
         let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
         // Magic, version and length are 10 bytes; data starts at a multiple of 64.
         while (10 + header.len() + 1) % 64 != 0 {
@@ -158,10 +207,9 @@ impl PartialFile {
         Ok(part)
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
+    fn sync(&mut self) -> io::Result<()> {
         self.file.flush()?;
-        self.file.get_ref().sync_all()?;
-        fs::rename(&self.partial, &self.path).with_context(|| self.path.display().to_string())
+        self.file.get_ref().sync_all()
     }
 }
 
@@ -181,8 +229,7 @@ enum Writer {
 /// the end.
 struct ParquetTable {
     writer: SerializedFileWriter<File>,
-    path: PathBuf,
-    partial: PathBuf,
+    name: PartialName,
     has_class: bool,
     outputs: usize,
     group_rows: usize,
@@ -195,19 +242,19 @@ struct ParquetTable {
 const GROUP_BYTES: usize = 8 << 20;
 
 impl ParquetTable {
-    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
+    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
         for (at, node) in ids.iter().enumerate() {
             self.nodes.push(node.0 as i64);
             self.classes.extend(found.get(at).map(|class| *class as i32));
             self.values.extend_from_slice(&numbers[at * self.outputs..(at + 1) * self.outputs]);
             if self.nodes.len() == self.group_rows {
-                self.close_group()?;
+                self.close_group().map_err(said_by_parquet)?;
             }
         }
         Ok(())
     }
 
-    fn close_group(&mut self) -> anyhow::Result<()> {
+    fn close_group(&mut self) -> parquet::errors::Result<()> {
         if self.nodes.is_empty() {
             return Ok(());
         }
@@ -234,11 +281,22 @@ impl ParquetTable {
         Ok(())
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
-        self.close_group()?;
-        let file = self.writer.into_inner()?;
+    fn finish(mut self) -> io::Result<()> {
+        self.close_group().map_err(said_by_parquet)?;
+        let file = self.writer.into_inner().map_err(said_by_parquet)?;
         file.sync_all()?;
-        fs::rename(&self.partial, &self.path).with_context(|| self.path.display().to_string())
+        self.name.finish()
+    }
+}
+
+/// What the operating system said to whoever writes Parquet, without the words around it.
+fn said_by_parquet(error: ParquetError) -> io::Error {
+    match error {
+        ParquetError::External(inner) => match inner.downcast::<io::Error>() {
+            Ok(inner) => *inner,
+            Err(inner) => io::Error::other(inner),
+        },
+        other => io::Error::other(other),
     }
 }
 
@@ -267,15 +325,13 @@ impl Writer {
                     "message prediction {{ required int64 node; {class}{columns}}}"
                 ))?;
                 let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
-                let mut partial = out.as_os_str().to_owned();
-                partial.push(".partial");
-                let partial = PathBuf::from(partial);
-                let file = File::create(&partial).with_context(|| partial.display().to_string())?;
-                let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
+                let (name, file) = PartialName::create(out.to_path_buf())?;
+                let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))
+                    .map_err(said_by_parquet)
+                    .map_err(TrainError::io(out))?;
                 Ok(Writer::Parquet(Box::new(ParquetTable {
                     writer,
-                    path: out.to_path_buf(),
-                    partial,
+                    name,
                     has_class,
                     outputs,
                     group_rows: (GROUP_BYTES / (12 + 4 * outputs)).max(1),
@@ -284,13 +340,11 @@ impl Writer {
                     values: Vec::new(),
                 })))
             }
-            _ => {
-                bail!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display())
-            }
+            _ => Err(no_ending(out)),
         }
     }
 
-    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> anyhow::Result<()> {
+    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
         match self {
             Writer::Npy(arrays) => {
                 let PredictionArrays { values, classes, nodes } = &mut **arrays;
@@ -305,13 +359,15 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(self) -> anyhow::Result<()> {
+    fn finish(self) -> io::Result<()> {
         match self {
             Writer::Npy(arrays) => {
                 let PredictionArrays { values, classes, nodes } = *arrays;
-                nodes.finish()?;
-                classes.map_or(Ok(()), PartialFile::finish)?;
-                values.finish()
+                // All of them are whole before one has its name.
+                let mut parts: Vec<PartialFile> =
+                    [Some(nodes), classes, Some(values)].into_iter().flatten().collect();
+                parts.iter_mut().try_for_each(PartialFile::sync)?;
+                parts.into_iter().try_for_each(|part| part.name.finish())
             }
             Writer::Parquet(table) => table.finish(),
         }

@@ -1,16 +1,17 @@
 //! `esker prepare`: the work on disk that comes before training, alone.
 
 use crate::device::{WithBackend, on_device};
+use crate::exit::{INTERRUPTED, usage};
+use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::progress::Shown;
 use crate::train::{Flags, stop_on_interrupt};
-use anyhow::bail;
 use esker_fetch::packed::Packing;
 use esker_nn::Backend;
 use esker_store::Dataset;
-use esker_strategies::{StrategyError, StrategyKind};
-use esker_train::{OpenRun, RunConfig, RunControl, TrainError};
-use esker_types::{ByteCount, Progress, Recorded, StageTaken, counted, grouped};
+use esker_strategies::StrategyKind;
+use esker_train::{OpenRun, RunConfig, RunControl};
+use esker_types::{ByteCount, ErrorKind, Progress, Recorded, StageTaken, counted, grouped};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,14 +20,17 @@ use std::time::Instant;
 
 /// Do the work on disk that comes before training: sample batches and pack their rows
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker prepare g --strategy diskgnn --fanout 10,10,10 --batch 1000 --epochs 10 --memory 1GiB
   esker prepare g --strategy diskgnn --epochs-sampled 2 --disk-budget 20GB    two epochs, which training repeats
   esker prepare g --strategy diskgnn --prepared /fast/disk/g --epochs 10      elsewhere than in the dataset
   esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10        and train on it
 
-Training prepares by itself what it does not find; this does it beforehand, or on another machine: the directory can be copied. The flags are those of `esker train`; those that shape batches and memory must be the same there. Killed, it goes on where it was.")]
+Training prepares by itself what it does not find; this does it beforehand, or on another machine: the directory can be copied. The flags are those of `esker train`; those that shape batches and memory must be the same there. Killed, it goes on where it was."
+)]
 pub struct PrepareArguments {
     /// The dataset
     dataset: PathBuf,
@@ -42,8 +46,12 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let mut flags = arguments.flags.clone();
     flags.strategy.get_or_insert(StrategyKind::DiskGnn);
     let config = flags.resolve(&dataset)?;
+    flags.check_effect(&config)?;
     if config.strategy != StrategyKind::DiskGnn {
-        bail!("{} prepares nothing ahead of training; take --strategy diskgnn", config.strategy);
+        return Err(usage(format!(
+            "{} prepares nothing ahead of training; take --strategy diskgnn",
+            config.strategy
+        )));
     }
     on_device(config, Preparing { json: arguments.json })
 }
@@ -62,10 +70,15 @@ impl WithBackend for Preparing {
             true => recorded.clone(),
             false => Arc::new(Shown::new()),
         };
-        let stop = stop_on_interrupt("stopping; the same command goes on where it was");
+        let stop = stop_on_interrupt("stopping once what is done is safe; once more to stop at once");
         let control = RunControl { progress, stop };
         let run = match OpenRun::new_watched(backend, config, std::env::temp_dir(), control) {
-            Err(TrainError::Strategy(StrategyError::Stopped)) => return Ok(ExitCode::from(130)),
+            Err(error) if error.kind() == ErrorKind::Stopped => {
+                note!(
+                    "stopped preparing; what was sampled and packed is kept, the same command goes on with it"
+                );
+                return Ok(ExitCode::from(INTERRUPTED));
+            }
             run => run?,
         };
         let seconds = started.elapsed().as_secs_f64();

@@ -1,4 +1,5 @@
 use crate::device::on_device;
+use crate::exit::{INTERRUPTED, usage};
 use crate::note;
 use crate::progress::Shown;
 use crate::train::{Flags, TrainRun, summary_text};
@@ -13,11 +14,14 @@ use std::process::ExitCode;
 
 /// Make a graph of a million nodes and train on it with features four times larger than memory
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Example:
   esker quickstart
 
-Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 240 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run.")]
+Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 240 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run."
+)]
 pub struct QuickstartArguments {
     /// Where graph and run go
     #[arg(long, default_value = "esker-quickstart")]
@@ -60,7 +64,7 @@ pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<ExitCode> {
         Some(summary) => {
             crate::output::print(&format!("\n{}{}", summary_text(&summary, &run), next_steps(&graph, &run)))
         }
-        None => Ok(ExitCode::from(130)),
+        None => Ok(ExitCode::from(INTERRUPTED)),
     }
 }
 
@@ -68,12 +72,13 @@ pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<ExitCode> {
 fn make(arguments: &QuickstartArguments, graph: &Path) -> anyhow::Result<()> {
     if graph.exists() {
         let found = Dataset::open(graph)?.manifest().nodes.count;
-        anyhow::ensure!(
-            found == arguments.nodes,
-            "{}: has {found} nodes, not {}; remove it, or choose another --out",
-            graph.display(),
-            arguments.nodes
-        );
+        if found != arguments.nodes {
+            return Err(usage(format!(
+                "{}: has {found} nodes, not {}; remove it, or choose another --out",
+                graph.display(),
+                arguments.nodes
+            )));
+        }
         note!("{} is there already: using it", graph.display());
         return Ok(());
     }

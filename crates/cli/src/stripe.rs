@@ -1,4 +1,4 @@
-use crate::generate::usage;
+use crate::exit::usage;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use esker_store::{Dataset, StripeRequest, Stripes};
@@ -10,13 +10,16 @@ use std::time::Instant;
 
 /// Deal the large arrays of a dataset out over several disks, or bring them back
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker stripe papers --over /nvme1,/nvme2
   esker stripe papers --over /nvme1,/nvme2,/nvme3 --stripe-size 4MiB --min-size 1GiB
   esker stripe papers --undo
 
-All the disks then work at once on whatever reads large arrays. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset.")]
+All the disks then work at once on whatever reads large arrays. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset."
+)]
 pub struct StripeArguments {
     /// The dataset
     dataset: PathBuf,

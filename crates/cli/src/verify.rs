@@ -1,3 +1,4 @@
+use crate::exit::DAMAGED;
 use crate::note;
 use crate::output::print_json;
 use crate::progress::Shown;
@@ -11,12 +12,15 @@ use std::time::Instant;
 
 /// Check every byte of a dataset
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker verify papers
   esker verify papers --json
 
-Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or that the disk does not give. Exit code 3 when there is damage.")]
+Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or that the disk does not give. Exit code 3 when there is damage."
+)]
 pub struct VerifyArguments {
     /// The dataset
     dataset: PathBuf,
@@ -27,8 +31,6 @@ pub struct VerifyArguments {
     #[arg(long)]
     json: bool,
 }
-
-const DAMAGED: u8 = 3;
 
 pub fn run(arguments: &VerifyArguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();

@@ -31,11 +31,11 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     let directory = tempfile::tempdir().unwrap();
     let check =
         |words: &str, usage, expected: &[&str]| check_refusal(directory.path(), words, usage, expected);
-    check("segments DIR/nothing", false, &["nothing", "no Esker dataset"]);
+    check("segments DIR/nothing", false, &["nothing", "not an Esker dataset"]);
     check("segments DIR/g --sizes 0", true, &["--sizes", "0"]);
     check("segments DIR/g --blowup 0", false, &["--blowup 0", "above 0"]);
     check("segments DIR/g --page 0", false, &["--page 0"]);
-    check("pack DIR/nothing", false, &["nothing", "no Esker dataset"]);
+    check("pack DIR/nothing", false, &["nothing", "not an Esker dataset"]);
     check("pack DIR/g --cache-percent 101", false, &["--cache-percent 101", "0 to 100"]);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "something was left behind");
 }

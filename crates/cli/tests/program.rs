@@ -111,28 +111,29 @@ fn wrong_usage_is_told_with_what_would_be_right() {
     check_refusal("generate g", 2, &["--preset", "--nodes"]);
     check_refusal("generate g --preset reddit", 2, &["reddit", "papers100m"]);
     check_refusal("generate g --nodes 0", 2, &["at least 1"]);
-    check_refusal("generate g --nodes 100 --memory 1MiB", 1, &["48 MiB", "--memory"]);
+    check_refusal("generate g --nodes 100 --memory 1MiB", 2, &["--memory 48MiB"]);
     check_refusal("generate g --nodes 100 --memory lots", 2, &["lots", "8GiB"]);
     check_refusal("generate g --nodes 1000000000000 --dim 1000", 1, &["takes about", "free"]);
     check_refusal("import g --format dgl", 2, &["dgl", "planetoid", "graphbolt"]);
     check_refusal("import g --format npy", 2, &["--edges"]);
     check_refusal("import g --format npy --edges none.npy", 1, &["none.npy", "not found"]);
     check_refusal("import g --format triples --from . --labels y.npy", 2, &["does not read --labels"]);
-    check_refusal("info nothing", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("info nothing", 1, &["nothing", "not an Esker dataset"]);
     check_refusal("verify nothing", 1, &["nothing"]);
-    check_refusal("stripe nothing --over a,b", 1, &["nothing", "no Esker dataset"]);
-    check_refusal("stripe nothing --undo", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("stripe nothing --over a,b", 1, &["nothing", "not an Esker dataset"]);
+    check_refusal("stripe nothing --undo", 1, &["nothing", "not an Esker dataset"]);
     check_refusal("stripe g", 2, &["--over"]);
-    check_refusal("stripe g --over a", 2, &["--over", "2 to 64"]);
+    check_refusal("stripe g --over a", 2, &["--over", "2 to 64 directories, and 1 is given"]);
     check_refusal("stripe g --over a,b --undo", 2, &["--undo"]);
     check_refusal("stripe g --over a,b --stripe-size 3MiB", 2, &["powers of two", "64 KiB"]);
     check_refusal("bench io --io-block 1000", 2, &["1000 bytes", "powers of two"]);
     check_refusal("bench io --depth 0", 2, &["depth of 0", "1 to"]);
     check_refusal("bench io --file nothing", 1, &["nothing", "cannot open"]);
-    check_refusal("bench sample nothing", 1, &["nothing", "no Esker dataset"]);
+    check_refusal("bench sample nothing", 1, &["nothing", "not an Esker dataset"]);
     check_refusal("bench sample g --fanout 0", 2, &["`0`", "from 1"]);
     check_refusal("bench sample g --layers 5..1", 2, &["5..1", "1..5"]);
     check_refusal("inform", 2, &["info"]);
+    check_refusal("generate g --nodes 100 --degree -1", 2, &["degree"]);
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn a_dataset_is_striped_shown_and_brought_back() {
     assert!(said.contains("nothing to do"), "{said}");
     let refused = esker(directory.path(), "stripe g --over disk2,disk1");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(1) && said.contains("--undo"), "{said}");
+    assert!(refused.status.code() == Some(2) && said.contains("--undo"), "{said}");
     let undone = json("stripe g --undo --json");
     assert_eq!((&undone["arrays"], &undone["id"]), (&serde_json::json!(["node-features"]), &made["id"]));
     assert!(undone["striped"].is_null());
@@ -277,6 +278,27 @@ fn a_directory_without_permission_is_named() {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("closed/g") && said.contains("ermission"), "{said}");
+}
+
+#[test]
+fn exit_codes_are_told_by_help() {
+    let directory = tempfile::tempdir().unwrap();
+    let said = String::from_utf8(esker(directory.path(), "--help").stdout).unwrap();
+    for line in
+        ["0    done", "1    something failed", "2    what was asked", "3    `verify`", "130  interrupted"]
+    {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+#[test]
+fn an_archive_that_was_cut_off_is_told_as_such() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("g.npz"), b"PK\x03\x04 and nothing else").unwrap();
+    let output = esker(directory.path(), "import g --format gnn-npz --from g.npz");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("g.npz") && said.contains("cut off, or not a zip or npz"), "{said}");
 }
 
 #[test]

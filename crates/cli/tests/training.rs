@@ -45,8 +45,218 @@ fn a_run_stopped_by_a_signal_goes_on_without_being_told_again() {
     let found = json(directory.path(), "train g --out run --resume");
     assert_eq!((&found["loss_digest"], &found["test"]), (&whole["loss_digest"], &whole["test"]));
     assert_eq!(found["device"], "cpu");
-    // A run that has ended is shown again.
+    // A run that has ended is shown again, if it is the one that is meant.
     assert_eq!(json(directory.path(), "train g --out run --resume"), found);
+    assert_eq!(json(directory.path(), "train --resume --out run"), found);
+    json(directory.path(), "generate h --nodes 5000 --degree 8 --dim 16 --classes 4 --seed 2");
+    check_refusal(
+        directory.path(),
+        "train g --out run --resume --hidden 64",
+        2,
+        "model.hidden is 64, was 32",
+    );
+    check_refusal(directory.path(), "train h --out run --resume", 2, "dataset_id");
+}
+
+#[test]
+fn a_run_that_is_not_there_is_not_resumed() {
+    let directory = with_graph();
+    for words in ["train g --resume --out nowhere", "train --resume --out nowhere"] {
+        check_refusal(directory.path(), words, 2, "nowhere: there is nothing to resume");
+        check_refusal(directory.path(), words, 2, "leave --resume out");
+    }
+    assert!(!directory.path().join("nowhere").exists());
+}
+
+/// Sends an interrupt once the program has a handler for it and `is_due`; what it said and its exit code.
+fn interrupted(mut command: Command, is_due: impl Fn() -> bool) -> (String, Option<i32>) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let handles = || {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+        u64::from_str_radix(caught, 16).unwrap_or(0) & 2 != 0
+    };
+    while !handles() || !is_due() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anybody could stop it");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+}
+
+const SAMPLED_LONG: &str =
+    "--fanout 10,10 --hidden 8 --batch 100 --epochs 4 --lr 0.01 --eval none --final-eval none";
+
+fn with_larger_graph() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    json(directory.path(), "generate g --nodes 20000 --degree 15 --dim 8 --classes 4 --train 0.6 --seed 1");
+    directory
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_run_stopped_while_it_prepares_goes_on_without_being_told_again() {
+    let directory = with_larger_graph();
+    let at = directory.path();
+    let whole = json(at, &format!("train g {SAMPLED_LONG} --out whole"));
+    let command = esker(at, &format!("train g {SAMPLED_LONG} --strategy diskgnn --threads 1 --out run"));
+    let (said, code) = interrupted(command, || at.join("run/config.json").exists());
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("stopped before training; go on with `esker train --resume --out run`"), "{said}");
+    assert!(!at.join("run/metrics.jsonl").exists(), "it stopped before the first batch");
+    let found = json(at, "train --resume --out run");
+    assert_eq!((&found["loss_digest"], &found["strategy"]), (&whole["loss_digest"], &"diskgnn".into()));
+}
+
+#[test]
+fn preparing_evaluating_and_predicting_say_what_was_stopped() {
+    let directory = with_larger_graph();
+    let at = directory.path();
+    let flags = "--fanout 10,10 --hidden 8 --threads 1 --memory 1GiB";
+    json(at, &format!("train g {flags} --batch 10000 --epochs 1 --eval none --final-eval none --out run"));
+    let config = fs::read_to_string(at.join("run/config.json")).unwrap();
+    // Small batches, so that there is time to stop.
+    fs::write(at.join("run/config.json"), config.replace("\"batch\": 10000", "\"batch\": 10")).unwrap();
+    let (said, code) = interrupted(esker(at, "eval run --split train"), || true);
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("stopped evaluating run: nothing was written"), "{said}");
+    for out in ["p.npy", "p.parquet"] {
+        let command = esker(at, &format!("predict run --nodes all --out {out}"));
+        let (said, code) = interrupted(command, || at.join(format!("{out}.partial")).exists());
+        assert_eq!(code, Some(130), "{said}");
+        assert!(said.contains(&format!("{out} was not written")), "{said}");
+        assert!(!names_in(at).iter().any(|name| name.starts_with("p.")), "{:?}", names_in(at));
+    }
+    let command = esker(at, &format!("prepare g {flags} --batch 100 --epochs 4"));
+    let (said, code) = interrupted(command, || !names_in(&at.join("g/derived")).is_empty());
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("stopped preparing") && said.contains("the same command goes on"), "{said}");
+}
+
+/// A small file system, as long as it is held; `None` where none can be mounted.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn mount(path: &Path, size: &str) -> Option<SmallDisk> {
+        fs::create_dir(path).unwrap();
+        let size = format!("size={size}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(path).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            println!("skipped: no small file system can be mounted here");
+            return None;
+        }
+        Some(SmallDisk(path.to_path_buf()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_with_how_to_go_on() {
+    let directory = with_larger_graph();
+    let at = directory.path();
+    let Some(_disk) = SmallDisk::mount(&at.join("small"), "600k") else { return };
+    check_refusal(
+        at,
+        &format!("train g {SAMPLED_LONG} --strategy ginex --disk-budget 1GiB --out small/run"),
+        1,
+        "no space left on this disk; free some and go on with `esker train --resume --out small/run`",
+    );
+    json(at, &format!("train g {SAMPLED_LONG} --out run"));
+    let Some(_tiny) = SmallDisk::mount(&at.join("tiny"), "64k") else { return };
+    for out in ["p.npy", "p.parquet"] {
+        let words = format!("predict run --nodes all --mode sampled --out tiny/{out}");
+        check_refusal(at, &words, 1, "no space left on this disk; free some, or choose another --out");
+        assert_eq!(names_in(&at.join("tiny")).len(), 0, "{words} left something");
+    }
+}
+
+#[test]
+fn a_dataset_that_cannot_be_written_points_to_another_place_for_packed_rows() {
+    let directory = with_graph();
+    // Nobody makes directories there.
+    std::os::unix::fs::symlink("/sys/kernel", directory.path().join("g/derived")).unwrap();
+    let words = "train g --strategy diskgnn --fanout 5,5 --hidden 8 --epochs 1 --out run";
+    check_refusal(directory.path(), words, 1, "--prepared DIR");
+}
+
+#[test]
+fn flags_that_change_nothing_are_refused_with_what_would_make_them_count() {
+    let directory = with_graph();
+    let at = directory.path();
+    for (flag, choice, counts_with) in [
+        ("--superbatch 3", "--strategy memory", "--strategy ginex"),
+        ("--superbatch 3 --strategy diskgnn", "--strategy diskgnn", "--strategy ginex"),
+        ("--segment 3 --strategy ginex", "--strategy ginex", "--strategy diskgnn"),
+        ("--prepared there", "--strategy memory", "--strategy diskgnn"),
+        ("--sequential", "--strategy memory", "--strategy diskgnn"),
+        ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex or --strategy diskgnn"),
+        ("--neighbour-cache 1MiB", "--strategy memory", "--strategy ginex"),
+        ("--disk-budget 1GiB --strategy mmap", "--strategy mmap", "--strategy ginex"),
+        ("--io-block 4KiB", "--strategy memory", "--strategy ginex"),
+        ("--gpu-memory 1GiB --device cpu", "--device cpu", "--device cuda"),
+        ("--heads 2", "--model sage", "--model gat"),
+        ("--attention-dropout 0.1", "--model sage", "--model gat"),
+        ("--gin-epsilon 0.1 --model gcn", "--model gcn", "--model gin"),
+        ("--gcn-degree sampled", "--model sage", "--model gcn"),
+        ("--aggregator max --model gin", "--model gin", "--model sage"),
+        ("--fanout 5 --model mlp", "--model mlp", "a --model that has neighbours"),
+        ("--momentum 0.9", "--optimizer adam", "--optimizer sgd"),
+        ("--betas 0.9,0.99 --optimizer sgd", "--optimizer sgd", "--optimizer adam"),
+        ("--patience 3 --eval none", "--eval none", "--eval sampled"),
+    ] {
+        let name = flag.split(' ').next().unwrap();
+        let expected = format!("{name} changes nothing with {choice}; leave it out, or take {counts_with}");
+        check_refusal(at, &format!("train g {flag} --out r"), 2, &expected);
+    }
+    fs::write(at.join("idle.toml"), "dataset = \"g\"\nsuperbatch = 3\n").unwrap();
+    check_refusal(at, "train idle.toml --out r", 2, "--superbatch changes nothing with --strategy memory");
+    check_refusal(at, "bench epoch g --segment 3", 2, "--segment changes nothing");
+    assert!(!at.join("r").exists());
+    // What a run directory holds is not looked at, and may be resumed with another strategy.
+    let flags = "--fanout 5,5 --hidden 8 --batch 50 --epochs 1 --strategy ginex --superbatch 2";
+    json(at, &format!("train g {flags} --out old"));
+    fs::remove_file(at.join("old/summary.json")).unwrap();
+    json(at, "train g --resume --strategy memory --out old");
+    check_refusal(at, "eval old --gpu-memory 1GiB --device cpu", 2, "--gpu-memory changes nothing");
+}
+
+#[test]
+fn numbers_that_cannot_be_are_refused_in_plain_words() {
+    let directory = with_graph();
+    let at = directory.path();
+    for (flags, expected) in [
+        ("--epochs 0", "--epochs is 0; it must be at least 1"),
+        ("--batch 0", "--batch is 0; it must be at least 1"),
+        ("--eval-every 0", "--eval-every is 0; it must be at least 1"),
+        ("--threads 0", "--threads is 0; it must be at least 1"),
+        ("--superbatch 0 --strategy ginex", "--superbatch is 0; it must be at least 1"),
+        ("--lr -1", "--lr is -1; it must be greater than 0"),
+        ("--epochs -1", "it must be a whole number, 0 or greater"),
+        ("--dropout -0.5", "dropout"),
+        ("--memory -1", "`-1` is not a size"),
+        ("--metric auc", "--metric auc does not fit labels of 4 classes"),
+    ] {
+        check_refusal(at, &format!("train g {flags} --out r"), 2, expected);
+    }
+    assert!(!at.join("r").exists());
+}
+
+fn check_refusal(directory: &Path, words: &str, code: i32, expected: &str) {
+    let output = esker(directory, words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+    assert!(said.contains(expected), "{words}: `{expected}` is not in: {said}");
 }
 
 #[test]
@@ -105,7 +315,8 @@ fn a_run_is_evaluated_and_predicted_from_anywhere() {
 fn wrong_runs_are_told_what_to_do() {
     let directory = with_graph();
     let at = directory.path();
-    let refused = |words: &str, expected: &str| {
+    let refused = |words: &str, expected: &str| check_refusal(at, words, 2, expected);
+    let failed = |words: &str, expected: &str| {
         let output = esker(at, words).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(expected), "{words}: {said}");
@@ -114,18 +325,19 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train g --metric auc --out r", "auc needs two classes");
     refused("train g --out g", "is a dataset");
     refused("train g --fanout 5,5,5 --layers 2 --out r", "one a layer");
-    refused("train g --hidden 1000000 --memory 1GiB --out r", "allow --memory");
+    refused("train g --hidden 1000000 --memory 1GiB --out r", "GiB, or take a smaller batch");
     refused("train g --hidden 10000000000 --out r", "take at most");
     refused("train g --form shadow --final-eval full --fanout 5,5 --out r", "--final-eval sampled");
     refused("train g --schedule sometimes --out r", "cosine:WARMUP");
     refused("train g --memory 1MiB --out r", "together");
     refused("train g --strategy warp --out r", "memory, mmap");
-    refused("train g --device cuda:99 --out r", "--device cpu");
-    refused("bench gpu --number 99", "--device cpu");
+    failed("train g --device cuda:99 --out r", "--device cpu");
+    failed("bench gpu --number 99", "--device cpu");
     refused("train g --device gpu --out r", "auto, cpu, cuda or cuda:N");
-    refused("train g --precision bf16 --out r", "the CPU computes products in f32, not in bf16");
-    refused("bench epoch g --device cuda:98", "cuda:98");
-    refused("eval nowhere", "holds no run");
+    refused("train g --precision bf16 --out r", "the CPU computes in f32, not in bf16");
+    failed("bench epoch g --device cuda:98", "cuda:98");
+    check_refusal(at, "eval nowhere", 1, "does not hold a run");
+    check_refusal(at, "train nowhere", 1, "nowhere");
     refused("train g --resume", "--resume needs --out");
     refused("bench epoch g --batches 0", "is not in 1..");
     fs::write(at.join("bad.toml"), "dataset = \"g\"\nhiden = 3\n").unwrap();

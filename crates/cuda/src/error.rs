@@ -1,4 +1,4 @@
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 
 /// What can go wrong with a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,3 +94,13 @@ pub enum CudaError {
 
 /// Result of everything in this crate.
 pub type Result<T, E = CudaError> = std::result::Result<T, E>;
+
+impl CudaError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            CudaError::NoDevice { .. } | CudaError::Capability { .. } => ErrorKind::Asked,
+            _ => ErrorKind::World,
+        }
+    }
+}

@@ -1,5 +1,5 @@
 use esker_store::StoreError;
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 use std::path::PathBuf;
 
 /// What can go wrong while rows are fetched.
@@ -19,8 +19,8 @@ pub enum FetchError {
     Sample(#[from] esker_sample::SampleError),
     /// Packed rows do not fit the disk.
     #[error(
-        "packed rows take {needed} ({} bytes) on disk at least, and --disk-budget allows {allowed}; allow --disk-budget {}B, sample fewer epochs, or set more rows aside with --feature-cache",
-        needed.0, needed.0
+        "packed rows take {needed} ({} bytes) on disk at least, and --disk-budget allows {allowed}; allow --disk-budget {}, sample fewer epochs, or set more rows aside with --feature-cache",
+        needed.0, needed.flag_value()
     )]
     Disk {
         /// The least that would do.
@@ -92,3 +92,23 @@ pub enum FetchError {
 
 /// Result of everything in this crate.
 pub type Result<T, E = FetchError> = std::result::Result<T, E>;
+
+impl FetchError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            FetchError::Store(error) => error.kind(),
+            FetchError::Sample(error) => error.kind(),
+            FetchError::NoFeatures { .. }
+            | FetchError::Disk { .. }
+            | FetchError::Request { .. }
+            | FetchError::Column { .. }
+            | FetchError::Memory { .. } => ErrorKind::Asked,
+            FetchError::Stopped => ErrorKind::Stopped,
+            FetchError::Damaged { .. }
+            | FetchError::Scratch { .. }
+            | FetchError::Panicked(_)
+            | FetchError::Row { .. } => ErrorKind::World,
+        }
+    }
+}

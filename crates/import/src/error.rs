@@ -1,4 +1,4 @@
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -37,7 +37,7 @@ pub enum ImportError {
     #[error("{0}")]
     Request(String),
     /// The work cannot be done inside the memory budget.
-    #[error("{what} needs {} but --memory gives {}; use --memory {} or more", ByteCount(*.needs_bytes), ByteCount(*.budget_bytes), ByteCount(*.minimum_bytes))]
+    #[error("{what} needs {} but --memory gives {}; use --memory {} or more", ByteCount(*.needs_bytes), ByteCount(*.budget_bytes), ByteCount(*.minimum_bytes).flag_value())]
     OverBudget {
         /// The part that needs it.
         what: String,
@@ -61,6 +61,20 @@ pub enum ImportError {
     /// Writing the dataset failed.
     #[error(transparent)]
     Store(#[from] esker_store::StoreError),
+}
+
+impl ImportError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            ImportError::Request(_) | ImportError::OverBudget { .. } => ErrorKind::Asked,
+            ImportError::Store(error) => error.kind(),
+            ImportError::Io { source, .. } => ErrorKind::of_io(source),
+            ImportError::Bad { .. } | ImportError::Missing { .. } | ImportError::NoRoom { .. } => {
+                ErrorKind::World
+            }
+        }
+    }
 }
 
 /// Result of everything in this crate.
@@ -94,6 +108,12 @@ impl Place {
     /// Anything else that finds the spot: a key, an archive member, a line.
     pub fn at(path: &Path, detail: impl fmt::Display) -> Place {
         Place { path: path.to_path_buf(), detail: detail.to_string() }
+    }
+
+    /// A column of it, counted from 0.
+    pub fn column(self, column: usize) -> Place {
+        let gap = if self.detail.is_empty() { "" } else { ", " };
+        Place { detail: format!("{}{gap}column {column}", self.detail), ..self }
     }
 
     /// The error for bytes at this place that are not what was promised.

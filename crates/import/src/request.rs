@@ -28,6 +28,8 @@ pub struct Request {
     pub label_kind: Option<LabelKind>,
     /// NaN labels mean "no label".
     pub nan_is_unlabelled: bool,
+    /// NaN and infinite features pass.
+    pub allow_nan: bool,
     /// Training ids.
     pub train: Option<PathBuf>,
     /// Validation ids.
@@ -130,7 +132,7 @@ impl FromStr for SplitChoice {
         if let Some(counts) = word.strip_prefix("per-class:") {
             let counts: Vec<u64> = counts
                 .split(',')
-                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no count; write per-class:20,30")))
+                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is not a count; write per-class:20,30")))
                 .collect::<Result<_, _>>()?;
             return match counts[..] {
                 [train, valid] => Ok(SplitChoice::PerClass { train, valid }),
@@ -140,7 +142,9 @@ impl FromStr for SplitChoice {
         if let Some(shares) = word.strip_prefix("share:") {
             let shares: Vec<f64> = shares
                 .split(',')
-                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no share; write share:0.6,0.2,0.2")))
+                .map(|n| {
+                    n.trim().parse().map_err(|_| format!("`{n}` is not a share; write share:0.6,0.2,0.2"))
+                })
                 .collect::<Result<_, _>>()?;
             return match shares[..] {
                 [train, valid, test]

@@ -234,9 +234,36 @@ fn stored(dtype: Option<Dtype>, rows: &[f32], row_normalise: bool) -> (Dataset, 
 fn whole_numbers_from_0_to_255_are_stored_as_bytes_and_others_are_not() {
     let (dataset, _keep) = stored(None, &[0., 1., 255., 7., 8., 9.], false);
     assert_eq!(values::<u8>(&dataset, file::NODE_FEATURES), [0, 1, 255, 7, 8, 9]);
-    for row in [[0.5, 1., 2.], [-1., 1., 2.], [256., 0., 0.], [f32::NAN, 0., 0.]] {
+    for row in [[0.5, 1., 2.], [-1., 1., 2.], [256., 0., 0.]] {
         let (dataset, _keep) = stored(None, &[row, [1., 2., 3.]].concat(), false);
         assert_eq!(dataset.manifest().nodes.features.as_ref().unwrap().dtype, Dtype::F32);
+    }
+}
+
+#[test]
+fn nan_and_infinite_features_are_named_and_imported_on_request_only() {
+    let directory = tempfile::tempdir().unwrap();
+    for (value, number) in [("NaN", f32::NAN), ("inf", f32::INFINITY), ("-inf", f32::NEG_INFINITY)] {
+        let path = floats(&directory.path().join("x.npy"), &[2, 3], &[0., 1., 2., 3., number, 5.]);
+        for (dtype, row_normalise) in [(None, false), (None, true), (Some(Dtype::F16), false)] {
+            let base = edge_request(directory.path(), &[(0, 1)]);
+            let request = Request { features: Some(path.clone()), dtype, row_normalise, ..base };
+            let target = directory.path().join("out");
+            let job = |overwrite| ImportJob {
+                target: &target,
+                overwrite,
+                budget: Budget { host_bytes: 64 << 20 },
+                progress: &Silent,
+            };
+            let said = import(&request, &job(true)).unwrap_err().to_string();
+            for word in ["x.npy, row 1, column 1", value, "--allow-nan"] {
+                assert!(said.contains(word), "{word} is not in: {said}");
+            }
+            import(&Request { allow_nan: true, ..request }, &job(true)).unwrap();
+            let dataset = Dataset::open(&target).unwrap();
+            let stored = dataset.manifest().nodes.features.as_ref().unwrap().dtype;
+            assert_eq!(stored, dtype.unwrap_or(Dtype::F32));
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+use esker_types::ErrorKind;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -89,6 +90,16 @@ impl IoError {
     pub(crate) fn file(path: &Path, verb: &'static str) -> impl FnOnce(io::Error) -> IoError {
         let path = path.to_path_buf();
         move |source| IoError::File { path, verb, source }
+    }
+
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            IoError::Option(_) => ErrorKind::Asked,
+            IoError::Cancelled => ErrorKind::Stopped,
+            IoError::Write { source, .. } | IoError::File { source, .. } => ErrorKind::of_io(source),
+            _ => ErrorKind::World,
+        }
     }
 
     /// What the system said, where it said something.

@@ -1,4 +1,5 @@
 use esker_device::DeviceError;
+use esker_types::ErrorKind;
 
 /// What can go wrong while a model is built or trained.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -12,7 +13,7 @@ pub enum NnError {
         remedy: String,
     },
     /// A label that names no class.
-    #[error("label {found} of row {row} is no class: the model has classes 0 to {last}; check the labels")]
+    #[error("label {found} of row {row} is not a class: the model has classes 0 to {last}; check the labels")]
     Label {
         /// The row of the logits.
         row: u32,
@@ -48,6 +49,14 @@ impl From<esker_cuda::CudaError> for NnError {
 }
 
 impl NnError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            NnError::Config { .. } => ErrorKind::Asked,
+            NnError::Label { .. } | NnError::Device(_) | NnError::Load { .. } => ErrorKind::World,
+        }
+    }
+
     pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> NnError {
         NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
     }

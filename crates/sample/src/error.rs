@@ -1,5 +1,5 @@
 use esker_store::StoreError;
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub enum SampleError {
         remedy: String,
     },
     /// A seed that is no node of the graph.
-    #[error("seed {found} is no node: the graph has nodes 0 to {last}; check the list of seeds")]
+    #[error("seed {found} is not a node: the graph has nodes 0 to {last}; check the list of seeds")]
     Seed {
         /// The seed.
         found: u64,
@@ -27,7 +27,8 @@ pub enum SampleError {
     },
     /// A batch needs more memory than the sampler may use.
     #[error(
-        "sampling {what} needs {needed}, the sampler may use {allowed}; allow {needed}, or take smaller batches or fan-outs"
+        "sampling {what} needs {needed}, the sampler may use {allowed}; allow {}, or take smaller batches or fan-outs",
+        needed.flag_value()
     )]
     Memory {
         /// What grew too large.
@@ -64,6 +65,18 @@ pub enum SampleError {
 pub type Result<T, E = SampleError> = std::result::Result<T, E>;
 
 impl SampleError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            SampleError::Store(error) => error.kind(),
+            SampleError::Request { .. } | SampleError::Seed { .. } | SampleError::Memory { .. } => {
+                ErrorKind::Asked
+            }
+            SampleError::Stopped => ErrorKind::Stopped,
+            SampleError::Io { .. } | SampleError::Trace { .. } => ErrorKind::World,
+        }
+    }
+
     /// For `map_err` on IO results.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> SampleError + '_ {
         move |source| match StoreError::io(path)(source) {

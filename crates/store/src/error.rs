@@ -1,5 +1,5 @@
 use esker_io::IoError;
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -27,9 +27,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The disk is full.
-    #[error(
-        "{path}: no space left on this disk; free some and run the same command again, it goes on where it stopped"
-    )]
+    #[error("{path}: no space left on this disk; free some")]
     DiskFull {
         /// The file being written.
         path: PathBuf,
@@ -85,7 +83,7 @@ pub enum StoreError {
     #[error(transparent)]
     Engine(IoError),
     /// There is no manifest.
-    #[error("{path}: no Esker dataset (no esker.json in it){hint}")]
+    #[error("{path}: not an Esker dataset (no esker.json in it){hint}")]
     NotADataset {
         /// The directory looked at.
         path: PathBuf,
@@ -165,10 +163,22 @@ impl From<IoError> for StoreError {
 }
 
 fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    ErrorKind::of_io(error) == ErrorKind::DiskFull
 }
 
 impl StoreError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            StoreError::Exists { .. } | StoreError::Foreign { .. } | StoreError::Striped { .. } => {
+                ErrorKind::Asked
+            }
+            StoreError::DiskFull { .. } => ErrorKind::DiskFull,
+            StoreError::Engine(error) => error.kind(),
+            _ => ErrorKind::World,
+        }
+    }
+
     /// For `map_err` on IO results.
     pub fn io(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
         move |source| match is_full(&source) {

@@ -35,7 +35,10 @@ impl Stripes {
     /// Stripes of `bytes` over `parts` parts; what is wrong with the numbers, where something is.
     pub fn new(parts: u32, bytes: u64) -> Result<Stripes, String> {
         if !(2..=Stripes::MOST_PARTS).contains(&parts) {
-            return Err(format!("stripes over {parts} parts; 2 to 64 work"));
+            return Err(format!(
+                "arrays are striped over 2 to {} directories, and {parts} is given",
+                Stripes::MOST_PARTS
+            ));
         }
         if !bytes.is_power_of_two() || !(Stripes::LEAST_BYTES..=Stripes::MOST_BYTES).contains(&bytes) {
             return Err(format!("stripes of {bytes} bytes; powers of two from 64 KiB to 1 GiB work"));

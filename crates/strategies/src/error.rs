@@ -4,6 +4,8 @@ use esker_fetch::FetchError;
 use esker_fetch::pipeline::StagePanicked;
 use esker_sample::SampleError;
 use esker_store::StoreError;
+use esker_types::ErrorKind;
+use std::path::PathBuf;
 
 /// What can go wrong between a dataset and a batch.
 #[derive(Debug, thiserror::Error)]
@@ -25,11 +27,21 @@ pub enum StrategyError {
         /// What to do.
         remedy: String,
     },
+    /// Packed rows cannot go where the dataset is.
+    #[error(
+        "{path}: packed rows go here, and it cannot be written: {source}; choose another directory for them with --prepared DIR, or make this one writable"
+    )]
+    ReadOnly {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The device that trains failed, or has no room.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A source ended before its run did.
-    #[error("the batches ended before {at:?}; resume the run with the configuration it was started with")]
+    #[error("the batches ended before {at}; resume the run with the configuration it was started with")]
     Ended {
         /// The batch that was to come.
         at: Box<RunPosition>,
@@ -80,6 +92,23 @@ impl From<FetchError> for StrategyError {
 }
 
 impl StrategyError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            StrategyError::Sample(error) => error.kind(),
+            StrategyError::Fetch(error) => error.kind(),
+            StrategyError::Store(error) => error.kind(),
+            StrategyError::Request { .. } => ErrorKind::Asked,
+            StrategyError::Stopped => ErrorKind::Stopped,
+            StrategyError::ReadOnly { .. }
+            | StrategyError::Device(_)
+            | StrategyError::Ended { .. }
+            | StrategyError::Panicked(_)
+            | StrategyError::State { .. }
+            | StrategyError::Threads { .. } => ErrorKind::World,
+        }
+    }
+
     pub(crate) fn request(problem: impl ToString, remedy: impl ToString) -> StrategyError {
         StrategyError::Request { problem: problem.to_string(), remedy: remedy.to_string() }
     }

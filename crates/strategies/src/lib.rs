@@ -176,7 +176,7 @@ impl FromStr for StrategyKind {
         let found = StrategyKind::ALL.into_iter().find(|kind| kind.to_string() == word);
         found.ok_or_else(|| {
             let names = StrategyKind::ALL.map(|kind| kind.to_string()).join(", ");
-            format!("`{word}` is no strategy; there are {names}")
+            format!("`{word}` is not a strategy; there are {names}")
         })
     }
 }

@@ -3,6 +3,7 @@
 use esker_sample::Position;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::fmt;
 
 /// A part of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,6 +53,20 @@ pub struct RunPosition {
     pub phase: Phase,
     /// The batch, from 0.
     pub batch: u64,
+}
+
+/// For a person, who counts from 1.
+impl fmt::Display for RunPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let batch = self.batch + 1;
+        match self.phase {
+            Phase::Train { epoch } => write!(f, "batch {batch} of epoch {}", epoch + 1),
+            Phase::Validation { epoch } => {
+                write!(f, "batch {batch} of the validation after epoch {}", epoch + 1)
+            }
+            Phase::Test => write!(f, "batch {batch} of the test"),
+        }
+    }
 }
 
 impl RunPosition {

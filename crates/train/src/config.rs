@@ -8,7 +8,8 @@ use esker_strategies::StrategyKind;
 use esker_types::{Budget, DeviceName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The order of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -58,6 +59,18 @@ impl MetricName {
             Some(LabelKind::Multilabel) => MetricName::MacroF1,
             _ => MetricName::Accuracy,
         }
+    }
+}
+
+impl fmt::Display for MetricName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MetricName::Accuracy => "accuracy",
+            MetricName::MacroF1 => "macro-f1",
+            MetricName::Auc => "auc",
+            MetricName::Loss => "loss",
+            MetricName::AccuracyAndLoss => "accuracy-and-loss",
+        })
     }
 }
 
@@ -246,32 +259,18 @@ impl RunConfig {
                 return Err(TrainError::config(problem, "give one number, or one a layer"));
             }
         }
-        if self.epochs == 0 || self.batch == 0 || self.eval_every == 0 {
-            return Err(TrainError::config(
-                format!(
-                    "{} epochs of batches of {}, evaluated every {}",
-                    self.epochs, self.batch, self.eval_every
-                ),
-                "take 1 at least of each",
-            ));
-        }
+        self.check_counts()?;
         if !(self.lr > 0.0 && self.lr.is_finite()) {
-            return Err(TrainError::config(format!("a learning rate of {}", self.lr), "take one above 0"));
+            return Err(TrainError::config(
+                format!("--lr is {}", self.lr),
+                "it must be greater than 0, and finite",
+            ));
         }
         if self.form == Form::Shadow && [self.eval, self.final_eval].contains(&EvaluationMode::Full) {
             return Err(TrainError::config(
                 "ShaDow trains on induced subgraphs, which inference layer by layer does not have",
                 "evaluate with --eval sampled and --final-eval sampled",
             ));
-        }
-        if self.superbatch == Some(0) {
-            return Err(TrainError::config("a superbatch of 0 batches", "take 1 at least, or leave it out"));
-        }
-        if self.epochs_sampled == Some(0) {
-            return Err(TrainError::config("--epochs-sampled 0", "take 1 at least, or auto"));
-        }
-        if self.segment == Some(0) {
-            return Err(TrainError::config("--segment 0", "take 1 batch at least, or leave it out"));
         }
         if !self.strategy.repeats_epochs() && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs) {
             return Err(TrainError::config(
@@ -285,13 +284,41 @@ impl RunConfig {
         if self.device == DeviceName::Cpu && self.precision != Precision::F32 {
             let asked = format!("{:?}", self.precision).to_lowercase();
             return Err(TrainError::config(
-                format!("the CPU computes products in f32, not in {asked}"),
+                format!("the CPU computes in f32, not in {asked}"),
                 "leave --precision out, or train with --device cuda",
             ));
         }
         self.optimizer.check()?;
         self.schedule.check()?;
         Ok(())
+    }
+
+    /// Refuses counts of 0 where nothing could be done with them.
+    fn check_counts(&self) -> Result<()> {
+        let counts = [
+            ("--epochs", Some(self.epochs)),
+            ("--batch", Some(self.batch)),
+            ("--eval-every", Some(self.eval_every)),
+            ("--threads", Some(self.threads as u64)),
+            ("--superbatch", self.superbatch),
+            ("--epochs-sampled", self.epochs_sampled),
+            ("--segment", self.segment.map(u64::from)),
+        ];
+        match counts.iter().find(|(_, count)| *count == Some(0)) {
+            Some((flag, _)) => Err(TrainError::config(format!("{flag} is 0"), "it must be at least 1")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to go on with the run in `out`, which is `before`, where it was another one.
+    pub fn check_resumes(&self, before: &RunConfig, out: &Path) -> Result<()> {
+        match &self.differences(before)[..] {
+            [] => Ok(()),
+            differences => Err(TrainError::config(
+                format!("{} was another run: {}", out.display(), differences.join("; ")),
+                "resume it with what it was started with, or choose another --out",
+            )),
+        }
     }
 
     /// What must be the same for a run to be resumed, by name: everything that can change a result, but for the device,

@@ -2,7 +2,7 @@ use esker_nn::NnError;
 use esker_sample::SampleError;
 use esker_store::StoreError;
 use esker_strategies::{MemoryTable, StrategyError};
-use esker_types::ByteCount;
+use esker_types::{ByteCount, ErrorKind};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -35,10 +35,18 @@ pub enum TrainError {
         /// What to do.
         remedy: String,
     },
+    /// What files, disks or other processes do not allow.
+    #[error("{problem}; {remedy}")]
+    Machine {
+        /// What was found.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
     /// More memory than was promised.
     #[error(
-        "this run needs {needed} ({} bytes), and --memory allows {allowed}:\n{table}\nallow --memory {}B, or take a smaller batch, fan-out, model or another strategy",
-        needed.0, needed.0
+        "this run needs {needed} ({} bytes), and --memory allows {allowed}:\n{table}\nallow --memory {}, or take a smaller batch, fan-out, model or another strategy",
+        needed.0, needed.flag_value()
     )]
     Memory {
         /// The smallest budget that would do.
@@ -50,8 +58,8 @@ pub enum TrainError {
     },
     /// More memory of the processor's own than was promised.
     #[error(
-        "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nallow --gpu-memory {}B, take a smaller batch, fan-out or model, or train with --device cpu",
-        needed.0, needed.0
+        "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nallow --gpu-memory {}, take a smaller batch, fan-out or model, or train with --device cpu",
+        needed.0, needed.flag_value()
     )]
     DeviceMemory {
         /// The smallest budget that would do.
@@ -62,7 +70,7 @@ pub enum TrainError {
         table: MemoryTable,
     },
     /// Somebody asked it to stop while it evaluated.
-    #[error("stopped while evaluating; the same command goes on")]
+    #[error("stopped")]
     Stopped,
     /// The operating system refused.
     #[error("{path}: {source}")]
@@ -90,9 +98,35 @@ pub enum TrainError {
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 impl TrainError {
+    /// What it is about.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            TrainError::Store(error) => error.kind(),
+            TrainError::Sample(error) => error.kind(),
+            TrainError::Strategy(error) => error.kind(),
+            TrainError::Nn(error) => error.kind(),
+            TrainError::Engine(error) => error.kind(),
+            TrainError::Config { .. } | TrainError::Memory { .. } | TrainError::DeviceMemory { .. } => {
+                ErrorKind::Asked
+            }
+            TrainError::Stopped => ErrorKind::Stopped,
+            TrainError::Device(_)
+            | TrainError::Machine { .. }
+            | TrainError::Io { .. }
+            | TrainError::File { .. } => ErrorKind::World,
+        }
+    }
+
     /// For `map_err` on IO results.
-    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
-        move |source| TrainError::Io { path: path.to_path_buf(), source }
+    pub fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
+        move |source| match StoreError::io(path)(source) {
+            StoreError::Io { path, source } => TrainError::Io { path, source },
+            full => full.into(),
+        }
+    }
+
+    pub(crate) fn machine(problem: impl ToString, remedy: impl ToString) -> TrainError {
+        TrainError::Machine { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 
     pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> TrainError {

@@ -108,11 +108,12 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     }
 }
 
-/// Evaluates the best model of a run on a split.
+/// Evaluates the best model of a run on a split; [`TrainError::Stopped`] where somebody asked for an end.
 pub fn evaluate_run<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
     split: SplitName,
     mode: EvaluationMode,
 ) -> Result<Option<Metrics>> {
-    run.context(&|| false).evaluate(split, mode, None)
+    let stop = run.stop_signal();
+    run.context(&|| stop.is_asked()).evaluate(split, mode, None)
 }

@@ -41,6 +41,9 @@ impl Default for RunControl {
     }
 }
 
+/// Is told that a run can start, and may refuse.
+type Begun<'a> = &'a mut dyn FnMut(&RunConfig) -> Result<()>;
+
 /// Everything of a run but its progress.
 pub struct OpenRun<B: Backend> {
     /// The run.
@@ -94,7 +97,19 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         control: RunControl,
         strategy: Box<dyn Strategy<B>>,
     ) -> Result<OpenRun<B>> {
-        OpenRun::open(backend, config, scratch, Purpose::Train, control, strategy)
+        OpenRun::begin(backend, config, scratch, control, strategy, &mut |_| Ok(()))
+    }
+
+    /// The same; `begun` is called once the run can start, before the strategy does its work on disk.
+    pub(crate) fn begin(
+        backend: B,
+        config: RunConfig,
+        scratch: PathBuf,
+        control: RunControl,
+        strategy: Box<dyn Strategy<B>>,
+        begun: Begun<'_>,
+    ) -> Result<OpenRun<B>> {
+        OpenRun::open(backend, config, scratch, Purpose::Train, control, strategy, begun)
     }
 
     fn open(
@@ -104,6 +119,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         purpose: Purpose,
         control: RunControl,
         mut strategy: Box<dyn Strategy<B>>,
+        begun: Begun<'_>,
     ) -> Result<OpenRun<B>> {
         let (checked, processor) = (CheckedDataset::new(&config)?, Processor::of(&backend));
         let mut outline = checked.outline(&config, purpose, processor, &scratch);
@@ -124,6 +140,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             ..Job::new(outline, batches)?
         };
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
+        begun(&config)?;
         let prepared = strategy.prepare(&job)?;
         // What was chosen belongs to the run: resumed, it must be the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
@@ -147,8 +164,18 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// The best model of a run directory, or its last where nothing chose a best one, with the configuration that
     /// [`RunConfig::to_infer`] gives.
     pub fn load(backend: B, run: &RunDirectory, config: RunConfig) -> Result<OpenRun<B>> {
+        OpenRun::load_watched(backend, run, config, RunControl::default())
+    }
+
+    /// The same, and somebody may end it, and what is done with it.
+    pub fn load_watched(
+        backend: B,
+        run: &RunDirectory,
+        config: RunConfig,
+        control: RunControl,
+    ) -> Result<OpenRun<B>> {
         let strategy = config.strategy.build(backend.clone());
-        OpenRun::load_with(backend, run, config, strategy)
+        OpenRun::load_controlled(backend, run, config, control, strategy)
     }
 
     /// The same with another strategy than the configuration names.
@@ -156,6 +183,16 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         backend: B,
         run: &RunDirectory,
         config: RunConfig,
+        strategy: Box<dyn Strategy<B>>,
+    ) -> Result<OpenRun<B>> {
+        OpenRun::load_controlled(backend, run, config, RunControl::default(), strategy)
+    }
+
+    fn load_controlled(
+        backend: B,
+        run: &RunDirectory,
+        config: RunConfig,
+        control: RunControl,
         strategy: Box<dyn Strategy<B>>,
     ) -> Result<OpenRun<B>> {
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
@@ -166,8 +203,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             ));
         };
         let weights = Checkpoint::read(&path)?;
-        let (scratch, control) = (run.scratch_path(), RunControl::default());
-        let mut opened = OpenRun::open(backend, config, scratch, Purpose::Infer, control, strategy)?;
+        let (scratch, begun) = (run.scratch_path(), &mut |_: &RunConfig| Ok(()));
+        let mut opened = OpenRun::open(backend, config, scratch, Purpose::Infer, control, strategy, begun)?;
         opened.learner.load_model(&weights.model)?;
         let parts = weights.source_state(&path)?;
         opened.state = (!parts.is_empty()).then(|| SavedWith { folder: run.state_path(), parts });
@@ -247,6 +284,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.config.gpu_memory.or(backend.memory_limit()).filter(|_| !backend.in_host_memory())
     }
 
+    /// Whether somebody asked for an end.
+    pub(crate) fn stop_signal(&self) -> StopSignal {
+        self.job.stop.clone()
+    }
+
     pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a, B> {
         Context {
             config: &self.config,
@@ -317,8 +359,13 @@ impl CheckedDataset {
         };
         if !has {
             return Err(TrainError::config(
-                format!("{:?} is no metric of {outputs} {kind:?}", config.metric),
-                "take --metric accuracy, macro-f1 or loss; auc needs two classes or several labels a node",
+                format!("--metric {} does not fit {}", config.metric, labels_text(kind, outputs)),
+                match kind {
+                    LabelKind::Real => "take --metric loss",
+                    _ => {
+                        "take --metric accuracy, macro-f1 or loss; auc needs two classes or several labels a node"
+                    }
+                },
             ));
         }
         let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
@@ -385,6 +432,15 @@ impl CheckedDataset {
     }
 }
 
+/// Labels, for a person.
+fn labels_text(kind: LabelKind, outputs: usize) -> String {
+    match kind {
+        LabelKind::Classes => format!("labels of {outputs} classes"),
+        LabelKind::Multilabel => format!("{outputs} labels a node"),
+        LabelKind::Real => "real labels".into(),
+    }
+}
+
 /// Half of what is free where scratch files go, and no more than Ginex takes in its paper.
 fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
     // Packed rows go elsewhere than traces.
@@ -403,12 +459,8 @@ fn training_batches(config: &RunConfig, task: &Task) -> Result<Arc<dyn Batches>>
     let batching = Batching::new(nodes.len() as u64, config.batch, config.drop_last)?;
     if batching.batches() == 0 {
         return Err(TrainError::config(
-            format!(
-                "{} training nodes make no batch of {} with the last left out",
-                nodes.len(),
-                config.batch
-            ),
-            "take a smaller batch, or keep the last",
+            format!("--drop-last leaves no batch of {} of {} training nodes", config.batch, nodes.len()),
+            "take a smaller --batch, or leave --drop-last out",
         ));
     }
     let order: Arc<dyn Order> = match config.order {

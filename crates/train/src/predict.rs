@@ -1,6 +1,6 @@
 //! Predictions of nodes by the model of a run.
 
-use crate::{EvaluationMode, OpenRun, Result};
+use crate::{EvaluationMode, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
@@ -19,7 +19,9 @@ pub fn predict<B: Backend + Clone + 'static>(
     mode: EvaluationMode,
     take: TakePredictions,
 ) -> Result<()> {
-    let mut context = run.context(&|| false);
+    let stop = run.stop_signal();
+    let is_asked = || stop.is_asked();
+    let mut context = run.context(&is_asked);
     let learner = context.learner;
     let mut hand_over = |nodes: &[NodeId], logits: Vec<f32>| {
         let (classes, values) = learner.objective().predictions(logits);
@@ -40,6 +42,9 @@ pub fn predict<B: Backend + Clone + 'static>(
             };
             let mut source = context.open_inference(&over)?;
             while let Some(batch) = source.next()? {
+                if stop.is_asked() {
+                    return Err(TrainError::Stopped);
+                }
                 let (nodes, logits) = learner.infer_seeds(batch)?;
                 hand_over(&nodes, logits)?;
             }

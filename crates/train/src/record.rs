@@ -14,6 +14,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+const CONFIG: &str = "config.json";
+const ENVIRONMENT: &str = "environment.json";
+const LOCK: &str = "lock";
+
 /// A batch as `metrics.jsonl` has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchRecord {
@@ -120,19 +124,21 @@ pub struct Summary {
 #[derive(Debug, Clone)]
 pub struct RunDirectory {
     path: PathBuf,
+    /// Directories that were made for it, the innermost first.
+    made: Vec<PathBuf>,
 }
 
 impl RunDirectory {
     /// A directory that can take a new run; one that holds a run already is refused. Nothing is written.
     pub(crate) fn create_checked(path: &Path) -> Result<RunDirectory> {
-        let run = RunDirectory { path: path.to_path_buf() };
+        let run = RunDirectory { path: path.to_path_buf(), made: Vec::new() };
         if path.join(esker_store::file::MANIFEST).exists() {
             return Err(TrainError::config(
                 format!("{} is a dataset", path.display()),
                 "choose another --out for the run",
             ));
         }
-        if run.config_path().exists() {
+        if RunDirectory::holds_run(path) {
             return Err(TrainError::config(
                 format!("{} holds a run already", path.display()),
                 "go on with --resume, or choose another --out",
@@ -143,7 +149,9 @@ impl RunDirectory {
 
     /// A directory for a new run; one that holds a run already is refused.
     pub fn create(path: &Path, config: &RunConfig) -> Result<RunDirectory> {
-        let run = RunDirectory::create_checked(path)?;
+        let mut run = RunDirectory::create_checked(path)?;
+        let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        run.made = path.ancestors().take_while(missing).map(Path::to_path_buf).collect();
         fs::create_dir_all(path).map_err(TrainError::io(path))?;
         let environment = serde_json::json!({
             "esker": env!("CARGO_PKG_VERSION"),
@@ -152,19 +160,45 @@ impl RunDirectory {
             "processor": processor(),
             "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
         });
-        run.write_json("environment.json", &environment)?;
+        run.write_json(ENVIRONMENT, &environment)?;
         // The configuration last: a directory that has it holds a run.
-        run.write_json("config.json", config)?;
+        run.write_config(config)?;
         Ok(run)
+    }
+
+    /// Writes the configuration.
+    pub(crate) fn write_config(&self, config: &RunConfig) -> Result<()> {
+        self.write_json(CONFIG, config)
+    }
+
+    /// Whether the work before training is done: until then a strategy may still choose what it chooses.
+    pub fn has_begun(&self) -> bool {
+        self.metrics_path().exists() || self.checkpoint_path().exists()
+    }
+
+    /// Takes back what [`create`](RunDirectory::create) wrote, for a run that was refused. Other files stay.
+    pub(crate) fn withdraw(self) {
+        for name in [CONFIG, ENVIRONMENT, LOCK] {
+            let _ = fs::remove_file(self.path.join(name));
+        }
+        let _ = fs::remove_dir(self.scratch_path());
+        for folder in self.made {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+
+    /// Whether a directory holds a run.
+    pub fn holds_run(path: &Path) -> bool {
+        path.join(CONFIG).exists()
     }
 
     /// A directory that holds a run.
     pub fn open(path: &Path) -> Result<(RunDirectory, RunConfig)> {
-        let run = RunDirectory { path: path.to_path_buf() };
+        let run = RunDirectory { path: path.to_path_buf(), made: Vec::new() };
         let file = run.config_path();
         let bytes = fs::read(&file).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => TrainError::config(
-                format!("{} holds no run", path.display()),
+            std::io::ErrorKind::NotFound => TrainError::machine(
+                format!("{} does not hold a run", path.display()),
                 "give the directory that `esker train --out` wrote",
             ),
             _ => TrainError::Io { path: file.clone(), source },
@@ -176,10 +210,10 @@ impl RunDirectory {
 
     /// Makes sure that nobody else trains this run, and clears what a killed inference left behind.
     pub(crate) fn lock(&self) -> Result<File> {
-        let path = self.path.join("lock");
+        let path = self.path.join(LOCK);
         let file = File::create(&path).map_err(TrainError::io(&path))?;
         if file.try_lock().is_err() {
-            return Err(TrainError::config(
+            return Err(TrainError::machine(
                 format!("{} is being trained by another process", self.path.display()),
                 "wait for it, or choose another --out",
             ));
@@ -200,7 +234,11 @@ impl RunDirectory {
     }
 
     fn config_path(&self) -> PathBuf {
-        self.path.join("config.json")
+        self.path.join(CONFIG)
+    }
+
+    fn metrics_path(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
     }
 
     /// What a resumed run needs.
@@ -255,7 +293,7 @@ impl RunDirectory {
 
     /// Opens the lines, keeping the first `bytes`: what a checkpoint has seen.
     pub(crate) fn metrics(&self, bytes: u64) -> Result<MetricsWriter> {
-        let path = self.path.join("metrics.jsonl");
+        let path = self.metrics_path();
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let mut file = file.map_err(TrainError::io(&path))?;
         let found = file.metadata().map_err(TrainError::io(&path))?.len();

@@ -17,8 +17,8 @@ use esker_sample::Position;
 use esker_strategies::{
     Batch, BatchSource, CheckpointReader, Phase, RunPosition, SourceCounters, Strategy, StrategyError,
 };
-use esker_types::peak_resident_bytes;
 use esker_types::random::mix;
+use esker_types::{ErrorKind, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
@@ -169,10 +169,27 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         strategy: Box<dyn Strategy<B>>,
     ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
-        let run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
-        // Only a run that can start leaves a directory behind.
-        let directory = RunDirectory::create(out, &run.config)?;
-        Trainer::new(run, directory, State::default())
+        let mut begun = None;
+        // The directory comes before the work on disk: stopped there, the run is resumed as any other.
+        let run = OpenRun::begin(backend, config, scratch, control, strategy, &mut |config| {
+            let directory = RunDirectory::create(out, config)?;
+            begun = Some((directory.lock()?, directory));
+            Ok(())
+        });
+        match (run, begun) {
+            (Ok(run), Some((lock, directory))) => {
+                directory.write_config(&run.config)?;
+                Trainer::new(run, directory, lock, State::default())
+            }
+            (Err(error), begun) => {
+                // Only a run that can start leaves a directory.
+                if let Some((_, directory)) = begun.filter(|_| error.kind() == ErrorKind::Asked) {
+                    directory.withdraw();
+                }
+                Err(error)
+            }
+            (Ok(_), None) => unreachable!("a run is opened after its directory was made"),
+        }
     }
 
     /// Goes on with a run where its last checkpoint left it; from the start where there is none.
@@ -200,20 +217,19 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         strategy: Box<dyn Strategy<B>>,
     ) -> Result<Trainer<B>> {
         let (directory, before) = RunDirectory::open(out)?;
-        let differences = config.differences(&before);
-        if !differences.is_empty() {
-            return Err(TrainError::config(
-                format!("{} was another run: {}", out.display(), differences.join("; ")),
-                "resume it with what it was started with, or choose another --out",
-            ));
-        }
+        config.check_resumes(&before, out)?;
+        let lock = directory.lock()?;
+        let has_begun = directory.has_begun();
         // Whatever strategy goes on, batches are those that the run began with.
-        let sampled = before.epochs_sampled.unwrap_or(before.epochs);
-        let config = RunConfig { epochs_sampled: Some(sampled), ..config };
+        let sampled = before.epochs_sampled.or(has_begun.then_some(before.epochs));
+        let config = RunConfig { epochs_sampled: sampled.or(config.epochs_sampled), ..config };
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
         let scratch = directory.scratch_path();
         let mut run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
+        if !has_begun {
+            directory.write_config(&RunConfig { epochs_sampled: run.config.epochs_sampled, ..before })?;
+        }
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
@@ -225,11 +241,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 state
             }
         };
-        Trainer::new(run, directory, state)
+        Trainer::new(run, directory, lock, state)
     }
 
-    fn new(run: OpenRun<B>, directory: RunDirectory, state: State) -> Result<Trainer<B>> {
-        let lock = directory.lock()?;
+    fn new(run: OpenRun<B>, directory: RunDirectory, lock: File, state: State) -> Result<Trainer<B>> {
         let metrics = directory.metrics(state.metrics_bytes)?;
         let now = Instant::now();
         Ok(Trainer {

@@ -126,6 +126,33 @@ fn batch_norm_momentum_schedules_and_clipping_survive_a_stop() {
 }
 
 #[test]
+fn a_run_that_is_refused_while_it_prepares_leaves_nothing() {
+    let bench = Bench::new();
+    let (strategy, neighbour_cache) = (StrategyKind::Ginex, Some(1 << 40));
+    let config = RunConfig { strategy, neighbour_cache, ..bench.config() };
+    let said = Trainer::create(CpuBackend::new(), config, &bench.path("runs/refused")).err().unwrap();
+    assert!(said.to_string().contains("--neighbour-cache"), "{said}");
+    assert!(!bench.path("runs").exists());
+}
+
+#[test]
+fn a_run_that_is_stopped_while_it_prepares_is_resumed() {
+    let bench = Bench::new();
+    let (out, config) = (bench.path("run"), RunConfig { strategy: StrategyKind::DiskGnn, ..bench.config() });
+    let control = esker_train::RunControl::default();
+    control.stop.ask();
+    let stopped = Trainer::create_watched(CpuBackend::new(), config, &out, control).err().unwrap();
+    assert_eq!(stopped.kind(), esker_types::ErrorKind::Stopped, "{stopped}");
+    let (directory, before) = RunDirectory::open(&out).unwrap();
+    assert!(!directory.has_begun() && before.epochs_sampled.is_none());
+    let trainer = Trainer::resume(CpuBackend::new(), before, &out).unwrap();
+    let summary = finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap());
+    let (directory, after) = RunDirectory::open(&out).unwrap();
+    assert!(directory.has_begun() && after.epochs_sampled.is_some());
+    assert_eq!(summary.loss_digest, train(&bench.config(), &bench.path("whole")).loss_digest);
+}
+
+#[test]
 fn a_resumed_run_must_be_the_same_run() {
     let bench = Bench::new();
     let out = bench.path("run");
@@ -146,7 +173,7 @@ fn a_resumed_run_must_be_the_same_run() {
     assert!(before && again.epochs.len() == 3);
     let nowhere =
         Trainer::resume(CpuBackend::new(), bench.config(), &bench.path("nowhere")).err().unwrap().to_string();
-    assert!(nowhere.contains("holds no run"), "{nowhere}");
+    assert!(nowhere.contains("does not hold a run"), "{nowhere}");
 }
 
 #[test]

@@ -38,9 +38,21 @@ const UNITS: [(&str, u64); 13] = [
     ("t", 1 << 40),
 ];
 
-/// A word that is no size.
+impl ByteCount {
+    /// As the value of a flag that must suffice: `716MiB`, rounded up.
+    pub fn flag_value(self) -> String {
+        let (unit, scale) = match self.0 {
+            0..1_048_576 => ("KiB", 1u64 << 10),
+            bytes if bytes < 64 << 30 => ("MiB", 1 << 20),
+            _ => ("GiB", 1 << 30),
+        };
+        format!("{}{unit}", self.0.div_ceil(scale))
+    }
+}
+
+/// A word that is not a size.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` is no size; write a number and a unit, as in 512MiB, 8GiB or 1.5GB")]
+#[error("`{0}` is not a size; write a number and a unit, as in 512MiB, 8GiB or 1.5GB")]
 pub struct ParseBytesError(String);
 
 impl FromStr for ByteCount {
@@ -123,6 +135,16 @@ mod tests {
         check("8g", 8 << 30);
         check("1.5GB", 1_500_000_000);
         check("2kB", 2000);
+    }
+
+    #[test]
+    fn the_value_of_a_flag_suffices() {
+        let cases = [(1, "1KiB"), (750_642_556, "716MiB"), (716 << 20, "716MiB"), (65 << 30, "65GiB")];
+        for (bytes, expected) in cases {
+            let word = ByteCount(bytes).flag_value();
+            assert_eq!(word, expected);
+            assert!(word.parse::<ByteCount>().unwrap().0 >= bytes, "{word}");
+        }
     }
 
     #[test]

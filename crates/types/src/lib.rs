@@ -8,6 +8,7 @@ mod budget;
 mod bytes;
 mod device;
 mod dtype;
+mod error_kind;
 mod ids;
 mod median;
 mod progress;
@@ -19,6 +20,7 @@ pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, 
 pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
+pub use error_kind::ErrorKind;
 pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
 pub use median::median;
 pub use progress::{Progress, Recorded, Silent, StageTaken, Unit};

@@ -178,7 +178,7 @@ fn missing_when_sampled(bench: &Bench, more: &[&str], memory: u64) -> Result<Opt
     let output = bench.esker(&words("tried", "8", &[more, &["--memory", &memory]].concat())).output()?;
     fs::remove_dir_all(bench.path("tried")).ok();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let bytes = said.split("allow ").find_map(|rest| rest.split('B').next()?.parse().ok());
+    let bytes = said.split("more (").find_map(|rest| rest.split(" bytes)").next()?.parse().ok());
     ensure!(output.status.success() != bytes.is_some(), "{memory}: {said}");
     Ok(bytes)
 }

@@ -1,6 +1,7 @@
 //! Batches through the whole path, or through all of it but the model: seconds a batch, by stage.
 
 use crate::device::{WithBackend, on_device};
+use crate::exit::usage;
 use crate::folder::OwnFolder;
 use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
@@ -17,14 +18,17 @@ use std::time::Instant;
 
 /// Train some batches: seconds a batch, and what each stage did with them
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
   esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
   esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0  a whole epoch, sampling and planning included
   esker bench epoch g --products                                            the model's products beside gemm's best rate
 
-The flags are those of `esker train`.")]
+The flags are those of `esker train`."
+)]
 pub struct EpochArguments {
     /// The dataset
     dataset: PathBuf,
@@ -53,6 +57,7 @@ pub struct EpochArguments {
 pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
+    arguments.flags.check_effect(&config)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     drop(dataset);
     // Enough for any number of batches.
@@ -100,7 +105,7 @@ impl WithBackend for Measurement<'_> {
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         if arguments.products && backend.counted().is_none() {
-            bail!("--products looks at products on the CPU; leave it out, or take --device cpu");
+            return Err(usage("--products looks at products on the CPU; leave it out, or take --device cpu"));
         }
         let mut run = OpenRun::new(backend, config, self.scratch.to_path_buf())?;
         let threads = run.config.threads;

@@ -1,7 +1,8 @@
 //! What the GPU and its kernels do: memory, the bus, aggregation, and whole training steps.
 
+use crate::exit::usage;
 use crate::output::{TextTable, print, print_json};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use esker_cuda::{DeviceMatrix, Gpu, Precision, Stopwatch, measure};
 use esker_nn::*;
 use esker_types::median;
@@ -13,14 +14,17 @@ use std::time::Instant;
 
 /// Measure the GPU: memory, bus, aggregation, training steps
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker bench gpu                              rates of memory and bus, and steps of GraphSAGE and GAT
   esker bench gpu --model sage --precision tf32
   esker bench gpu --rows 240000,61500,8300,1000 --edges-each 7
   esker bench gpu --export batch --json        the batch of the steps as files, for bench/peers/gpu_step.py
 
-A step is forward, loss, backward and Adam on one batch, with everything it needs: lists come from host memory each time and are turned round on the GPU. `device` is the time on the GPU, taken by events with the host far ahead; `wall` is what a loop of steps takes from outside; `launching` is the same loop over a batch of a thousandth of the rows: what a step takes from the host alone.")]
+A step is forward, loss, backward and Adam on one batch, with everything it needs: lists come from host memory each time and are turned round on the GPU. `device` is the time on the GPU, taken by events with the host far ahead; `wall` is what a loop of steps takes from outside; `launching` is the same loop over a batch of a thousandth of the rows: what a step takes from the host alone."
+)]
 pub struct GpuArguments {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
@@ -64,10 +68,10 @@ const CLASSES: usize = 172;
 
 pub fn run(arguments: &GpuArguments) -> anyhow::Result<ExitCode> {
     if arguments.rows.len() < 2 || !arguments.rows.is_sorted_by(|a, b| a >= b) {
-        bail!(
+        return Err(usage(format!(
             "--rows {:?} does not shrink from layer to layer; give for example 240000,61500,8300,1000",
             arguments.rows
-        );
+        )));
     }
     let batch = StepBatch::new(&arguments.rows, arguments.edges_each);
     let few: Vec<usize> = arguments.rows.iter().map(|rows| rows.div_ceil(1000)).collect();
@@ -181,9 +185,10 @@ fn measure_steps(
     precision: &str,
 ) -> anyhow::Result<Value> {
     let word = |word: &str| Value::String(word.to_string());
-    let kind: Kind = serde_json::from_value(word(model)).with_context(|| format!("`{model}` is no model"))?;
-    let precision_found: Precision =
-        serde_json::from_value(word(precision)).with_context(|| format!("`{precision}` is no precision"))?;
+    let kind: Kind = serde_json::from_value(word(model))
+        .map_err(|error| usage(format!("`{model}` is not a model: {error}")))?;
+    let precision_found: Precision = serde_json::from_value(word(precision))
+        .map_err(|error| usage(format!("`{precision}` is not a precision: {error}")))?;
     let gpu = Gpu::open(arguments.number, None, precision_found)?;
     let backend = CudaBackend::new(gpu.clone());
     let layers = batch.rows.len() - 1;

@@ -1,4 +1,5 @@
 use super::io_workload::{Reached, Workload, WorkloadKind};
+use crate::exit::usage;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use crate::scratch::MeasuringFile;
@@ -12,7 +13,9 @@ use std::time::Duration;
 
 /// Measure a disk's own limit, and how close the reading engine comes
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker bench io                               the disk of this directory
   esker bench io --dir /mnt/nvme --json
@@ -20,7 +23,8 @@ Examples:
   esker bench io --rung pread-direct           as on a machine that refuses io_uring
   esker bench io --size 256MiB --seconds 0.2 --rounds 3       a quick look
 
-First a bare loop that reads blocks and throws them away finds the limit: large blocks in order, 4 KiB and the smallest block anywhere, with 1 and 2 threads and several depths. Then the engine reads rows, in turn with the best bare loop of the same block size; medians of all rounds are shown. `of limit` is the engine's reads (or bytes) a second over those of a bare loop whose few buffers stay in the processor's cache; `of kept` over those of one that, like the engine, fills the memory of whole batches. Writes a file of `--size` and removes it.")]
+First a bare loop that reads blocks and throws them away finds the limit: large blocks in order, 4 KiB and the smallest block anywhere, with 1 and 2 threads and several depths. Then the engine reads rows, in turn with the best bare loop of the same block size; medians of all rounds are shown. `of limit` is the engine's reads (or bytes) a second over those of a bare loop whose few buffers stay in the processor's cache; `of kept` over those of one that, like the engine, fills the memory of whole batches. Writes a file of `--size` and removes it."
+)]
 pub struct IoArguments {
     /// Directory on the disk to measure
     #[arg(long, default_value = ".")]
@@ -95,11 +99,12 @@ struct Limits {
 }
 
 pub fn run(arguments: &IoArguments) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!(
-        arguments.seconds > 0.0 && arguments.seconds <= 600.0,
-        "--seconds {}: more than 0 and at most 600",
-        arguments.seconds
-    );
+    if !(arguments.seconds > 0.0 && arguments.seconds <= 600.0) {
+        return Err(usage(format!(
+            "--seconds is {}; it must be greater than 0 and at most 600",
+            arguments.seconds
+        )));
+    }
     let options = Options {
         rung: arguments.rung,
         block_bytes: arguments.io_block.map(|bytes| bytes.0),
@@ -110,7 +115,9 @@ pub fn run(arguments: &IoArguments) -> anyhow::Result<ExitCode> {
     };
     let most = ByteCount(machine_memory_limit().bytes / 2);
     if let Some(kept) = arguments.kept.filter(|kept| kept.0 > most.0) {
-        anyhow::bail!("--kept {kept}: at most {most}, half of what this machine has");
+        return Err(usage(format!(
+            "--kept is {kept}; it must be at most {most}, half of what this machine has"
+        )));
     }
     // Before minutes are spent on writing.
     options.check()?;

@@ -1,4 +1,5 @@
 use super::lines;
+use crate::exit::usage;
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
 use esker_sample::bulk::{Bulk, positions};
@@ -17,7 +18,9 @@ use std::time::Instant;
 
 /// Sample batches: edges per second, memory touched, bytes of a trace
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker bench sample g                                          3 layers of fan-out 10, batches of 1000, all cores
   esker bench sample g --fanout 10,10,10 --batch 1000 --json
@@ -27,7 +30,8 @@ Examples:
   esker bench sample g --fanout all,all --batch 100             full neighbourhoods
   esker bench sample g --bound                                  its share of the random cache lines that the machine can read
 
-Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it.")]
+Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it."
+)]
 pub struct SampleArguments {
     /// The dataset
     dataset: PathBuf,
@@ -112,7 +116,7 @@ struct Layers(Vec<usize>);
 
 fn layers(word: &str) -> Result<Layers, String> {
     let number = |word: &str| word.parse::<usize>().ok().filter(|count| (1..=64).contains(count));
-    let bad = || format!("`{word}` is no number of layers; write 3, 1,3 or 1..5");
+    let bad = || format!("`{word}` is not a number of layers; write 3, 1,3 or 1..5");
     if let Some((first, last)) = word.split_once("..") {
         let (first, last) = (number(first).ok_or_else(bad)?, number(last).ok_or_else(bad)?);
         return if first <= last { Ok(Layers((first..=last).collect())) } else { Err(bad()) };
@@ -165,7 +169,10 @@ fn measure<W: Word>(
 ) -> anyhow::Result<Value> {
     let seeds = seeds_of(dataset)?;
     if seeds.is_empty() {
-        bail!("{}: there is nothing to train on; give it splits", dataset.directory().display());
+        return Err(usage(format!(
+            "{}: there is nothing to train on; give it splits",
+            dataset.directory().display()
+        )));
     }
     let seed_count = seeds.len();
     let batching = Batching::new(seed_count, arguments.batch, false)?;

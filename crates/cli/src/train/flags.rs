@@ -1,7 +1,8 @@
 //! A run as its user writes it: flags, or the same keys in a TOML file. What is not said is resolved from the dataset and
 //! the machine.
 
-use anyhow::{Context, bail};
+use crate::exit::usage;
+use anyhow::Context;
 use esker_nn::{
     Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
     OptimizerKind, Precision, Schedule,
@@ -71,7 +72,7 @@ impl FromStr for EpochsSampled {
             number => number
                 .parse()
                 .map(EpochsSampled::Count)
-                .map_err(|_| format!("`{number}` is no number of epochs; write one, or auto")),
+                .map_err(|_| format!("`{number}` is not a number of epochs; write one, or auto")),
         }
     }
 }
@@ -82,6 +83,16 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
         let text = error.to_string();
         text.split(" at line").next().unwrap_or(&text).to_string()
     })
+}
+
+/// Reads a count.
+fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "it must be a whole number, 0 or greater".to_string())
+}
+
+/// Reads a number.
+fn number<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "it must be a number, as in 0.003 or 5e-4".to_string())
 }
 
 /// Keys of a run, all of them optional.
@@ -100,16 +111,16 @@ pub struct Flags {
     #[arg(long, value_parser = word::<Kind>, help_heading = "Model", default_missing_value = "sage")]
     pub model: Option<Kind>,
     /// Layers; default: as many as fan-outs, else 3
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub layers: Option<usize>,
     /// Columns between layers; default: 256
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub hidden: Option<usize>,
     /// Share of hidden numbers dropped in training; default: 0
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub dropout: Option<f32>,
     /// Share of input numbers dropped in training; default: 0
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub input_dropout: Option<f32>,
     /// relu, elu, leaky-relu or identity
     #[arg(long, value_parser = word::<Activation>, help_heading = "Model")]
@@ -128,29 +139,29 @@ pub struct Flags {
     #[arg(long, value_parser = word::<Degree>, help_heading = "Model")]
     pub gcn_degree: Option<Degree>,
     /// GAT: heads; default: 4
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub heads: Option<usize>,
     /// GAT: heads of the last layer; default: as the others
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub output_heads: Option<usize>,
     /// GAT: concat or average the heads of hidden layers
     #[arg(long, value_parser = word::<HeadMerge>, help_heading = "Model")]
     pub head_merge: Option<HeadMerge>,
     /// GAT: share of attention weights dropped in training; default: 0
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
     /// GAT: share of projected numbers dropped in training, before the attention; default: 0
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub projected_dropout: Option<f32>,
     /// GIN: a node counts 1 + this many times; default: 0
-    #[arg(long, help_heading = "Model")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
 
     /// Neighbours a node takes, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers; default: 10
     #[arg(long, help_heading = "Batches")]
     pub fanout: Option<Fanouts>,
     /// Seeds of a batch; default: 1000
-    #[arg(long, help_heading = "Batches")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub batch: Option<u64>,
     /// shuffled or sequential
     #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
@@ -165,14 +176,14 @@ pub struct Flags {
     #[arg(long, value_parser = word::<Direction>, help_heading = "Batches")]
     pub direction: Option<Direction>,
     /// Seed of everything random; default: 1
-    #[arg(long, help_heading = "Batches")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub seed: Option<u64>,
 
     /// Epochs; default: 10
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Training")]
     pub epochs: Option<u64>,
     /// Learning rate; default: 0.003
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f64>, help_heading = "Training")]
     pub lr: Option<f64>,
     /// constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP, counted in steps
     #[arg(long, help_heading = "Training")]
@@ -181,10 +192,10 @@ pub struct Flags {
     #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Training")]
     pub optimizer: Option<OptimizerKind>,
     /// Pull of the weights towards 0; default: 0
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub weight_decay: Option<f32>,
     /// SGD: weight of the past; default: 0
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub momentum: Option<f32>,
     /// SGD: look ahead
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
@@ -193,23 +204,23 @@ pub struct Flags {
     #[arg(long, value_delimiter = ',', help_heading = "Training")]
     pub betas: Option<Vec<f32>>,
     /// Added to denominators; default: PyTorch's for the optimizer
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub epsilon: Option<f32>,
     /// Shorten the gradient to this length
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_norm: Option<f32>,
     /// Cut each gradient to this size
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_value: Option<f32>,
     /// Stop after so many evaluations without a better model; 0 for never; default: 0
-    #[arg(long, help_heading = "Training")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Training")]
     pub patience: Option<u64>,
 
     /// sampled, full (all neighbours, layer by layer over the whole graph) or none
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub eval: Option<EvaluationMode>,
     /// Evaluate every so many epochs; default: 1
-    #[arg(long, help_heading = "Evaluation")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Evaluation")]
     pub eval_every: Option<u64>,
     /// Fan-outs of sampled evaluation; default: those of training
     #[arg(long, help_heading = "Evaluation")]
@@ -232,7 +243,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
     /// ginex: batches that are sampled and planned together; default: an epoch, fewer where the disk budget ends
-    #[arg(long, help_heading = "Machine")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
     /// ginex, diskgnn: memory for cached feature rows; default: all that is left beside batches
     #[arg(long, help_heading = "Machine")]
@@ -247,7 +258,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Machine")]
     pub prepared: Option<PathBuf>,
     /// diskgnn: batches that share a cache on disk; default: 1, or the fewest that fit the disk budget
-    #[arg(long, help_heading = "Machine")]
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Machine")]
     pub segment: Option<u32>,
     /// ginex, and evaluation of diskgnn: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
     #[arg(long, help_heading = "Machine")]
@@ -268,13 +279,13 @@ pub struct Flags {
     #[arg(long, value_parser = word::<Precision>, help_heading = "Machine")]
     pub precision: Option<Precision>,
     /// Threads; default: all cores
-    #[arg(long, help_heading = "Machine")]
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Machine")]
     pub threads: Option<usize>,
     /// A checkpoint every so many batches; 0 for none; default: 0
-    #[arg(long, help_heading = "Machine")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub checkpoint_batches: Option<u64>,
     /// A checkpoint every so many minutes; 0 for none; default: 10
-    #[arg(long, help_heading = "Machine")]
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub checkpoint_minutes: Option<u64>,
 }
 
@@ -282,11 +293,12 @@ impl Flags {
     /// Reads a configuration file.
     pub fn read(path: &Path) -> anyhow::Result<Flags> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let table: toml::Table = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        let wrong = |error: toml::de::Error| usage(format!("{}: {error}", path.display()));
+        let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
         // weight_decay is as good as weight-decay.
         let table: toml::Table =
             table.into_iter().map(|(key, value)| (key.replace('_', "-"), value)).collect();
-        let mut flags: Flags = table.try_into().with_context(|| format!("{}", path.display()))?;
+        let mut flags: Flags = table.try_into().map_err(wrong)?;
         // Paths in a file are meant from where the file is.
         let folder = path.parent().unwrap_or(Path::new("."));
         flags.dataset = flags.dataset.map(|dataset| folder.join(dataset));
@@ -306,8 +318,8 @@ impl Flags {
         Ok(serde_json::from_value(all)?)
     }
 
-    /// The flags that give this configuration.
-    pub fn of(config: &RunConfig) -> Flags {
+    /// The flags that give this configuration of a run, which has begun or may still choose what it samples.
+    pub fn of(config: &RunConfig, has_begun: bool) -> Flags {
         let (model, optimizer) = (config.model.clone(), config.optimizer.clone());
         Flags {
             dataset: Some(config.dataset.clone()),
@@ -359,7 +371,10 @@ impl Flags {
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
             // A run from before that could be said sampled all of them.
-            epochs_sampled: Some(EpochsSampled::Count(config.epochs_sampled.unwrap_or(config.epochs))),
+            epochs_sampled: config
+                .epochs_sampled
+                .or(has_begun.then_some(config.epochs))
+                .map(EpochsSampled::Count),
             prepared: config.prepared.clone(),
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),
@@ -401,7 +416,7 @@ impl Flags {
                 nesterov: self.nesterov.unwrap_or(false),
                 betas: self.betas.as_ref().map_or(Ok(OptimizerConfig::default().betas), |betas| {
                     <[f32; 2]>::try_from(&betas[..])
-                        .map_err(|_| anyhow::anyhow!("--betas takes two numbers: 0.9,0.999"))
+                        .map_err(|_| usage("--betas takes two numbers: 0.9,0.999"))
                 })?,
                 epsilon: self.epsilon,
                 clip_norm: self.clip_norm,
@@ -486,7 +501,10 @@ fn spread(
         _ if hops == 0 => Ok(Vec::new()),
         [one] => Ok(vec![*one; hops]),
         some if some.len() == hops => Ok(some.to_vec()),
-        some => bail!("{flag} has {} numbers for {hops} layers; give one, or one a layer", some.len()),
+        some => Err(usage(format!(
+            "{flag} has {} numbers for {hops} layers; give one, or one a layer",
+            some.len()
+        ))),
     }
 }
 
@@ -502,10 +520,10 @@ fn metric_for(dataset: &Dataset) -> MetricName {
 fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
     let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
     let numbers: Vec<&str> = numbers.split(',').filter(|number| !number.is_empty()).collect();
-    let usage = "write constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP";
+    let how = "write constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP";
     let number = |at: usize| -> anyhow::Result<f64> {
         let word = numbers.get(at).copied().unwrap_or("0");
-        word.parse().map_err(|_| anyhow::anyhow!("--schedule {text}: `{word}` is no number; {usage}"))
+        word.parse().map_err(|_| usage(format!("--schedule {text}: `{word}` is not a number; {how}")))
     };
     Ok(match (name, numbers.len()) {
         ("constant", 0) => Schedule::Constant,
@@ -513,7 +531,7 @@ fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
         ("exponential", 1) => Schedule::Exponential { factor: number(0)? },
         ("cosine", 0 | 1) => Schedule::Cosine { warmup: number(0)? as u64, steps, least: 0.0 },
         ("linear", 0 | 1) => Schedule::Linear { warmup: number(0)? as u64, steps, least: 0.0 },
-        _ => bail!("--schedule {text}: {usage}"),
+        _ => return Err(usage(format!("--schedule {text}: {how}"))),
     })
 }
 

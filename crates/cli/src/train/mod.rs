@@ -1,23 +1,24 @@
 //! `esker train`, `esker eval`: a run from flags or a file, watched.
 
+mod effect;
 mod flags;
 mod watch;
 
 pub use flags::{Fanouts, Flags};
 
 use crate::device::{WithBackend, on_device, resolve};
+use crate::exit::{INTERRUPTED, kind_of, text_of, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::progress::Shown;
-use anyhow::{Context, bail};
 use esker_nn::{Backend, Precision};
+use esker_sample::Position;
 use esker_store::Dataset;
-use esker_strategies::StrategyError;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
-    TrainError, Trainer, evaluate_run,
+    Trainer, evaluate_run,
 };
-use esker_types::{ByteCount, DeviceName, Progress, Silent, StopSignal, counted};
+use esker_types::{ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +27,9 @@ pub use watch::{Watch, bound_by};
 
 /// Train a model
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker train g                                            GraphSAGE, 3 layers, everything in memory
   esker train g --model sage --layers 3 --hidden 256 --fanout 10,10,10 --batch 1000 --epochs 3 --lr 0.003 --out run
@@ -35,12 +38,14 @@ Examples:
   esker train g --strategy mmap --memory 1GiB --out run    features through the page cache
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
   esker train run.toml                                     the same keys in a file: dataset = \"g\", hidden = 256
-  esker train g --out run --resume                         go on where a run was stopped or killed
+  esker train --resume --out run                           go on where a run was stopped or killed
 
-Ctrl-C stops after a checkpoint. Everything about the run is in its directory: config.json, metrics.jsonl, summary.json, best and last weights.")]
+Ctrl-C stops after a checkpoint. Everything about the run is in its directory: config.json, metrics.jsonl, summary.json, best and last weights."
+)]
 pub struct TrainArguments {
-    /// The dataset, or a configuration file ending in .toml
-    dataset: PathBuf,
+    /// The dataset, or a configuration file ending in .toml; with --resume it need not be given again
+    #[arg(required_unless_present = "resume")]
+    dataset: Option<PathBuf>,
     #[command(flatten)]
     flags: Flags,
     /// Go on with the run in --out
@@ -54,54 +59,79 @@ pub struct TrainArguments {
     json: bool,
 }
 
+impl TrainArguments {
+    /// What is asked for now, by flags and a file.
+    fn given(&self) -> anyhow::Result<Flags> {
+        match &self.dataset {
+            Some(file) if file.extension().is_some_and(|extension| extension == "toml") => {
+                let flags = self.flags.clone().over(Flags::read(file)?)?;
+                if flags.dataset.is_none() && !self.resume {
+                    return Err(usage(format!(
+                        "{}: names no dataset; add a line: dataset = \"PATH\"",
+                        file.display()
+                    )));
+                }
+                Ok(flags)
+            }
+            dataset => Ok(Flags { dataset: dataset.clone(), ..self.flags.clone() }),
+        }
+    }
+
+    /// The run to go on with, where there is to be one.
+    fn before(&self, given: &Flags) -> anyhow::Result<Option<(RunDirectory, RunConfig)>> {
+        match &given.out {
+            _ if !self.resume => Ok(None),
+            None => Err(usage("--resume needs --out: the directory of the run to go on with")),
+            Some(out) if RunDirectory::holds_run(out) => Ok(Some(RunDirectory::open(out)?)),
+            Some(out) => Err(usage(format!(
+                "{}: there is nothing to resume; give the --out of a run that was started, or leave --resume out to start one",
+                out.display()
+            ))),
+        }
+    }
+}
+
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
-    let flags = match arguments.dataset.extension().is_some_and(|extension| extension == "toml") {
-        true => arguments.flags.clone().over(Flags::read(&arguments.dataset)?)?,
-        false => Flags { dataset: Some(arguments.dataset.clone()), ..arguments.flags.clone() },
-    };
-    let Some(path) = &flags.dataset else {
-        bail!("{}: says no dataset; add a line: dataset = \"PATH\"", arguments.dataset.display());
-    };
-    let dataset = Dataset::open(path)?;
-    let before = match (&flags.out, arguments.resume) {
-        (Some(out), true) => RunDirectory::open(out).ok().map(|(_, config)| config),
-        _ => None,
-    };
+    let given = arguments.given()?;
+    let before = arguments.before(&given)?;
     let flags = match &before {
-        // What is not said again is as it was.
-        Some(before) => {
-            let mut base = Flags::of(before);
-            if flags.device == Some(DeviceName::Cpu) {
+        // What is not given again is as it was.
+        Some((directory, before)) => {
+            let mut base = Flags::of(before, directory.has_begun());
+            if given.device == Some(DeviceName::Cpu) {
                 base.precision = None;
             }
-            flags.over(base)?
+            given.clone().over(base)?
         }
-        None => flags,
+        None => given.clone(),
     };
+    let Some(path) = &flags.dataset else { return Err(usage("give the dataset to train on")) };
+    let dataset = Dataset::open(path)?;
     let config = flags.resolve(&dataset)?;
-    if let Some(before) = before.filter(|before| before.device != config.device) {
-        note!(
-            "going on with {}: the run began with {}, so last bits may differ",
-            config.device,
-            before.device
-        );
+    given.check_effect(&config)?;
+    if let Some((directory, before)) = &before {
+        config.check_resumes(before, directory.path())?;
+        if before.device != config.device {
+            note!(
+                "going on with {}: the run began with {}, so last bits may differ",
+                config.device,
+                before.device
+            );
+        }
     }
     if arguments.dry_run {
         return on_device(config, DryRun { json: arguments.json });
     }
-    let out = match (&flags.out, arguments.resume) {
-        (Some(out), _) => out.clone(),
-        (None, true) => bail!("--resume needs --out: the directory of the run to go on with"),
-        (None, false) => fresh_directory(&config),
-    };
-    let begun = arguments.resume && RunDirectory::open(&out).is_ok();
-    if begun && let Some(summary) = RunDirectory::open(&out)?.0.summary()? {
+    let out = flags.out.clone().unwrap_or_else(|| fresh_directory(&config));
+    if let Some((directory, _)) = &before
+        && let Some(summary) = directory.summary()?
+    {
         note!("{} has ended already", out.display());
         return show(&summary, &out, arguments.json);
     }
-    match on_device(config, TrainRun { out: &out, resume: begun, quiet: arguments.json })? {
+    match on_device(config, TrainRun { out: &out, resume: before.is_some(), quiet: arguments.json })? {
         Some(summary) => show(&summary, &out, arguments.json),
-        None => Ok(ExitCode::from(130)),
+        None => Ok(ExitCode::from(INTERRUPTED)),
     }
 }
 
@@ -156,14 +186,22 @@ impl WithBackend for TrainRun<'_> {
             true => Trainer::resume_watched(backend, config, self.out, control),
             false => Trainer::create_watched(backend, config, self.out, control),
         };
-        match trainer {
-            Err(TrainError::Strategy(StrategyError::Stopped)) => {
-                note!("stopped before training; the same command goes on where it was");
+        match trainer.map_err(anyhow::Error::from).and_then(|t| train(t, self.out, self.quiet, stop)) {
+            Err(error) if kind_of(&error) == ErrorKind::Stopped => {
+                note!("stopped before training; {}", go_on(self.out));
                 Ok(None)
             }
-            trainer => train(trainer?, self.out, self.quiet, stop),
+            Err(error) if kind_of(&error) == ErrorKind::DiskFull && RunDirectory::holds_run(self.out) => {
+                Err(anyhow::anyhow!("{} and {}", text_of(&error), go_on(self.out)))
+            }
+            done => done,
         }
     }
+}
+
+/// How to go on with a run.
+fn go_on(out: &Path) -> String {
+    format!("go on with `esker train --resume --out {}`", out.display())
 }
 
 fn show(summary: &Summary, out: &Path, json: bool) -> anyhow::Result<ExitCode> {
@@ -187,18 +225,23 @@ fn train<B: Backend + Clone + 'static>(
     if (from.epoch, from.batch) != (0, 0) {
         note!("going on with epoch {}, batch {}", from.epoch + 1, from.batch + 1);
     }
-    let mut watch = Watch::new(&run.config, stop, quiet);
+    let (mut watch, epochs) = (Watch::new(&run.config, stop, quiet), run.config.epochs);
     match trainer.run(&mut watch)? {
         Outcome::Finished(summary) => Ok(Some(*summary)),
         Outcome::Stopped(at) => {
-            note!(
-                "stopped behind batch {} of epoch {}; go on with --resume --out {}",
-                at.batch,
-                at.epoch + 1,
-                out.display()
-            );
+            note!("{}; {}", stopped_text(at, epochs), go_on(out));
             Ok(None)
         }
+    }
+}
+
+/// Where a run was stopped: `at` is what comes next.
+fn stopped_text(at: Position, epochs: u64) -> String {
+    match (at.epoch, at.batch) {
+        (0, 0) => "stopped before the first batch".into(),
+        (epoch, _) if epoch >= epochs => "stopped after the last epoch, before the result".into(),
+        (epoch, 0) => format!("stopped after epoch {epoch}"),
+        (epoch, batch) => format!("stopped after batch {batch} of epoch {}", epoch + 1),
     }
 }
 
@@ -306,10 +349,13 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
 
 /// Evaluate the best model of a run
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   esker eval run
-  esker eval run --split valid --mode full --json")]
+  esker eval run --split valid --mode full --json"
+)]
 pub struct EvalArguments {
     /// The run
     run: PathBuf,
@@ -356,15 +402,30 @@ impl WithBackend for EvaluateRun<'_> {
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         let split: SplitName = named("--split", &arguments.split)?;
-        let mut run = OpenRun::load(backend, &self.directory, config)?;
+        let stop = stop_on_interrupt("stopping; once more to stop at once");
+        let control = RunControl { stop, ..RunControl::default() };
+        let evaluated =
+            OpenRun::load_watched(backend, &self.directory, config, control).and_then(|mut run| {
+                let mode = run.config.final_eval;
+                Ok((evaluate_run(&mut run, split, mode)?, run))
+            });
+        let (metrics, run) = match evaluated {
+            Err(error) if error.kind() == ErrorKind::Stopped => {
+                note!(
+                    "stopped evaluating {}: nothing was written; the same command starts again",
+                    arguments.run.display()
+                );
+                return Ok(ExitCode::from(INTERRUPTED));
+            }
+            evaluated => evaluated?,
+        };
         let mode = run.config.final_eval;
-        let metrics = evaluate_run(&mut run, split, mode)?;
         let Some(metrics) = metrics else {
-            bail!(
+            return Err(usage(format!(
                 "{}: no {} node has a label; take another --split",
                 run.config.dataset.display(),
                 arguments.split
-            );
+            )));
         };
         match arguments.json {
             true => print_json(&json!({
@@ -383,6 +444,7 @@ impl MachineFlags {
         let mode = mode_of(mode)?;
         let (directory, config) = RunDirectory::open(run)?;
         let device = resolve(self.device.unwrap_or(config.device));
+        effect::check_gpu_memory(self.gpu_memory.is_some(), device)?;
         let config = RunConfig {
             memory: self.memory.map_or(config.memory, |bytes| bytes.0),
             device,
@@ -397,7 +459,7 @@ impl MachineFlags {
 /// How to infer: sampled or full.
 fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
     match word {
-        Some("none") => bail!("--mode none: there is nothing to find out; take sampled or full"),
+        Some("none") => Err(usage("--mode none finds nothing out; take sampled or full")),
         word => word.map(|word| named("--mode", word)).transpose(),
     }
 }
@@ -405,5 +467,5 @@ fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
 /// Reads a word as a value of that name.
 pub fn named<T: serde::de::DeserializeOwned>(flag: &str, word: &str) -> anyhow::Result<T> {
     let value = serde_json::Value::String(word.to_string());
-    serde_json::from_value(value).with_context(|| format!("{flag} {word}"))
+    serde_json::from_value(value).map_err(|error| usage(format!("{flag} {word}: {error}")))
 }

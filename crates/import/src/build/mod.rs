@@ -135,7 +135,8 @@ impl Builder<'_> {
         files.extend(out_neighbours(self.request.out_neighbours, directory, topology, workspace)?);
         let mut columns = topology.columns.clone();
         if let Some(path) = &self.request.edge_features {
-            let (column, entry) = rows::edge_features(path, directory, topology, workspace)?;
+            let (column, entry) =
+                rows::edge_features(path, directory, topology, self.request.allow_nan, workspace)?;
             columns.push(column);
             files.push(entry);
         }
@@ -175,7 +176,8 @@ impl Builder<'_> {
         files: &mut Vec<FileEntry>,
     ) -> Result<Option<FeatureInfo>> {
         let Some(rows) = &self.source.features else { return Ok(None) };
-        let plan = FeaturePlan { dtype: self.request.dtype, row_normalise: self.request.row_normalise };
+        let Request { dtype, row_normalise, allow_nan, .. } = *self.request;
+        let plan = FeaturePlan { dtype, row_normalise, allow_nan };
         let (info, entries) =
             write_features(rows.as_ref(), &plan, selection, self.staging.directory(), workspace)?;
         files.extend(entries);
@@ -188,6 +190,11 @@ impl Builder<'_> {
         let idle = [
             ("--dtype", request.dtype.is_some() && source.features.is_none(), "features"),
             ("--row-normalise", request.row_normalise && source.features.is_none(), "features"),
+            (
+                "--allow-nan",
+                request.allow_nan && source.features.is_none() && request.edge_features.is_none(),
+                "features",
+            ),
             ("--label-kind", request.label_kind.is_some() && source.labels.is_none(), "labels"),
             ("--nan-is-unlabelled", request.nan_is_unlabelled && source.labels.is_none(), "labels"),
         ];

@@ -4,7 +4,7 @@ use super::selection::Selection;
 use super::topology::TopologyResult;
 use crate::npy::{NpyArray, NpyRows};
 use crate::source::{RowSource, RowStream};
-use crate::{ImportError, ImportWorkspace, Result};
+use crate::{ImportError, ImportWorkspace, Place, Result};
 use esker_store::{ArrayFile, ArrayWriter, EdgeColumn, FeatureInfo, FileEntry, StoreError, file};
 use esker_types::{Dtype, Unit};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -19,6 +19,8 @@ const CHECKPOINT_BYTES: u64 = 256 << 20;
 pub(crate) struct FeaturePlan {
     pub dtype: Option<Dtype>,
     pub row_normalise: bool,
+    /// NaN and infinite numbers pass.
+    pub allow_nan: bool,
 }
 
 /// How rows are stored.
@@ -34,7 +36,7 @@ struct Chunks<'a> {
     rows: &'a dyn RowSource,
     stream: Box<dyn RowStream>,
     selection: Option<&'a Selection>,
-    row_normalise: bool,
+    plan: &'a FeaturePlan,
     buffer: Vec<f32>,
     chunk_rows: u64,
     /// Next row of the source.
@@ -44,14 +46,14 @@ struct Chunks<'a> {
 impl<'a> Chunks<'a> {
     fn open(
         rows: &'a dyn RowSource,
-        row_normalise: bool,
+        plan: &'a FeaturePlan,
         selection: Option<&'a Selection>,
         first: u64,
         workspace: &ImportWorkspace,
     ) -> Result<Chunks<'a>> {
         let chunk_rows = (workspace.chunk_bytes() / (rows.dim() as u64 * 4).max(1)).max(1);
         let stream = rows.open(first)?;
-        Ok(Chunks { rows, stream, selection, row_normalise, buffer: Vec::new(), chunk_rows, next: first })
+        Ok(Chunks { rows, stream, selection, plan, buffer: Vec::new(), chunk_rows, next: first })
     }
 
     /// The next rows that stay, and the source row of the first one read; `None` at the end.
@@ -74,11 +76,23 @@ impl<'a> Chunks<'a> {
             }
             self.buffer.truncate(kept * dim);
         }
-        if self.row_normalise && dim > 0 {
+        if !self.plan.allow_nan
+            && let Some(at) = self.buffer.iter().position(|value| !value.is_finite())
+        {
+            let place = self.rows.place(source_row(self.selection, first, at / dim));
+            return Err(not_finite(place, at % dim, self.buffer[at]));
+        }
+        if self.plan.row_normalise && dim > 0 {
             self.buffer.chunks_exact_mut(dim).for_each(normalise);
         }
         Ok(Some((first, &mut self.buffer)))
     }
+}
+
+/// A feature that no model can learn from.
+fn not_finite(place: Place, column: usize, value: f32) -> ImportError {
+    let expected = "a finite number (--allow-nan imports NaN and infinity as they are)";
+    place.column(column).bad(expected, value)
 }
 
 /// The source row of the kept row number `index` in a chunk that starts at source row `first`.
@@ -147,7 +161,7 @@ fn choose_storage(
         _ => (*value as i8) as f32 == *value,
     };
     workspace.progress.stage("look at features", Some(rows.rows()), Unit::Count("rows"));
-    let mut chunks = Chunks::open(rows, plan.row_normalise, selection, 0, workspace)?;
+    let mut chunks = Chunks::open(rows, plan, selection, 0, workspace)?;
     let (mut integral, mut largest, dim) = (true, vec![0f32; rows.dim()], rows.dim());
     while let Some((first, chunk)) = chunks.next()? {
         integral = integral && chunk.iter().all(fits);
@@ -207,16 +221,16 @@ fn write_rows(
     };
     workspace.progress.stage("write features", Some(kept_rows * row_bytes), Unit::Bytes);
     workspace.progress.advance(written * row_bytes);
-    let mut chunks = Chunks::open(rows, plan.row_normalise, selection, read, workspace)?;
-    let (mut room, mut not_finite, mut since_checkpoint) = (Converted::default(), None, 0);
+    let mut chunks = Chunks::open(rows, plan, selection, read, workspace)?;
+    let (mut room, mut first_nan, mut since_checkpoint) = (Converted::default(), None, 0);
     while let Some((first, chunk)) = chunks.next()? {
         let bytes = convert(chunk, storage, rows.dim(), &mut room).map_err(|(index, value)| {
             let expected = format!("numbers that fit {}; use --dtype f32", storage.dtype);
             rows.place(source_row(selection, first, index / rows.dim())).bad(expected, value)
         })?;
-        if not_finite.is_none() {
+        if plan.allow_nan && first_nan.is_none() {
             let at = chunk.iter().position(|value| !value.is_finite());
-            not_finite = at.map(|at| source_row(selection, first, at / rows.dim()));
+            first_nan = at.map(|at| source_row(selection, first, at / rows.dim()));
         }
         writer.write(bytes)?;
         written += (chunk.len() / rows.dim()) as u64;
@@ -228,7 +242,7 @@ fn write_rows(
             since_checkpoint = 0;
         }
     }
-    if let Some(row) = not_finite {
+    if let Some(row) = first_nan {
         workspace.progress.note(&format!(
             "{}: NaN or infinite features; training on them gives NaN losses",
             rows.place(row)
@@ -313,15 +327,14 @@ pub(crate) fn edge_features(
     path: &Path,
     directory: &Path,
     topology: &TopologyResult,
+    allow_nan: bool,
     workspace: &ImportWorkspace,
 ) -> Result<(EdgeColumn, FileEntry)> {
     let rows = NpyRows::new(NpyArray::open(path)?)?;
     let dim = rows.dim();
     if dim == 0 || rows.rows() != topology.source_edges {
         let found = format!("{} rows of {dim}", rows.rows());
-        return Err(
-            crate::Place::file(path).bad(format!("{} rows, one an edge", topology.source_edges), found)
-        );
+        return Err(Place::file(path).bad(format!("{} rows, one an edge", topology.source_edges), found));
     }
     let entry = workspace.step("edge features", || {
         let positions = topology.files.iter().find(|entry| entry.name == file::EDGE_POSITION);
@@ -345,6 +358,9 @@ pub(crate) fn edge_features(
             for (position, slot) in order {
                 while at <= position {
                     stream.fill(&mut row)?;
+                    if !allow_nan && let Some(column) = row.iter().position(|value| !value.is_finite()) {
+                        return Err(not_finite(rows.place(at), column, row[column]));
+                    }
                     at += 1;
                 }
                 taken[slot as usize * dim..][..dim].copy_from_slice(&row);

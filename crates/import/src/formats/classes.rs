@@ -20,9 +20,7 @@ pub(super) fn from_npy(
     }
     let whole = !matches!(array.scalar(), Scalar::F16 | Scalar::F32 | Scalar::F64);
     if kind == LabelKind::Classes && !whole && !nan_is_unlabelled {
-        return Err(array
-            .place()
-            .bad("labels that are whole numbers", format!("dtype {:?}", array.scalar())));
+        return Err(array.place().bad("labels that are whole numbers", format!("dtype {}", array.scalar())));
     }
     Ok(NodeLabels { kind, rows: Box::new(NpyRows::new(array)?), nan_is_unlabelled })
 }

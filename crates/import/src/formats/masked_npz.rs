@@ -77,7 +77,7 @@ impl MaskIds {
             ref shape => return Err(masks.place().bad("masks by node", format!("shape {shape:?}"))),
         };
         if masks.scalar() != Scalar::Bool {
-            return Err(masks.place().bad("boolean masks", format!("dtype {:?}", masks.scalar())));
+            return Err(masks.place().bad("boolean masks", format!("dtype {}", masks.scalar())));
         }
         if length != nodes || masks.fortran() && count > 1 {
             let found = format!("shape {:?}", masks.shape());

@@ -66,7 +66,7 @@ pub fn all() -> Vec<&'static dyn Format> {
 pub fn by_name(name: &str) -> Result<&'static dyn Format> {
     all().into_iter().find(|format| format.name() == name).ok_or_else(|| {
         let names: Vec<_> = all().iter().map(|format| format.name()).collect();
-        ImportError::Request(format!("`{name}` is no format; use one of {}", names.join(", ")))
+        ImportError::Request(format!("`{name}` is not a format; use one of {}", names.join(", ")))
     })
 }
 

@@ -245,7 +245,7 @@ impl<'de> serde::de::Visitor<'de> for Bags {
         while let Some(key) = map.next_key::<String>()? {
             let node = key.parse().ok().filter(|node| *node < self.nodes);
             let node =
-                node.ok_or_else(|| A::Error::custom(format!("`{key}` is no node below {}", self.nodes)))?;
+                node.ok_or_else(|| A::Error::custom(format!("`{key}` is not a node below {}", self.nodes)))?;
             let start = self.columns.len();
             self.columns.extend(map.next_value::<Vec<u32>>()?);
             self.spans.push((node, start, self.columns.len()));

@@ -102,7 +102,7 @@ impl ParquetEdges {
         let kinds = [self.kind(Some(0)), self.kind(Some(1))];
         let bad = |slot: usize, expected: &str| {
             let column = &self.file.columns()[self.layout[slot]];
-            let found = format!("{}{:?}", if column.list { "lists of " } else { "" }, column.kind);
+            let found = format!("{}{}", if column.list { "lists of " } else { "" }, column.kind);
             Err(Place::at(self.file.path(), format!("column {}", column.name)).bad(expected, found))
         };
         for (slot, kind) in kinds.iter().enumerate() {

@@ -203,7 +203,7 @@ fn build(
     let mut files = topology.files.clone();
     files.extend(out_neighbours(shape.out_neighbours, directory, &topology, workspace)?);
     let rows = GeneratedRows(model.clone());
-    let plan = FeaturePlan { dtype: Some(shape.dtype), row_normalise: false };
+    let plan = FeaturePlan { dtype: Some(shape.dtype), row_normalise: false, allow_nan: false };
     let (features, entries) = write_features(&rows, &plan, None, directory, workspace)?;
     files.extend(entries);
     files.push(workspace.step("labels", || write_labels(model, directory, workspace))?);

@@ -76,7 +76,12 @@ pub struct Member {
 
 /// Lists the members of a zip archive (zip64 included).
 pub fn zip_members(path: &Path) -> Result<Vec<Member>> {
-    let broken = |error: zip::result::ZipError| Place::file(path).bad("a zip archive", error);
+    let broken = |error: zip::result::ZipError| {
+        let found = format!(
+            "one that does not open ({error}): it is cut off, or not a zip or npz; fetch or save it again"
+        );
+        Place::file(path).bad("a whole zip archive", found)
+    };
     let mut archive = zip::ZipArchive::new(BufReader::new(open(path)?)).map_err(broken)?;
     let mut members = Vec::with_capacity(archive.len().min(4096));
     for index in 0..archive.len() {

@@ -20,6 +20,7 @@ use parquet::{
     },
 };
 use std::{
+    fmt,
     fs::File,
     io::{BufReader, Read},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -41,6 +42,17 @@ pub enum ColumnKind {
     Text,
     /// Anything else: read by nobody here.
     Other,
+}
+
+impl fmt::Display for ColumnKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ColumnKind::Whole => "integers",
+            ColumnKind::Float => "floats",
+            ColumnKind::Text => "strings",
+            ColumnKind::Other => "values of another type",
+        })
+    }
 }
 
 /// A column of a file.
@@ -319,8 +331,7 @@ impl TableStream {
 
     fn wrong_kind(&self, slot: usize, expected: &str) -> ImportError {
         let column = &self.file.columns[self.columns[slot].column];
-        let found =
-            if column.list { format!("lists of {:?}", column.kind) } else { format!("{:?}", column.kind) };
+        let found = if column.list { format!("lists of {}", column.kind) } else { column.kind.to_string() };
         Place::at(&self.file.path, format!("column {}", column.name)).bad(expected, found)
     }
 

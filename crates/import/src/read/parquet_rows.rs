@@ -114,7 +114,7 @@ impl ParquetIds {
         let column = &file.columns()[0];
         if column.kind != ColumnKind::Whole || column.list {
             let place = Place::at(file.path(), format!("column {}", column.name));
-            return Err(place.bad("a column of ids", format!("{:?}", column.kind)));
+            return Err(place.bad("a column of ids", column.kind));
         }
         Ok(ParquetIds(file))
     }

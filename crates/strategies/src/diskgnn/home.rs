@@ -2,10 +2,12 @@
 //! times beside each other, for other memory, segments or epochs. They are found by what their manifests say, and numbered.
 
 use crate::{Job, Result, StrategyError};
+use esker_fetch::FetchError;
 use esker_fetch::packed::{ENCODING, Packed, Packing, Samples};
 use esker_store::StoreError;
 use esker_types::ByteCount;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -43,6 +45,22 @@ impl Home {
     /// Whether one directory holds everything.
     pub fn is_alone(&self) -> bool {
         self.prepared.is_some()
+    }
+
+    /// An error as it is, but for a dataset that cannot be written: packed rows may go elsewhere.
+    pub fn explain(&self, error: StrategyError) -> StrategyError {
+        let refused = |source: &io::Error| {
+            matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+        };
+        match error {
+            StrategyError::Store(StoreError::Io { source, .. })
+            | StrategyError::Fetch(FetchError::Store(StoreError::Io { source, .. }))
+                if !self.is_alone() && refused(&source) =>
+            {
+                StrategyError::ReadOnly { path: self.derived.clone(), source }
+            }
+            error => error,
+        }
     }
 
     /// Everything under a name of these batches' packed rows.

@@ -12,13 +12,18 @@ use esker_fetch::packed::{
 use esker_fetch::{FetchError, StoredRow};
 use esker_plan::{Coverage, Hottest, PackedLayout, PackedWish, choose_segment, is_worth_packing_again};
 use esker_sample::Word;
+use esker_store::StoreError;
 use esker_types::{ByteCount, grouped};
 
 /// Finds packed rows that serve the job, or makes them.
 pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
     let home = Home::of(job)?;
+    find_or_make::<W>(job, sizes, reads, &home).map_err(|error| home.explain(error))
+}
+
+fn find_or_make<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads, home: &Home) -> Result<Packed> {
     loop {
-        match find(job, sizes, &home)? {
+        match find(job, sizes, home)? {
             Found::Serves(packed) => {
                 touch(packed.directory());
                 return Ok(*packed);
@@ -29,12 +34,9 @@ pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Rea
         let directory = home.next(job)?;
         // An earlier process had finished it but for its name: it may serve.
         let Some(writer) = PackWriter::begin(&job.dataset, &directory, job.trace_header())? else { continue };
-        make::<W>(job, sizes, reads, &home, writer)?;
+        make::<W>(job, sizes, reads, home, writer)?;
         return Packed::open(&job.dataset, &directory)?.ok_or_else(|| {
-            StrategyError::request(
-                format!("{} does not open after it was made", directory.display()),
-                "check the disk, remove it and prepare again",
-            )
+            StoreError::inconsistent(&directory, "packed rows that were just made", "none that open").into()
         });
     }
 }

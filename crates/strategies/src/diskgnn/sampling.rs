@@ -191,12 +191,15 @@ impl Sampling<'_, '_> {
         let all = self.taken as u128 + (needed - self.taken) as u128 * count as u128 / done as u128;
         StrategyError::request(
             format!(
-                "samples of {done} of {count} batches take {} on disk, and --disk-budget allows {}; all of them take about {}, and rows packed for them more",
+                "samples of {done} of {count} batches take {} on disk, and --disk-budget allows {}; all of them take about {} ({all} bytes), and rows packed for them more",
                 ByteCount(needed),
                 ByteCount(self.disk.allowed),
                 ByteCount(all as u64)
             ),
-            format!("allow at least --disk-budget {all}B, or sample fewer epochs with --epochs-sampled"),
+            format!(
+                "allow --disk-budget {} at least, or sample fewer epochs with --epochs-sampled",
+                ByteCount(all as u64).flag_value()
+            ),
         )
     }
 }

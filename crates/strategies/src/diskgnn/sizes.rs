@@ -221,15 +221,15 @@ impl Sizes {
 fn too_little(job: &JobOutline, needed: u64, phase_bytes: u64) -> StrategyError {
     StrategyError::request(
         format!(
-            "batches of {} seeds are known now, and packing or training on them takes {} where {} are left for it",
+            "batches of {} seeds were sampled, and packing or training on them takes {} where {} are left for it",
             job.largest_batch,
             ByteCount(needed),
             ByteCount(phase_bytes)
         ),
         format!(
-            "allow {}B ({}) more with --memory, or take a smaller batch, fan-out or --feature-cache",
-            needed - phase_bytes,
-            ByteCount(needed - phase_bytes)
+            "allow {} more ({} bytes) with --memory, or take a smaller batch, fan-out or --feature-cache",
+            ByteCount(needed - phase_bytes).flag_value(),
+            needed - phase_bytes
         ),
     )
 }

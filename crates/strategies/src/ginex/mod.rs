@@ -120,7 +120,8 @@ impl Opened {
             _ => {
                 let epoch = job.batches.count(0);
                 let batch_bytes = profile::<W>(job, &reads.graph)?;
-                Sizes::new(job, batch_bytes, (epoch, epoch.saturating_mul(job.epochs)))?
+                let sizes = Sizes::new(job, batch_bytes, (epoch, epoch.saturating_mul(job.epochs)))?;
+                Sizes { likely_disk_bytes: sizes.most_on_disk::<W>(job), ..sizes }
             }
         };
         let lists = Arc::new(NeighbourLists::prepare::<W>(job, sizes.lists, reads.graph.clone())?);
@@ -134,7 +135,7 @@ impl Opened {
             format!(
                 "superbatches of {} batches, up to {} on disk for each",
                 sizes.superbatch,
-                ByteCount(sizes.disk_bytes)
+                ByteCount(sizes.likely_disk_bytes)
             ),
             self.lists.note(),
             format!("{} for batches and cached rows while gathering", ByteCount(sizes.phase_bytes)),

@@ -113,6 +113,8 @@ pub(super) struct Sizes {
     pub superbatch: u64,
     /// What the files of one superbatch may take.
     pub disk_bytes: u64,
+    /// What they can take at most by the size of batches, for people.
+    pub likely_disk_bytes: u64,
 }
 
 impl Sizes {
@@ -126,6 +128,7 @@ impl Sizes {
             most_slots: 0,
             superbatch: 1,
             disk_bytes: 0,
+            likely_disk_bytes: 0,
         }
     }
 
@@ -158,7 +161,16 @@ impl Sizes {
             most_slots,
             superbatch,
             disk_bytes,
+            likely_disk_bytes: disk_bytes,
         })
+    }
+
+    /// What the files of a superbatch can take: the most that its batches can have, inside what is allowed.
+    pub fn most_on_disk<W: Word + StoredRow>(&self, job: &JobOutline) -> u64 {
+        let bound = bound(job, &job.settings, job.largest_batch);
+        let of_all = |of_one: u64| of_one.saturating_mul(self.superbatch);
+        let trace_bytes = of_all(bound.edges).saturating_mul(super::EDGE_BYTES);
+        disk_bytes::<W>(self.superbatch, of_all(bound.nodes), trace_bytes).min(self.disk_bytes)
     }
 
     /// Batches to hold and slots of the cache for a superbatch that was sampled: `largest` is the most rows that one of
@@ -199,5 +211,6 @@ impl Sizes {
 pub(super) fn disk_bytes<W: Word + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
     let counts =
         nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::RequestCount>() as u64;
-    trace_bytes + nodes * (AccessFile::<W>::BYTES + PlanFile::BYTES) + counts
+    let rows = nodes.saturating_mul(AccessFile::<W>::BYTES + PlanFile::BYTES);
+    trace_bytes.saturating_add(rows).saturating_add(counts)
 }

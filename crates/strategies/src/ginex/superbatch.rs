@@ -169,7 +169,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
                     "{}: two batches at a time take more on disk than --disk-budget allows",
                     folder.display()
                 ),
-                format!("allow --disk-budget {}B ({least}) at least, or take smaller batches", least.0),
+                format!("allow --disk-budget {} at least, or take smaller batches", least.flag_value()),
             ));
         }
         // What was sampled so far is a superbatch, too: whoever resumes takes it up.

@@ -149,7 +149,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     fn check_disk(&self, needed: u64) -> Result<()> {
         fs::create_dir_all(self.scratch).map_err(TrainError::io(self.scratch))?;
         match esker_io::available_bytes(self.scratch) {
-            Ok(free) if free < needed => Err(TrainError::config(
+            Ok(free) if free < needed => Err(TrainError::machine(
                 format!(
                     "{}: inference with all neighbours writes {} of hidden rows, and {} are free",
                     self.scratch.display(),

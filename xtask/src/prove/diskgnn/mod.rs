@@ -90,8 +90,8 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         ensure!(!refused.status.success(), "a disk budget of {least} bytes was not refused");
         least = said
-            .split("--disk-budget ")
-            .find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()))
+            .split('(')
+            .find_map(|rest| rest.split(" bytes)").next().and_then(|bytes| bytes.parse().ok()))
             .with_context(|| format!("the refusal says no budget: {said}"))?;
         if said.contains("packed rows take") {
             break;
@@ -121,7 +121,7 @@ fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
     let refused = bench.esker(&[words, &["--memory", "1MiB"]].concat()).output().context("esker")?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     let found =
-        said.split("--memory ").find_map(|rest| rest.split('B').next().and_then(|bytes| bytes.parse().ok()));
+        said.split('(').find_map(|rest| rest.split(" bytes)").next().and_then(|bytes| bytes.parse().ok()));
     found.with_context(|| format!("the refusal says no memory: {said}"))
 }
 

@@ -292,8 +292,8 @@ fn caches_one_by_one(bench: &Bench, all_bytes: u64) -> Result<Value> {
     let refused = bench.esker(&refused.iter().map(String::as_str).collect::<Vec<_>>()).output()?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     let least: u64 = said
-        .split("--gpu-memory ")
-        .find_map(|rest| rest.split('B').next()?.parse().ok())
+        .split('(')
+        .find_map(|rest| rest.split(" bytes)").next()?.parse().ok())
         .with_context(|| format!("no smallest GPU memory is said: {said}"))?;
     let cases = [
         ("none", 0, None),

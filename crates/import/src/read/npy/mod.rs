@@ -8,6 +8,7 @@ pub use sources::{NpyEdges, NpyIds, NpyRows};
 use crate::{Place, Result, input};
 use half::{f16, slice::HalfFloatSliceExt};
 use std::{
+    fmt,
     io::{BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
@@ -28,6 +29,13 @@ pub enum Scalar {
     F16,
     F32,
     F64,
+}
+
+/// As numbers of Rust are called.
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
 }
 
 impl Scalar {
@@ -176,7 +184,7 @@ impl NpyArray {
     /// Values without a header, as IGB's large files are: their shape must come from elsewhere.
     pub fn raw(path: &Path, scalar: Scalar, shape: Vec<u64>) -> Result<NpyArray> {
         let bytes = input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len();
-        let header = Header { descr: format!("raw {scalar:?}"), fortran: false, shape, data_offset: 0 };
+        let header = Header { descr: format!("raw {scalar}"), fortran: false, shape, data_offset: 0 };
         let array = NpyArray { path: path.to_path_buf(), member: None, header, scalar, swap: false };
         array.check_length(bytes)?;
         Ok(array)
@@ -324,7 +332,7 @@ impl NpyElements {
     /// Appends the next `count` elements, which must be whole numbers.
     pub fn integers(&mut self, count: usize, out: &mut Vec<i64>) -> Result<()> {
         if !self.scalar.integral() {
-            return Err(self.place.clone().bad("whole numbers", format!("dtype {:?}", self.scalar)));
+            return Err(self.place.clone().bad("whole numbers", format!("dtype {}", self.scalar)));
         }
         self.load(count)?;
         match self.scalar {

@@ -80,7 +80,7 @@ impl NpyEdges {
             }
         };
         if !ends.scalar().integral() || ends.scalar() == Scalar::Bool {
-            return Err(ends.place().bad("an edge list of integers", format!("dtype {:?}", ends.scalar())));
+            return Err(ends.place().bad("an edge list of integers", format!("dtype {}", ends.scalar())));
         }
         // Column-major storage of one shape is row-major storage of the other.
         let pairs = by_pairs != ends.fortran();
@@ -223,7 +223,7 @@ impl NpyIds {
         if !array.scalar().integral() {
             return Err(array
                 .place()
-                .bad("a list of integer ids, or a boolean mask", format!("dtype {:?}", array.scalar())));
+                .bad("a list of integer ids, or a boolean mask", format!("dtype {}", array.scalar())));
         }
         Ok(NpyIds(array))
     }

@@ -227,7 +227,7 @@ impl Pickle<'_> {
                 format!("an array of {:?} and shape {:?}", array.element.kind, array.shape)
             }
             (_, Some(Node::Sparse(_))) => "a sparse matrix".into(),
-            (_, Some(Node::Storage(storage))) => format!("a torch storage of {:?}", storage.scalar),
+            (_, Some(Node::Storage(storage))) => format!("a torch storage of {}", storage.scalar),
             (_, Some(Node::Tensor(tensor))) => format!("a tensor of shape {:?}", tensor.shape),
             (Value::Held(_), None) => "nothing".into(),
         }

@@ -136,7 +136,7 @@ impl<'p> Numbers<'p> {
         match self.value(at) {
             Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
             Some(Value::Int(number)) => Err(element(place, at).bad("a number from 0 on", number)),
-            _ => Err(place.clone().bad("whole numbers", format!("dtype {:?}", self.scalar))),
+            _ => Err(place.clone().bad("whole numbers", format!("dtype {}", self.scalar))),
         }
     }
 

@@ -1,0 +1,117 @@
+//! Flags that would change nothing are refused, with what would make them count. Only what is given now is looked at: a run
+//! directory may hold anything that an earlier Esker took.
+
+use super::Flags;
+use crate::exit::usage;
+use esker_nn::{Kind, OptimizerKind};
+use esker_strategies::StrategyKind;
+use esker_train::{EvaluationMode, RunConfig};
+use esker_types::DeviceName;
+
+/// A flag that counts in some runs only.
+struct FlagUse {
+    flag: &'static str,
+    is_given: bool,
+    counts: bool,
+    /// What makes it count.
+    counts_with: &'static str,
+}
+
+fn flag(flag: &'static str, is_given: bool, counts: bool, counts_with: &'static str) -> FlagUse {
+    FlagUse { flag, is_given, counts, counts_with }
+}
+
+/// Refuses the first flag of some that is given and changes nothing with `choice`.
+fn check(choice: &str, flags: &[FlagUse]) -> anyhow::Result<()> {
+    match flags.iter().find(|flag| flag.is_given && !flag.counts) {
+        None => Ok(()),
+        Some(FlagUse { flag, counts_with, .. }) => {
+            Err(usage(format!("{flag} changes nothing with {choice}; leave it out, or take {counts_with}")))
+        }
+    }
+}
+
+/// A choice as it is written on the command line.
+fn word_of(choice: impl std::fmt::Debug) -> String {
+    format!("{choice:?}").to_lowercase()
+}
+
+/// Refuses a limit of a GPU's memory where none is used.
+pub fn check_gpu_memory(is_given: bool, device: DeviceName) -> anyhow::Result<()> {
+    let counts = device != DeviceName::Cpu;
+    check(&format!("--device {device}"), &[flag("--gpu-memory", is_given, counts, "--device cuda")])
+}
+
+impl Flags {
+    /// Refuses what was given and changes nothing in the run that came of it.
+    pub fn check_effect(&self, config: &RunConfig) -> anyhow::Result<()> {
+        check(&format!("--strategy {}", config.strategy), &self.of_strategies(config.strategy))?;
+        check(&format!("--model {}", word_of(config.model.kind)), &self.of_models(config.model.kind))?;
+        check(
+            &format!("--optimizer {}", word_of(config.optimizer.kind)),
+            &self.of_optimizers(config.optimizer.kind),
+        )?;
+        check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
+        let evaluates = config.eval != EvaluationMode::None;
+        let samples = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
+        check(
+            "--eval none",
+            &[
+                flag("--eval-every", self.eval_every.is_some(), evaluates, "--eval sampled or full"),
+                flag("--patience", self.patience.is_some(), evaluates, "--eval sampled or full"),
+                flag("--metric", self.metric.is_some(), evaluates, "--eval sampled or full"),
+            ],
+        )?;
+        check(
+            "an evaluation that samples nothing",
+            &[flag("--eval-fanout", self.eval_fanout.is_some(), samples, "--eval sampled")],
+        )
+    }
+
+    fn of_strategies(&self, strategy: StrategyKind) -> Vec<FlagUse> {
+        let (ginex, diskgnn) = (strategy == StrategyKind::Ginex, strategy == StrategyKind::DiskGnn);
+        let (one, other, both) =
+            ("--strategy ginex", "--strategy diskgnn", "--strategy ginex or --strategy diskgnn");
+        vec![
+            flag("--disk-budget", self.disk_budget.is_some(), ginex || diskgnn, both),
+            flag("--feature-cache", self.feature_cache.is_some(), ginex || diskgnn, both),
+            flag("--neighbour-cache", self.neighbour_cache.is_some(), ginex || diskgnn, both),
+            flag("--io-block", self.io_block.is_some(), ginex || diskgnn, both),
+            flag("--superbatch", self.superbatch.is_some(), ginex, one),
+            flag("--prepared", self.prepared.is_some(), diskgnn, other),
+            flag("--segment", self.segment.is_some(), diskgnn, other),
+            flag("--sequential", self.sequential == Some(true), diskgnn, other),
+            flag("--safe-point", self.safe_point.is_some(), diskgnn, other),
+        ]
+    }
+
+    fn of_models(&self, kind: Kind) -> Vec<FlagUse> {
+        let (gat, neighbours) = (kind == Kind::Gat, kind != Kind::Mlp);
+        let not_mlp = "a --model that has neighbours";
+        vec![
+            flag("--aggregator", self.aggregator.is_some(), kind == Kind::Sage, "--model sage"),
+            flag("--gcn-degree", self.gcn_degree.is_some(), kind == Kind::Gcn, "--model gcn"),
+            flag("--heads", self.heads.is_some(), gat, "--model gat"),
+            flag("--output-heads", self.output_heads.is_some(), gat, "--model gat"),
+            flag("--head-merge", self.head_merge.is_some(), gat, "--model gat"),
+            flag("--attention-dropout", self.attention_dropout.is_some(), gat, "--model gat"),
+            flag("--projected-dropout", self.projected_dropout.is_some(), gat, "--model gat"),
+            flag("--gin-epsilon", self.gin_epsilon.is_some(), kind == Kind::Gin, "--model gin"),
+            flag("--fanout", self.fanout.is_some(), neighbours, not_mlp),
+            flag("--eval-fanout", self.eval_fanout.is_some(), neighbours, not_mlp),
+            flag("--form", self.form.is_some(), neighbours, not_mlp),
+            flag("--direction", self.direction.is_some(), neighbours, not_mlp),
+        ]
+    }
+
+    fn of_optimizers(&self, kind: OptimizerKind) -> Vec<FlagUse> {
+        let sgd = kind == OptimizerKind::Sgd;
+        let adam = matches!(kind, OptimizerKind::Adam | OptimizerKind::AdamW);
+        vec![
+            flag("--momentum", self.momentum.is_some(), sgd, "--optimizer sgd"),
+            flag("--nesterov", self.nesterov == Some(true), sgd, "--optimizer sgd"),
+            flag("--betas", self.betas.is_some(), adam, "--optimizer adam or adamw"),
+            flag("--epsilon", self.epsilon.is_some(), !sgd, "--optimizer adam, adamw or adagrad"),
+        ]
+    }
+}
