@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     let chosen = |target: &&FuzzTarget| ["all", target.name].contains(&arguments.target.as_str());
     let targets: Vec<&FuzzTarget> = TARGETS.iter().filter(chosen).collect();
     if targets.is_empty() {
-        eprintln!("`{}` is no target; `list` prints them", arguments.target);
+        eprintln!("`{}` is not a target; `list` prints them", arguments.target);
         return ExitCode::from(2);
     }
     quiet_panics();

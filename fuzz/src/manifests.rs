@@ -1,4 +1,4 @@
-//! Manifests, put in the place of a valid dataset's own. A seal keeps damage away from everything behind it, so half
+//! Manifests, put in the place of a valid dataset's own. A seal keeps damage away from everything after it, so half
 //! of the inputs are sealed again: what a careful attacker would do.
 
 use crate::Verdict;

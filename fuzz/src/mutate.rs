@@ -84,8 +84,8 @@ fn damage(bytes: &mut Vec<u8>, other: &[u8], draw: &mut Draw) {
             bytes.splice(at.min(bytes.len())..at.min(bytes.len()), piece);
         }
         7 => {
-            let (place, piece) = (draw.range(bytes.len()), draw.range(other.len()));
-            bytes.splice(place, other[piece].iter().copied());
+            let (location, piece) = (draw.range(bytes.len()), draw.range(other.len()));
+            bytes.splice(location, other[piece].iter().copied());
         }
         8 => {
             let inserted: Vec<u8> = (0..1 + draw.below(8)).map(|_| draw.of(&BYTES)).collect();

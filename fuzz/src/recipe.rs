@@ -1,6 +1,6 @@
 //! A valid set of foreign files, of which one at a time is replaced. An input starts with two bytes: which file (or
 //! which member of an archive, or which packed file inside out), and which of the builder's options. The rest takes
-//! the file's place. Members are damaged before they are packed, or checksums would hide the parsers behind them.
+//! the file's place. Members are damaged before they are packed, or checksums would hide the parsers after them.
 
 use crate::Verdict;
 use esker_import::{ImportJob, Request, SplitChoice, hostile};

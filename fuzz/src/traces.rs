@@ -17,7 +17,8 @@ const ENTRY_BYTES: usize = 56;
 pub fn seeds() -> Vec<Vec<u8>> {
     let lists: Vec<Vec<u64>> = (0..60u64).map(|node| (0..node * 2).map(|at| at / 2).collect()).collect();
     let edges = lists.iter().map(Vec::len).sum::<usize>() as u64;
-    let graph = InMemory::<u32>::from_lists(&lists, Some((0..edges as u32).map(|edge| edge % 3).collect()));
+    let graph =
+        InMemory::<u32>::from_adjacency(&lists, Some((0..edges as u32).map(|edge| edge % 3).collect()));
     let directory = crate::scratch();
     let trace = |form: Form, carried: bool| {
         let carry = Carry { positions: carried, edges: carried, relations: carried, degrees: carried };
@@ -95,9 +96,9 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Writes the checksum of a range to a place.
-fn seal(bytes: &mut [u8], range: Range<usize>, place: usize) {
+fn seal(bytes: &mut [u8], range: Range<usize>, location: usize) {
     let Some(sum) = bytes.get(range).map(xxh3_64) else { return };
-    if let Some(place) = place.checked_add(8).and_then(|end| bytes.get_mut(place..end)) {
-        place.copy_from_slice(&sum.to_le_bytes());
+    if let Some(location) = location.checked_add(8).and_then(|end| bytes.get_mut(location..end)) {
+        location.copy_from_slice(&sum.to_le_bytes());
     }
 }

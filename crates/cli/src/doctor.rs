@@ -3,7 +3,8 @@ use crate::output::{print, print_json};
 use crate::scratch::MeasuringFile;
 use esker_io::limit::{BareLoop, bare_loop};
 use esker_io::{
-    Access, AlignedBuffer, DIRECT_ALIGN, Disk as _, Files, Layout, Options, Rung, RungKind, ThisMachine,
+    Access, AlignedBuffer, ChosenBackend, DIRECT_ALIGN, Disk as _, Files, IoBackendKind, Layout, Options,
+    ThisMachine,
 };
 use esker_types::{ByteCount, Silent, grouped, machine_memory_limit};
 use serde::Serialize;
@@ -67,7 +68,7 @@ pub fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
     let direct = probe.as_ref().map_err(Clone::clone).and_then(|probe| esker_io::direct_io(&probe.path));
     let disk = probe.as_ref().map_err(Clone::clone).and_then(|probe| measure(&probe.path));
     let files = probe.as_ref().map_err(Clone::clone).and_then(|probe| open(&probe.path));
-    let rung = files.as_ref().map(|files| files.rung().clone()).map_err(Clone::clone);
+    let io_backend = files.as_ref().map(|files| files.io_backend().clone()).map_err(Clone::clone);
     let registered = files.is_ok_and(|files| registers(&files));
     let memory = machine_memory_limit();
     let locked = esker_io::locked_memory_limit();
@@ -86,7 +87,7 @@ pub fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
             format!("{}, by {}", ByteCount(memory.bytes), memory.from),
             &memory_follows(memory.bytes),
         ),
-        rung_finding(&rung),
+        io_backend_finding(&io_backend),
         ring_finding(&ring),
         direct_finding(&direct),
         disk_finding(&disk, esker_io::available_bytes(&directory).unwrap_or(0)),
@@ -99,8 +100,8 @@ pub fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
             "cores": cores,
             "memory_bytes": memory.bytes,
             "memory_from": memory.from,
-            "rung": rung.as_ref().ok().map(|rung| rung.kind.name()),
-            "why_no_better_rung": rung.as_ref().ok().map(|rung| &rung.why_not_better),
+            "io_backend": io_backend.as_ref().ok().map(|io_backend| io_backend.kind.name()),
+            "why_no_better_backend": io_backend.as_ref().ok().map(|io_backend| &io_backend.why_not_better),
             "io_uring": ring.is_ok(),
             "io_uring_refusal": ring.err(),
             "direct_io": direct.is_ok(),
@@ -139,20 +140,25 @@ fn memory_follows(bytes: u64) -> String {
     format!("--memory defaults to {default}; whatever it is, datasets may be far larger")
 }
 
-fn rung_finding(rung: &Result<Rung, String>) -> Finding {
-    let rung = match rung {
-        Ok(rung) => rung,
+fn io_backend_finding(io_backend: &Result<ChosenBackend, String>) -> Finding {
+    let io_backend = match io_backend {
+        Ok(io_backend) => io_backend,
         Err(why) => return finding("reads", false, why.clone(), "no file could be made to try on"),
     };
-    let follows = match rung.kind {
-        RungKind::UringDirect => "the fastest way there is",
-        RungKind::UringBuffered => {
+    let follows = match io_backend.kind {
+        IoBackendKind::UringDirect => "the fastest way there is",
+        IoBackendKind::UringBuffered => {
             "the memory limit counts the page cache: another file system may be faster"
         }
-        RungKind::PoolDirect => "nearly the same rate for several times the CPU",
-        RungKind::PoolBuffered | RungKind::Simulated => "slow: try another disk, or allow io_uring",
+        IoBackendKind::PoolDirect => "nearly the same rate for several times the CPU",
+        IoBackendKind::PoolBuffered | IoBackendKind::Simulated => "slow: try another disk, or allow io_uring",
     };
-    finding("reads", rung.kind == RungKind::UringDirect, format!("by {}", rung.kind), follows)
+    finding(
+        "reads",
+        io_backend.kind == IoBackendKind::UringDirect,
+        format!("by {}", io_backend.kind),
+        follows,
+    )
 }
 
 fn ring_finding(ring: &Result<(), String>) -> Finding {

@@ -14,7 +14,7 @@ __device__ __forceinline__ void aggregate(
     const u32* __restrict__ degrees, const float* __restrict__ input, float* __restrict__ to, u32 outputs, u32 columns,
     u32 self_first, u32 mode, float multiple
 ) {
-    const int AHEAD = T == 1 ? 8 : 4;
+    const int PREFETCH_DISTANCE = T == 1 ? 8 : 4;
     u32 lane = threadIdx.x % G, row = blockIdx.x * (blockDim.x / G) + threadIdx.x / G;
     if (row >= outputs) return;
     u32 first = blockIdx.y * (G * T * V) + lane * V;
@@ -35,11 +35,11 @@ __device__ __forceinline__ void aggregate(
     }
     u32 start = offsets[row], end = offsets[row + 1];
     float weight = listed_weight(degrees, own, end - start);
-    for (u32 edge = start; edge < end; edge += AHEAD) {
-        Pack<V> rows[AHEAD][T];
-        float factor[AHEAD];
+    for (u32 edge = start; edge < end; edge += PREFETCH_DISTANCE) {
+        Pack<V> rows[PREFETCH_DISTANCE][T];
+        float factor[PREFETCH_DISTANCE];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             bool there = edge + a < end;
             u32 nbr = there ? __ldg(nbrs + edge + a) : own;
             factor[a] = !there ? 0.0f : mode != GCN ? 1.0f : nbr == own ? 0.0f : __ldg(scales + nbr) * weight;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void aggregate(
             }
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             if (factor[a] == 0.0f) continue;
 #pragma unroll
             for (int t = 0; t < T; t++) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void hand_back(
     const u32* __restrict__ winners, const float* __restrict__ gradient, float* __restrict__ to, u32 inputs, u32 columns,
     u32 self_first, u32 mode, float multiple, u32 has_own
 ) {
-    const int AHEAD = T == 1 ? 4 : 2;
+    const int PREFETCH_DISTANCE = T == 1 ? 4 : 2;
     u32 lane = threadIdx.x % G, input = blockIdx.x * (blockDim.x / G) + threadIdx.x / G;
     if (input >= inputs) return;
     u32 first = blockIdx.y * (G * T * V) + lane * V;
@@ -153,12 +153,12 @@ __device__ __forceinline__ void hand_back(
         if (is_output && has_own && column < columns) sum[t] = load_own<V>(to + (u64)input * columns + column);
     }
     u32 start = starts[input], end = starts[input + 1];
-    for (u32 at = start; at < end; at += AHEAD) {
-        Pack<V> rows[AHEAD][T];
-        float factor[AHEAD];
-        u32 output[AHEAD], place[AHEAD];
+    for (u32 at = start; at < end; at += PREFETCH_DISTANCE) {
+        Pack<V> rows[PREFETCH_DISTANCE][T];
+        float factor[PREFETCH_DISTANCE];
+        u32 output[PREFETCH_DISTANCE], place[PREFETCH_DISTANCE];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             bool there = at + a < end;
             output[a] = there ? __ldg(lists + at + a) : 0;
             factor[a] = there ? 1.0f : 0.0f;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void hand_back(
             }
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             if (factor[a] == 0.0f) continue;
 #pragma unroll
             for (int t = 0; t < T; t++) {

@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ weights,
     const float* __restrict__ hidden, float* __restrict__ to, u32 inputs, u32 outputs, u32 edges, u32 columns, u32 heads
 ) {
-    const int AHEAD = T == 1 ? 4 : 2;
+    const int PREFETCH_DISTANCE = T == 1 ? 4 : 2;
     u32 lane = threadIdx.x % G, row = blockIdx.x * (blockDim.x / G) + threadIdx.x / G;
     if (row >= outputs) return;
     u32 first = blockIdx.y * (G * T * V) + lane * V, width = columns / heads, own = inputs - outputs + row;
@@ -121,11 +121,11 @@ __device__ __forceinline__ void attend(
 #pragma unroll
         for (int v = 0; v < V; v++) sum[t].x[v] = column < columns ? own_row.x[v] * weight : 0.0f;
     }
-    for (u32 edge = start; edge < end; edge += AHEAD) {
-        Pack<V> rows[AHEAD][T];
-        float weight[AHEAD][T];
+    for (u32 edge = start; edge < end; edge += PREFETCH_DISTANCE) {
+        Pack<V> rows[PREFETCH_DISTANCE][T];
+        float weight[PREFETCH_DISTANCE][T];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             bool there = edge + a < end;
             u32 nbr = there ? __ldg(nbrs + edge + a) : own;
 #pragma unroll
@@ -137,7 +137,7 @@ __device__ __forceinline__ void attend(
             }
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
 #pragma unroll
             for (int t = 0; t < T; t++) {
                 if (weight[a][t] == 0.0f) continue;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void slope_parts(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ hidden,
     const float* __restrict__ gradient, float* __restrict__ slopes, u32 inputs, u32 outputs, u32 edges, u32 heads
 ) {
-    const int AHEAD = 4;
+    const int PREFETCH_DISTANCE = 4;
     u64 part = (u64)blockIdx.x * (256 / G) + threadIdx.x / G;
     u32 lane = threadIdx.x % G, head = part % heads, output = part / heads, columns = heads * 4 * G;
     bool there = part < (u64)outputs * heads;
@@ -201,16 +201,16 @@ __device__ __forceinline__ void slope_parts(
     u32 turns = there ? end - start + 1 : 0;
     u32 most = turns;
     for (int distance = 16; distance > 0; distance /= 2) most = max(most, __shfl_xor_sync(FULL, most, distance));
-    for (u32 turn = 0; turn < most; turn += AHEAD) {
-        Pack<4> rows[AHEAD];
+    for (u32 turn = 0; turn < most; turn += PREFETCH_DISTANCE) {
+        Pack<4> rows[PREFETCH_DISTANCE];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             u32 edge = start + turn + a;
             if (turn + a < turns)
                 rows[a] = load<4>(hidden + (u64)(edge < end ? __ldg(nbrs + edge) : own) * columns + column);
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < PREFETCH_DISTANCE; a++) {
             float sum = 0.0f;
             if (turn + a < turns)
 #pragma unroll

@@ -1,5 +1,5 @@
 //! Products through cuBLAS: one handle for the one stream that computes, with a workspace of its own, so that the same
-//! product always takes the same way.
+//! matmul always takes the same way.
 
 use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
@@ -9,7 +9,7 @@ use cudarc::cublas::sys;
 use serde::{Deserialize, Serialize};
 use std::ptr;
 
-/// How a GPU computes products; sums, rows and weights are f32 whatever it is.
+/// How a GPU computes matmuls; sums, rows and weights are f32 whatever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -88,7 +88,7 @@ impl Rows {
 
 impl Gpu {
     /// `to = from's last rows x weight transposed`, added to what is there if `add`.
-    pub fn product(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
+    pub fn matmul(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
         assert!(from.columns() == weight.columns() && weight.rows() == to.columns());
         let from = Rows::last(from, to.rows());
         let (n, m, k) = (weight.rows(), from.rows, from.columns);
@@ -96,7 +96,7 @@ impl Gpu {
     }
 
     /// `to's last rows = gradient x weight`, added to what is there if `add`.
-    pub fn product_back(
+    pub fn matmul_backward(
         &self,
         gradient: &DeviceMatrix,
         weight: &DeviceMatrix,
@@ -117,7 +117,7 @@ impl Gpu {
     }
 
     /// `to = gradient transposed x from's last rows`.
-    pub fn product_weights(&self, gradient: &DeviceMatrix, from: &DeviceMatrix, to: &mut DeviceMatrix) {
+    pub fn matmul_weights(&self, gradient: &DeviceMatrix, from: &DeviceMatrix, to: &mut DeviceMatrix) {
         assert!(to.rows() == gradient.columns() && to.columns() == from.columns());
         let from = Rows::last(from, gradient.rows());
         let (k, n, m) = (from.columns, gradient.columns(), from.rows);
@@ -131,7 +131,7 @@ impl Gpu {
         );
     }
 
-    /// cuBLAS's product of column-major matrices `a` and `b` into `c`, each with its leading dimension.
+    /// cuBLAS's matmul of column-major matrices `a` and `b` into `c`, each with its leading dimension.
     fn gemm(
         &self,
         transposed: [bool; 2],
@@ -189,7 +189,7 @@ impl Gpu {
                     sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
                 )
             };
-            done("a matrix product", status)
+            done("a matmul", status)
         });
     }
 

@@ -285,7 +285,7 @@ impl Gpu {
         &self.inner.info
     }
 
-    /// How products are computed.
+    /// How matmuls are computed.
     pub fn precision(&self) -> Precision {
         self.inner.precision
     }
@@ -665,7 +665,7 @@ impl Arguments {
     }
 }
 
-/// Launches a kernel with these arguments on the stream that computes; with `on copy`, behind what lands.
+/// Launches a kernel with these arguments on the stream that computes; with `on copy`, after what is uploaded.
 macro_rules! launch {
     (on $stream:ident, $gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {{
         let mut arguments = $crate::gpu::Arguments::new();

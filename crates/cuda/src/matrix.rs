@@ -41,8 +41,8 @@ impl DeviceMatrix {
         self.buffer.address()
     }
 
-    /// What landed in a buffer.
-    pub(crate) fn landed(buffer: DeviceBuffer, rows: usize, columns: usize) -> DeviceMatrix {
+    /// What was uploaded to a buffer.
+    pub(crate) fn uploaded(buffer: DeviceBuffer, rows: usize, columns: usize) -> DeviceMatrix {
         assert_eq!(buffer.bytes(), rows * columns * 4);
         DeviceMatrix { buffer, rows, columns }
     }
@@ -59,18 +59,18 @@ const COPYING: &str = "copying to or from the GPU";
 
 impl Gpu {
     /// Brings rows to the device on the stream that copies; the stream that computes waits for them, the caller does not.
-    pub fn land(&self, rows: Pinned, columns: usize) -> DeviceMatrix {
+    pub fn upload(&self, rows: Pinned, columns: usize) -> DeviceMatrix {
         let words = rows.words().len();
         assert!(columns > 0 && words.is_multiple_of(columns), "whole rows");
-        DeviceMatrix::landed(self.land_timed(rows, true), words / columns, columns)
+        DeviceMatrix::uploaded(self.upload_timed(rows, true), words / columns, columns)
     }
 
     /// Words of host memory on the device, likewise.
-    pub(crate) fn land_words(&self, from: Pinned) -> DeviceBuffer {
-        self.land_timed(from, false)
+    pub(crate) fn upload_words(&self, from: Pinned) -> DeviceBuffer {
+        self.upload_timed(from, false)
     }
 
-    fn land_timed(&self, from: Pinned, timed: bool) -> DeviceBuffer {
+    fn upload_timed(&self, from: Pinned, timed: bool) -> DeviceBuffer {
         let bytes = from.words().len() * 4;
         let buffer = self.copy_in(from, bytes, timed);
         self.attempt(|| self.inner().compute.wait(&self.inner().copy.mark()?));

@@ -2,7 +2,7 @@
 
 use crate::gpu::{Gpu, Stopwatch};
 use crate::pinned::Pinned;
-use crate::{CudaError, DeviceLists, DeviceMatrix, Gathering, Result};
+use crate::{CudaError, DeviceAdjacency, DeviceMatrix, Gathering, Result};
 use esker_types::median;
 use esker_types::random::{Key, below};
 use std::time::Instant;
@@ -39,7 +39,7 @@ pub fn aggregation_rate(gpu: &Gpu, rounds: usize, columns: usize) -> Result<f64>
     gpu.fill(&mut input, 1.0);
     let offsets: Vec<u32> = (0..=outputs as u32).map(|output| output * 10).collect();
     let nbrs = random_rows(outputs * 10, rows);
-    let lists = DeviceLists::new(gpu, rows, &offsets, &nbrs, 0, &[]);
+    let lists = DeviceAdjacency::new(gpu, rows, &offsets, &nbrs, 0, &[]);
     let mut to = DeviceMatrix::new(gpu, outputs, columns);
     let bytes = (nbrs.len() + outputs) * columns * 4 + (nbrs.len() + offsets.len()) * 4;
     rate(gpu, rounds, bytes, || gpu.aggregate(&lists, &input, Gathering::Mean, &mut to, None))
@@ -70,10 +70,10 @@ pub fn bus_rate(gpu: &Gpu, rounds: usize, bytes: usize) -> Result<f64> {
         let host = Pinned::new(gpu, bytes / 4);
         gpu.synchronize()?;
         let started = Instant::now();
-        let landed = gpu.land(host, 1);
+        let uploaded = gpu.upload(host, 1);
         gpu.synchronize()?;
         rates.push(bytes as f64 / started.elapsed().as_secs_f64());
-        drop(landed);
+        drop(uploaded);
     }
     // The first took the memory.
     Ok(median(&rates.split_off(1)))

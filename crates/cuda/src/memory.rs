@@ -1,5 +1,5 @@
 //! Device memory under a limit: buffers go back when dropped and serve again. Memory that computes is used again in
-//! the order of its stream, so nothing waits. Memory that rows land in is written by the stream that copies: it carries a mark
+//! the order of its stream, so nothing waits. Memory that rows are uploaded to is written by the stream that copies: it carries a mark
 //! of its last use.
 
 use crate::gpu::{Event, Gpu, Inner, done};
@@ -34,7 +34,7 @@ impl DeviceBlock {
 #[derive(Default)]
 struct DeviceShelf {
     compute: Vec<DeviceBlock>,
-    landing: Vec<DeviceBlock>,
+    uploading: Vec<DeviceBlock>,
     held: usize,
     used: usize,
     peak_used: usize,
@@ -143,15 +143,15 @@ impl DeviceShelf {
     fn free(&mut self, purpose: Use) -> &mut Vec<DeviceBlock> {
         match purpose {
             Use::Compute => &mut self.compute,
-            Use::Landing => &mut self.landing,
+            Use::Landing => &mut self.uploading,
         }
     }
 
     fn allocate(&mut self, asked: usize) -> Result<DeviceBlock> {
         // Free blocks of other sizes give way, so that little more than the most in use is held.
         let most = self.peak_used.max(self.used + asked);
-        let landing: usize = self.landing.iter().map(|block| block.bytes).sum();
-        let most = (most + most / 4 + landing).min(self.limit);
+        let uploading: usize = self.uploading.iter().map(|block| block.bytes).sum();
+        let most = (most + most / 4 + uploading).min(self.limit);
         if self.held + asked > most {
             self.release_computing(most.saturating_sub(asked));
         }
@@ -188,16 +188,16 @@ impl DeviceShelf {
 
     /// Gives free blocks of the stream that computes back to the driver until at most `keep` bytes are held.
     fn release_computing(&mut self, keep: usize) {
-        let landing = std::mem::take(&mut self.landing);
+        let uploading = std::mem::take(&mut self.uploading);
         self.release(keep);
-        self.landing = landing;
+        self.uploading = uploading;
     }
 
     /// Gives free blocks back to the driver until at most `keep` bytes are held. The driver waits for work that uses them.
     fn release(&mut self, keep: usize) {
         while self.held > keep {
             let largest = |blocks: &[DeviceBlock]| (0..blocks.len()).max_by_key(|index| blocks[*index].bytes);
-            let blocks = if self.compute.is_empty() { &mut self.landing } else { &mut self.compute };
+            let blocks = if self.compute.is_empty() { &mut self.uploading } else { &mut self.compute };
             let Some(index) = largest(blocks) else { return };
             let block = blocks.swap_remove(index);
             self.held -= block.bytes;
@@ -253,9 +253,9 @@ impl DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Gives memory back that only the stream that copies has used since: what lands there next is behind that in the same
+    /// Gives memory back that only the stream that copies has used since: what is uploaded there next comes after that in the same
     /// stream, and waits for nothing.
-    pub(crate) fn used_in_landing(mut self) {
+    pub(crate) fn used_in_upload(mut self) {
         assert_eq!(self.purpose, Use::Landing);
         if let Some(block) = self.block.take() {
             self.inner.pool.put(block, self.purpose);

@@ -58,7 +58,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     type Number: Deferred + 'static;
     /// Training steps that may be handed to the device before the loss of the first is waited for; 0 for one that is done when it
     /// returns.
-    const STEPS_AHEAD: usize;
+    const STEPS_IN_FLIGHT: usize;
 
     /// Whether matrices lie in host memory, and count there; else they lie in memory of the device's own.
     fn in_host_memory(&self) -> bool;

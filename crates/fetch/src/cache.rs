@@ -10,8 +10,8 @@ use rayon::prelude::*;
 /// Rows assembled by one thread before it takes the next.
 const CHUNK_ROWS: usize = 512;
 /// Rows asked for ahead, and lines of each.
-const ROWS_AHEAD: usize = 8;
-const LINES_AHEAD: usize = 4;
+const PREFETCH_ROWS: usize = 8;
+const PREFETCH_LINES: usize = 4;
 const LINE_BYTES: usize = 64;
 /// Batches larger than this are not in the CPU's caches any more when they are trained on.
 const CACHED_BYTES: usize = 32 << 20;
@@ -82,9 +82,9 @@ impl HostCache {
         let chunks = values.par_chunks_mut(CHUNK_ROWS * dim).zip(words.par_chunks(CHUNK_ROWS));
         chunks.for_each(|(values, words)| match missed {
             // Every row is written, so all of them may go past the caches.
-            Missed::Buffer(read) if !words.contains(&Placement::Skip.word()) => {
+            Missed::Buffer(read) if !words.contains(&Placement::Skip.encode()) => {
                 format.convert_rows(many, values, |at| {
-                    self.ask_ahead(words, at, missed);
+                    self.prefetch_soon(words, at, missed);
                     self.find(words[at], read)
                 });
             }
@@ -94,8 +94,8 @@ impl HostCache {
 
     fn copy_some(&self, words: &[u32], missed: Missed, format: &RowFormat, values: &mut [f32]) {
         for (at, (word, row)) in words.iter().zip(values.chunks_exact_mut(format.dim())).enumerate() {
-            self.ask_ahead(words, at, missed);
-            match (Placement::of(*word), missed) {
+            self.prefetch_soon(words, at, missed);
+            match (Placement::decode(*word), missed) {
                 (Placement::Hit(slot), _) => format.convert(self.slot(slot.index()), row),
                 (Placement::Skip, _) => row.fill(0.0),
                 (_, Missed::Buffer(read)) => format.convert(self.find(*word, read), row),
@@ -106,23 +106,23 @@ impl HostCache {
 
     /// Says that the row some places further on will be copied soon.
     #[inline(always)]
-    fn ask_ahead(&self, words: &[u32], at: usize, missed: Missed) {
-        let Some(soon) = words.get(at + ROWS_AHEAD) else { return };
-        let (memory, start): (&[u8], usize) = match (Placement::of(*soon), missed) {
+    fn prefetch_soon(&self, words: &[u32], at: usize, missed: Missed) {
+        let Some(soon) = words.get(at + PREFETCH_ROWS) else { return };
+        let (memory, start): (&[u8], usize) = match (Placement::decode(*soon), missed) {
             (Placement::Hit(slot), _) => (&self.rows, slot.index() * self.row_bytes),
             (Placement::Read(index) | Placement::Keep(index), Missed::Buffer(read)) => {
                 (read, index as usize * self.row_bytes)
             }
             _ => return,
         };
-        let lines = self.row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
+        let lines = self.row_bytes.div_ceil(LINE_BYTES).min(PREFETCH_LINES);
         (0..lines).for_each(|line| prefetch(memory, start + line * LINE_BYTES));
     }
 
     /// A row as stored: a hit, or one that was read to memory of its own.
     #[inline(always)]
     fn find<'a>(&'a self, word: u32, read: &'a [u8]) -> &'a [u8] {
-        match Placement::of(word) {
+        match Placement::decode(word) {
             Placement::Hit(slot) => self.slot(slot.index()),
             Placement::Read(index) | Placement::Keep(index) => {
                 &read[index as usize * self.row_bytes..][..self.row_bytes]
@@ -144,7 +144,7 @@ impl HostCache {
         }
         let stored = bytemuck::cast_slice::<f32, u8>(values);
         for (word, own) in placements.words.iter().zip(stored.chunks_exact(dim * 4)) {
-            let Placement::Keep(index) = Placement::of(*word) else { continue };
+            let Placement::Keep(index) = Placement::decode(*word) else { continue };
             let slot = *slots.next().expect("a slot a row that is kept") as usize;
             let row = match missed {
                 Missed::InPlace => &own[..self.row_bytes],

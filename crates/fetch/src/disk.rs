@@ -5,7 +5,7 @@
 
 use crate::Result;
 use crate::format::{RowFormat, features};
-use esker_io::{Files, IoCounters, Options, Piece, Queue, ReadChoice, Rung};
+use esker_io::{ChosenBackend, Files, IoCounters, Options, Piece, Queue, ReadChoice};
 use esker_plan::{Placement, Placements};
 use esker_store::{Dataset, PAYLOAD_OFFSET, StoreError};
 use esker_types::NodeId;
@@ -57,8 +57,8 @@ impl DiskRows {
     }
 
     /// The way the file is read.
-    pub fn rung(&self) -> &Rung {
-        self.files.rung()
+    pub fn io_backend(&self) -> &ChosenBackend {
+        self.files.io_backend()
     }
 
     /// A reader for the calling thread.
@@ -114,8 +114,8 @@ impl RowReader {
         assert_eq!(values.len(), nodes.len() * format.dim(), "a row a node");
         let (bytes, place_bytes) = (format.row_bytes() as u64, format.dim() as u64 * 4);
         self.pieces.clear();
-        let wanted = nodes.iter().enumerate().filter(|(at, _)| wants(*at));
-        self.pieces.extend(wanted.map(|(at, node)| Piece {
+        let accessed = nodes.iter().enumerate().filter(|(at, _)| wants(*at));
+        self.pieces.extend(accessed.map(|(at, node)| Piece {
             offset: PAYLOAD_OFFSET + node.0 * bytes,
             bytes,
             at: at as u64 * place_bytes,

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 /// Rows gathered by one thread before it takes the next.
 const CHUNK_ROWS: usize = 512;
 /// Rows asked for ahead, and lines of each: the hardware follows a row once it is begun.
-const ROWS_AHEAD: usize = 8;
-const LINES_AHEAD: usize = 4;
+const PREFETCH_ROWS: usize = 8;
+const PREFETCH_LINES: usize = 4;
 const LINE_BYTES: usize = 64;
 /// Elements read at a time while loading.
 const LOAD_ELEMENTS: usize = 1 << 18;
@@ -114,9 +114,9 @@ impl FeatureRows {
             RowMemory::Mapped(map) => map,
         };
         let row_bytes = self.format.row_bytes();
-        let lines = row_bytes.div_ceil(LINE_BYTES).min(LINES_AHEAD);
+        let lines = row_bytes.div_ceil(LINE_BYTES).min(PREFETCH_LINES);
         for (at, (node, row)) in nodes.iter().zip(values.chunks_exact_mut(self.format.dim())).enumerate() {
-            if let Some(soon) = nodes.get(at + ROWS_AHEAD) {
+            if let Some(soon) = nodes.get(at + PREFETCH_ROWS) {
                 let start = soon.index() * row_bytes;
                 (0..lines).for_each(|line| prefetch(bytes, start + line * LINE_BYTES));
             }

@@ -258,16 +258,16 @@ impl PlanUses<'_> {
     }
 }
 
-const WANTED_BYTES: u64 = size_of::<RequestCount>() as u64;
+const ACCESS_BYTES: u64 = size_of::<RequestCount>() as u64;
 
 impl NextUses for PlanUses<'_> {
     type Error = FetchError;
 
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), FetchError> {
-        self.of_batch[batch as usize] = (self.counted * WANTED_BYTES, wanted.len());
-        let counts = self.counts.write_at(bytemuck::cast_slice(wanted), self.counted * WANTED_BYTES);
+    fn put(&mut self, batch: u32, next: &[u32], accessed: &[RequestCount]) -> Result<(), FetchError> {
+        self.of_batch[batch as usize] = (self.counted * ACCESS_BYTES, accessed.len());
+        let counts = self.counts.write_at(bytemuck::cast_slice(accessed), self.counted * ACCESS_BYTES);
         counts.map_err(self.failed())?;
-        self.counted += wanted.len() as u64;
+        self.counted += accessed.len() as u64;
         if !self.is_narrow() {
             return self.plan.write_words(self.first + batch, next);
         }
@@ -294,10 +294,10 @@ impl NextUses for PlanUses<'_> {
         Ok(())
     }
 
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), FetchError> {
+    fn accessed(&mut self, batch: u32, accessed: &mut Vec<RequestCount>) -> Result<(), FetchError> {
         let (start, count) = self.of_batch[batch as usize];
-        wanted.resize(count, RequestCount::default());
-        Ok(self.counts.read_at(bytemuck::cast_slice_mut(wanted), start).map_err(self.failed())?)
+        accessed.resize(count, RequestCount::default());
+        Ok(self.counts.read_at(bytemuck::cast_slice_mut(accessed), start).map_err(self.failed())?)
     }
 }
 
@@ -315,7 +315,7 @@ mod tests {
         let (plan, mut rows) = (PlanFile::create(&accesses).unwrap(), Vec::new());
         (&accesses).read(1, &mut rows).unwrap();
         assert_eq!((rows, accesses.largest()), (vec![4, 6], 3));
-        let words = |all: &[Placement]| all.iter().map(|one| one.word()).collect::<Vec<u32>>();
+        let words = |all: &[Placement]| all.iter().map(|one| one.encode()).collect::<Vec<u32>>();
         let first = words(&[Placement::Keep(0), Placement::Read(1), Placement::Keep(2)]);
         let second = words(&[Placement::Read(0), Placement::Keep(1)]);
         let placed = [(first, vec![7, 8]), (second, vec![9])].map(|(words, kept)| Placements { words, kept });

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_fetch::{AccessFile, DiskRows, FeatureRows, HostCache, Missed, PlanFile, StoredRow};
-use esker_import::Job;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_plan::{Belady, Placement, Placements, PlanTally};
 use esker_store::Dataset;
 use esker_types::random::mix;
@@ -14,9 +14,13 @@ use std::sync::Arc;
 
 fn dataset(directory: &Path, nodes: u64, dim: u64, dtype: Dtype) -> Dataset {
     let target = directory.join(format!("{nodes}-{dim}-{dtype}"));
-    let shape = Shape { degree: 1.0, dim, dtype, ..Shape::plain(nodes) };
-    let job =
-        Job { target: &target, budget: Budget { host_bytes: 64 << 20 }, overwrite: false, progress: &Silent };
+    let shape = GraphShape { degree: 1.0, dim, dtype, ..GraphShape::plain(nodes) };
+    let job = ImportJob {
+        target: &target,
+        budget: Budget { host_bytes: 64 << 20 },
+        overwrite: false,
+        progress: &Silent,
+    };
     generate(&shape, &job).unwrap();
     Dataset::open(&target).unwrap()
 }
@@ -79,7 +83,7 @@ fn check(dim: u64, dtype: Dtype, slots: u64) {
         // The same from a buffer of the rows that are read.
         let mut buffer = vec![0xffu8; placements.counts().reads_end as usize * row_bytes];
         for (word, row) in placements.words.iter().zip(found.chunks_exact(dim as usize)) {
-            if let Placement::Read(index) | Placement::Keep(index) = Placement::of(*word) {
+            if let Placement::Read(index) | Placement::Keep(index) = Placement::decode(*word) {
                 let stored = &bytemuck::cast_slice::<f32, u8>(row)[..row_bytes];
                 buffer[index as usize * row_bytes..][..row_bytes].copy_from_slice(stored);
             }

@@ -2,17 +2,17 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_fetch::FeatureRows;
-use esker_import::Job;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_store::{Dataset, file};
 use esker_types::{Budget, Dtype, NodeId, Silent};
 use half::{bf16, f16};
 
 fn dataset(directory: &std::path::Path, dtype: Dtype) -> Dataset {
-    let shape = Shape { degree: 3.0, dim: 11, dtype, classes: 4, ..Shape::plain(3000) };
+    let shape = GraphShape { degree: 3.0, dim: 11, dtype, classes: 4, ..GraphShape::plain(3000) };
     let out = directory.join("graph");
     let budget = Budget { host_bytes: 64 << 20 };
-    let job = Job { target: &out, budget, overwrite: false, progress: &Silent };
+    let job = ImportJob { target: &out, budget, overwrite: false, progress: &Silent };
     generate(&shape, &job).unwrap();
     Dataset::open(&out).unwrap()
 }

@@ -9,7 +9,7 @@ use crate::delimited::{Lines, quoted};
 use crate::sort::{Sorted, Sorter};
 use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, NameSource, NameStream};
 use crate::string_sort::StringSorter;
-use crate::{ImportError, ImportWorkspace, Place, Result};
+use crate::{ImportError, ImportWorkspace, Location, Result};
 use esker_io::{SequentialReader, SequentialWriter};
 use esker_store::{StoreError, create_sequential};
 use esker_types::Unit;
@@ -53,20 +53,20 @@ impl Relations {
         self.numbers.get(name).copied()
     }
 
-    /// Takes a name that may be new; `place` is where it stands.
-    pub fn see(&mut self, name: &[u8], place: impl FnOnce() -> Place) -> Result<()> {
+    /// Takes a name that may be new; `location` is where it stands.
+    pub fn see(&mut self, name: &[u8], location: impl FnOnce() -> Location) -> Result<()> {
         if self.numbers.contains_key(name) {
             return Ok(());
         }
         let Ok(text) = std::str::from_utf8(name) else {
-            return Err(place().bad("a relation name in UTF-8", quoted(name)));
+            return Err(location().bad("a relation name in UTF-8", quoted(name)));
         };
         self.bytes += name.len();
         if self.names.len() == MOST_RELATIONS || self.bytes > MOST_RELATION_BYTES {
             let expected =
                 format!("at most {MOST_RELATIONS} relations of {MOST_RELATION_BYTES} bytes in all");
             return Err(
-                place().bad(expected, format!("one more, {}; is this the relation column?", quoted(name)))
+                location().bad(expected, format!("one more, {}; is this the relation column?", quoted(name)))
             );
         }
         self.numbers.insert(name.to_vec(), self.names.len() as u32);
@@ -104,7 +104,7 @@ pub trait NamedEdgeStream {
     /// The rest of the edge.
     fn attributes(&self) -> Result<ForeignEdge>;
     /// Where the current edge is.
-    fn place(&self) -> Place;
+    fn location(&self) -> Location;
 }
 
 /// What numbering left in the work directory.
@@ -252,7 +252,7 @@ impl Work<'_> {
                 let Some(id) = numbering.next(lines.name())? else { return Ok(None) };
                 if id != names.count {
                     let found = format!("{}, which is line {} already", quoted(lines.name()), id + 1);
-                    return Err(lines.place().bad("each id once", found));
+                    return Err(lines.location().bad("each id once", found));
                 }
                 names.push(lines.name())?;
             }
@@ -266,7 +266,7 @@ impl Work<'_> {
             for (name, slot) in edges.ends()?.into_iter().zip(&mut ids) {
                 let Some(id) = numbering.next(name)? else { return Ok(None) };
                 if id == names.count {
-                    self.check_known(name, || edges.place())?;
+                    self.check_known(name, || edges.location())?;
                     names.push(name)?;
                 }
                 *slot = id;
@@ -284,9 +284,9 @@ impl Work<'_> {
         Ok(Some(Spooled { edges: count, nodes: names.finish()? }))
     }
 
-    fn check_known(&self, name: &[u8], place: impl FnOnce() -> Place) -> Result<(), ImportError> {
+    fn check_known(&self, name: &[u8], location: impl FnOnce() -> Location) -> Result<(), ImportError> {
         match self.node_ids {
-            Some(path) => Err(place().bad(format!("an id listed in {}", path.display()), quoted(name))),
+            Some(path) => Err(location().bad(format!("an id listed in {}", path.display()), quoted(name))),
             None => Ok(()),
         }
     }
@@ -392,8 +392,8 @@ impl EdgeSource for SpooledEdges {
         let (path, left) = (self.path.clone(), self.count - skip);
         Ok(Box::new(SpooledEdgeStream { path, reader, width, left, words: Vec::new() }))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::at(&self.origin, format!("edge {position}"))
+    fn location(&self, position: u64) -> Location {
+        Location::at(&self.origin, format!("edge {position}"))
     }
 }
 
@@ -513,8 +513,8 @@ mod tests {
         fn attributes(&self) -> Result<ForeignEdge> {
             Ok(ForeignEdge { weight: self.1 as f32, ..ForeignEdge::default() })
         }
-        fn place(&self) -> Place {
-            Place::row(Path::new("edges.csv"), self.1 as u64 - 1)
+        fn location(&self) -> Location {
+            Location::row(Path::new("edges.csv"), self.1 as u64 - 1)
         }
     }
 
@@ -607,7 +607,7 @@ mod tests {
             relations.see(format!("{number}").as_bytes(), || unreachable!()).unwrap();
         }
         assert_eq!(relations.number(b"17"), Some(17));
-        let error = relations.see(b"more", || Place::row(Path::new("e.csv"), 7)).unwrap_err().to_string();
+        let error = relations.see(b"more", || Location::row(Path::new("e.csv"), 7)).unwrap_err().to_string();
         assert!(error.contains("e.csv, row 7: expected at most 1000000 relations"), "{error}");
     }
 

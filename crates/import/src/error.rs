@@ -8,18 +8,18 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The operating system refused.
-    #[error("{place}: {source}")]
+    #[error("{location}: {source}")]
     Io {
         /// Where.
-        place: Place,
+        location: Location,
         /// What it said.
         source: io::Error,
     },
     /// The bytes are not what the format promises.
-    #[error("{place}: expected {expected}, found {found}")]
+    #[error("{location}: expected {expected}, found {found}")]
     Bad {
         /// File, and row, byte or key.
-        place: Place,
+        location: Location,
         /// What should be there.
         expected: String,
         /// What is there.
@@ -82,43 +82,43 @@ pub type Result<T, E = ImportError> = std::result::Result<T, E>;
 
 /// A place in a foreign file, for messages: `edges.csv.gz, row 17`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The file.
     pub path: PathBuf,
     /// The place in it, in words; empty for the whole file.
     pub detail: String,
 }
 
-impl Place {
+impl Location {
     /// The whole file.
-    pub fn file(path: &Path) -> Place {
-        Place { path: path.to_path_buf(), detail: String::new() }
+    pub fn file(path: &Path) -> Location {
+        Location { path: path.to_path_buf(), detail: String::new() }
     }
 
     /// A row, counted from 0.
-    pub fn row(path: &Path, row: u64) -> Place {
-        Place { path: path.to_path_buf(), detail: format!("row {row}") }
+    pub fn row(path: &Path, row: u64) -> Location {
+        Location { path: path.to_path_buf(), detail: format!("row {row}") }
     }
 
     /// A byte offset.
-    pub fn byte(path: &Path, offset: u64) -> Place {
-        Place { path: path.to_path_buf(), detail: format!("byte {offset}") }
+    pub fn byte(path: &Path, offset: u64) -> Location {
+        Location { path: path.to_path_buf(), detail: format!("byte {offset}") }
     }
 
     /// Anything else that finds the spot: a key, an archive member, a line.
-    pub fn at(path: &Path, detail: impl fmt::Display) -> Place {
-        Place { path: path.to_path_buf(), detail: detail.to_string() }
+    pub fn at(path: &Path, detail: impl fmt::Display) -> Location {
+        Location { path: path.to_path_buf(), detail: detail.to_string() }
     }
 
     /// A column of it, counted from 0.
-    pub fn column(self, column: usize) -> Place {
+    pub fn column(self, column: usize) -> Location {
         let gap = if self.detail.is_empty() { "" } else { ", " };
-        Place { detail: format!("{}{gap}column {column}", self.detail), ..self }
+        Location { detail: format!("{}{gap}column {column}", self.detail), ..self }
     }
 
     /// The error for bytes at this place that are not what was promised.
     pub fn bad(self, expected: impl fmt::Display, found: impl fmt::Display) -> ImportError {
-        ImportError::Bad { place: self, expected: expected.to_string(), found: found.to_string() }
+        ImportError::Bad { location: self, expected: expected.to_string(), found: found.to_string() }
     }
 
     /// The error for a refusal by the operating system, or a broken compressed stream, at this place.
@@ -129,11 +129,11 @@ impl Place {
             return self
                 .bad("more bytes", format!("the end of the file ({source}); is it cut off or damaged?"));
         }
-        ImportError::Io { place: self, source }
+        ImportError::Io { location: self, source }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if self.detail.is_empty() { Ok(()) } else { write!(f, ", {}", self.detail) }

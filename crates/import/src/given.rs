@@ -8,10 +8,10 @@ use crate::npy::{NpyArray, NpyIds, NpyRows, Scalar};
 use crate::parquet_file::ParquetFile;
 use crate::parquet_rows::{ParquetIds, ParquetRows};
 use crate::source::{
-    EdgeSource, HeldIds, IdSource, ImportSource, LabelKind, NameSource, NameStream, NodeLabels, RowSource,
-    Splits, Treatment,
+    EdgeSource, IdSource, IdsInMemory, ImportSource, LabelKind, NameSource, NameStream, NodeLabels,
+    RowSource, Splits, Treatment,
 };
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, SplitChoice, input};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, SplitChoice, input};
 use std::path::{Path, PathBuf};
 
 /// What the flags name, opened, with lengths that agree.
@@ -127,9 +127,9 @@ impl NodeCount {
     }
 
     fn check_rows(&mut self, rows: &dyn RowSource, what: &str) -> Result<()> {
-        let path = rows.place(0).path;
+        let path = rows.location(0).path;
         if rows.dim() == 0 {
-            return Err(Place::file(&path).bad(format!("{what} of at least one number"), "rows of none"));
+            return Err(Location::file(&path).bad(format!("{what} of at least one number"), "rows of none"));
         }
         self.check(rows.rows(), what, &path)
     }
@@ -137,7 +137,7 @@ impl NodeCount {
     fn check(&mut self, found: u64, what: &str, path: &Path) -> Result<()> {
         match &self.nodes {
             Some((nodes, who)) if *nodes != found => {
-                Err(Place::file(path).bad(format!("{nodes} {what}, as {who} has nodes"), found))
+                Err(Location::file(path).bad(format!("{nodes} {what}, as {who} has nodes"), found))
             }
             Some(_) => Ok(()),
             None => {
@@ -186,10 +186,8 @@ fn open_rows(
             let rows = Box::new(TextRows::new(path, dialect, shape.rows, missing_is_nan)?);
             Ok(OpenRows { rows, whole: shape.whole })
         }
-        other => {
-            Err(Place::file(path)
-                .bad("a file called .npy, .csv, .tsv, .txt or .parquet", format!("`.{other}`")))
-        }
+        other => Err(Location::file(path)
+            .bad("a file called .npy, .csv, .tsv, .txt or .parquet", format!("`.{other}`"))),
     }
 }
 
@@ -205,7 +203,7 @@ fn open_labels(path: &Path, request: &Request, workspace: &mut ImportWorkspace) 
     };
     if kind == LabelKind::Classes && rows.dim() != 1 {
         let expected = "one column of classes (for several give --label-kind multilabel or real)";
-        return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
+        return Err(Location::file(path).bad(expected, format!("{} columns", rows.dim())));
     }
     Ok(NodeLabels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
 }
@@ -250,7 +248,7 @@ fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut N
             count.check_rows(&*rows, "split codes")?;
             if rows.dim() != 1 {
                 let expected = "one number a node: 0 train, 1 valid, 2 test";
-                return Err(Place::file(path).bad(expected, format!("{} columns", rows.dim())));
+                return Err(Location::file(path).bad(expected, format!("{} columns", rows.dim())));
             }
             Ok(Splits::Coded(rows))
         }
@@ -259,7 +257,7 @@ fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut N
         _ => {
             let mut open = |list: &Option<PathBuf>| match list {
                 Some(path) => open_ids(path, request, count),
-                None => Ok(HeldIds::boxed(Path::new("(no file)"), Vec::new())),
+                None => Ok(IdsInMemory::boxed(Path::new("(no file)"), Vec::new())),
             };
             Ok(Splits::Nodes { train: open(lists[0])?, valid: open(lists[1])?, test: open(lists[2])? })
         }

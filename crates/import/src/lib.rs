@@ -54,9 +54,7 @@ mod workspace;
 pub(crate) use read::{csr, delimited, idlist, input, npy, parquet_file, parquet_rows, pickle, torch};
 
 pub use build::{ImportJob, import};
-// The name that tests of other crates still have for it.
-pub use build::ImportJob as Job;
-pub use error::{ImportError, Place, Result};
+pub use error::{ImportError, Location, Result};
 pub use request::{EdgeColumnNames, Request, SplitChoice};
 pub use workspace::ImportWorkspace;
 

@@ -1,7 +1,7 @@
 //! What a foreign format offers, described but not read yet. A format reader (`formats/`) fills an [`ImportSource`];
 //! the builder (`build/`) opens its streams, as often as it needs to, and never learns which format it was.
 
-use crate::{Place, Result};
+use crate::{Location, Result};
 use esker_types::Dtype;
 use std::path::{Path, PathBuf};
 
@@ -91,7 +91,7 @@ pub trait EdgeSource: Send + Sync {
     /// Starts a stream at edge number `skip`.
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>>;
     /// Where edge number `position` stands in the files, for messages.
-    fn place(&self, position: u64) -> Place;
+    fn location(&self, position: u64) -> Location;
 }
 
 /// Edges, in the order of their files.
@@ -113,7 +113,7 @@ pub trait RowSource: Send + Sync {
     /// Starts a stream at row `first`.
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>>;
     /// Where row number `row` stands in the files, for messages.
-    fn place(&self, row: u64) -> Place;
+    fn location(&self, row: u64) -> Location;
 }
 
 /// Rows in order.
@@ -163,7 +163,7 @@ pub trait IdSource: Send + Sync {
     /// Starts at the beginning.
     fn open(&self) -> Result<Box<dyn IdStream>>;
     /// Where entry number `position` stands, for messages.
-    fn place(&self, position: u64) -> Place;
+    fn location(&self, position: u64) -> Location;
 }
 
 /// Ids in file order.
@@ -190,7 +190,7 @@ pub trait NameStream: Send {
 pub const CHUNK: usize = 1 << 14;
 
 /// Edges that a format had to read whole.
-pub struct HeldEdges {
+pub struct EdgesInMemory {
     /// The file they come from.
     pub path: PathBuf,
     /// The edges.
@@ -199,12 +199,12 @@ pub struct HeldEdges {
     pub columns: EdgeColumns,
 }
 
-struct HeldEdgeStream {
+struct EdgeMemoryStream {
     edges: std::sync::Arc<[ForeignEdge]>,
     at: usize,
 }
 
-impl EdgeSource for HeldEdges {
+impl EdgeSource for EdgesInMemory {
     fn count(&self) -> Option<u64> {
         Some(self.edges.len() as u64)
     }
@@ -213,14 +213,14 @@ impl EdgeSource for HeldEdges {
     }
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
         let at = (skip as usize).min(self.edges.len());
-        Ok(Box::new(HeldEdgeStream { edges: self.edges.clone(), at }))
+        Ok(Box::new(EdgeMemoryStream { edges: self.edges.clone(), at }))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::at(&self.path, format!("edge {position}"))
+    fn location(&self, position: u64) -> Location {
+        Location::at(&self.path, format!("edge {position}"))
     }
 }
 
-impl EdgeStream for HeldEdgeStream {
+impl EdgeStream for EdgeMemoryStream {
     fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         out.clear();
         let end = (self.at + CHUNK).min(self.edges.len());
@@ -240,7 +240,7 @@ pub struct DenseRows {
     pub values: std::sync::Arc<[f32]>,
 }
 
-struct HeldRowStream {
+struct RowMemoryStream {
     values: std::sync::Arc<[f32]>,
     at: usize,
 }
@@ -253,14 +253,14 @@ impl RowSource for DenseRows {
         self.dim
     }
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
-        Ok(Box::new(HeldRowStream { values: self.values.clone(), at: first as usize * self.dim }))
+        Ok(Box::new(RowMemoryStream { values: self.values.clone(), at: first as usize * self.dim }))
     }
-    fn place(&self, row: u64) -> Place {
-        Place::row(&self.path, row)
+    fn location(&self, row: u64) -> Location {
+        Location::row(&self.path, row)
     }
 }
 
-impl RowStream for HeldRowStream {
+impl RowStream for RowMemoryStream {
     fn fill(&mut self, rows: &mut [f32]) -> Result<()> {
         rows.copy_from_slice(&self.values[self.at..self.at + rows.len()]);
         self.at += rows.len();
@@ -306,8 +306,8 @@ impl RowSource for SparseRows {
             row: first as usize,
         }))
     }
-    fn place(&self, row: u64) -> Place {
-        Place::row(&self.path, row)
+    fn location(&self, row: u64) -> Location {
+        Location::row(&self.path, row)
     }
 }
 
@@ -327,32 +327,32 @@ impl RowStream for SparseRowStream {
 }
 
 /// Ids that a format had to read whole.
-pub struct HeldIds {
+pub struct IdsInMemory {
     /// The file they come from.
     pub path: PathBuf,
     /// The ids.
     pub ids: std::sync::Arc<[u64]>,
 }
 
-struct HeldIdStream(Option<std::sync::Arc<[u64]>>);
+struct IdMemoryStream(Option<std::sync::Arc<[u64]>>);
 
-impl HeldIds {
+impl IdsInMemory {
     /// The ids of `path`, boxed.
     pub fn boxed(path: &Path, ids: impl Into<std::sync::Arc<[u64]>>) -> Box<dyn IdSource> {
-        Box::new(HeldIds { path: path.to_path_buf(), ids: ids.into() })
+        Box::new(IdsInMemory { path: path.to_path_buf(), ids: ids.into() })
     }
 }
 
-impl IdSource for HeldIds {
+impl IdSource for IdsInMemory {
     fn open(&self) -> Result<Box<dyn IdStream>> {
-        Ok(Box::new(HeldIdStream(Some(self.ids.clone()))))
+        Ok(Box::new(IdMemoryStream(Some(self.ids.clone()))))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::row(&self.path, position)
+    fn location(&self, position: u64) -> Location {
+        Location::row(&self.path, position)
     }
 }
 
-impl IdStream for HeldIdStream {
+impl IdStream for IdMemoryStream {
     fn next(&mut self, out: &mut Vec<u64>) -> Result<bool> {
         out.clear();
         out.extend_from_slice(&self.0.take().unwrap_or_default());

@@ -15,20 +15,20 @@ fn mutate(bytes: &[u8], key: Key) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for round in 0..1 + key.at(0) % 4 {
         let key = key.with(round);
-        let place = |salt: u64, length: usize| (key.at(salt) % length.max(1) as u64) as usize;
-        let at = place(1, bytes.len());
+        let location = |salt: u64, length: usize| (key.at(salt) % length.max(1) as u64) as usize;
+        let at = location(1, bytes.len());
         match key.at(2) % 6 {
             _ if bytes.is_empty() => return bytes,
             0 => bytes[at] ^= 1 << (key.at(3) % 8),
-            1 => bytes[at] = [0, 0xff, 0x7f, 0x80, b'9', b'-', b'\n', b','][place(3, 8)],
+            1 => bytes[at] = [0, 0xff, 0x7f, 0x80, b'9', b'-', b'\n', b','][location(3, 8)],
             2 => bytes.truncate(at),
             3 => {
-                let from = place(3, bytes.len());
-                let piece = bytes[from..(from + 1 + place(4, 16)).min(bytes.len())].to_vec();
+                let from = location(3, bytes.len());
+                let piece = bytes[from..(from + 1 + location(4, 16)).min(bytes.len())].to_vec();
                 bytes.splice(at..at, piece);
             }
             4 => {
-                let end = (at + 1 + place(3, 8)).min(bytes.len());
+                let end = (at + 1 + location(3, 8)).min(bytes.len());
                 bytes.drain(at..end);
             }
             _ => bytes[at] = key.at(3) as u8,

@@ -5,7 +5,7 @@
 //! reads and one of bytes, so neither is free, and where they balance differs from disk to disk by a factor of a
 //! hundred. Hence it is measured, on the file itself and through the engine, with what engine and kernel add.
 
-use crate::rung::{Options, RungKind};
+use crate::backend_choice::{IoBackendKind, Options};
 use crate::{AlignedBuffer, DIRECT_ALIGN, Files, IoError, Piece, Queue};
 use esker_types::ByteCount;
 use esker_types::random::{Key, Permutation};
@@ -57,7 +57,7 @@ impl ReadCost {
         ReadCost { seconds_per_read, seconds_per_byte }
     }
 
-    /// Unwanted bytes that are read rather than skipped: two thirds of what costs as much as a read. At that point
+    /// Bytes that nobody requested that are read rather than skipped: two thirds of what costs as much as a read. At that point
     /// itself nothing is gained, and where rows lie close, in long reads, a byte costs more than in those timed.
     /// Leaving out the last third loses 6% of the time at most where the costs are exact and rows lie at random.
     pub fn gap_bytes(&self) -> u64 {
@@ -107,9 +107,11 @@ impl ReadChoice {
     /// The fastest for rows of `row_bytes` in the first of `files`: takes about a tenth of a second to measure it, and
     /// no time where the file is short or not read directly.
     pub fn for_rows(files: Files, row_bytes: u64) -> ReadChoice {
-        let (rung, bytes) = (files.rung(), files.bytes(0));
+        let (io_backend, bytes) = (files.io_backend(), files.bytes(0));
         let reason = match () {
-            () if !rung.kind.is_direct() || rung.kind == RungKind::Simulated => ReadChoiceReason::NotDirect,
+            () if !io_backend.kind.is_direct() || io_backend.kind == IoBackendKind::Simulated => {
+                ReadChoiceReason::NotDirect
+            }
             () if bytes < LEAST_MEASURED_BYTES => ReadChoiceReason::ShortFile,
             () => match measure(files, row_bytes) {
                 Ok((block_bytes, cost)) => return ReadChoice::measured(block_bytes, cost),
@@ -155,7 +157,7 @@ impl fmt::Display for ReadChoice {
 /// The block to read in, and what reads cost then.
 fn measure(files: Files, row_bytes: u64) -> Result<(Option<u64>, ReadCost), IoError> {
     let started = Instant::now();
-    let block = files.rung().block_bytes;
+    let block = files.io_backend().block_bytes;
     let row = row_bytes.max(1).next_multiple_of(block).min(PAGE_BYTES);
     let mut timer = ReadTimer::new(files)?;
     // A span is read for the rows at its two ends, as rows that are merged are: its cost has that of one more row.
@@ -311,9 +313,9 @@ mod tests {
             [(1 << 20, 512), (LEAST_MEASURED_BYTES, 512), (LEAST_MEASURED_BYTES + 77, 100_000)]
         {
             file.set_len(bytes).unwrap();
-            for kind in RungKind::LADDER {
-                let options = Options { rung: Some(kind), ..Options::default() };
-                // Not every rung is there on every machine.
+            for kind in IoBackendKind::LADDER {
+                let options = Options { io_backend: Some(kind), ..Options::default() };
+                // Not every I/O backend is there on every machine.
                 let Ok(files) = ThisMachine.open(&[Layout::file(&path)], Access::Read, &options) else {
                     continue;
                 };

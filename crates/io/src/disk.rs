@@ -1,9 +1,9 @@
-//! Opening files: which rung of the ladder serves them, and why.
+//! Opening files: which I/O backend serves them, and why.
 
 use crate::backend::{IoBackend, OpenPart, PoolBackend, UringBackend, build_ring};
+use crate::backend_choice::{ChosenBackend, IoBackendKind, Options};
 use crate::layout::Layout;
 use crate::queue::Queue;
-use crate::rung::{Options, Rung, RungKind};
 use crate::{DIRECT_ALIGN, DirectIo, IoError, probe, sequential};
 use std::fs::File;
 use std::io;
@@ -31,12 +31,12 @@ pub trait Disk: Send + Sync {
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError>;
 }
 
-type Connect = dyn Fn(&Rung, &Options) -> io::Result<Box<dyn IoBackend>> + Send + Sync;
+type Connect = dyn Fn(&ChosenBackend, &Options) -> io::Result<Box<dyn IoBackend>> + Send + Sync;
 
 /// Open files and how they are reached. Threads share it; each makes a [`Queue`] of its own.
 pub struct Files {
     pub(crate) table: Arc<FileTable>,
-    rung: Rung,
+    io_backend: ChosenBackend,
     options: Options,
     connect: Box<Connect>,
 }
@@ -89,8 +89,13 @@ impl FileTable {
 }
 
 impl Files {
-    pub(crate) fn new(table: FileTable, rung: Rung, options: Options, connect: Box<Connect>) -> Files {
-        Files { table: Arc::new(table), rung, options, connect }
+    pub(crate) fn new(
+        table: FileTable,
+        io_backend: ChosenBackend,
+        options: Options,
+        connect: Box<Connect>,
+    ) -> Files {
+        Files { table: Arc::new(table), io_backend, options, connect }
     }
 
     /// Length of file `file` (in the order in which they were given) when it was opened.
@@ -99,8 +104,8 @@ impl Files {
     }
 
     /// The way these files are reached, and why no better one.
-    pub fn rung(&self) -> &Rung {
-        &self.rung
+    pub fn io_backend(&self) -> &ChosenBackend {
+        &self.io_backend
     }
 
     /// The options they were opened with.
@@ -108,29 +113,33 @@ impl Files {
         &self.options
     }
 
-    /// The same files with another depth, gap or sizes. The rung and the block stay.
+    /// The same files with another depth, gap or sizes. The I/O backend and the block stay.
     pub fn with_options(mut self, change: impl FnOnce(&mut Options)) -> Result<Files, IoError> {
-        let (rung, block_bytes) = (self.options.rung, self.options.block_bytes);
+        let (io_backend, block_bytes) = (self.options.io_backend, self.options.block_bytes);
         change(&mut self.options);
-        (self.options.rung, self.options.block_bytes) = (rung, block_bytes);
+        (self.options.io_backend, self.options.block_bytes) = (io_backend, block_bytes);
         self.options.check()?;
         Ok(self)
     }
 
     /// A queue to these files for the calling thread.
     pub fn queue(&self) -> Result<Queue, IoError> {
-        let mut rung = self.rung.clone();
-        let backend = match (self.connect)(&rung, &self.options) {
+        let mut io_backend = self.io_backend.clone();
+        let backend = match (self.connect)(&io_backend, &self.options) {
             // One ring worked when the files were opened; this one more does not. The pool still does.
-            Err(error) if rung.kind.is_uring() && self.options.rung.is_none() => {
-                rung.why_not_better.push(format!("io_uring: one more ring was refused: {error}"));
-                rung.kind = if rung.kind.is_direct() { RungKind::PoolDirect } else { RungKind::PoolBuffered };
-                (self.connect)(&rung, &self.options)
+            Err(error) if io_backend.kind.is_uring() && self.options.io_backend.is_none() => {
+                io_backend.why_not_better.push(format!("io_uring: one more ring was refused: {error}"));
+                io_backend.kind = if io_backend.kind.is_direct() {
+                    IoBackendKind::PoolDirect
+                } else {
+                    IoBackendKind::PoolBuffered
+                };
+                (self.connect)(&io_backend, &self.options)
             }
             connected => connected,
         };
         let backend = backend.map_err(IoError::Queue)?;
-        Ok(Queue::new(backend, self.table.clone(), rung, self.options))
+        Ok(Queue::new(backend, self.table.clone(), io_backend, self.options))
     }
 }
 
@@ -147,19 +156,22 @@ impl Disk for ThisMachine {
         for path in &paths {
             part_bytes.push(regular_file_bytes(path).map_err(IoError::file(path, "open"))?);
         }
-        let rung = choose(&paths, options)?;
+        let io_backend = choose(&paths, options)?;
         for layout in layouts {
-            check_stripes(layout, &rung)?;
+            check_stripes(layout, &io_backend)?;
         }
-        let parts = paths.iter().map(|path| open_part(path, access, &rung)).collect::<Result<Vec<_>, _>>()?;
+        let parts =
+            paths.iter().map(|path| open_part(path, access, &io_backend)).collect::<Result<Vec<_>, _>>()?;
         let parts = Arc::new(parts);
-        let connect = Box::new(move |rung: &Rung, options: &Options| -> io::Result<Box<dyn IoBackend>> {
-            Ok(match rung.kind.is_uring() {
-                true => Box::new(UringBackend::new(parts.clone(), options.depth)?),
-                false => Box::new(PoolBackend::new(parts.clone(), options.depth)?),
-            })
-        });
-        Ok(Files::new(FileTable::new(layouts, &part_bytes), rung, *options, connect))
+        let connect = Box::new(
+            move |io_backend: &ChosenBackend, options: &Options| -> io::Result<Box<dyn IoBackend>> {
+                Ok(match io_backend.kind.is_uring() {
+                    true => Box::new(UringBackend::new(parts.clone(), options.depth)?),
+                    false => Box::new(PoolBackend::new(parts.clone(), options.depth)?),
+                })
+            },
+        );
+        Ok(Files::new(FileTable::new(layouts, &part_bytes), io_backend, *options, connect))
     }
 
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError> {
@@ -181,7 +193,7 @@ impl Disk for ThisMachine {
 fn regular_file_bytes(path: &Path) -> io::Result<u64> {
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
     }
     Ok(found.len())
 }
@@ -209,10 +221,10 @@ pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-fn check_stripes(layout: &Layout, rung: &Rung) -> Result<(), IoError> {
+fn check_stripes(layout: &Layout, io_backend: &ChosenBackend) -> Result<(), IoError> {
     let stripe_bytes = layout.place(0).contiguous_bytes;
-    if layout.parts().len() > 1 && !stripe_bytes.is_multiple_of(rung.block_bytes) {
-        let block = rung.block_bytes;
+    if layout.parts().len() > 1 && !stripe_bytes.is_multiple_of(io_backend.block_bytes) {
+        let block = io_backend.block_bytes;
         return Err(IoError::Option(format!(
             "{layout}: stripes of {stripe_bytes} bytes cannot be read in blocks of {block}; choose a smaller --io-block"
         )));
@@ -220,30 +232,34 @@ fn check_stripes(layout: &Layout, rung: &Rung) -> Result<(), IoError> {
     Ok(())
 }
 
-/// The best rung that all of `paths` allow, found by reading from them.
-fn choose(paths: &[&Path], options: &Options) -> Result<Rung, IoError> {
+/// The best I/O backend that all of `paths` allow, found by reading from them.
+fn choose(paths: &[&Path], options: &Options) -> Result<ChosenBackend, IoError> {
     let first = paths.first().copied().unwrap_or(Path::new(""));
     let mut why_not_better = Vec::new();
-    for kind in RungKind::LADDER {
-        if options.rung.is_some_and(|asked| asked != kind) {
+    for kind in IoBackendKind::LADDER {
+        if options.io_backend.is_some_and(|asked| asked != kind) {
             continue;
         }
         let ring = if kind.is_uring() { ring_works(first, options.depth) } else { Ok(()) };
         let direct = if kind.is_direct() { direct_for_all(paths, options) } else { Ok(ANYWHERE) };
         let why = match (ring, direct) {
-            (Ok(()), Ok(direct)) => return Ok(rung(kind, why_not_better, direct, options)),
+            (Ok(()), Ok(direct)) => return Ok(io_backend(kind, why_not_better, direct, options)),
             (Err(why), _) => format!("io_uring: {why}"),
             (_, Err(why)) => format!("O_DIRECT: {why}"),
         };
-        if options.rung.is_some() {
-            return Err(IoError::Refused { path: first.to_path_buf(), rung: kind.name(), why });
+        if options.io_backend.is_some() {
+            return Err(IoError::Refused { path: first.to_path_buf(), io_backend: kind.name(), why });
         }
         if !why_not_better.contains(&why) {
             why_not_better.push(why);
         }
     }
-    let asked = options.rung.map_or("none", RungKind::name);
-    Err(IoError::Refused { path: first.to_path_buf(), rung: asked, why: "this disk is real".to_string() })
+    let asked = options.io_backend.map_or("none", IoBackendKind::name);
+    Err(IoError::Refused {
+        path: first.to_path_buf(),
+        io_backend: asked,
+        why: "this disk is real".to_string(),
+    })
 }
 
 /// Whether a file can be read by io_uring, and a ring of this depth can be had.
@@ -255,9 +271,14 @@ fn ring_works(path: &Path, depth: usize) -> Result<(), String> {
 /// Through the page cache any offset will do.
 const ANYWHERE: DirectIo = DirectIo { offset_align: 1, memory_align: 1 };
 
-fn rung(kind: RungKind, why_not_better: Vec<String>, direct: DirectIo, options: &Options) -> Rung {
+fn io_backend(
+    kind: IoBackendKind,
+    why_not_better: Vec<String>,
+    direct: DirectIo,
+    options: &Options,
+) -> ChosenBackend {
     let align_bytes = u64::from(direct.offset_align);
-    Rung {
+    ChosenBackend {
         kind,
         why_not_better,
         align_bytes,
@@ -280,13 +301,13 @@ fn direct_for_all(paths: &[&Path], options: &Options) -> Result<DirectIo, String
     Ok(all)
 }
 
-fn open_part(path: &Path, access: Access, rung: &Rung) -> Result<OpenPart, IoError> {
+fn open_part(path: &Path, access: Access, io_backend: &ChosenBackend) -> Result<OpenPart, IoError> {
     let open = |direct: bool| {
         let flags = if direct { libc::O_DIRECT } else { 0 };
         let file = File::options().read(true).write(access == Access::Write).custom_flags(flags).open(path);
         file.map_err(IoError::file(path, "open"))
     };
-    let direct = rung.kind.is_direct().then(|| open(true)).transpose()?;
+    let direct = io_backend.kind.is_direct().then(|| open(true)).transpose()?;
     let buffered = (direct.is_none() || access == Access::Write).then(|| open(false)).transpose()?;
     if let Some(buffered) = &buffered {
         // Plans say what they want; the kernel's own read-ahead would only add to it.

@@ -66,12 +66,12 @@ pub enum IoError {
         found_bytes: u64,
     },
     /// A way of reading was asked for that does not work here.
-    #[error("{path}: {rung} was asked for and does not work here: {why}; leave the choice to Esker", path = path.display())]
+    #[error("{path}: {io_backend} was asked for and does not work here: {why}; leave the choice to Esker", path = path.display())]
     Refused {
         /// The file.
         path: PathBuf,
         /// What was asked for.
-        rung: &'static str,
+        io_backend: &'static str,
         /// Why not.
         why: String,
     },

@@ -1,6 +1,6 @@
 //! Bytes on disks. Knows files, offsets and alignment; knows nothing of graphs.
 //!
-//! Files are opened together by a [`Disk`] (this machine's, or a simulated one), which takes the best rung of the
+//! Files are opened together by a [`Disk`] (this machine's, or a simulated one), which takes the best I/O backend of the
 //! ladder that works: io_uring or a pool of threads, past the page cache or through it. Each thread makes a
 //! [`Queue`] of its own and gives it jobs of many [`Piece`]s; a [`Stream`] reads a range from front to back. The
 //! only crate below `cuda` that may use `unsafe`; every block says why it is sound.
@@ -10,7 +10,7 @@
 //! ```text
 //!  Disk::open ──> Files ── queue() ──> Queue ── submit(pieces, buffer) ──> wait() ──> buffer
 //!  (picks the      (shared by          (one thread's: plan.rs merges, IoBackend moves, queue.rs
-//!   rung)           threads)            continues, retries, delivers, counts)
+//!   I/O backend)           threads)            continues, retries, delivers, counts)
 //! ```
 //!
 //! `Disk` is this machine or a `SimulatedDisk` with faults by seed; everything that reads takes either (`Dataset::open_on`,
@@ -29,6 +29,7 @@
 
 mod aligned;
 mod backend;
+mod backend_choice;
 mod cost;
 mod counters;
 mod disk;
@@ -41,7 +42,6 @@ mod plan;
 mod prefetch;
 mod probe;
 mod queue;
-mod rung;
 mod scratch;
 mod sequential;
 mod staging;
@@ -50,6 +50,7 @@ mod stream;
 pub use aligned::{AlignedBuffer, DIRECT_ALIGN};
 pub use backend::simulated::{Faults, SimulatedDisk};
 pub use backend::{Completion, IoBackend, IoRequest};
+pub use backend_choice::{ChosenBackend, IoBackendKind, Options};
 pub use cost::{ReadChoice, ReadChoiceReason, ReadCost};
 pub use counters::IoCounters;
 pub use disk::{Access, Disk, Files, ThisMachine, reserve};
@@ -61,7 +62,6 @@ pub use plan::Piece;
 pub use prefetch::{gather_past_caches, prefer_large_pages, prefetch, return_freed_memory};
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use queue::{Finished, Queue, Stop};
-pub use rung::{Options, Rung, RungKind};
 pub use scratch::ScratchFile;
 pub use sequential::{SequentialReader, SequentialWriter};
 pub use stream::Stream;

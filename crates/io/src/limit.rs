@@ -2,9 +2,9 @@
 //! asked, and throws them away. No plan, no row, no check but that a block came: everything above is measured
 //! against this.
 
+use crate::backend_choice::{ChosenBackend, Options};
 use crate::disk::{Access, Disk, ThisMachine};
 use crate::layout::Layout;
-use crate::rung::{Options, Rung};
 use crate::{AlignedBuffer, DIRECT_ALIGN, IoError};
 use esker_types::random::{Key, Permutation, below};
 
@@ -73,7 +73,7 @@ pub fn cpu_seconds() -> f64 {
 /// Reads `path` for `duration` in the best way that works here, and says how fast that was.
 pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate, IoError> {
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &Options::default())?;
-    let (rung, found_bytes) = (files.rung().clone(), files.bytes(0));
+    let (io_backend, found_bytes) = (files.io_backend().clone(), files.bytes(0));
     let blocks = found_bytes / how.block_bytes as u64;
     drop(files);
     if blocks == 0 {
@@ -84,11 +84,11 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
         )));
     }
     // Without rings, depth is a matter of threads.
-    let ring = rung.kind.is_uring();
+    let ring = io_backend.kind.is_uring();
     let threads = if ring { how.threads } else { (how.threads * how.depth).min(64) };
     let next = AtomicU64::new(0);
     let one = |ready: mpsc::Sender<()>, go: mpsc::Receiver<Instant>| -> io::Result<u64> {
-        let mut made = open(path, &rung).and_then(|file| Loop::new(file, how, ring))?;
+        let mut made = open(path, &io_backend).and_then(|file| Loop::new(file, how, ring))?;
         // Memory is there and the ring is built: only reading is timed.
         drop(ready);
         let Ok(started) = go.recv() else { return Ok(0) };
@@ -128,8 +128,8 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
     Ok(Rate { reads, bytes: reads * how.block_bytes as u64, seconds, cpu_seconds })
 }
 
-fn open(path: &Path, rung: &Rung) -> io::Result<File> {
-    let flags = if rung.kind.is_direct() { libc::O_DIRECT } else { 0 };
+fn open(path: &Path, io_backend: &ChosenBackend) -> io::Result<File> {
+    let flags = if io_backend.kind.is_direct() { libc::O_DIRECT } else { 0 };
     File::options().read(true).custom_flags(flags).open(path)
 }
 

@@ -37,7 +37,7 @@ impl Piece {
 pub(crate) struct Rules {
     /// Reads start and end at multiples of this.
     pub block_bytes: u64,
-    /// Unwanted bytes between two pieces that are read rather than skipped.
+    /// Bytes that nobody requested between two pieces that are read rather than skipped.
     pub gap_bytes: u64,
     /// No read is longer. A multiple of `block_bytes`.
     pub max_bytes: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Transfer {
     pub offset: u64,
     /// How many bytes, whole blocks; the file may end before.
     pub bytes: u32,
-    /// How many of them are wanted.
+    /// How many of them are requested.
     pub needed: u32,
     /// Through the page cache: the ragged ends of direct writes.
     pub buffered: bool,
@@ -84,7 +84,7 @@ pub(crate) struct TransferPlan {
     next: usize,
     /// Where the transfer found last ends.
     covered: u64,
-    /// Pieces that go on behind it.
+    /// Pieces that go on after it.
     open: Vec<u32>,
 }
 
@@ -111,16 +111,16 @@ impl TransferPlan {
     /// Begins to plan reads of `pieces`; [`TransferPlan::find_reads`] finds them.
     pub(crate) fn begin_reads(&mut self, pieces: &[Piece]) {
         self.clear();
-        let wanted = || pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
+        let requested = || pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
         let (mut in_order, mut before) = (true, 0);
         let (mut least, mut most, mut count) = (u64::MAX, 0, 0);
-        for (piece, _) in wanted() {
+        for (piece, _) in requested() {
             in_order &= before <= piece.offset;
             before = piece.offset;
             (least, most, count) = (least.min(piece.offset), most.max(piece.offset), count + 1);
         }
         if in_order || count <= BUCKET_PIECES {
-            self.order.extend(wanted().map(|(piece, index)| (piece.offset, index)));
+            self.order.extend(requested().map(|(piece, index)| (piece.offset, index)));
             self.bucket_ends.push(self.order.len());
             self.sorted_buckets = usize::from(in_order);
             return;
@@ -130,14 +130,14 @@ impl TransferPlan {
         let width = (most - least) / buckets + 1;
         let bucket = |piece: &Piece| ((piece.offset - least) / width) as usize;
         self.bucket_ends.resize(buckets as usize, 0);
-        wanted().for_each(|(piece, _)| self.bucket_ends[bucket(piece)] += 1);
+        requested().for_each(|(piece, _)| self.bucket_ends[bucket(piece)] += 1);
         let mut start = 0;
         for end in &mut self.bucket_ends {
             // For now where it starts; dealing moves it to where it ends.
             start += std::mem::replace(end, start);
         }
         self.order.resize(count, (0, 0));
-        for (piece, index) in wanted() {
+        for (piece, index) in requested() {
             let place = &mut self.bucket_ends[bucket(piece)];
             self.order[*place] = (piece.offset, index);
             *place += 1;
@@ -338,12 +338,12 @@ mod tests {
             assert!(got == &file[piece.offset as usize..piece.end() as usize], "{piece:?}");
         }
         if rules.gap_bytes == 0 {
-            let wanted: BTreeSet<u64> = pieces
+            let requested: BTreeSet<u64> = pieces
                 .iter()
                 .filter(|piece| piece.bytes > 0)
                 .flat_map(|piece| piece.offset / rules.block_bytes..piece.end().div_ceil(rules.block_bytes))
                 .collect();
-            assert_eq!(blocks, wanted, "each block that is wanted, and no other");
+            assert_eq!(blocks, requested, "each block that is wanted, and no other");
         }
     }
 
@@ -403,8 +403,8 @@ mod tests {
             prop_assert!(by_cache.is_disjoint(&by_disk));
             prop_assert!(direct || by_disk.is_empty());
             for (position, count) in written.iter().enumerate() {
-                let wanted = pieces.iter().any(|p| (p.offset..p.end()).contains(&(position as u64)));
-                prop_assert_eq!(*count, u32::from(wanted));
+                let requested = pieces.iter().any(|p| (p.offset..p.end()).contains(&(position as u64)));
+                prop_assert_eq!(*count, u32::from(requested));
             }
         }
     }
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_wanted_twice_is_copied_twice() {
+    fn a_row_that_is_requested_twice_is_copied_twice() {
         let pieces = [0, 512].map(|at| Piece { offset: 0, bytes: 512, at });
         let plan = planned(&pieces, &RULES, &Layout::file("f".as_ref()));
         assert_eq!(plan.in_place(&plan.transfers[0], &pieces), None);

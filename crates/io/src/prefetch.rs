@@ -1,4 +1,4 @@
-//! Hints about memory: which line is wanted soon, which array deserves large pages. Hints change speed, never results.
+//! Hints about memory: which line is requested soon, which array deserves large pages. Hints change speed, never results.
 
 /// Asks the processor for the cache line of `slice[index]`. An index outside the slice does no harm; a processor
 /// without such an instruction does nothing.

@@ -11,7 +11,7 @@ use crate::backend::{BrokenBackend, Completion, IoBackend, IoRequest};
 use crate::disk::FileTable;
 use crate::plan::{Piece, Rules, TransferPlan};
 use crate::staging::StagingMemory;
-use crate::{AlignedBuffer, DIRECT_ALIGN, IoCounters, IoError, Options, Rung};
+use crate::{AlignedBuffer, ChosenBackend, DIRECT_ALIGN, IoCounters, IoError, Options};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub struct Queue {
     // Declared first, so dropped first: a backend waits for what is in flight, and then memory may go.
     backend: Box<dyn IoBackend>,
     table: Arc<FileTable>,
-    rung: Rung,
+    io_backend: ChosenBackend,
     options: Options,
     jobs: VecDeque<QueueJob>,
     /// Number of the job in front.
@@ -145,10 +145,10 @@ impl Queue {
     pub(crate) fn new(
         mut backend: Box<dyn IoBackend>,
         table: Arc<FileTable>,
-        rung: Rung,
+        io_backend: ChosenBackend,
         options: Options,
     ) -> Queue {
-        let align = (rung.align_bytes as usize).max(rung.memory_align).max(512);
+        let align = (io_backend.align_bytes as usize).max(io_backend.memory_align).max(512);
         let staging = StagingMemory::new((options.staging_bytes as usize).next_multiple_of(align), align);
         let memory = staging.allocation();
         // SAFETY: the staging memory is dropped after the backend.
@@ -156,7 +156,7 @@ impl Queue {
         Queue {
             backend,
             table,
-            rung,
+            io_backend,
             options,
             jobs: VecDeque::new(),
             first_job: 0,
@@ -176,8 +176,8 @@ impl Queue {
     }
 
     /// The way this queue reaches its files.
-    pub fn rung(&self) -> &Rung {
-        &self.rung
+    pub fn io_backend(&self) -> &ChosenBackend {
+        &self.io_backend
     }
 
     /// What it has done so far.
@@ -272,9 +272,9 @@ impl Queue {
         })
     }
 
-    /// Drops bytes that were read through the page cache from it; nothing to do on direct rungs.
+    /// Drops bytes that were read through the page cache from it; nothing to do on direct backends.
     pub fn forget(&mut self, file: usize, offset: u64, bytes: u64) {
-        if self.rung.kind.is_direct() {
+        if self.io_backend.kind.is_direct() {
             return;
         }
         let file = &self.table.files[file];
@@ -368,8 +368,8 @@ impl Queue {
         if failure.is_none() && direction == TransferDirection::Read {
             plan.begin_reads(&pieces);
         } else if failure.is_none() {
-            let page = self.rung.block_bytes.max(DIRECT_ALIGN as u64);
-            plan.writes(&pieces, self.rung.kind.is_direct(), page, self.options.max_bytes, layout);
+            let page = self.io_backend.block_bytes.max(DIRECT_ALIGN as u64);
+            plan.writes(&pieces, self.io_backend.kind.is_direct(), page, self.options.max_bytes, layout);
         }
         self.counters.requests += pieces.len() as u64;
         self.jobs.push_back(QueueJob {
@@ -436,7 +436,7 @@ impl Queue {
     /// Starts as many transfers as depth, bytes in flight and staging memory allow.
     fn fill(&mut self) {
         let now = Instant::now();
-        let (block_bytes, gap_bytes) = (self.rung.block_bytes, self.options.gap_bytes);
+        let (block_bytes, gap_bytes) = (self.io_backend.block_bytes, self.options.gap_bytes);
         let rules = Rules { block_bytes, gap_bytes, max_bytes: self.options.max_bytes };
         loop {
             let here = (self.issuing - self.first_job) as usize;
@@ -468,7 +468,7 @@ impl Queue {
         if self.in_flight > 0 && self.in_flight_bytes + u64::from(bytes) > self.options.in_flight_bytes {
             return false;
         }
-        let align = if transfer.buffered { 1 } else { self.rung.memory_align };
+        let align = if transfer.buffered { 1 } else { self.io_backend.memory_align };
         let through =
             job.direction == TransferDirection::Read && u64::from(bytes) < self.options.in_place_bytes;
         let placed = if through { None } else { job.plan.in_place(transfer, &job.pieces) };
@@ -555,7 +555,8 @@ impl Queue {
             0 => CompletionOutcome::Failed(None),
             result if result > 0 => {
                 // Direct transfers go on at a block's edge.
-                let direct_align = self.rung.align_bytes.max(self.rung.memory_align as u64) as u32;
+                let direct_align =
+                    self.io_backend.align_bytes.max(self.io_backend.memory_align as u64) as u32;
                 let align = if transfer.buffered { 1 } else { direct_align };
                 let done = (slot.done + moved) / align * align;
                 self.counters.continued += 1;

@@ -1,7 +1,7 @@
 use crate::disk::Files;
 use crate::plan::Piece;
 use crate::queue::Queue;
-use crate::{AlignedBuffer, DIRECT_ALIGN, IoCounters, IoError, Rung};
+use crate::{AlignedBuffer, ChosenBackend, DIRECT_ALIGN, IoCounters, IoError};
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -69,15 +69,15 @@ impl Stream {
         let (Some(finished), Some(range)) = (self.queue.wait(), self.coming.pop_front()) else {
             return Ok(None);
         };
-        // A chunk is missing: nothing that comes behind it may be taken for it.
+        // A chunk is missing: nothing that comes after it may be taken for it.
         self.failed = finished.result.is_err();
         finished.result?;
         self.read_ahead();
         let chunk_start = range.start;
-        let wanted = range.start.max(self.range.start)..range.end;
+        let requested = range.start.max(self.range.start)..range.end;
         let (buffer, ..) = self.current.insert((finished.buffer, finished.pieces, range));
-        self.position = wanted.end;
-        Ok(Some(&buffer[(wanted.start - chunk_start) as usize..(wanted.end - chunk_start) as usize]))
+        self.position = requested.end;
+        Ok(Some(&buffer[(requested.start - chunk_start) as usize..(requested.end - chunk_start) as usize]))
     }
 
     /// What it has done so far.
@@ -86,8 +86,8 @@ impl Stream {
     }
 
     /// The way it reads.
-    pub fn rung(&self) -> &Rung {
-        self.queue.rung()
+    pub fn io_backend(&self) -> &ChosenBackend {
+        self.queue.io_backend()
     }
 
     fn recycle(&mut self) {
@@ -114,8 +114,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.recycle();
-        // On a direct rung there is nothing to forget, and the queue itself waits for what is in flight.
-        if self.queue.rung().kind.is_direct() {
+        // On a direct backend there is nothing to forget, and the queue itself waits for what is in flight.
+        if self.queue.io_backend().kind.is_direct() {
             return;
         }
         for range in std::mem::take(&mut self.coming) {

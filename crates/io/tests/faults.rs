@@ -244,11 +244,11 @@ fn streams_that_are_read_like_files_end_whole_or_with_an_error() {
 fn what_is_submitted_first_happens_first() {
     watched(|seed| {
         let mut dice = Dice(Key::new(seed).with(4), 0);
-        let mut wanted = pattern(FILE_BYTES as usize, seed);
+        let mut requested = pattern(FILE_BYTES as usize, seed);
         let faults = dice.faults(seed);
         let disk = SimulatedDisk::new(faults);
         let path = PathBuf::from("/simulated/f");
-        disk.put(&path, wanted.clone());
+        disk.put(&path, requested.clone());
         let files = disk.open(&[Layout::file(&path)], Access::Write, &dice.options()).unwrap();
         let mut queue = files.queue().unwrap();
         let mut expected = Vec::new();
@@ -260,12 +260,12 @@ fn what_is_submitted_first_happens_first() {
             let mut memory = buffer(bytes as usize);
             if dice.below(2) == 0 {
                 memory.copy_from_slice(&pattern(bytes as usize, seed + turn));
-                wanted[range].copy_from_slice(&memory);
+                requested[range].copy_from_slice(&memory);
                 queue.submit_write(0, vec![piece], memory);
                 expected.push(None);
             } else {
                 queue.submit(0, vec![piece], memory);
-                expected.push(Some(wanted[range].to_vec()));
+                expected.push(Some(requested[range].to_vec()));
             }
         }
         let mut end = End::RightBytes;
@@ -283,7 +283,7 @@ fn what_is_submitted_first_happens_first() {
             }
         }
         if end == End::RightBytes {
-            assert!(disk.get(&path).unwrap() == wanted);
+            assert!(disk.get(&path).unwrap() == requested);
         }
         end
     });
@@ -311,11 +311,11 @@ fn a_row_for_rubbish_that_many_pieces_share_spoils_no_other() {
 fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_synced() {
     watched(|seed| {
         let mut dice = Dice(Key::new(seed).with(2), 0);
-        let mut wanted = pattern(FILE_BYTES as usize, seed);
-        let (disk, faults, layout) = disk(&mut dice, seed, &wanted);
+        let mut requested = pattern(FILE_BYTES as usize, seed);
+        let (disk, faults, layout) = disk(&mut dice, seed, &requested);
         let files = disk.open(std::slice::from_ref(&layout), Access::Write, &dice.options()).unwrap();
         let mut queue = files.queue().unwrap();
-        let mut synced = wanted.clone();
+        let mut synced = requested.clone();
         let mut last = (0, 0);
         for round in 0..3 {
             let offset = dice.below(FILE_BYTES);
@@ -323,25 +323,25 @@ fn writes_reach_the_disk_or_a_named_error_says_so_and_a_crash_spares_what_was_sy
             let source = pattern(bytes, seed ^ (round << 32) ^ 77);
             last = (offset as usize, bytes);
             match queue.write(0, &[Piece { offset, bytes: bytes as u64, at: 0 }], &source) {
-                Ok(()) => wanted[offset as usize..offset as usize + bytes].copy_from_slice(&source),
+                Ok(()) => requested[offset as usize..offset as usize + bytes].copy_from_slice(&source),
                 Err(error) => {
                     assert_named(&error, &faults, Path::new("/simulated"));
                     return End::NamedError;
                 }
             }
             let now = parts_of(&disk, &layout);
-            assert_eq!(now, deal(&layout, &wanted), "what was written is there");
+            assert_eq!(now, deal(&layout, &requested), "what was written is there");
             if round < 2 {
                 if let Err(error) = queue.sync() {
                     assert_named(&error, &faults, Path::new("/simulated"));
                     return End::NamedError;
                 }
-                synced = wanted.clone();
+                synced = requested.clone();
             }
         }
         // After a crash every byte outside the last write is the synced one, and inside it the old or the new.
         let after = parts_of(&disk.crash(dice.below(1 << 32)), &layout);
-        let (old, new) = (deal(&layout, &synced), deal(&layout, &wanted));
+        let (old, new) = (deal(&layout, &synced), deal(&layout, &requested));
         let touched = last.0..last.0 + last.1;
         let mut at = 0;
         while at < FILE_BYTES {

@@ -3,7 +3,7 @@
 
 mod support;
 
-use esker_io::{Access, Disk, Layout, Options, Piece, RungKind, ThisMachine};
+use esker_io::{Access, Disk, IoBackendKind, Layout, Options, Piece, ThisMachine};
 use support::{assert_delivered, lay, pattern, pieces};
 
 const IO_URING_SETUP: u32 = libc::SYS_io_uring_setup as u32;
@@ -53,8 +53,8 @@ fn refuse_direct() {
     ]);
 }
 
-/// Reads, writes and streams where `refuse` has taken something away; says which rung was taken and why.
-fn check(directory: &std::path::Path, refuse: impl FnOnce() + Send) -> (RungKind, String) {
+/// Reads, writes and streams where `refuse` has taken something away; says which I/O backend was taken and why.
+fn check(directory: &std::path::Path, refuse: impl FnOnce() + Send) -> (IoBackendKind, String) {
     let layout = Layout::file(&directory.join("f"));
     let file = pattern(300_000, 1);
     lay(&layout, &file);
@@ -76,7 +76,7 @@ fn check(directory: &std::path::Path, refuse: impl FnOnce() + Send) -> (RungKind
             let mut got = Vec::new();
             std::io::Read::read_to_end(&mut stream, &mut got).unwrap();
             assert!(got == more);
-            (files.rung().kind, files.rung().to_string())
+            (files.io_backend().kind, files.io_backend().to_string())
         });
         work.join().unwrap()
     })
@@ -90,7 +90,7 @@ fn on_disk() -> tempfile::TempDir {
 fn without_io_uring_threads_read_and_say_why() {
     let directory = on_disk();
     let (kind, said) = check(directory.path(), refuse_io_uring);
-    assert!(matches!(kind, RungKind::PoolDirect | RungKind::PoolBuffered), "{said}");
+    assert!(matches!(kind, IoBackendKind::PoolDirect | IoBackendKind::PoolBuffered), "{said}");
     assert!(said.contains("EPERM") && said.contains("seccomp"), "{said}");
 }
 
@@ -98,18 +98,18 @@ fn without_io_uring_threads_read_and_say_why() {
 fn without_direct_io_the_page_cache_serves_and_says_why() {
     let directory = on_disk();
     let (kind, said) = check(directory.path(), refuse_direct);
-    assert!(matches!(kind, RungKind::UringBuffered | RungKind::PoolBuffered), "{said}");
+    assert!(matches!(kind, IoBackendKind::UringBuffered | IoBackendKind::PoolBuffered), "{said}");
     assert!(said.contains("O_DIRECT"), "{said}");
 }
 
 #[test]
-fn without_either_the_last_rung_holds() {
+fn without_either_the_last_backend_works() {
     let directory = on_disk();
     let (kind, said) = check(directory.path(), || {
         refuse_direct();
         refuse_io_uring();
     });
-    assert_eq!(kind, RungKind::PoolBuffered, "{said}");
+    assert_eq!(kind, IoBackendKind::PoolBuffered, "{said}");
     assert!(said.contains("O_DIRECT") && said.contains("EPERM"), "{said}");
 }
 
@@ -127,14 +127,14 @@ fn tmpfs_works_whatever_it_refuses() {
 }
 
 #[test]
-fn a_rung_that_was_asked_for_and_is_refused_is_an_error() {
+fn a_backend_that_was_asked_for_and_is_refused_is_an_error() {
     let directory = on_disk();
     let path = directory.path().join("f");
     std::fs::write(&path, [1; 4096]).unwrap();
     let error = std::thread::scope(|scope| {
         let open = || {
             refuse_io_uring();
-            let options = Options { rung: Some(RungKind::UringDirect), ..Options::default() };
+            let options = Options { io_backend: Some(IoBackendKind::UringDirect), ..Options::default() };
             ThisMachine.open(&[Layout::file(&path)], Access::Read, &options).map(|_| ())
         };
         scope.spawn(open).join().unwrap().unwrap_err()

@@ -1,5 +1,5 @@
 //! Times a training step of the reference workload: 3-layer GraphSAGE mean, hidden 256, a batch of about 240 000 nodes
-//! and 450 000 edges with 128 features. Prints the step by part, the rate of its products, and the rate `gemm` reaches
+//! and 450 000 edges with 128 features. Prints the step by part, the rate of its matmuls, and the rate `gemm` reaches
 //! by itself at its best size, measured between the steps. Arguments: threads, steps, dropout, kind (sage, gcn, gat, gin, mlp).
 
 use esker_nn::*;
@@ -93,7 +93,7 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
     let (mut totals, mut rates, mut best, mut aggregate) = (vec![], vec![], vec![], vec![]);
     let mut loss = 0.0;
     for step in 0..steps as u64 + 2 {
-        best.push(best_product_rate(threads));
+        best.push(best_matmul_rate(threads));
         if step == 2 {
             // The first steps fill the pool.
             times.parts.clear();
@@ -141,7 +141,7 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
     println!("  step         {:8.2} ms", median(&mut totals) * 1e3);
     println!("  aggregating  {:8.2} ms of it", median(&mut aggregate) * 1e3);
     let (rate, best) = (median(&mut rates), median(&mut best) / 1e9);
-    println!("  products {rate:.1} GFLOP/s, gemm at its best size {best:.1}: {:.0}%", 100.0 * rate / best);
+    println!("  matmuls {rate:.1} GFLOP/s, gemm at its best size {best:.1}: {:.0}%", 100.0 * rate / best);
     let made = backend.counters().allocated_bytes as f64 / (1 << 20) as f64;
     println!(
         "  matrices made {made:.0} MiB in all, peak {:.0} MiB",

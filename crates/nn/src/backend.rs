@@ -21,7 +21,7 @@ pub enum Aggregator {
     Gcn(Degree),
 }
 
-/// The rows that a product reads.
+/// The rows that a matmul reads.
 pub enum TermRows<'a, B: Backend> {
     /// The last rows of a matrix.
     Rows(&'a B::Matrix),
@@ -40,7 +40,7 @@ pub enum TermRows<'a, B: Backend> {
     },
 }
 
-/// One product of a sum.
+/// One matmul of a sum.
 pub struct Term<'a, B: Backend> {
     /// Its rows.
     pub source: TermRows<'a, B>,
@@ -50,7 +50,7 @@ pub struct Term<'a, B: Backend> {
 
 /// `output = post(sum of source x weight transposed + bias + last rows of `add`)`.
 pub struct Affine<'a, B: Backend> {
-    /// The products; there may be none.
+    /// The matmuls; there may be none.
     pub terms: Vec<Term<'a, B>>,
     /// Whether the output already holds a part of the sum.
     pub accumulate: bool,
@@ -62,7 +62,7 @@ pub struct Affine<'a, B: Backend> {
     pub post: Post,
 }
 
-/// A product of the backward pass: `weight gradient = gradient transposed x last rows of source`.
+/// A matmul of the backward pass: `weight gradient = gradient transposed x last rows of source`.
 pub struct WeightTerm<'a, B: Backend> {
     /// What the weight was multiplied with.
     pub source: &'a B::Matrix,

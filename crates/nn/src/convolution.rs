@@ -1,4 +1,4 @@
-//! The five kinds of layers, each as products over rows and aggregated rows. The last product of each also adds the
+//! The five kinds of layers, each as matmuls over rows and aggregated rows. The last matmul of each also adds the
 //! residual and activates; what comes before it differs.
 
 use crate::parameter::{Maker, Parameter};
@@ -162,7 +162,7 @@ impl<B: Backend> Convolution<B> {
     ) -> Kept<B> {
         let (backend, graph, input) = (call.backend, call.graph, call.input);
         let (outputs, depth) = (graph.outputs(), input.columns());
-        let keeper = |wanted: bool| (keep && wanted).then(|| backend.matrix(outputs, depth));
+        let keeper = |requested: bool| (keep && requested).then(|| backend.matrix(outputs, depth));
         match self {
             Convolution::Linear { weight, bias } => {
                 let terms = vec![rows_term(input, weight)];
@@ -212,7 +212,7 @@ impl<B: Backend> Convolution<B> {
     }
 
     /// Sets the gradients of all parameters from the gradient of the output, and returns that of the input if `want_input`.
-    /// `post` is given where the forward pass applied it in its last product.
+    /// `post` is given where the forward pass applied it in its last matmul.
     pub fn backward(
         &mut self,
         call: &Call<'_, B>,
@@ -264,7 +264,7 @@ impl<B: Backend> Convolution<B> {
         Some(input_gradient)
     }
 
-    /// The part before the last product, for the kinds that have one: its parameters' gradients, and the gradient its input terms
+    /// The part before the last matmul, for the kinds that have one: its parameters' gradients, and the gradient its input terms
     /// start from.
     fn inner_backward(
         &mut self,
@@ -386,7 +386,7 @@ fn aggregate_term<'a, B: Backend>(
     Term { source, weight: &weight.value }
 }
 
-/// The last product of a layer.
+/// The last matmul of a layer.
 fn close<'a, B: Backend>(
     call: &Call<'a, B>,
     residual: &'a Residual<B>,

@@ -1,10 +1,10 @@
 //! An NVIDIA GPU: every operation is a launch or a few, in order on one stream. What the CPU does in one pass, kernels of
-//! `esker_cuda` do in one pass; products go through cuBLAS.
+//! `esker_cuda` do in one pass; matmuls go through cuBLAS.
 
 use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
-    AttentionCall, AttentionState, Columns, DeviceActivation, DeviceDropout, DeviceLists, DeviceMatrix,
+    AttentionCall, AttentionState, Columns, DeviceActivation, DeviceAdjacency, DeviceDropout, DeviceMatrix,
     DevicePost, DeviceRule, Gathering, Gpu, LossTargets, MovedMatrix, Pending, Pinned, TieredBatch,
     TieredRows,
 };
@@ -23,7 +23,7 @@ pub struct CudaBackend {
 pub struct CudaMatrix(DeviceMatrix);
 
 /// A layer's lists on the GPU.
-pub struct CudaGraph(DeviceLists);
+pub struct CudaGraph(DeviceAdjacency);
 
 /// Rows of a batch in pinned memory.
 pub struct CudaRows(Pinned);
@@ -80,7 +80,7 @@ impl AdjacencyShape for CudaGraph {
 
 impl CudaGraph {
     /// The lists.
-    pub fn lists(&self) -> &DeviceLists {
+    pub fn lists(&self) -> &DeviceAdjacency {
         &self.0
     }
 }
@@ -178,7 +178,7 @@ impl Device for CudaBackend {
     type Cache = CudaCache;
     type Number = CudaNumber;
     /// One being computed, one whose rows are uploaded.
-    const STEPS_AHEAD: usize = 2;
+    const STEPS_IN_FLIGHT: usize = 2;
 
     fn in_host_memory(&self) -> bool {
         false
@@ -206,7 +206,7 @@ impl Device for CudaBackend {
     }
 
     fn upload(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
-        let uploaded = self.gpu.land(rows.0, columns);
+        let uploaded = self.gpu.upload(rows.0, columns);
         // After the wait for the rows: what follows is the step.
         self.gpu.begin_step();
         CudaMatrix(uploaded)
@@ -225,7 +225,7 @@ impl Device for CudaBackend {
 
     fn assemble(&self, batch: CudaPlaced, columns: usize) -> CudaMatrix {
         assert_eq!(batch.0.columns(), columns);
-        let assembled = batch.0.land();
+        let assembled = batch.0.upload();
         self.gpu.begin_step();
         CudaMatrix(assembled)
     }
@@ -261,7 +261,7 @@ impl Device for CudaBackend {
     fn graph(&self, adjacency: &Adjacency<'_>) -> CudaGraph {
         adjacency.assert_valid();
         let Adjacency { inputs, nbr_offsets, nbrs, base, input_degrees, .. } = *adjacency;
-        CudaGraph(DeviceLists::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees))
+        CudaGraph(DeviceAdjacency::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees))
     }
 }
 
@@ -288,7 +288,7 @@ impl Backend for CudaBackend {
         for (index, term) in call.terms.into_iter().enumerate() {
             let add = call.accumulate || index > 0;
             match term.source {
-                TermRows::Rows(from) => self.gpu.product(&from.0, &term.weight.0, add, &mut output.0),
+                TermRows::Rows(from) => self.gpu.matmul(&from.0, &term.weight.0, add, &mut output.0),
                 TermRows::Aggregate { graph, input, aggregator, kept, winners } => {
                     let mut own = None;
                     let rows = match kept {
@@ -297,7 +297,7 @@ impl Backend for CudaBackend {
                     };
                     let winners = winners.map(|winners| &mut winners.0);
                     self.gpu.aggregate(&graph.0, &input.0, gathering(aggregator), &mut rows.0, winners);
-                    self.gpu.product(&rows.0, &term.weight.0, add, &mut output.0);
+                    self.gpu.matmul(&rows.0, &term.weight.0, add, &mut output.0);
                 }
             }
         }
@@ -317,7 +317,7 @@ impl Backend for CudaBackend {
         let applied = applied.map(|(output, applied)| (&output.0, post(applied)));
         self.gpu.unfinish(&mut gradient.0, applied, bias_gradient.map(|bias| &mut bias.0));
         for term in terms {
-            self.gpu.product_weights(&gradient.0, &term.source.0, &mut term.weight_gradient.0);
+            self.gpu.matmul_weights(&gradient.0, &term.source.0, &mut term.weight_gradient.0);
         }
     }
 
@@ -334,7 +334,7 @@ impl Backend for CudaBackend {
         for term in terms {
             match term {
                 InputTerm::Rows { gradient, weight } => {
-                    self.gpu.product_back(&gradient.0, &weight.0, own, to)
+                    self.gpu.matmul_backward(&gradient.0, &weight.0, own, to)
                 }
                 InputTerm::Identity { gradient } if own => {
                     self.gpu.add_last(&gradient.0, gradient.rows(), to)
@@ -351,7 +351,7 @@ impl Backend for CudaBackend {
             };
             assert!(!handed, "one aggregate a layer");
             let mut back = self.matrix(gradient.rows(), weight.columns());
-            self.gpu.product_back(&gradient.0, &weight.0, false, &mut back.0);
+            self.gpu.matmul_backward(&gradient.0, &weight.0, false, &mut back.0);
             let winners = winners.map(|winners| &winners.0);
             self.gpu.hand_back(&graph.0, &back.0, gathering(*aggregator), winners, own, to);
             handed = true;

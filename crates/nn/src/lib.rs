@@ -25,7 +25,7 @@ mod schedule;
 
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
-pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_product_rate};
+pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_matmul_rate};
 pub use cuda::{CudaBackend, CudaBytes, CudaCache, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};
 pub use esker_cuda::Precision;
@@ -33,8 +33,8 @@ pub use esker_device::{
     Adjacency, AdjacencyShape, BatchOf, Deferred, Device, DeviceError, HostBytes, HostRows, MissedOf,
     RowCache, Shape,
 };
-/// What products on a GPU take for themselves, whatever their size.
-pub const DEVICE_PRODUCT_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
+/// What matmuls on a GPU take for themselves, whatever their size.
+pub const DEVICE_MATMUL_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
 pub use memory::{ExchangedRows, MemoryBytes, MemoryOf, StepShape, memory_bytes};
 pub use model::{Activations, Model};

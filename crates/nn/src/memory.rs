@@ -45,7 +45,7 @@ pub enum MemoryOf {
         /// So many.
         threads: usize,
     },
-    /// A GPU's own, by how it computes products.
+    /// A GPU's own, by how it computes matmuls.
     Device(Precision),
 }
 
@@ -232,8 +232,8 @@ impl Counting {
         });
     }
 
-    /// What a product of these two matrices takes for itself, by rows and columns.
-    fn product(&self, factors: [(usize, usize); 2]) -> Vec<Held> {
+    /// What a matmul of these two matrices takes for itself, by rows and columns.
+    fn matmul(&self, factors: [(usize, usize); 2]) -> Vec<Held> {
         match self.memory {
             MemoryOf::Host { .. } => {
                 let (rows, columns) = factors[1];
@@ -275,7 +275,7 @@ impl Device for Counting {
     type HostRows = CountedMatrix;
     type Cache = Infallible;
     type Number = Ready;
-    const STEPS_AHEAD: usize = 0;
+    const STEPS_IN_FLIGHT: usize = 0;
 
     fn in_host_memory(&self) -> bool {
         true
@@ -345,8 +345,8 @@ impl Backend for Counting {
                 };
                 scratch.extend((0..chunks).map(|_| self.hold(rows * depth)));
             }
-            // The CPU holds packed weights of all terms, the GPU what one product needs.
-            let held = self.product([(output.rows, depth), (depth, term.weight.rows)]);
+            // The CPU holds packed weights of all terms, the GPU what one matmul needs.
+            let held = self.matmul([(output.rows, depth), (depth, term.weight.rows)]);
             scratch.extend(held.into_iter().filter(|_| matches!(self.memory, MemoryOf::Host { .. })));
         }
     }
@@ -360,11 +360,11 @@ impl Backend for Counting {
     ) {
         let size = |matrix: &CountedMatrix| matrix.rows * matrix.columns;
         if let MemoryOf::Device(_) = self.memory {
-            // Sums of columns in parts, and then one product after the other.
+            // Sums of columns in parts, and then one matmul after the other.
             self.hold(gradient.rows.div_ceil(32) * gradient.columns);
             for term in &terms {
                 let shape = |matrix: &CountedMatrix| (gradient.rows, matrix.columns);
-                self.product([shape(gradient), shape(term.source)]);
+                self.matmul([shape(gradient), shape(term.source)]);
             }
             return;
         }
@@ -381,17 +381,17 @@ impl Backend for Counting {
                 InputTerm::Identity { .. } => {}
                 InputTerm::Rows { gradient, weight } => {
                     let shapes = [(gradient.rows, weight.rows), (weight.rows, weight.columns)];
-                    held.extend(self.product(shapes).into_iter().filter(|_| on_host));
+                    held.extend(self.matmul(shapes).into_iter().filter(|_| on_host));
                 }
                 InputTerm::Aggregate { graph, gradient, weight, aggregator, .. } => {
                     if on_host {
                         self.transpose(graph);
                     }
                     self.scale(graph, *aggregator);
-                    let product = self.product([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
+                    let matmul = self.matmul([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
                     held.push(self.hold(gradient.rows * input_gradient.columns));
-                    drop(product);
-                    // A GPU turns lists round behind the product.
+                    drop(matmul);
+                    // A GPU turns lists round behind the matmul.
                     self.transpose(graph);
                 }
             }

@@ -167,7 +167,7 @@ impl<B: Backend + Clone> Model<B> {
 
     /// The input rows with some numbers dropped, where the configuration asks for it.
     fn drop_input(&self, input: &B::Matrix, step: u64) -> Option<(B::Matrix, Post)> {
-        // Behind the last layer's key: no layer has this one.
+        // After the last layer's key: no layer has this one.
         let key = self.dropout_key(self.layers.len(), step);
         let dropout = Dropout::new(self.config.input_dropout, key)?;
         let post = Post { activation: Activation::Identity, dropout: Some(dropout) };

@@ -1,4 +1,4 @@
-//! What happens to each number after a layer's products: activation and dropout, described so that every backend does
+//! What happens to each number after a layer's matmuls: activation and dropout, described so that every backend does
 //! the same.
 
 use esker_types::random::Key;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Batch, configs, golden, numbers, stored};
-use esker_cuda::{DeviceLists, DeviceMatrix, Gathering, Gpu, NodeCache, Pinned, Precision};
+use esker_cuda::{DeviceAdjacency, DeviceMatrix, Gathering, Gpu, NodeCache, Pinned, Precision};
 use esker_nn::*;
 use esker_plan::{Placement, Placements};
 use esker_types::random::{Key, below};
@@ -199,20 +199,20 @@ fn rows_land_while_a_step_computes() {
     let (rows, columns) = (1 << 16, 128);
     let from = DeviceMatrix::new(&gpu, 1 << 20, 512);
     let mut to = DeviceMatrix::new(&gpu, 1 << 20, 512);
-    let land = || drop(gpu.land(Pinned::new(&gpu, rows * columns), columns));
-    land();
+    let upload = || drop(gpu.upload(Pinned::new(&gpu, rows * columns), columns));
+    upload();
     gpu.synchronize().unwrap();
     (0..400).for_each(|_| gpu.copy_matrix(&from, &mut to));
     // The first takes memory that is free; the second must not take it again, since work before its release goes on.
     let before = gpu.allocations();
-    land();
-    land();
+    upload();
+    upload();
     let (after, busy) = (gpu.allocations(), !gpu.is_idle().unwrap());
     gpu.synchronize().unwrap();
     // A tool that makes every launch wait leaves nothing to overlap.
     assert!(!busy || after > before, "memory that is still in use was landed in");
     let warm = gpu.allocations();
-    land();
+    upload();
     assert_eq!(gpu.allocations(), warm);
 }
 
@@ -280,9 +280,9 @@ fn cached_batch(
         (0..words as u64).map(|at| below(Key::new(seed).with(1).at(at), all_rows) as u32).collect();
     let skips = |at: usize| below(Key::new(seed).with(2).at(at as u64), 7) == 0;
     let placement = |(at, row): (usize, &u32)| match row.checked_sub(slot_count) {
-        _ if skips(at) => Placement::Skip.word(),
-        Some(index) => Placement::Read(index).word(),
-        None => Placement::Hit(SlotIndex(*row)).word(),
+        _ if skips(at) => Placement::Skip.encode(),
+        Some(index) => Placement::Read(index).encode(),
+        None => Placement::Hit(SlotIndex(*row)).encode(),
     };
     let placements =
         Placements { words: picked.iter().enumerate().map(placement).collect(), kept: Vec::new() };
@@ -329,9 +329,10 @@ fn cached_rows_are_assembled_as_the_cpu_would() {
                 }
                 for words in [0, 1, 77] {
                     let (batch, expected) = cached_batch(&held, &rows, &slots, [fresh, words], 9);
-                    let landed = gpu.assemble(batch, columns);
-                    assert_eq!((landed.rows(), landed.columns()), (words, columns));
-                    let same = words == 0 || values(&gpu, &landed).into_iter().map(f32::to_bits).eq(expected);
+                    let uploaded = gpu.assemble(batch, columns);
+                    assert_eq!((uploaded.rows(), uploaded.columns()), (words, columns));
+                    let same =
+                        words == 0 || values(&gpu, &uploaded).into_iter().map(f32::to_bits).eq(expected);
                     gpu.check().unwrap();
                     assert!(same, "{rows:?} {device} {host} {fresh}: {words} rows");
                 }
@@ -348,8 +349,8 @@ fn batches_of_held_rows_do_not_disturb_each_other() {
     let stored = random_bytes(slots * rows.row_bytes(), 5);
     let held = gpu.cache(&rows, slots as u64, (on_device * rows.row_bytes()) as u64).unwrap().unwrap();
     held.fill(0, &stored).unwrap();
-    // Memory of every size goes round while nobody waits; some batches are read late, some are never landed.
-    let mut landed = Vec::new();
+    // Memory of every size goes round while nobody waits; some batches are read late, some are never uploaded.
+    let mut uploaded = Vec::new();
     for number in 0..60 {
         let sizes = [below(Key::new(2).at(number), 3000), below(Key::new(3).at(number), 20_000)];
         let (batch, expected) =
@@ -357,17 +358,17 @@ fn batches_of_held_rows_do_not_disturb_each_other() {
         if number % 7 == 3 {
             continue;
         }
-        landed.push((gpu.assemble(batch, 128), expected));
+        uploaded.push((gpu.assemble(batch, 128), expected));
         if number % 5 == 0 {
-            landed.remove(0);
+            uploaded.remove(0);
         }
-        if landed.len() > 4 {
-            let (matrix, expected) = landed.remove(1);
+        if uploaded.len() > 4 {
+            let (matrix, expected) = uploaded.remove(1);
             assert!(values(&gpu, &matrix).into_iter().map(f32::to_bits).eq(expected), "batch {number}");
         }
     }
     drop(held);
-    for (matrix, expected) in landed {
+    for (matrix, expected) in uploaded {
         assert!(values(&gpu, &matrix).into_iter().map(f32::to_bits).eq(expected));
     }
     gpu.check().unwrap();
@@ -381,15 +382,15 @@ fn held_rows_land_while_a_step_computes() {
     let stored = random_bytes(40_000 * rows.row_bytes(), 5);
     let held = backend.cache(&rows, 40_000, 20_000 * rows.row_bytes() as u64).unwrap().unwrap();
     held.fill(0, &stored).unwrap();
-    let land = |seed| backend.assemble(cached_batch(&held, &rows, &stored, [1000, 30_000], seed).0, 128);
-    drop(land(1));
+    let upload = |seed| backend.assemble(cached_batch(&held, &rows, &stored, [1000, 30_000], seed).0, 128);
+    drop(upload(1));
     gpu.synchronize().unwrap();
     let batch = cached_batch(&held, &rows, &stored, [1000, 30_000], 2).0;
     let (before, _) = gpu.busy_seconds();
     let from = DeviceMatrix::new(gpu, 1 << 20, 512);
     let mut to = DeviceMatrix::new(gpu, 1 << 20, 512);
     (0..400).for_each(|_| gpu.copy_matrix(&from, &mut to));
-    let landed = backend.assemble(batch, 128);
+    let uploaded = backend.assemble(batch, 128);
     let busy = !gpu.is_idle().unwrap();
     let mut beside = false;
     while !gpu.is_idle().unwrap() && !beside {
@@ -397,7 +398,7 @@ fn held_rows_land_while_a_step_computes() {
     }
     // A tool that makes every launch wait leaves nothing to overlap.
     assert!(!busy || beside, "rows were brought together behind the step, not beside it");
-    drop(landed);
+    drop(uploaded);
     gpu.synchronize().unwrap();
 }
 
@@ -433,7 +434,7 @@ fn lists_with_every_number_of_inputs_are_turned_round_in_order() {
             }
             offsets.push(nbrs.len() as u32);
         }
-        let lists = DeviceLists::new(&gpu, inputs, &offsets, &nbrs, 0, &[]);
+        let lists = DeviceAdjacency::new(&gpu, inputs, &offsets, &nbrs, 0, &[]);
         // Gradients that make sums in another order come out differently.
         let slopes = numbers(outputs, 4);
         let mut gradient = DeviceMatrix::new(&gpu, outputs, 1);
@@ -476,7 +477,7 @@ fn too_little_memory_is_said_and_nothing_is_computed_after_it() {
 
 #[test]
 fn a_loss_that_is_no_number_is_an_error() {
-    let Some(gpu) = backend("a loss that is no number") else { return };
+    let Some(gpu) = backend("a loss that is not a number") else { return };
     let mut logits = gpu.matrix(4, 3);
     gpu.fill(&mut logits, f32::NAN);
     let mut gradient = gpu.matrix(4, 3);

@@ -1,11 +1,11 @@
 //! Belady's algorithm at batch granularity, with bypass (Ginex sections 3.3 and 3.4), in linear time.
 //!
 //! A row that a batch wants and a later one wants again may stay in between; of all that would stay at a time, those
-//! wanted soonest do. Which ones follows from counts alone: one pass backwards finds each access's next use and counts, for
+//! requested soonest do. Which ones follows from counts alone: one pass backwards finds each access's next use and counts, for
 //! each batch, how many of its rows each later one wants next. From these counts, which are few, follows up to which batch
 //! rows of each batch stay: forwards, those that are too many are taken from the batch furthest away; backwards, what is
-//! taken later was never there. What would have to leave before it is wanted never comes, so a slot is taken until its row
-//! is wanted and nothing is ever looked for in order to drop it. The last pass gives out slots. The first and the last meet
+//! taken later was never there. What would have to leave before it is requested never comes, so a slot is taken until its row
+//! is requested and nothing is ever looked for in order to drop it. The last pass gives out slots. The first and the last meet
 //! a table by row, once an access; no other looks at accesses.
 
 use crate::access::{AccessTrace, Row};
@@ -21,14 +21,14 @@ const READ: u32 = u32::MAX;
 /// While slots are given out: the row is read, and kept in the slot that the other bits name.
 const INTO: u32 = 1 << 31;
 /// Rows whose lines are asked for ahead.
-const AHEAD: usize = 32;
+const PREFETCH_DISTANCE: usize = 32;
 /// Batches for each row of a batch from which on looking at every count takes longer than sorting.
 const SPARSE: usize = 16;
 
 /// What a plan comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanTally {
-    /// Rows wanted.
+    /// Rows requested.
     pub accesses: u64,
     /// Rows found in the cache.
     pub hits: u64,
@@ -43,12 +43,12 @@ impl PlanTally {
     }
 }
 
-/// Which rows of a batch stay behind it.
+/// Which rows of a batch stay after it.
 #[derive(Debug, Clone, Copy)]
 struct Stay {
-    /// Those wanted before this batch.
+    /// Those requested before this batch.
     before: u32,
-    /// And so many of those wanted in it.
+    /// And so many of those requested in it.
     at: u32,
 }
 
@@ -69,13 +69,13 @@ pub trait NextUses {
 
     /// Keeps, of a batch, the next batch that wants each of its rows, `u32::MAX` where none does, and how many rows each
     /// batch wants, in order of batches. Batches come from the last to the first.
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), Self::Error>;
+    fn put(&mut self, batch: u32, next: &[u32], accessed: &[RequestCount]) -> Result<(), Self::Error>;
 
     /// Hands back the next batches of a batch.
     fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Self::Error>;
 
     /// Hands back how many rows of a batch each later one wants.
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), Self::Error>;
+    fn accessed(&mut self, batch: u32, accessed: &mut Vec<RequestCount>) -> Result<(), Self::Error>;
 }
 
 /// A planner, with the memory it needs.
@@ -87,7 +87,7 @@ pub struct Belady<R> {
     /// Slots without a row: those from 1 to `left`. The place before and the one behind are written and mean nothing.
     free: Vec<u32>,
     left: usize,
-    /// For each batch, and behind the last for never: rows that wait for it. Rows in even and in odd places are counted
+    /// For each batch, and after the last for never: rows that wait for it. Rows in even and in odd places are counted
     /// apart, because one count after another of the same batch would have to wait for each other.
     waiting: [Vec<u32>; 2],
     stays: Vec<Stay>,
@@ -166,14 +166,15 @@ impl<R: Row> Belady<R> {
         let by_row = &mut bytemuck::cast_slice_mut::<u32, N>(&mut self.by_row)[..row_count];
         by_row.fill(N::NEVER);
         self.waiting.iter_mut().for_each(|counts| counts.fill(0));
-        let (mut rows, mut next, mut wanted, mut soonest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut next, mut accessed, mut soonest) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let never = trace.batches();
         for batch in (0..trace.batches()).rev() {
             trace.read(batch, &mut rows)?;
             next.clear();
             let [even, odd] = &mut self.waiting;
             let mut look = |at: usize, row: R, counts: &mut [u32]| {
-                if let Some(soon) = rows.get(at + AHEAD) {
+                if let Some(soon) = rows.get(at + PREFETCH_DISTANCE) {
                     prefetch(by_row, soon.index());
                 }
                 let next = std::mem::replace(&mut by_row[row.index()], N::of(batch)).number();
@@ -189,11 +190,11 @@ impl<R: Row> Belady<R> {
                 next.push(look(rows.len() - 1, rows[rows.len() - 1], even));
             }
             assert!(even[batch as usize] + odd[batch as usize] == 0, "a batch names a row once");
-            wanted.clear();
+            accessed.clear();
             // Counts are left as they were found: empty.
             let mut take = |by: u32| {
                 let rows = std::mem::take(&mut even[by as usize]) + std::mem::take(&mut odd[by as usize]);
-                wanted.extend((rows > 0).then_some(RequestCount { by, rows }));
+                accessed.extend((rows > 0).then_some(RequestCount { by, rows }));
             };
             if next.len() >= (never - batch) as usize / SPARSE {
                 (batch + 1..never).for_each(&mut take);
@@ -204,7 +205,7 @@ impl<R: Row> Belady<R> {
                 soonest.iter().copied().for_each(take);
             }
             (even[never as usize], odd[never as usize]) = (0, 0);
-            uses.put(batch, &next, &wanted)?;
+            uses.put(batch, &next, &accessed)?;
         }
         Ok(())
     }
@@ -235,17 +236,17 @@ impl<R: Row> Belady<R> {
         Ok(tally)
     }
 
-    /// Says which rows of each batch stay behind it.
+    /// Says which rows of each batch stay after it.
     fn decide<E>(&mut self, batches: u32, uses: &mut impl NextUses<Error = E>) -> Result<(), E> {
         self.waiting[0].fill(0);
         self.keys = HighestSet::new(self.stays.len());
-        let (mut staying, mut wanted) = (0usize, Vec::new());
+        let (mut staying, mut accessed) = (0usize, Vec::new());
         for batch in 0..batches {
-            // They are wanted now, and stay or leave anew.
+            // They are requested now, and stay or leave anew.
             staying -= std::mem::take(&mut self.waiting[0][batch as usize]) as usize;
             self.keys.remove(batch as usize);
-            uses.wanted(batch, &mut wanted)?;
-            for RequestCount { by, rows } in &wanted {
+            uses.accessed(batch, &mut accessed)?;
+            for RequestCount { by, rows } in &accessed {
                 self.waiting[0][*by as usize] += rows;
                 staying += *rows as usize;
                 self.keys.insert(*by as usize);
@@ -254,8 +255,8 @@ impl<R: Row> Belady<R> {
             staying -= over;
             self.stays[batch as usize] = self.give_up(over);
         }
-        // Whatever leaves behind a batch, of rows wanted in one batch those that came last: so rows that a batch wants stay
-        // as long as no later one gives up what is wanted as soon.
+        // Whatever leaves behind a batch, of rows requested in one batch those that came last: so rows that a batch wants stay
+        // as long as no later one gives up what is requested as soon.
         let (mut limit, mut given_up) = (NONE, 0u32);
         for batch in (0..batches).rev() {
             let found = &mut self.stays[batch as usize];
@@ -265,12 +266,12 @@ impl<R: Row> Belady<R> {
                 before if before == limit => given_up += found.at,
                 _ => {}
             }
-            // What is never wanted does not stay, wherever the limit is.
+            // What is never requested does not stay, wherever the limit is.
             *found = Stay { before: limit, at: if limit == NONE { 0 } else { NONE } };
             if given_up > 0 {
-                uses.wanted(batch, &mut wanted)?;
-                let there = wanted.binary_search_by_key(&limit, |wanted| wanted.by);
-                let there = there.map_or(0, |at| wanted[at].rows);
+                uses.accessed(batch, &mut accessed)?;
+                let there = accessed.binary_search_by_key(&limit, |accessed| accessed.by);
+                let there = there.map_or(0, |at| accessed[at].rows);
                 found.at = there - given_up.min(there);
                 given_up -= given_up.min(there);
             }
@@ -278,7 +279,7 @@ impl<R: Row> Belady<R> {
         Ok(())
     }
 
-    /// Takes `over` from the rows that wait, those wanted last first. Returns the batch where that ended, and how many of its
+    /// Takes `over` from the rows that wait, those requested last first. Returns the batch where that ended, and how many of its
     /// rows were taken.
     fn give_up(&mut self, mut over: usize) -> Stay {
         let mut last = Stay { before: NONE, at: 0 };
@@ -303,7 +304,7 @@ impl<R: Row> Belady<R> {
         let (mut hits, mut kept, mut waiting, mut left) = (0, 0, 0, self.left);
         self.late.resize(rows.len(), 0);
         for (at, (row, word)) in rows.iter().zip(words.iter_mut()).enumerate() {
-            if let Some(soon) = rows.get(at + AHEAD) {
+            if let Some(soon) = rows.get(at + PREFETCH_DISTANCE) {
                 prefetch(&self.by_row, soon.index());
             }
             let among = (*word == before) & (room > 0);
@@ -354,7 +355,7 @@ fn number_reads(placements: &mut Placements, kept: usize) {
         let (missed, keeps) = (*word & INTO != 0, (*word & INTO != 0) & (*word != READ));
         placements.kept[listed] = *word & !INTO;
         listed += usize::from(keeps);
-        let read = [Placement::Read(reads).word(), Placement::Keep(reads).word()][usize::from(keeps)];
+        let read = [Placement::Read(reads).encode(), Placement::Keep(reads).encode()][usize::from(keeps)];
         *word = (*word & !mask(missed)) | (read & mask(missed));
         reads += u32::from(missed);
     }

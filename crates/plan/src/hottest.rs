@@ -1,4 +1,4 @@
-//! The rows wanted most, in order, without sorting them: DiskGNN's caches (section 4 of the paper). Of all ways to hold the same
+//! The rows accessed most, in order, without sorting them: DiskGNN's caches (section 4 of the paper). Of all ways to hold the same
 //! rows for the whole run this reads least.
 
 use crate::access::Row;
@@ -7,7 +7,7 @@ use crate::coverage::Coverage;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// Rows by how often they are wanted: the first have slots.
+/// Rows by how often they are requested: the first have slots.
 #[derive(Debug)]
 pub struct Hottest {
     /// While accesses are seen their number; then the slot.
@@ -38,10 +38,10 @@ impl Hottest {
         }
     }
 
-    /// Rows that were wanted at all, and accesses to all of them.
+    /// Rows that were requested at all, and accesses to all of them.
     pub fn seen(&self) -> (u64, u64) {
-        let wanted = self.by_row.iter().filter(|count| **count > 0);
-        wanted.fold((0, 0), |(rows, accesses), count| (rows + 1, accesses + *count as u64))
+        let accessed = self.by_row.iter().filter(|count| **count > 0);
+        accessed.fold((0, 0), |(rows, accesses), count| (rows + 1, accesses + *count as u64))
     }
 
     /// How many accesses the rows accessed most take, before slots are given out.
@@ -53,7 +53,7 @@ impl Hottest {
         Coverage::of(by_count.map(|(count, rows)| (count as u64, *rows)))
     }
 
-    /// Then slots are given out, the first to the row wanted most; of equals to the lower row. A row that nobody wants gets
+    /// Then slots are given out, the first to the row accessed most; of equals to the lower row. A row that nobody wants gets
     /// none. Nothing is seen any more.
     pub fn choose(&mut self, slots: u64) {
         let most = self.by_row.iter().copied().max().unwrap_or(0) as usize;

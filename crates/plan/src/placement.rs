@@ -1,7 +1,7 @@
 //! Where each row of a batch comes from: the one decision that every strategy hands to whoever assembles batches, and its one
 //! encoding, in memory and on disk.
 //!
-//! A placement is a 32-bit word. Hits are slots as they are; a row that is read is named by its index among the rows that
+//! A placement is stored in 32 bits. Hits are slots as they are; a row that is read is named by its index among the rows that
 //! the batch reads; the slots of rows that are kept stand in a list of their own, in the order of these rows, because few
 //! rows are kept.
 
@@ -30,9 +30,9 @@ const KEPT: u32 = 1 << 30;
 const SKIP: u32 = u32::MAX;
 
 impl Placement {
-    /// As a word.
+    /// As it is stored.
     #[inline(always)]
-    pub fn word(self) -> u32 {
+    pub fn encode(self) -> u32 {
         match self {
             Placement::Hit(slot) => slot.0,
             Placement::Read(index) => MISSED | index,
@@ -41,10 +41,10 @@ impl Placement {
         }
     }
 
-    /// From a word.
+    /// From how it is stored.
     #[inline(always)]
-    pub fn of(word: u32) -> Placement {
-        match word {
+    pub fn decode(code: u32) -> Placement {
+        match code {
             SKIP => Placement::Skip,
             hit if hit & MISSED == 0 => Placement::Hit(SlotIndex(hit)),
             read if read & KEPT == 0 => Placement::Read(read ^ MISSED),
@@ -52,10 +52,10 @@ impl Placement {
         }
     }
 
-    /// Whether a word is a row that is read.
+    /// Whether a stored placement is a row that is read.
     #[inline(always)]
-    pub fn is_read(word: u32) -> bool {
-        word & MISSED != 0 && word != SKIP
+    pub fn is_read(code: u32) -> bool {
+        code & MISSED != 0 && code != SKIP
     }
 }
 
@@ -90,7 +90,7 @@ impl Placements {
     pub fn counts(&self) -> PlacementCounts {
         let mut counts = PlacementCounts::default();
         for word in &self.words {
-            match Placement::of(*word) {
+            match Placement::decode(*word) {
                 Placement::Hit(slot) => {
                     counts.hits += 1;
                     counts.slots_end = counts.slots_end.max(slot.0 as u64 + 1);
@@ -155,17 +155,17 @@ mod tests {
     fn words_say_what_they_were_made_from() {
         for slot in [0, 1, 77, MOST_SLOTS - 1] {
             let hit = Placement::Hit(SlotIndex(slot));
-            assert_eq!(Placement::of(hit.word()), hit);
-            assert!(!Placement::is_read(hit.word()));
+            assert_eq!(Placement::decode(hit.encode()), hit);
+            assert!(!Placement::is_read(hit.encode()));
         }
         for index in [0, 1, 77, MOST_READ - 1] {
             for read in [Placement::Read(index), Placement::Keep(index)] {
-                assert_eq!(Placement::of(read.word()), read);
-                assert!(Placement::is_read(read.word()));
+                assert_eq!(Placement::decode(read.encode()), read);
+                assert!(Placement::is_read(read.encode()));
             }
         }
-        assert_eq!(Placement::of(Placement::Skip.word()), Placement::Skip);
-        assert!(!Placement::is_read(Placement::Skip.word()));
+        assert_eq!(Placement::decode(Placement::Skip.encode()), Placement::Skip);
+        assert!(!Placement::is_read(Placement::Skip.encode()));
     }
 
     fn any() -> impl Strategy<Value = Placement> {
@@ -182,13 +182,13 @@ mod tests {
             rows in prop::collection::vec((any(), prop::bool::ANY), 0..40),
         ) {
             let skipped: Vec<bool> = rows.iter().map(|(_, skip)| *skip).collect();
-            let words = rows.iter().filter(|(_, skip)| !skip).map(|(placement, _)| placement.word());
+            let words = rows.iter().filter(|(_, skip)| !skip).map(|(placement, _)| placement.encode());
             let mut placements = Placements { words: words.collect(), kept: Vec::new() };
             let before = placements.counts();
             placements.insert_skipped(&skipped);
             for (word, (placement, skip)) in placements.words.iter().zip(&rows) {
                 let expected = if *skip { Placement::Skip } else { *placement };
-                prop_assert_eq!(Placement::of(*word), expected);
+                prop_assert_eq!(Placement::decode(*word), expected);
             }
             let skips = skipped.iter().filter(|skip| **skip).count() as u64;
             prop_assert_eq!(placements.counts(), PlacementCounts { skipped: skips, ..before });
@@ -198,7 +198,7 @@ mod tests {
         fn what_names_no_slot_or_row_is_found(
             rows in prop::collection::vec(any(), 0..40), slots in 0u64..10, reads in 0u64..10, kept in 0usize..4,
         ) {
-            let words: Vec<u32> = rows.iter().map(|placement| placement.word()).collect();
+            let words: Vec<u32> = rows.iter().map(|placement| placement.encode()).collect();
             let placements = Placements { words, kept: vec![2; kept] };
             let fits = |placement: &Placement| match placement {
                 Placement::Hit(slot) => (slot.0 as u64) < slots,

@@ -5,11 +5,11 @@ use crate::access::Row;
 
 const NONE: u32 = u32::MAX;
 
-/// Keeps the rows that were wanted last.
+/// Keeps the rows that were requested last.
 #[derive(Debug)]
 pub struct Lru<R> {
     by_row: Vec<u32>,
-    /// Row, the slot used before it and the slot used behind it.
+    /// Row, the slot used before it and the slot used after it.
     slots: Vec<(R, u32, u32)>,
     capacity: usize,
     oldest: u32,

@@ -1,7 +1,7 @@
 //! The best candidates under a budget, without sorting them and without holding them: scores are counted in classes fine
 //! enough that order within a class hardly matters, one pass finds the class where the budget ends, another takes.
 
-/// Classes hold scores that agree in exponent and in the first eleven bits behind it.
+/// Classes hold scores that agree in exponent and in the first eleven bits after it.
 const SHIFT: u32 = 12;
 
 /// Takes candidates by falling score until their costs fill a budget. Candidates are shown twice, in the same order.

@@ -12,7 +12,7 @@ const MOST_GROUPS: u32 = 1024;
 const PERMUTATIONS: u64 = 4;
 
 /// How many rows are stored for segments of any size, from one pass over the accesses: a row is stored once for every
-/// segment that wants it, so an access whose row was wanted before in the same segment stores nothing. Such pairs of
+/// segment that wants it, so an access whose row was requested before in the same segment stores nothing. Such pairs of
 /// accesses are counted by the batches that they are in; then a size is a sum of squares along the diagonal.
 #[derive(Debug)]
 pub struct SegmentSizes {
@@ -23,7 +23,7 @@ pub struct SegmentSizes {
     accesses: u64,
     /// Pairs by group of the earlier and of the later; once counted, of all groups up to both.
     pairs: Vec<u64>,
-    /// The last batch that wanted each row.
+    /// The last batch that requested each row.
     last: Vec<u32>,
 }
 
@@ -143,7 +143,7 @@ pub struct SegmentRows {
     keys: Vec<u32>,
     /// By row: its place in the cache.
     places: Vec<u32>,
-    /// Rows that two batches want at least.
+    /// Rows that two batches access at least.
     shared: Vec<u32>,
 }
 
@@ -237,7 +237,7 @@ pub fn ranks(batches: u32) -> Vec<u16> {
 /// What reading rows of a cache on disk comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PagesRead {
-    /// Rows wanted.
+    /// Rows requested.
     pub rows: u64,
     /// Pages that hold them, each once a batch.
     pub pages: u64,
@@ -301,13 +301,13 @@ mod tests {
             for trace in [&trace, &other] {
                 let ranks = ranks(trace.len() as u32);
                 rows.begin();
-                for (batch, wanted) in trace.iter().enumerate() {
-                    rows.see(ranks[batch], wanted.iter().copied());
+                for (batch, accessed) in trace.iter().enumerate() {
+                    rows.see(ranks[batch], accessed.iter().copied());
                 }
                 rows.close(true);
                 let mut users: BTreeMap<u32, Vec<u16>> = BTreeMap::new();
-                for (batch, wanted) in trace.iter().enumerate() {
-                    wanted.iter().for_each(|row| users.entry(*row).or_default().push(ranks[batch]));
+                for (batch, accessed) in trace.iter().enumerate() {
+                    accessed.iter().for_each(|row| users.entry(*row).or_default().push(ranks[batch]));
                 }
                 users.values_mut().for_each(|ranks| ranks.sort_unstable());
                 let mut shared: Vec<u32> =

@@ -13,22 +13,22 @@ type Trace = Vec<Vec<u32>>;
 #[derive(Default)]
 struct Kept {
     next: HashMap<u32, Vec<u32>>,
-    wanted: HashMap<u32, Vec<RequestCount>>,
+    accessed: HashMap<u32, Vec<RequestCount>>,
 }
 
 impl NextUses for Kept {
     type Error = Infallible;
-    fn put(&mut self, batch: u32, next: &[u32], wanted: &[RequestCount]) -> Result<(), Infallible> {
+    fn put(&mut self, batch: u32, next: &[u32], accessed: &[RequestCount]) -> Result<(), Infallible> {
         self.next.insert(batch, next.to_vec());
-        self.wanted.insert(batch, wanted.to_vec());
+        self.accessed.insert(batch, accessed.to_vec());
         Ok(())
     }
     fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Infallible> {
         next.clone_from(&self.next[&batch]);
         Ok(())
     }
-    fn wanted(&mut self, batch: u32, wanted: &mut Vec<RequestCount>) -> Result<(), Infallible> {
-        wanted.clone_from(&self.wanted[&batch]);
+    fn accessed(&mut self, batch: u32, accessed: &mut Vec<RequestCount>) -> Result<(), Infallible> {
+        accessed.clone_from(&self.accessed[&batch]);
         Ok(())
     }
 }
@@ -51,7 +51,7 @@ fn plan_with(planner: &mut Belady<u32>, trace: &Trace) -> (PlanTally, Vec<Placem
         next.iter().filter(|next| **next != u32::MAX).for_each(|next| *counts.entry(*next).or_default() += 1);
         let counts: Vec<RequestCount> =
             counts.into_iter().map(|(by, rows)| RequestCount { by, rows }).collect();
-        assert_eq!((&kept.next[&(at as u32)], &kept.wanted[&(at as u32)]), (&next, &counts));
+        assert_eq!((&kept.next[&(at as u32)], &kept.accessed[&(at as u32)]), (&next, &counts));
     }
     (tally, words)
 }
@@ -64,10 +64,10 @@ fn plan(trace: &Trace, rows: u64, slots: u64) -> (PlanTally, Vec<Placements>) {
 fn fewest_misses(trace: &Trace, slots: usize) -> u64 {
     let mut states: HashMap<u32, u64> = HashMap::from([(0, 0)]);
     for batch in trace {
-        let wanted = batch.iter().fold(0u32, |set, row| set | 1 << row);
+        let accessed = batch.iter().fold(0u32, |set, row| set | 1 << row);
         let mut behind: HashMap<u32, u64> = HashMap::new();
         for (state, misses) in states {
-            let (all, misses) = (state | wanted, misses + (wanted & !state).count_ones() as u64);
+            let (all, misses) = (state | accessed, misses + (accessed & !state).count_ones() as u64);
             let mut subset = all;
             loop {
                 if subset.count_ones() as usize <= slots {
@@ -128,13 +128,13 @@ fn carried_out(trace: &Trace, plan: &[Placements], slots: usize) -> u64 {
     for (batch, placements) in trace.iter().zip(plan) {
         let (mut reads, mut kept) = (0, Vec::new());
         for (row, word) in batch.iter().zip(&placements.words) {
-            match Placement::of(*word) {
+            match Placement::decode(*word) {
                 Placement::Hit(slot) => assert_eq!(cache[slot.index()], Some(*row)),
                 Placement::Skip => panic!("every row is needed"),
                 Placement::Read(index) | Placement::Keep(index) => {
                     assert_eq!(index, reads, "rows are read in the order of the batch");
                     reads += 1;
-                    if let Placement::Keep(_) = Placement::of(*word) {
+                    if let Placement::Keep(_) = Placement::decode(*word) {
                         kept.push(*row);
                     }
                 }

@@ -253,7 +253,7 @@ mod tests {
     fn graph() -> InMemory<u32> {
         let lists: Vec<Vec<u64>> =
             (0..50u64).map(|node| (0..node % 7).map(|at| at * 7 + 1).collect()).collect();
-        InMemory::from_lists(&lists, None)
+        InMemory::from_adjacency(&lists, None)
     }
 
     const AT: Position = Position { epoch: 3, batch: 1 };

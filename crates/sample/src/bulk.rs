@@ -44,7 +44,7 @@ pub fn positions<B: Batches + ?Sized>(
 impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
     /// Threads that it uses: as many as were asked for, fewer where batches of `largest` seeds might not fit the memory
     /// so many times. One is tried always.
-    pub fn lanes(&self, largest: u64) -> usize {
+    pub fn workers(&self, largest: u64) -> usize {
         let (nodes, entries) = (self.graph.nodes(), self.graph.entries());
         let lane_bytes = Bound::new(self.settings, largest, nodes, entries, 1).bytes(SAMPLES as u64);
         (self.most_bytes / lane_bytes.max(1)).clamp(1, self.threads.max(1) as u64) as usize
@@ -60,7 +60,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         let mut seeds = Vec::new();
         let Some(first) = positions.clone().next() else { return Ok(()) };
         self.batches.seeds(first, &mut seeds)?;
-        let threads = self.lanes(seeds.len() as u64);
+        let threads = self.workers(seeds.len() as u64);
         let most_bytes = self.most_bytes / threads as u64;
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {

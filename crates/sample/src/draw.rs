@@ -5,13 +5,13 @@
 //! `z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9`; `z = (z ^ (z >> 27)) * 0x94d049bb133111eb`; `z ^ (z >> 31)`.
 //! A key starts as `K = mix(seed)` and takes up a word `w` by `K = mix(K ^ mix(w))`. The words of a draw are, in this
 //! order: 0x73616d706c65 (the purpose), epoch, batch, hop, node. `hop` is the hop in which the node was discovered, 0 for
-//! targets (in the layered form: the depth at which the list is drawn). Word `i` of the stream is
+//! targets (in the layered form: the depth at which the list is drawn). StoredId `i` of the stream is
 //! `u(i) = mix(K + i * 0x9e3779b97f4a7c15)`.
 //!
 //! **Integers below a bound.** `below(i, n)`: for attempt a = 0, 1, 2, ...: `p = u(i + a * 2^32) * n` as 128 bits; when its
 //! lower 64 bits are at least `(2^64 - n) mod n`, the answer is its upper 64 bits (Lemire). Exactly uniform.
 //!
-//! **Positions.** A list of `n` entries, `k` wanted. `n <= k`: all of them. Else let `m = min(k, n - k)` and draw a set `S`
+//! **Positions.** A list of `n` entries, `k` requested. `n <= k`: all of them. Else let `m = min(k, n - k)` and draw a set `S`
 //! of `m` positions by Floyd's algorithm: for `i` in `0..m`, `j = n - m + i`, `t = below(i, j + 1)`; add `t` to `S`, or `j`
 //! when `t` is in it already. When `k <= n - k` the positions taken are `S`, else all but `S`. They are taken in ascending
 //! order. Every `k`-subset is equally likely; the fewer of "taken" and "left out" are drawn.
@@ -34,7 +34,7 @@ const SHORT_DRAW: usize = 64;
 #[inline(always)]
 pub fn below(key: Key, index: u64, bound: u64) -> u64 {
     let product = key.at(index) as u128 * bound as u128;
-    // Nearly never: the division behind it is off the fast path.
+    // Nearly never: the division after it is off the fast path.
     if (product as u64) < bound { below_again(key, index, bound) } else { (product >> 64) as u64 }
 }
 

@@ -7,12 +7,12 @@ use esker_types::{EdgeId, LocalIndex, NodeId};
 /// Entries converted at a time: each boundary between hops is one pass over them in the first-level cache.
 const PIECE: usize = 2048;
 
-/// The lists of one depth in the order in which they were drawn, neighbours as places in order of discovery.
+/// The lists of one depth in the order in which they were drawn, neighbours as local indices in order of discovery.
 #[derive(Debug, Default)]
 pub(crate) struct Section {
     pub lengths: Vec<u32>,
     pub degrees: Vec<u32>,
-    pub places: Vec<u32>,
+    pub local_indices: Vec<u32>,
     pub positions: Vec<u32>,
     pub edges: Vec<EdgeId>,
     pub relations: Vec<u32>,
@@ -20,14 +20,15 @@ pub(crate) struct Section {
 
 impl Section {
     pub fn bytes(&self) -> u64 {
-        let words = held(&self.lengths) + held(&self.degrees) + held(&self.places) + held(&self.positions);
+        let words =
+            held(&self.lengths) + held(&self.degrees) + held(&self.local_indices) + held(&self.positions);
         words + held(&self.relations) + held(&self.edges)
     }
 
     pub fn clear(&mut self) {
         self.lengths.clear();
         self.degrees.clear();
-        self.places.clear();
+        self.local_indices.clear();
         self.positions.clear();
         self.edges.clear();
         self.relations.clear();
@@ -37,7 +38,7 @@ impl Section {
     pub fn reserve(&mut self, lists: usize, entries: usize, carry: Carry, ledger: &mut Ledger) -> Result<()> {
         ledger.reserve(&mut self.lengths, lists)?;
         ledger.reserve(&mut self.degrees, lists)?;
-        ledger.reserve(&mut self.places, entries)?;
+        ledger.reserve(&mut self.local_indices, entries)?;
         if carry.positions {
             ledger.reserve(&mut self.positions, entries)?;
         }
@@ -97,7 +98,7 @@ impl Discovered {
         }
         // Targets come last.
         let first_target = nodes as u32 - starts[1];
-        out.seeds.extend(self.seeds.iter().map(|place| LocalIndex(first_target + place)));
+        out.seeds.extend(self.seeds.iter().map(|local_index| LocalIndex(first_target + local_index)));
         let shifts = Shifts::new(starts);
         for (layer, block) in out.blocks.iter_mut().enumerate() {
             let sections = match form {
@@ -117,7 +118,7 @@ impl Discovered {
 /// Room for the lists of some sections, which one block must be able to number.
 fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -> Result<()> {
     let sum = |of: fn(&Section) -> usize| sections.iter().map(of).sum::<usize>();
-    let entries = sum(|section| section.places.len());
+    let entries = sum(|section| section.local_indices.len());
     if entries > u32::MAX as usize {
         let problem = format!("a batch drew {entries} neighbours for one block, more than 2^32");
         return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
@@ -129,7 +130,7 @@ fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -
     ledger.reserve_exact(&mut block.relations, sum(|section| section.relations.len()))
 }
 
-/// How places become local indices: hop by hop, a shift.
+/// How local indices become local indices: hop by hop, a shift.
 struct Shifts {
     /// First place of each hop.
     starts: Vec<u32>,
@@ -146,17 +147,20 @@ impl Shifts {
         Shifts { starts, shifts }
     }
 
-    /// Appends `places` as local indices. Without branches, so that it runs in vector registers.
-    fn convert(&self, places: &[u32], out: &mut Vec<LocalIndex>) {
+    /// Appends `local_indices` as local indices. Without branches, so that it runs in vector registers.
+    fn convert(&self, local_indices: &[u32], out: &mut Vec<LocalIndex>) {
         let mut piece = [0u32; PIECE];
-        for places in places.chunks(PIECE) {
-            let piece = &mut piece[..places.len()];
-            piece.iter_mut().zip(places).for_each(|(to, place)| *to = place.wrapping_add(self.shifts[0]));
+        for local_indices in local_indices.chunks(PIECE) {
+            let piece = &mut piece[..local_indices.len()];
+            piece
+                .iter_mut()
+                .zip(local_indices)
+                .for_each(|(to, local_index)| *to = local_index.wrapping_add(self.shifts[0]));
             for hop in 1..self.starts.len() {
                 let start = self.starts[hop];
                 let more = self.shifts[hop].wrapping_sub(self.shifts[hop - 1]);
-                for (to, place) in piece.iter_mut().zip(places) {
-                    *to = to.wrapping_add(if *place >= start { more } else { 0 });
+                for (to, local_index) in piece.iter_mut().zip(local_indices) {
+                    *to = to.wrapping_add(if *local_index >= start { more } else { 0 });
                 }
             }
             out.extend(piece.iter().map(|index| LocalIndex(*index)));
@@ -171,7 +175,7 @@ fn copy(section: &Section, shifts: &Shifts, block: &mut Block) {
         end += length;
         end
     }));
-    shifts.convert(&section.places, &mut block.nbrs);
+    shifts.convert(&section.local_indices, &mut block.nbrs);
     block.positions.extend_from_slice(&section.positions);
     block.edges.extend_from_slice(&section.edges);
     block.relations.extend_from_slice(&section.relations);

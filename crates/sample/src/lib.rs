@@ -82,7 +82,8 @@ pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
 pub use topology::{
-    AnyTopology, CacheIndex, CachedLists, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup,
-    EntryCounts, Fetched, HopLists, InMemory, IncomingNeighbours, ListCounters, NeighbourCache,
-    NeighbourList, NotAtHand, OnDisk, RequestedEntries, Sources, Topology, TopologyWorkspace, Word,
+    AnyTopology, CacheIndex, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup, EntryCounts,
+    Fetched, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,
+    NeighbourCounters, Neighbours, NotAtHand, OnDisk, RequestedEntries, Sources, StoredId, Topology,
+    TopologyWorkspace,
 };

@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::negatives::{Negatives, Side};
-use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, Word};
+use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, StoredId};
 use esker_types::NodeId;
 
 /// One end of a pair.
@@ -118,7 +118,7 @@ fn find(adjacency: IncomingNeighbours<'_>, partners: &[PairEnd], found: &mut imp
 }
 
 /// Calls `found` with the partners at each source of the adjacency that has some, and with the relation of its edge.
-fn find_in<W: Word>(
+fn find_in<W: StoredId>(
     sources: &[W],
     relations: Option<&[u32]>,
     partners: &[PairEnd],

@@ -43,7 +43,7 @@ impl Ledger {
         self.held -= bytes;
     }
 
-    /// Room for `more` elements behind the last: twice as much as before where that is free, so that growing is
+    /// Room for `more` elements after the last: twice as much as before where that is free, so that growing is
     /// seldom, else what is needed.
     pub fn reserve<T>(&mut self, elements: &mut Vec<T>, more: usize) -> Result<()> {
         let needed = elements.len() + more;
@@ -187,7 +187,7 @@ fn carried_bytes(settings: &Settings) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Touched {
     /// Offsets and entries of neighbour lists.
-    pub list_bytes: u64,
+    pub adjacency_bytes: u64,
     /// Words of the table from node to place.
     pub table_bytes: u64,
     /// The sample.
@@ -203,7 +203,7 @@ impl Touched {
             _ => sample.edge_count(),
         };
         Touched {
-            list_bytes: lists * 8 + entries * word_bytes,
+            adjacency_bytes: lists * 8 + entries * word_bytes,
             table_bytes: (entries + sample.seeds.len() as u64) * table_word_bytes,
             sample_bytes: sample.bytes(),
         }
@@ -211,6 +211,6 @@ impl Touched {
 
     /// All of it.
     pub fn bytes(&self) -> u64 {
-        self.list_bytes + self.table_bytes + self.sample_bytes
+        self.adjacency_bytes + self.table_bytes + self.sample_bytes
     }
 }

@@ -114,8 +114,8 @@ impl<G: EdgeLookup> NegativeSampler<G> {
     pub fn new(graph: G, pool: NegativePool, settings: NegativeSettings) -> Result<NegativeSampler<G>> {
         if !graph.has_incoming() {
             return Err(SampleError::request(
-                "negatives are drawn over outgoing lists, which do not tell true edges by their target",
-                "load the topology with incoming lists, or with both",
+                "negatives are drawn over outgoing adjacency, which does not tell true edges by their target",
+                "load the topology with incoming adjacency, or with both",
             ));
         }
         let NegativeSettings { seed, chunks, uniform, by_degree } = settings;
@@ -281,7 +281,7 @@ mod tests {
             }
         }
         assert_eq!(kinds.len() as u32, edges);
-        InMemory::from_lists(lists, Some(kinds))
+        InMemory::from_adjacency(lists, Some(kinds))
     }
 
     fn lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
@@ -374,7 +374,7 @@ mod tests {
     /// How often each node is drawn, against what its weight gives; 99.9% quantile for 19 degrees of freedom.
     fn check_shares(pool: NegativePool, by_degree: bool, weights: &[f64]) {
         let lists: Vec<Vec<u64>> = (0..20).map(|node| (0..node).collect()).collect();
-        let graph = InMemory::<u32>::from_lists(&lists, None);
+        let graph = InMemory::<u32>::from_adjacency(&lists, None);
         let (uniform, weighted) = if by_degree { (0, 5000) } else { (5000, 0) };
         let sampler = NegativeSampler::new(&graph, pool, settings(4, 4, uniform, weighted)).unwrap();
         let mut out = Negatives::default();
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_cannot_be_drawn_from_is_refused() {
-        let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
+        let graph = InMemory::<u32>::from_adjacency(&[vec![], vec![0]], None);
         let refused =
             |pool| NegativeSampler::new(&graph, pool, settings(1, 1, 1, 1)).err().unwrap().to_string();
         assert!(refused(NegativePool::Nodes(vec![])).contains("0 nodes"));
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn settings_that_make_no_sense_are_refused() {
-        let graph = InMemory::<u32>::from_lists(&[vec![], vec![0]], None);
+        let graph = InMemory::<u32>::from_adjacency(&[vec![], vec![0]], None);
         let refused = |graph, chunks, by_degree| {
             let settings = settings(1, chunks, 1, by_degree);
             NegativeSampler::new(graph, NegativePool::All, settings).err().unwrap().to_string()
@@ -448,7 +448,7 @@ mod tests {
         assert!(refused(&graph, 0, 1).contains("0 chunks"));
         assert!(refused(&graph, 1, u32::MAX).contains("fewer than 2^32"));
         let outgoing = graph.clone().in_direction(Direction::Outgoing);
-        assert!(refused(&outgoing, 1, 1).contains("incoming lists, or with both"));
+        assert!(refused(&outgoing, 1, 1).contains("incoming adjacency, or with both"));
         let many = NegativeSampler::new(&graph, NegativePool::All, settings(1, 2, u32::MAX, 0)).unwrap();
         let said = many.draw_nodes(AT, 2, Side::Target, &mut Vec::new()).unwrap_err().to_string();
         assert!(said.contains("more than 2^31"), "{said}");
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn edges_between_what_are_no_nodes_are_refused() {
-        let graph = InMemory::<u32>::from_lists(&[vec![1, 1], vec![0]], None);
+        let graph = InMemory::<u32>::from_adjacency(&[vec![1, 1], vec![0]], None);
         let sampler = NegativeSampler::new(&graph, NegativePool::All, settings(1, 1, 4, 0)).unwrap();
         let mut out = Negatives::default();
         // 2^32 + 1 would be node 1 if it were cut to a word.

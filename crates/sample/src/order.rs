@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn seeds_that_are_not_there_are_refused() {
-        let graph: InMemory<u32> = InMemory::from_lists(&[vec![1], vec![0]], None);
+        let graph: InMemory<u32> = InMemory::from_adjacency(&[vec![1], vec![0]], None);
         let edge = Edge { source: NodeId(0), target: NodeId(1), relation: 0 };
         let mut nodes = Vec::new();
         for seeds in [
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn edges_give_both_their_ends() {
-        let graph: InMemory<u32> = InMemory::from_lists(&[vec![1, 2], vec![], vec![0]], None);
+        let graph: InMemory<u32> = InMemory::from_adjacency(&[vec![1, 2], vec![], vec![0]], None);
         let mut nodes = Vec::new();
         Seeds::AllEdges(3).nodes(&graph, &[2, 0], &mut nodes).unwrap();
         assert_eq!(nodes, [0, 2, 1, 0].map(NodeId));

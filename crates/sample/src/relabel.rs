@@ -1,17 +1,17 @@
-//! From node ids to places in the batch. A direct table has one 32-bit word a node of the graph and needs neither
+//! From node ids to local indices. A direct table has one 32-bit word a node of the graph and needs neither
 //! hashing nor clearing; where it does not fit the budget, an open-addressing table of the batch's own nodes serves.
 //!
-//! Both store stamps instead of places: a batch that starts at stamp `base` stores `base + place`, and the next batch
+//! Both store stamps instead of local indices: a batch that starts at stamp `base` stores `base + place`, and the next batch
 //! starts behind the largest stamp of this one, so every older stamp is recognised as stale. Zeroed again only when 32
 //! bits run out, once in thousands of batches.
 
 use crate::Result;
 use crate::memory::{Ledger, held};
-use crate::topology::Word;
+use crate::topology::StoredId;
 use esker_io::{prefer_large_pages, prefetch};
 use esker_types::NodeId;
 
-/// Nodes met for the first time, in order. The list behind them has room that holds nothing of meaning.
+/// Nodes met for the first time, in order. The list after them has room that holds nothing of meaning.
 #[derive(Debug, Default)]
 pub(crate) struct NewNodes {
     slots: Vec<NodeId>,
@@ -45,10 +45,16 @@ pub(crate) trait Relabel {
     /// Room for so many nodes in all.
     fn reserve(&mut self, nodes: usize, ledger: &mut Ledger) -> Result<()>;
 
-    /// The place of every word, new nodes getting the next free places in order of first appearance; those are appended
-    /// to `fresh`, the first of which has place `first`. Room was made before, here and in `fresh`. Fast where the words
+    /// The place of every word, new nodes getting the next free local indices in order of first appearance; those are appended
+    /// to `new_nodes`, the first of which has local index `first`. Room was made before, here and in `new_nodes`. Fast where the words
     /// were asked for before.
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]);
+    fn assign<W: StoredId>(
+        &mut self,
+        words: &[W],
+        first: u32,
+        new_nodes: &mut NewNodes,
+        local_indices: &mut [u32],
+    );
 
     /// The place of a node that may be in the batch.
     fn find(&self, node: NodeId) -> Option<u32>;
@@ -94,29 +100,35 @@ impl Relabel for DirectTable {
     }
 
     #[inline(always)]
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]) {
-        let (base, slots) = (self.base, &mut fresh.slots[..]);
-        let mut count = fresh.count;
-        for (word, place_of_word) in words.iter().zip(places) {
+    fn assign<W: StoredId>(
+        &mut self,
+        words: &[W],
+        first: u32,
+        new_nodes: &mut NewNodes,
+        local_indices: &mut [u32],
+    ) {
+        let (base, slots) = (self.base, &mut new_nodes.slots[..]);
+        let mut count = new_nodes.count;
+        for (word, place_of_word) in words.iter().zip(local_indices) {
             // About half the nodes are new, in no order a processor could guess: no branch on it.
             let stamp = &mut self.stamps[word.index()];
             let known = stamp.wrapping_sub(base);
             let next = first + count as u32;
             let is_new = known >= next;
-            let place = if is_new { next } else { known };
-            *stamp = base + place;
+            let local_index = if is_new { next } else { known };
+            *stamp = base + local_index;
             slots[count] = word.node();
             count += is_new as usize;
-            *place_of_word = place;
+            *place_of_word = local_index;
         }
-        fresh.count = count;
+        new_nodes.count = count;
         self.count = first + count as u32;
     }
 
     #[inline(always)]
     fn find(&self, node: NodeId) -> Option<u32> {
-        let place = self.stamps[node.index()].wrapping_sub(self.base);
-        (place < self.count).then_some(place)
+        let local_index = self.stamps[node.index()].wrapping_sub(self.base);
+        (local_index < self.count).then_some(local_index)
     }
 
     #[inline(always)]
@@ -211,19 +223,25 @@ impl Relabel for HashedTable {
         Ok(())
     }
 
-    fn assign<W: Word>(&mut self, words: &[W], first: u32, fresh: &mut NewNodes, places: &mut [u32]) {
-        for (word, place_of_word) in words.iter().zip(places) {
+    fn assign<W: StoredId>(
+        &mut self,
+        words: &[W],
+        first: u32,
+        new_nodes: &mut NewNodes,
+        local_indices: &mut [u32],
+    ) {
+        for (word, place_of_word) in words.iter().zip(local_indices) {
             let slot = self.slot_of(word.node());
             if self.slots[slot].stamp >= self.base {
                 *place_of_word = self.slots[slot].stamp - self.base;
                 continue;
             }
-            let place = first + fresh.count as u32;
-            self.slots[slot] = TableSlot { node: word.node(), stamp: self.base + place };
-            self.count = place + 1;
-            fresh.slots[fresh.count] = word.node();
-            fresh.count += 1;
-            *place_of_word = place;
+            let local_index = first + new_nodes.count as u32;
+            self.slots[slot] = TableSlot { node: word.node(), stamp: self.base + local_index };
+            self.count = local_index + 1;
+            new_nodes.slots[new_nodes.count] = word.node();
+            new_nodes.count += 1;
+            *place_of_word = local_index;
         }
     }
 
@@ -256,25 +274,25 @@ mod tests {
             let mut map: HashMap<u32, u32> = HashMap::new();
             let mut first = 0;
             for words in hops {
-                let (mut fresh, mut places) = (NewNodes::default(), vec![0; words.len()]);
+                let (mut new_nodes, mut local_indices) = (NewNodes::default(), vec![0; words.len()]);
                 let ledger = &mut Ledger::unlimited();
-                fresh.reserve(words.len(), ledger).unwrap();
+                new_nodes.reserve(words.len(), ledger).unwrap();
                 table.reserve(first as usize + words.len(), ledger).unwrap();
                 // In two pieces, as waves come.
                 let (left, right) = words.split_at(words.len() / 2);
-                table.assign(left, first, &mut fresh, &mut places);
-                table.assign(right, first, &mut fresh, &mut places[left.len()..]);
+                table.assign(left, first, &mut new_nodes, &mut local_indices);
+                table.assign(right, first, &mut new_nodes, &mut local_indices[left.len()..]);
                 let mut expected = Vec::new();
-                for (word, place) in words.iter().zip(&places) {
+                for (word, local_index) in words.iter().zip(&local_indices) {
                     let next = map.len() as u32;
                     let known = *map.entry(*word).or_insert_with(|| {
                         expected.push(NodeId(*word as u64));
                         next
                     });
-                    assert_eq!(known, *place);
+                    assert_eq!(known, *local_index);
                 }
-                assert_eq!(fresh.nodes(), expected);
-                first += fresh.nodes().len() as u32;
+                assert_eq!(new_nodes.nodes(), expected);
+                first += new_nodes.nodes().len() as u32;
             }
             for node in 0..200 {
                 assert_eq!(table.find(NodeId(node as u64)), map.get(&node).copied());
@@ -304,17 +322,18 @@ mod tests {
     #[test]
     fn a_hash_table_grows_with_its_batch() {
         let words: Vec<u32> = (0..5000).collect();
-        let (mut table, mut fresh, mut places) = (HashedTable::new(), NewNodes::default(), vec![0; 5000]);
+        let (mut table, mut new_nodes, mut local_indices) =
+            (HashedTable::new(), NewNodes::default(), vec![0; 5000]);
         let before = table.bytes();
         let mut ledger = Ledger::new(before, 1 << 20);
         table.begin(5000);
         table.reserve(5000, &mut ledger).unwrap();
-        fresh.reserve(5000, &mut Ledger::unlimited()).unwrap();
-        table.assign(&words, 0, &mut fresh, &mut places);
+        new_nodes.reserve(5000, &mut Ledger::unlimited()).unwrap();
+        table.assign(&words, 0, &mut new_nodes, &mut local_indices);
         // What it holds is what was noted.
         assert_eq!(ledger.free(), (1 << 20) - table.bytes());
         assert!(table.reserve(40_000, &mut ledger).is_err());
-        assert!(places.iter().zip(0..).all(|(place, expected)| *place == expected));
+        assert!(local_indices.iter().zip(0..).all(|(local_index, expected)| *local_index == expected));
         assert_eq!(table.bytes(), HashedTable::bytes_for(5000));
     }
 }

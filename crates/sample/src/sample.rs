@@ -31,7 +31,7 @@ pub struct Block {
     pub positions: Vec<u32>,
     /// The edges; empty unless the settings carry them.
     pub edges: Vec<EdgeId>,
-    /// The edges' kinds; empty unless the settings carry them.
+    /// The edges' relations; empty unless the settings carry them.
     pub relations: Vec<u32>,
 }
 
@@ -95,7 +95,7 @@ pub struct LayerView<'a> {
     pub degrees: &'a [u32],
     /// Degrees of the inputs; empty unless the settings carry degrees.
     pub input_degrees: &'a [u32],
-    /// Kinds of the edges, where carried.
+    /// Relations of the edges, where carried.
     pub relations: &'a [u32],
 }
 
@@ -120,7 +120,7 @@ impl Sample {
         self.node_id_offsets.len() - 2
     }
 
-    /// The nodes whose representation is wanted: the last ones.
+    /// The nodes whose representation is requested: the last ones.
     pub fn targets(&self) -> &[NodeId] {
         &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
     }

@@ -1,11 +1,11 @@
 //! A topology on disk yields the samples of the same topology in memory, whatever is cached; its faults are errors.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-use esker_import::generate::{Shape, generate};
-use esker_import::{Job, Request, import};
+use esker_import::generate::{GraphShape, generate};
+use esker_import::{ImportJob, Request, import};
 use esker_sample::{
-    AnyTopology, CacheIndex, CachedLists, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, InMemory,
-    NeighbourCache, OnDisk, Position, Sample, SampleError, Sampler, Settings, Topology,
+    AnyTopology, CacheIndex, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, InMemory,
+    NeighbourCache, NeighbourCacheFile, OnDisk, Position, Sample, SampleError, Sampler, Settings, Topology,
 };
 use esker_store::{Dataset, StoreError};
 use esker_types::{Budget, NodeId, Silent, StopSignal};
@@ -16,9 +16,10 @@ const PLENTY: u64 = 1 << 30;
 const BUDGET: Budget = Budget { host_bytes: 64 << 20 };
 
 fn generated(directory: &Path, nodes: u64) -> Arc<Dataset> {
-    let shape = Shape { degree: 9.0, dim: 1, out_neighbours: true, ..Shape::plain(nodes) };
+    let shape = GraphShape { degree: 9.0, dim: 1, out_neighbours: true, ..GraphShape::plain(nodes) };
     let target = directory.join("g");
-    generate(&shape, &Job { target: &target, budget: BUDGET, overwrite: false, progress: &Silent }).unwrap();
+    generate(&shape, &ImportJob { target: &target, budget: BUDGET, overwrite: false, progress: &Silent })
+        .unwrap();
     Arc::new(Dataset::open(&target).unwrap())
 }
 
@@ -41,7 +42,7 @@ fn sample<T: Topology>(graph: T, settings: &Settings, batch: u64) -> Sample {
 fn cached(graph: &DiskGraph, folder: &Path, takes: impl Fn(u64) -> bool) -> NeighbourCache<u32> {
     let index = CacheIndex::choose(graph, |node, _| Ok(takes(node.0))).unwrap();
     assert!(index.bytes() <= CacheIndex::bytes_for(graph.nodes(), graph.entries()));
-    CachedLists::write::<u32>(graph, index, folder, &StopSignal::default()).unwrap().load().unwrap()
+    NeighbourCacheFile::write::<u32>(graph, index, folder, &StopSignal::default()).unwrap().load().unwrap()
 }
 
 /// Every direction and form, with nothing, a third, and everything cached.
@@ -94,7 +95,8 @@ fn kinds_of_edges_come_from_disk_too() {
     let target = directory.path().join("k");
     let request =
         Request { format: "triples".into(), from: Some(from), out_neighbours: true, ..Request::default() };
-    import(&request, &Job { target: &target, budget: BUDGET, overwrite: false, progress: &Silent }).unwrap();
+    import(&request, &ImportJob { target: &target, budget: BUDGET, overwrite: false, progress: &Silent })
+        .unwrap();
     check(&Arc::new(Dataset::open(&target).unwrap()), directory.path(), true);
 }
 
@@ -148,7 +150,7 @@ fn choosing_lists_ends_when_somebody_asks_for_it() {
     stop.ask();
     let stopped = EntryCounts::count::<u32>(&graph, directory.path(), 0, &stop).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
-    let stopped = CachedLists::write::<u32>(&graph, index, directory.path(), &stop).unwrap_err();
+    let stopped = NeighbourCacheFile::write::<u32>(&graph, index, directory.path(), &stop).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
 }
 
@@ -169,8 +171,8 @@ fn a_damaged_list_is_named_and_does_not_panic() {
     let said = sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut Sample::default()).unwrap_err();
     assert!(said.to_string().contains("node ids below 3000"), "{said}");
     let index = CacheIndex::choose(&graph, |_, _| Ok(true)).unwrap();
-    let said =
-        CachedLists::write::<u32>(&graph, index, directory.path(), &StopSignal::default()).unwrap_err();
+    let said = NeighbourCacheFile::write::<u32>(&graph, index, directory.path(), &StopSignal::default())
+        .unwrap_err();
     assert!(said.to_string().contains("in-neighbours"), "{said}");
     // A folder that is not there.
     let nowhere =

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_sample::order::{Batching, Order, Shuffled};
-use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings, Word};
+use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings, StoredId};
 use esker_types::NodeId;
 use std::fmt::Write;
 
 /// Node v has v % 13 incoming edges, every tenth node 70 more, from nodes spread over the graph; edge e is of kind 3e % 5.
-fn graph<W: Word>() -> InMemory<W> {
+fn graph<W: StoredId>() -> InMemory<W> {
     let list = |node: u64| {
         let degree = node % 13 + if node.is_multiple_of(10) { 70 } else { 0 };
         let mut list: Vec<u64> =
@@ -18,7 +18,7 @@ fn graph<W: Word>() -> InMemory<W> {
     };
     let lists: Vec<Vec<u64>> = (0..100).map(list).collect();
     let kinds = (0..lists.concat().len() as u32).map(|edge| edge * 3 % 5).collect();
-    InMemory::from_lists(&lists, Some(kinds))
+    InMemory::from_adjacency(&lists, Some(kinds))
 }
 
 fn line<T: Copy>(out: &mut String, name: &str, values: &[T], number: impl Fn(T) -> u64) {

@@ -2,7 +2,7 @@
 //! drawn from; a part of a graph is asked for no more than it holds.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-use esker_import::{Job, Request, import};
+use esker_import::{ImportJob, Request, import};
 use esker_sample::negatives::{
     NegativePool, NegativeSampler, NegativeSettings, Negatives, PoolOfBatch, Side,
 };
@@ -22,7 +22,7 @@ use std::sync::Arc;
 fn imported(directory: &Path, facts: &[(u64, u32, u64)], relations: bool, wide_ids: bool) -> Arc<Dataset> {
     let from = directory.join("from");
     fs::create_dir(&from).unwrap();
-    let job = &Job {
+    let job = &ImportJob {
         target: &directory.join("to"),
         budget: Budget { host_bytes: 64 << 20 },
         overwrite: true,
@@ -151,7 +151,7 @@ proptest! {
 #[test]
 fn a_pool_by_batch_draws_what_a_pool_of_its_nodes_draws() {
     let lists: Vec<Vec<u64>> = (0..40u64).map(|node| (0..node % 9).map(|at| at * 4 + 1).collect()).collect();
-    let graph: Arc<dyn EdgeLookup> = Arc::new(InMemory::<u32>::from_lists(&lists, None));
+    let graph: Arc<dyn EdgeLookup> = Arc::new(InMemory::<u32>::from_adjacency(&lists, None));
     let seeds = Arc::new(Seeds::AllEdges(graph.edge_count()));
     let settings = NegativeSettings { seed: 1, chunks: 2, uniform: 4, by_degree: 3 };
     let residents = [vec![3, 8, 15, 15], vec![22, 31], vec![0, 39, 7]];
@@ -245,7 +245,7 @@ fn a_part_of_a_graph_is_asked_for_residents_only() {
     let lists: Vec<Vec<u64>> =
         (0..40u64).map(|node| (0..node % 9 * 2).map(|at| at / 2 * 4 + 1).collect()).collect();
     let relations = (0..lists.concat().len() as u32).map(|edge| edge % 2).collect();
-    let whole = InMemory::<u32>::from_lists(&lists, Some(relations));
+    let whole = InMemory::<u32>::from_adjacency(&lists, Some(relations));
     let part: Arc<dyn EdgeLookup> = Arc::new(Part { graph: whole.clone(), bound: 20 });
     let whole: Arc<dyn EdgeLookup> = Arc::new(whole);
     let settings = NegativeSettings { seed: 1, chunks: 2, uniform: 6, by_degree: 6 };
@@ -313,7 +313,7 @@ fn outgoing_adjacency_and_unknown_ids_are_refused() {
             assert_eq!(graph.has_incoming(), !outgoing);
             let node = if outgoing { NodeId(1) } else { NodeId(40) };
             let edge = if outgoing { EdgeId(1) } else { EdgeId(2) };
-            let said = if outgoing { "incoming lists" } else { "nodes 0 to 39" };
+            let said = if outgoing { "incoming adjacency" } else { "nodes 0 to 39" };
             for error in [
                 graph.in_degrees(&[node], &mut Vec::new()).unwrap_err(),
                 graph.incoming(&[node], &mut |_, _| {}).unwrap_err(),

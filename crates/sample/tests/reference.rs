@@ -7,8 +7,8 @@ use esker_sample::bulk::{Bulk, positions};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
     Batches, Bound, Carry, Direction, Fanout, Fetched, Form, InMemory, NodeBatches, NotAtHand, Position,
-    RequestedEntries, Result, Sample, SampleError, Sampler, Seeds, Settings, Topology, TopologyWorkspace,
-    Word,
+    RequestedEntries, Result, Sample, SampleError, Sampler, Seeds, Settings, StoredId, Topology,
+    TopologyWorkspace,
 };
 use esker_types::NodeId;
 use naive::Reference;
@@ -80,8 +80,8 @@ impl TopologyWorkspace for Counted {
     }
 }
 
-impl<W: Word> Topology for Fetching<W> {
-    type Word = W;
+impl<W: StoredId> Topology for Fetching<W> {
+    type StoredId = W;
     type Workspace = Counted;
     type AtHand<'a> = NotAtHand<W>;
     fn nodes(&self) -> u64 {
@@ -99,9 +99,14 @@ impl<W: Word> Topology for Fetching<W> {
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
         self.0.degrees(nodes, out)
     }
-    fn fetch(&self, wanted: RequestedEntries, workspace: &mut Counted, out: &mut Fetched<W>) -> Result<()> {
-        workspace.0 += wanted.positions.len() as u64;
-        self.0.fetch(wanted, &mut (), out)
+    fn fetch(
+        &self,
+        requested: RequestedEntries,
+        workspace: &mut Counted,
+        out: &mut Fetched<W>,
+    ) -> Result<()> {
+        workspace.0 += requested.positions.len() as u64;
+        self.0.fetch(requested, &mut (), out)
     }
 }
 
@@ -126,9 +131,9 @@ proptest! {
         let relations: Vec<u32> = (0..lists.concat().len() as u32).map(|edge| edge * 7 % 5).collect();
         let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
         let expected = Reference::new(&lists, Some(&relations), direction).sample(&settings, AT, &seeds);
-        let narrow = InMemory::<u32>::from_lists(&lists, Some(relations.clone())).in_direction(direction);
+        let narrow = InMemory::<u32>::from_adjacency(&lists, Some(relations.clone())).in_direction(direction);
         prop_assert_eq!(&sampled(&narrow, &settings, &seeds, PLENTY), &expected);
-        let wide = InMemory::<u64>::from_lists(&lists, Some(relations)).in_direction(direction);
+        let wide = InMemory::<u64>::from_adjacency(&lists, Some(relations)).in_direction(direction);
         prop_assert_eq!(&sampled(&wide, &settings, &seeds, PLENTY), &expected);
         prop_assert_eq!(&sampled(&Fetching(narrow), &settings, &seeds, PLENTY), &expected);
     }
@@ -143,7 +148,7 @@ proptest! {
         let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
         let expand = |hop: u32, node: NodeId| (node.0 * 31 + hop as u64 * 7) % 5 < kept;
         let expected = Reference::new(&lists, None, Direction::Incoming).sample_pruned(&settings, AT, &seeds, expand);
-        let graph = InMemory::<u32>::from_lists(&lists, None);
+        let graph = InMemory::<u32>::from_adjacency(&lists, None);
         let mut sample = Sample::default();
         let mut sampler = Sampler::new(&graph, settings.clone(), PLENTY).unwrap();
         sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
@@ -162,7 +167,7 @@ proptest! {
     ) {
         let carry = Carry { positions: carried, edges: carried, relations: false, degrees: carried };
         let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
-        let graph = InMemory::<u32>::from_lists(&lists, None).in_direction(direction);
+        let graph = InMemory::<u32>::from_adjacency(&lists, None).in_direction(direction);
         let (mut sample, mut sampler) = (Sample::default(), Sampler::new(&graph, settings.clone(), PLENTY).unwrap());
         let bound = sampler.bound(seeds.len() as u64);
         for batch in 0..3 {
@@ -184,7 +189,7 @@ proptest! {
         picks in prop::collection::vec(0u64..1000, 1..12),
     ) {
         let (settings, seeds) = (settings(fanouts, form, Carry::default()), seeds_of(&lists, &picks));
-        let graph = InMemory::<u32>::from_lists(&lists, None);
+        let graph = InMemory::<u32>::from_adjacency(&lists, None);
         let (mut sampler, mut sample) = (Sampler::new(&graph, settings.clone(), most).unwrap(), Sample::default());
         for batch in 0..6 {
             let at = Position { epoch: 0, batch };
@@ -215,7 +220,7 @@ fn large() -> Vec<Vec<u64>> {
 }
 
 fn check_threads(form: Form, most_bytes: u64) {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(
         vec![Fanout::AtMost(10); 3],
         form,
@@ -252,7 +257,7 @@ fn any_number_of_threads_gives_the_same_shadow_sample() {
 fn check_hashed(form: Form) {
     let mut lists = large();
     lists.resize(4_000_000, Vec::new());
-    let graph = InMemory::<u32>::from_lists(&lists, None);
+    let graph = InMemory::<u32>::from_adjacency(&lists, None);
     let settings = settings(vec![Fanout::AtMost(10); 3], form, Carry::default());
     let seeds: Vec<NodeId> = (0..700).map(|seed| NodeId(seed * 13)).collect();
     let expected = sampled(&graph, &settings, &seeds, PLENTY);
@@ -277,7 +282,7 @@ fn a_hash_table_that_grows_gives_the_same_samples_with_any_threads() {
 #[test]
 fn large_batches_equal_the_reference() {
     let lists = large();
-    let graph = InMemory::<u32>::from_lists(&lists, None);
+    let graph = InMemory::<u32>::from_adjacency(&lists, None);
     let seeds: Vec<NodeId> = (0..1500).map(|seed| NodeId(seed * 13)).collect();
     for form in [Form::Dense, Form::Layered] {
         let settings = settings(vec![Fanout::AtMost(3), Fanout::All], form, Carry::default());
@@ -288,7 +293,7 @@ fn large_batches_equal_the_reference() {
 
 #[test]
 fn a_hash_table_gives_the_same_sample_as_a_direct_one() {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::AtMost(2), Fanout::AtMost(2)], Form::Dense, Carry::default());
     let seeds: Vec<NodeId> = (0..20).map(|seed| NodeId(seed * 97)).collect();
     // The direct table alone would take 80 000 bytes.
@@ -301,14 +306,14 @@ fn shuffled(seeds: Vec<NodeId>, batch: u64) -> NodeBatches<Shuffled, Seeds> {
 }
 
 fn check_bulk(form: Form) {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5); 2], form, Carry::default());
     let batches = shuffled((0..5000).map(NodeId).collect(), 300);
     // From the middle of an epoch into the next but one.
-    let wanted: Vec<Position> = positions(&batches, Position { epoch: 1, batch: 14 }, 3).collect();
-    assert_eq!(wanted.len(), 3 + 17);
+    let requested: Vec<Position> = positions(&batches, Position { epoch: 1, batch: 14 }, 3).collect();
+    assert_eq!(requested.len(), 3 + 17);
     let (mut sampler, mut seeds) = (Sampler::new(&graph, settings.clone(), PLENTY).unwrap(), Vec::new());
-    let one_by_one = wanted.iter().map(|at| {
+    let one_by_one = requested.iter().map(|at| {
         let mut sample = Sample::default();
         batches.seeds(*at, &mut seeds).unwrap();
         sampler.sample(*at, &seeds, &mut sample).unwrap();
@@ -319,7 +324,7 @@ fn check_bulk(form: Form) {
         let bulk =
             Bulk { graph: &graph, batches: &batches, settings: &settings, threads, most_bytes: PLENTY };
         let mut samples = Vec::new();
-        bulk.run::<SampleError>(wanted.iter().copied(), |at, sample| {
+        bulk.run::<SampleError>(requested.iter().copied(), |at, sample| {
             samples.push((at, sample.clone()));
             Ok(())
         })
@@ -337,13 +342,16 @@ fn bulk_sampling_equals_batch_by_batch_for_any_number_of_threads() {
 
 #[test]
 fn bulk_sampling_takes_fewer_threads_before_it_is_refused() {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5); 2], Form::Dense, Carry::default());
     let batches = shuffled((0..5000).map(NodeId).collect(), 300);
     let bulk =
         |most_bytes| Bulk { graph: &graph, batches: &batches, settings: &settings, threads: 8, most_bytes };
     let one = Bound::new(&settings, 300, graph.nodes(), graph.entries(), 1).bytes(4);
-    assert_eq!([bulk(one - 1).lanes(300), bulk(3 * one).lanes(300), bulk(PLENTY).lanes(300)], [1, 3, 8]);
+    assert_eq!(
+        [bulk(one - 1).workers(300), bulk(3 * one).workers(300), bulk(PLENTY).workers(300)],
+        [1, 3, 8]
+    );
     let mut taken = 0;
     let all = positions(&batches, Position { epoch: 0, batch: 0 }, 1);
     let count = |_: Position, _: &Sample| {
@@ -358,7 +366,7 @@ fn bulk_sampling_takes_fewer_threads_before_it_is_refused() {
 
 #[test]
 fn an_error_ends_bulk_sampling() {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
     let batches = shuffled((0..5000).map(|seed| NodeId(seed * 5)).collect(), 10);
     let bulk = Bulk { graph: &graph, batches: &batches, settings: &settings, threads: 4, most_bytes: PLENTY };
@@ -396,7 +404,7 @@ fn run_watched(
     positions: impl Iterator<Item = Position> + Clone + Send,
     take: impl FnMut(Position, &Sample) -> Result<()>,
 ) -> Result<()> {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::AtMost(5)], Form::Dense, Carry::default());
     Bulk { graph: &graph, batches, settings: &settings, threads, most_bytes: PLENTY }.run(positions, take)
 }
@@ -446,7 +454,7 @@ fn a_panic_of_a_worker_ends_bulk_sampling() {
 
 #[test]
 fn a_batch_beyond_its_memory_is_refused_with_what_would_do() {
-    let graph = InMemory::<u32>::from_lists(&large(), None);
+    let graph = InMemory::<u32>::from_adjacency(&large(), None);
     let settings = settings(vec![Fanout::All; 3], Form::Dense, Carry::default());
     let seeds: Vec<NodeId> = (0..500).map(NodeId).collect();
     let mut sample = Sample::default();

@@ -45,7 +45,7 @@ fn write(
 ) -> Vec<(Position, Sample)> {
     let edges = lists.iter().map(Vec::len).sum::<usize>();
     let kinds: Vec<u32> = (0..edges as u32).map(|edge| edge % 7).collect();
-    let graph = InMemory::from_lists(lists, Some(kinds)).in_direction(direction);
+    let graph = InMemory::from_adjacency(lists, Some(kinds)).in_direction(direction);
     let samples = samples(&graph, &settings, lists.len() as u64);
     let (dataset, nodes, edges) = ("test".to_string(), lists.len() as u64, edges as u64);
     let mut writer = TraceWriter::create(
@@ -175,7 +175,7 @@ fn an_unfinished_trace_has_no_name() {
 fn a_sample_of_other_settings_is_not_written() {
     let directory = tempfile::tempdir().unwrap();
     let lists: Vec<Vec<u64>> = (0..50).map(|node| (0..node).collect()).collect();
-    let graph = InMemory::from_lists(&lists, Some(vec![6; 1225])).in_direction(Direction::Incoming);
+    let graph = InMemory::from_adjacency(&lists, Some(vec![6; 1225])).in_direction(Direction::Incoming);
     let two = vec![Fanout::AtMost(3); 2];
     let sample = &samples(&graph, &settings(Form::Dense, two.clone(), true), 50)[0].1;
     let refused = |settings: Settings, nodes, edges, relations| {

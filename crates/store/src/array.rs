@@ -8,8 +8,8 @@ use crate::shared_disk::SharedDisk;
 use crate::stripes::Stripes;
 use crate::{Result, StoreError, files};
 use esker_io::{
-    Access, Disk, Files, IoError, Layout, Map, Options, Piece, RungKind, SequentialReader, SequentialWriter,
-    Stream, Touch,
+    Access, Disk, Files, IoBackendKind, IoError, Layout, Map, Options, Piece, SequentialReader,
+    SequentialWriter, Stream, Touch,
 };
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -449,7 +449,7 @@ pub(crate) fn check_part(disk: &dyn Disk, layout: &Layout, number: usize, bytes:
 /// it is not needed on this way, and cleared all the same.
 fn few_bytes() -> Options {
     Options {
-        rung: Some(RungKind::PoolBuffered),
+        io_backend: Some(IoBackendKind::PoolBuffered),
         depth: 1,
         max_bytes: BLOCK_BYTES,
         staging_bytes: BLOCK_BYTES,

@@ -38,7 +38,7 @@ impl Mark {
     /// The mark of part 0 of a dataset.
     pub(crate) fn new(dataset: &Path, manifest: &Manifest, stripes: Stripes) -> Result<Mark> {
         let Some(place) = dataset.to_str() else {
-            let problem = "a dataset whose path is no UTF-8 cannot be striped; rename it";
+            let problem = "a dataset whose path is not UTF-8 cannot be striped; rename it";
             return Err(StoreError::Stripe { path: dataset.to_path_buf(), problem: problem.into() });
         };
         let directory = Identity::of(dataset).map_err(StoreError::io(dataset))?;

@@ -139,13 +139,13 @@ pub struct EdgeInfo {
     pub without_in_neighbours: u64,
     /// Whether out-neighbours are stored too.
     pub out_neighbours: bool,
-    /// Kinds of edges.
+    /// Relations.
     pub relations: Option<RelationInfo>,
     /// Further columns by edge id.
     pub columns: Vec<EdgeColumn>,
 }
 
-/// Kinds of edges.
+/// Relations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RelationInfo {
     /// How many.
@@ -335,7 +335,7 @@ fn push_names(files: &mut Vec<Expected>, name: &str, count: u64) {
 pub(crate) fn check_names(files: &[FileEntry], path: &Path) -> Result<()> {
     match files.iter().find(|entry| !plain_name(&entry.name)) {
         Some(bad) => {
-            let problem = format!("`{}` is no file name of a dataset", bad.name);
+            let problem = format!("`{}` is not a file name of a dataset", bad.name);
             Err(StoreError::Manifest { path: path.to_path_buf(), problem })
         }
         None => Ok(()),

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 const BLOCKS_AT_ONCE: u64 = 32;
 const GROUP_BYTES: u64 = BLOCKS_AT_ONCE * BLOCK_BYTES;
 /// Groups on their way, or being hashed, in each thread.
-const GROUPS_AHEAD: usize = 4;
+const PREFETCH_GROUPS: usize = 4;
 /// Part files open at a time: well below the usual limit of 1024 open files.
 const MOST_PARTS_OPEN: usize = 256;
 
@@ -345,7 +345,7 @@ impl Scan<'_> {
         let mut queue = self.files.queue()?;
         let sums_at = self.largest;
         let mut spare = Vec::new();
-        for _ in 0..GROUPS_AHEAD.min(self.groups as usize) {
+        for _ in 0..PREFETCH_GROUPS.min(self.groups as usize) {
             let buffer = AlignedBuffer::new((sums_at + BLOCKS_AT_ONCE * 8) as usize, DIRECT_ALIGN);
             queue.register(&buffer);
             spare.push((buffer, Vec::new()));

@@ -138,7 +138,7 @@ impl<'a> StripeJob<'a> {
         threads: usize,
         progress: &'a dyn Progress,
     ) -> Result<(StripeJob<'a>, Manifest)> {
-        // Before the lock, for the message when this is no dataset; once more behind it, for what holds then.
+        // Before the lock, for the message when this is no dataset; once more after it, for what holds then.
         Dataset::open(directory)?;
         let directory = fs::canonicalize(directory).map_err(StoreError::io(directory))?;
         let lock = File::open(&directory).map_err(StoreError::io(&directory))?;

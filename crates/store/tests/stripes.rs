@@ -141,7 +141,7 @@ proptest! {
         make(&place.at("d"), nodes, dim, seed);
         let names = [file::IN_OFFSETS, file::IN_NEIGHBOURS, file::NODE_FEATURES];
         let plain = Dataset::open(&place.at("d")).unwrap();
-        let wanted: Vec<_> = names.iter().map(|name| read(&plain, name, &spans)).collect();
+        let requested: Vec<_> = names.iter().map(|name| read(&plain, name, &spans)).collect();
         let bytes: Vec<Vec<u8>> = names.iter().map(|name| fs::read(place.at(&format!("d/{name}.bin"))).unwrap()).collect();
         let manifest = fs::read(place.at("d/esker.json")).unwrap();
 
@@ -149,8 +149,8 @@ proptest! {
         prop_assert_eq!(moved.arrays.len(), 3);
         let striped = Dataset::open(&place.at("d")).unwrap();
         prop_assert_eq!(&striped.manifest().id, &plain.manifest().id);
-        for (name, wanted) in names.iter().zip(&wanted) {
-            prop_assert!(&read(&striped, name, &spans) == wanted, "{}", name);
+        for (name, requested) in names.iter().zip(&requested) {
+            prop_assert!(&read(&striped, name, &spans) == requested, "{}", name);
         }
         let verified = verify(&place.at("d"), 2, &Silent).unwrap();
         prop_assert_eq!(verified.damage, vec![]);

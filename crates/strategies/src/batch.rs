@@ -278,7 +278,7 @@ pub struct Pushed<D: Device> {
 /// The batches of a run, in order: training, validation after epochs, test.
 pub trait BatchSource<D: Device>: Send {
     /// The next batch; `None` after the last. Batches that are not dropped keep their permits: see
-    /// [`JobOutline::batches_held`](crate::JobOutline). Of an evaluation there is one at a time: it is dropped before the next is
+    /// [`JobOutline::prefetch_depth`](crate::JobOutline). Of an evaluation there is one at a time: it is dropped before the next is
     /// asked for.
     fn next(&mut self) -> Result<Option<Batch<D>>>;
 

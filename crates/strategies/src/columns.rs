@@ -55,8 +55,8 @@ pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) -> Result<()
     };
     let batch: u64 = columns.entries().iter().map(bytes).fold(0, u64::saturating_add);
     table.add(
-        format!("columns of {} batches", job.batches_held),
-        batch.saturating_mul(job.batches_held as u64),
+        format!("columns of {} batches", job.prefetch_depth),
+        batch.saturating_mul(job.prefetch_depth as u64),
     );
     table.add("reading columns", ColumnFiles::reader_bytes(bound.nodes.max(bound.edges)));
     Ok(())

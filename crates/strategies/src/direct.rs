@@ -11,14 +11,14 @@ use crate::{
 use esker_device::{Device, HostRows};
 use esker_fetch::DiskRows;
 use esker_fetch::pipeline::{Permits, Pipeline, Recycler};
-use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, Word};
+use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, StoredId};
 use esker_types::Dtype;
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Samples beyond the one that is gathered: being made, waiting.
-const SAMPLES_AHEAD: usize = 2;
+const SAMPLES_PREFETCHED: usize = 2;
 
 /// Neighbours and rows on disk, and threads.
 #[derive(Clone)]
@@ -82,7 +82,7 @@ pub(crate) fn sampler_bytes(job: &JobOutline, bound: &Bound, samples: u64) -> u6
 }
 
 fn sampling_bytes(job: &JobOutline, settings: &esker_sample::Settings, largest_batch: u64) -> u64 {
-    sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_AHEAD as u64)
+    sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_PREFETCHED as u64)
 }
 
 /// Adds what evaluation takes.
@@ -96,13 +96,13 @@ pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
     }
 }
 
-fn source_over<D: Device, W: Word>(
+fn source_over<D: Device, W: StoredId>(
     device: &D,
     reads: &Reads,
     job: &Job,
     over: &Inference,
 ) -> Result<Box<dyn PhaseSource<D>>> {
-    let all_samples = 1 + SAMPLES_AHEAD;
+    let all_samples = 1 + SAMPLES_PREFETCHED;
     let (samples, permits) = (Recycler::<Sample>::new(all_samples), Permits::new(1));
     let (batches, settings) = (over.batches.clone(), over.settings.clone());
     let sampling = || sampling_bytes(job, &over.settings, over.largest_batch);

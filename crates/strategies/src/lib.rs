@@ -2,7 +2,7 @@
 //! are ready to train on. One small file or folder each; they compose parts of `sample`, `plan` and `fetch`, and hold no loop
 //! over rows. All exact strategies yield the same batches and the same bytes.
 //!
-//! The contract: a [`Job`] says what is wanted; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
+//! The contract: a [`Job`] says what is requested; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
 //! that a step needs, and a [`Feedback`] is what flows back from it. Everything is generic over the
 //! [`Device`] that trains.
 //!
@@ -29,10 +29,10 @@ mod error;
 mod ginex;
 mod input_table;
 mod job;
-mod lists;
 mod memory;
 mod mmap;
 mod needs;
+mod neighbours;
 mod outline;
 mod phases;
 mod position;
@@ -111,7 +111,7 @@ pub enum StrategyKind {
     Mmap,
     /// Topology and features on disk, an optimal cache over superbatches.
     Ginex,
-    /// Batches sampled ahead, their rows packed on disk as they will be wanted.
+    /// Batches sampled ahead, their rows packed on disk as they will be requested.
     DiskGnn,
 }
 
@@ -200,12 +200,14 @@ pub struct SourceCounters {
     pub read_seconds: f64,
     /// Seconds of each phase, where phases take turns.
     pub phases: Vec<(String, f64)>,
-    /// Neighbour lists that were sampled from, where they are not all in memory.
-    pub lists: u64,
-    /// Those found in a cache.
-    pub lists_cached: u64,
+    /// Nodes whose neighbours were sampled, where those are not all in memory.
+    #[serde(alias = "lists")]
+    pub neighbour_requests: u64,
+    /// Those whose neighbours were found in a cache.
+    #[serde(alias = "lists_cached")]
+    pub neighbour_hits: u64,
     /// Reads from the disk for the others.
-    pub list_reads: u64,
+    pub neighbour_reads: u64,
     /// Bytes that came from the disk for them.
-    pub list_bytes_read: u64,
+    pub neighbour_bytes_read: u64,
 }

@@ -50,7 +50,7 @@ pub struct Grant {
     /// Everything that takes memory.
     pub table: MemoryTable,
     /// Batches whose rows are in memory at a time.
-    pub batches_held: usize,
+    pub prefetch_depth: usize,
     /// Batches that are sampled at a time.
     pub samplers: usize,
     /// What the strategy may hold, before it is given any of what is left.
@@ -63,7 +63,7 @@ pub struct Grant {
 
 /// Batches in memory at a time when memory allows: being fetched, waiting, being trained on. Those of steps that nobody has
 /// waited for yet come on top.
-const MOST_HELD: usize = 3;
+const MOST_DEPTH: usize = 3;
 
 /// What takes memory beside the strategy, for a job of this outline.
 pub type Others<'a, E> = &'a dyn Fn(&JobOutline) -> Result<MemoryTable, E>;
@@ -76,24 +76,24 @@ pub fn grant<E: From<StrategyError>>(
     allowed: u64,
     others: Others<'_, E>,
 ) -> Result<Result<Grant, MemoryTable>, E> {
-    let table = |held: usize, samplers: usize| -> Result<(MemoryTable, Needs, usize), E> {
-        let batches_held = held + outline.steps_ahead;
-        let outline = JobOutline { batches_held, samplers, ..outline.clone() };
+    let table = |depth: usize, samplers: usize| -> Result<(MemoryTable, Needs, usize), E> {
+        let prefetch_depth = depth + outline.steps_in_flight;
+        let outline = JobOutline { prefetch_depth, samplers, ..outline.clone() };
         let (needs, mut table) = (strategy(&outline)?, others(&outline)?);
         columns::add_memory(&outline, &mut table)?;
         table.extend(needs.host.clone());
-        Ok((table, needs, batches_held))
+        Ok((table, needs, prefetch_depth))
     };
     // Samplers go first, then batches in memory.
-    let samplers = (1..=outline.samplers).rev().map(|samplers| (MOST_HELD, samplers));
-    for (held, samplers) in samplers.chain((1..MOST_HELD).rev().map(|held| (held, 1))) {
-        let (table, needs, batches_held) = table(held, samplers)?;
+    let samplers = (1..=outline.samplers).rev().map(|samplers| (MOST_DEPTH, samplers));
+    for (depth, samplers) in samplers.chain((1..MOST_DEPTH).rev().map(|depth| (depth, 1))) {
+        let (table, needs, prefetch_depth) = table(depth, samplers)?;
         if let Some(spare) = allowed.checked_sub(table.total()) {
             let least_strategy_bytes = needs.host.total();
             let takes_the_rest = needs.takes_the_rest;
             return Ok(Ok(Grant {
                 table,
-                batches_held,
+                prefetch_depth,
                 samplers,
                 least_strategy_bytes,
                 spare,

@@ -29,9 +29,9 @@ pub struct JobOutline {
     /// Batches that are sampled at a time: more than one where training leaves threads free.
     pub samplers: usize,
     /// Batches whose rows are in memory at a time: being fetched, waiting, being trained on.
-    pub batches_held: usize,
+    pub prefetch_depth: usize,
     /// How many of them steps that nobody has waited for yet hold, even while the next is asked for.
-    pub steps_ahead: usize,
+    pub steps_in_flight: usize,
     /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
     pub strategy_bytes: u64,
     /// What rows that it caches for all batches may take of the device's own memory, once that is granted.
@@ -60,7 +60,7 @@ pub struct OutOfCore {
     /// What they may take there.
     pub disk_bytes: u64,
     /// Whether the user said so.
-    pub disk_bytes_said: bool,
+    pub disk_bytes_explicit: bool,
     /// Batches that are sampled and planned together.
     pub superbatch: Option<u64>,
     /// Bytes for feature rows.

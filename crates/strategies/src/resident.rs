@@ -32,10 +32,10 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
     let row_bytes = job.dim() * 4;
     let bound = job.bound(&job.settings, job.largest_batch);
-    let sampler = sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers);
+    let sampler = sampling_bytes(job, &job.settings, job.largest_batch, job.prefetch_depth, job.samplers);
     table.add("sampling", sampler.saturating_mul(job.samplers as u64));
-    let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.batches_held as u64);
-    table.add(format!("rows of {} batches", job.batches_held), rows);
+    let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.prefetch_depth as u64);
+    table.add(format!("rows of {} batches", job.prefetch_depth), rows);
     if let Some(evaluation) = &job.evaluation {
         let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
         let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1, 1);
@@ -114,7 +114,7 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
             epochs_sampled: 1,
             settings: over.settings.clone(),
             most_bytes: over.sampling_bytes.unwrap_or_else(sampling),
-            held: 1,
+            depth: 1,
             rows: over.rows,
             samplers: 1,
         };
@@ -138,8 +138,14 @@ impl<D: Device> Resident<D> {
             epochs: job.epochs,
             epochs_sampled: job.epochs_sampled.unwrap_or(u64::MAX),
             settings: job.settings.clone(),
-            most_bytes: sampling_bytes(job, &job.settings, job.largest_batch, job.batches_held, job.samplers),
-            held: job.batches_held,
+            most_bytes: sampling_bytes(
+                job,
+                &job.settings,
+                job.largest_batch,
+                job.prefetch_depth,
+                job.samplers,
+            ),
+            depth: job.prefetch_depth,
             rows: true,
             samplers: job.samplers.max(1),
         };
@@ -149,10 +155,10 @@ impl<D: Device> Resident<D> {
     fn source(&self, job: &Job, walk: Walk) -> Result<Box<dyn PhaseSource<D>>> {
         let sampled = self.topology.sampled(&walk)?;
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
-        let (permits, gathered) = (Permits::new(walk.held), Arc::new(AtomicU64::new(0)));
+        let (permits, gathered) = (Permits::new(walk.depth), Arc::new(AtomicU64::new(0)));
         let (count, with_rows) = (gathered.clone(), walk.rows);
         let pipeline =
-            sampled.then("gather", walk.held.saturating_sub(2), move |stage, sampled: SampledBatch| {
+            sampled.then("gather", walk.depth.saturating_sub(2), move |stage, sampled: SampledBatch| {
                 let SampledBatch { at, sample, targets } = sampled;
                 let Some(permit) = stage.permit(&permits) else { return Ok(None) };
                 let input = match with_rows {

@@ -3,26 +3,26 @@
 use crate::job::positions_of;
 use crate::{Job, JobOutline, Result, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
-use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, Targets, Word};
+use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, StoredId, Targets};
 use std::sync::Arc;
 
 /// Samples beyond the batches whose rows are in memory: one being made, one waiting.
-const SAMPLES_AHEAD: usize = 2;
+const SAMPLES_PREFETCHED: usize = 2;
 
 /// What each of some samplers may hold.
 pub(crate) fn sampling_bytes(
     job: &JobOutline,
     settings: &Settings,
     batch: u64,
-    held: usize,
+    depth: usize,
     samplers: usize,
 ) -> u64 {
-    job.bound(settings, batch).bytes(samples_of(held, samplers) as u64)
+    job.bound(settings, batch).bytes(samples_of(depth, samplers) as u64)
 }
 
 /// Samples that go round at each of some samplers, which take batches in turn.
-fn samples_of(held: usize, samplers: usize) -> usize {
-    held.div_ceil(samplers.max(1)) + SAMPLES_AHEAD
+fn samples_of(depth: usize, samplers: usize) -> usize {
+    depth.div_ceil(samplers.max(1)) + SAMPLES_PREFETCHED
 }
 
 /// A topology of either width, shared by sources.
@@ -58,7 +58,7 @@ pub(crate) struct Walk {
     pub epochs_sampled: u64,
     pub settings: Settings,
     pub most_bytes: u64,
-    pub held: usize,
+    pub depth: usize,
     pub rows: bool,
     pub samplers: usize,
 }
@@ -71,12 +71,12 @@ pub(crate) struct SampledBatch {
 }
 
 /// One of the samplers that take batches in turn.
-fn sample_stage<W: Word>(
+fn sample_stage<W: StoredId>(
     graph: &Arc<InMemory<W>>,
     walk: &Walk,
     number: usize,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
-    let count = samples_of(walk.held, walk.samplers);
+    let count = samples_of(walk.depth, walk.samplers);
     let sampler = Sampler::new(graph.clone(), walk.settings.clone(), walk.most_bytes)?;
     let mut sampler = sampler.with_samples(count as u64);
     let (samples, batches) = (Recycler::<Sample>::new(count), walk.batches.clone());

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{build, job, sample_of, strategy};
-use esker_import::{Job as ImportJob, Request, import};
+use esker_import::{ImportJob, Request, import};
 use esker_sample::Carry;
 use esker_store::Dataset;
 use esker_strategies::{Job, JobOutline, NamedColumn, RunPosition, StrategyKind, grant};

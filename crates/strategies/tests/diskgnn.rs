@@ -96,7 +96,7 @@ fn layered_and_shadow_batches_are_packed_too() {
     }
 }
 
-/// What a static cache of the rows wanted most misses, from the batches themselves.
+/// What a static cache of the rows accessed most misses, from the batches themselves.
 fn static_misses(job: &Job, slots: usize) -> u64 {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for (_, sample, _) in batches(StrategyKind::Memory, job, START).0 {
@@ -133,7 +133,7 @@ fn a_disk_too_small_makes_segments_and_one_far_too_small_is_refused_with_what_wo
         let mut job = job(&dataset, 4);
         job.out_of_core.feature_cache_bytes = Some(0);
         job.epochs_sampled = Some(3);
-        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_said) = (bytes, true);
+        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (bytes, true);
         job
     };
     let refused = |job: &Job| {
@@ -176,7 +176,7 @@ fn packed_rows_are_used_again_until_something_changes() {
     job.out_of_core.feature_cache_bytes = Some(12_800);
     let second = made(&job);
     assert!(second > first);
-    // What has more epochs than are wanted serves as well.
+    // What has more epochs than are requested serves as well.
     job.epochs_sampled = Some(2);
     assert_eq!(made(&job), second);
     (job.epochs_sampled, job.epochs) = (Some(4), 5);
@@ -242,7 +242,7 @@ fn damage_each(job: &Job, at: &Path, named: &mut BTreeSet<String>) {
                 Ok(())
             });
             match outcome {
-                // A byte that nobody reads was hit: behind the last row, or of a segment's row that this run does not want.
+                // A byte that nobody reads was hit: after the last row, or of a segment's row that this run does not want.
                 Ok(()) => assert!(used.is_some()),
                 Err(error) => {
                     let said = error.to_string();
@@ -449,7 +449,7 @@ fn preparing_keeps_to_the_disk_budget_from_the_first_sample_on() {
         let mut job = job(&dataset, 4);
         job.epochs_sampled = epochs;
         job.out_of_core.feature_cache_bytes = Some(20_000);
-        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_said) = (bytes, true);
+        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (bytes, true);
         common::build(StrategyKind::DiskGnn).prepare(&job).map(|_| packing(&job))
     };
     // Not even the samples: it ends while it samples.
@@ -489,7 +489,7 @@ fn packed_rows_that_were_not_used_for_longest_give_way_and_that_is_said() {
     // The first is used again, so the second goes.
     with(&mut job, 100);
     let budget = samples + one * 7 / 2;
-    (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_said) = (budget, true);
+    (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (budget, true);
     let notes = with(&mut job, 50);
     let said = notes.iter().find(|note| note.contains("is removed")).unwrap_or_else(|| panic!("{notes:?}"));
     assert!(said.contains(&second.display().to_string()), "{said}");
@@ -511,7 +511,7 @@ fn segments_of_any_number_of_batches_are_counted_exactly() {
         (job.epochs, job.epochs_sampled) = (3, Some(3));
         job.out_of_core.feature_cache_bytes = Some(0);
         job.out_of_core.segment = Some(segment);
-        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_said) = (bytes, true);
+        (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (bytes, true);
         job
     };
     let refused = common::build(StrategyKind::DiskGnn).prepare(&with(7, 4 << 20)).unwrap_err().to_string();

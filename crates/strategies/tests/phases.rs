@@ -93,7 +93,7 @@ fn every_strategy_goes_through_all_phases_from_any_position() {
             let mut source = strategy(kind, &job).batches(&job, positions[from], None).unwrap();
             assert!(rest(&mut *source) == expected[first..], "{kind} from {from}");
         }
-        // Behind the last batch of an epoch comes its validation.
+        // After the last batch of an epoch comes its validation.
         let after = RunPosition::train(1, 8);
         let mut source = strategy(kind, &job).batches(&job, after, None).unwrap();
         assert!(rest(&mut *source) == expected[16..], "{kind}");

@@ -4,8 +4,8 @@
 
 mod common;
 
-use esker_import::Job as ImportJob;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
@@ -21,13 +21,13 @@ use std::sync::Arc;
 const DIM: usize = 7;
 
 fn dataset(directory: &Path) -> Arc<Dataset> {
-    let shape = Shape { degree: 6.0, dim: DIM as u64, classes: 4, ..Shape::plain(2000) };
+    let shape = GraphShape { degree: 6.0, dim: DIM as u64, classes: 4, ..GraphShape::plain(2000) };
     let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
     generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
     Arc::new(Dataset::open(&target).unwrap())
 }
 
-fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
+fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
     let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed: 3 };
     let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());
     let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(3)];
@@ -42,8 +42,8 @@ fn job(dataset: &Arc<Dataset>, batches_held: usize) -> Job {
         evaluation: None,
         threads: 2,
         samplers: 1,
-        batches_held,
-        steps_ahead: 0,
+        prefetch_depth,
+        steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
         columns: Vec::new(),
@@ -92,10 +92,10 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
         let expected = expected(&job(&dataset, 1), from);
         assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
         for kind in StrategyKind::ALL {
-            for (held, samplers, cached) in
+            for (depth, samplers, cached) in
                 [(1, 1, 2000), (2, 1, 0), (3, 1, 200), (1, 3, 700), (4, 2, 1), (5, 8, 2000)]
             {
-                let mut job = job(&dataset, held);
+                let mut job = job(&dataset, depth);
                 job.samplers = samplers;
                 // So many rows: most caches must let some go.
                 job.out_of_core.feature_cache_bytes = Some(cached * DIM as u64 * 4);
@@ -132,8 +132,8 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
 fn a_source_that_nobody_reads_to_its_end_stops() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path());
-    for held in [1, 3] {
-        let mut job = job(&dataset, held);
+    for depth in [1, 3] {
+        let mut job = job(&dataset, depth);
         job.epochs = u64::MAX;
         let mut strategy = build(StrategyKind::Memory);
         strategy.prepare(&job).unwrap();

@@ -159,7 +159,7 @@ pub struct RunConfig {
     /// What the run may use of its memory, in bytes; none for a processor without memory of its own.
     #[serde(default)]
     pub gpu_memory: Option<u64>,
-    /// How a GPU computes products.
+    /// How a GPU computes matmuls.
     #[serde(default)]
     pub precision: Precision,
     /// A checkpoint every so many batches; 0 for none.

@@ -105,9 +105,9 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             }
             let Network { model, objective } = &mut self.network;
             let (loss, gradient) = objective.loss(model, activations.logits(), &picked)?;
-            let wanted = batch.exchange.input_gradient;
+            let requested = batch.exchange.input_gradient;
             let of_input =
-                model.backward_with(&graphs, &input, activations, gradient, wanted, |layer, gradient| {
+                model.backward_with(&graphs, &input, activations, gradient, requested, |layer, gradient| {
                     // What was pulled was not computed: nothing flows through it.
                     if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
                         backend.scatter_rows(None, &pull.rows, gradient);

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_over};
-use crate::memory::{Plan, Processor, Purpose};
+use crate::memory::{DeviceProfile, Plan, Purpose};
 use crate::peak::PeakMeter;
 use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
@@ -68,9 +68,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let checked = CheckedDataset::new(config)?;
-        let outline = checked.outline(config, Purpose::Train, Processor::of(backend), Path::new(""));
+        let outline = checked.outline(config, Purpose::Train, DeviceProfile::of(backend), Path::new(""));
         let needs = |job: &JobOutline| config.strategy.needs(job);
-        Plan::new(config, &needs, &outline, checked.outputs, Purpose::Train, Processor::of(backend))
+        Plan::new(config, &needs, &outline, checked.outputs, Purpose::Train, DeviceProfile::of(backend))
     }
 
     /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
@@ -121,11 +121,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         mut strategy: Box<dyn Strategy<B>>,
         begun: Begun<'_>,
     ) -> Result<OpenRun<B>> {
-        let (checked, processor) = (CheckedDataset::new(&config)?, Processor::of(&backend));
-        let mut outline = checked.outline(&config, purpose, processor, &scratch);
+        let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
+        let mut outline = checked.outline(&config, purpose, device, &scratch);
         let needs = |job: &JobOutline| strategy.needs(job);
-        let plan = Plan::new(&config, &needs, &outline, checked.outputs, purpose, processor)?;
-        (outline.batches_held, outline.samplers) = (plan.batches_held, plan.samplers);
+        let plan = Plan::new(&config, &needs, &outline, checked.outputs, purpose, device)?;
+        (outline.prefetch_depth, outline.samplers) = (plan.prefetch_depth, plan.samplers);
         outline.strategy_bytes = plan.strategy_bytes;
         // Whoever only infers reads a row too seldom to cache it.
         outline.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
@@ -378,7 +378,7 @@ impl CheckedDataset {
         &self,
         config: &RunConfig,
         purpose: Purpose,
-        processor: Processor,
+        device: DeviceProfile,
         scratch: &Path,
     ) -> JobOutline {
         let manifest = self.dataset.manifest();
@@ -406,19 +406,19 @@ impl CheckedDataset {
             }),
             threads: config.threads,
             // A device of its own leaves the host's threads free.
-            samplers: match processor.in_host_memory {
+            samplers: match device.in_host_memory {
                 true => 1,
                 false => (config.threads / 2).clamp(1, MOST_SAMPLERS),
             },
-            batches_held: 1,
-            steps_ahead: processor.steps_ahead,
+            prefetch_depth: 1,
+            steps_in_flight: device.steps_in_flight,
             strategy_bytes: 0,
             device_cache_bytes: 0,
             columns: Vec::new(),
             out_of_core: OutOfCore {
                 scratch: scratch.to_path_buf(),
                 disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),
-                disk_bytes_said: config.disk_budget.is_some(),
+                disk_bytes_explicit: config.disk_budget.is_some(),
                 superbatch: config.superbatch,
                 feature_cache_bytes: config.feature_cache,
                 neighbour_cache_bytes: config.neighbour_cache,

@@ -59,15 +59,16 @@ pub struct EpochRecord {
     /// Seconds of each phase, where phases take turns: `inspect` (sampling and planning), `switch`, `main loop`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub phases: BTreeMap<String, f64>,
-    /// Neighbour lists, where they are not all in memory.
+    /// Neighbours, where they are not all in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lists: Option<ListRecord>,
+    #[serde(alias = "lists")]
+    pub neighbours: Option<NeighbourRecord>,
 }
 
-/// What sampling from lists on disk took.
+/// What sampling neighbours from disk took.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ListRecord {
-    /// Share of lists found in the cache.
+pub struct NeighbourRecord {
+    /// Share of requests for the neighbours of a node that the cache answered.
     pub hit_ratio: f64,
     /// Reads from the disk for the others.
     pub reads: u64,
@@ -98,7 +99,7 @@ pub struct Summary {
     pub best_epoch: Option<u64>,
     /// Why it ended: all epochs, or no better model for a while.
     pub ended: String,
-    /// The most memory of its own that the process had resident, looked at behind every batch.
+    /// The most memory of its own that the process had resident, looked at after every batch.
     pub peak_host_bytes: u64,
     /// The most it had resident with the pages of files that it maps, which the page cache lends it.
     pub peak_with_mapped_bytes: u64,
@@ -157,7 +158,7 @@ impl RunDirectory {
             "esker": env!("CARGO_PKG_VERSION"),
             "cores": std::thread::available_parallelism().map_or(0, usize::from),
             "memory_bytes": esker_types::machine_memory_limit().bytes,
-            "processor": processor(),
+            "cpu": cpu(),
             "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
         });
         run.write_json(ENVIRONMENT, &environment)?;
@@ -336,7 +337,7 @@ impl MetricsWriter {
     }
 }
 
-fn processor() -> String {
+fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
     line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_string()

@@ -52,7 +52,7 @@ pub struct InFlight<B: Backend> {
 impl<B: Backend> InFlight<B> {
     /// For a source with this lag.
     pub fn new(lag: usize) -> InFlight<B> {
-        InFlight { steps: VecDeque::new(), most: B::STEPS_AHEAD.min(lag) }
+        InFlight { steps: VecDeque::new(), most: B::STEPS_IN_FLIGHT.min(lag) }
     }
 
     /// Takes a step up; where there are too many, waits for the first of them.

@@ -4,7 +4,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
 use crate::record::{
-    BatchRecord, EpochRecord, ListRecord, MetricsWriter, RunDirectory, Summary, disk_bytes_read,
+    BatchRecord, EpochRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary, disk_bytes_read,
 };
 use crate::state::{SavedWith, StatePart, StateReader, StateWriter, remove_others};
 use crate::task::SplitName;
@@ -29,7 +29,7 @@ use std::time::Instant;
 pub trait Watcher {
     /// A batch is done.
     fn batch(&mut self, progress: &BatchProgress<'_>);
-    /// Whether to stop, after a checkpoint. Asked behind every batch, and in every batch or block of an evaluation.
+    /// Whether to stop, after a checkpoint. Asked after every batch, and in every batch or block of an evaluation.
     fn stop(&self) -> bool;
     /// Validation or test begins.
     fn evaluation(&mut self, what: &str);
@@ -59,7 +59,7 @@ pub struct BatchProgress<'a> {
     pub batches: u64,
     /// Epochs of the run.
     pub epochs: u64,
-    /// The stages' times so far; the trainer's is called `train`, and behind it come those of a processor of its own.
+    /// The stages' times so far; the trainer's is called `train`, and after it come those of a processor of its own.
     pub stages: &'a [StageTimes],
 }
 
@@ -72,7 +72,7 @@ pub enum Outcome {
     Stopped(Position),
 }
 
-/// What comes behind a batch or an epoch.
+/// What comes after a batch or an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     GoOn,
@@ -504,7 +504,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             hit_ratio: hit_ratio(&now, &self.counted),
             stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),
             phases: phases(&now, &self.counted),
-            lists: lists(&now, &self.counted),
+            neighbours: neighbours(&now, &self.counted),
         }
     }
 
@@ -630,11 +630,11 @@ fn phases(now: &SourceCounters, before: &SourceCounters) -> std::collections::BT
     phases.collect()
 }
 
-fn lists(now: &SourceCounters, before: &SourceCounters) -> Option<ListRecord> {
-    let lists = now.lists - before.lists;
-    (lists > 0).then(|| ListRecord {
-        hit_ratio: (now.lists_cached - before.lists_cached) as f64 / lists as f64,
-        reads: now.list_reads - before.list_reads,
-        bytes_read: now.list_bytes_read - before.list_bytes_read,
+fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<NeighbourRecord> {
+    let requests = now.neighbour_requests - before.neighbour_requests;
+    (requests > 0).then(|| NeighbourRecord {
+        hit_ratio: (now.neighbour_hits - before.neighbour_hits) as f64 / requests as f64,
+        reads: now.neighbour_reads - before.neighbour_reads,
+        bytes_read: now.neighbour_bytes_read - before.neighbour_bytes_read,
     })
 }

@@ -190,7 +190,7 @@ fn trained<B: Backend + Clone + 'static>(bench: &Bench, device: B, config: &RunC
     format!("{:?}", result(&finished(outcome), out))
 }
 
-/// The losses of training rows on the host: rows are looked up before each step and moved behind it.
+/// The losses of training rows on the host: rows are looked up before each step and moved after it.
 fn naive_losses(bench: &Bench, config: &RunConfig, most: usize) -> Vec<u64> {
     let backend = CpuBackend::new();
     let mut run = OpenRun::new(backend.clone(), config.clone(), bench.path("naive-scratch")).unwrap();

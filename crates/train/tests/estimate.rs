@@ -1,5 +1,6 @@
 //! What GCN's sum over sampled neighbours estimates: its mean over many samples of the real sampler, beside the sum over all
 //! neighbours.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_nn::{CpuBackend, Degree, Device, Kind, Model, ModelConfig, Shape};
 use esker_sample::{Carry, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
@@ -33,7 +34,7 @@ fn rows(degree: Degree, fanout: Fanout, form: Form, samples: u64, mut take: impl
     let model = Model::new(&backend, &config, COLUMNS, COLUMNS, 3).unwrap();
     let carry = Carry { degrees: true, ..Carry::default() };
     let settings = Settings { seed: 11, fanouts: vec![fanout], form, carry };
-    let topology = InMemory::<u32>::from_lists(&lists(), None);
+    let topology = InMemory::<u32>::from_adjacency(&lists(), None);
     let mut sampler = Sampler::new(topology, settings, 1 << 30).unwrap();
     let seeds: Vec<NodeId> = (0..NODES).map(NodeId).collect();
     let mut sample = Sample::default();

@@ -45,7 +45,7 @@ fn check(change: impl Fn(&mut RunConfig)) {
     let (backend, out) = (Lagging::default(), bench.path("lagging"));
     same(&train(backend.clone(), &config, &out), &out);
     let each = if config.optimizer.clip_norm.is_some() { 2 } else { 1 };
-    let most = (Lagging::STEPS_AHEAD + 1) * each;
+    let most = (Lagging::STEPS_IN_FLIGHT + 1) * each;
     assert_eq!(backend.most_late.load(Ordering::SeqCst), most, "it ran ahead as far as it may");
     let out = bench.path("stopped");
     let mut trainer = Trainer::create(Lagging::default(), config.clone(), &out).unwrap();
@@ -193,7 +193,7 @@ fn each_memory_has_its_table_and_its_promise() {
         let on_cpu = OpenRun::plan_only(&CpuBackend::new(), &config).unwrap();
         let elsewhere = OpenRun::plan_only(&Lagging::default(), &config).unwrap();
         assert!(on_cpu.device_table.is_none());
-        assert_eq!((on_cpu.batches_held, elsewhere.batches_held), (3, 5));
+        assert_eq!((on_cpu.prefetch_depth, elsewhere.prefetch_depth), (3, 5));
         let has = |table: &esker_strategies::MemoryTable, what: &str| {
             table.lines.iter().any(|line| line.what == what && line.bytes > 0)
         };

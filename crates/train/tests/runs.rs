@@ -80,7 +80,7 @@ fn a_model_learns_what_was_planted() {
     assert!(alone.test.unwrap().accuracy < summary.test.unwrap().accuracy);
 }
 
-/// Stopped behind every k-th batch and resumed, whatever the model keeps from batch to batch.
+/// Stopped after every k-th batch and resumed, whatever the model keeps from batch to batch.
 fn check_resume(change: impl Fn(&mut RunConfig)) {
     let bench = Bench::new();
     let mut config = bench.config();
@@ -248,7 +248,7 @@ fn ginex_keeps_the_smallest_budget_and_refuses_a_byte_less() {
             panic!("refused")
         };
         assert_eq!(needed.0, table.total());
-        assert!(table.lines.iter().any(|line| line.what.contains("offsets of neighbour lists")), "{table}");
+        assert!(table.lines.iter().any(|line| line.what.contains("offsets of neighbours")), "{table}");
         assert!(
             OpenRun::new(
                 CpuBackend::new(),
@@ -316,8 +316,8 @@ fn check_whole(change: impl Fn(&mut RunConfig)) {
     let some: Arc<Vec<NodeId>> = Arc::new([5, 17, 1234, 2999].map(NodeId).to_vec());
     let (ids, of_some) = collect(smallest, EvaluationMode::Full, Some(&some));
     assert_eq!(ids, *some);
-    let wanted: Vec<f32> = some.iter().flat_map(|node| roomy[node.index() * 5..][..5].to_vec()).collect();
-    assert!(of_some == wanted);
+    let accessed: Vec<f32> = some.iter().flat_map(|node| roomy[node.index() * 5..][..5].to_vec()).collect();
+    assert!(of_some == accessed);
     let mut run = load(&out, None, None).unwrap();
     let metrics = evaluate_run(&mut run, SplitName::Test, EvaluationMode::Full).unwrap().unwrap();
     assert_eq!(metrics.nodes, 300);
@@ -413,7 +413,7 @@ fn accuracy_and_loss_together_keep_a_model_that_is_no_worse_in_either() {
     }
     assert_eq!((summary.best_epoch, without), (Some(kept), patience), "{}", summary.ended);
     assert_eq!(summary.valid, summary.epochs[kept as usize].valid);
-    // Stopped after every few batches and resumed, it judges by what it saw before.
+    // Stopped after every few batches and resumed, it goes by what it saw before.
     let out = bench.path("stopped");
     let mut outcome =
         Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap().run(&mut StopAfter(7)).unwrap();

@@ -15,7 +15,7 @@ pub enum DeviceName {
 
 /// A word that names no processor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` is no device; write auto, cpu, cuda or cuda:N")]
+#[error("`{0}` is not a device; write auto, cpu, cuda or cuda:N")]
 pub struct ParseDeviceError(String);
 
 impl FromStr for DeviceName {

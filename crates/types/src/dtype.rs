@@ -89,7 +89,7 @@ impl fmt::Display for Dtype {
 
 /// A word that names no dtype.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` is no dtype; use one of u8, i8, f16, bf16, u32, i32, f32, u64, i64")]
+#[error("`{0}` is not a dtype; use one of u8, i8, f16, bf16, u32, i32, f32, u64, i64")]
 pub struct ParseDtypeError(String);
 
 impl FromStr for Dtype {

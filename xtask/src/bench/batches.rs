@@ -8,7 +8,7 @@ use esker_sample::order::{Batching, Shuffled};
 use esker_sample::trace::TraceHeader;
 use esker_sample::{
     AnyTopology, Batches, Carry, Direction, Fanout, Form, InMemory, NodeBatches, Position, Sample, Seeds,
-    Settings, Word,
+    Settings, StoredId,
 };
 use esker_store::{Dataset, SplitOver, file};
 use esker_types::{Budget, ByteCount, NodeId};
@@ -97,7 +97,7 @@ impl BatchFlags {
     }
 
     /// Samples the batches and hands them over in order.
-    pub fn sample<W: Word>(
+    pub fn sample<W: StoredId>(
         &self,
         dataset: &Dataset,
         graph: &InMemory<W>,
@@ -108,13 +108,13 @@ impl BatchFlags {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let most_bytes = most_bytes.saturating_sub(graph.bytes());
         let bulk = Bulk { graph, batches: &batches, settings: &settings, threads, most_bytes };
-        let wanted = self.batches.unwrap_or_else(|| batches.count(0));
-        let all = positions(&batches, Position { epoch: 0, batch: 0 }, u64::MAX).take(wanted as usize);
+        let accessed = self.batches.unwrap_or_else(|| batches.count(0));
+        let all = positions(&batches, Position { epoch: 0, batch: 0 }, u64::MAX).take(accessed as usize);
         bulk.run(all, take)
     }
 
     /// What the batches access.
-    pub fn accesses<W: Word, R: StoredRow>(
+    pub fn accesses<W: StoredId, R: StoredRow>(
         &self,
         dataset: &Dataset,
         graph: &InMemory<W>,
@@ -135,7 +135,7 @@ pub fn slots_of(percent: f64, nodes: u64, flag: &str) -> anyhow::Result<u64> {
     Ok((nodes as f64 * percent / 100.0).round() as u64)
 }
 
-/// What is wanted from the disk where the rows wanted most have slots in memory.
+/// What is requested from the disk where the rows accessed most have slots in memory.
 pub struct Misses<R> {
     /// Of each batch, by rising row.
     pub rows: AccessFile<R>,
@@ -151,17 +151,17 @@ impl<R: StoredRow> Misses<R> {
         slots: u64,
         folder: &Path,
     ) -> anyhow::Result<Misses<R>> {
-        let (mut hottest, mut wanted) = (Hottest::new(nodes), Vec::new());
+        let (mut hottest, mut accessed) = (Hottest::new(nodes), Vec::new());
         for batch in 0..accesses.batches() {
-            accesses.read(batch, &mut wanted)?;
-            hottest.see(&wanted);
+            accesses.read(batch, &mut accessed)?;
+            hottest.see(&accessed);
         }
         hottest.choose(slots);
         let (mut rows, mut missed) = (AccessFile::create(folder)?, Vec::new());
         for batch in 0..accesses.batches() {
-            accesses.read(batch, &mut wanted)?;
+            accesses.read(batch, &mut accessed)?;
             missed.clear();
-            let on_disk = wanted.iter().filter(|row| hottest.slot(**row).is_none());
+            let on_disk = accessed.iter().filter(|row| hottest.slot(**row).is_none());
             missed.extend(on_disk.map(|row| NodeId(row.index() as u64)));
             missed.sort_unstable();
             rows.append(&missed, &[])?;

@@ -6,7 +6,7 @@ use super::{Findings, plot};
 use anyhow::Context;
 use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
 use esker_plan::{AccessTrace, Belady, Fixed, Lru, PlanTally};
-use esker_sample::{AnyTopology, InMemory, Word};
+use esker_sample::{AnyTopology, InMemory, StoredId};
 use esker_store::Dataset;
 use esker_types::{NodeId, grouped, own_resident_bytes};
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ struct SizeFound {
     plan_cpu_seconds: f64,
 }
 
-fn measure<W: Word + StoredRow>(
+fn measure<W: StoredId + StoredRow>(
     arguments: &CacheArguments,
     dataset: &Dataset,
     graph: InMemory<W>,
@@ -124,14 +124,14 @@ fn measure<W: Word + StoredRow>(
 }
 
 /// All nodes by falling out-degree: PaGraph's order.
-fn by_out_degree<W: Word + StoredRow>(graph: &InMemory<W>, nodes: u64) -> Vec<W> {
+fn by_out_degree<W: StoredId + StoredRow>(graph: &InMemory<W>, nodes: u64) -> Vec<W> {
     let mut degrees = vec![0u32; nodes as usize];
     for node in 0..nodes {
         let list = graph.list(NodeId(node));
-        list.first.iter().for_each(|word| degrees[Word::index(*word)] += 1);
+        list.first.iter().for_each(|word| degrees[StoredId::index(*word)] += 1);
     }
     let mut order: Vec<W> = (0..nodes).map(|node| <W as StoredRow>::of(NodeId(node))).collect();
-    order.sort_by_key(|node| std::cmp::Reverse(degrees[Word::index(*node)]));
+    order.sort_by_key(|node| std::cmp::Reverse(degrees[StoredId::index(*node)]));
     order
 }
 

@@ -10,7 +10,7 @@ use esker_fetch::packed::{
 use esker_fetch::{AccessFile, DiskRows, StoredRow};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Options, SequentialWriter, Stream};
 use esker_plan::{AccessTrace, Placement, Placements};
-use esker_sample::{AnyTopology, InMemory, Position, Sample, Word};
+use esker_sample::{AnyTopology, InMemory, Position, Sample, StoredId};
 use esker_store::{Dataset, PAYLOAD_OFFSET, file};
 use esker_types::{ByteCount, NodeId, Recorded, StageTaken, StopSignal, grouped};
 use serde_json::json;
@@ -32,7 +32,7 @@ Examples:
   cargo xtask bench pack g                                          an epoch of batches, 10% of all rows in memory
   cargo xtask bench pack g --batches 100 --cache-percent 5 --scratch /fast/disk --json
 
-Batches of the training seeds are sampled as training would; the rows wanted most are in memory, and all others are packed for each batch that wants them. Packed one by one, a batch's rows are read wherever they lie and written behind those of the batch before. Packed together, features are read once from front to back, as `esker prepare` does; that makes the rows for memory too, and checksums of everything. Sampling and counting come before either and are not part of the seconds. Some batches are compared byte by byte.
+Batches of the training seeds are sampled as training would; the rows accessed most are in memory, and all others are packed for each batch that wants them. Packed one by one, a batch's rows are read wherever they lie and written behind those of the batch before. Packed together, features are read once from front to back, as `esker prepare` does; that makes the rows for memory too, and checksums of everything. Sampling and counting come before either and are not part of the seconds. Some batches are compared byte by byte.
 
 Both ways read past the page cache where the disk lets them, and end with everything safe on disk. Reading of the second is a pass over the features alone: while packing it happens beside the rest.")]
 pub struct PackArguments {
@@ -70,7 +70,7 @@ struct Batched {
     stages: Vec<StageTaken>,
 }
 
-fn measure<W: Word + StoredRow>(
+fn measure<W: StoredId + StoredRow>(
     arguments: &PackArguments,
     dataset: &Dataset,
     graph: InMemory<W>,
@@ -123,17 +123,17 @@ fn pack_one_by_one<W: StoredRow>(
 ) -> anyhow::Result<Individual> {
     let (dim, row_bytes) = (rows.format().dim(), rows.format().row_bytes());
     let named = || path.display().to_string();
-    let (mut wanted, mut nodes, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut accessed, mut nodes, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let mut placements = Placements::default();
     let (mut read_seconds, mut ends) = (0.0, Vec::new());
     let started = Instant::now();
     let mut reader = rows.reader()?;
     let mut file = SequentialWriter::create(path).with_context(named)?;
     for batch in 0..misses.batches() {
-        misses.read(batch, &mut wanted)?;
+        misses.read(batch, &mut accessed)?;
         nodes.clear();
-        nodes.extend(wanted.iter().map(|row| NodeId(row.index() as u64)));
-        placements.words.resize(nodes.len(), Placement::Read(0).word());
+        nodes.extend(accessed.iter().map(|row| NodeId(row.index() as u64)));
+        placements.words.resize(nodes.len(), Placement::Read(0).encode());
         values.resize(nodes.len() * dim, 0f32);
         let reading = Instant::now();
         reader.read(&nodes, &placements, &mut values)?;

@@ -130,7 +130,7 @@ fn mean_and_deviation(numbers: &[f64]) -> (f64, f64) {
 /// One case, few epochs: `None` where the datasets are absent.
 pub fn cora_is_learned(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
-    let data = data.to_str().context("the path of the datasets is no text")?;
+    let data = data.to_str().context("the path of the datasets is not text")?;
     let found = accuracies(bench, &CASES[0], data, 1, &["--device", "cpu"])?;
     ensure!(found[0] > 79.0, "GCN reaches {:.1}% on Cora", found[0]);
     Ok(Some(json!({ "cora_gcn": found[0] })))
@@ -142,7 +142,7 @@ pub(super) fn on_both(bench: &Bench, data: &std::path::Path, seeds: u64) -> Resu
     for case in
         CASES.iter().filter(|case| matches!(case.asked, Asked::Within(_)) && data.join(case.dataset).is_dir())
     {
-        let data = data.to_str().context("the path of the datasets is no text")?;
+        let data = data.to_str().context("the path of the datasets is not text")?;
         let [cpu, gpu] =
             ["cpu", "cuda"].map(|device| accuracies(bench, case, data, seeds, &["--device", device]));
         let [cpu, gpu] = [mean_and_deviation(&cpu?), mean_and_deviation(&gpu?)];
@@ -168,7 +168,7 @@ pub(super) fn on_both(bench: &Bench, data: &std::path::Path, seeds: u64) -> Resu
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
     let data = crate::real_data().context("the real datasets are not beside the checkout")?;
-    let data = data.to_str().context("the path of the datasets is no text")?;
+    let data = data.to_str().context("the path of the datasets is not text")?;
     let (mut rows, mut short) = (Vec::new(), Vec::new());
     for case in CASES {
         // Rows of 31 241 columns are slow with neighbours: those that are only shown run twice.

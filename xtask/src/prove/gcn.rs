@@ -109,7 +109,7 @@ fn full_accuracy(rows: &[Value], dataset: &str, [model, degree, fanout]: Arm) ->
 /// One seed and one fan-out on one dataset: `None` where the datasets are absent.
 pub fn sampled_is_near_full(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
-    let data = data.to_str().context("the path of the datasets is no text")?;
+    let data = data.to_str().context("the path of the datasets is not text")?;
     let arms = [["gcn", "unbiased", "2,2"], ["gcn", "-", "all"]];
     let rows = compare(bench, &CASES[2], &arms, data, 1)?;
     let [sampled, all] = arms.map(|arm| full_accuracy(&rows, "pubmed", arm));
@@ -123,7 +123,7 @@ pub fn sampled_is_near_full(bench: &Bench) -> Result<Option<Value>> {
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
     let data = crate::real_data().context("the real datasets are not beside the checkout")?;
-    let data = data.to_str().context("the path of the datasets is no text")?;
+    let data = data.to_str().context("the path of the datasets is not text")?;
     let mut rows = Vec::new();
     for case in CASES {
         let mut arms: Vec<Arm> = vec![["gcn", "-", "all"], ["mlp", "-", "-"]];

@@ -68,7 +68,7 @@ pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches
         let belady = misses("belady")?;
         ensure!(
             belady <= misses("lru")? && belady <= misses("static")?,
-            "{preset}: Belady is behind: {size:#}"
+            "{preset}: Belady misses more: {size:#}"
         );
     }
     ensure!(fs::read_to_string(&plot)?.matches("<polyline").count() == 3, "the plot has not three lines");

@@ -7,7 +7,7 @@ use esker_types::median;
 use serde_json::{Value, json};
 use std::process::Command;
 
-/// Runs `esker bench io` and checks everything that does not depend on the clock: each wanted block is read once,
+/// Runs `esker bench io` and checks everything that does not depend on the clock: each requested block is read once,
 /// by as few reads as runs of blocks; pages are read whole with `--io-block`.
 pub fn reads_what_theory_says(bench: &Bench, size: &str, seconds: &str, rounds: &str) -> Result<Value> {
     let words = ["bench", "io", "--size", size, "--seconds", seconds, "--rounds", rounds];

@@ -109,7 +109,7 @@ pub const ITEMS: &[Item] = &[
     },
     Item {
         name: "train-speed",
-        about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the products",
+        about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the matmuls",
         run: train::full_speed,
     },
     Item {
@@ -233,7 +233,7 @@ impl Bench {
     /// Runs a command that prints one JSON object.
     pub fn json_of(&self, command: &mut Command) -> Result<Value> {
         let output = succeed(command)?;
-        serde_json::from_slice(&output.stdout).context("standard output is no JSON object")
+        serde_json::from_slice(&output.stdout).context("standard output is not a JSON object")
     }
 }
 
@@ -283,7 +283,7 @@ pub fn run(name: &str) -> Result<()> {
     let item = ITEMS.iter().find(|item| item.name == name).with_context(|| {
         let known: Vec<String> =
             ITEMS.iter().map(|item| format!("  {:17} {}", item.name, item.about)).collect();
-        format!("`{name}` is no proof; there are\n{}", known.join("\n"))
+        format!("`{name}` is not a proof; there are\n{}", known.join("\n"))
     })?;
     let root = crate::root();
     let [esker, xtask] = built(&root)?;

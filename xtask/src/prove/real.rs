@@ -138,7 +138,7 @@ const CASES: &[Case] = &[
 /// Imports and verifies every dataset; `None` where they are absent.
 pub fn import_all(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
-    let data = data.to_str().context("the path of the datasets is no text")?;
+    let data = data.to_str().context("the path of the datasets is not text")?;
     let mut figures = Vec::new();
     for (name, flags, expected) in CASES {
         let flags = flags.replace("DATA", data);

@@ -6,7 +6,7 @@ use crate::folder::OwnFolder;
 use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
-use esker_nn::{Backend, CpuCounters, best_product_rate};
+use esker_nn::{Backend, CpuCounters, best_matmul_rate};
 use esker_store::Dataset;
 use esker_strategies::{RunPosition, SourceCounters, StrategyKind};
 use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
@@ -25,7 +25,7 @@ Examples:
   esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
   esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
   esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0  a whole epoch, sampling and planning included
-  esker bench epoch g --products                                            the model's products beside gemm's best rate
+  esker bench epoch g --products                                            the model's matmuls beside gemm's best rate
 
 The flags are those of `esker train`."
 )]
@@ -44,9 +44,9 @@ pub struct EpochArguments {
     /// Where traces and plans of ginex go; default: the system's folder for such
     #[arg(long)]
     scratch: Option<PathBuf>,
-    /// Measure the best rate of products on this machine too
+    /// Measure the best rate of matmuls on this machine too
     #[arg(long)]
-    products: bool,
+    matmul: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -104,21 +104,21 @@ impl WithBackend for Measurement<'_> {
 
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
-        if arguments.products && backend.counted().is_none() {
+        if arguments.matmul && backend.counted().is_none() {
             return Err(usage("--products looks at products on the CPU; leave it out, or take --device cpu"));
         }
         let mut run = OpenRun::new(backend, config, self.scratch.to_path_buf())?;
         let threads = run.config.threads;
-        let best = |run: &OpenRun<B>| run.learner().install(|| best_product_rate(threads));
-        let best_before = arguments.products.then(|| best(&run));
+        let best = |run: &OpenRun<B>| run.learner().install(|| best_matmul_rate(threads));
+        let best_before = arguments.matmul.then(|| best(&run));
         let measured = measure(arguments, &mut run)?;
-        let products = best_before.zip(measured.host.as_ref()).map(|(before, host)| {
+        let matmuls = best_before.zip(measured.host.as_ref()).map(|(before, host)| {
             // The machine's rate moves: before and behind the batches.
             let best = before.max(best(&run));
             let rate = host.operations / host.product_seconds.max(1e-9);
             json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
         });
-        show(arguments, &run, &measured, products)
+        show(arguments, &run, &measured, matmuls)
     }
 }
 
@@ -192,7 +192,7 @@ fn show<B: Backend + Clone + 'static>(
     arguments: &EpochArguments,
     run: &OpenRun<B>,
     measured: &Measured,
-    products: Option<serde_json::Value>,
+    matmuls: Option<serde_json::Value>,
 ) -> anyhow::Result<ExitCode> {
     let Measured { batches, nodes, edges, seconds, stages: spent, last_loss, host, disk } = measured;
     let (each, own, seconds) = (1.0 / *batches as f64, run.peak_own_bytes(), *seconds);
@@ -203,8 +203,8 @@ fn show<B: Backend + Clone + 'static>(
         "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,
         "batches": batches, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
         "edges_per_batch": edges / batches, "bytes_useful_per_batch": nodes * run.row_bytes() / batches,
-        "stages": spent, "bound_by": bound_by(spent, seconds), "products": products,
-        "product_seconds_per_batch": host.map(|host| host.product_seconds * each),
+        "stages": spent, "bound_by": bound_by(spent, seconds), "products": matmuls,
+        "matmul_seconds_per_batch": host.map(|host| host.product_seconds * each),
         "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
         "seconds": seconds, "disk": disk, "notes": notes, "prepared": run.prepared(),
         "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
@@ -243,8 +243,8 @@ fn show<B: Backend + Clone + 'static>(
             milliseconds(host.aggregate_seconds * each)
         );
     }
-    if let Some(products) = &value["products"].as_object() {
-        let number = |name: &str| products[name].as_f64().unwrap_or(0.0);
+    if let Some(matmuls) = &value["products"].as_object() {
+        let number = |name: &str| matmuls[name].as_f64().unwrap_or(0.0);
         text += &format!(
             "  products reach {:.0} GFLOP/s, {:.0}% of gemm at its best size\n",
             number("operations_per_second") / 1e9,
@@ -282,15 +282,15 @@ fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
             (name.clone(), json!(seconds - earlier))
         })
         .collect();
-    let lists = now.lists - before.lists;
+    let lists = now.neighbour_requests - before.neighbour_requests;
     json!({
         "rows": rows, "hit_ratio": (hits(now) - hits(before)) as f64 / rows.max(1) as f64,
         "reads": reads, "bytes_read": now.bytes_read - before.bytes_read,
         "bytes_useful": now.bytes_useful - before.bytes_useful,
         "read_seconds": read_seconds, "reads_per_second": reads as f64 / read_seconds.max(1e-9),
-        "phases": phases, "lists": lists,
-        "list_hit_ratio": (now.lists_cached - before.lists_cached) as f64 / lists.max(1) as f64,
-        "list_reads": now.list_reads - before.list_reads, "list_bytes_read": now.list_bytes_read - before.list_bytes_read,
+        "phases": phases, "neighbour_requests": lists,
+        "neighbour_hit_ratio": (now.neighbour_hits - before.neighbour_hits) as f64 / lists.max(1) as f64,
+        "neighbour_reads": now.neighbour_reads - before.neighbour_reads, "neighbour_bytes_read": now.neighbour_bytes_read - before.neighbour_bytes_read,
     })
 }
 

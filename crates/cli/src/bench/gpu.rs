@@ -44,7 +44,7 @@ pub struct GpuArguments {
     /// Models whose steps are measured
     #[arg(long, value_delimiter = ',', default_value = "sage,gat")]
     model: Vec<String>,
-    /// How products are computed
+    /// How matmuls are computed
     #[arg(long, value_delimiter = ',', default_value = "f32,tf32")]
     precision: Vec<String>,
     /// Steps measured

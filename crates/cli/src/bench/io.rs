@@ -4,7 +4,7 @@ use crate::output::{print, print_json};
 use crate::progress::Shown;
 use crate::scratch::MeasuringFile;
 use esker_io::limit::{BareLoop, Rate, bare_loop};
-use esker_io::{Access, Disk, Files, Layout, Options, RungKind, ThisMachine};
+use esker_io::{Access, Disk, Files, IoBackendKind, Layout, Options, ThisMachine};
 use esker_types::{ByteCount, Progress, Silent, Unit, grouped, machine_memory_limit, median};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ Examples:
   esker bench io                               the disk of this directory
   esker bench io --dir /mnt/nvme --json
   esker bench io --io-block 4KiB               as on a disk without 512-byte sectors
-  esker bench io --rung pread-direct           as on a machine that refuses io_uring
+  esker bench io --io-backend pread-direct     as on a machine that refuses io_uring
   esker bench io --size 256MiB --seconds 0.2 --rounds 3       a quick look
 
 First a bare loop that reads blocks and throws them away finds the limit: large blocks in order, 4 KiB and the smallest block anywhere, with 1 and 2 threads and several depths. Then the engine reads rows, in turn with the best bare loop of the same block size; medians of all rounds are shown. `of limit` is the engine's reads (or bytes) a second over those of a bare loop whose few buffers stay in the processor's cache; `of kept` over those of one that, like the engine, fills the memory of whole batches. Writes a file of `--size` and removes it."
@@ -41,15 +41,15 @@ pub struct IoArguments {
     /// The engine's requests in flight
     #[arg(long, default_value_t = Options::default().depth)]
     depth: usize,
-    /// Unwanted bytes between two rows that the engine reads rather than skips
+    /// Bytes that nobody requested between two rows that the engine reads rather than skips
     #[arg(long, default_value = "0")]
     gap: ByteCount,
     /// Shorter reads are copied out of staging memory even where they could land in place
     #[arg(long, default_value_t = ByteCount(Options::default().in_place_bytes))]
     in_place: ByteCount,
     /// The engine's way to the disk; default: the best that works
-    #[arg(long, value_parser = rung)]
-    rung: Option<RungKind>,
+    #[arg(long, visible_alias = "rung", value_parser = io_backend)]
+    io_backend: Option<IoBackendKind>,
     /// Memory that the bare loop of `of kept` fills; default: as much as the engine does
     #[arg(long)]
     kept: Option<ByteCount>,
@@ -74,9 +74,9 @@ impl IoArguments {
     }
 }
 
-fn rung(word: &str) -> Result<RungKind, String> {
-    let found = RungKind::LADDER.into_iter().find(|kind| kind.name() == word);
-    found.ok_or_else(|| format!("one of {}", RungKind::LADDER.map(RungKind::name).join(", ")))
+fn io_backend(word: &str) -> Result<IoBackendKind, String> {
+    let found = IoBackendKind::LADDER.into_iter().find(|kind| kind.name() == word);
+    found.ok_or_else(|| format!("one of {}", IoBackendKind::LADDER.map(IoBackendKind::name).join(", ")))
 }
 
 const DEPTHS: [usize; 4] = [64, 128, 256, 512];
@@ -106,7 +106,7 @@ pub fn run(arguments: &IoArguments) -> anyhow::Result<ExitCode> {
         )));
     }
     let options = Options {
-        rung: arguments.rung,
+        io_backend: arguments.io_backend,
         block_bytes: arguments.io_block.map(|bytes| bytes.0),
         depth: arguments.depth,
         gap_bytes: arguments.gap.0,
@@ -134,14 +134,19 @@ pub fn run(arguments: &IoArguments) -> anyhow::Result<ExitCode> {
     let Some(path) = path else { anyhow::bail!("no file to read") };
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &options)?;
     let duration = Duration::from_secs_f64(arguments.seconds);
-    let limits = Limits::find(path, files.rung().block_bytes, duration.mul_f64(GRID_SHARE), &*progress)?;
+    let limits =
+        Limits::find(path, files.io_backend().block_bytes, duration.mul_f64(GRID_SHARE), &*progress)?;
     let workloads = workloads(arguments.only.as_deref());
     let total = workloads.len() as u64 * u64::from(arguments.rounds);
     progress.stage("engine in turn", Some(total), Unit::Count("rounds"));
     let mut rows = Vec::new();
     for workload in workloads {
-        let bare =
-            workload.bare(files.rung().block_bytes, limits.small.how, limits.page.how, limits.sequential.how);
+        let bare = workload.bare(
+            files.io_backend().block_bytes,
+            limits.small.how,
+            limits.page.how,
+            limits.sequential.how,
+        );
         let mut turns = Vec::new();
         for round in 0..arguments.rounds {
             let kept = arguments.kept_bytes(&workload) / bare.threads;
@@ -355,9 +360,9 @@ fn as_json(
     json!({
         "place": arguments.file.as_ref().unwrap_or(&arguments.dir).to_string_lossy(),
         "file_bytes": files.bytes(0),
-        "rung": files.rung().kind.name(),
-        "why_not_better": files.rung().why_not_better,
-        "block_bytes": files.rung().block_bytes,
+        "io_backend": files.io_backend().kind.name(),
+        "why_not_better": files.io_backend().why_not_better,
+        "block_bytes": files.io_backend().block_bytes,
         "depth": arguments.depth,
         "gap_bytes": arguments.gap.0,
         "in_place_bytes": arguments.in_place.0,
@@ -389,8 +394,8 @@ fn as_text(
     let mut text = format!(
         "The disk of {}, by {}, in blocks of {}:\n",
         place.display(),
-        files.rung(),
-        ByteCount(files.rung().block_bytes)
+        files.io_backend(),
+        ByteCount(files.io_backend().block_bytes)
     );
     for (name, limit) in
         [("in order", &limits.sequential), ("anywhere", &limits.page), ("anywhere", &limits.small)]

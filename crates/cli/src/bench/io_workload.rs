@@ -42,7 +42,7 @@ pub struct Reached {
     pub by_theory: Option<Theory>,
 }
 
-/// Reads and bytes that touch each wanted block once, counted without the engine.
+/// Reads and bytes that touch each requested block once, counted without the engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Theory {
     /// Runs of neighbouring blocks: the fewest reads, as long as none grows beyond the largest.
@@ -129,7 +129,7 @@ impl RowBatches {
     }
 
     fn measure(mut self, duration: Duration, check: bool) -> anyhow::Result<Reached> {
-        let block_bytes = self.queue.rung().block_bytes;
+        let block_bytes = self.queue.io_backend().block_bytes;
         let each: Vec<Theory> =
             self.ready.iter().map(|(pieces, _)| Theory::of(pieces, block_bytes)).collect();
         let (cpu_before, started) = (cpu_seconds(), Instant::now());

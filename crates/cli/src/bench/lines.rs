@@ -5,7 +5,7 @@
 //! more lines in a second than the machine does from memory, and its share exceeds 1.
 
 use esker_io::{prefer_large_pages, prefetch};
-use esker_sample::{InMemory, Sample, Word};
+use esker_sample::{InMemory, Sample, StoredId};
 use esker_types::random::{Key, below};
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,11 +16,11 @@ const LINE_WORDS: usize = LINE_BYTES / 8;
 const READS: u64 = 1 << 22;
 const ROUNDS: u64 = 5;
 /// Lines asked for and not yet read: more than a core can wait for.
-const AHEAD: usize = 32;
+const PREFETCH_DISTANCE: usize = 32;
 
 /// Lines that sampling touched: one of the offsets for each list, those of the entries taken, and one of the table from
 /// node to place for each entry and seed. For a sample of drawn lists that carries positions.
-pub fn of_sample<W: Word>(graph: &InMemory<W>, sample: &Sample) -> u64 {
+pub fn of_sample<W: StoredId>(graph: &InMemory<W>, sample: &Sample) -> u64 {
     let mut lines = sample.seeds.len() as u64;
     for block in &sample.blocks {
         let nodes = &sample.node_ids[block.first as usize..];
@@ -65,12 +65,12 @@ pub fn of_machine(bytes: u64, threads: usize) -> f64 {
 
 fn read(words: &[u64], lines: u64, key: Key) -> u64 {
     let place = |number: u64| below(key.at(number), lines) as usize * LINE_WORDS;
-    let mut ahead: [usize; AHEAD] = std::array::from_fn(|number| place(number as u64));
+    let mut ahead: [usize; PREFETCH_DISTANCE] = std::array::from_fn(|number| place(number as u64));
     let mut sum = 0u64;
     for number in 0..READS {
-        let slot = number as usize % AHEAD;
+        let slot = number as usize % PREFETCH_DISTANCE;
         sum = sum.wrapping_add(words[ahead[slot]]);
-        ahead[slot] = place(number + AHEAD as u64);
+        ahead[slot] = place(number + PREFETCH_DISTANCE as u64);
         prefetch(words, ahead[slot]);
     }
     sum
@@ -84,7 +84,7 @@ mod tests {
 
     /// Lines of one list of `degree` 32-bit entries that starts anywhere in a line, with these positions taken.
     fn check(degree: u64, positions: &[u32], least: u64, most: u64) {
-        let graph = InMemory::<u32>::from_lists(&[(0..degree).map(|_| 0).collect()], None);
+        let graph = InMemory::<u32>::from_adjacency(&[(0..degree).map(|_| 0).collect()], None);
         let block = Block {
             nbr_offsets: vec![0, positions.len() as u32],
             nbrs: vec![LocalIndex(0); positions.len()],

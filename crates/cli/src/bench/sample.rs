@@ -7,7 +7,7 @@ use esker_sample::order::{Batching, Shuffled};
 use esker_sample::trace::{TraceHeader, TraceReader, TraceWriter};
 use esker_sample::{
     AnyTopology, Batches, Carry, Direction, Fanout, Form, InMemory, LinkBatches, NodeBatches, Position,
-    Sample, Sampler, Seeds, Settings, Topology, Touched, Word,
+    Sample, Sampler, Seeds, Settings, StoredId, Topology, Touched,
 };
 use esker_store::{Dataset, SplitOver, file};
 use esker_types::{Budget, ByteCount, NodeId, grouped, median};
@@ -161,7 +161,7 @@ pub fn run(arguments: &SampleArguments) -> anyhow::Result<ExitCode> {
     if arguments.json { print_json(&value) } else { print(&as_text(&value)) }
 }
 
-fn measure<W: Word>(
+fn measure<W: StoredId>(
     arguments: &SampleArguments,
     dataset: &Dataset,
     graph: &InMemory<W>,
@@ -258,7 +258,7 @@ struct SampleBench<'a, W> {
     most_bytes: u64,
 }
 
-impl<W: Word> SampleBench<'_, W> {
+impl<W: StoredId> SampleBench<'_, W> {
     fn settings(&self, line: &Line) -> Settings {
         Settings {
             seed: self.arguments.seed,
@@ -288,7 +288,7 @@ impl<W: Word> SampleBench<'_, W> {
             "seconds_per_batch": run.edges as f64 / batches as f64 / rate,
             "nodes_per_batch": run.nodes / batches, "edges_per_batch": run.edges / batches,
             "touched_bytes_per_batch": run.touched.bytes() / batches,
-            "touched_list_bytes": run.touched.list_bytes / batches,
+            "touched_list_bytes": run.touched.adjacency_bytes / batches,
             "touched_table_bytes": run.touched.table_bytes / batches,
             "touched_sample_bytes": run.touched.sample_bytes / batches,
             "sampler_bytes": run.sampler_bytes, "digest": digest,
@@ -448,11 +448,11 @@ impl<W: Word> SampleBench<'_, W> {
     }
 }
 
-fn count<W: Word>(found: &mut SampledLine, sample: &Sample, sampler: &Sampler<&InMemory<W>>) {
+fn count<W: StoredId>(found: &mut SampledLine, sample: &Sample, sampler: &Sampler<&InMemory<W>>) {
     found.nodes += sample.node_ids.len() as u64;
     found.edges += sample.edge_count();
     let touched = sampler.touched(sample);
-    found.touched.list_bytes += touched.list_bytes;
+    found.touched.adjacency_bytes += touched.adjacency_bytes;
     found.touched.table_bytes += touched.table_bytes;
     found.touched.sample_bytes += touched.sample_bytes;
 }

@@ -113,13 +113,13 @@ pub struct Flags {
     /// Layers; default: as many as fan-outs, else 3
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub layers: Option<usize>,
-    /// Columns between layers; default: 256
+    /// Hidden channels: the width between layers; default: 256
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub hidden: Option<usize>,
-    /// Share of hidden numbers dropped in training; default: 0
+    /// Dropout after each hidden layer; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub dropout: Option<f32>,
-    /// Share of input numbers dropped in training; default: 0
+    /// Dropout of the input features; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub input_dropout: Option<f32>,
     /// relu, elu, leaky-relu or identity
@@ -147,17 +147,17 @@ pub struct Flags {
     /// GAT: concat or average the heads of hidden layers
     #[arg(long, value_parser = word::<HeadMerge>, help_heading = "Model")]
     pub head_merge: Option<HeadMerge>,
-    /// GAT: share of attention weights dropped in training; default: 0
+    /// GAT: dropout of the attention coefficients; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
-    /// GAT: share of projected numbers dropped in training, before the attention; default: 0
+    /// GAT: dropout of the projected features, before attention; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub projected_dropout: Option<f32>,
-    /// GIN: a node counts 1 + this many times; default: 0
+    /// GIN: epsilon; a node itself weighs 1 + epsilon; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
 
-    /// Neighbours a node takes, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers; default: 10
+    /// Neighbours sampled per node, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers; default: 10
     #[arg(long, help_heading = "Batches")]
     pub fanout: Option<Fanouts>,
     /// Seeds of a batch; default: 1000
@@ -191,25 +191,25 @@ pub struct Flags {
     /// adam, adamw, sgd or adagrad
     #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Training")]
     pub optimizer: Option<OptimizerKind>,
-    /// Pull of the weights towards 0; default: 0
+    /// Weight decay: an L2 penalty, decoupled with adamw; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub weight_decay: Option<f32>,
-    /// SGD: weight of the past; default: 0
+    /// SGD: momentum; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub momentum: Option<f32>,
-    /// SGD: look ahead
+    /// SGD: Nesterov momentum
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
     pub nesterov: Option<bool>,
     /// Adam: decay of the two moments; default: 0.9,0.999
     #[arg(long, value_delimiter = ',', help_heading = "Training")]
     pub betas: Option<Vec<f32>>,
-    /// Added to denominators; default: PyTorch's for the optimizer
+    /// Added to denominators for stability (eps); default: PyTorch's for the optimizer
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub epsilon: Option<f32>,
-    /// Shorten the gradient to this length
+    /// Clip the gradient's norm to this, as clip_grad_norm_ does
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_norm: Option<f32>,
-    /// Cut each gradient to this size
+    /// Clip every element of the gradient to this, as clip_grad_value_ does
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_value: Option<f32>,
     /// Stop after so many evaluations without a better model; 0 for never; default: 0
@@ -225,10 +225,10 @@ pub struct Flags {
     /// Fan-outs of sampled evaluation; default: those of training
     #[arg(long, help_heading = "Evaluation")]
     pub eval_fanout: Option<Fanouts>,
-    /// How the best model is tested in the end; default: as --eval
+    /// How the best model is evaluated on the test split; default: as --eval
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub final_eval: Option<EvaluationMode>,
-    /// What "best" means: accuracy, macro-f1, auc, loss or accuracy-and-loss; default: what suits the labels
+    /// Metric that chooses the best model: accuracy, macro-f1, auc, loss or accuracy-and-loss; default: by the kind of labels
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
@@ -248,7 +248,7 @@ pub struct Flags {
     /// ginex, diskgnn: memory for cached feature rows; default: all that is left beside batches
     #[arg(long, help_heading = "Machine")]
     pub feature_cache: Option<ByteCount>,
-    /// ginex, diskgnn: memory for cached neighbour lists; default: all that is left while batches are sampled
+    /// ginex, diskgnn: memory for cached neighbours; default: all that is left while batches are sampled
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
     /// Epochs whose batches are sampled; later ones repeat them: a number, or auto: with diskgnn as many as the disk budget takes, else all; default: auto
@@ -263,19 +263,19 @@ pub struct Flags {
     /// ginex, and evaluation of diskgnn: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
-    /// diskgnn: one batch at a time, nothing ahead: to see what working ahead brings
+    /// diskgnn: no prefetching, one batch at a time: to measure what prefetching brings
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
     pub sequential: Option<bool>,
     /// Bytes between two moments of safety while rows are packed, to be killed there by tests
     #[arg(long, hide = true)]
     pub safe_point: Option<ByteCount>,
-    /// What trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
+    /// Device that trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
     /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: what is free there but a reserve
     #[arg(long, help_heading = "Machine")]
     pub gpu_memory: Option<ByteCount>,
-    /// How a GPU computes products: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32
+    /// How a GPU computes matmuls: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32
     #[arg(long, value_parser = word::<Precision>, help_heading = "Machine")]
     pub precision: Option<Precision>,
     /// Threads; default: all cores

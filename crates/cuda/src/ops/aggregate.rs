@@ -1,6 +1,6 @@
 use super::RowShape;
 use crate::gpu::{Gpu, launch};
-use crate::{DeviceLists, DeviceMatrix};
+use crate::{DeviceAdjacency, DeviceMatrix};
 
 /// How neighbours' rows become one, as `kernels/aggregate.cu` has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,7 +23,7 @@ pub enum Gathering {
 
 impl Gathering {
     /// The kernel's number for it, its multiple, its scales, and the degrees that weigh neighbours.
-    fn parts(self, lists: &DeviceLists) -> (u32, f32, u64, u64) {
+    fn parts(self, lists: &DeviceAdjacency) -> (u32, f32, u64, u64) {
         match self {
             Gathering::Mean => (0, 1.0, 0, 0),
             Gathering::Sum | Gathering::Max => (1, 1.0, 0, 0),
@@ -39,7 +39,7 @@ impl Gpu {
     /// One row an output from its neighbours' rows. `winners` takes the place in the list of each largest.
     pub fn aggregate(
         &self,
-        lists: &DeviceLists,
+        lists: &DeviceAdjacency,
         input: &DeviceMatrix,
         how: Gathering,
         to: &mut DeviceMatrix,
@@ -79,7 +79,7 @@ impl Gpu {
     /// last rows, the outputs' own, already hold a part of the sum.
     pub fn hand_back(
         &self,
-        lists: &DeviceLists,
+        lists: &DeviceAdjacency,
         gradient: &DeviceMatrix,
         how: Gathering,
         winners: Option<&DeviceMatrix>,

@@ -2,12 +2,12 @@ use super::{DeviceDropout, RowShape};
 use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
 use crate::memory::DeviceBuffer;
-use crate::{DeviceLists, DeviceMatrix};
+use crate::{DeviceAdjacency, DeviceMatrix};
 
 /// Attention of GAT over lists and each node itself.
 pub struct AttentionCall<'a> {
     /// Who is whose neighbour.
-    pub lists: &'a DeviceLists,
+    pub lists: &'a DeviceAdjacency,
     /// Heads.
     pub heads: usize,
     /// Heads are averaged; else laid side by side.

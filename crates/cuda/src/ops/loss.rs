@@ -40,8 +40,8 @@ impl Gpu {
         let mut host = Pinned::new(self, count + bits.len());
         host.words_mut()[..count].copy_from_slice(rows);
         host.words_mut()[count..].copy_from_slice(bits);
-        let landed = self.land_words(host);
-        let targets = landed.address() + count as u64 * 4;
+        let uploaded = self.upload_words(host);
+        let targets = uploaded.address() + count as u64 * 4;
         let distinct = are_distinct(rows);
         let own = (!distinct).then(|| DeviceMatrix::new(self, count, columns));
         let losses = DeviceBuffer::new(self, (count + 1) * 8, Use::Compute);
@@ -53,14 +53,14 @@ impl Gpu {
         unsafe {
             launch!(
                 self, "losses", [blocks(count, 8), 1], [256, 1];
-                logits.address(), landed.address(), targets, targets,
+                logits.address(), uploaded.address(), targets, targets,
                 own.as_ref().map_or(gradient.address(), DeviceMatrix::address), losses.address(), count as u32,
                 columns as u32, kind, scale, distinct as u32
             );
             if let Some(own) = &own {
                 launch!(
                     self, "add_rows_in_order", [blocks(columns, 32), 1], [32, 1];
-                    own.address(), landed.address(), gradient.address(), count as u32, columns as u32
+                    own.address(), uploaded.address(), gradient.address(), count as u32, columns as u32
                 );
             }
             launch!(

@@ -7,17 +7,17 @@ use crate::{DeviceMatrix, Result};
 
 impl Gpu {
     /// Words in pinned memory, copied to the device.
-    fn land_slice(&self, words: &[u32]) -> DeviceBuffer {
+    fn upload_slice(&self, words: &[u32]) -> DeviceBuffer {
         let mut host = Pinned::new(self, words.len());
         host.words_mut().copy_from_slice(words);
-        self.land_words(host)
+        self.upload_words(host)
     }
 
     /// `to[i] = from[rows[i]]`.
     pub fn gather_rows(&self, from: &DeviceMatrix, rows: &[u32], to: &mut DeviceMatrix) {
         assert_eq!((to.rows(), to.columns()), (rows.len(), from.columns()));
         assert!(rows.iter().all(|row| (*row as usize) < from.rows()), "rows of the matrix");
-        self.gather(from.address(), &self.land_slice(rows), to);
+        self.gather(from.address(), &self.upload_slice(rows), to);
     }
 
     fn gather(&self, from: u64, rows: &DeviceBuffer, to: &mut DeviceMatrix) {
@@ -37,12 +37,12 @@ impl Gpu {
         let columns = to.columns();
         assert!(from.is_none_or(|from| from.rows() == rows.len() && from.columns() == columns));
         assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
-        let (landed, count) = (self.land_slice(rows), rows.len() * columns);
+        let (uploaded, count) = (self.upload_slice(rows), rows.len() * columns);
         // SAFETY: every row is one of `to`.
         unsafe {
             launch!(
                 self, "scatter_rows", [blocks(count, 256), 1], [256, 1];
-                from.map_or(0, DeviceMatrix::address), landed.address(), to.address(), count as u64, columns as u32
+                from.map_or(0, DeviceMatrix::address), uploaded.address(), to.address(), count as u64, columns as u32
             )
         }
     }
@@ -52,12 +52,12 @@ impl Gpu {
         let columns = to.columns();
         assert!(from.rows() == rows.len() && from.columns() == columns);
         assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
-        let (landed, count) = (self.land_slice(rows), rows.len() * columns);
+        let (uploaded, count) = (self.upload_slice(rows), rows.len() * columns);
         // SAFETY: every row is one of `to`, and none is written by two threads.
         unsafe {
             launch!(
                 self, "add_rows", [blocks(count, 256), 1], [256, 1];
-                from.address(), landed.address(), to.address(), count as u64, columns as u32, scale
+                from.address(), uploaded.address(), to.address(), count as u64, columns as u32, scale
             )
         }
     }
@@ -70,9 +70,9 @@ impl Gpu {
             to.rows() == rows.len() && rows.iter().all(|row| (*row as usize) < last),
             "rows of the host's memory"
         );
-        let landed = self.land_slice(rows);
+        let uploaded = self.upload_slice(rows);
         if let Some(address) = self.attempt(|| from.device_address()) {
-            self.gather(address, &landed, to);
+            self.gather(address, &uploaded, to);
             self.attempt(|| from.read_by_kernels());
         }
     }
@@ -127,12 +127,12 @@ impl NodeCache {
             self.kept[*node as usize / 64] |= 1 << (node % 64);
         }
         self.gpu.write(&mut self.rows, self.filled, values);
-        let landed = self.gpu.land_slice(nodes);
+        let uploaded = self.gpu.upload_slice(nodes);
         // SAFETY: every node has its entry, and every slot its row.
         unsafe {
             launch!(
                 self.gpu, "set_slots", [blocks(nodes.len(), 256), 1], [256, 1];
-                self.slots.address(), landed.address(), self.filled as u32, nodes.len() as u32
+                self.slots.address(), uploaded.address(), self.filled as u32, nodes.len() as u32
             )
         }
         self.filled += nodes.len();
@@ -181,13 +181,13 @@ impl NodeCache {
         let columns = self.rows.columns();
         assert!(nodes.iter().all(|node| (*node as usize) < self.nodes), "nodes of the graph");
         assert_eq!((to.rows(), to.columns()), (nodes.len(), columns));
-        let landed = self.gpu.land_slice(&[nodes, places].concat());
+        let uploaded = self.gpu.upload_slice(&[nodes, places].concat());
         let (count, shape) = (nodes.len(), RowShape::of(columns));
         // SAFETY: nodes have their entries; slots are rows of the cache; places are rows of the others, as callers made sure.
         unsafe {
             launch!(
                 self.gpu, &shape.kernel("assemble"), shape.grid(count, columns), [256, 1];
-                landed.address(), self.slots.address(), landed.address() + count as u64 * 4, self.rows.address(),
+                uploaded.address(), self.slots.address(), uploaded.address() + count as u64 * 4, self.rows.address(),
                 others, to.address(), count as u32, columns as u32
             )
         }

@@ -98,7 +98,7 @@ impl TieredRows {
         self.rows.columns
     }
 
-    /// Puts rows, as stored, into slots from `first` on, behind batches that have landed. Asserts that there are such slots.
+    /// Puts rows, as stored, into slots from `first` on, after batches that were uploaded. Asserts that there are such slots.
     pub fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
         let row_bytes = self.rows.row_bytes();
         assert!(stored.len().is_multiple_of(row_bytes), "whole rows");
@@ -132,7 +132,7 @@ impl TieredRows {
         host.words_mut().copy_from_slice(words);
         let kept = (!placements.kept.is_empty()).then(|| {
             let mut pairs = Pinned::new(&self.gpu, placements.kept.len() * 2);
-            let stays = words.iter().filter_map(|word| match Placement::of(*word) {
+            let stays = words.iter().filter_map(|word| match Placement::decode(*word) {
                 Placement::Keep(index) => Some(index),
                 _ => None,
             });
@@ -166,7 +166,7 @@ impl TieredBatch {
 
     /// Brings the rows to the device as f32, on the stream that copies; the stream that computes waits for them, the caller
     /// does not.
-    pub fn land(self) -> DeviceMatrix {
+    pub fn upload(self) -> DeviceMatrix {
         let (count, columns) = (self.rows(), self.columns());
         let TieredBatch { tiers, words, missed, missed_bytes, kept } = self;
         let (gpu, inner) = (&tiers.gpu, tiers.gpu.inner());
@@ -184,8 +184,8 @@ impl TieredBatch {
         let most = (gpu.info().processors as usize * BLOCKS_A_PROCESSOR).div_ceil(parts.max(1) as usize);
         let address = |buffer: Option<&DeviceBuffer>| buffer.map_or(0, DeviceBuffer::address);
         // SAFETY: every placement is a slot, one of the missed rows that were copied, or nothing; slots have their rows on the device or in host
-        // memory, scales are one a column, and the result has a row a word. All of it lands on this stream or was written
-        // before, and outlives the kernel: buffers are used again behind it, host memory waits for the mark.
+        // memory, scales are one a column, and the result has a row a word. All of it is uploaded on this stream or was written
+        // before, and outlives the kernel: buffers are used again after it, host memory waits for the mark.
         unsafe {
             launch!(
                 on copy, gpu, &shape.kernel(stem(tiers.rows.dtype)), [rows.min(most.max(1) as u32), parts], [256, 1];
@@ -215,20 +215,20 @@ impl TieredBatch {
             pairs
         });
         gpu.attempt(|| {
-            let (ended, landed) = (Event::recorded(&inner.copy)?, inner.copy.mark()?);
+            let (ended, uploaded) = (Event::recorded(&inner.copy)?, inner.copy.mark()?);
             if let Some(begun) = begun {
                 gpu.copied(begun, ended);
             }
-            inner.compute.wait(&landed)?;
+            inner.compute.wait(&uploaded)?;
             if let Some(host) = &host {
-                host.read_until(landed);
+                host.read_until(uploaded);
             }
             Ok(())
         });
-        words.used_in_landing();
-        kept.into_iter().for_each(DeviceBuffer::used_in_landing);
-        missed.used_in_landing();
-        DeviceMatrix::landed(to, count, columns)
+        words.used_in_upload();
+        kept.into_iter().for_each(DeviceBuffer::used_in_upload);
+        missed.used_in_upload();
+        DeviceMatrix::uploaded(to, count, columns)
     }
 }
 
@@ -251,7 +251,7 @@ mod tests {
     }
 
     fn placed(all: &[Placement]) -> Placements {
-        Placements { words: all.iter().map(|one| one.word()).collect(), kept: Vec::new() }
+        Placements { words: all.iter().map(|one| one.encode()).collect(), kept: Vec::new() }
     }
 
     #[test]

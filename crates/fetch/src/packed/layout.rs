@@ -1,7 +1,7 @@
 //! Where every row goes, by a layout that was decided: which rows a batch has to itself and in which order, which its segment
 //! shares, and a placement for each row of each batch that says where it will be found.
 
-use super::outputs::{self, OutputLists};
+use super::outputs::{self, OutputRows};
 use super::plain::Plain;
 use super::samples::Samples;
 use super::write::{PackWork, PackWriter};
@@ -93,7 +93,7 @@ fn lay_batch<W: StoredRow>(
             esker_io::prefetch(hottest.slots(), soon.index());
         }
         match hottest.slot(*node) {
-            Some(slot) => words[at] = Placement::Hit(SlotIndex(slot)).word(),
+            Some(slot) => words[at] = Placement::Hit(SlotIndex(slot)).encode(),
             None => match segment.and_then(|segment| segment.place(*node)) {
                 Some(place) => shared.push((place, at as u32)),
                 None => packed.push((*node, at as u32)),
@@ -110,10 +110,10 @@ fn lay_batch<W: StoredRow>(
         return Err(FetchError::Request { problem });
     }
     for (index, (_, at)) in packed.iter().enumerate() {
-        words[*at as usize] = Placement::Read(index as u32).word();
+        words[*at as usize] = Placement::Read(index as u32).encode();
     }
     for (index, (_, at)) in shared.iter().enumerate() {
-        words[*at as usize] = Placement::Read((first_shared + index as u64) as u32).word();
+        words[*at as usize] = Placement::Read((first_shared + index as u64) as u32).encode();
     }
     let shared: Vec<u32> = shared.into_iter().map(|(place, _)| place).collect();
     Ok(BatchLayout {
@@ -146,7 +146,7 @@ pub(crate) fn lay_out<W: StoredRow>(
             Dtype::U64,
             size_of::<SegmentEntry>() as u64 / 8,
         )?,
-        outputs: OutputLists::create(&writer.work(), row_bytes)?,
+        outputs: OutputRows::create(&writer.work(), row_bytes)?,
         largest: samples.of_epochs(layout.epochs).largest,
         shared_at: 0,
     };
@@ -195,7 +195,7 @@ struct Writing<W> {
     words: ArrayWriter,
     shared: ArrayWriter,
     segments: ArrayWriter,
-    outputs: OutputLists<W>,
+    outputs: OutputRows<W>,
     largest: Largest,
     shared_at: u64,
 }

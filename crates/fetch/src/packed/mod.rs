@@ -1,4 +1,4 @@
-//! Rows laid out on disk as batches will want them (DiskGNN): batches are sampled ahead, the rows wanted most are set aside
+//! Rows laid out on disk as batches will access them (DiskGNN): batches are sampled ahead, the rows accessed most are set aside
 //! for memory, and the others are stored batch by batch, so that one read brings them; where that takes too much room, rows
 //! that several batches of a segment want lie once in a cache of the segment. `docs/format.md` draws the directory.
 //!
@@ -68,7 +68,7 @@ pub struct Packing {
     pub epochs_sampled: Vec<EpochSampled>,
     /// Epochs packed.
     pub epochs: u64,
-    /// Whether more were wanted than the disk took.
+    /// Whether more were requested than the disk took.
     pub limited_by_disk: bool,
     /// Batches of all of them.
     pub batches: u64,
@@ -82,7 +82,7 @@ pub struct Packing {
     pub disk_bytes_allowed: Option<u64>,
     /// Batches of a segment; 1: every batch has all its rows to itself.
     pub segment: u32,
-    /// Rows wanted by all batches.
+    /// Rows requested by all batches.
     pub accesses: u64,
     /// Of those, rows that are not in memory.
     pub misses: u64,

@@ -177,8 +177,8 @@ impl Packed {
     }
 
     /// How rows are read.
-    pub fn rung(&self) -> &esker_io::Rung {
-        self.files.rung()
+    pub fn io_backend(&self) -> &esker_io::ChosenBackend {
+        self.files.io_backend()
     }
 }
 

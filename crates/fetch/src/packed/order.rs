@@ -129,14 +129,14 @@ struct OrderWorker<W> {
     from: AlignedBuffer,
     to: AlignedBuffer,
     places: Vec<u32>,
-    wanted: Vec<W>,
+    accessed: Vec<W>,
 }
 
 impl<W> OrderWorker<W> {
     /// For parts of so many bytes at most.
     fn new(bytes: usize) -> OrderWorker<W> {
         let buffer = || AlignedBuffer::new(bytes, DIRECT_ALIGN);
-        OrderWorker { queue: None, from: buffer(), to: buffer(), places: Vec::new(), wanted: Vec::new() }
+        OrderWorker { queue: None, from: buffer(), to: buffer(), places: Vec::new(), accessed: Vec::new() }
     }
 }
 
@@ -197,9 +197,9 @@ impl<W: StoredRow> Mover<'_, W> {
         let bytes = self.row_bytes;
         for (turn, places) in worker.places.chunks(ROWS_AT_A_TIME).enumerate() {
             let first = output.wants_at + (turn * ROWS_AT_A_TIME) as u64;
-            self.wants.read(first, places.len(), &mut worker.wanted)?;
+            self.wants.read(first, places.len(), &mut worker.accessed)?;
             pieces.clear();
-            pieces.extend(worker.wanted.iter().zip(places).map(|(row, place)| Piece {
+            pieces.extend(worker.accessed.iter().zip(places).map(|(row, place)| Piece {
                 offset: PAYLOAD_OFFSET + row.index() as u64 * bytes,
                 bytes,
                 at: *place as u64 * bytes,

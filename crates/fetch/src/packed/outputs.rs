@@ -79,11 +79,11 @@ pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64) -> u64 {
 }
 
 /// Writes the lists.
-pub(crate) struct OutputLists<W> {
+pub(crate) struct OutputRows<W> {
     wants: ArrayWriter,
     targets: ArrayWriter,
     outputs: ArrayWriter,
-    wanted: u64,
+    accessed: u64,
     targeted: u64,
     count: u64,
     /// The next free block.
@@ -92,13 +92,13 @@ pub(crate) struct OutputLists<W> {
     rows: std::marker::PhantomData<W>,
 }
 
-impl<W: StoredRow> OutputLists<W> {
-    pub fn create(work: &Path, row_bytes: u64) -> Result<OutputLists<W>> {
-        Ok(OutputLists {
+impl<W: StoredRow> OutputRows<W> {
+    pub fn create(work: &Path, row_bytes: u64) -> Result<OutputRows<W>> {
+        Ok(OutputRows {
             wants: ArrayWriter::create(work, WANTS, id_dtype::<W>(), 1)?,
             targets: ArrayWriter::create(work, TARGETS, Dtype::U32, 1)?,
             outputs: ArrayWriter::create(work, OUTPUTS, Dtype::U64, Output::COLUMNS)?,
-            wanted: 0,
+            accessed: 0,
             targeted: 0,
             count: 0,
             block: 0,
@@ -111,9 +111,9 @@ impl<W: StoredRow> OutputLists<W> {
     fn begin(&mut self, rows: u64, is_moved: bool) -> Result<u64> {
         let block = self.block;
         let targets_at = if is_moved { self.targeted } else { u64::MAX };
-        let output = Output { block, rows, wants_at: self.wanted, targets_at };
+        let output = Output { block, rows, wants_at: self.accessed, targets_at };
         self.outputs.write(bytemuck::bytes_of(&output))?;
-        self.wanted += rows;
+        self.accessed += rows;
         self.targeted += if is_moved { rows } else { 0 };
         self.count += 1;
         self.block += blocks_for(rows, self.row_bytes);

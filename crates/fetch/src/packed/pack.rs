@@ -357,9 +357,9 @@ impl Pass<'_> {
 
     /// About what is written while so many rows are gone through.
     fn progressed(&self, rows: u64) -> u64 {
-        let wanted: u64 = self.outputs.iter().map(|output| output.rows).sum();
+        let accessed: u64 = self.outputs.iter().map(|output| output.rows).sum();
         let all = self.writer.dataset.manifest().nodes.count.max(1);
-        let bytes = (wanted as f64 * self.row_bytes as f64 * rows as f64 / all as f64) as u64;
+        let bytes = (accessed as f64 * self.row_bytes as f64 * rows as f64 / all as f64) as u64;
         self.work.progress.advance(bytes);
         bytes
     }
@@ -540,7 +540,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(self.parts.iter().map(safe).collect())
     }
 
-    /// Writes what is in open blocks, zeros behind it.
+    /// Writes what is in open blocks, zeros after it.
     fn close(&mut self) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         for part in parts.iter_mut().filter(|part| part.filled > 0) {

@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::FetchError;
-use esker_import::Job;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_sample::bulk::{Bulk, positions};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::trace::TraceHeader;
@@ -35,9 +35,10 @@ struct Given {
 
 impl Given {
     fn new(directory: &Path, dim: u64) -> Given {
-        let shape = Shape { degree: 6.0, dim, dtype: Dtype::F32, ..Shape::plain(NODES) };
+        let shape = GraphShape { degree: 6.0, dim, dtype: Dtype::F32, ..GraphShape::plain(NODES) };
         let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
-        generate(&shape, &Job { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+        generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent })
+            .unwrap();
         let dataset = Dataset::open(&target).unwrap();
         let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed: 5 };
         let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());

@@ -4,7 +4,7 @@ use super::selection::Selection;
 use super::topology::{self, TopologyResult};
 use crate::sort::{Run, Sorter};
 use crate::source::{EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, Treatment};
-use crate::{ImportWorkspace, Place, Result};
+use crate::{ImportWorkspace, Location, Result};
 use bytemuck::{Pod, Zeroable};
 use esker_store::MOST_NODES;
 use esker_types::{ByteCount, Unit};
@@ -39,12 +39,12 @@ impl<'a> CheckedEdges<'a> {
                 .find(|(_, edge)| edge.source.max(edge.target) >= nodes)
                 .expect("the maximum is one of them");
             let id = if edge.source >= nodes { edge.source } else { edge.target };
-            let place = self.source.place(self.position + at as u64);
+            let location = self.source.location(self.position + at as u64);
             let bound = match self.nodes {
                 Some(_) => "the number of nodes (of feature or label rows, where there are any)",
                 None => "the most a dataset can have",
             };
-            return Err(place.bad(format!("node ids below {nodes}, {bound}"), id));
+            return Err(location.bad(format!("node ids below {nodes}, {bound}"), id));
         }
         self.position += out.len() as u64;
         Ok(true)
@@ -266,8 +266,8 @@ impl EdgePlan<'_> {
             workspace.progress.advance(chunk.len() as u64);
         }
         if let Some(count) = self.source.count().filter(|count| *count != edges.position) {
-            let place = Place { detail: String::new(), ..self.source.place(0) };
-            return Err(place.bad(format!("{count} edges"), edges.position));
+            let location = Location { detail: String::new(), ..self.source.location(0) };
+            return Err(location.bad(format!("{count} edges"), edges.position));
         }
         spooled.edges = edges.position;
         workspace.progress.finish();
@@ -280,19 +280,19 @@ impl EdgePlan<'_> {
         let most = spooled.edges.saturating_mul(MOST_NODES_AN_EDGE).saturating_add(1 << 20);
         if self.stated_nodes.is_none() && nodes > most {
             let expected = "ids that count nodes from 0 (--string-ids numbers them anew where a format has it; --nodes N if this is meant)";
-            return Err(self.source.place(spooled.ids_end_position).bad(expected, nodes - 1));
+            return Err(self.source.location(spooled.ids_end_position).bad(expected, nodes - 1));
         }
         let needs = nodes.saturating_add(1).saturating_mul(8);
         let free = esker_io::available_bytes(directory).unwrap_or(u64::MAX);
         if needs > free {
             let (needs, free) = (ByteCount(needs), ByteCount(free));
-            let place = match self.stated_nodes {
-                Some(_) => Place { detail: String::new(), ..self.source.place(0) },
-                None => self.source.place(spooled.ids_end_position),
+            let location = match self.stated_nodes {
+                Some(_) => Location { detail: String::new(), ..self.source.location(0) },
+                None => self.source.location(spooled.ids_end_position),
             };
             let expected = format!("node ids whose offsets fit the {free} free on this disk");
             return Err(
-                place.bad(expected, format!("ids up to {}, which take {needs}", nodes.saturating_sub(1)))
+                location.bad(expected, format!("ids up to {}, which take {needs}", nodes.saturating_sub(1)))
             );
         }
         Ok(())

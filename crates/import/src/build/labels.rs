@@ -28,7 +28,7 @@ impl LabelPlan<'_> {
         let dim = self.rows.dim();
         if dim == 0 || (self.kind == LabelKind::Classes && dim != 1) {
             let found = format!("{dim} columns; --label-kind multilabel or real takes several");
-            return Err(self.rows.place(0).bad("one class a row", found));
+            return Err(self.rows.location(0).bad("one class a row", found));
         }
         workspace.step("labels", || {
             let dtype = match self.kind {
@@ -70,14 +70,14 @@ impl LabelPlan<'_> {
         for value in label {
             if value.is_nan() && !self.nan_is_unlabelled {
                 let expected = "a label (pass --nan-is-unlabelled if NaN stands for none)";
-                return Err(self.rows.place(node).bad(expected, "NaN"));
+                return Err(self.rows.location(node).bad(expected, "NaN"));
             }
             match self.kind {
                 LabelKind::Classes => {
                     let class = if value.is_nan() { -1.0 } else { *value };
                     if class.fract() != 0.0 || !(-1.0..MOST_CLASSES).contains(&class) {
                         let expected = "a class: a whole number from 0, or -1 for none";
-                        return Err(self.rows.place(node).bad(expected, value));
+                        return Err(self.rows.location(node).bad(expected, value));
                     }
                     known |= class >= 0.0;
                     *classes = (*classes).max((class + 1.0) as u64);
@@ -88,7 +88,7 @@ impl LabelPlan<'_> {
                         0.0 => 0,
                         1.0 => 1,
                         v if v.is_nan() || v == -1.0 => 255,
-                        v => return Err(self.rows.place(node).bad("0 or 1 (-1 for unknown)", v)),
+                        v => return Err(self.rows.location(node).bad("0 or 1 (-1 for unknown)", v)),
                     };
                     known |= flag != 255;
                     bytes.push(flag);

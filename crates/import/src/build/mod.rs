@@ -14,7 +14,7 @@ pub(crate) use edges::EdgePlan;
 pub use job::ImportJob;
 pub(crate) use rows::{FeaturePlan, write_features};
 pub(crate) use selection::share_of;
-pub(crate) use topology::{IdWriter, ListWriter, TopologyResult, out_neighbours};
+pub(crate) use topology::{AdjacencyWriter, IdWriter, TopologyResult, out_neighbours};
 
 use crate::source::{ImportSource, NameSource, RowSource, Treatment};
 use crate::{ImportError, ImportWorkspace, Request, Result, formats};
@@ -56,7 +56,7 @@ fn fingerprint(request: &Request, inputs: &[PathBuf]) -> Result<String> {
     // Debug keeps what is no UTF-8 in a path apart.
     let mut text = format!("{request:?}{}", env!("CARGO_PKG_VERSION"));
     for path in inputs {
-        let found = std::fs::metadata(path).map_err(|error| crate::Place::file(path).io(error))?;
+        let found = std::fs::metadata(path).map_err(|error| crate::Location::file(path).io(error))?;
         text.push_str(&format!("{:?} {} {:?}\n", path, found.len(), found.modified().ok()));
     }
     Ok(format!("{:032x}", xxh3_128(text.as_bytes())))
@@ -223,9 +223,9 @@ impl Builder<'_> {
         for rows in rows.into_iter().flatten() {
             let expected = *stated.get_or_insert(rows.rows());
             if rows.rows() != expected {
-                let place = crate::Place { detail: String::new(), ..rows.place(0) };
+                let location = crate::Location { detail: String::new(), ..rows.location(0) };
                 return Err(
-                    place.bad(format!("{expected} rows, one a node"), format!("{} rows", rows.rows()))
+                    location.bad(format!("{expected} rows, one a node"), format!("{} rows", rows.rows()))
                 );
             }
         }

@@ -4,7 +4,7 @@ use super::selection::Selection;
 use super::topology::TopologyResult;
 use crate::npy::{NpyArray, NpyRows};
 use crate::source::{RowSource, RowStream};
-use crate::{ImportError, ImportWorkspace, Place, Result};
+use crate::{ImportError, ImportWorkspace, Location, Result};
 use esker_store::{ArrayFile, ArrayWriter, EdgeColumn, FeatureInfo, FileEntry, StoreError, file};
 use esker_types::{Dtype, Unit};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -79,8 +79,8 @@ impl<'a> Chunks<'a> {
         if !self.plan.allow_nan
             && let Some(at) = self.buffer.iter().position(|value| !value.is_finite())
         {
-            let place = self.rows.place(source_row(self.selection, first, at / dim));
-            return Err(not_finite(place, at % dim, self.buffer[at]));
+            let location = self.rows.location(source_row(self.selection, first, at / dim));
+            return Err(not_finite(location, at % dim, self.buffer[at]));
         }
         if self.plan.row_normalise && dim > 0 {
             self.buffer.chunks_exact_mut(dim).for_each(normalise);
@@ -90,9 +90,9 @@ impl<'a> Chunks<'a> {
 }
 
 /// A feature that no model can learn from.
-fn not_finite(place: Place, column: usize, value: f32) -> ImportError {
+fn not_finite(location: Location, column: usize, value: f32) -> ImportError {
     let expected = "a finite number (--allow-nan imports NaN and infinity as they are)";
-    place.column(column).bad(expected, value)
+    location.column(column).bad(expected, value)
 }
 
 /// The source row of the kept row number `index` in a chunk that starts at source row `first`.
@@ -120,7 +120,7 @@ pub(crate) fn write_features(
     workspace: &ImportWorkspace,
 ) -> Result<(FeatureInfo, Vec<FileEntry>)> {
     if rows.dim() == 0 {
-        return Err(rows.place(0).bad("feature rows of at least one number", "rows of none"));
+        return Err(rows.location(0).bad("feature rows of at least one number", "rows of none"));
     }
     let storage: Storage =
         workspace.step("feature dtype", || choose_storage(rows, plan, selection, workspace))?;
@@ -154,9 +154,9 @@ fn choose_storage(
         }
         None => {}
     }
-    let wanted = plan.dtype.unwrap_or(Dtype::U8);
+    let requested = plan.dtype.unwrap_or(Dtype::U8);
     // Casts saturate and turn NaN into 0, so coming back equal means: whole, in range.
-    let fits = |value: &f32| match wanted {
+    let fits = |value: &f32| match requested {
         Dtype::U8 => (*value as u8) as f32 == *value,
         _ => (*value as i8) as f32 == *value,
     };
@@ -172,22 +172,26 @@ fn choose_storage(
             (Some(_), _) => {}
         }
         for (index, row) in chunk.chunks_exact(dim).enumerate() {
-            if let Some(value) = row.iter().find(|v| !v.is_finite() || (wanted == Dtype::U8 && **v < 0.0)) {
-                let expected =
-                    if wanted == Dtype::U8 { "numbers from 0 up for u8; use i8" } else { "finite numbers" };
-                return Err(rows.place(source_row(selection, first, index)).bad(expected, value));
+            if let Some(value) = row.iter().find(|v| !v.is_finite() || (requested == Dtype::U8 && **v < 0.0))
+            {
+                let expected = if requested == Dtype::U8 {
+                    "numbers from 0 up for u8; use i8"
+                } else {
+                    "finite numbers"
+                };
+                return Err(rows.location(source_row(selection, first, index)).bad(expected, value));
             }
             largest.iter_mut().zip(row).for_each(|(largest, value)| *largest = largest.max(value.abs()));
         }
     }
     workspace.progress.finish();
     Ok(match (integral, plan.dtype) {
-        (true, _) => exact(wanted),
+        (true, _) => exact(requested),
         (false, None) => exact(Dtype::F32),
         (false, Some(_)) => {
-            let top = if wanted == Dtype::U8 { 255.0 } else { 127.0 };
+            let top = if requested == Dtype::U8 { 255.0 } else { 127.0 };
             let scale = |largest: f32| if largest == 0.0 { 1.0 } else { largest / top };
-            Storage { dtype: wanted, scales: Some(largest.into_iter().map(scale).collect()) }
+            Storage { dtype: requested, scales: Some(largest.into_iter().map(scale).collect()) }
         }
     })
 }
@@ -226,7 +230,7 @@ fn write_rows(
     while let Some((first, chunk)) = chunks.next()? {
         let bytes = convert(chunk, storage, rows.dim(), &mut room).map_err(|(index, value)| {
             let expected = format!("numbers that fit {}; use --dtype f32", storage.dtype);
-            rows.place(source_row(selection, first, index / rows.dim())).bad(expected, value)
+            rows.location(source_row(selection, first, index / rows.dim())).bad(expected, value)
         })?;
         if plan.allow_nan && first_nan.is_none() {
             let at = chunk.iter().position(|value| !value.is_finite());
@@ -245,7 +249,7 @@ fn write_rows(
     if let Some(row) = first_nan {
         workspace.progress.note(&format!(
             "{}: NaN or infinite features; training on them gives NaN losses",
-            rows.place(row)
+            rows.location(row)
         ));
     }
     let mut entries = vec![writer.finish()?];
@@ -334,7 +338,7 @@ pub(crate) fn edge_features(
     let dim = rows.dim();
     if dim == 0 || rows.rows() != topology.source_edges {
         let found = format!("{} rows of {dim}", rows.rows());
-        return Err(Place::file(path).bad(format!("{} rows, one an edge", topology.source_edges), found));
+        return Err(Location::file(path).bad(format!("{} rows, one an edge", topology.source_edges), found));
     }
     let entry = workspace.step("edge features", || {
         let positions = topology.files.iter().find(|entry| entry.name == file::EDGE_POSITION);
@@ -346,20 +350,20 @@ pub(crate) fn edge_features(
             .clamp(1, topology.edges.clamp(1, u32::MAX as u64)) as usize;
         let stage_rows = rows.rows() * topology.edges.div_ceil(most as u64);
         workspace.progress.stage("edge features", Some(stage_rows), Unit::Count("rows"));
-        let (mut wanted, mut taken, mut row) = (vec![0u64; most], vec![0f32; most * dim], vec![0f32; dim]);
+        let (mut requested, mut taken, mut row) = (vec![0u64; most], vec![0f32; most * dim], vec![0f32; dim]);
         loop {
-            let count = positions.fill(&mut wanted)?;
+            let count = positions.fill(&mut requested)?;
             if count == 0 {
                 break;
             }
-            let mut order: Vec<(u64, u32)> = wanted[..count].iter().copied().zip(0..).collect();
+            let mut order: Vec<(u64, u32)> = requested[..count].iter().copied().zip(0..).collect();
             order.sort_unstable();
             let (mut stream, mut at) = (rows.open(0)?, 0);
             for (position, slot) in order {
                 while at <= position {
                     stream.fill(&mut row)?;
                     if !allow_nan && let Some(column) = row.iter().position(|value| !value.is_finite()) {
-                        return Err(not_finite(rows.place(at), column, row[column]));
+                        return Err(not_finite(rows.location(at), column, row[column]));
                     }
                     at += 1;
                 }

@@ -99,14 +99,14 @@ impl SplitPlan<'_> {
             for id in &chunk {
                 if *id >= of {
                     let expected = format!("node ids below {of}, the number of nodes");
-                    return Err(ids.place(position).bad(expected, id));
+                    return Err(ids.location(position).bad(expected, id));
                 }
                 let kept = self.selection.map_or(Some(*id), |selection| selection.rank(*id));
                 if let Some(node) = kept {
                     if let Some(other) = (0..3).find(|other| sets[*other].contains(node)) {
                         let mask = if *id <= 1 { " (a mask of 0 and 1? save it as booleans)" } else { "" };
                         let found = format!("node {id}, which is in {} already{mask}", NAMES[other]);
-                        return Err(ids.place(position).bad("each node once, in one split", found));
+                        return Err(ids.location(position).bad("each node once, in one split", found));
                     }
                     sets[index].insert(node);
                 }
@@ -126,7 +126,7 @@ impl SplitPlan<'_> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         if codes.dim() != 1 || codes.rows() != of {
             let found = format!("{} rows of {}", codes.rows(), codes.dim());
-            return Err(codes.place(0).bad(format!("{of} split codes, one a node"), found));
+            return Err(codes.location(0).bad(format!("{of} split codes, one a node"), found));
         }
         let (mut stream, mut values, mut id, mut others) = (codes.open(0)?, Vec::new(), 0, 0);
         while id < of {
@@ -143,12 +143,12 @@ impl SplitPlan<'_> {
             }
         }
         if others == of && of > 0 {
-            return Err(codes.place(0).bad("some nodes with code 0, 1 or 2", "none"));
+            return Err(codes.location(0).bad("some nodes with code 0, 1 or 2", "none"));
         }
         if others > 0 {
             let text = format!(
                 "{}: {others} nodes have another code than 0, 1 or 2 and are in no split",
-                codes.place(0).path.display()
+                codes.location(0).path.display()
             );
             workspace.progress.note(&text);
         }
@@ -168,7 +168,7 @@ impl SplitPlan<'_> {
             return Err(ImportError::Request("--split per-class needs labels that are classes".into()));
         };
         let key = Key::new(self.seed).with(0x5b117);
-        let Some(wanted) = train.checked_add(valid).filter(|wanted| *wanted <= self.nodes) else {
+        let Some(requested) = train.checked_add(valid).filter(|requested| *requested <= self.nodes) else {
             let text = format!("--split per-class:{train},{valid}: there are only {} nodes", self.nodes);
             return Err(ImportError::Request(text));
         };
@@ -176,8 +176,8 @@ impl SplitPlan<'_> {
         let mut samples: BTreeMap<i32, SmallestPriorities> = BTreeMap::new();
         let mut bytes = 0;
         for_each_class(directory, entry, |node, class| {
-            let sample = samples.entry(class).or_insert_with(|| SmallestPriorities::new(wanted as usize));
-            if sample.offered < wanted {
+            let sample = samples.entry(class).or_insert_with(|| SmallestPriorities::new(requested as usize));
+            if sample.offered < requested {
                 bytes += if sample.offered == 0 { 160 } else { 32 };
                 workspace.require("--split per-class", bytes, MINIMUM_MEMORY_BYTES / 2)?;
             }
@@ -187,9 +187,9 @@ impl SplitPlan<'_> {
         })?;
         let test = std::mem::replace(&mut sets[2], Bitmap::new(self.nodes));
         for (class, sample) in samples {
-            if sample.offered < wanted {
+            if sample.offered < requested {
                 let text = format!(
-                    "--split per-class:{train},{valid}: class {class} has {} nodes, {wanted} are needed; choose smaller numbers",
+                    "--split per-class:{train},{valid}: class {class} has {} nodes, {requested} are needed; choose smaller numbers",
                     sample.offered
                 );
                 return Err(ImportError::Request(text));
@@ -221,7 +221,7 @@ impl SplitPlan<'_> {
         let all = shares.iter().sum::<f64>() > 1.0 - 1e-9;
         let test_end = if all { of } else { (valid_end + share_of(of, shares[2])).min(of) };
         let mut item = 0;
-        let mut place = |node: u64| {
+        let mut location = |node: u64| {
             let at = order.forward(item);
             item += 1;
             if let Some(index) = [train_end, valid_end, test_end].iter().position(|end| at < *end) {
@@ -230,10 +230,10 @@ impl SplitPlan<'_> {
         };
         match classes {
             Some((_, entry)) => for_each_class(directory, entry, |node, _| {
-                place(node);
+                location(node);
                 Ok(())
             })?,
-            None => (0..self.nodes).for_each(place),
+            None => (0..self.nodes).for_each(location),
         }
         Ok(())
     }

@@ -115,7 +115,7 @@ impl<T: bytemuck::NoUninit> ColumnWriter<T> {
 }
 
 /// Writes offsets and neighbours for nodes in ascending order.
-pub(crate) struct ListWriter {
+pub(crate) struct AdjacencyWriter {
     offsets: ColumnWriter<u64>,
     neighbours: IdWriter,
     width: IdWidth,
@@ -128,12 +128,12 @@ pub(crate) struct ListWriter {
     empty_lists: u64,
 }
 
-impl ListWriter {
-    pub fn create(directory: &Path, names: [&str; 2], nodes: u64, width: IdWidth) -> Result<ListWriter> {
+impl AdjacencyWriter {
+    pub fn create(directory: &Path, names: [&str; 2], nodes: u64, width: IdWidth) -> Result<AdjacencyWriter> {
         let mut offsets = ColumnWriter::create(directory, names[0], Dtype::U64)?;
         offsets.push(0)?;
         let neighbours = IdWriter::create(directory, names[1], width, 1)?;
-        Ok(ListWriter {
+        Ok(AdjacencyWriter {
             offsets,
             neighbours,
             width,
@@ -194,7 +194,7 @@ pub(crate) fn write_sorted<R: EdgeRecord>(
     workspace.progress.stage("write topology", None, Unit::Count("edges"));
     let width = if layout.wide_ids { IdWidth::U64 } else { IdWidth::for_nodes(layout.nodes) };
     let mut lists =
-        ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], layout.nodes, width)?;
+        AdjacencyWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], layout.nodes, width)?;
     let mut columns = ColumnWriters::create(directory, layout.columns)?;
     let (mut chunk, mut last, mut duplicates) = (Vec::new(), None::<R>, 0u64);
     while sorted.next(&mut chunk)? {
@@ -230,12 +230,12 @@ struct ColumnWriters {
 impl ColumnWriters {
     fn create(directory: &Path, choice: ColumnChoice) -> Result<ColumnWriters> {
         fn column<T: bytemuck::NoUninit>(
-            wanted: bool,
+            requested: bool,
             directory: &Path,
             name: &str,
             dtype: Dtype,
         ) -> Result<Option<ColumnWriter<T>>> {
-            if wanted { ColumnWriter::create(directory, name, dtype).map(Some) } else { Ok(None) }
+            if requested { ColumnWriter::create(directory, name, dtype).map(Some) } else { Ok(None) }
         }
         Ok(ColumnWriters {
             relation: column(choice.relation, directory, file::EDGE_RELATION, Dtype::U32)?,
@@ -290,12 +290,12 @@ impl ColumnWriters {
 
 /// Out-neighbours from the in-neighbours just written: every list sorted by neighbour, then edge id.
 pub(crate) fn out_neighbours(
-    wanted: bool,
+    requested: bool,
     directory: &Path,
     topology: &TopologyResult,
     workspace: &ImportWorkspace,
 ) -> Result<Vec<FileEntry>> {
-    if !wanted {
+    if !requested {
         return Ok(Vec::new());
     }
     workspace.step("out-neighbours", || {
@@ -337,7 +337,7 @@ fn write_out<R: bytemuck::Pod + Ord + Send + Sync>(
     })?;
     let width = topology.id_width;
     let mut lists =
-        ListWriter::create(directory, [file::OUT_OFFSETS, file::OUT_NEIGHBOURS], topology.nodes, width)?;
+        AdjacencyWriter::create(directory, [file::OUT_OFFSETS, file::OUT_NEIGHBOURS], topology.nodes, width)?;
     let mut ids = IdWriter::create(directory, file::OUT_EDGE_IDS, IdWidth::for_nodes(topology.edges), 1)?;
     let (mut sorted, mut chunk) = (sorter.finish()?, Vec::new());
     while sorted.next(&mut chunk)? {

@@ -16,11 +16,13 @@ pub(super) fn from_npy(
     let shape = array.shape();
     let one_column = matches!(shape, [_] | [_, 1]);
     if shape.first() != Some(&nodes) || (kind == LabelKind::Classes && !one_column) {
-        return Err(array.place().bad(format!("{nodes} labels, one a node"), format!("shape {shape:?}")));
+        return Err(array.location().bad(format!("{nodes} labels, one a node"), format!("shape {shape:?}")));
     }
     let whole = !matches!(array.scalar(), Scalar::F16 | Scalar::F32 | Scalar::F64);
     if kind == LabelKind::Classes && !whole && !nan_is_unlabelled {
-        return Err(array.place().bad("labels that are whole numbers", format!("dtype {}", array.scalar())));
+        return Err(array
+            .location()
+            .bad("labels that are whole numbers", format!("dtype {}", array.scalar())));
     }
     Ok(NodeLabels { kind, rows: Box::new(NpyRows::new(array)?), nan_is_unlabelled })
 }

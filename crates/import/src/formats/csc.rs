@@ -4,7 +4,7 @@
 use super::Format;
 use crate::npy::{NpyArray, NpyElements};
 use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, ImportSource};
-use crate::{ImportWorkspace, Place, Request, Result, given, input};
+use crate::{ImportWorkspace, Location, Request, Result, given, input};
 use std::path::PathBuf;
 
 /// The format.
@@ -55,27 +55,27 @@ impl CscEdges {
     fn new(starts: NpyArray, neighbours: NpyArray, weights: Option<NpyArray>) -> Result<CscEdges> {
         for array in [&starts, &neighbours] {
             if array.shape().len() != 1 {
-                return Err(array.place().bad("a vector", format!("shape {:?}", array.shape())));
+                return Err(array.location().bad("a vector", format!("shape {:?}", array.shape())));
             }
         }
         if starts.elements() == 0 {
-            return Err(starts.place().bad("at least one number, one more than nodes", "an empty vector"));
+            return Err(starts.location().bad("at least one number, one more than nodes", "an empty vector"));
         }
         if let Some(weights) = &weights
             && weights.elements() != neighbours.elements()
         {
             let expected = format!("{} weights, one an edge", neighbours.elements());
-            return Err(weights.place().bad(expected, weights.elements()));
+            return Err(weights.location().bad(expected, weights.elements()));
         }
         let mut ends = Vec::new();
         starts.stream(0)?.integers(1, &mut ends)?;
         starts.stream(starts.elements() - 1)?.integers(1, &mut ends)?;
         if ends[0] != 0 {
-            return Err(starts.row_place(0).bad("0, where the first node's in-neighbours start", ends[0]));
+            return Err(starts.row_location(0).bad("0, where the first node's in-neighbours start", ends[0]));
         }
         if ends[1] as u64 != neighbours.elements() {
             let expected = format!("{}, the length of --indices", neighbours.elements());
-            return Err(starts.row_place(starts.elements() - 1).bad(expected, ends[1]));
+            return Err(starts.row_location(starts.elements() - 1).bad(expected, ends[1]));
         }
         Ok(CscEdges { starts, neighbours, weights })
     }
@@ -107,15 +107,15 @@ impl EdgeSource for CscEdges {
             floats: Vec::new(),
         }))
     }
-    fn place(&self, position: u64) -> Place {
-        self.neighbours.row_place(position)
+    fn location(&self, position: u64) -> Location {
+        self.neighbours.row_location(position)
     }
 }
 
 /// Walks the starts: which node's range holds an edge.
 struct CscTargets {
     elements: NpyElements,
-    place: NpyArray,
+    location: NpyArray,
     /// Starts not loaded yet.
     left: u64,
     loaded: Vec<i64>,
@@ -132,7 +132,8 @@ impl CscTargets {
         elements.integers(1, &mut Vec::new())?;
         let left = starts.elements() - 1;
         let (loaded, at) = (Vec::new(), 0);
-        let mut targets = CscTargets { elements, place: starts.clone(), left, loaded, at, node: 0, end: 0 };
+        let mut targets =
+            CscTargets { elements, location: starts.clone(), left, loaded, at, node: 0, end: 0 };
         if left > 0 {
             targets.end = targets.next_end(0)?;
         }
@@ -149,12 +150,12 @@ impl CscTargets {
             self.elements.integers(count, &mut self.loaded)?;
         }
         let Some(end) = self.loaded.get(self.at).copied() else {
-            return Err(self.place.place().bad("a start for each node", "too few"));
+            return Err(self.location.location().bad("a start for each node", "too few"));
         };
         self.at += 1;
         if end < 0 || (end as u64) < self.end {
             let expected = format!("at least {}, the start before it", self.end);
-            return Err(self.place.row_place(row + 1).bad(expected, end));
+            return Err(self.location.row_location(row + 1).bad(expected, end));
         }
         Ok(end as u64)
     }
@@ -196,7 +197,7 @@ impl EdgeStream for CscEdgeStream {
             out.iter_mut().zip(&self.floats).for_each(|(edge, weight)| edge.weight = *weight);
         }
         if self.position == self.count {
-            // The starts behind the last edge are checked as well.
+            // The starts after the last edge are checked as well.
             self.targets.seek(u64::MAX)?;
         }
         Ok(count > 0)

@@ -5,7 +5,7 @@ use super::csv_guess::{FirstRows, Guess};
 use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, read_attributes};
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
 use crate::source::{EdgeColumns, ForeignEdge, ImportSource};
-use crate::{ImportWorkspace, Place, Request, Result, given, input};
+use crate::{ImportWorkspace, Location, Request, Result, given, input};
 use esker_types::Unit;
 use std::{
     path::{Path, PathBuf},
@@ -105,8 +105,8 @@ impl NamedEdgeStream for TextNames {
     fn attributes(&self) -> Result<ForeignEdge> {
         read_attributes(&self.records, &self.layout, self.relations.as_deref())
     }
-    fn place(&self) -> Place {
-        self.records.place()
+    fn location(&self) -> Location {
+        self.records.location()
     }
 }
 
@@ -128,7 +128,7 @@ impl CsvPlan {
         }
         if first.len() < 2 {
             let expected = "at least two columns, source and target (another --delimiter?)";
-            return Err(Place::at(path, "line 1").bad(expected, first.len()));
+            return Err(Location::at(path, "line 1").bad(expected, first.len()));
         }
         let mut sample = FirstRows::new(first);
         for _ in 0..SAMPLE_ROWS {
@@ -156,7 +156,7 @@ impl CsvPlan {
             workspace.progress.stage("collect the relations", None, Unit::Count("edges"));
             while records.advance()? {
                 if let Some(column) = self.guess.layout.relation {
-                    relations.see(records.name(column)?, || records.place())?;
+                    relations.see(records.name(column)?, || records.location())?;
                 }
                 count += 1;
                 if count.is_multiple_of(1 << 16) {

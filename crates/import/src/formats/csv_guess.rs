@@ -2,7 +2,7 @@
 //! guessed is told, and what looks two ways at once is an error.
 
 use crate::delimited::{EdgeLayout, parse_id};
-use crate::{Place, Request, Result};
+use crate::{Location, Request, Result};
 use std::path::Path;
 
 /// What headers call things.
@@ -146,11 +146,11 @@ impl FirstRows {
 
     /// Numbers and words in one column of ids: a typo, or names that happen to be numbers. Only the user knows.
     fn check_ids(&self, column: usize, header: bool, path: &Path) -> Result<()> {
-        let find = |wanted: Look| self.column(column, header).find(|(_, look)| *look == wanted);
+        let find = |requested: Look| self.column(column, header).find(|(_, look)| *look == requested);
         if let (Some(_), Some((line, _))) = (find(Look::Id), find(Look::Word)) {
             let expected =
                 "ids that are all numbers or all names (--string-ids if numbers are names here too)";
-            return Err(Place::at(path, format!("line {line}, column {column}"))
+            return Err(Location::at(path, format!("line {line}, column {column}"))
                 .bad(expected, "a name among numbers"));
         }
         Ok(())
@@ -219,7 +219,7 @@ impl FirstRows {
             by_name |= number.is_none();
             number.or(named).filter(|column| *column < self.first.len()).ok_or_else(|| {
                 let names: Vec<_> = self.first.iter().map(|field| String::from_utf8_lossy(field)).collect();
-                Place::at(path, "line 1")
+                Location::at(path, "line 1")
                     .bad(format!("a column `{word}`"), format!("the columns {}", names.join(", ")))
             })
         };

@@ -43,7 +43,7 @@ impl Format for GnnNpz {
         let features = archive.features(workspace)?;
         if let Some(features) = features.as_ref().filter(|features| features.rows() != nodes) {
             let expected = format!("{nodes} feature rows, one a node");
-            return Err(features.place(0).bad(expected, features.rows()));
+            return Err(features.location(0).bad(expected, features.rows()));
         }
         let labels = match archive.find(&["node_label", "labels"]) {
             Some(name) => Some(classes::from_npy(archive.array(name)?, nodes, request, false)?),
@@ -92,13 +92,13 @@ impl Archive<'_> {
         } else {
             let member = self.member("adj_matrix")?;
             let bytes = held(workspace, "the adjacency matrix", member)?;
-            let pickle = pickle::read_object_npy(&bytes, &member.place())?;
+            let pickle = pickle::read_object_npy(&bytes, &member.location())?;
             let matrix = pickle.sparse(pickle.root())?;
             ((matrix.rows, matrix.columns), matrix.structure()?)
         };
         if shape.0 != shape.1 {
-            let place = crate::Place::at(self.path, "adjacency matrix");
-            return Err(place.bad("as many rows as columns", format!("{} x {}", shape.0, shape.1)));
+            let location = crate::Location::at(self.path, "adjacency matrix");
+            return Err(location.bad("as many rows as columns", format!("{} x {}", shape.0, shape.1)));
         }
         Ok((shape.0, Box::new(CsrEdges::new(self.path, starts, columns))))
     }
@@ -106,16 +106,16 @@ impl Archive<'_> {
     fn features(&self, workspace: &mut ImportWorkspace) -> Result<Option<Box<dyn RowSource>>> {
         if self.find(&["attr_indptr"]).is_some() {
             let matrix = CsrRows::open(&self.members, self.path, "attr_")?;
-            check_columns(matrix.dim() as u64, self.member("attr_shape")?.place())?;
+            check_columns(matrix.dim() as u64, self.member("attr_shape")?.location())?;
             return Ok(Some(Box::new(matrix)));
         }
         let Some(name) = self.find(&["node_attr", "attr_matrix"]) else { return Ok(None) };
         let member = self.member(name)?;
-        if Header::read(&mut member.open()?, &member.place())?.descr != "|O" {
+        if Header::read(&mut member.open()?, &member.location())?.descr != "|O" {
             return Ok(Some(Box::new(NpyRows::new(self.array(name)?)?)));
         }
         let bytes = held(workspace, "the feature matrix", member)?;
-        let pickle = pickle::read_object_npy(&bytes, &member.place())?;
+        let pickle = pickle::read_object_npy(&bytes, &member.location())?;
         Ok(Some(Box::new(pickle.sparse(pickle.root())?.to_rows(self.path)?)))
     }
 
@@ -124,17 +124,17 @@ impl Archive<'_> {
         let Some(name) = self.find(&["class_names", "metadata"]) else { return Ok(Vec::new()) };
         let member = self.member(name)?;
         if member.bytes > METADATA_BYTES {
-            workspace.progress.note(&format!("{}: too long to look for names of classes", member.place()));
+            workspace.progress.note(&format!("{}: too long to look for names of classes", member.location()));
             return Ok(Vec::new());
         }
         let bytes = member.read_whole(METADATA_BYTES)?;
         let mut rest = &bytes[..];
-        let header = Header::read(&mut rest, &member.place())?;
+        let header = Header::read(&mut rest, &member.location())?;
         if header.descr != "|O" {
             let names = pickle::strings_of(&header.descr, rest);
-            return names.ok_or_else(|| member.place().bad("strings", format!("dtype {}", header.descr)));
+            return names.ok_or_else(|| member.location().bad("strings", format!("dtype {}", header.descr)));
         }
-        let pickle = pickle::read(rest, &member.place())?;
+        let pickle = pickle::read(rest, &member.location())?;
         match (name, pickle.get(pickle.root(), "class_names")) {
             ("class_names", _) => pickle.strings(pickle.root()),
             (_, Some(names)) => pickle.strings(names),

@@ -5,10 +5,10 @@ use super::Format;
 use crate::delimited::{Dialect, EdgeLayout, TextEdges};
 use crate::npy::{NpyArray, NpyEdges, NpyElements, NpyIds, NpyRows, Scalar};
 use crate::source::{
-    CHUNK, DenseRows, EdgeSource, HeldIds, IdSource, ImportSource, LabelKind, NodeLabels, RowSource, Splits,
-    Treatment,
+    CHUNK, DenseRows, EdgeSource, IdSource, IdsInMemory, ImportSource, LabelKind, NodeLabels, RowSource,
+    Splits, Treatment,
 };
-use crate::{ImportWorkspace, Place, Request, Result, input};
+use crate::{ImportWorkspace, Location, Request, Result, input};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -113,7 +113,9 @@ impl Format for GraphBolt {
         if let Some(features) = features.as_ref().filter(|features| features.shape().first() != Some(&nodes))
         {
             let found = format!("shape {:?}", features.shape());
-            return Err(features.place().bad(format!("{nodes} feature rows, as metadata.yaml says"), found));
+            return Err(features
+                .location()
+                .bad(format!("{nodes} feature rows, as metadata.yaml says"), found));
         }
         let features = features.map(NpyRows::new).transpose()?;
         let labels = assemble_labels(&description, request, workspace)?;
@@ -162,19 +164,19 @@ impl Description {
 
     fn parse(yaml: &Path, text: &[u8], request: &Request) -> Result<Description> {
         let metadata: Metadata = serde_saphyr::from_slice(text)
-            .map_err(|error| Place::file(yaml).bad("a GraphBolt metadata.yaml", error))?;
+            .map_err(|error| Location::file(yaml).bad("a GraphBolt metadata.yaml", error))?;
         let graph = metadata.graph.ok_or_else(|| {
             let found = match metadata.graph_topology {
                 Some(_) => "`graph_topology`: what preprocessing wrote; give the original metadata.yaml",
                 None => "none",
             };
-            Place::file(yaml).bad("a `graph`", found)
+            Location::file(yaml).bad("a `graph`", found)
         })?;
         let base = yaml.parent().unwrap_or(Path::new("."));
         let nodes = one(yaml, "node type", &graph.nodes, |nodes| nodes.r#type.as_deref())?;
         let edges = one(yaml, "edge type", &graph.edges, |edges| edges.r#type.as_deref())?;
         if !["csv", "numpy"].contains(&edges.format.as_str()) {
-            return Err(Place::at(yaml, "graph.edges").bad("format csv or numpy", &edges.format));
+            return Err(Location::at(yaml, "graph.edges").bad("format csv or numpy", &edges.format));
         }
         let mut ignored = Vec::new();
         let mut features = None;
@@ -223,7 +225,7 @@ impl Description {
         }
         let open = |set: &Option<SeedSet>| -> Result<Box<dyn IdSource>> {
             match set {
-                None => Ok(HeldIds::boxed(&self.yaml, Vec::new())),
+                None => Ok(IdsInMemory::boxed(&self.yaml, Vec::new())),
                 Some(set) => Ok(Box::new(NpyIds::new(open_seeds(&set.seeds)?)?)),
             }
         };
@@ -240,13 +242,13 @@ fn one<'a, T>(yaml: &Path, what: &str, all: &'a [T], name: impl Fn(&T) -> Option
             let names: Vec<_> =
                 several.iter().take(16).map(|thing| name(thing).unwrap_or("(no name)")).collect();
             let found = if names.is_empty() { "none".into() } else { names.join(", ") };
-            Err(Place::file(yaml).bad(format!("one {what} (several are not read yet)"), found))
+            Err(Location::file(yaml).bad(format!("one {what} (several are not read yet)"), found))
         }
     }
 }
 
 fn need_numpy(yaml: &Path, format: &str, key: &str) -> Result<()> {
-    if format == "numpy" { Ok(()) } else { Err(Place::at(yaml, key).bad("format numpy", format)) }
+    if format == "numpy" { Ok(()) } else { Err(Location::at(yaml, key).bad("format numpy", format)) }
 }
 
 fn choose_task(yaml: &Path, tasks: Vec<GraphboltTask>, name: Option<&str>) -> Result<Option<GraphboltTask>> {
@@ -254,7 +256,7 @@ fn choose_task(yaml: &Path, tasks: Vec<GraphboltTask>, name: Option<&str>) -> Re
     let names: Vec<_> = tasks.iter().map(|task| task.name.clone().unwrap_or_default()).collect();
     match tasks.into_iter().find(|task| task.name.as_deref() == Some(name)) {
         Some(task) => Ok(Some(task)),
-        None => Err(Place::at(yaml, "tasks").bad(format!("a task `{name}`"), names.join(", "))),
+        None => Err(Location::at(yaml, "tasks").bad(format!("a task `{name}`"), names.join(", "))),
     }
 }
 
@@ -278,7 +280,7 @@ fn read_set(yaml: &Path, base: &Path, sets: Vec<Set>, key: &str) -> Result<Optio
         None => {
             let names: Vec<_> =
                 set.data.iter().map(|datum| datum.name.as_deref().unwrap_or("(no name)")).collect();
-            Err(Place::at(yaml, key).bad("data called seeds", names.join(", ")))
+            Err(Location::at(yaml, key).bad("data called seeds", names.join(", ")))
         }
     }
 }
@@ -287,7 +289,7 @@ fn open_seeds(path: &Path) -> Result<NpyArray> {
     let seeds = NpyArray::open(path)?;
     if seeds.shape().len() != 1 {
         let found = format!("shape {:?} (link prediction tasks are not read yet)", seeds.shape());
-        return Err(seeds.place().bad("seeds of shape (n,), node ids", found));
+        return Err(seeds.location().bad("seeds of shape (n,), node ids", found));
     }
     Ok(seeds)
 }
@@ -312,19 +314,19 @@ fn assemble_labels(
     for (seeds, labels) in &pairs {
         if labels.shape().len() > 2 || labels.shape().get(1).copied().unwrap_or(1) != dim || dim == 0 {
             return Err(labels
-                .place()
+                .location()
                 .bad(format!("labels of {dim} columns"), format!("shape {:?}", labels.shape())));
         }
         if labels.fortran() && dim > 1 {
-            return Err(labels.place().bad("a row-major matrix", "a column-major one"));
+            return Err(labels.location().bad("a row-major matrix", "a column-major one"));
         }
         if labels.shape().first() != Some(&seeds.elements()) {
             let expected = format!("{} labels, one a seed", seeds.elements());
-            return Err(labels.place().bad(expected, format!("shape {:?}", labels.shape())));
+            return Err(labels.location().bad(expected, format!("shape {:?}", labels.shape())));
         }
     }
     let values = description.nodes.checked_mul(dim).filter(|values| *values < 1 << 60).ok_or_else(|| {
-        Place::at(&description.yaml, "graph.nodes").bad("a number of nodes", description.nodes)
+        Location::at(&description.yaml, "graph.nodes").bad("a number of nodes", description.nodes)
     })?;
     // Twice: while they are shared out, the vector and its shared copy are both there.
     workspace.hold("labels in node order", values * 8)?;
@@ -355,12 +357,12 @@ fn scatter(seeds: &NpyArray, labels: &NpyArray, nodes: u64, dim: usize, rows: &m
         values.floats(&mut floats)?;
         for (id, label) in chunk.iter().zip(floats.chunks_exact(dim)) {
             if *id >= nodes {
-                return Err(seeds.row_place(row).bad(format!("a node id below {nodes}"), id));
+                return Err(seeds.row_location(row).bad(format!("a node id below {nodes}"), id));
             }
             let slot = &mut rows[*id as usize * dim..][..dim];
             if slot.iter().zip(label).any(|(old, new)| !old.is_nan() && old != new) {
                 let expected = format!("one label for node {id}: {slot:?} was given before");
-                return Err(labels.row_place(row).bad(expected, format!("{label:?}")));
+                return Err(labels.row_location(row).bad(expected, format!("{label:?}")));
             }
             slot.copy_from_slice(label);
             row += 1;

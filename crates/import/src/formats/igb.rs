@@ -5,7 +5,7 @@
 use super::Format;
 use crate::npy::{Header, NpyArray, NpyEdges, NpyRows, Scalar};
 use crate::source::{CHUNK, IdSource, IdStream, ImportSource, LabelKind, NodeLabels, Splits, Treatment};
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, input};
 use std::{
     io::{BufReader, Read},
     ops::Range,
@@ -99,12 +99,12 @@ impl IgbFiles {
 
 fn has_header(path: &Path) -> Result<bool> {
     let mut start = Vec::new();
-    input::open(path)?.take(6).read_to_end(&mut start).map_err(|error| Place::file(path).io(error))?;
+    input::open(path)?.take(6).read_to_end(&mut start).map_err(|error| Location::file(path).io(error))?;
     Ok(start == b"\x93NUMPY")
 }
 
 fn file_bytes(path: &Path) -> Result<u64> {
-    Ok(input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len())
+    Ok(input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len())
 }
 
 /// From the id mapping where it is a vector (some releases keep a dictionary there), else from the labels.
@@ -112,7 +112,7 @@ fn count_nodes(files: &IgbFiles) -> Result<u64> {
     if let Some(mapping) = &files.mapping
         && has_header(mapping)?
     {
-        let header = Header::read(&mut BufReader::new(input::open(mapping)?), &Place::file(mapping))?;
+        let header = Header::read(&mut BufReader::new(input::open(mapping)?), &Location::file(mapping))?;
         if let [nodes, ..] = header.shape[..] {
             return Ok(nodes);
         }
@@ -123,11 +123,11 @@ fn count_nodes(files: &IgbFiles) -> Result<u64> {
             .shape()
             .first()
             .copied()
-            .ok_or_else(|| labels.place().bad("a vector", "a single number"));
+            .ok_or_else(|| labels.location().bad("a vector", "a single number"));
     }
     let bytes = file_bytes(&files.labels)?;
     if bytes % 4 != 0 || bytes == 0 {
-        return Err(Place::file(&files.labels)
+        return Err(Location::file(&files.labels)
             .bad("32-bit floats, so a multiple of 4 bytes", format!("{bytes} bytes")));
     }
     Ok(bytes / 4)
@@ -138,7 +138,9 @@ fn open_array(path: &Path, nodes: u64, what: &str) -> Result<NpyArray> {
     if has_header(path)? {
         let array = NpyArray::open(path)?;
         if array.shape().first() != Some(&nodes) {
-            return Err(array.place().bad(format!("{nodes} {what}"), format!("shape {:?}", array.shape())));
+            return Err(array
+                .location()
+                .bad(format!("{nodes} {what}"), format!("shape {:?}", array.shape())));
         }
         return Ok(array);
     }
@@ -149,7 +151,7 @@ fn open_array(path: &Path, nodes: u64, what: &str) -> Result<NpyArray> {
         }
         _ => {
             let expected = format!("{nodes} {what} of 32-bit floats (a multiple of 4 x {nodes} bytes)");
-            Err(Place::file(path).bad(expected, format!("{bytes} bytes")))
+            Err(Location::file(path).bad(expected, format!("{bytes} bytes")))
         }
     }
 }
@@ -166,8 +168,8 @@ impl IdSource for Span {
     fn open(&self) -> Result<Box<dyn IdStream>> {
         Ok(Box::new(SpanStream(self.ids.clone())))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::row(&self.path, self.ids.start + position)
+    fn location(&self, position: u64) -> Location {
+        Location::row(&self.path, self.ids.start + position)
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{Format, classes};
 use crate::given;
 use crate::npy::{NpyArray, NpyEdges, NpyRows};
-use crate::source::{HeldIds, ImportSource, RowSource, Splits, Treatment};
+use crate::source::{IdsInMemory, ImportSource, RowSource, Splits, Treatment};
 use crate::{ImportWorkspace, Request, Result, input, torch};
 use std::path::{Path, PathBuf};
 
@@ -84,7 +84,7 @@ fn splits(path: &Path, workspace: &mut ImportWorkspace) -> Result<Splits> {
         let text = format!("the test nodes are `{}` of {}: it has no `test`", test.key, path.display());
         workspace.progress.note(&text);
     }
-    let held = |list: torch::IdList| HeldIds::boxed(path, list.ids);
+    let held = |list: torch::IdList| IdsInMemory::boxed(path, list.ids);
     Ok(Splits::Nodes { train: held(train), valid: held(valid), test: held(test) })
 }
 

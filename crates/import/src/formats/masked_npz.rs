@@ -6,7 +6,7 @@ use crate::given;
 use crate::input::{self, Member};
 use crate::npy::{NpyArray, NpyEdges, NpyRows, Scalar};
 use crate::source::{CHUNK, IdSource, IdStream, ImportSource, RowSource, Splits, Treatment};
-use crate::{ImportError, ImportWorkspace, Place, Request, Result};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result};
 use std::path::{Path, PathBuf};
 
 pub(super) struct MaskedNpz;
@@ -74,19 +74,19 @@ impl MaskIds {
         let (count, length) = match *masks.shape() {
             [length] => (1, length),
             [count, length] => (count, length),
-            ref shape => return Err(masks.place().bad("masks by node", format!("shape {shape:?}"))),
+            ref shape => return Err(masks.location().bad("masks by node", format!("shape {shape:?}"))),
         };
         if masks.scalar() != Scalar::Bool {
-            return Err(masks.place().bad("boolean masks", format!("dtype {}", masks.scalar())));
+            return Err(masks.location().bad("boolean masks", format!("dtype {}", masks.scalar())));
         }
         if length != nodes || masks.fortran() && count > 1 {
             let found = format!("shape {:?}", masks.shape());
-            return Err(masks.place().bad(format!("rows of {nodes} masks, one a node"), found));
+            return Err(masks.location().bad(format!("rows of {nodes} masks, one a node"), found));
         }
         if index as u64 >= count {
             return Err(ImportError::Request(format!(
                 "{}: there are {count} splits, 0 to {}; --split-index {index} is none of them",
-                masks.place(),
+                masks.location(),
                 count.saturating_sub(1)
             )));
         }
@@ -106,8 +106,8 @@ impl IdSource for MaskIds {
         let flags = self.masks.stream(self.first)?;
         Ok(Box::new(MaskIdStream { flags, node: 0, nodes: self.nodes, chunk: Vec::new() }))
     }
-    fn place(&self, _: u64) -> Place {
-        self.masks.place()
+    fn location(&self, _: u64) -> Location {
+        self.masks.location()
     }
 }
 

@@ -9,10 +9,10 @@ use crate::input::{self, Member};
 use crate::npy::Header;
 use crate::pickle;
 use crate::source::{
-    CHUNK, DenseRows, EdgeSource, EdgeStream, ForeignEdge, HeldIds, ImportSource, LabelKind, NodeLabels,
+    CHUNK, DenseRows, EdgeSource, EdgeStream, ForeignEdge, IdsInMemory, ImportSource, LabelKind, NodeLabels,
     SparseRows, Splits, Treatment,
 };
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, SplitChoice};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, SplitChoice};
 use std::{
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
@@ -93,7 +93,7 @@ impl Text {
     fn bytes(&self) -> Result<u64> {
         match self {
             Text::File(path) => {
-                Ok(std::fs::metadata(path).map_err(|error| Place::file(path).io(error))?.len())
+                Ok(std::fs::metadata(path).map_err(|error| Location::file(path).io(error))?.len())
             }
             Text::Member(_, member) => Ok(member.bytes),
         }
@@ -106,17 +106,17 @@ impl Text {
         }
     }
 
-    fn place(&self) -> Place {
+    fn location(&self) -> Location {
         match self {
-            Text::File(path) => Place::file(path),
-            Text::Member(_, member) => member.place(),
+            Text::File(path) => Location::file(path),
+            Text::Member(_, member) => member.location(),
         }
     }
 
-    fn row(&self, row: u64) -> Place {
-        let place = self.place();
-        let comma = if place.detail.is_empty() { "" } else { ", " };
-        Place::at(&place.path, format!("{}{comma}row {row}", place.detail))
+    fn row(&self, row: u64) -> Location {
+        let location = self.location();
+        let comma = if location.detail.is_empty() { "" } else { ", " };
+        Location::at(&location.path, format!("{}{comma}row {row}", location.detail))
     }
 }
 
@@ -168,7 +168,7 @@ impl MusaeFiles {
 
 /// The files of a folder, in order of name, so that the choice among several does not depend on the disk.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
-    let io = |error| Place::file(folder).io(error);
+    let io = |error| Location::file(folder).io(error);
     let entries = std::fs::read_dir(folder).map_err(io)?;
     let mut paths =
         entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>().map_err(io)?;
@@ -187,13 +187,13 @@ struct MusaeTargets {
 impl MusaeTargets {
     fn read(text: &Text) -> Result<MusaeTargets> {
         let mut reader = csv::Reader::from_reader(text.open()?);
-        let broken = |error: csv::Error| text.place().bad("a csv file", error);
+        let broken = |error: csv::Error| text.location().bad("a csv file", error);
         let header = reader.headers().map_err(broken)?.clone();
         let column = |names: &[&str]| {
             let found = names.iter().find_map(|name| header.iter().position(|field| field == *name));
             found.ok_or_else(|| {
                 let expected = format!("a column `{}`", names.join("` or `"));
-                text.place().bad(expected, header.iter().collect::<Vec<_>>().join(", "))
+                text.location().bad(expected, header.iter().collect::<Vec<_>>().join(", "))
             })
         };
         let (node_column, target_column) = (column(&NODE_COLUMNS)?, column(&TARGET_COLUMNS)?);
@@ -206,7 +206,7 @@ impl MusaeTargets {
         }
         words.sort_by_key(|(node, _)| *node);
         if let Some((at, (node, _))) = (0..).zip(&words).find(|(at, (node, _))| at != node) {
-            return Err(text.place().bad(format!("each node from 0 on once, and so {at}"), node));
+            return Err(text.location().bad(format!("each node from 0 on once, and so {at}"), node));
         }
         Ok(MusaeTargets::from_words(words))
     }
@@ -259,14 +259,14 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
     let empty = Bags { nodes, ..Bags::default() };
     let bags = serde::Deserializer::deserialize_map(&mut json, empty)
         .and_then(|bags| json.end().map(|()| bags))
-        .map_err(|error| text.place().bad("features by node, as json", error))?;
+        .map_err(|error| text.location().bad("features by node, as json", error))?;
     let mut spans = bags.spans;
     spans.sort_unstable();
     if let Some(pair) = spans.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(text.place().bad("each node once", format!("node {} twice", pair[0].0)));
+        return Err(text.location().bad("each node once", format!("node {} twice", pair[0].0)));
     }
     let dim = bags.columns.iter().max().map_or(0, |largest| *largest as usize + 1);
-    check_columns(dim as u64, text.place())?;
+    check_columns(dim as u64, text.location())?;
     let (mut starts, mut columns) = (vec![0], Vec::with_capacity(bags.columns.len()));
     let (mut spans, mut bag) = (spans.into_iter().peekable(), Vec::new());
     for node in 0..nodes {
@@ -287,16 +287,16 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
 
 /// Whether `path` is an npy of dictionaries, and not one of the forms that other formats share.
 fn holds_objects(path: &Path) -> Result<bool> {
-    let header = Header::read(&mut BufReader::new(input::open(path)?), &Place::file(path));
+    let header = Header::read(&mut BufReader::new(input::open(path)?), &Location::file(path));
     Ok(header.is_ok_and(|header| header.descr == "|O"))
 }
 
 fn splits(path: &Path, index: usize, workspace: &mut ImportWorkspace) -> Result<Splits> {
-    let bytes = std::fs::metadata(path).map_err(|error| Place::file(path).io(error))?.len();
+    let bytes = std::fs::metadata(path).map_err(|error| Location::file(path).io(error))?.len();
     // A number takes 2 bytes or more, then 16 as a value and 8 as an id.
     workspace.hold("the splits", bytes.saturating_mul(12))?;
     let whole = input::read_whole(path, u64::MAX)?;
-    let pickle = pickle::read_object_npy(&whole, &Place::file(path))?;
+    let pickle = pickle::read_object_npy(&whole, &Location::file(path))?;
     let splits = pickle.items(pickle.root());
     let splits = splits.ok_or_else(|| pickle.bad("splits", "an array of dictionaries", pickle.root()))?;
     let Some(split) = splits.get(index) else {
@@ -310,7 +310,7 @@ fn splits(path: &Path, index: usize, workspace: &mut ImportWorkspace) -> Result<
         let Some(ids) = keys.iter().find_map(|key| pickle.get(*split, key)) else {
             return Err(pickle.bad(&format!("split {index}"), &format!("a key `{}`", keys[0]), *split));
         };
-        Ok(HeldIds::boxed(path, pickle.ids(ids)?))
+        Ok(IdsInMemory::boxed(path, pickle.ids(ids)?))
     };
     Ok(Splits::Nodes {
         train: list(["train", "train"])?,
@@ -379,7 +379,7 @@ impl EdgeSource for CsvEdges {
         }
         Ok(Box::new(stream))
     }
-    fn place(&self, position: u64) -> Place {
+    fn location(&self, position: u64) -> Location {
         self.0.row(position)
     }
 }
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named_with_file_and_place() {
+    fn what_does_not_fit_is_named_with_file_and_location() {
         check_refused("a,b\n0,1\n2\n", FEATURES, TARGET, &["tiny_edges.csv, row 1", "`2`"]);
         check_refused("a,b\n0,x\n", FEATURES, TARGET, &["tiny_edges.csv, row 0", "`0,x`"]);
         check_refused(EDGES, r#"{"7": [1]}"#, TARGET, &["tiny_features.json", "`7`", "below 4", "line 1"]);

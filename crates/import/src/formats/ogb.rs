@@ -6,7 +6,7 @@ use super::Format;
 use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, TextRows};
 use crate::idlist::TextIds;
 use crate::source::{IdSource, ImportSource, LabelKind, NodeLabels, RowSource, Splits, Treatment};
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, input};
 use std::path::{Path, PathBuf};
 
 const DIALECT: Dialect = Dialect { delimiter: b',', header: false };
@@ -141,7 +141,7 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
         several => {
             let names: Vec<_> = several.iter().filter_map(|path| path.file_name()?.to_str()).collect();
             let found = format!("{}; choose one with --name", names.join(", "));
-            Err(Place::file(&parent).bad("one split", found))
+            Err(Location::file(&parent).bad("one split", found))
         }
     }
 }
@@ -150,11 +150,11 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
 fn read_count(path: &Path) -> Result<u64> {
     let mut records = DelimitedRecords::open(path, DIALECT)?;
     if !records.advance()? {
-        return Err(Place::file(path).bad("a number", "an empty file"));
+        return Err(Location::file(path).bad("a number", "an empty file"));
     }
     let count = records.id(0, "a count")?;
     if records.width() != 1 || records.advance()? {
-        return Err(Place::file(path).bad("one graph, so one number", "more"));
+        return Err(Location::file(path).bad("one graph, so one number", "more"));
     }
     Ok(count)
 }

@@ -4,7 +4,7 @@ use super::Format;
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
 use crate::parquet_file::{ColumnKind, ParquetFile, TableStream, shown};
 use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, ImportSource};
-use crate::{ImportWorkspace, Place, Request, Result, given, input};
+use crate::{ImportWorkspace, Location, Request, Result, given, input};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -52,7 +52,7 @@ impl Format for Parquet {
             source
         } else if request.node_ids.is_some() || request.string_ids {
             let path = edges.file.path();
-            return Err(Place::file(path).bad("string ids, for --node-ids or --string-ids", "integers"));
+            return Err(Location::file(path).bad("string ids, for --node-ids or --string-ids", "integers"));
         } else {
             given::open(request, workspace, None)?.with_edges(Box::new(edges))
         };
@@ -103,7 +103,7 @@ impl ParquetEdges {
         let bad = |slot: usize, expected: &str| {
             let column = &self.file.columns()[self.layout[slot]];
             let found = format!("{}{}", if column.list { "lists of " } else { "" }, column.kind);
-            Err(Place::at(self.file.path(), format!("column {}", column.name)).bad(expected, found))
+            Err(Location::at(self.file.path(), format!("column {}", column.name)).bad(expected, found))
         };
         for (slot, kind) in kinds.iter().enumerate() {
             if self.is_list(slot) || !matches!(kind, Some(ColumnKind::Whole | ColumnKind::Text)) {
@@ -139,7 +139,7 @@ impl ParquetEdges {
                 return Ok(relations.into_names());
             }
             for (at, name) in table.texts(0)?.iter().enumerate() {
-                relations.see(name.data(), || table.place(at, count))?;
+                relations.see(name.data(), || table.location(at, count))?;
             }
         }
     }
@@ -166,20 +166,20 @@ impl ParquetEdgeRows {
     /// Everything of the edge at `at` but its ends.
     fn attributes_at(&self, at: usize) -> Result<ForeignEdge> {
         let mut edge = ForeignEdge::default();
-        let place = || self.table.place(at, self.loaded);
+        let location = || self.table.location(at, self.loaded);
         if let Some(slot) = self.edges.relation {
             edge.relation = match &self.edges.relations {
                 Some(relations) => {
                     let name = &self.table.texts(slot)?[at];
                     relations
                         .number(name.data())
-                        .ok_or_else(|| place().bad("a relation seen before", shown(name)))?
+                        .ok_or_else(|| location().bad("a relation seen before", shown(name)))?
                 }
                 None => {
                     let number = self.table.whole(slot)?[at];
                     number
                         .try_into()
-                        .map_err(|_| place().bad("a relation number from 0 to 2^32 - 1", number))?
+                        .map_err(|_| location().bad("a relation number from 0 to 2^32 - 1", number))?
                 }
             };
         }
@@ -207,8 +207,8 @@ impl EdgeSource for ParquetEdges {
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>> {
         Ok(Box::new(self.rows(skip)?))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::row(self.file.path(), position)
+    fn location(&self, position: u64) -> Location {
+        Location::row(self.file.path(), position)
     }
 }
 
@@ -219,7 +219,8 @@ impl EdgeStream for ParquetEdgeRows {
         for at in 0..self.loaded {
             let id = |slot: usize| -> Result<u64> {
                 let id = self.table.whole(slot)?[at];
-                u64::try_from(id).map_err(|_| self.table.place(at, self.loaded).bad("an id, 0 or more", id))
+                u64::try_from(id)
+                    .map_err(|_| self.table.location(at, self.loaded).bad("an id, 0 or more", id))
             };
             out.push(ForeignEdge { source: id(0)?, target: id(1)?, ..self.attributes_at(at)? });
         }
@@ -254,8 +255,8 @@ impl NamedEdgeStream for ParquetEdgeRows {
     fn attributes(&self) -> Result<ForeignEdge> {
         self.attributes_at(self.at)
     }
-    fn place(&self) -> Place {
-        self.table.place(self.at, self.loaded)
+    fn location(&self) -> Location {
+        self.table.location(self.at, self.loaded)
     }
 }
 

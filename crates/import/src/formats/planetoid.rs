@@ -7,10 +7,10 @@ use crate::given;
 use crate::idlist::TextIds;
 use crate::pickle::{self, Pickle, Value};
 use crate::source::{
-    DenseRows, EdgeColumns, ForeignEdge, HeldEdges, HeldIds, IdSource, ImportSource, LabelKind, NodeLabels,
-    RowSource, SparseRows, Splits, Treatment,
+    DenseRows, EdgeColumns, EdgesInMemory, ForeignEdge, IdSource, IdsInMemory, ImportSource, LabelKind,
+    NodeLabels, RowSource, SparseRows, Splits, Treatment,
 };
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, input};
 use std::path::{Path, PathBuf};
 
 pub(super) struct Planetoid;
@@ -87,7 +87,7 @@ impl Folder {
         let mut needs_bytes = 0u64;
         for part in PARTS {
             let path = self.path(part);
-            let bytes = std::fs::metadata(&path).map_err(|error| Place::file(&path).io(error))?.len();
+            let bytes = std::fs::metadata(&path).map_err(|error| Location::file(&path).io(error))?.len();
             let times = if part == "graph" { BYTES_PER_GRAPH_BYTE } else { BYTES_PER_MATRIX_BYTE };
             needs_bytes = needs_bytes.saturating_add(bytes.saturating_mul(times));
         }
@@ -97,7 +97,7 @@ impl Folder {
     fn pickled<T>(&self, part: &str, look: impl FnOnce(&Pickle, &Path) -> Result<T>) -> Result<T> {
         let path = self.path(part);
         let bytes = input::read_whole(&path, u64::MAX)?;
-        look(&pickle::read(&bytes, &Place::file(&path))?, &path)
+        look(&pickle::read(&bytes, &Location::file(&path))?, &path)
     }
 
     fn matrix<T>(&self, part: &str, look: impl FnOnce(SparseRows) -> Result<T>) -> Result<T> {
@@ -117,7 +117,7 @@ impl Folder {
                 match (classes.next(), classes.next()) {
                     (None, _) => Ok(f32::NAN),
                     (Some(class), None) => Ok(class as f32),
-                    (Some(_), Some(_)) => Err(Place::row(path, row).bad("one class", "several")),
+                    (Some(_), Some(_)) => Err(Location::row(path, row).bad("one class", "several")),
                 }
             };
             // A matrix without columns has no data that would bound its rows.
@@ -147,7 +147,7 @@ impl TestOrder {
         let first = folder.matrix("allx", |matrix| Ok(matrix.rows()))?;
         if ids.iter().min() != Some(&first) {
             let found = ids.iter().min().map_or("none".to_string(), u64::to_string);
-            return Err(Place::file(&path).bad(format!("ids from {first}, the rows of allx, on"), found));
+            return Err(Location::file(&path).bad(format!("ids from {first}, the rows of allx, on"), found));
         }
         // Gaps are few: a forged id must not decide how much is allocated.
         let most = first + 2 * ids.len() as u64 + 1024;
@@ -156,7 +156,7 @@ impl TestOrder {
             let offset = (*id - first) as usize;
             if *id >= most || rows.get(offset).is_some_and(Option::is_some) {
                 let expected = format!("a node id below {most} that was not listed before");
-                return Err(Place::row(&path, row as u64).bad(expected, id));
+                return Err(Location::row(&path, row as u64).bad(expected, id));
             }
             rows.resize(rows.len().max(offset + 1), None);
             rows[offset] = Some(row);
@@ -173,7 +173,7 @@ impl TestOrder {
     }
 }
 
-fn edges(folder: &Folder) -> Result<HeldEdges> {
+fn edges(folder: &Folder) -> Result<EdgesInMemory> {
     folder.pickled("graph", |pickle, path| {
         let Some(pairs) = pickle.pairs(pickle.root()) else {
             return Err(pickle.bad("graph", "a dictionary from node to neighbours", pickle.root()));
@@ -191,7 +191,7 @@ fn edges(folder: &Folder) -> Result<HeldEdges> {
                 ..ForeignEdge::default()
             }));
         }
-        Ok(HeldEdges { path: path.to_path_buf(), edges: edges.into(), columns: EdgeColumns::default() })
+        Ok(EdgesInMemory { path: path.to_path_buf(), edges: edges.into(), columns: EdgeColumns::default() })
     })
 }
 
@@ -200,7 +200,7 @@ fn features(folder: &Folder, order: &TestOrder) -> Result<SparseRows> {
     let test = folder.matrix("tx", Ok)?;
     if test.dim() != all.dim() || test.rows() != order.listed() {
         let expected = format!("{} rows, one an id of test.index, of {} columns", order.listed(), all.dim());
-        return Err(Place::file(&test.path).bad(expected, format!("{} of {}", test.rows(), test.dim())));
+        return Err(Location::file(&test.path).bad(expected, format!("{} of {}", test.rows(), test.dim())));
     }
     let mut starts = all.starts.to_vec();
     let mut columns = all.columns.to_vec();
@@ -221,13 +221,13 @@ fn labels(folder: &Folder, order: &TestOrder, request: &Request) -> Result<NodeL
     let (mut values, columns) = folder.classes("ally")?;
     if values.len() as u64 != order.first {
         let expected = format!("{} rows, as in allx", order.first);
-        return Err(Place::file(&folder.path("ally")).bad(expected, values.len()));
+        return Err(Location::file(&folder.path("ally")).bad(expected, values.len()));
     }
     let (test, test_columns) = folder.classes("ty")?;
     if test.len() as u64 != order.listed() || test_columns != columns {
         let expected = format!("{} rows, as in tx, of {columns} classes", order.listed());
         return Err(
-            Place::file(&folder.path("ty")).bad(expected, format!("{} of {test_columns}", test.len()))
+            Location::file(&folder.path("ty")).bad(expected, format!("{} of {test_columns}", test.len()))
         );
     }
     values.extend(order.rows.iter().map(|row| row.map_or(f32::NAN, |row| test[row])));
@@ -241,19 +241,19 @@ fn splits(folder: &Folder, order: &TestOrder) -> Result<Splits> {
     let (labelled, _) = folder.classes("y")?;
     if labelled.len() as u64 != train_nodes {
         let expected = format!("{train_nodes} rows, as in x");
-        return Err(Place::file(&folder.path("y")).bad(expected, labelled.len()));
+        return Err(Location::file(&folder.path("y")).bad(expected, labelled.len()));
     }
     let valid = train_nodes..train_nodes + VALID_NODES;
     if valid.end > order.first {
         let expected = format!("{} rows: those of x, and {VALID_NODES} to validate on", valid.end);
-        return Err(Place::file(&folder.path("allx")).bad(expected, order.first));
+        return Err(Location::file(&folder.path("allx")).bad(expected, order.first));
     }
     let listed = (order.first..).zip(&order.rows).filter(|(_, row)| row.is_some());
     let path = folder.path("x");
     Ok(Splits::Nodes {
-        train: HeldIds::boxed(&path, Vec::from_iter(0..train_nodes)),
-        valid: HeldIds::boxed(&path, Vec::from_iter(valid)),
-        test: HeldIds::boxed(&order.path, listed.map(|(node, _)| node).collect::<Vec<u64>>()),
+        train: IdsInMemory::boxed(&path, Vec::from_iter(0..train_nodes)),
+        valid: IdsInMemory::boxed(&path, Vec::from_iter(valid)),
+        test: IdsInMemory::boxed(&order.path, listed.map(|(node, _)| node).collect::<Vec<u64>>()),
     })
 }
 

@@ -5,7 +5,7 @@ use super::csv::TextNames;
 use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout};
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
 use crate::source::{EdgeColumns, ForeignEdge, ImportSource, Splits, Treatment};
-use crate::{ImportError, ImportWorkspace, Place, Request, Result, input};
+use crate::{ImportError, ImportWorkspace, Location, Request, Result, input};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -45,7 +45,7 @@ impl Format for Triples {
         let numbered = Numbered::new(workspace, &graph, None)?;
         if numbered.count != train + valid + test {
             let expected = format!("{} triples, as in the first pass", train + valid + test);
-            return Err(Place::file(graph.path()).bad(expected, numbered.count));
+            return Err(Location::file(graph.path()).bad(expected, numbered.count));
         }
         Ok(ImportSource {
             nodes: Some(numbered.nodes),
@@ -79,9 +79,9 @@ fn relations(files: &[PathBuf]) -> Result<(Vec<String>, [u64; 3])> {
         let mut records = DelimitedRecords::open(path, DIALECT)?;
         while records.advance()? {
             if records.width() != 3 {
-                return Err(records.place().bad("3 fields: head, relation, tail", records.width()));
+                return Err(records.location().bad("3 fields: head, relation, tail", records.width()));
             }
-            relations.see(records.name(1)?, || records.place())?;
+            relations.see(records.name(1)?, || records.location())?;
             *count += 1;
         }
     }
@@ -136,8 +136,8 @@ impl NamedEdgeStream for GraphStream {
     fn attributes(&self) -> Result<ForeignEdge> {
         self.current.attributes()
     }
-    fn place(&self) -> Place {
-        self.current.place()
+    fn location(&self) -> Location {
+        self.current.location()
     }
 }
 

@@ -6,10 +6,10 @@ mod presets;
 pub use presets::{PRESETS, Preset};
 
 use crate::build::{
-    EdgePlan, FeaturePlan, ImportJob, ListWriter, TopologyResult, out_neighbours, write_features,
+    AdjacencyWriter, EdgePlan, FeaturePlan, ImportJob, TopologyResult, out_neighbours, write_features,
 };
 use crate::source::{CHUNK, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream, Treatment};
-use crate::{ImportError, ImportWorkspace, Place, Result};
+use crate::{ImportError, ImportWorkspace, Location, Result};
 use esker_store::{
     ArrayWriter, EdgeInfo, FORMAT_VERSION, FileEntry, LabelInfo, LabelKind, Manifest, NodeInfo, Provenance,
     SplitInfo, SplitOver, Staging, file,
@@ -20,9 +20,6 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
-
-// The name that tests of other crates still have for it.
-pub use self::GraphShape as Shape;
 
 /// What to generate. Everything in here shapes the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -198,7 +195,7 @@ fn build(
         };
         plan.build(directory, workspace)?
     } else {
-        workspace.step("topology", || write_lists(model, directory, workspace))?
+        workspace.step("topology", || write_adjacency(model, directory, workspace))?
     };
     let mut files = topology.files.clone();
     files.extend(out_neighbours(shape.out_neighbours, directory, &topology, workspace)?);
@@ -257,11 +254,15 @@ fn block_nodes(model: &GraphModel, bytes: u64, host_bytes: u64) -> u64 {
 }
 
 /// Neighbour lists come out sorted by target, so no sort is needed: blocks are drawn in parallel, written in order.
-fn write_lists(model: &GraphModel, directory: &Path, workspace: &ImportWorkspace) -> Result<TopologyResult> {
+fn write_adjacency(
+    model: &GraphModel,
+    directory: &Path,
+    workspace: &ImportWorkspace,
+) -> Result<TopologyResult> {
     workspace.progress.stage("draw edges", Some(model.nodes()), Unit::Count("nodes"));
     let width = IdWidth::for_nodes(model.nodes());
     let mut lists =
-        ListWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], model.nodes(), width)?;
+        AdjacencyWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], model.nodes(), width)?;
     let block = block_nodes(model, 8, workspace.budget.host_bytes);
     let window = block * rayon::current_num_threads() as u64 * 2;
     let mut first = 0;
@@ -339,8 +340,8 @@ impl EdgeSource for GeneratedEdges {
             skip,
         }))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::at(Path::new("generated graph"), format!("edge {position}"))
+    fn location(&self, position: u64) -> Location {
+        Location::at(Path::new("generated graph"), format!("edge {position}"))
     }
 }
 
@@ -390,8 +391,8 @@ impl RowSource for GeneratedRows {
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
         Ok(Box::new(GeneratedRowStream { model: self.0.clone(), next: first }))
     }
-    fn place(&self, row: u64) -> Place {
-        Place::row(Path::new("generated graph"), row)
+    fn location(&self, row: u64) -> Location {
+        Location::row(Path::new("generated graph"), row)
     }
 }
 

@@ -135,10 +135,10 @@ impl GraphModel {
     fn in_degree(&self, node: u64, rank: u64) -> u64 {
         let x = (rank as f64 + 0.5) / self.nodes as f64;
         let popular = density(&self.popularity, x);
-        let wanted = self.degree * (DEGREE_FLOOR + (1.0 - DEGREE_FLOOR) * popular);
+        let requested = self.degree * (DEGREE_FLOOR + (1.0 - DEGREE_FLOOR) * popular);
         let most = (self.nodes - 1).min(self.nodes / 4 + 16);
-        let whole = wanted.floor();
-        let more = unit(self.degree_key.at(node)) < wanted - whole;
+        let whole = requested.floor();
+        let more = unit(self.degree_key.at(node)) < requested - whole;
         (whole as u64 + more as u64).min(most)
     }
 
@@ -150,10 +150,10 @@ impl GraphModel {
         let rank = self.ranks.forward(node);
         let community = rank % self.communities;
         let class = self.class_of_community(community) as usize;
-        let wanted = self.in_degree(node, rank);
+        let requested = self.in_degree(node, rank);
         let key = self.edge_key.with(node);
-        let mut taken = Taken::for_about(wanted);
-        for slot in 0..wanted {
+        let mut taken = Taken::for_about(requested);
+        for slot in 0..requested {
             let kind = unit(key.at(slot));
             let draws = key.with(slot);
             for attempt in 0..=REDRAWS {

@@ -4,7 +4,7 @@
 use crate::input::Member;
 use crate::npy::{Header, NpyArray, NpyElements, Scalar, find_member};
 use crate::source::{CHUNK, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream};
-use crate::{Place, Result, input};
+use crate::{Location, Result, input};
 use esker_types::Dtype;
 use std::{
     path::{Path, PathBuf},
@@ -18,11 +18,11 @@ const TEXT_BYTES: u64 = 4096;
 pub const MOST_COLUMNS: u64 = 1 << 24;
 
 /// Refuses feature matrices without columns, and those whose dense rows no machine should make.
-pub fn check_columns(columns: u64, place: Place) -> Result<()> {
+pub fn check_columns(columns: u64, location: Location) -> Result<()> {
     if (1..=MOST_COLUMNS).contains(&columns) {
         return Ok(());
     }
-    Err(place.bad(format!("1 to {MOST_COLUMNS} columns, as feature rows are stored dense"), columns))
+    Err(location.bad(format!("1 to {MOST_COLUMNS} columns, as feature rows are stored dense"), columns))
 }
 
 /// Opens a CSR matrix saved by `scipy.sparse.save_npz`.
@@ -32,11 +32,11 @@ pub fn open_csr(path: &Path) -> Result<Box<dyn RowSource>> {
     let format = text_member(member)?;
     if format != "csr" {
         return Err(member
-            .place()
+            .location()
             .bad("a matrix in csr form", format!("`{format}`; save it again after `.tocsr()`")));
     }
     let matrix = CsrRows::open(&members, path, "")?;
-    check_columns(matrix.dim, Place::file(path))?;
+    check_columns(matrix.dim, Location::file(path))?;
     Ok(Box::new(matrix))
 }
 
@@ -44,14 +44,14 @@ pub fn open_csr(path: &Path) -> Result<Box<dyn RowSource>> {
 fn text_member(member: &Member) -> Result<String> {
     let bytes = member.read_whole(TEXT_BYTES)?;
     let mut rest = &bytes[..];
-    let header = Header::read(&mut rest, &member.place())?;
+    let header = Header::read(&mut rest, &member.location())?;
     let mut text = String::new();
     match header.descr.get(..2) {
         Some("|S") => text.push_str(&String::from_utf8_lossy(rest)),
         Some("<U") => text.extend(
             rest.as_chunks::<4>().0.iter().filter_map(|code| char::from_u32(u32::from_le_bytes(*code))),
         ),
-        _ => return Err(member.place().bad("a string", format!("dtype {}", header.descr))),
+        _ => return Err(member.location().bad("a string", format!("dtype {}", header.descr))),
     }
     Ok(text.trim_end_matches('\0').to_string())
 }
@@ -73,7 +73,7 @@ impl CsrRows {
         let array = |name: &str| NpyArray::member(members, path, &format!("{prefix}{name}"));
         let shape = array("shape")?;
         if shape.elements() != 2 {
-            return Err(shape.place().bad("two numbers, rows and columns", shape.elements()));
+            return Err(shape.location().bad("two numbers, rows and columns", shape.elements()));
         }
         let mut axes = Vec::with_capacity(2);
         shape.stream(0)?.ids(2, &mut axes)?;
@@ -87,11 +87,11 @@ impl CsrRows {
         };
         if matrix.starts.elements().checked_sub(1) != Some(matrix.rows) {
             let expected = format!("{} + 1 row starts", matrix.rows);
-            return Err(matrix.starts.place().bad(expected, matrix.starts.elements()));
+            return Err(matrix.starts.location().bad(expected, matrix.starts.elements()));
         }
         if matrix.values.elements() != matrix.columns.elements() {
             let expected = format!("{} values, one for each of `indices`", matrix.columns.elements());
-            return Err(matrix.values.place().bad(expected, matrix.values.elements()));
+            return Err(matrix.values.location().bad(expected, matrix.values.elements()));
         }
         Ok(matrix)
     }
@@ -101,10 +101,10 @@ impl CsrRows {
         self.columns.elements()
     }
 
-    /// Row starts and columns of the whole matrix, checked, for matrices that are small or wanted as edges.
+    /// Row starts and columns of the whole matrix, checked, for matrices that are small or requested as edges.
     pub fn structure(&self) -> Result<(Vec<u64>, Vec<u32>)> {
         if self.dim > u32::MAX as u64 {
-            return Err(Place::file(&self.path).bad("fewer than 2^32 columns", self.dim));
+            return Err(Location::file(&self.path).bad("fewer than 2^32 columns", self.dim));
         }
         let (mut starts, mut columns) = (vec![0], Vec::new());
         let mut walk = self.walk(0)?;
@@ -124,14 +124,14 @@ impl CsrRows {
         let allowed = if first == 0 { 0..=0 } else { 0..=self.entries() };
         if !allowed.contains(&position) {
             let expected = format!("a row start in {allowed:?}");
-            return Err(self.starts.row_place(first).bad(expected, position));
+            return Err(self.starts.row_location(first).bad(expected, position));
         }
         Ok(CsrWalk {
             starts,
             columns: self.columns.stream(position)?,
             values: self.values.stream(position)?,
-            starts_place: self.starts.place(),
-            columns_place: self.columns.place(),
+            starts_place: self.starts.location(),
+            columns_place: self.columns.location(),
             row: first,
             rows: self.rows,
             dim: self.dim,
@@ -148,7 +148,7 @@ fn vector(array: NpyArray) -> Result<NpyArray> {
     if array.shape().len() == 1 {
         return Ok(array);
     }
-    Err(array.place().bad("a vector", format!("shape {:?}", array.shape())))
+    Err(array.location().bad("a vector", format!("shape {:?}", array.shape())))
 }
 
 impl RowSource for CsrRows {
@@ -164,9 +164,9 @@ impl RowSource for CsrRows {
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
         Ok(Box::new(self.walk(first)?))
     }
-    fn place(&self, row: u64) -> Place {
+    fn location(&self, row: u64) -> Location {
         // A row of the matrix is in all members at once: name the archive only.
-        Place::row(&self.path, row)
+        Location::row(&self.path, row)
     }
 }
 
@@ -175,8 +175,8 @@ struct CsrWalk {
     starts: NpyElements,
     columns: NpyElements,
     values: NpyElements,
-    starts_place: Place,
-    columns_place: Place,
+    starts_place: Location,
+    columns_place: Location,
     row: u64,
     rows: u64,
     dim: u64,
@@ -207,7 +207,7 @@ impl CsrWalk {
                 if *column >= self.dim {
                     let detail = format!("{}, entry {}", self.columns_place.detail, self.position);
                     let expected = format!("a column below {} in row {}", self.dim, self.row + row as u64);
-                    return Err(Place::at(&self.columns_place.path, detail).bad(expected, column));
+                    return Err(Location::at(&self.columns_place.path, detail).bad(expected, column));
                 }
                 visit(row, *column as usize, *value);
                 self.position += 1;
@@ -231,7 +231,7 @@ impl CsrWalk {
             if *end < least || *end > most {
                 let detail = format!("{}, element {index}", self.starts_place.detail);
                 let expected = format!("a row end in {least}..={most}");
-                return Err(Place::at(&self.starts_place.path, detail).bad(expected, end));
+                return Err(Location::at(&self.starts_place.path, detail).bad(expected, end));
             }
             least = *end;
         }
@@ -282,8 +282,8 @@ impl EdgeSource for CsrEdges {
         let (starts, columns) = (self.starts.clone(), self.columns.clone());
         Ok(Box::new(CsrEdgeStream { starts, columns, position, row: 0 }))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::at(&self.path, format!("edge {position}"))
+    fn location(&self, position: u64) -> Location {
+        Location::at(&self.path, format!("edge {position}"))
     }
 }
 
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entries_of_a_held_matrix_are_edges() {
+    fn the_entries_of_a_matrix_in_memory_are_edges() {
         let edges = CsrEdges::new(Path::new("a"), vec![0, 2, 2, 5, 6], vec![2, 0, 1, 1, 2, 0]);
         let expected = [(0, 2), (0, 0), (2, 1), (2, 1), (2, 2), (3, 0)];
         for skip in 0..=6 {

@@ -3,7 +3,7 @@
 //! closed) costs no more memory than that.
 
 use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream};
-use crate::{Place, Result, input};
+use crate::{Location, Result, input};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{self, BufRead, Read},
@@ -33,7 +33,7 @@ impl Dialect {
             Some(asked) if asked.is_ascii() && !matches!(asked, '\n' | '\r' | '"') => asked as u8,
             Some(asked) => {
                 let expected = "a delimiter of one ASCII character, no quote and no line end";
-                return Err(Place::file(path).bad(expected, format!("--delimiter {asked:?}")));
+                return Err(Location::file(path).bad(expected, format!("--delimiter {asked:?}")));
             }
             None => guess_delimiter(path)?,
         };
@@ -55,7 +55,7 @@ fn guess_delimiter(path: &Path) -> Result<u8> {
     let (mut line, mut text) = (Vec::new(), input::open_text(path)?);
     skip_comments(&mut text)
         .and_then(|_| text.take(RECORD_BYTES).read_until(b'\n', &mut line))
-        .map_err(|error| Place::file(path).io(error))?;
+        .map_err(|error| Location::file(path).io(error))?;
     let found = [b'\t', b',', b';', b' '].into_iter().find(|byte| line.contains(byte));
     Ok(found.unwrap_or(b','))
 }
@@ -109,7 +109,7 @@ impl DelimitedRecords {
     pub fn open(path: &Path, dialect: Dialect) -> Result<DelimitedRecords> {
         let left = Arc::new(AtomicU64::new(RECORD_BYTES));
         let mut text = input::open_text(path)?;
-        let comments = skip_comments(&mut text).map_err(|error| Place::file(path).io(error))?;
+        let comments = skip_comments(&mut text).map_err(|error| Location::file(path).io(error))?;
         let bounded = Bounded { reader: text, left: left.clone() };
         let reader = csv::ReaderBuilder::new()
             .delimiter(dialect.delimiter)
@@ -147,15 +147,15 @@ impl DelimitedRecords {
     }
 
     fn broken(&self, error: csv::Error, line: u64) -> crate::ImportError {
-        let place = Place::at(&self.path, format!("line {line}"));
+        let location = Location::at(&self.path, format!("line {line}"));
         match error.into_kind() {
-            csv::ErrorKind::Io(error) => place.io(error),
+            csv::ErrorKind::Io(error) => location.io(error),
             csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
                 let line = pos.map_or(line, |pos| pos.line() + self.comments);
                 let expected = format!("{expected_len} fields, as in the first line");
-                Place::at(&self.path, format!("line {line}")).bad(expected, format!("{len} fields"))
+                Location::at(&self.path, format!("line {line}")).bad(expected, format!("{len} fields"))
             }
-            other => place.bad("delimited text", format!("{other:?}")),
+            other => location.bad("delimited text", format!("{other:?}")),
         }
     }
 
@@ -168,20 +168,20 @@ impl DelimitedRecords {
     pub fn field(&self, column: usize) -> Result<&[u8]> {
         match self.record.get(column) {
             Some(field) => Ok(field.trim_ascii()),
-            None => Err(self.place().bad(format!("{} columns", column + 1), self.width())),
+            None => Err(self.location().bad(format!("{} columns", column + 1), self.width())),
         }
     }
 
     /// Where the current record is.
-    pub fn place(&self) -> Place {
+    pub fn location(&self) -> Location {
         let line = self.record.position().map_or(0, |position| position.line() + self.comments);
-        Place::at(&self.path, format!("line {line}"))
+        Location::at(&self.path, format!("line {line}"))
     }
 
     /// A field that is not what it should be.
     pub fn bad(&self, column: usize, expected: &str) -> crate::ImportError {
         let found = self.record.get(column).unwrap_or_default();
-        self.place().bad(format!("{expected} in column {column}"), quoted(found))
+        self.location().bad(format!("{expected} in column {column}"), quoted(found))
     }
 
     /// A field that must be a whole number, 0 or more.
@@ -217,12 +217,12 @@ impl Lines {
         let count = (&mut self.reader)
             .take(RECORD_BYTES)
             .read_until(b'\n', &mut self.line)
-            .map_err(|error| self.place().io(error))?;
+            .map_err(|error| self.location().io(error))?;
         if count as u64 == RECORD_BYTES {
-            return Err(self.place().bad("a name", format!("a line longer than {RECORD_BYTES} bytes")));
+            return Err(self.location().bad("a name", format!("a line longer than {RECORD_BYTES} bytes")));
         }
         if count > 0 && self.name().is_empty() {
-            return Err(self.place().bad("a name", "an empty line"));
+            return Err(self.location().bad("a name", "an empty line"));
         }
         Ok(count > 0)
     }
@@ -233,8 +233,8 @@ impl Lines {
     }
 
     /// Where the current line is.
-    pub fn place(&self) -> Place {
-        Place::at(&self.path, format!("line {}", self.number))
+    pub fn location(&self) -> Location {
+        Location::at(&self.path, format!("line {}", self.number))
     }
 }
 
@@ -297,7 +297,7 @@ pub fn scan_table(path: &Path, dialect: Dialect) -> Result<TableShape> {
         shape.rows += 1;
     }
     if shape.columns == 0 {
-        return Err(Place::file(path).bad("rows of numbers", "an empty file"));
+        return Err(Location::file(path).bad("rows of numbers", "an empty file"));
     }
     Ok(shape)
 }
@@ -317,7 +317,7 @@ impl TextRows {
     pub fn new(path: &Path, dialect: Dialect, rows: u64, missing_is_nan: bool) -> Result<TextRows> {
         let mut records = DelimitedRecords::open(path, dialect)?;
         if !records.advance()? {
-            return Err(Place::file(path).bad(format!("{rows} rows"), "an empty file"));
+            return Err(Location::file(path).bad(format!("{rows} rows"), "an empty file"));
         }
         Ok(TextRows { path: path.to_path_buf(), dialect, rows, dim: records.width(), missing_is_nan })
     }
@@ -349,8 +349,8 @@ impl RowSource for TextRows {
             missing_is_nan: self.missing_is_nan,
         }))
     }
-    fn place(&self, row: u64) -> Place {
-        Place::row(&self.path, row)
+    fn location(&self, row: u64) -> Location {
+        Location::row(&self.path, row)
     }
 }
 
@@ -359,7 +359,7 @@ impl RowStream for TextRowStream {
         for row in rows.chunks_exact_mut(self.dim) {
             if !self.records.advance()? {
                 let found = format!("{} rows", self.row);
-                return Err(Place::file(&self.records.path).bad(format!("{} rows", self.rows), found));
+                return Err(Location::file(&self.records.path).bad(format!("{} rows", self.rows), found));
             }
             for (column, value) in row.iter_mut().enumerate() {
                 let field = self.records.field(column)?;
@@ -371,7 +371,7 @@ impl RowStream for TextRowStream {
             }
             self.row += 1;
             if self.row == self.rows && self.records.advance()? {
-                return Err(self.records.place().bad(format!("{} rows", self.rows), "one more"));
+                return Err(self.records.location().bad(format!("{} rows", self.rows), "one more"));
             }
         }
         Ok(())
@@ -448,9 +448,9 @@ impl EdgeSource for TextEdges {
             count: self.count,
         }))
     }
-    fn place(&self, position: u64) -> Place {
+    fn location(&self, position: u64) -> Location {
         // Blank lines and line ends inside quotes are not counted: "row" keeps the promise that "line" could not.
-        Place::at(&self.path, format!("row {}", position + self.dialect.header as u64))
+        Location::at(&self.path, format!("row {}", position + self.dialect.header as u64))
     }
 }
 
@@ -498,7 +498,7 @@ impl EdgeStream for TextEdgeStream {
             && (self.position > count || ended && self.position != count)
         {
             let found = format!("{}{} edges", if ended { "" } else { "at least " }, self.position);
-            return Err(Place::file(&self.records.path).bad(format!("{count} edges"), found));
+            return Err(Location::file(&self.records.path).bad(format!("{count} edges"), found));
         }
         Ok(!out.is_empty())
     }

@@ -1,7 +1,7 @@
 //! Lists of node ids as text: one whole number a line, plain or gzipped, as OGB's splits are.
 
 use crate::source::{CHUNK, IdSource, IdStream};
-use crate::{Place, Result, input};
+use crate::{Location, Result, input};
 use std::{
     io::{BufRead, Read},
     path::{Path, PathBuf},
@@ -37,8 +37,8 @@ impl IdSource for TextIds {
         let reader = input::open_text(&self.path)?;
         Ok(Box::new(TextIdStream { path: self.path.clone(), reader, row: 0, line: Vec::new(), blank: false }))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::row(&self.path, position)
+    fn location(&self, position: u64) -> Location {
+        Location::row(&self.path, position)
     }
 }
 
@@ -47,7 +47,7 @@ impl IdStream for TextIdStream {
         out.clear();
         while out.len() < CHUNK {
             self.line.clear();
-            let row = Place::row(&self.path, self.row);
+            let row = Location::row(&self.path, self.row);
             let count = (&mut self.reader)
                 .take(LINE_BYTES)
                 .read_until(b'\n', &mut self.line)

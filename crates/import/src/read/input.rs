@@ -1,6 +1,6 @@
 //! Opening foreign files: plain or gzipped text, and members of zip archives as independent streams.
 
-use crate::{ImportError, Place, Result};
+use crate::{ImportError, Location, Result};
 use flate2::{Crc, bufread::MultiGzDecoder, read::DeflateDecoder};
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The path itself if there is a file, else the path with `.gz` behind it, else an error that says what it is for.
+/// The path itself if there is a file, else the path with `.gz` after it, else an error that says what it is for.
 pub fn plain_or_gz(path: &Path, need: &str) -> Result<PathBuf> {
     let mut packed = path.as_os_str().to_owned();
     packed.push(".gz");
@@ -28,20 +28,20 @@ pub fn existing(path: &Path, need: &str) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     if path.is_dir() {
-        return Err(Place::file(path).bad("a file", "a directory"));
+        return Err(Location::file(path).bad("a file", "a directory"));
     }
     Err(ImportError::Missing { path: path.to_path_buf(), need: need.to_string() })
 }
 
 /// Opens a file for reading from its start.
 pub fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| Place::file(path).io(error))
+    File::open(path).map_err(|error| Location::file(path).io(error))
 }
 
 /// Opens a text file, unpacking it if it starts like gzip.
 pub fn open_text(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, open(path)?);
-    let start = reader.fill_buf().map_err(|error| Place::file(path).io(error))?;
+    let start = reader.fill_buf().map_err(|error| Location::file(path).io(error))?;
     if start.starts_with(&[0x1f, 0x8b]) {
         return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader))));
     }
@@ -51,12 +51,14 @@ pub fn open_text(path: &Path) -> Result<Box<dyn BufRead + Send>> {
 /// Reads a whole file of at most `limit_bytes`.
 pub fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
     let mut file = open(path)?;
-    let length = file.metadata().map_err(|error| Place::file(path).io(error))?.len();
+    let length = file.metadata().map_err(|error| Location::file(path).io(error))?.len();
     if length > limit_bytes {
-        return Err(Place::file(path).bad(format!("at most {limit_bytes} bytes"), format!("{length} bytes")));
+        return Err(
+            Location::file(path).bad(format!("at most {limit_bytes} bytes"), format!("{length} bytes"))
+        );
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    file.read_to_end(&mut bytes).map_err(|error| Place::file(path).io(error))?;
+    file.read_to_end(&mut bytes).map_err(|error| Location::file(path).io(error))?;
     Ok(bytes)
 }
 
@@ -80,24 +82,24 @@ pub fn zip_members(path: &Path) -> Result<Vec<Member>> {
         let found = format!(
             "one that does not open ({error}): it is cut off, or not a zip or npz; fetch or save it again"
         );
-        Place::file(path).bad("a whole zip archive", found)
+        Location::file(path).bad("a whole zip archive", found)
     };
     let mut archive = zip::ZipArchive::new(BufReader::new(open(path)?)).map_err(broken)?;
     let mut members = Vec::with_capacity(archive.len().min(4096));
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;
         let name = entry.name().map_err(broken)?.into_owned();
-        let place = || Place::at(path, format!("member {name}"));
+        let location = || Location::at(path, format!("member {name}"));
         let deflated = match entry.compression() {
             zip::CompressionMethod::Stored => false,
             zip::CompressionMethod::Deflated => true,
-            other => return Err(place().bad("a stored or deflated member", format!("{other:?}"))),
+            other => return Err(location().bad("a stored or deflated member", format!("{other:?}"))),
         };
         if entry.encrypted() {
-            return Err(place().bad("a member without a password", "an encrypted one"));
+            return Err(location().bad("a member without a password", "an encrypted one"));
         }
         let Some(data_offset) = entry.data_start() else {
-            return Err(place().bad("a local header", "none"));
+            return Err(location().bad("a local header", "none"));
         };
         members.push(Member {
             name,
@@ -114,14 +116,14 @@ pub fn zip_members(path: &Path) -> Result<Vec<Member>> {
 
 impl Member {
     /// Where this member is, for messages.
-    pub fn place(&self) -> Place {
-        Place::at(&self.archive, format!("member {}", self.name))
+    pub fn location(&self) -> Location {
+        Location::at(&self.archive, format!("member {}", self.name))
     }
 
     /// A stream over the unpacked bytes; its checksum is compared at the end.
     pub fn open(&self) -> Result<Box<dyn Read + Send>> {
         let mut file = open(&self.archive)?;
-        file.seek(SeekFrom::Start(self.data_offset)).map_err(|error| self.place().io(error))?;
+        file.seek(SeekFrom::Start(self.data_offset)).map_err(|error| self.location().io(error))?;
         let packed = BufReader::with_capacity(BUFFER_BYTES, file.take(self.packed_bytes));
         let reader: Box<dyn Read + Send> =
             if self.deflated { Box::new(DeflateDecoder::new(packed)) } else { Box::new(packed) };
@@ -132,11 +134,11 @@ impl Member {
     pub fn read_whole(&self, limit_bytes: u64) -> Result<Vec<u8>> {
         if self.bytes > limit_bytes {
             return Err(self
-                .place()
+                .location()
                 .bad(format!("at most {limit_bytes} bytes"), format!("{} bytes", self.bytes)));
         }
         let mut bytes = Vec::new();
-        self.open()?.read_to_end(&mut bytes).map_err(|error| self.place().io(error))?;
+        self.open()?.read_to_end(&mut bytes).map_err(|error| self.location().io(error))?;
         Ok(bytes)
     }
 }

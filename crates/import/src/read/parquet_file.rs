@@ -5,7 +5,7 @@
 //! inside the crate become errors.
 
 use crate::delimited::quoted;
-use crate::{ImportError, Place, Result, input};
+use crate::{ImportError, Location, Result, input};
 use bytes::Bytes;
 use half::f16;
 use parquet::{
@@ -83,8 +83,10 @@ pub struct ParquetFile {
 fn fenced<T>(path: &Path, work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(Place::file(path).bad("readable parquet data", error)),
-        Err(_) => Err(Place::file(path).bad("readable parquet data", "damage that the decoder tripped over")),
+        Ok(Err(error)) => Err(Location::file(path).bad("readable parquet data", error)),
+        Err(_) => {
+            Err(Location::file(path).bad("readable parquet data", "damage that the decoder tripped over"))
+        }
     }
 }
 
@@ -97,18 +99,18 @@ impl ParquetFile {
         for group in metadata.row_groups() {
             let count = u64::try_from(group.num_rows()).ok();
             rows = count.and_then(|count| rows.checked_add(count)).ok_or_else(|| {
-                Place::file(path).bad("a number of rows", format!("{} in a row group", group.num_rows()))
+                Location::file(path).bad("a number of rows", format!("{} in a row group", group.num_rows()))
             })?;
         }
         let columns: Arc<[ParquetColumn]> =
             metadata.file_metadata().schema_descr().columns().iter().map(describe).collect();
         if columns.is_empty() {
-            return Err(Place::file(path).bad("columns", "none"));
+            return Err(Location::file(path).bad("columns", "none"));
         }
         for group in metadata.row_groups() {
             if group.num_columns() != columns.len() {
                 let found = format!("{} in a row group", group.num_columns());
-                return Err(Place::file(path).bad(format!("{} columns", columns.len()), found));
+                return Err(Location::file(path).bad(format!("{} columns", columns.len()), found));
             }
         }
         Ok(ParquetFile { path: path.to_path_buf(), metadata: Arc::new(metadata), columns, rows })
@@ -135,7 +137,7 @@ impl ParquetFile {
         let by_number = || word.parse::<usize>().ok().filter(|number| *number < self.columns.len());
         by_name.or_else(by_number).ok_or_else(|| {
             let names: Vec<_> = self.columns.iter().map(|column| column.name.as_str()).take(32).collect();
-            Place::file(&self.path)
+            Location::file(&self.path)
                 .bad(format!("a column `{word}`"), format!("the columns {}", names.join(", ")))
         })
     }
@@ -305,7 +307,7 @@ impl TableStream {
                 fenced(&self.file.path, || slot.batch.read(reader, count, column.unsigned))?;
             if records != count {
                 let found = format!("{records} in column {}", column.name);
-                return Err(Place::row(&self.file.path, self.row).bad(format!("{count} more rows"), found));
+                return Err(Location::row(&self.file.path, self.row).bad(format!("{count} more rows"), found));
             }
             slot.batch.check_nulls(column, levels, &self.file.path, self.row)?;
         }
@@ -332,7 +334,7 @@ impl TableStream {
     fn wrong_kind(&self, slot: usize, expected: &str) -> ImportError {
         let column = &self.file.columns[self.columns[slot].column];
         let found = if column.list { format!("lists of {}", column.kind) } else { column.kind.to_string() };
-        Place::at(&self.file.path, format!("column {}", column.name)).bad(expected, found)
+        Location::at(&self.file.path, format!("column {}", column.name)).bad(expected, found)
     }
 
     /// The loaded elements of a column of integers.
@@ -377,15 +379,16 @@ impl TableStream {
         match starts.windows(2).position(|ends| ends[1] - ends[0] != length) {
             None => Ok(()),
             Some(at) => {
-                let place = Place::row(&self.file.path, self.row - loaded as u64 + at as u64);
-                Err(place.bad(format!("{length} elements, as in the first row"), starts[at + 1] - starts[at]))
+                let location = Location::row(&self.file.path, self.row - loaded as u64 + at as u64);
+                Err(location
+                    .bad(format!("{length} elements, as in the first row"), starts[at + 1] - starts[at]))
             }
         }
     }
 
     /// Where the loaded row number `at` of `loaded` is.
-    pub fn place(&self, at: usize, loaded: usize) -> Place {
-        Place::row(&self.file.path, self.row - loaded as u64 + at as u64)
+    pub fn location(&self, at: usize, loaded: usize) -> Location {
+        Location::row(&self.file.path, self.row - loaded as u64 + at as u64)
     }
 }
 
@@ -471,8 +474,8 @@ impl LoadedColumn {
             true => self.repetition[..=at].iter().filter(|level| **level == 0).count().saturating_sub(1),
             false => at,
         };
-        let place = Place::row(path, first_row + rows as u64);
-        Err(place.bad(format!("a value in column {}", column.name), "null"))
+        let location = Location::row(path, first_row + rows as u64);
+        Err(location.bad(format!("a value in column {}", column.name), "null"))
     }
 }
 

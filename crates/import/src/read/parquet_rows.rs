@@ -2,7 +2,7 @@
 
 use crate::parquet_file::{ColumnKind, ParquetFile, TableStream};
 use crate::source::{CHUNK, IdSource, IdStream, RowSource, RowStream};
-use crate::{Place, Result};
+use crate::{Location, Result};
 
 /// Elements read at a time from a list column.
 const LIST_ELEMENTS: usize = 1 << 18;
@@ -22,12 +22,14 @@ impl ParquetRows {
         let numbers: Vec<usize> = (0..file.columns().len()).filter(number).collect();
         let lists = numbers.iter().filter(|index| file.columns()[**index].list).count();
         let dim = match (numbers.len(), lists) {
-            (0, _) => return Err(Place::file(file.path()).bad("columns of numbers", "none")),
+            (0, _) => return Err(Location::file(file.path()).bad("columns of numbers", "none")),
             (count, 0) => count,
             (1, 1) => first_length(&file, numbers[0])?,
             (count, lists) => {
                 let found = format!("{lists} columns of lists among {count}");
-                return Err(Place::file(file.path()).bad("columns of numbers, or one column of lists", found));
+                return Err(
+                    Location::file(file.path()).bad("columns of numbers, or one column of lists", found)
+                );
             }
         };
         Ok(ParquetRows { file, columns: numbers, dim })
@@ -47,10 +49,10 @@ impl ParquetRows {
 fn first_length(file: &ParquetFile, column: usize) -> Result<usize> {
     let mut stream = file.read(&[column], 0)?;
     if stream.load(1)? == 0 {
-        return Err(Place::file(file.path()).bad("rows", "none"));
+        return Err(Location::file(file.path()).bad("rows", "none"));
     }
     match stream.elements(0) {
-        0 => Err(Place::row(file.path(), 0).bad("a list of numbers", "an empty one")),
+        0 => Err(Location::row(file.path(), 0).bad("a list of numbers", "an empty one")),
         length => Ok(length),
     }
 }
@@ -72,8 +74,8 @@ impl RowSource for ParquetRows {
         let lists = self.file.columns()[self.columns[0]].list;
         Ok(Box::new(ParquetRowStream { table: self.file.read(&self.columns, first)?, dim: self.dim, lists }))
     }
-    fn place(&self, row: u64) -> Place {
-        Place::row(self.file.path(), row)
+    fn location(&self, row: u64) -> Location {
+        Location::row(self.file.path(), row)
     }
 }
 
@@ -84,7 +86,7 @@ impl RowStream for ParquetRowStream {
         while at < rows.len() {
             let count = self.table.load(most.min((rows.len() - at) / self.dim))?;
             if count == 0 {
-                return Err(self.table.place(0, 0).bad("another row", "the end of the file"));
+                return Err(self.table.location(0, 0).bad("another row", "the end of the file"));
             }
             let out = &mut rows[at..at + count * self.dim];
             if self.lists {
@@ -113,8 +115,8 @@ impl ParquetIds {
     pub fn new(file: ParquetFile) -> Result<ParquetIds> {
         let column = &file.columns()[0];
         if column.kind != ColumnKind::Whole || column.list {
-            let place = Place::at(file.path(), format!("column {}", column.name));
-            return Err(place.bad("a column of ids", column.kind));
+            let location = Location::at(file.path(), format!("column {}", column.name));
+            return Err(location.bad("a column of ids", column.kind));
         }
         Ok(ParquetIds(file))
     }
@@ -124,8 +126,8 @@ impl IdSource for ParquetIds {
     fn open(&self) -> Result<Box<dyn IdStream>> {
         Ok(Box::new(ParquetIdStream(self.0.read(&[0], 0)?)))
     }
-    fn place(&self, position: u64) -> Place {
-        Place::row(self.0.path(), position)
+    fn location(&self, position: u64) -> Location {
+        Location::row(self.0.path(), position)
     }
 }
 
@@ -138,7 +140,7 @@ impl IdStream for ParquetIdStream {
         if count > 0 {
             for (at, id) in self.0.whole(0)?.iter().enumerate() {
                 let id =
-                    u64::try_from(*id).map_err(|_| self.0.place(at, count).bad("an id, 0 or more", id))?;
+                    u64::try_from(*id).map_err(|_| self.0.location(at, count).bad("an id, 0 or more", id))?;
                 out.push(id);
             }
         }

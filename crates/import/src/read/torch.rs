@@ -1,9 +1,9 @@
 //! Lists of ids in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's
 //! containers. The newer one is a zip archive (`NAME/data.pkl` and a member for each storage); the older one is a
-//! row of pickles, with the storages behind them.
+//! row of pickles, with the storages after them.
 
 use crate::pickle::{self, Pickle, TensorView, Value};
-use crate::{ImportError, Place, Result, input};
+use crate::{ImportError, Location, Result, input};
 use std::{io::Read, path::Path};
 
 /// The ids under one key of a dictionary.
@@ -31,7 +31,7 @@ const TEST_KEYS: [&str; 3] = ["test", "test-dev", "test-whole"];
 
 fn is_zip(path: &Path) -> Result<bool> {
     let mut start = Vec::new();
-    input::open(path)?.take(2).read_to_end(&mut start).map_err(|error| Place::file(path).io(error))?;
+    input::open(path)?.take(2).read_to_end(&mut start).map_err(|error| Location::file(path).io(error))?;
     Ok(start == b"PK")
 }
 
@@ -41,7 +41,7 @@ pub fn unpacked_bytes(path: &Path) -> Result<u64> {
         let members = input::zip_members(path)?;
         return Ok(members.iter().fold(0, |sum: u64, member| sum.saturating_add(member.bytes)));
     }
-    Ok(input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len())
+    Ok(input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len())
 }
 
 /// Reads the dictionary of a split.
@@ -54,20 +54,20 @@ fn read_zip(path: &Path) -> Result<Split> {
     let Some((root, main)) =
         members.iter().find_map(|member| Some((member.name.strip_suffix("data.pkl")?, member)))
     else {
-        return Err(Place::file(path).bad("a member data.pkl, as torch.save writes it", "none"));
+        return Err(Location::file(path).bad("a member data.pkl, as torch.save writes it", "none"));
     };
     if let Some(order) = members.iter().find(|member| member.name == format!("{root}byteorder"))
         && order.read_whole(16)? != b"little"
     {
-        return Err(order.place().bad("`little`", "another byte order"));
+        return Err(order.location().bad("`little`", "another byte order"));
     }
     let bytes = main.read_whole(u64::MAX)?;
-    let pickle = pickle::read(&bytes, &main.place())?;
+    let pickle = pickle::read(&bytes, &main.location())?;
     split(&pickle, |tensor| {
         let name = format!("{root}data/{}", tensor.key);
         match members.iter().find(|member| member.name == name) {
             Some(member) => member.read_whole(u64::MAX),
-            None => Err(Place::file(path).bad(format!("a member {name}"), "none")),
+            None => Err(Location::file(path).bad(format!("a member {name}"), "none")),
         }
     })
 }
@@ -75,8 +75,8 @@ fn read_zip(path: &Path) -> Result<Split> {
 fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
     let mut at = 0;
     let mut next = |what: &str| {
-        let place = Place::at(path, format!("{what} at byte {at}"));
-        let (pickle, used) = pickle::read_first(&whole[at..], &place)?;
+        let location = Location::at(path, format!("{what} at byte {at}"));
+        let (pickle, used) = pickle::read_first(&whole[at..], &location)?;
         at += used;
         Ok::<_, ImportError>(pickle)
     };
@@ -91,7 +91,7 @@ fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
     let keys = next("storage keys").ok();
     let storages = &whole[at..];
     split(&pickle, |tensor| {
-        let bad = |found: &str| Place::file(path).bad(format!("storage `{}`", tensor.key), found);
+        let bad = |found: &str| Location::file(path).bad(format!("storage `{}`", tensor.key), found);
         let keys = keys.as_ref().ok_or_else(|| bad("no list of storages"))?;
         let mut rest = storages;
         for key in keys.items(keys.root()).unwrap_or_default() {

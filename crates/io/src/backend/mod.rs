@@ -1,4 +1,4 @@
-//! A queue of requests to open files, and what can stand behind it: io_uring, a pool of threads, a simulation.
+//! A queue of requests to open files, and what can stand after it: io_uring, a pool of threads, a simulation.
 //!
 //! A backend moves bytes and reports what the system said, short counts and errors included. What that means, and
 //! what to do about it, is decided once, above, in `queue.rs`.

@@ -3,9 +3,9 @@
 
 use super::{Completion, IoBackend, IoRequest};
 use crate::IoError;
+use crate::backend_choice::{ChosenBackend, IoBackendKind, Options};
 use crate::disk::{Access, Disk, FileTable, Files};
 use crate::layout::Layout;
-use crate::rung::{Options, Rung, RungKind};
 use esker_types::random::{Key, below, unit};
 use std::collections::BTreeMap;
 use std::io;
@@ -160,18 +160,19 @@ impl Disk for SimulatedDisk {
             part_bytes.push(bytes.ok_or_else(missing)?);
         }
         let align_bytes = self.faults.align_bytes;
-        let rung = Rung {
-            kind: RungKind::Simulated,
+        let io_backend = ChosenBackend {
+            kind: IoBackendKind::Simulated,
             why_not_better: Vec::new(),
             align_bytes,
             block_bytes: options.block_bytes.unwrap_or(align_bytes).max(align_bytes),
             memory_align: align_bytes as usize,
         };
         let disk = self.clone();
-        let connect = Box::new(move |_: &Rung, options: &Options| -> io::Result<Box<dyn IoBackend>> {
-            Ok(Box::new(SimulatedBackend::new(&disk, paths.clone(), options.depth)))
-        });
-        Ok(Files::new(FileTable::new(layouts, &part_bytes), rung, *options, connect))
+        let connect =
+            Box::new(move |_: &ChosenBackend, options: &Options| -> io::Result<Box<dyn IoBackend>> {
+                Ok(Box::new(SimulatedBackend::new(&disk, paths.clone(), options.depth)))
+            });
+        Ok(Files::new(FileTable::new(layouts, &part_bytes), io_backend, *options, connect))
     }
 
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError> {

@@ -1,7 +1,9 @@
 //! What the tests of reading and writing share: files with known bytes and the definition of a plan.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use esker_io::{Access, AlignedBuffer, Disk, Files, IoError, Layout, Options, Piece, RungKind, ThisMachine};
+use esker_io::{
+    Access, AlignedBuffer, Disk, Files, IoBackendKind, IoError, Layout, Options, Piece, ThisMachine,
+};
 use std::path::{Path, PathBuf};
 
 /// Bytes that differ from place to place, so a wrong row shows.
@@ -31,17 +33,28 @@ pub fn lay(layout: &Layout, bytes: &[u8]) {
     }
 }
 
-/// The rungs that work in `directory`.
-pub fn rungs(directory: &Path) -> Vec<RungKind> {
+/// The I/O backends that work in `directory`.
+pub fn io_backends(directory: &Path) -> Vec<IoBackendKind> {
     let path = directory.join("probe");
     std::fs::write(&path, [0u8; 4096]).unwrap();
-    let works = |rung: &RungKind| open(&Layout::file(&path), Access::Read, *rung, Options::default()).is_ok();
-    RungKind::LADDER.into_iter().filter(works).collect()
+    let works = |io_backend: &IoBackendKind| {
+        open(&Layout::file(&path), Access::Read, *io_backend, Options::default()).is_ok()
+    };
+    IoBackendKind::LADDER.into_iter().filter(works).collect()
 }
 
-/// Opens one file on one rung.
-pub fn open(layout: &Layout, access: Access, rung: RungKind, options: Options) -> Result<Files, IoError> {
-    ThisMachine.open(std::slice::from_ref(layout), access, &Options { rung: Some(rung), ..options })
+/// Opens one file on one I/O backend.
+pub fn open(
+    layout: &Layout,
+    access: Access,
+    io_backend: IoBackendKind,
+    options: Options,
+) -> Result<Files, IoError> {
+    ThisMachine.open(
+        std::slice::from_ref(layout),
+        access,
+        &Options { io_backend: Some(io_backend), ..options },
+    )
 }
 
 /// Pieces for these spans of the file, one behind the other in the buffer with `pad` bytes between.
@@ -60,8 +73,8 @@ pub fn pieces(spans: &[(u64, u64)], pad: u64) -> (Vec<Piece>, usize) {
 pub fn assert_delivered(pieces: &[Piece], buffer: &[u8], file: &[u8], what: &str) {
     for piece in pieces {
         let got = &buffer[piece.at as usize..(piece.at + piece.bytes) as usize];
-        let wanted = &file[piece.offset as usize..(piece.offset + piece.bytes) as usize];
-        assert!(got == wanted, "{what}: {piece:?} is wrong");
+        let requested = &file[piece.offset as usize..(piece.offset + piece.bytes) as usize];
+        assert!(got == requested, "{what}: {piece:?} is wrong");
     }
 }
 

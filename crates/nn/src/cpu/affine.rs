@@ -4,8 +4,8 @@
 use super::aggregate::{aggregate_rows, hand_back_rows};
 use super::buffer::Parts;
 use super::graph::CpuGraph;
+use super::matmul::{PackedPanels, View, add_turned, matmul_calls, matmul_packed};
 use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
-use super::product::{PackedPanels, View, add_turned, product_calls, product_packed};
 use super::wide::prefetch_row_later;
 use super::{CpuBackend, CpuMatrix};
 use crate::{Affine, Aggregator, InputTerm, Post, Shape, TermRows, WeightTerm};
@@ -16,7 +16,7 @@ pub(crate) const CHUNK_ROWS: usize = 192;
 /// Rows that are aggregated at a time: those of the next block are asked for while this one is multiplied, so that
 /// memory and arithmetic work side by side; both blocks' neighbours fit the second-level cache.
 const BLOCK_ROWS: usize = 48;
-/// Rows of a chunk of weight gradients: the depth of its product.
+/// Rows of a chunk of weight gradients: the depth of its matmul.
 const DEPTH_ROWS: usize = 192;
 /// Rows that are worth a partial sum of their own.
 const GROUP_ROWS: usize = 384;
@@ -77,7 +77,7 @@ impl<'a> Ahead<'a> {
             return Ahead { nbrs: &[], input: &[], columns: 0, each: 0 };
         };
         let nbrs = &graph.nbrs()[graph.offsets()[first] as usize..graph.offsets()[end] as usize];
-        let calls = terms.iter().map(|term| product_calls(BLOCK_ROWS, columns, term.weight.depth())).sum();
+        let calls = terms.iter().map(|term| matmul_calls(BLOCK_ROWS, columns, term.weight.depth())).sum();
         Ahead { nbrs, input, columns: depth, each: nbrs.len().div_ceil(calls) }
     }
 
@@ -149,7 +149,7 @@ impl CpuBackend {
                 let to = unsafe { to.part(first * columns, count * columns) };
                 let mut ahead = Ahead::new(&terms, first + count, rows, columns);
                 if terms.is_empty() && !accumulate {
-                    // No product overwrites what the buffer held before.
+                    // No matmul overwrites what the buffer held before.
                     to.fill(0.0);
                 }
                 for (index, term) in terms.iter().enumerate() {
@@ -161,7 +161,7 @@ impl CpuBackend {
         });
     }
 
-    /// The product of one term for one chunk.
+    /// The matmul of one term for one chunk.
     fn term_rows(
         &self,
         term: &Ready<'_>,
@@ -175,7 +175,7 @@ impl CpuBackend {
         match &term.from {
             From::Rows(values) => {
                 let left = &values[first * depth..][..rows * depth];
-                self.timed_product(to, left, &term.weight, add, || ahead.ask());
+                self.timed_matmul(to, left, &term.weight, add, || ahead.ask());
             }
             From::Aggregate { graph, input, aggregator, kept, winners } => {
                 let mut scratch;
@@ -192,12 +192,12 @@ impl CpuBackend {
                 self.counters.aggregate(|| {
                     aggregate_rows(graph, input, depth, *aggregator, first, aggregated, winners)
                 });
-                self.timed_product(to, aggregated, &term.weight, add, || ahead.ask());
+                self.timed_matmul(to, aggregated, &term.weight, add, || ahead.ask());
             }
         }
     }
 
-    fn timed_product(
+    fn timed_matmul(
         &self,
         to: &mut [f32],
         left: &[f32],
@@ -207,7 +207,7 @@ impl CpuBackend {
     ) {
         let rows = to.len() / right.columns().max(1);
         let shape = [rows, right.columns(), right.depth()];
-        self.counters.product(shape, || product_packed(to, rows, left, right, add, &mut between));
+        self.counters.matmul(shape, || matmul_packed(to, rows, left, right, add, &mut between));
     }
 
     pub(crate) fn affine_weights(
@@ -256,7 +256,7 @@ impl CpuBackend {
         }
     }
 
-    /// Adds the weight and bias gradients of a chunk; the bias comes last where it is wanted.
+    /// Adds the weight and bias gradients of a chunk; the bias comes last where it is requested.
     fn weights_of_chunk(
         &self,
         gradient: &[f32],
@@ -271,7 +271,7 @@ impl CpuBackend {
             partial = rest;
             let source = &source[first * depth..][..count * depth];
             let shape = [columns, *depth, count];
-            self.counters.product(shape, || add_turned(weight, shape, gradient, source));
+            self.counters.matmul(shape, || add_turned(weight, shape, gradient, source));
         }
         if !partial.is_empty() {
             add_rows(gradient, columns, partial);
@@ -290,7 +290,7 @@ impl CpuBackend {
                 match term {
                     ReadyInput::Rows { gradient, weight } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
-                        self.timed_product(&mut to[skip * columns..], from, weight, true, || {});
+                        self.timed_matmul(&mut to[skip * columns..], from, weight, true, || {});
                     }
                     ReadyInput::Identity { gradient } => {
                         let Some((skip, from)) = last_rows(gradient, rows, first, count) else { continue };
@@ -345,7 +345,7 @@ impl CpuBackend {
             // SAFETY: chunks do not overlap, and the matrix outlives the loop.
             let to = unsafe { parts.part(first * columns, count * columns) };
             let left = &gradient.values()[first * depth..][..count * depth];
-            self.timed_product(to, left, weight, false, || {});
+            self.timed_matmul(to, left, weight, false, || {});
         });
         projected
     }

@@ -6,7 +6,7 @@ use super::wide::{prefetch_row, wide};
 use crate::{Aggregator, Degree};
 
 /// How many neighbours ahead rows are asked for: far enough to hide a miss, near enough to stay in the first cache.
-const AHEAD: usize = 8;
+const PREFETCH_DISTANCE: usize = 8;
 
 wide! {
     /// The aggregated rows of outputs from `first` on. `winners` takes the place in the list of each largest.
@@ -30,7 +30,7 @@ wide! {
             let list = offsets[first + index] as usize..offsets[first + index + 1] as usize;
             let weight = sampled_weight(degrees, own, list.len());
             for edge in list.clone() {
-                if let Some(ahead) = nbrs.get(edge + AHEAD) {
+                if let Some(ahead) = nbrs.get(edge + PREFETCH_DISTANCE) {
                     prefetch_row(input, *ahead as usize * columns, columns);
                 }
                 let nbr = nbrs[edge] as usize;
@@ -61,7 +61,7 @@ wide! {
         for (index, to) in to.chunks_exact_mut(columns).enumerate() {
             let input = first + index;
             for place in offsets[input] as usize..offsets[input + 1] as usize {
-                if let Some(ahead) = outputs.get(place + AHEAD) {
+                if let Some(ahead) = outputs.get(place + PREFETCH_DISTANCE) {
                     prefetch_row(gradient, *ahead as usize * columns, columns);
                 }
                 let output = outputs[place] as usize;
@@ -157,7 +157,7 @@ fn largest_rows(
             to.fill(0.0);
         }
         for (place, edge) in list.enumerate() {
-            if let Some(ahead) = nbrs.get(edge + AHEAD) {
+            if let Some(ahead) = nbrs.get(edge + PREFETCH_DISTANCE) {
                 prefetch_row(input, *ahead as usize * columns, columns);
             }
             let row = &input[nbrs[edge] as usize * columns..][..columns];

@@ -11,7 +11,7 @@ use crate::{Attention, AttentionGradients, AttentionKept, Dropout, Shape};
 const CHUNK_ROWS: usize = 128;
 /// Partial sums of a vector's gradient at most.
 pub(crate) const VECTOR_CHUNKS: usize = 64;
-const AHEAD: usize = 4;
+const PREFETCH_DISTANCE: usize = 4;
 
 /// What every pass reads.
 #[derive(Clone, Copy)]
@@ -109,7 +109,7 @@ wide! {
         let edges = setting.graph.edge_count();
         to.fill(0.0);
         for (edge, nbr) in setting.list(output) {
-            if let Some(ahead) = setting.graph.nbrs().get(edge + AHEAD) {
+            if let Some(ahead) = setting.graph.nbrs().get(edge + PREFETCH_DISTANCE) {
                 prefetch_row(setting.hidden, *ahead as usize * columns, columns);
             }
             let row = &setting.hidden[nbr * columns..][..columns];
@@ -182,7 +182,7 @@ wide! {
     }
 }
 
-/// A dot product in sixteen lanes, added in order.
+/// A dot-matmul in sixteen lanes, added in order.
 #[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];

@@ -1,4 +1,4 @@
-//! The innermost product on AVX-512: tiles of 6 rows and 64 columns held in registers. `gemm` copies both sides into its
+//! The innermost matmul on AVX-512: tiles of 6 rows and 64 columns held in registers. `gemm` copies both sides into its
 //! own layout on every call, which for a chunk of rows and one weight costs a tenth of the time; here the weight is laid out once for
 //! all chunks, and rows are read where they are.
 #![cfg(target_arch = "x86_64")]
@@ -18,7 +18,7 @@ pub(crate) struct Steps {
 }
 
 /// `to[row][column] += left[row][d] x right[d][column]` for `rows` rows and the `columns` of one panel. Calls `between`
-/// before every tile, which takes a microsecond: long enough for memory asked for there to arrive behind it.
+/// before every tile, which takes a microsecond: long enough for memory asked for there to arrive after it.
 ///
 /// # Safety
 /// The processor has AVX-512F. `left` holds every (row, depth) of its steps, `right` `depth` rows of `PANEL` numbers, and `to`

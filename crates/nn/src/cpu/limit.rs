@@ -1,10 +1,10 @@
-//! What products can reach on this machine, by `gemm` itself: what ours are measured against.
+//! What matmuls can reach on this machine, by `gemm` itself: what ours are measured against.
 
 use std::time::Instant;
 
 /// The rate of `gemm` alone, one call after another on every thread of the surrounding pool, at the best of some sizes:
 /// operations a second.
-pub fn best_product_rate(threads: usize) -> f64 {
+pub fn best_matmul_rate(threads: usize) -> f64 {
     let sizes = [[1024, 256, 256], [512, 512, 512], [256, 256, 256]];
     let rate = |[m, n, k]: [usize; 3]| {
         let calls = (4 << 30) / (2 * m * n * k);

@@ -8,9 +8,9 @@ mod graph;
 mod kernel;
 mod limit;
 mod loss;
+mod matmul;
 mod norm;
 mod post;
-mod product;
 mod update;
 pub(crate) mod wide;
 
@@ -19,9 +19,9 @@ pub(crate) use attention::VECTOR_CHUNKS;
 pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
-pub use limit::best_product_rate;
+pub use limit::best_matmul_rate;
 pub(crate) use loss::counted;
-pub(crate) use product::packed_words;
+pub(crate) use matmul::packed_words;
 
 use crate::*;
 use buffer::MatrixPool;
@@ -47,9 +47,9 @@ struct Counters {
 /// What a backend's threads have done so far, all threads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCounters {
-    /// Processor time in matrix products.
+    /// Processor time in matmuls.
     pub product_nanos: u64,
-    /// Multiplications and additions of matrix products.
+    /// Multiplications and additions of matmuls.
     pub product_operations: u64,
     /// Processor time in gathering and aggregating rows.
     pub aggregate_nanos: u64,
@@ -58,7 +58,7 @@ pub struct CpuCounters {
 }
 
 impl Counters {
-    fn product(&self, [rows, columns, depth]: [usize; 3], work: impl FnOnce()) {
+    fn matmul(&self, [rows, columns, depth]: [usize; 3], work: impl FnOnce()) {
         let start = thread_nanos();
         work();
         self.product_nanos.fetch_add(thread_nanos() - start, Relaxed);
@@ -119,7 +119,7 @@ impl Device for CpuBackend {
     type HostRows = CpuMatrix;
     type Cache = Infallible;
     type Number = Ready;
-    const STEPS_AHEAD: usize = 0;
+    const STEPS_IN_FLIGHT: usize = 0;
 
     fn in_host_memory(&self) -> bool {
         true

@@ -55,7 +55,7 @@ pub(crate) fn width() -> Width {
     }
 }
 
-/// Asks for the cache lines of a row that is wanted soon.
+/// Asks for the cache lines of a row that is requested soon.
 #[inline(always)]
 pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
     let _ = (values, first, columns);
 }
 
-/// Asks for a row that is wanted later, into the second-level cache.
+/// Asks for a row that is requested later, into the second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch_row_later(values: &[f32], first: usize, columns: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use crate::found::Section;
 use crate::memory::{Ledger, held};
 use crate::relabel::{NewNodes, Relabel};
 use crate::topology::{
-    Fetched, HopLists, NeighbourList, RequestedEntries, Topology, TopologyWorkspace, Word,
+    Fetched, HopNeighbours, Neighbours, RequestedEntries, StoredId, Topology, TopologyWorkspace,
 };
 use crate::{Result, SampleError};
 use esker_io::prefetch;
@@ -22,7 +22,7 @@ const SHARED_WAVE_NODES: usize = 2048;
 /// Nodes between asking for a line and reading it.
 const LAG: usize = 8;
 /// Words between asking for a table line and reading it, where nothing else is done in between.
-const RELABEL_AHEAD: usize = 16;
+const PREFETCH_RELABEL: usize = 16;
 /// Nodes whose bounds, and then whose list heads, are asked for together.
 const CLUSTER: usize = 16;
 /// Fan-outs up to this are taken to be smaller than degrees when room is made.
@@ -30,7 +30,7 @@ const FEW: u32 = 64;
 /// Fetched entries relabelled at a time.
 const FETCHED_WAVE: usize = 1 << 14;
 /// How far ahead bounds of lists are asked for where they are read one after the other.
-const BOUNDS_AHEAD: usize = 16;
+const PREFETCH_BOUNDS: usize = 16;
 const LINE_BYTES: usize = 64;
 
 /// Nodes of the largest wave.
@@ -56,7 +56,7 @@ impl Section {
     fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) {
         self.lengths.extend_from_slice(&wave.lengths);
         self.degrees.extend_from_slice(&wave.degrees);
-        self.places.extend_from_slice(&wave.places[..wave.count]);
+        self.local_indices.extend_from_slice(&wave.local_indices[..wave.count]);
         if carry.positions {
             self.positions.extend_from_slice(&wave.positions[..wave.count]);
         }
@@ -73,7 +73,7 @@ pub(super) struct Wave<W> {
     /// The first `count` of each are in use; the rest is room from earlier waves.
     words: Vec<W>,
     positions: Vec<u32>,
-    places: Vec<u32>,
+    local_indices: Vec<u32>,
     count: usize,
     edges: Vec<EdgeId>,
     relations: Vec<u32>,
@@ -92,7 +92,11 @@ impl<W> Waves<W> {
         let all = self.ahead.iter().chain(&self.behind);
         all.map(|wave| {
             let words = held(&wave.lengths) + held(&wave.degrees) + held(&wave.positions) + held(&wave.words);
-            words + held(&wave.places) + held(&wave.relations) + held(&wave.edges) + wave.drawer.bytes()
+            words
+                + held(&wave.local_indices)
+                + held(&wave.relations)
+                + held(&wave.edges)
+                + wave.drawer.bytes()
         })
         .sum()
     }
@@ -109,7 +113,7 @@ pub(super) struct HopJob<'a> {
     pub carry: Carry,
     /// Place of the first node that is new.
     pub first_place: u32,
-    /// Nodes of the graph: there cannot be more places.
+    /// Nodes of the graph: there cannot be more local indices.
     pub most_places: u64,
     pub threads: usize,
 }
@@ -117,7 +121,7 @@ pub(super) struct HopJob<'a> {
 /// Where draws go.
 pub(super) struct Into<'a, R> {
     pub table: &'a mut R,
-    pub fresh: &'a mut NewNodes,
+    pub new_nodes: &'a mut NewNodes,
     pub section: &'a mut Section,
     pub ledger: &'a mut Ledger,
 }
@@ -125,29 +129,30 @@ pub(super) struct Into<'a, R> {
 impl<R: Relabel> Into<'_, R> {
     fn clear(&mut self) {
         self.section.clear();
-        self.fresh.clear();
+        self.new_nodes.clear();
     }
 
     /// Room for a wave of so many lists and entries.
     fn reserve(&mut self, job: &HopJob, lists: usize, entries: usize) -> Result<()> {
-        let places = job.first_place as u64 + self.fresh.nodes().len() as u64;
-        let new = (entries as u64).min(job.most_places - places) as usize;
-        if places + new as u64 > MOST_NODES {
-            let problem = format!("a batch reached {places} nodes and may pass 2^31 with the next lists");
+        let local_indices = job.first_place as u64 + self.new_nodes.nodes().len() as u64;
+        let new = (entries as u64).min(job.most_places - local_indices) as usize;
+        if local_indices + new as u64 > MOST_NODES {
+            let problem =
+                format!("a batch reached {local_indices} nodes and may pass 2^31 with the next lists");
             return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
         }
         // The table first: it is what mostly does not fit.
-        self.table.reserve(places as usize + new, self.ledger)?;
-        self.fresh.reserve(new, self.ledger)?;
+        self.table.reserve(local_indices as usize + new, self.ledger)?;
+        self.new_nodes.reserve(new, self.ledger)?;
         self.section.reserve(lists, entries, job.carry, self.ledger)
     }
 }
 
 /// Draws the lists of a hop that lie in memory; nodes met for the first time go to `into.fresh`.
-pub(super) fn expand<H: HopLists, R: Relabel + Send>(
+pub(super) fn expand<H: HopNeighbours, R: Relabel + Send>(
     job: &HopJob,
     lists: &H,
-    waves: &mut Waves<H::Word>,
+    waves: &mut Waves<H::StoredId>,
     into: &mut Into<R>,
 ) -> Result<()> {
     into.clear();
@@ -157,7 +162,7 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
         for range in ranges(job.nodes.len(), WAVE_NODES) {
             let entries = wave.make_room(job, lists, range.clone(), into.ledger)?;
             into.reserve(job, range.len(), entries)?;
-            wave.draw_and_relabel(job, lists, range, into.table, into.fresh);
+            wave.draw_and_relabel(job, lists, range, into.table, into.new_nodes);
             into.section.append(wave, job.carry);
         }
         return Ok(());
@@ -183,30 +188,34 @@ pub(super) fn expand<H: HopLists, R: Relabel + Send>(
     relabel_all(job, &mut waves.behind[..drawn], into)
 }
 
-fn relabel_all<W: Word, R: Relabel>(job: &HopJob, waves: &mut [Wave<W>], into: &mut Into<R>) -> Result<()> {
+fn relabel_all<W: StoredId, R: Relabel>(
+    job: &HopJob,
+    waves: &mut [Wave<W>],
+    into: &mut Into<R>,
+) -> Result<()> {
     for wave in waves {
         into.reserve(job, wave.lengths.len(), wave.count)?;
-        let (words, places) = (&wave.words[..wave.count], &mut wave.places[..wave.count]);
-        relabel(words, job.first_place, into.table, into.fresh, places);
+        let (words, local_indices) = (&wave.words[..wave.count], &mut wave.local_indices[..wave.count]);
+        relabel(words, job.first_place, into.table, into.new_nodes, local_indices);
         into.section.append(wave, job.carry);
     }
     Ok(())
 }
 
 /// Relabels words that were drawn before.
-fn relabel<W: Word, R: Relabel>(
+fn relabel<W: StoredId, R: Relabel>(
     words: &[W],
     first_place: u32,
     table: &mut R,
-    fresh: &mut NewNodes,
-    places: &mut [u32],
+    new_nodes: &mut NewNodes,
+    local_indices: &mut [u32],
 ) {
-    words.iter().take(RELABEL_AHEAD).for_each(|word| table.prefetch(word.node()));
-    for (at, places) in places.chunks_mut(RELABEL_AHEAD).enumerate() {
-        let start = at * RELABEL_AHEAD;
-        let ahead = words.iter().skip(start + RELABEL_AHEAD).take(RELABEL_AHEAD);
+    words.iter().take(PREFETCH_RELABEL).for_each(|word| table.prefetch(word.node()));
+    for (at, local_indices) in local_indices.chunks_mut(PREFETCH_RELABEL).enumerate() {
+        let start = at * PREFETCH_RELABEL;
+        let ahead = words.iter().skip(start + PREFETCH_RELABEL).take(PREFETCH_RELABEL);
         ahead.for_each(|word| table.prefetch(word.node()));
-        table.assign(&words[start..start + places.len()], first_place, fresh, places);
+        table.assign(&words[start..start + local_indices.len()], first_place, new_nodes, local_indices);
     }
 }
 
@@ -215,7 +224,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     job: &HopJob,
     topology: &T,
     workspace: &mut T::Workspace,
-    fetched: &mut Fetched<T::Word>,
+    fetched: &mut Fetched<T::StoredId>,
     into: &mut Into<R>,
 ) -> Result<()> {
     into.clear();
@@ -232,7 +241,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     // Without being carried positions are needed until the entries are there.
     into.ledger.extend_to(&mut section.positions, entries, 0)?;
     draw_positions(job, section);
-    let wanted = RequestedEntries {
+    let requested = RequestedEntries {
         nodes: job.nodes,
         lengths: &section.lengths,
         positions: &section.positions,
@@ -240,16 +249,16 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
         relations: job.carry.relations,
     };
     let word_bytes =
-        size_of::<T::Word>() + if job.carry.edges { 8 } else { 0 } + 4 * job.carry.relations as usize;
+        size_of::<T::StoredId>() + if job.carry.edges { 8 } else { 0 } + 4 * job.carry.relations as usize;
     into.ledger.charge(entries.saturating_sub(fetched.words.capacity()) as u64 * word_bytes as u64)?;
     let before = workspace.bytes();
-    topology.fetch(wanted, workspace, fetched)?;
+    topology.fetch(requested, workspace, fetched)?;
     assert_eq!(fetched.words.len(), entries, "a topology fetches what was wanted");
     into.ledger.charge(workspace.bytes().saturating_sub(before))?;
     for (words, at) in fetched.words.chunks(FETCHED_WAVE).zip((0..).step_by(FETCHED_WAVE)) {
         into.reserve(job, 0, words.len())?;
-        into.section.places.resize(at + words.len(), 0);
-        relabel(words, job.first_place, into.table, into.fresh, &mut into.section.places[at..]);
+        into.section.local_indices.resize(at + words.len(), 0);
+        relabel(words, job.first_place, into.table, into.new_nodes, &mut into.section.local_indices[at..]);
     }
     if !job.carry.positions {
         into.section.positions.clear();
@@ -288,10 +297,10 @@ fn draw_positions(job: &HopJob, section: &mut Section) {
 }
 
 /// All edges between the nodes of the batch: `section` gets a list for every node.
-pub(super) fn induce<H: HopLists, R: Relabel + Sync>(
+pub(super) fn induce<H: HopNeighbours, R: Relabel + Sync>(
     job: &HopJob,
     lists: &H,
-    waves: &mut Waves<H::Word>,
+    waves: &mut Waves<H::StoredId>,
     into: &mut Into<R>,
 ) -> Result<()> {
     into.section.clear();
@@ -322,7 +331,7 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
     job: &HopJob,
     topology: &T,
     workspace: &mut T::Workspace,
-    fetched: &mut Fetched<T::Word>,
+    fetched: &mut Fetched<T::StoredId>,
     into: &mut Into<R>,
 ) -> Result<()> {
     into.section.clear();
@@ -336,14 +345,15 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
         into.ledger.reserve(&mut positions, entries)?;
         degrees.iter().for_each(|degree| positions.extend(0..*degree));
         let (edges, relations) = (job.carry.edges, job.carry.relations);
-        let wanted = RequestedEntries { nodes, lengths: &degrees, positions: &positions, edges, relations };
-        topology.fetch(wanted, workspace, fetched)?;
+        let requested =
+            RequestedEntries { nodes, lengths: &degrees, positions: &positions, edges, relations };
+        topology.fetch(requested, workspace, fetched)?;
         let mut start = 0;
         for degree in &degrees {
-            let before = into.section.places.len();
+            let before = into.section.local_indices.len();
             for (entry, word) in fetched.words.iter().enumerate().skip(start).take(*degree as usize) {
-                let Some(place) = into.table.find(word.node()) else { continue };
-                into.section.places.push(place);
+                let Some(local_index) = into.table.find(word.node()) else { continue };
+                into.section.local_indices.push(local_index);
                 if job.carry.positions {
                     into.section.positions.push(positions[entry]);
                 }
@@ -351,7 +361,7 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
                 into.section.relations.extend(fetched.relations.get(entry));
             }
             start += *degree as usize;
-            into.section.lengths.push((into.section.places.len() - before) as u32);
+            into.section.lengths.push((into.section.local_indices.len() - before) as u32);
             into.section.degrees.push(*degree);
         }
     }
@@ -362,7 +372,7 @@ fn ranges(count: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(step).map(move |start| start..(start + step).min(count))
 }
 
-impl<W: Word> Wave<W> {
+impl<W: StoredId> Wave<W> {
     fn clear(&mut self) {
         self.lengths.clear();
         self.degrees.clear();
@@ -380,7 +390,7 @@ impl<W: Word> Wave<W> {
         ledger: &mut Ledger,
     ) -> Result<usize>
     where
-        H: HopLists<Word = W>,
+        H: HopNeighbours<StoredId = W>,
     {
         let (nodes, mut longest) = (range.len(), 0);
         let entries = match job.fanout {
@@ -390,9 +400,9 @@ impl<W: Word> Wave<W> {
                 nodes * most as usize
             }
             fanout => {
-                range.clone().take(BOUNDS_AHEAD).for_each(|at| lists.prefetch(at));
+                range.clone().take(PREFETCH_BOUNDS).for_each(|at| lists.prefetch(at));
                 let degrees = range.map(|at| {
-                    lists.prefetch(at + BOUNDS_AHEAD);
+                    lists.prefetch(at + PREFETCH_BOUNDS);
                     lists.list(at).len() as u32
                 });
                 degrees.map(|degree| (longest = degree.max(longest), fanout.of(degree) as usize).1).sum()
@@ -402,7 +412,7 @@ impl<W: Word> Wave<W> {
         self.drawer.reserve(longest);
         ledger.extend_to(&mut self.positions, entries, 0)?;
         ledger.extend_to(&mut self.words, entries, W::zeroed())?;
-        ledger.extend_to(&mut self.places, entries, 0)?;
+        ledger.extend_to(&mut self.local_indices, entries, 0)?;
         self.clear();
         ledger.reserve(&mut self.lengths, nodes)?;
         ledger.reserve(&mut self.degrees, nodes)?;
@@ -423,9 +433,9 @@ impl<W: Word> Wave<W> {
         lists: &H,
         range: Range<usize>,
         table: &mut R,
-        fresh: &mut NewNodes,
+        new_nodes: &mut NewNodes,
     ) where
-        H: HopLists<Word = W>,
+        H: HopNeighbours<StoredId = W>,
         R: Relabel,
     {
         let count = range.len();
@@ -441,8 +451,9 @@ impl<W: Word> Wave<W> {
             }
             if let Some(index) = step.checked_sub(2 * LAG) {
                 let end = relabelled + self.lengths[index] as usize;
-                let (words, places) = (&self.words[relabelled..end], &mut self.places[relabelled..end]);
-                table.assign(words, job.first_place, fresh, places);
+                let (words, local_indices) =
+                    (&self.words[relabelled..end], &mut self.local_indices[relabelled..end]);
+                table.assign(words, job.first_place, new_nodes, local_indices);
                 relabelled = end;
             }
         }
@@ -450,7 +461,7 @@ impl<W: Word> Wave<W> {
     }
 
     /// Draws and gathers, for another thread to relabel.
-    fn draw<H: HopLists<Word = W>>(&mut self, job: &HopJob, lists: &H, range: Range<usize>) {
+    fn draw<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, range: Range<usize>) {
         self.clear();
         let (count, mut gathered) = (range.len(), 0);
         for step in 0..count + LAG {
@@ -467,7 +478,7 @@ impl<W: Word> Wave<W> {
 
     /// Draws the positions of one node and asks for the lines they lie in.
     #[inline(always)]
-    fn draw_node<H: HopLists<Word = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
+    fn draw_node<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
         if job.skipped.get(at).is_some_and(|skipped| *skipped) {
             self.lengths.push(0);
             self.degrees.push(if job.carry.degrees { lists.list(at).len() as u32 } else { 0 });
@@ -492,7 +503,7 @@ impl<W: Word> Wave<W> {
     #[inline(always)]
     fn gather_node<H>(&mut self, lists: &H, at: usize, index: usize, start: &mut usize) -> &[W]
     where
-        H: HopLists<Word = W>,
+        H: HopNeighbours<StoredId = W>,
     {
         let end = *start + self.lengths[index] as usize;
         let (words, positions) = (&mut self.words[*start..end], &self.positions[*start..end]);
@@ -509,7 +520,7 @@ impl<W: Word> Wave<W> {
         words
     }
 
-    fn carry<H: HopLists<Word = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
+    fn carry<H: HopNeighbours<StoredId = W>>(&mut self, lists: &H, carry: Carry, range: Range<usize>) {
         if !carry.edges && !carry.relations {
             return;
         }
@@ -529,13 +540,13 @@ impl<W: Word> Wave<W> {
     /// The neighbours of the nodes of `range` that are in the batch.
     fn induce<H, R>(&mut self, lists: &H, range: Range<usize>, carry: Carry, table: &R)
     where
-        H: HopLists<Word = W>,
+        H: HopNeighbours<StoredId = W>,
         R: Relabel,
     {
         self.clear();
-        range.clone().take(BOUNDS_AHEAD).for_each(|at| lists.prefetch(at));
+        range.clone().take(PREFETCH_BOUNDS).for_each(|at| lists.prefetch(at));
         for at in range.clone() {
-            lists.prefetch(at + BOUNDS_AHEAD);
+            lists.prefetch(at + PREFETCH_BOUNDS);
             // Two steps ahead the list's lines, one step ahead the table's.
             if at + 8 < range.end {
                 ask_for(&lists.list(at + 8), &[]);
@@ -547,9 +558,9 @@ impl<W: Word> Wave<W> {
             let list = lists.list(at);
             let before = self.count;
             for (position, word) in list.first.iter().chain(list.second).enumerate() {
-                if let Some(place) = table.find(word.node()) {
+                if let Some(local_index) = table.find(word.node()) {
                     self.positions[self.count] = position as u32;
-                    self.places[self.count] = place;
+                    self.local_indices[self.count] = local_index;
                     self.count += 1;
                 }
             }
@@ -563,7 +574,7 @@ impl<W: Word> Wave<W> {
 /// Every some steps, asks for the bounds of nodes to come and the heads of lists before them. Together, because the first
 /// touch of a list mostly misses the address cache too, and misses in a row are resolved side by side.
 #[inline(always)]
-fn ask_for_next<H: HopLists>(lists: &H, range: &Range<usize>, step: usize) {
+fn ask_for_next<H: HopNeighbours>(lists: &H, range: &Range<usize>, step: usize) {
     if step == 0 {
         (range.start..range.end.min(range.start + 2 * CLUSTER)).for_each(|at| lists.prefetch(at));
         (range.start..range.end.min(range.start + CLUSTER)).for_each(|at| ask_for_head(&lists.list(at)));
@@ -576,7 +587,7 @@ fn ask_for_next<H: HopLists>(lists: &H, range: &Range<usize>, step: usize) {
 }
 
 #[inline(always)]
-fn ask_for_head<W: Word>(list: &NeighbourList<W>) {
+fn ask_for_head<W: StoredId>(list: &Neighbours<W>) {
     prefetch(list.first, 0);
     if !list.second.is_empty() {
         prefetch(list.second, 0);
@@ -585,7 +596,7 @@ fn ask_for_head<W: Word>(list: &NeighbourList<W>) {
 
 /// Asks for the lines of a list that will be read: all of a short one, else those of the positions.
 #[inline(always)]
-fn ask_for<W: Word>(list: &NeighbourList<W>, positions: &[u32]) {
+fn ask_for<W: StoredId>(list: &Neighbours<W>, positions: &[u32]) {
     ask_for_run(list.first, positions);
     if !list.second.is_empty() {
         ask_for_run(list.second, &[]);
@@ -593,7 +604,7 @@ fn ask_for<W: Word>(list: &NeighbourList<W>, positions: &[u32]) {
 }
 
 #[inline(always)]
-fn ask_for_run<W: Word>(run: &[W], positions: &[u32]) {
+fn ask_for_run<W: StoredId>(run: &[W], positions: &[u32]) {
     let per_line = LINE_BYTES / size_of::<W>();
     prefetch(run, 0);
     prefetch(run, run.len().wrapping_sub(1));

@@ -50,7 +50,7 @@ impl FromStr for Fanout {
         match word.parse() {
             _ if word == "all" => Ok(Fanout::All),
             Ok(count) if count > 0 => Ok(Fanout::AtMost(count)),
-            _ => Err(format!("`{word}` is no fan-out; write a number from 1, or `all`")),
+            _ => Err(format!("`{word}` is not a fan-out; write a number from 1, or `all`")),
         }
     }
 }
@@ -70,11 +70,11 @@ impl<'de> serde::Deserialize<'de> for Fanout {
         #[serde(untagged)]
         enum WrittenFanout {
             Number(u32),
-            Word(String),
+            StoredId(String),
         }
         match WrittenFanout::deserialize(deserializer)? {
             WrittenFanout::Number(count) => count.to_string().parse(),
-            WrittenFanout::Word(word) => word.parse(),
+            WrittenFanout::StoredId(word) => word.parse(),
         }
         .map_err(serde::de::Error::custom)
     }
@@ -96,7 +96,7 @@ pub struct Carry {
     pub positions: bool,
     /// Edge ids.
     pub edges: bool,
-    /// Kinds of edges.
+    /// Relations.
     pub relations: bool,
     /// Degrees of all nodes, not only of those that have a list.
     #[serde(default)]
@@ -157,20 +157,20 @@ pub struct Sampler<T: Topology> {
 /// A batch in the making.
 struct SamplerScratch<T: Topology> {
     found: Discovered,
-    fresh: NewNodes,
-    waves: Waves<T::Word>,
+    new_nodes: NewNodes,
+    waves: Waves<T::StoredId>,
     /// Nodes of a depth in the order of their block, where that is not the order of discovery.
     frontier: Vec<NodeId>,
     frontier_skipped: Vec<bool>,
     workspace: T::Workspace,
-    fetched: Fetched<T::Word>,
+    fetched: Fetched<T::StoredId>,
 }
 
 impl<T: Topology> Default for SamplerScratch<T> {
     fn default() -> SamplerScratch<T> {
         SamplerScratch {
             found: Discovered::default(),
-            fresh: NewNodes::default(),
+            new_nodes: NewNodes::default(),
             waves: Waves { ahead: Vec::new(), behind: Vec::new() },
             frontier: Vec::new(),
             frontier_skipped: Vec::new(),
@@ -330,7 +330,7 @@ impl<T: Topology> Sampler<T> {
     /// What sampling `sample` touched.
     pub fn touched(&self, sample: &Sample) -> Touched {
         let table_word_bytes = if matches!(self.table, RelabelTable::Direct(_)) { 4 } else { 16 };
-        Touched::of(sample, size_of::<T::Word>() as u64, table_word_bytes)
+        Touched::of(sample, size_of::<T::StoredId>() as u64, table_word_bytes)
     }
 }
 
@@ -339,7 +339,7 @@ impl<T: Topology> SamplerScratch<T> {
         let fetched = held(&self.fetched.words) + held(&self.fetched.edges) + held(&self.fetched.relations);
         let frontier = held(&self.frontier) + held(&self.frontier_skipped);
         let workspace = self.workspace.bytes();
-        self.found.bytes() + self.fresh.bytes() + self.waves.bytes() + frontier + fetched + workspace
+        self.found.bytes() + self.new_nodes.bytes() + self.waves.bytes() + frontier + fetched + workspace
     }
 }
 
@@ -386,23 +386,23 @@ impl<T: Topology> BatchSampling<'_, T> {
             return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
         }
         table.begin(nodes.min(MOST_NODES) as usize);
-        let (found, fresh) = (&mut scratch.found, &mut scratch.fresh);
+        let (found, new_nodes) = (&mut scratch.found, &mut scratch.new_nodes);
         found.nodes.clear();
         found.skipped.clear();
         found.degrees.clear();
         found.seeds.clear();
-        fresh.clear();
+        new_nodes.clear();
         ledger.extend_to(&mut found.seeds, seeds.len(), 0)?;
-        fresh.reserve(seeds.len(), ledger)?;
+        new_nodes.reserve(seeds.len(), ledger)?;
         table.reserve(seeds.len(), ledger)?;
         // `u64` is the word that holds any node.
         let mut words = [0u64; SEEDS_AT_ONCE];
-        for (seeds, places) in seeds.chunks(SEEDS_AT_ONCE).zip(found.seeds.chunks_mut(SEEDS_AT_ONCE)) {
+        for (seeds, local_indices) in seeds.chunks(SEEDS_AT_ONCE).zip(found.seeds.chunks_mut(SEEDS_AT_ONCE)) {
             words.iter_mut().zip(seeds).for_each(|(word, seed)| *word = seed.0);
-            table.assign(&words[..seeds.len()], 0, fresh, places);
+            table.assign(&words[..seeds.len()], 0, new_nodes, local_indices);
         }
-        ledger.reserve(&mut found.nodes, fresh.nodes().len())?;
-        found.nodes.extend_from_slice(fresh.nodes());
+        ledger.reserve(&mut found.nodes, new_nodes.nodes().len())?;
+        found.nodes.extend_from_slice(new_nodes.nodes());
         found.hop_starts.clear();
         ledger.reserve(&mut found.hop_starts, self.settings.fanouts.len() + 2)?;
         found.hop_starts.extend([0, found.nodes.len() as u32]);
@@ -437,8 +437,8 @@ impl<T: Topology> BatchSampling<'_, T> {
             most_places: self.topology.nodes(),
             threads: self.threads,
         };
-        let (fresh, section) = (&mut scratch.fresh, &mut found.sections[depth]);
-        let mut into = hop::Into { table, fresh, section, ledger };
+        let (new_nodes, section) = (&mut scratch.new_nodes, &mut found.sections[depth]);
+        let mut into = hop::Into { table, new_nodes, section, ledger };
         match self.topology.at_hand(job.nodes) {
             Some(lists) => hop::expand(&job, &lists, &mut scratch.waves, &mut into),
             None => {
@@ -456,7 +456,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         expand: Option<&mut Expand>,
         ledger: &mut Ledger,
     ) -> Result<()> {
-        let (found, fresh) = (&mut scratch.found, scratch.fresh.nodes());
+        let (found, new_nodes) = (&mut scratch.found, scratch.new_nodes.nodes());
         // The depth's own hop comes first in its section.
         let listed = found.nodes.len() - found.hop_starts[depth] as usize;
         ledger.reserve(&mut found.degrees, listed)?;
@@ -465,13 +465,13 @@ impl<T: Topology> BatchSampling<'_, T> {
             let layers = self.settings.fanouts.len();
             let hop = depth + 1;
             let asked = hop < layers && (self.settings.form == Form::Layered || hop + 1 == layers);
-            let more = found.nodes.len() + fresh.len() - found.skipped.len();
+            let more = found.nodes.len() + new_nodes.len() - found.skipped.len();
             ledger.reserve(&mut found.skipped, more)?;
             found.skipped.resize(found.nodes.len(), false);
-            found.skipped.extend(fresh.iter().map(|node| asked && !expand(hop as u32, *node)));
+            found.skipped.extend(new_nodes.iter().map(|node| asked && !expand(hop as u32, *node)));
         }
-        ledger.reserve(&mut found.nodes, fresh.len())?;
-        found.nodes.extend_from_slice(fresh);
+        ledger.reserve(&mut found.nodes, new_nodes.len())?;
+        found.nodes.extend_from_slice(new_nodes);
         found.hop_starts.push(found.nodes.len() as u32);
         Ok(())
     }
@@ -495,8 +495,8 @@ impl<T: Topology> BatchSampling<'_, T> {
             most_places: self.topology.nodes(),
             threads: self.threads,
         };
-        let (fresh, section) = (&mut scratch.fresh, &mut scratch.found.sections[layers]);
-        let mut into = hop::Into { table, fresh, section, ledger: &mut *ledger };
+        let (new_nodes, section) = (&mut scratch.new_nodes, &mut scratch.found.sections[layers]);
+        let mut into = hop::Into { table, new_nodes, section, ledger: &mut *ledger };
         match self.topology.at_hand(job.nodes) {
             Some(lists) => hop::induce(&job, &lists, &mut scratch.waves, &mut into),
             None => {
@@ -525,9 +525,9 @@ fn in_block_order<T: Topology>(
     ledger.reserve(frontier, found.nodes.len())?;
     ledger.reserve(skipped, found.skipped.len())?;
     for hop in (0..=depth).rev() {
-        let places = found.hop_starts[hop] as usize..found.hop_starts[hop + 1] as usize;
-        frontier.extend_from_slice(&found.nodes[places.clone()]);
-        skipped.extend_from_slice(found.skipped.get(places).unwrap_or(&[]));
+        let local_indices = found.hop_starts[hop] as usize..found.hop_starts[hop + 1] as usize;
+        frontier.extend_from_slice(&found.nodes[local_indices.clone()]);
+        skipped.extend_from_slice(found.skipped.get(local_indices).unwrap_or(&[]));
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! lists themselves are kept in a file as they lie in memory, so that they can be let go and read again in one stretch.
 
 use super::disk::DiskGraph;
-use super::rising::{Rising, RisingBuilder};
-use super::{Word, count_u32};
+use super::elias_fano::{EliasFano, EliasFanoBuilder};
+use super::{StoredId, count_u32};
 use crate::{Result, SampleError};
 use esker_io::{ScratchFile, prefer_large_pages, prefetch};
 use esker_store::StoreError;
@@ -23,7 +23,7 @@ pub struct CacheIndex {
     members: Vec<u64>,
     /// Members before each block of the bitmap.
     before: Vec<u64>,
-    starts: Rising,
+    starts: EliasFano,
     entries: u64,
     count: u64,
 }
@@ -32,7 +32,7 @@ impl CacheIndex {
     /// Bytes at most for a graph of `nodes` nodes and lists of `entries` entries.
     pub fn bytes_for(nodes: u64, entries: u64) -> u64 {
         let words = nodes.div_ceil(64);
-        words * 8 + (words / BLOCK_WORDS as u64 + 1) * 8 + Rising::bytes_for(nodes + 1, entries)
+        words * 8 + (words / BLOCK_WORDS as u64 + 1) * 8 + EliasFano::bytes_for(nodes + 1, entries)
     }
 
     /// The nodes that `takes` takes, asked in order with their degrees.
@@ -50,7 +50,7 @@ impl CacheIndex {
                 entries += degree;
             }
         }
-        let mut starts = RisingBuilder::new(count + 1, entries);
+        let mut starts = EliasFanoBuilder::new(count + 1, entries);
         let (mut before, mut seen, mut start) = (Vec::new(), 0, 0);
         for (at, word) in members.iter().enumerate() {
             if at.is_multiple_of(BLOCK_WORDS) {
@@ -81,7 +81,8 @@ impl CacheIndex {
 
     /// Bytes it holds.
     pub fn bytes(&self) -> u64 {
-        (self.members.len() + self.before.len()) as u64 * 8 + Rising::bytes_for(self.count + 1, self.entries)
+        (self.members.len() + self.before.len()) as u64 * 8
+            + EliasFano::bytes_for(self.count + 1, self.entries)
     }
 
     /// Whether a node's list is cached.
@@ -112,19 +113,19 @@ impl CacheIndex {
 
 /// The lists of chosen nodes on disk, one after the other.
 #[derive(Debug)]
-pub struct CachedLists {
+pub struct NeighbourCacheFile {
     index: Arc<CacheIndex>,
     file: ScratchFile,
 }
 
-impl CachedLists {
+impl NeighbourCacheFile {
     /// Copies the lists out of the dataset in one pass over it, to a file beside `folder`'s.
-    pub fn write<W: Word>(
+    pub fn write<W: StoredId>(
         graph: &DiskGraph,
         index: CacheIndex,
         folder: &Path,
         stop: &StopSignal,
-    ) -> Result<CachedLists> {
+    ) -> Result<NeighbourCacheFile> {
         let file =
             ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
         // Lists of both directions are two runs a node: each direction fills its runs in a pass of its own.
@@ -154,7 +155,7 @@ impl CachedLists {
             }
             put(&mut pending, pending_start)?;
         }
-        Ok(CachedLists { index: Arc::new(index), file })
+        Ok(NeighbourCacheFile { index: Arc::new(index), file })
     }
 
     /// Which lists.
@@ -163,7 +164,7 @@ impl CachedLists {
     }
 
     /// Reads all of them into memory.
-    pub fn load<W: Word>(&self) -> Result<NeighbourCache<W>> {
+    pub fn load<W: StoredId>(&self) -> Result<NeighbourCache<W>> {
         let mut lists = vec![W::default(); self.index.entries as usize];
         prefer_large_pages(&mut lists);
         let mut offset = 0;
@@ -183,7 +184,7 @@ pub struct NeighbourCache<W> {
     lists: Vec<W>,
 }
 
-impl<W: Word> NeighbourCache<W> {
+impl<W: StoredId> NeighbourCache<W> {
     /// A node's list, if it is cached.
     #[inline(always)]
     pub fn list(&self, node: NodeId) -> Option<&[W]> {
@@ -207,7 +208,7 @@ pub struct EntryCounts {
 
 impl EntryCounts {
     /// Counts.
-    pub fn count<W: Word>(
+    pub fn count<W: StoredId>(
         graph: &DiskGraph,
         folder: &Path,
         most_bytes: u64,

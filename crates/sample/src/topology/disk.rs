@@ -5,8 +5,8 @@
 mod lookup;
 
 use super::cache::NeighbourCache;
-use super::rising::{Rising, RisingBuilder};
-use super::{Direction, Fetched, NotAtHand, RequestedEntries, Topology, TopologyWorkspace, Word};
+use super::elias_fano::{EliasFano, EliasFanoBuilder};
+use super::{Direction, Fetched, NotAtHand, RequestedEntries, StoredId, Topology, TopologyWorkspace};
 use crate::{Result, SampleError};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, Dataset, Elements, PAYLOAD_OFFSET, StoreError, file};
@@ -25,7 +25,7 @@ const GAP_BYTES: u64 = 256;
 /// Offsets read at a time.
 const CHUNK: usize = 1 << 15;
 /// How far ahead offsets and members are asked for.
-const AHEAD: usize = 16;
+const PREFETCH_DISTANCE: usize = 16;
 /// Positions in a list are 32 bits, of both directions together.
 const MOST_DEGREE: u64 = 1 << 31;
 
@@ -36,7 +36,7 @@ pub struct DiskGraph {
     nodes: u64,
     /// Lists of the first direction, and of the second where there are two.
     parts: Vec<DiskPart>,
-    /// The lists of each part, then edge ids of outgoing lists, then kinds of edges, as far as there are such.
+    /// The lists of each part, then edge ids of outgoing lists, then relations, as far as there are such.
     files: Files,
     edge_ids: Option<DiskColumn>,
     relations: Option<DiskColumn>,
@@ -44,7 +44,7 @@ pub struct DiskGraph {
 }
 
 struct DiskPart {
-    offsets: Rising,
+    offsets: EliasFano,
     entries: u64,
     is_outgoing: bool,
     array: usize,
@@ -71,8 +71,8 @@ struct DiskCounters {
 
 /// What sampling has read so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ListCounters {
-    /// Lists that entries were wanted of.
+pub struct NeighbourCounters {
+    /// Lists that entries were requested of.
     pub lists: u64,
     /// Those found in the cache.
     pub cached: u64,
@@ -86,7 +86,7 @@ impl DiskGraph {
     /// Bytes that an open graph holds.
     pub fn bytes_for(dataset: &Dataset, direction: Direction) -> u64 {
         let (nodes, edges) = (dataset.manifest().nodes.count, dataset.manifest().edges.count);
-        let one = Rising::bytes_for(nodes + 1, edges);
+        let one = EliasFano::bytes_for(nodes + 1, edges);
         one * if direction == Direction::Both { 2 } else { 1 }
     }
 
@@ -105,13 +105,13 @@ impl DiskGraph {
         };
         let incoming = (file::IN_OFFSETS, file::IN_NEIGHBOURS, false);
         let outgoing = (file::OUT_OFFSETS, file::OUT_NEIGHBOURS, true);
-        let wanted = match direction {
+        let requested = match direction {
             Direction::Incoming => vec![incoming],
             Direction::Outgoing => vec![outgoing],
             Direction::Both => vec![incoming, outgoing],
         };
         let (mut parts, mut opened) = (Vec::new(), Vec::new());
-        for (offsets, neighbours, is_outgoing) in wanted {
+        for (offsets, neighbours, is_outgoing) in requested {
             let offsets = load_offsets(&dataset.arrays()[array(offsets)?], nodes, edges)?;
             opened.push(array(neighbours)?);
             parts.push(DiskPart { offsets, entries: edges, is_outgoing, array: array(neighbours)? });
@@ -161,15 +161,15 @@ impl DiskGraph {
     }
 
     /// The way files are read.
-    pub fn rung(&self) -> &esker_io::Rung {
-        self.files.rung()
+    pub fn io_backend(&self) -> &esker_io::ChosenBackend {
+        self.files.io_backend()
     }
 
     /// What was read so far.
-    pub fn counters(&self) -> ListCounters {
+    pub fn counters(&self) -> NeighbourCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let DiskCounters { lists, cached, reads, read_bytes } = &self.counters;
-        ListCounters {
+        NeighbourCounters {
             lists: get(lists),
             cached: get(cached),
             reads: get(reads),
@@ -198,17 +198,17 @@ impl DiskGraph {
     }
 
     /// All lists of a part, from front to back.
-    pub(super) fn stream(&self, part: usize) -> Result<ListStream> {
+    pub(super) fn stream(&self, part: usize) -> Result<NeighbourStream> {
         let array = &self.dataset.arrays()[self.parts[part].array];
-        Ok(ListStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
+        Ok(NeighbourStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
     }
 }
 
-fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<Rising> {
+fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<EliasFano> {
     let refuse = |expected: String, found: u64| {
         SampleError::from(StoreError::inconsistent(array.path(), expected, found))
     };
-    let mut builder = RisingBuilder::new(nodes + 1, edges);
+    let mut builder = EliasFanoBuilder::new(nodes + 1, edges);
     let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; CHUNK]);
     let (mut before, mut index) = (0, 0);
     loop {
@@ -235,15 +235,15 @@ fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<Rising> {
 }
 
 /// Entries of lists, streamed and checked.
-pub(super) struct ListStream {
+pub(super) struct NeighbourStream {
     elements: Elements,
     array: ArrayFile,
     nodes: u64,
 }
 
-impl ListStream {
+impl NeighbourStream {
     /// Fills `out` as far as there are entries; returns how many.
-    pub fn fill<W: Word>(&mut self, out: &mut [W]) -> Result<usize> {
+    pub fn fill<W: StoredId>(&mut self, out: &mut [W]) -> Result<usize> {
         let filled = self.elements.fill(out)?;
         check_ids(&out[..filled], self.nodes, &self.array)?;
         Ok(filled)
@@ -279,7 +279,7 @@ impl ListStream {
     }
 
     /// Appends the next `count` entries.
-    pub fn append<W: Word>(&mut self, count: u64, at: &mut u64, out: &mut Vec<W>) -> Result<()> {
+    pub fn append<W: StoredId>(&mut self, count: u64, at: &mut u64, out: &mut Vec<W>) -> Result<()> {
         let start = out.len();
         out.resize(start + count as usize, W::default());
         let filled = self.elements.fill(&mut out[start..])?;
@@ -292,7 +292,7 @@ impl ListStream {
 /// From here on a new stream costs less than reading on.
 const FAR_BYTES: u64 = 8 << 20;
 
-fn check_ids<W: Word>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
+fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
     match words.iter().max().filter(|word| word.node().0 >= nodes) {
         Some(word) => {
             let expected = format!("node ids below {nodes}");
@@ -314,7 +314,7 @@ impl<W> Clone for OnDisk<W> {
     }
 }
 
-impl<W: Word> OnDisk<W> {
+impl<W: StoredId> OnDisk<W> {
     /// The lists of a graph whose ids are stored as `W`.
     pub fn new(graph: Arc<DiskGraph>, cache: Option<Arc<NeighbourCache<W>>>) -> OnDisk<W> {
         let narrow = graph.dataset.manifest().id_dtype() != Dtype::U64;
@@ -357,8 +357,8 @@ impl TopologyWorkspace for DiskWorkspace {
     }
 }
 
-impl<W: Word> Topology for OnDisk<W> {
-    type Word = W;
+impl<W: StoredId> Topology for OnDisk<W> {
+    type StoredId = W;
     type Workspace = DiskWorkspace;
     type AtHand<'a> = NotAtHand<W>;
 
@@ -380,7 +380,7 @@ impl<W: Word> Topology for OnDisk<W> {
 
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
         out.extend(nodes.iter().enumerate().map(|(at, node)| {
-            if let Some(soon) = nodes.get(at + AHEAD) {
+            if let Some(soon) = nodes.get(at + PREFETCH_DISTANCE) {
                 self.graph.parts.iter().for_each(|part| part.offsets.prefetch(soon.index()));
             }
             self.graph.degree(*node) as u32
@@ -390,20 +390,20 @@ impl<W: Word> Topology for OnDisk<W> {
 
     fn fetch(
         &self,
-        wanted: RequestedEntries<'_>,
+        requested: RequestedEntries<'_>,
         workspace: &mut DiskWorkspace,
         out: &mut Fetched<W>,
     ) -> Result<()> {
         out.edges.clear();
         out.relations.clear();
         out.words.clear();
-        out.words.resize(wanted.positions.len(), W::default());
-        self.take_cached(&wanted, workspace, &mut out.words);
+        out.words.resize(requested.positions.len(), W::default());
+        self.take_cached(&requested, workspace, &mut out.words);
         // In the order of the files.
         workspace.lists.sort_unstable();
         for part in 0..self.graph.parts.len() {
             let lists = std::mem::take(&mut workspace.lists);
-            self.list_entries(part, &wanted, lists.iter().copied(), &mut workspace.entries);
+            self.list_entries(part, &requested, lists.iter().copied(), &mut workspace.entries);
             workspace.lists = lists;
             let array = &self.graph.dataset.arrays()[self.graph.parts[part].array];
             let words = &mut out.words;
@@ -414,21 +414,21 @@ impl<W: Word> Topology for OnDisk<W> {
                 check_ids(&[word], self.graph.nodes, array)
             })?;
         }
-        if wanted.edges || wanted.relations {
-            self.fetch_edges(&wanted, workspace, out)?;
+        if requested.edges || requested.relations {
+            self.fetch_edges(&requested, workspace, out)?;
         }
         Ok(())
     }
 }
 
-impl<W: Word> OnDisk<W> {
+impl<W: StoredId> OnDisk<W> {
     /// Takes entries of cached lists; notes the other lists.
-    fn take_cached(&self, wanted: &RequestedEntries<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
+    fn take_cached(&self, requested: &RequestedEntries<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
         let (lists, counters) = (&mut workspace.lists, &self.graph.counters);
         lists.clear();
         let (mut start, mut asked) = (0usize, 0u64);
-        for (at, (node, length)) in wanted.nodes.iter().zip(wanted.lengths).enumerate() {
-            if let (Some(cache), Some(soon)) = (&self.cache, wanted.nodes.get(at + AHEAD)) {
+        for (at, (node, length)) in requested.nodes.iter().zip(requested.lengths).enumerate() {
+            if let (Some(cache), Some(soon)) = (&self.cache, requested.nodes.get(at + PREFETCH_DISTANCE)) {
                 cache.prefetch(*soon);
             }
             let range = start..start + *length as usize;
@@ -439,7 +439,7 @@ impl<W: Word> OnDisk<W> {
             asked += 1;
             match self.cache.as_ref().and_then(|cache| cache.list(*node)) {
                 Some(list) => {
-                    let positions = &wanted.positions[range.clone()];
+                    let positions = &requested.positions[range.clone()];
                     words[range].iter_mut().zip(positions).for_each(|(word, at)| *word = list[*at as usize]);
                 }
                 None => lists.push((node.0, range.start as u32, *length)),
@@ -453,7 +453,7 @@ impl<W: Word> OnDisk<W> {
     fn list_entries(
         &self,
         part: usize,
-        wanted: &RequestedEntries<'_>,
+        requested: &RequestedEntries<'_>,
         lists: impl Iterator<Item = (u64, u32, u32)>,
         entries: &mut Vec<DiskEntry>,
     ) {
@@ -464,7 +464,7 @@ impl<W: Word> OnDisk<W> {
             let skipped = if part == 1 { self.graph.part_degree(0, node) } else { 0 };
             let (start, end) = self.graph.bounds(part, node);
             for place in first..first + length {
-                let position = wanted.positions[place as usize] as u64;
+                let position = requested.positions[place as usize] as u64;
                 if position >= skipped && position - skipped < end - start {
                     entries.push((start + position - skipped, place));
                 }
@@ -475,21 +475,21 @@ impl<W: Word> OnDisk<W> {
     /// Edge ids and kinds of all entries.
     fn fetch_edges(
         &self,
-        wanted: &RequestedEntries<'_>,
+        requested: &RequestedEntries<'_>,
         workspace: &mut DiskWorkspace,
         out: &mut Fetched<W>,
     ) -> Result<()> {
-        out.edges.resize(wanted.positions.len(), EdgeId(0));
+        out.edges.resize(requested.positions.len(), EdgeId(0));
         let mut lists = std::mem::take(&mut workspace.lists);
         lists.clear();
         let mut start = 0;
-        for (node, length) in wanted.nodes.iter().zip(wanted.lengths) {
+        for (node, length) in requested.nodes.iter().zip(requested.lengths) {
             lists.push((node.0, start, *length));
             start += length;
         }
         lists.sort_unstable();
         for (part, lists_of) in self.graph.parts.iter().enumerate() {
-            self.list_entries(part, wanted, lists.iter().copied(), &mut workspace.entries);
+            self.list_entries(part, requested, lists.iter().copied(), &mut workspace.entries);
             let edges = &mut out.edges;
             match self.graph.edge_ids.filter(|_| lists_of.is_outgoing) {
                 // An edge's id is its position in the incoming lists.
@@ -502,8 +502,8 @@ impl<W: Word> OnDisk<W> {
             }
         }
         workspace.lists = lists;
-        if let (true, Some(column)) = (wanted.relations, self.graph.relations) {
-            out.relations.resize(wanted.positions.len(), 0);
+        if let (true, Some(column)) = (requested.relations, self.graph.relations) {
+            out.relations.resize(requested.positions.len(), 0);
             workspace.entries.clear();
             workspace.entries.extend(out.edges.iter().zip(0..).map(|(edge, place)| (edge.0, place)));
             workspace.entries.sort_unstable();
@@ -511,7 +511,7 @@ impl<W: Word> OnDisk<W> {
             self.graph
                 .read_column(column, workspace, |place, kind| relations[place as usize] = kind as u32)?;
         }
-        if !wanted.edges {
+        if !requested.edges {
             out.edges.clear();
         }
         Ok(())

@@ -72,8 +72,8 @@ pub(super) fn check_incoming(direction: Direction) -> Result<()> {
     match direction {
         Direction::Incoming | Direction::Both => Ok(()),
         Direction::Outgoing => Err(SampleError::request(
-            "incoming adjacency is looked up in outgoing lists",
-            "load the topology with incoming lists, or with both",
+            "incoming adjacency is looked up in outgoing adjacency",
+            "load the topology with incoming adjacency, or with both",
         )),
     }
 }
@@ -85,7 +85,7 @@ pub(super) fn check_edge(edge: EdgeId, direction: Direction, count: u64) -> Resu
     }
     Err(SampleError::request(
         format!("edge {} is looked up in {direction:?} lists of {count} edges", edge.0),
-        "use edge ids of this graph, and incoming lists or both",
+        "use edge ids of this graph, and incoming adjacency or both",
     ))
 }
 

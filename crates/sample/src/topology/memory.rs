@@ -2,8 +2,8 @@
 
 use super::lookup::{self, check_edge, check_incoming, check_nodes};
 use super::{
-    Direction, Edge, EdgeLookup, Fetched, HopLists, IncomingNeighbours, NeighbourList, RequestedEntries,
-    Topology, Word,
+    Direction, Edge, EdgeLookup, Fetched, HopNeighbours, IncomingNeighbours, Neighbours, RequestedEntries,
+    StoredId, Topology,
 };
 use crate::{Result, SampleError};
 use esker_io::{prefer_large_pages, prefetch};
@@ -15,7 +15,7 @@ const CHUNK: usize = 1 << 16;
 /// Positions in a list are 32 bits, of both directions together.
 const MOST_DEGREE: u64 = 1 << 31;
 /// How far ahead the bounds of lists are asked for where only degrees are read.
-const DEGREES_AHEAD: usize = 16;
+const PREFETCH_DEGREES: usize = 16;
 
 /// Numbers in 32 bits where all fit, else in 64.
 #[derive(Debug, Clone)]
@@ -93,20 +93,20 @@ fn out_of_range(array: &ArrayFile, expected: String, found: u64) -> SampleError 
 
 /// Neighbour lists in one direction.
 #[derive(Debug, Clone)]
-struct DirectedLists<W> {
+struct DirectedAdjacency<W> {
     offsets: PackedNumbers,
     neighbours: Vec<W>,
     /// Edge ids where they are not the positions themselves.
     edges: Option<PackedNumbers>,
 }
 
-impl<W: Word> DirectedLists<W> {
+impl<W: StoredId> DirectedAdjacency<W> {
     fn load(
         dataset: &Dataset,
         offsets: &str,
         neighbours: &str,
         edges: Option<&str>,
-    ) -> Result<DirectedLists<W>> {
+    ) -> Result<DirectedAdjacency<W>> {
         let manifest = dataset.manifest();
         let (nodes, count) = (manifest.nodes.count, manifest.edges.count);
         let array = |name: &str| {
@@ -143,17 +143,17 @@ impl<W: Word> DirectedLists<W> {
             Some(name) => Some(PackedNumbers::load(array(name)?, count)?),
             None => None,
         };
-        Ok(DirectedLists { offsets, neighbours: words, edges })
+        Ok(DirectedAdjacency { offsets, neighbours: words, edges })
     }
 
-    fn of(lists: &[Vec<u64>]) -> DirectedLists<W> {
+    fn of(lists: &[Vec<u64>]) -> DirectedAdjacency<W> {
         let mut offsets = vec![0];
         let mut neighbours = Vec::new();
         for list in lists {
             neighbours.extend(list.iter().map(|node| W::of(NodeId(*node))));
             offsets.push(neighbours.len() as u64);
         }
-        DirectedLists { offsets: PackedNumbers::of(&offsets), neighbours, edges: None }
+        DirectedAdjacency { offsets: PackedNumbers::of(&offsets), neighbours, edges: None }
     }
 
     #[inline(always)]
@@ -177,18 +177,23 @@ impl<W: Word> DirectedLists<W> {
 #[derive(Debug, Clone)]
 pub struct InMemory<W> {
     nodes: u64,
-    first: DirectedLists<W>,
-    second: Option<DirectedLists<W>>,
+    first: DirectedAdjacency<W>,
+    second: Option<DirectedAdjacency<W>>,
     relations: Option<Vec<u32>>,
     direction: Direction,
 }
 
-impl<W: Word> InMemory<W> {
+impl<W: StoredId> InMemory<W> {
     /// Reads the lists of a dataset whose ids are stored as `W`: [`AnyTopology::bytes_for`] bytes.
     pub fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
-        let incoming = || DirectedLists::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
+        let incoming = || DirectedAdjacency::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
         let outgoing = || {
-            DirectedLists::load(dataset, file::OUT_OFFSETS, file::OUT_NEIGHBOURS, Some(file::OUT_EDGE_IDS))
+            DirectedAdjacency::load(
+                dataset,
+                file::OUT_OFFSETS,
+                file::OUT_NEIGHBOURS,
+                Some(file::OUT_EDGE_IDS),
+            )
         };
         let (first, second) = match direction {
             Direction::Incoming => (incoming()?, None),
@@ -222,17 +227,17 @@ impl<W: Word> InMemory<W> {
     }
 
     /// A graph by its sorted incoming lists, with the kind of each edge in the same order.
-    pub fn from_lists(lists: &[Vec<u64>], relations: Option<Vec<u32>>) -> InMemory<W> {
+    pub fn from_adjacency(lists: &[Vec<u64>], relations: Option<Vec<u32>>) -> InMemory<W> {
         InMemory {
             nodes: lists.len() as u64,
-            first: DirectedLists::of(lists),
+            first: DirectedAdjacency::of(lists),
             second: None,
             relations,
             direction: Direction::Incoming,
         }
     }
 
-    /// The same graph, seen along its edges in another direction. For graphs made by [`InMemory::from_lists`].
+    /// The same graph, seen along its edges in another direction. For graphs made by [`InMemory::from_adjacency`].
     pub fn in_direction(self, direction: Direction) -> InMemory<W> {
         assert_eq!(self.direction, Direction::Incoming, "lists are turned once");
         let mut outgoing: Vec<Vec<(u64, u64)>> = vec![Vec::new(); self.nodes as usize];
@@ -242,7 +247,7 @@ impl<W: Word> InMemory<W> {
             }
         }
         let targets = outgoing.iter().map(|list| list.iter().map(|(target, _)| *target).collect());
-        let mut turned: DirectedLists<W> = DirectedLists::of(&targets.collect::<Vec<Vec<u64>>>());
+        let mut turned: DirectedAdjacency<W> = DirectedAdjacency::of(&targets.collect::<Vec<Vec<u64>>>());
         let ids: Vec<u64> = outgoing.iter().flatten().map(|(_, edge)| *edge).collect();
         turned.edges = Some(PackedNumbers::of(&ids));
         let (first, second) = match direction {
@@ -255,8 +260,8 @@ impl<W: Word> InMemory<W> {
 
     /// A node's list.
     #[inline(always)]
-    pub fn list(&self, node: NodeId) -> NeighbourList<'_, W> {
-        NeighbourList {
+    pub fn list(&self, node: NodeId) -> Neighbours<'_, W> {
+        Neighbours {
             first: self.first.list(node),
             second: self.second.as_ref().map_or(&[], |s| s.list(node)),
         }
@@ -269,7 +274,7 @@ impl<W: Word> InMemory<W> {
 
     /// Bytes of memory it holds.
     pub fn bytes(&self) -> u64 {
-        let second = self.second.as_ref().map_or(0, DirectedLists::bytes);
+        let second = self.second.as_ref().map_or(0, DirectedAdjacency::bytes);
         self.first.bytes() + second + self.relations.as_ref().map_or(0, |kinds| kinds.len() as u64 * 4)
     }
 
@@ -295,8 +300,8 @@ impl<W: Word> InMemory<W> {
     }
 }
 
-impl<W: Word> Topology for InMemory<W> {
-    type Word = W;
+impl<W: StoredId> Topology for InMemory<W> {
+    type StoredId = W;
     type Workspace = ();
     type AtHand<'a> = InMemoryHop<'a, W>;
 
@@ -318,27 +323,27 @@ impl<W: Word> Topology for InMemory<W> {
 
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
         let lists = InMemoryHop { graph: self, nodes };
-        (0..DEGREES_AHEAD).for_each(|at| lists.prefetch(at));
+        (0..PREFETCH_DEGREES).for_each(|at| lists.prefetch(at));
         out.extend((0..nodes.len()).map(|at| {
-            lists.prefetch(at + DEGREES_AHEAD);
+            lists.prefetch(at + PREFETCH_DEGREES);
             lists.list(at).len() as u32
         }));
         Ok(())
     }
 
-    fn fetch(&self, wanted: RequestedEntries<'_>, (): &mut (), out: &mut Fetched<W>) -> Result<()> {
+    fn fetch(&self, requested: RequestedEntries<'_>, (): &mut (), out: &mut Fetched<W>) -> Result<()> {
         out.words.clear();
         out.edges.clear();
         out.relations.clear();
-        let (lists, mut start) = (InMemoryHop { graph: self, nodes: wanted.nodes }, 0);
-        for (at, length) in wanted.lengths.iter().enumerate() {
-            let positions = &wanted.positions[start..start + *length as usize];
+        let (lists, mut start) = (InMemoryHop { graph: self, nodes: requested.nodes }, 0);
+        for (at, length) in requested.lengths.iter().enumerate() {
+            let positions = &requested.positions[start..start + *length as usize];
             start += positions.len();
             out.words.extend(positions.iter().map(|position| lists.list(at).at(*position as usize)));
-            if wanted.edges {
+            if requested.edges {
                 out.edges.extend(positions.iter().map(|position| lists.edge(at, *position)));
             }
-            if wanted.relations {
+            if requested.relations {
                 out.relations.extend(positions.iter().map(|position| lists.relation(at, *position)));
             }
         }
@@ -346,7 +351,7 @@ impl<W: Word> Topology for InMemory<W> {
     }
 }
 
-impl<W: Word> EdgeLookup for InMemory<W> {
+impl<W: StoredId> EdgeLookup for InMemory<W> {
     fn node_count(&self) -> u64 {
         self.nodes
     }
@@ -402,8 +407,8 @@ pub struct InMemoryHop<'a, W> {
     nodes: &'a [NodeId],
 }
 
-impl<W: Word> HopLists for InMemoryHop<'_, W> {
-    type Word = W;
+impl<W: StoredId> HopNeighbours for InMemoryHop<'_, W> {
+    type StoredId = W;
 
     #[inline(always)]
     fn prefetch(&self, at: usize) {
@@ -416,7 +421,7 @@ impl<W: Word> HopLists for InMemoryHop<'_, W> {
     }
 
     #[inline(always)]
-    fn list(&self, at: usize) -> NeighbourList<'_, W> {
+    fn list(&self, at: usize) -> Neighbours<'_, W> {
         self.graph.list(self.nodes[at])
     }
 
@@ -482,7 +487,7 @@ mod tests {
 
     /// Edges 1->0, 2->0 (kind 5), 2->0 (kind 6), 0->2.
     fn graph() -> InMemory<u32> {
-        InMemory::from_lists(&[vec![1, 2, 2], vec![], vec![0]], Some(vec![4, 5, 6, 7]))
+        InMemory::from_adjacency(&[vec![1, 2, 2], vec![], vec![0]], Some(vec![4, 5, 6, 7]))
     }
 
     #[test]
@@ -513,7 +518,7 @@ mod tests {
         assert!(!contains(edge(2, 0, 4)) && !contains(edge(1, 2, 7)));
     }
 
-    fn check_lists(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
+    fn check_adjacency(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
         let graph = graph().in_direction(direction);
         let nodes = [NodeId(node)];
         let hop = graph.at_hand(&nodes).unwrap();
@@ -526,9 +531,9 @@ mod tests {
 
     #[test]
     fn lists_of_every_direction_carry_edges_and_kinds() {
-        check_lists(Direction::Incoming, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6)]);
-        check_lists(Direction::Outgoing, 2, &[(0, 1, 5), (0, 2, 6)]);
-        check_lists(Direction::Both, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6), (2, 3, 7)]);
-        check_lists(Direction::Both, 1, &[(0, 0, 4)]);
+        check_adjacency(Direction::Incoming, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6)]);
+        check_adjacency(Direction::Outgoing, 2, &[(0, 1, 5), (0, 2, 6)]);
+        check_adjacency(Direction::Both, 0, &[(1, 0, 4), (2, 1, 5), (2, 2, 6), (2, 3, 7)]);
+        check_adjacency(Direction::Both, 1, &[(0, 0, 4)]);
     }
 }

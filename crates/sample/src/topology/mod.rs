@@ -3,12 +3,12 @@
 
 mod cache;
 mod disk;
+mod elias_fano;
 pub(crate) mod lookup;
 mod memory;
-mod rising;
 
-pub use cache::{CacheIndex, CachedLists, CountStream, EntryCounts, NeighbourCache};
-pub use disk::{DiskGraph, DiskWorkspace, ListCounters, OnDisk};
+pub use cache::{CacheIndex, CountStream, EntryCounts, NeighbourCache, NeighbourCacheFile};
+pub use disk::{DiskGraph, DiskWorkspace, NeighbourCounters, OnDisk};
 pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
 
@@ -16,7 +16,7 @@ use crate::Result;
 use esker_types::{EdgeId, NodeId};
 
 /// A node id as lists store it: `u32` or `u64`.
-pub trait Word: bytemuck::Pod + Default + Send + Sync + Ord + std::fmt::Debug {
+pub trait StoredId: bytemuck::Pod + Default + Send + Sync + Ord + std::fmt::Debug {
     /// The node.
     fn node(self) -> NodeId;
     /// The word of a node that is known to fit.
@@ -30,7 +30,7 @@ pub trait Word: bytemuck::Pod + Default + Send + Sync + Ord + std::fmt::Debug {
     }
 }
 
-impl Word for u32 {
+impl StoredId for u32 {
     #[inline(always)]
     fn node(self) -> NodeId {
         NodeId(self as u64)
@@ -44,7 +44,7 @@ impl Word for u32 {
     }
 }
 
-impl Word for u64 {
+impl StoredId for u64 {
     #[inline(always)]
     fn node(self) -> NodeId {
         NodeId(self)
@@ -77,21 +77,21 @@ pub struct Edge {
     pub source: NodeId,
     /// Where it ends.
     pub target: NodeId,
-    /// Its kind; 0 where there are no kinds.
+    /// Its relation; 0 where there are none.
     pub relation: u32,
 }
 
 /// A node's stored list: two runs, each sorted by neighbour, then by edge id. The second is empty unless neighbours
-/// in both directions are wanted.
+/// in both directions are requested.
 #[derive(Debug, Clone, Copy)]
-pub struct NeighbourList<'a, W> {
+pub struct Neighbours<'a, W> {
     /// Positions from 0.
     pub first: &'a [W],
     /// Positions behind those of `first`.
     pub second: &'a [W],
 }
 
-impl<W: Word> NeighbourList<'_, W> {
+impl<W: StoredId> Neighbours<'_, W> {
     /// The node's degree.
     #[inline(always)]
     pub fn len(&self) -> usize {
@@ -116,11 +116,11 @@ impl<W: Word> NeighbourList<'_, W> {
 /// Neighbour lists of a graph, or of the part of it that is at hand.
 pub trait Topology: Send + Sync {
     /// How neighbours are stored.
-    type Word: Word;
+    type StoredId: StoredId;
     /// Memory that fetching needs, kept between hops.
     type Workspace: TopologyWorkspace;
     /// The lists of one hop, where they lie in memory; else [`NotAtHand`].
-    type AtHand<'a>: HopLists<Word = Self::Word>
+    type AtHand<'a>: HopNeighbours<StoredId = Self::StoredId>
     where
         Self: 'a;
 
@@ -130,7 +130,7 @@ pub trait Topology: Send + Sync {
     /// Edges that lists hold, each as often as lists name it.
     fn entries(&self) -> u64;
 
-    /// Whether edges have kinds.
+    /// Whether edges have relations.
     fn has_relations(&self) -> bool;
 
     /// The lists of `nodes`, where they lie in memory. `None`: a sampler asks for [`degrees`](Topology::degrees), draws
@@ -144,9 +144,9 @@ pub trait Topology: Send + Sync {
     /// topology on disk reads all of them together here.
     fn fetch(
         &self,
-        wanted: RequestedEntries<'_>,
+        requested: RequestedEntries<'_>,
         workspace: &mut Self::Workspace,
-        out: &mut Fetched<Self::Word>,
+        out: &mut Fetched<Self::StoredId>,
     ) -> Result<()>;
 }
 
@@ -159,20 +159,20 @@ pub struct RequestedEntries<'a> {
     pub lengths: &'a [u32],
     /// Their positions, node after node.
     pub positions: &'a [u32],
-    /// Whether edge ids are wanted too.
+    /// Whether edge ids are requested too.
     pub edges: bool,
-    /// Whether kinds of edges are wanted too.
+    /// Whether relations are requested too.
     pub relations: bool,
 }
 
-/// Entries of neighbour lists, in the order in which they were wanted.
+/// Entries of neighbour lists, in the order in which they were requested.
 #[derive(Debug, Default)]
 pub struct Fetched<W> {
     /// Neighbours.
     pub words: Vec<W>,
-    /// Edges, where wanted.
+    /// Edges, where requested.
     pub edges: Vec<EdgeId>,
-    /// Kinds of edges, where wanted.
+    /// Relations, where requested.
     pub relations: Vec<u32>,
 }
 
@@ -189,15 +189,15 @@ impl TopologyWorkspace for () {
 }
 
 /// The lists of a hop's nodes, by place in the hop, in memory.
-pub trait HopLists: Sync {
+pub trait HopNeighbours: Sync {
     /// How neighbours are stored.
-    type Word: Word;
+    type StoredId: StoredId;
 
-    /// Says that the list at this place is wanted soon. Places behind the last do no harm.
+    /// Says that the list at this place is requested soon. Places after the last do no harm.
     fn prefetch(&self, at: usize);
 
     /// The list of the node at this place.
-    fn list(&self, at: usize) -> NeighbourList<'_, Self::Word>;
+    fn list(&self, at: usize) -> Neighbours<'_, Self::StoredId>;
 
     /// The edge at a position of the list at this place.
     fn edge(&self, at: usize, position: u32) -> EdgeId;
@@ -210,12 +210,12 @@ pub trait HopLists: Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct NotAtHand<W>(std::convert::Infallible, std::marker::PhantomData<W>);
 
-impl<W: Word> HopLists for NotAtHand<W> {
-    type Word = W;
+impl<W: StoredId> HopNeighbours for NotAtHand<W> {
+    type StoredId = W;
     fn prefetch(&self, _: usize) {
         match self.0 {}
     }
-    fn list(&self, _: usize) -> NeighbourList<'_, W> {
+    fn list(&self, _: usize) -> Neighbours<'_, W> {
         match self.0 {}
     }
     fn edge(&self, _: usize, _: u32) -> EdgeId {
@@ -227,7 +227,7 @@ impl<W: Word> HopLists for NotAtHand<W> {
 }
 
 /// Counts the words that name nodes from `first` on, as far as there are counts.
-fn count_u32<W: Word>(words: &[W], first: u64, counts: &mut [u32]) {
+fn count_u32<W: StoredId>(words: &[W], first: u64, counts: &mut [u32]) {
     for word in words {
         if let Some(count) = counts.get_mut(word.node().0.wrapping_sub(first) as usize) {
             *count = count.saturating_add(1);
@@ -239,7 +239,7 @@ fn count_u32<W: Word>(words: &[W], first: u64, counts: &mut [u32]) {
 macro_rules! is_topology_too {
     ($pointer:ty) => {
         impl<T: Topology> Topology for $pointer {
-            type Word = T::Word;
+            type StoredId = T::StoredId;
             type Workspace = T::Workspace;
             type AtHand<'a>
                 = T::AtHand<'a>
@@ -262,11 +262,11 @@ macro_rules! is_topology_too {
             }
             fn fetch(
                 &self,
-                wanted: RequestedEntries<'_>,
+                requested: RequestedEntries<'_>,
                 work: &mut T::Workspace,
-                out: &mut Fetched<T::Word>,
+                out: &mut Fetched<T::StoredId>,
             ) -> Result<()> {
-                (**self).fetch(wanted, work, out)
+                (**self).fetch(requested, work, out)
             }
         }
     };

@@ -1,6 +1,6 @@
 //! Bits, lowest first, in little-endian bytes.
 
-/// Zero bytes behind every record, so that a reader may load eight bytes anywhere.
+/// Zero bytes after every record, so that a reader may load eight bytes anywhere.
 pub(super) const PADDING: usize = 8;
 
 /// The number of bits that hold every number below `bound`.
@@ -121,7 +121,7 @@ impl<'a> BitReader<'a> {
         value
     }
 
-    /// A run of ones and the zero behind it. `None` when it is longer than anything written.
+    /// A run of ones and the zero after it. `None` when it is longer than anything written.
     #[inline(always)]
     pub fn take_unary(&mut self) -> Option<u64> {
         let mut count = 0;

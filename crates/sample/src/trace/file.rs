@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"ESKTRACE";
 const END_MAGIC: &[u8; 8] = b"ESKTREND";
 const VERSION: u32 = 2;
-/// Magic, version and length in front of the header's text, and its checksum behind it.
+/// Magic, version and length in front of the header's text, and its checksum after it.
 const FRAME_BYTES: u64 = 8 + 4 + 4 + 8;
 const ENTRY_BYTES: u64 = 7 * 8;
 const FOOTER_BYTES: u64 = 8 + 3 * 8 + 8;
@@ -33,7 +33,7 @@ pub struct TraceHeader {
     pub nodes: u64,
     /// Its edges.
     pub edges: u64,
-    /// Its kinds of edges; 0 for none.
+    /// Its relations; 0 for none.
     pub relations: u64,
     /// Along which edges neighbours were drawn.
     pub direction: Direction,
@@ -259,7 +259,7 @@ impl<T: Borrow<TraceReader>> Cursor<T> {
         Cursor { trace, backwards, done: 0, record: Vec::new(), decoder: Decoder::default() }
     }
 
-    /// Reads the next sample; `None` behind the last.
+    /// Reads the next sample; `None` after the last.
     pub fn next(&mut self, out: &mut Sample) -> Result<Option<Position>> {
         let count = self.trace.borrow().entries.len();
         if self.done == count {
@@ -333,7 +333,7 @@ fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
     let TraceHeader { settings, nodes, edges, relations, .. } = header;
     let carry = settings.carry;
     let refuse = |what: &str| {
-        let problem = format!("{}: a sample with {what} is no sample of this trace", path.display());
+        let problem = format!("{}: a sample with {what} is not a sample of this trace", path.display());
         Err(SampleError::request(problem, "write samples made with the trace's settings"))
     };
     if sample.form != settings.form || sample.layers() != settings.fanouts.len() {

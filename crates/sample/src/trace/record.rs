@@ -54,7 +54,7 @@ fn tells_degree(form: Form, depth: usize, hop: usize) -> bool {
 }
 
 /// Where a list stands and what is known of it.
-struct EncodedList<'a> {
+struct EncodedNeighbours<'a> {
     block: &'a Block,
     fanout: Option<Fanout>,
     tells_degree: bool,
@@ -101,7 +101,7 @@ impl Encoder {
             };
             let fanout = header.settings.fanouts.get(depth).copied();
             for at in hops.rev() {
-                let list = EncodedList { block, fanout, tells_degree: tells_degree(form, depth, at) };
+                let list = EncodedNeighbours { block, fanout, tells_degree: tells_degree(form, depth, at) };
                 for node in hop(at).filter(|node| sample.unexpanded.get(*node) != Some(&true)) {
                     known = self.encode_list(sample, &list, node, known, &widths);
                 }
@@ -130,11 +130,11 @@ impl Encoder {
         }
     }
 
-    /// One list; returns how many nodes are known behind it.
+    /// One list; returns how many nodes are known after it.
     fn encode_list(
         &mut self,
         sample: &Sample,
-        list: &EncodedList,
+        list: &EncodedNeighbours,
         node: usize,
         known: u64,
         widths: &Widths,
@@ -302,7 +302,7 @@ impl Decoder {
             self.decode_degrees(&mut reader, layers)?;
         }
         if !reader.is_at_end() {
-            return Err("a record that goes on behind its end");
+            return Err("a record that goes on after its end");
         }
         self.check_nodes_differ()?;
         const FLAW: Flaw = "lists too long for one block";
@@ -406,7 +406,7 @@ impl Decoder {
         for _ in 0..count {
             let place = reader.take(width);
             if place >= targets || reader.is_over() {
-                return Err("a seed that is no target");
+                return Err("a seed that is not a target");
             }
             seeds.push(place as u32);
         }
@@ -470,7 +470,7 @@ impl Decoder {
                 return Err("a neighbour that is not in the batch");
             }
             next += *is_new as u64;
-            section.places.push(place as u32);
+            section.local_indices.push(place as u32);
         }
         section.lengths.push(count as u32);
         section.degrees.push(degree as u32);
@@ -536,7 +536,7 @@ fn take_positions(reader: &mut BitReader, degree: u64, count: u64, out: &mut Vec
     let (low, mut least) = (rice_width(degree, count), 0u64);
     for _ in 0..count {
         let position = least.checked_add(reader.take_rice(low).ok_or(SHORT)?);
-        let position = position.filter(|position| *position < degree).ok_or("a position behind its list")?;
+        let position = position.filter(|position| *position < degree).ok_or("a position after its list")?;
         out.push(position as u32);
         least = position + 1;
         if reader.is_over() {
@@ -582,7 +582,7 @@ mod tests {
             let carry = Carry { positions, ..Carry::default() };
             let lists: Vec<Vec<u64>> = (0..200u64).map(|node| (0..node % 90).map(|at| at * 2).collect()).collect();
             let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(4); 2], form, carry };
-            let graph = InMemory::<u32>::from_lists(&lists, None);
+            let graph = InMemory::<u32>::from_adjacency(&lists, None);
             let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
             let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();
             sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut sample).unwrap();

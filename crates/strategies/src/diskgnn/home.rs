@@ -191,7 +191,7 @@ impl<'a> DiskShare<'a> {
         let there =
             samples.map_or(0, Samples::disk_bytes) + others.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let allowed =
-            if asked.disk_bytes_said { asked.disk_bytes } else { asked.disk_bytes.saturating_add(there) };
+            if asked.disk_bytes_explicit { asked.disk_bytes } else { asked.disk_bytes.saturating_add(there) };
         DiskShare { job, allowed, others }
     }
 

@@ -1,4 +1,4 @@
-//! Pack what will be needed, read it in one go (DiskGNN, SIGMOD 2025). Batches are sampled before training; rows wanted most
+//! Pack what will be needed, read it in one go (DiskGNN, SIGMOD 2025). Batches are sampled before training; rows accessed most
 //! wait in memory, of a GPU first and then of the host, and the others lie on disk batch by batch. Training loads samples,
 //! reads rows and assembles batches, each while the others work on their own.
 //!
@@ -7,7 +7,7 @@
 //! ```text
 //!  strategies/diskgnn/:  positions ── sample ──> samples ── count, decide ── lay out ──> lists ── pack ──> extents ── order ──> NAME
 //!  fetch/packed/:                     (log.rs)   (samples.rs)                (layout.rs)         (pack.rs)            (order.rs)
-//!                        NAME ── load, read, assemble ──> Batch     (read.rs; source.rs: lanes of stages)
+//!                        NAME ── load, read, assemble ──> Batch     (read.rs; source.rs: workers of stages)
 //! ```
 //!
 //! 1. `prepare.rs` looks in `home.rs` for packed rows that serve and says why none does; `plan/packing.rs` decides by misses. `sampling.rs` finds samples, or logs them as
@@ -16,7 +16,7 @@
 //!    of a segment share (`SegmentRows`), a placement a row and, for every extent of the file of rows (`outputs.rs`), the rows that it takes, rising.
 //! 3. `pack.rs` reads the features once and gives each row to every extent that takes it, a block of memory each, in episodes where memory has not so many.
 //!    `order.rs` moves rows of caches to their positions, part by part, and adds up checksums of shared rows.
-//! 4. `source.rs` has lanes that take batches in turn: load, read; then one stage checks and assembles. `esker prepare` stops behind step 3.
+//! 4. `source.rs` has workers that take batches in turn: load, read; then one stage checks and assembles. `esker prepare` stops behind step 3.
 
 mod home;
 mod prepare;
@@ -183,7 +183,7 @@ impl<D: Device> Opened<D> {
         let packing = packed.packing();
         let share = |part: u64, all: u64| part as f64 / all.max(1) as f64 * 100.0;
         let hits = share(packing.accesses - packing.misses, packing.accesses);
-        let held = match &self.tier {
+        let depth = match &self.tier {
             RowTier::Host(_) => String::new(),
             RowTier::Device(cache) => format!(", {} of them on the GPU", grouped(cache.device_slots())),
         };
@@ -204,13 +204,13 @@ impl<D: Device> Opened<D> {
                 packed.directory().display()
             ),
             format!(
-                "{} rows in memory{held}: {hits:.1}% of what batches want; {layout}",
+                "{} rows in memory{depth}: {hits:.1}% of the rows that batches access; {layout}",
                 grouped(packing.slots)
             ),
             format!(
                 "{} read at a time; files are read by {}",
-                counted(self.training.lanes as u64, "batch", "batches"),
-                packed.rung()
+                counted(self.training.workers as u64, "batch", "batches"),
+                packed.io_backend()
             ),
         ]
     }

@@ -11,17 +11,22 @@ use esker_fetch::packed::{
 };
 use esker_fetch::{FetchError, StoredRow};
 use esker_plan::{Coverage, Hottest, PackedLayout, PackedWish, choose_segment, is_worth_packing_again};
-use esker_sample::Word;
+use esker_sample::StoredId;
 use esker_store::StoreError;
 use esker_types::{ByteCount, grouped};
 
 /// Finds packed rows that serve the job, or makes them.
-pub(super) fn prepare<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
+pub(super) fn prepare<W: StoredId + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
     let home = Home::of(job)?;
     find_or_make::<W>(job, sizes, reads, &home).map_err(|error| home.explain(error))
 }
 
-fn find_or_make<W: Word + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads, home: &Home) -> Result<Packed> {
+fn find_or_make<W: StoredId + StoredRow>(
+    job: &Job,
+    sizes: &Sizes,
+    reads: &Reads,
+    home: &Home,
+) -> Result<Packed> {
     loop {
         match find(job, sizes, home)? {
             Found::Serves(packed) => {
@@ -93,7 +98,7 @@ fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Opti
         ));
     }
     // Segments made for less disk are worth replacing.
-    if asked.disk_bytes_said {
+    if asked.disk_bytes_explicit {
         let serves = match packing.segment {
             1 => disk_bytes <= asked.disk_bytes,
             _ => packing.disk_bytes_allowed == Some(asked.disk_bytes),
@@ -137,7 +142,7 @@ fn segment_of(asked: u32, batches: u64) -> u32 {
 }
 
 /// Samples, lays out, packs.
-fn make<W: Word + StoredRow>(
+fn make<W: StoredId + StoredRow>(
     job: &Job,
     sizes: &Sizes,
     reads: &Reads,
@@ -161,7 +166,7 @@ fn make<W: Word + StoredRow>(
         slots: sizes.slots(job, &sampled.largest, sampled.batches)?,
         slots_explicit: asked.feature_cache_bytes.is_some(),
         segment: asked.segment.map(|segment| segment_of(segment, sampled.batches)),
-        disk_bytes_allowed: asked.disk_bytes_said.then_some(asked.disk_bytes),
+        disk_bytes_allowed: asked.disk_bytes_explicit.then_some(asked.disk_bytes),
     };
     let goes_on = |laid: PackLayout| {
         let PackLayout { epochs: laid_epochs, slots_asked, segment, disk_bytes_allowed, .. } = laid;

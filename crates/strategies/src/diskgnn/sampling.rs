@@ -3,13 +3,13 @@
 use super::home::{DiskShare, Home};
 use super::sizes::Sizes;
 use crate::direct::Reads;
-use crate::lists::{ListRoom, LoadedNeighbours, NeighbourLists};
+use crate::neighbours::{LoadedNeighbours, NeighbourBudget, NeighbourStore};
 use crate::{Job, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, PackedBytes, SampleLog, Samples};
 use esker_fetch::{FetchError, StoredRow};
 use esker_plan::Hottest;
 use esker_sample::bulk::{Bulk, positions};
-use esker_sample::{Position, SampleError, Topology, Word};
+use esker_sample::{Position, SampleError, StoredId, Topology};
 use esker_types::{ByteCount, Unit};
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub(super) fn most_epochs(job: &Job) -> u64 {
 
 /// Samples of the epochs that the job asks for, or as many as the disk takes where it asks for no number, and how many; found, or made.
 /// `work` is where packed rows are made.
-pub(super) fn samples<W: Word + StoredRow>(
+pub(super) fn samples<W: StoredId + StoredRow>(
     job: &Job,
     sizes: &Sizes,
     reads: &Reads,
@@ -52,11 +52,11 @@ pub(super) fn samples<W: Word + StoredRow>(
         // An earlier process had finished it but for its name: it is found now.
         let Some(mut log) = log else { continue };
         let before = found.as_ref().map_or(0, Samples::disk_bytes);
-        // NeighbourLists are cached beside what is made.
+        // Neighbours are cached beside what is made.
         let mut beside = job.clone();
         beside.out_of_core.scratch = log.work();
-        let room = ListRoom { disk_bytes: Some(disk.allowed / LISTS_SHARE), ..sizes.lists };
-        let lists = NeighbourLists::prepare::<W>(&beside, room, reads.graph.clone())?;
+        let room = NeighbourBudget { disk_bytes: Some(disk.allowed / LISTS_SHARE), ..sizes.lists };
+        let lists = NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone())?;
         let taken = before + lists.disk_bytes::<W>();
         let lists = lists.load::<W>(job)?;
         let mut sampling = Sampling { job, sizes, log: &mut log, disk: &mut disk, taken, is_open };
@@ -117,7 +117,7 @@ struct Sampling<'a, 'b> {
 
 impl Sampling<'_, '_> {
     /// Samples `most` epochs, or those that the disk takes; returns how many.
-    fn all<W: Word + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, most: u64) -> Result<u64> {
+    fn all<W: StoredId + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, most: u64) -> Result<u64> {
         let mut epochs = most;
         if self.is_open {
             // The first says what one takes.
@@ -130,7 +130,7 @@ impl Sampling<'_, '_> {
     }
 
     /// Samples batches up to the end of epoch `epochs - 1`, after those that are there; returns how many epochs there are.
-    fn epochs<W: Word + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, epochs: u64) -> Result<u64> {
+    fn epochs<W: StoredId + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, epochs: u64) -> Result<u64> {
         let done = match lists {
             LoadedNeighbours::Memory(graph) => self.epochs_on::<W, _>(graph, epochs),
             LoadedNeighbours::Disk(graph) => self.epochs_on::<W, _>(graph, epochs),

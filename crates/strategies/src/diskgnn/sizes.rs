@@ -1,8 +1,8 @@
 //! How diskgnn shares out its memory. Before training phases take turns: sampling, laying out, packing. While it trains,
-//! batches ahead get what they need and the rows wanted most get the rest.
+//! batches ahead get what they need and the rows accessed most get the rest.
 
 use crate::direct::{self, sampler_bytes};
-use crate::lists::ListRoom;
+use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, Largest, PackWriter, Packed, Packing};
 use esker_plan::Hottest;
@@ -10,13 +10,13 @@ use esker_sample::DiskGraph;
 use esker_types::ByteCount;
 
 /// Samples of a thread that samples in bulk: made, waiting, looked at.
-const LANE_SAMPLES: u64 = 4;
+const WORKER_SAMPLES: u64 = 4;
 /// What logging samples keeps beside their records: three arrays being written.
 const LOG_BYTES: u64 = 8 << 20;
-/// Batches whose rows are being read, for each lane: one, and one waiting or being assembled.
-pub(super) const LANE_BUFFERS: usize = 2;
-/// Samples of a lane beside the batches held: being loaded, being read, waiting.
-pub(super) const LANE_AHEAD: usize = 3;
+/// Batches whose rows are being read, for each worker: one, and one waiting or being assembled.
+pub(super) const WORKER_BUFFERS: usize = 2;
+/// Samples of a worker beside the batches held: being loaded, being read, waiting.
+pub(super) const WORKER_PREFETCH: usize = 3;
 /// Bytes of a block of packed rows, which has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Batches that are counted with before it is known how many there are.
@@ -24,7 +24,7 @@ const FEW_BATCHES: u64 = 1024;
 
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
-    table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
+    table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
     direct::add_memory(job, &mut table);
     table
 }
@@ -36,7 +36,7 @@ fn least_sampling(job: &JobOutline) -> u64 {
     // Where the disk says how many epochs there are, accesses of the first are counted while lists are in memory.
     let is_open = job.epochs_sampled.is_none() && job.epochs > 1;
     let counts = if is_open { Hottest::bytes_for(job.dataset.manifest().nodes.count) } else { 0 };
-    sampler_bytes(job, &bound, LANE_SAMPLES).saturating_add(log).saturating_add(counts)
+    sampler_bytes(job, &bound, WORKER_SAMPLES).saturating_add(log).saturating_add(counts)
 }
 
 /// Laying out and packing.
@@ -51,32 +51,32 @@ fn least_packing(job: &JobOutline) -> u64 {
     PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, packed_bytes, threads)
 }
 
-/// Bytes of so many lanes and batches held, nothing cached.
+/// Bytes of so many workers and batches held, nothing cached.
 fn training_bytes(
     job: &JobOutline,
     largest: &Largest,
     blocks: u64,
     batches: u64,
-    lanes: u64,
-    held: u64,
+    workers: u64,
+    depth: u64,
     device: bool,
 ) -> u64 {
     let row_bytes = job.row_bytes();
     let fresh = Packed::rows_bytes_for(largest, row_bytes);
     let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
-    let samples = (held.next_multiple_of(lanes.max(1)) + lanes * LANE_AHEAD as u64)
+    let samples = (depth.next_multiple_of(workers.max(1)) + workers * WORKER_PREFETCH as u64)
         .saturating_mul(largest.sample_bytes.saturating_add(list));
     let readers =
-        lanes.saturating_mul(Packed::loader_bytes(largest).saturating_add(Packed::reader_bytes(largest)));
+        workers.saturating_mul(Packed::loader_bytes(largest).saturating_add(Packed::reader_bytes(largest)));
     // A processor that assembles by itself is handed what was read; else there are rows in memory, too.
     let (fresh_count, rows) = match device {
-        true => (held + lanes, 0),
-        false => (lanes * LANE_BUFFERS as u64, largest.nodes.saturating_mul(job.dim() * 4)),
+        true => (depth + workers, 0),
+        false => (workers * WORKER_BUFFERS as u64, largest.nodes.saturating_mul(job.dim() * 4)),
     };
     samples
         .saturating_add(readers)
         .saturating_add(fresh.saturating_mul(fresh_count))
-        .saturating_add(rows.saturating_mul(held))
+        .saturating_add(rows.saturating_mul(depth))
         .saturating_add(Packed::index_bytes(batches, blocks))
 }
 
@@ -87,7 +87,7 @@ fn least_training(job: &JobOutline) -> u64 {
     let (nodes, sample_bytes) = (bound.nodes, bound.sample_bytes);
     let largest =
         Largest { nodes, sample_bytes, record_bytes: sample_bytes / 2, packed_rows: 0, shared_rows: 0 };
-    training_bytes(job, &largest, 0, FEW_BATCHES, 1, 1 + job.steps_ahead as u64, false)
+    training_bytes(job, &largest, 0, FEW_BATCHES, 1, 1 + job.steps_in_flight as u64, false)
 }
 
 /// The least that diskgnn needs, line by line.
@@ -108,9 +108,9 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Training {
     /// Batches that are read at a time.
-    pub lanes: usize,
+    pub workers: usize,
     /// Batches whose rows are held.
-    pub held: usize,
+    pub depth: usize,
 }
 
 /// How the memory granted is used.
@@ -121,7 +121,7 @@ pub(super) struct Sizes {
     /// Threads that sample, and what they may hold together.
     pub samplers: usize,
     pub sampling_bytes: u64,
-    pub lists: ListRoom,
+    pub lists: NeighbourBudget,
     /// What the processor's own memory may hold of rows.
     pub device_bytes: u64,
 }
@@ -130,15 +130,15 @@ impl Sizes {
     pub fn new(job: &JobOutline, device_bytes: u64) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
         let bound = job.bound(&job.settings, job.largest_batch);
-        let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
-        let left = phase_bytes.saturating_sub(least_sampling(job) - lane);
-        let samplers = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
-        let left = left.saturating_sub(samplers * lane);
-        let lists = ListRoom::within(job, left, phase_bytes)?;
+        let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
+        let left = phase_bytes.saturating_sub(least_sampling(job) - worker_bytes);
+        let samplers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
+        let left = left.saturating_sub(samplers * worker_bytes);
+        let lists = NeighbourBudget::within(job, left, phase_bytes)?;
         Ok(Sizes {
             phase_bytes,
             samplers: samplers as usize,
-            sampling_bytes: samplers * lane,
+            sampling_bytes: samplers * worker_bytes,
             lists,
             device_bytes,
         })
@@ -154,15 +154,15 @@ impl Sizes {
         room: u64,
     ) -> (Training, u64) {
         let device = self.device_bytes > 0;
-        let ahead = job.steps_ahead as u64;
-        let needed = |lanes: u64, held: u64| {
-            training_bytes(job, largest, blocks, batches, lanes, held + ahead, device)
+        let ahead = job.steps_in_flight as u64;
+        let needed = |workers: u64, depth: u64| {
+            training_bytes(job, largest, blocks, batches, workers, depth + ahead, device)
         };
         let wishes = [(2, 3), (2, 2), (1, 2)];
-        let wish = wishes.into_iter().find(|(lanes, held)| needed(*lanes, *held) <= room);
-        let (lanes, held) = wish.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
-        let training = Training { lanes: lanes as usize, held: (held + ahead) as usize };
-        (training, needed(lanes, held))
+        let wish = wishes.into_iter().find(|(workers, depth)| needed(*workers, *depth) <= room);
+        let (workers, depth) = wish.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
+        let training = Training { workers: workers as usize, depth: (depth + ahead) as usize };
+        (training, needed(workers, depth))
     }
 
     /// Rows to set aside for memory, once batches are known but not how many of their rows are on disk.

@@ -2,7 +2,7 @@
 //! stage; some workers take batches in turn for the first two, so that the disk has the next batch to read while the last reads
 //! of one are still on their way.
 
-use super::sizes::{LANE_AHEAD, LANE_BUFFERS};
+use super::sizes::{WORKER_BUFFERS, WORKER_PREFETCH};
 use super::{Opened, RowTier};
 use crate::phases::PhaseSource;
 use crate::source::Stages;
@@ -69,21 +69,21 @@ pub(super) fn source<D: Device>(
     let packed = opened.packed.clone().expect("rows are packed before batches are asked for");
     let training = opened.training;
     let shared = Shared {
-        permits: Permits::new(training.held),
+        permits: Permits::new(training.depth),
         counts: Arc::default(),
         tier: opened.tier.clone(),
         sequential: job.out_of_core.sequential,
         packed,
     };
-    let workers = (0..training.lanes).map(|number| {
-        let mut positions = job.training_from(from).skip(number).step_by(training.lanes);
+    let workers = (0..training.workers).map(|number| {
+        let mut positions = job.training_from(from).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
-        let samples = training.held.div_ceil(training.lanes) + LANE_AHEAD;
+        let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
         shared.read(shared.load(listed, job.batches.clone(), opened.epochs, samples))
     });
     let read = Pipeline::in_turn(workers.collect());
     let assemble = Assemble { shared: shared.clone(), reads: opened.reads.clone(), device: device.clone() };
-    let queue = training.held.saturating_sub(2);
+    let queue = training.depth.saturating_sub(2);
     let pipeline = read.then("assemble", queue, move |stage, read| assemble.batch(stage, read));
     let (row_bytes, on_device) =
         (shared.packed.packing().row_bytes, matches!(shared.tier, RowTier::Device(_)));
@@ -139,7 +139,8 @@ impl<D: Device> Shared<D> {
         samples: usize,
     ) -> Pipeline<LoadedSample, StrategyError> {
         let (packed, permits, sequential) = (self.packed.clone(), self.permits.clone(), self.sequential);
-        let (samples, loads) = (Recycler::<Sample>::new(samples), Recycler::<PackedBatch>::new(LANE_AHEAD));
+        let (samples, loads) =
+            (Recycler::<Sample>::new(samples), Recycler::<PackedBatch>::new(WORKER_PREFETCH));
         listed.then_with(
             "load",
             0,
@@ -164,7 +165,7 @@ impl<D: Device> Shared<D> {
     /// Reads rows.
     fn read(&self, loaded: Pipeline<LoadedSample, StrategyError>) -> Pipeline<LoadedRows<D>, StrategyError> {
         let (packed, shared) = (self.packed.clone(), self.clone());
-        let buffers = Recycler::<Option<AlignedBuffer>>::new(LANE_BUFFERS);
+        let buffers = Recycler::<Option<AlignedBuffer>>::new(WORKER_BUFFERS);
         let most_bytes = self.packed.rows_bytes() as usize;
         loaded.then_with(
             "read",

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  strategies/ginex/:  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
-//!                      (lists.rs)   (superbatch.rs: the next one       (plan/belady.rs)   (source.rs: three stages;
+//!                      (neighbours.rs)   (superbatch.rs: the next one       (plan/belady.rs)   (source.rs: three stages;
 //!                                    is sampled while this is planned)                     fetch/disk.rs, fetch/cache.rs)
 //! ```
 //!
@@ -18,7 +18,7 @@ mod source;
 mod superbatch;
 
 use crate::direct::Reads;
-use crate::lists::NeighbourLists;
+use crate::neighbours::NeighbourStore;
 use crate::phases::{PhaseSource, Phases};
 use crate::{
     BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
@@ -26,7 +26,7 @@ use crate::{
 use esker_device::Device;
 use esker_fetch::StoredRow;
 use esker_sample::bulk::positions;
-use esker_sample::{DiskGraph, OnDisk, Position, Sample, Sampler, Word};
+use esker_sample::{DiskGraph, OnDisk, Position, Sample, Sampler, StoredId};
 use esker_store::StoreError;
 use esker_types::{ByteCount, Dtype};
 use sizes::Sizes;
@@ -47,7 +47,7 @@ pub struct Ginex<D> {
 /// What sources share.
 #[derive(Clone)]
 struct Opened {
-    lists: Arc<NeighbourLists>,
+    lists: Arc<NeighbourStore>,
     reads: Reads,
     sizes: Sizes,
 }
@@ -110,7 +110,7 @@ impl<D: Device> Strategy<D> for Ginex<D> {
 
 impl Opened {
     /// Opens neighbours and rows, finds out how large batches are, and shares out what was granted.
-    fn open<W: Word + StoredRow>(job: &Job) -> Result<Opened> {
+    fn open<W: StoredId + StoredRow>(job: &Job) -> Result<Opened> {
         let scratch = &job.out_of_core.scratch;
         std::fs::create_dir_all(scratch).map_err(StoreError::io(scratch))?;
         let reads = Reads::open(job)?;
@@ -124,7 +124,7 @@ impl Opened {
                 Sizes { likely_disk_bytes: sizes.most_on_disk::<W>(job), ..sizes }
             }
         };
-        let lists = Arc::new(NeighbourLists::prepare::<W>(job, sizes.lists, reads.graph.clone())?);
+        let lists = Arc::new(NeighbourStore::prepare::<W>(job, sizes.lists, reads.graph.clone())?);
         Ok(Opened { lists, reads, sizes })
     }
 
@@ -139,13 +139,13 @@ impl Opened {
             ),
             self.lists.note(),
             format!("{} for batches and cached rows while gathering", ByteCount(sizes.phase_bytes)),
-            format!("files are read by {}; {}", self.reads.rows.rung(), self.reads.rows.reads_text()),
+            format!("files are read by {}; {}", self.reads.rows.io_backend(), self.reads.rows.reads_text()),
         ]
     }
 }
 
 /// What the files of a batch take on disk, from a few batches.
-fn profile<W: Word + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64> {
+fn profile<W: StoredId + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64> {
     let start = Position { epoch: 0, batch: 0 };
     let most_bytes = job.strategy_bytes.max(sizes::memory(job).total());
     let mut sampler = Sampler::new(OnDisk::<W>::new(graph.clone(), None), job.settings.clone(), most_bytes)?;

@@ -2,19 +2,19 @@
 //! one before it planned, neighbour lists have what is left; while one is gathered, feature rows have.
 
 use crate::direct::{self, sampler_bytes};
-use crate::lists::ListRoom;
+use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
-use esker_sample::{Bound, DiskGraph, Settings, Word};
+use esker_sample::{Bound, DiskGraph, Settings, StoredId};
 use esker_types::ByteCount;
 
 /// Samples of a thread that samples in bulk: made, waiting, looked at.
-const LANE_SAMPLES: u64 = 4;
+const WORKER_SAMPLES: u64 = 4;
 /// Samples beyond the batches whose rows are held: being loaded, waiting.
-pub(super) const SAMPLES_AHEAD: usize = 2;
+pub(super) const SAMPLES_PREFETCHED: usize = 2;
 /// Batches whose rows are held when memory allows: being read, being assembled, being trained on.
-pub(super) const MOST_HELD: usize = 3;
+pub(super) const MOST_DEPTH: usize = 3;
 /// What writing and reading a trace keeps beside its records.
 const TRACE_BYTES: u64 = 4 << 20;
 /// What a plan has for a slot, at most.
@@ -49,9 +49,9 @@ fn writing_bytes(job: &JobOutline, bound: &Bound) -> u64 {
 }
 
 /// Gathering beside rows and cache: samples and words, a decoder, a reader.
-fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
-    let samples =
-        (held + SAMPLES_AHEAD as u64).saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(8)));
+fn gathering_bytes(nodes: u64, sample_bytes: u64, depth: u64) -> u64 {
+    let samples = (depth + SAMPLES_PREFETCHED as u64)
+        .saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(8)));
     // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
     let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
     TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
@@ -60,7 +60,7 @@ fn gathering_bytes(nodes: u64, sample_bytes: u64, held: u64) -> u64 {
 /// What is there in every phase.
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
-    table.add("offsets of neighbour lists", DiskGraph::bytes_for(&job.dataset, job.direction));
+    table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
     direct::add_memory(job, &mut table);
     table
 }
@@ -68,7 +68,7 @@ fn lasting(job: &JobOutline) -> MemoryTable {
 /// The least that sampling and planning take together.
 fn least_sampling(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
-    let sampler = sampler_bytes(job, &bound, LANE_SAMPLES);
+    let sampler = sampler_bytes(job, &bound, WORKER_SAMPLES);
     let planner = planner_bytes(job, 0, job.out_of_core.superbatch.unwrap_or(FEW_BATCHES), bound.nodes);
     let others = writing_bytes(job, &bound).saturating_add(ahead_bytes(job, &bound));
     sampler.saturating_add(planner).saturating_add(others)
@@ -76,15 +76,15 @@ fn least_sampling(job: &JobOutline) -> u64 {
 
 /// Rows of steps that are still on their way when a superbatch is sampled.
 fn ahead_bytes(job: &JobOutline, bound: &Bound) -> u64 {
-    bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_ahead as u64)
+    bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_in_flight as u64)
 }
 
 /// The least that gathering takes: one batch beside those of steps ahead, nothing cached.
 fn least_gathering(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
-    let held = 1 + job.steps_ahead as u64;
-    let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(held);
-    rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, held))
+    let depth = 1 + job.steps_in_flight as u64;
+    let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(depth);
+    rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, depth))
 }
 
 /// The least that ginex needs, line by line.
@@ -100,11 +100,11 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
 #[derive(Debug, Clone)]
 pub(super) struct Sizes {
     /// Threads that sample.
-    pub lanes: usize,
+    pub workers: usize,
     /// What all samplers together may hold.
     pub sampling_bytes: u64,
     /// For neighbour lists.
-    pub lists: ListRoom,
+    pub lists: NeighbourBudget,
     /// What a phase may hold.
     pub phase_bytes: u64,
     /// Slots that there is memory to plan for.
@@ -121,9 +121,9 @@ impl Sizes {
     /// For whoever trains on nothing.
     pub fn none() -> Sizes {
         Sizes {
-            lanes: 1,
+            workers: 1,
             sampling_bytes: 0,
-            lists: ListRoom::default(),
+            lists: NeighbourBudget::default(),
             phase_bytes: 0,
             most_slots: 0,
             superbatch: 1,
@@ -142,20 +142,20 @@ impl Sizes {
         let by_disk = (disk_bytes / batch_disk_bytes.max(1)).max(1);
         let (epoch, run) = batches;
         let superbatch = asked.superbatch.unwrap_or(epoch.max(FEW_BATCHES)).min(by_disk).min(run).max(1);
-        let lane = sampler_bytes(job, &bound, LANE_SAMPLES);
+        let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
         let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, bound.nodes));
         let left = left.saturating_sub(writing_bytes(job, &bound)).saturating_sub(ahead_bytes(job, &bound));
         // A plan has a few bytes for each slot, and is made while others sample.
         let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
         let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));
-        let most_slots = by_memory.min(left.saturating_sub(lane) / SLOT_BYTES);
+        let most_slots = by_memory.min(left.saturating_sub(worker_bytes) / SLOT_BYTES);
         let left = left.saturating_sub(most_slots * SLOT_BYTES);
-        let lanes = (left / 2 / lane.max(1)).clamp(1, job.threads.max(1) as u64);
-        let left = left.saturating_sub(lanes * lane);
-        let lists = ListRoom::within(job, left, phase_bytes)?;
+        let workers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
+        let left = left.saturating_sub(workers * worker_bytes);
+        let lists = NeighbourBudget::within(job, left, phase_bytes)?;
         Ok(Sizes {
-            lanes: lanes as usize,
-            sampling_bytes: lanes * lane,
+            workers: workers as usize,
+            sampling_bytes: workers * worker_bytes,
             lists,
             phase_bytes,
             most_slots,
@@ -166,7 +166,7 @@ impl Sizes {
     }
 
     /// What the files of a superbatch can take: the most that its batches can have, inside what is allowed.
-    pub fn most_on_disk<W: Word + StoredRow>(&self, job: &JobOutline) -> u64 {
+    pub fn most_on_disk<W: StoredId + StoredRow>(&self, job: &JobOutline) -> u64 {
         let bound = bound(job, &job.settings, job.largest_batch);
         let of_all = |of_one: u64| of_one.saturating_mul(self.superbatch);
         let trace_bytes = of_all(bound.edges).saturating_mul(super::EDGE_BYTES);
@@ -179,15 +179,15 @@ impl Sizes {
         let features = job.dataset.manifest().nodes.features.as_ref();
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
         let needed =
-            |held: u64| held * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, held);
+            |depth: u64| depth * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, depth);
         let asked = job.out_of_core.feature_cache_bytes;
         // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
-        let most = |held: u64| {
-            needed(held) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
+        let most = |depth: u64| {
+            needed(depth) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
         };
-        let least = 1 + job.steps_ahead as u64;
-        let held = (least + 1..least + MOST_HELD as u64).rev().find(|held| most(*held)).unwrap_or(least);
-        let left = self.phase_bytes.saturating_sub(needed(held));
+        let least = 1 + job.steps_in_flight as u64;
+        let depth = (least + 1..least + MOST_DEPTH as u64).rev().find(|depth| most(*depth)).unwrap_or(least);
+        let left = self.phase_bytes.saturating_sub(needed(depth));
         let bytes = match asked {
             Some(asked) if asked > left => {
                 return Err(StrategyError::request(
@@ -202,13 +202,13 @@ impl Sizes {
             asked => asked.unwrap_or(left),
         };
         let slots = (bytes / row_bytes.max(1)).min(self.most_slots).min(MOST_SLOTS as u64);
-        Ok((held as usize, slots))
+        Ok((depth as usize, slots))
     }
 }
 
 /// What the files of some batches take on disk: a trace of about three bytes an edge, an access and a word a node, and while
 /// they are planned how many rows of each batch every later one wants.
-pub(super) fn disk_bytes<W: Word + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
+pub(super) fn disk_bytes<W: StoredId + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
     let counts =
         nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::RequestCount>() as u64;
     let rows = nodes.saturating_mul(AccessFile::<W>::BYTES + PlanFile::BYTES);

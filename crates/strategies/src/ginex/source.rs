@@ -6,9 +6,9 @@
 //! the next batch while this one is assembled.
 
 use super::Opened;
-use super::sizes::SAMPLES_AHEAD;
+use super::sizes::SAMPLES_PREFETCHED;
 use super::superbatch::{Spent, Superbatch, tidy};
-use crate::lists::LoadedNeighbours;
+use crate::neighbours::LoadedNeighbours;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
 use crate::{Batch, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
@@ -17,7 +17,7 @@ use esker_fetch::pipeline::{Permits, Pipeline, Recycled, Recycler, StageClock, S
 use esker_fetch::{HostCache, Missed, PlanFile, RowReader, StoredRow};
 use esker_plan::Placements;
 use esker_sample::bulk::positions;
-use esker_sample::{Batches, ListCounters, Position, Sample, Targets, Word};
+use esker_sample::{Batches, NeighbourCounters, Position, Sample, StoredId, Targets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -72,7 +72,7 @@ pub(super) struct Superbatches<D: Device, W> {
     main: Option<MainLoop<D>>,
     rows: Arc<RowCounters>,
     /// What had been read of lists before.
-    lists_before: ListCounters,
+    lists_before: NeighbourCounters,
     sampling: Arc<StageClock>,
     planning: Arc<StageClock>,
     /// Stages of main loops that are over.
@@ -91,7 +91,7 @@ struct MainLoop<D: Device> {
     started: Instant,
 }
 
-impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
+impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
     pub fn new(opened: Opened, job: &Job, from: Position, device: &D) -> Result<Superbatches<D, W>> {
         tidy(job, from)?;
         Ok(Superbatches {
@@ -137,7 +137,7 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
         Ok(found)
     }
 
-    /// Samples, plans, and starts to gather; `false` behind the last superbatch.
+    /// Samples, plans, and starts to gather; `false` after the last superbatch.
     fn turn(&mut self) -> Result<bool> {
         let (started, switched) = (Instant::now(), self.switched);
         let mut lists = None;
@@ -149,7 +149,7 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
             },
         };
         let largest = current.accesses.largest();
-        let (held, slots) = self.opened.sizes.gathering(&self.job, largest, current.sample_bytes)?;
+        let (depth, slots) = self.opened.sizes.gathering(&self.job, largest, current.sample_bytes)?;
         let (planning, job) = (self.planning.clone(), self.job.clone());
         // The plan of this superbatch while the next is sampled.
         let (planned, next) = std::thread::scope(|scope| {
@@ -162,20 +162,20 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
         drop(lists);
         self.inspected += started.elapsed().as_secs_f64() - (self.switched - switched);
         let started = Instant::now();
-        self.main = Some(self.gather(current, plan, held, slots)?);
+        self.main = Some(self.gather(current, plan, depth, slots)?);
         self.switched += started.elapsed().as_secs_f64();
         Ok(true)
     }
 
     /// Starts the main loop of a superbatch.
-    fn gather(&self, batch: Superbatch<W>, plan: PlanFile, held: usize, slots: u64) -> Result<MainLoop<D>> {
+    fn gather(&self, batch: Superbatch<W>, plan: PlanFile, depth: usize, slots: u64) -> Result<MainLoop<D>> {
         let left = batch.count();
-        let (loaded, spent) = self.load(batch, plan, held);
-        let read = self.read(loaded, held);
+        let (loaded, spent) = self.load(batch, plan, depth);
+        let read = self.read(loaded, depth);
         let (disk, pool, counters) =
             (self.opened.reads.rows.clone(), self.opened.reads.pool.clone(), self.rows.clone());
         let mut cache = HostCache::new(slots, disk.format());
-        let pipeline = read.then(STAGES[4], held.saturating_sub(2), move |_, (placements, mut batch)| {
+        let pipeline = read.then(STAGES[4], depth.saturating_sub(2), move |_, (placements, mut batch)| {
             if let Some(FixedRows::Host(rows)) = &mut batch.input.fixed {
                 let (format, values) = (disk.format(), rows.values_mut());
                 pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
@@ -197,12 +197,12 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
         &self,
         batch: Superbatch<W>,
         plan: PlanFile,
-        held: usize,
+        depth: usize,
     ) -> (Pipeline<LoadedPlan, StrategyError>, Spent) {
         let (count, first, batches) = (batch.count(), batch.first, self.job.batches.clone());
         let (trace, spent) = batch.into_trace();
-        let samples = Recycler::<Sample>::new(held + SAMPLES_AHEAD);
-        let plans = Recycler::<Placements>::new(held + SAMPLES_AHEAD);
+        let samples = Recycler::<Sample>::new(depth + SAMPLES_PREFETCHED);
+        let plans = Recycler::<Placements>::new(depth + SAMPLES_PREFETCHED);
         let (mut cursor, mut number) = (trace.into_cursor(), 0);
         let loaded = Pipeline::start(STAGES[2], 1, move |stage| {
             if number == count {
@@ -224,14 +224,14 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
     fn read(
         &self,
         loaded: Pipeline<LoadedPlan, StrategyError>,
-        held: usize,
+        depth: usize,
     ) -> Pipeline<(Recycled<Placements>, Batch<D>), StrategyError> {
         let (disk, device, counters, permits) =
-            (self.opened.reads.rows.clone(), self.device.clone(), self.rows.clone(), Permits::new(held));
+            (self.opened.reads.rows.clone(), self.device.clone(), self.rows.clone(), Permits::new(depth));
         let dim = disk.format().dim();
         loaded.then_with(
             STAGES[3],
-            held.saturating_sub(2),
+            depth.saturating_sub(2),
             move || Ok(disk.reader()?),
             move |stage, reader, loaded| {
                 let Some(permit) = stage.permit(&permits) else { return Ok(None) };
@@ -273,7 +273,7 @@ impl<D: Device, W: Word + StoredRow> Superbatches<D, W> {
     }
 }
 
-impl<D: Device, W: Word + StoredRow> PhaseSource<D> for Superbatches<D, W> {
+impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
         if self.main.is_none() && !self.turn()? {
             return Ok(None);
@@ -312,10 +312,10 @@ impl<D: Device, W: Word + StoredRow> PhaseSource<D> for Superbatches<D, W> {
                 ("switch".into(), self.switched),
                 ("main loop".into(), looped),
             ],
-            lists: lists.lists - before.lists,
-            lists_cached: lists.cached - before.cached,
-            list_reads: lists.reads - before.reads,
-            list_bytes_read: lists.read_bytes - before.read_bytes,
+            neighbour_requests: lists.lists - before.lists,
+            neighbour_hits: lists.cached - before.cached,
+            neighbour_reads: lists.reads - before.reads,
+            neighbour_bytes_read: lists.read_bytes - before.read_bytes,
         }
     }
 }

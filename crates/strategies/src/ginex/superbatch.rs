@@ -5,13 +5,13 @@
 //! and are made anew.
 
 use super::sizes::{Sizes, disk_bytes};
-use crate::lists::LoadedNeighbours;
+use crate::neighbours::LoadedNeighbours;
 use crate::{Job, Result, StrategyError};
 use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
 use esker_plan::{Belady, PlanTally};
 use esker_sample::bulk::{Bulk, positions};
 use esker_sample::trace::{TraceReader, TraceWriter};
-use esker_sample::{Position, Sample, SampleError, Topology, Word};
+use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
 use esker_store::StoreError;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Superbatch<W> {
     pub trace: TraceReader,
     path: PathBuf,
-    /// The first sample of the trace that is wanted.
+    /// The first sample of the trace that is requested.
     pub first: usize,
     /// Rows of the batches from there on.
     pub accesses: AccessFile<W>,
@@ -72,7 +72,7 @@ pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
     Ok(())
 }
 
-impl<W: Word + StoredRow> Superbatch<W> {
+impl<W: StoredId + StoredRow> Superbatch<W> {
     /// A trace from an earlier process that holds the batch at `from`.
     pub fn find(job: &Job, from: Position) -> Result<Option<Superbatch<W>>> {
         let folder = folder(job);
@@ -90,7 +90,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         Ok(None)
     }
 
-    /// NeighbourLists the accesses of a trace that was written earlier.
+    /// Lists the accesses of a trace that was written earlier.
     fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
         let (mut accesses, mut sample, mut sample_bytes) =
             (AccessFile::create(folder)?, Sample::default(), 0);
@@ -105,7 +105,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         Ok(Superbatch { trace, path, first, accesses, sample_bytes })
     }
 
-    /// Samples batches from `from` on, as many as a superbatch has or its disk budget allows; `None` behind the last.
+    /// Samples batches from `from` on, as many as a superbatch has or its disk budget allows; `None` after the last.
     pub fn sample(
         job: &Job,
         sizes: &Sizes,
@@ -136,7 +136,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
             graph,
             batches: &*job.batches,
             settings: &job.settings,
-            threads: sizes.lanes,
+            threads: sizes.workers,
             most_bytes: sizes.sampling_bytes,
         };
         let ended = bulk.run(all.iter().copied(), |at, sample| {
@@ -192,7 +192,7 @@ impl<W: Word + StoredRow> Superbatch<W> {
         Ok((plan, tally))
     }
 
-    /// Batches wanted.
+    /// Batches requested.
     pub fn count(&self) -> usize {
         self.trace.entries().len() - self.first
     }

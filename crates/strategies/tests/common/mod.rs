@@ -1,8 +1,8 @@
 //! A small graph, a job on it, and all that a strategy yields.
 #![allow(dead_code)]
 
-use esker_import::Job as ImportJob;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub fn dataset(directory: &Path, dim: u64, dtype: Dtype) -> Arc<Dataset> {
-    let shape = Shape { degree: 6.0, dim, dtype, classes: 4, out_neighbours: true, ..Shape::plain(2000) };
+    let shape =
+        GraphShape { degree: 6.0, dim, dtype, classes: 4, out_neighbours: true, ..GraphShape::plain(2000) };
     let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
     generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
     Arc::new(Dataset::open(&target).unwrap())
@@ -34,8 +35,8 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         evaluation: None,
         threads: 2,
         samplers: 1,
-        batches_held: 2,
-        steps_ahead: 0,
+        prefetch_depth: 2,
+        steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
         columns: Vec::new(),

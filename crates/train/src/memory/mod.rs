@@ -14,11 +14,11 @@ use esker_types::ByteCount;
 const PROGRAM_BYTES: u64 = 24 << 20;
 /// What each thread that computes has for itself.
 const THREAD_BYTES: u64 = 3 << 20;
-/// Batches whose rows lie in a processor's own memory beside those of steps ahead: being trained on, landing.
+/// Batches whose rows lie in a processor's own memory beside those of steps ahead: being trained on, being uploaded.
 const LANDED: usize = 2;
 
-/// What products take on a processor of their own, whatever their size.
-const PRODUCT_BYTES: u64 = esker_nn::DEVICE_PRODUCT_BYTES;
+/// What matmuls take on a processor of their own, whatever their size.
+const MATMUL_BYTES: u64 = esker_nn::DEVICE_MATMUL_BYTES;
 
 /// Where a strategy takes all that is left, of either memory, inference over the whole graph gets one in so many parts of it.
 const WHOLE_PART: u64 = 4;
@@ -37,16 +37,16 @@ pub enum Purpose {
 
 /// What memory depends on in a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Processor {
+pub struct DeviceProfile {
     /// As [`Device::in_host_memory`](esker_nn::Device::in_host_memory).
     pub in_host_memory: bool,
-    /// As [`Device::STEPS_AHEAD`](esker_nn::Device::STEPS_AHEAD).
-    pub steps_ahead: usize,
+    /// As [`Device::STEPS_IN_FLIGHT`](esker_nn::Device::STEPS_IN_FLIGHT).
+    pub steps_in_flight: usize,
     /// As [`Device::memory_limit`](esker_nn::Device::memory_limit).
     pub memory_limit: Option<u64>,
 }
 
-impl Processor {
+impl DeviceProfile {
     /// Whose memory steps take.
     pub(crate) fn memory(self, config: &RunConfig) -> MemoryOf {
         match self.in_host_memory {
@@ -56,10 +56,10 @@ impl Processor {
     }
 
     /// That of a backend.
-    pub fn of<B: Backend>(backend: &B) -> Processor {
-        Processor {
+    pub fn of<B: Backend>(backend: &B) -> DeviceProfile {
+        DeviceProfile {
             in_host_memory: backend.in_host_memory(),
-            steps_ahead: B::STEPS_AHEAD,
+            steps_in_flight: B::STEPS_IN_FLIGHT,
             memory_limit: backend.memory_limit(),
         }
     }
@@ -88,7 +88,7 @@ pub struct Plan {
     /// And of the processor's own, where it has any.
     pub device_table: Option<MemoryTable>,
     /// Batches whose rows are held at a time.
-    pub batches_held: usize,
+    pub prefetch_depth: usize,
     /// Batches that are sampled at a time.
     pub samplers: usize,
     /// What inference over the whole graph may take.
@@ -108,7 +108,7 @@ struct Planned<'a> {
     strategy: StrategyNeeds<'a>,
     outputs: usize,
     purpose: Purpose,
-    processor: Processor,
+    device: DeviceProfile,
 }
 
 impl Plan {
@@ -119,13 +119,13 @@ impl Plan {
         job: &JobOutline,
         outputs: usize,
         purpose: Purpose,
-        processor: Processor,
+        device: DeviceProfile,
     ) -> Result<Plan> {
-        let planned = Planned { config, strategy, outputs, purpose, processor };
+        let planned = Planned { config, strategy, outputs, purpose, device };
         let least = planned.whole_least(job)?;
         let device_table = planned.device_table(job, least)?;
         // A processor whose memory nobody has limited takes what it needs.
-        let device_bytes = config.gpu_memory.or(processor.memory_limit).unwrap_or(u64::MAX);
+        let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
         let device_total = device_table.as_ref().map_or(0, MemoryTable::total);
         if let Some(table) = device_table.clone().filter(|_| device_total > device_bytes) {
             let (needed, allowed) = (ByteCount(device_total), ByteCount(device_bytes));
@@ -137,7 +137,7 @@ impl Plan {
             TrainError::Memory { needed, allowed, table }
         };
         let granted = grant(strategy, job, config.memory, &others)?.map_err(smallest)?;
-        let Grant { mut table, batches_held, samplers, least_strategy_bytes, spare, takes_the_rest } =
+        let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, spare, takes_the_rest } =
             granted;
         let mut strategy_bytes = least_strategy_bytes;
         let mut host = spare + least.host;
@@ -160,7 +160,7 @@ impl Plan {
         Ok(Plan {
             table,
             device_table,
-            batches_held,
+            prefetch_depth,
             samplers,
             whole_bytes: Bytes { host, device },
             cache_device_bytes,
@@ -192,35 +192,35 @@ impl Planned<'_> {
         let mut table = MemoryTable::default();
         table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
-        if !self.processor.in_host_memory {
+        if !self.device.in_host_memory {
             table.add("driver and its libraries", DRIVER_BYTES);
             table.add("pinned memory beside rows", self.pinned_bytes(job));
         }
         let (model, optimizer, step) = self.step_bytes(job)?;
-        if self.processor.in_host_memory {
+        if self.device.in_host_memory {
             table.add("model and gradients", model);
             table.add("optimizer", optimizer);
             table.extend((self.strategy)(job)?.device);
         }
         if self.purpose == Purpose::Train {
-            if self.processor.in_host_memory {
+            if self.device.in_host_memory {
                 table.add("training step", step);
             }
             // A copy of all numbers, and their bytes.
             table.add("checkpoint", 2 * (model / 2 + optimizer));
         }
         let splits = job.dataset.manifest().splits.as_ref();
-        let judged = splits.map_or(0, |splits| match self.purpose {
+        let evaluated = splits.map_or(0, |splits| match self.purpose {
             Purpose::Train => splits.valid.max(splits.test),
             Purpose::Infer => splits.valid.max(splits.test).max(splits.train),
         });
         let labels = job.dataset.manifest().nodes.labels.as_ref();
         let kind = labels.map_or(LabelKind::Real, |labels| labels.kind);
-        let scores = metrics::tally_bytes(kind, outputs, judged);
+        let scores = metrics::tally_bytes(kind, outputs, evaluated);
         if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
             table.add("evaluation: scores", scores);
         }
-        if self.processor.in_host_memory
+        if self.device.in_host_memory
             && let Some((inference, _)) = self.inference_bytes(job)?
         {
             table.add("evaluation: inference", inference);
@@ -233,20 +233,23 @@ impl Planned<'_> {
 
     /// What the processor's own memory holds.
     fn device_table(&self, job: &JobOutline, whole_least: Bytes) -> Result<Option<MemoryTable>> {
-        if self.processor.in_host_memory {
+        if self.device.in_host_memory {
             return Ok(None);
         }
         let mut table = MemoryTable::default();
         let (model, optimizer, step) = self.step_bytes(job)?;
-        table.add("products", PRODUCT_BYTES);
+        table.add("matmul workspace", MATMUL_BYTES);
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
         table.extend((self.strategy)(job)?.device);
         if self.purpose == Purpose::Train {
-            let landed = self.processor.steps_ahead + LANDED;
+            let uploaded = self.device.steps_in_flight + LANDED;
             let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
-            let batch = rows.saturating_add(self.list_bytes(job));
-            table.add(format!("rows and lists of {landed} batches"), batch.saturating_mul(landed as u64));
+            let batch = rows.saturating_add(self.adjacency_bytes(job));
+            table.add(
+                format!("rows and adjacency of {uploaded} batches"),
+                batch.saturating_mul(uploaded as u64),
+            );
             table.add("training step", step);
         }
         if self.caches_rows(job)? {
@@ -265,7 +268,7 @@ impl Planned<'_> {
     /// Whether the strategy caches rows in the device's own memory.
     fn caches_rows(&self, job: &JobOutline) -> Result<bool> {
         Ok(self.purpose == Purpose::Train
-            && !self.processor.in_host_memory
+            && !self.device.in_host_memory
             && (self.strategy)(job)?.caches_on_device)
     }
 
@@ -284,7 +287,7 @@ impl Planned<'_> {
             return Ok(Bytes::default());
         }
         let rows = whole::least_rows(self.config, job)?;
-        whole::block_bytes(self.config, job, self.outputs, rows, self.processor)
+        whole::block_bytes(self.config, job, self.outputs, rows, self.device)
     }
 }
 
@@ -293,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn held_rows_take_what_is_left_but_what_whole_graphs_need() {
+    fn cached_rows_take_what_is_left_but_what_whole_graphs_need() {
         assert_eq!(cache_share(1000, u64::MAX, false), 1000);
         assert_eq!(cache_share(1000, u64::MAX, true), 750);
         assert_eq!(cache_share(1000, 300, true), 300);

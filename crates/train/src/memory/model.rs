@@ -8,12 +8,12 @@ use esker_strategies::{JobOutline, RowsOfLayer};
 
 impl Planned<'_> {
     /// The rows that a batch reads, and a placement a row, until they are assembled; with what a pool rounds
-    /// up. The next batch lands in the same memory.
+    /// up. The next batch is uploaded to the same memory.
     pub(super) fn missed_bytes(&self, job: &JobOutline) -> u64 {
         let trained = job.bound(&job.settings, job.largest_batch).nodes;
         let evaluation = job.evaluation.as_ref();
-        let judged = evaluation.map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
-        let bytes = trained.max(judged).saturating_mul(job.row_bytes() + 4);
+        let evaluated = evaluation.map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
+        let bytes = trained.max(evaluated).saturating_mul(job.row_bytes() + 4);
         bytes.saturating_add(bytes / 4).saturating_add(4096)
     }
 
@@ -21,19 +21,19 @@ impl Planned<'_> {
     /// a quarter by its pool.
     pub(super) fn pinned_bytes(&self, job: &JobOutline) -> u64 {
         let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
-        let held = job.batches_held as u64;
-        (rows / 8 * 3).saturating_add(self.list_bytes(job) / 8 * 11).saturating_mul(held)
+        let held = job.prefetch_depth as u64;
+        (rows / 8 * 3).saturating_add(self.adjacency_bytes(job) / 8 * 11).saturating_mul(held)
     }
 
     /// Bytes of the lists of a batch.
-    pub(super) fn list_bytes(&self, job: &JobOutline) -> u64 {
+    pub(super) fn adjacency_bytes(&self, job: &JobOutline) -> u64 {
         let shape = self.shape(job, &job.settings, job.largest_batch);
         let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
         (0..self.config.model.layers).map(words).sum::<usize>() as u64 * 4
     }
 
     fn shape(&self, job: &JobOutline, settings: &Settings, batch: u64) -> StepShape {
-        step_shape(self.config, job, settings, batch, self.processor.memory(self.config))
+        step_shape(self.config, job, settings, batch, self.device.memory(self.config))
     }
 
     /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.

@@ -10,7 +10,7 @@ mod sizes;
 pub use sizes::{block_bytes, least_rows};
 
 use crate::evaluate::Context;
-use crate::memory::{Bytes, Processor};
+use crate::memory::{Bytes, DeviceProfile};
 use crate::{Result, TrainError};
 use blocks::NodeBlocks;
 use esker_nn::Backend;
@@ -48,12 +48,12 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         let layers = model.layer_count();
         let outputs = self.learner.objective().outputs();
         let (hidden_bytes, most) = (self.hidden_bytes(), self.whole_bytes);
-        let processor = Processor::of(self.learner.backend());
+        let device = DeviceProfile::of(self.learner.backend());
         let least = least_rows(self.config, self.job)?;
-        let least = block_bytes(self.config, self.job, outputs, least, processor)?;
+        let least = block_bytes(self.config, self.job, outputs, least, device)?;
         let in_memory = hidden_bytes <= most.host / 2 && hidden_bytes + least.host <= most.host;
         let host = if in_memory { most.host - hidden_bytes } else { most.host };
-        let limit = rows_within(self.config, self.job, outputs, Bytes { host, ..most }, processor)?;
+        let limit = rows_within(self.config, self.job, outputs, Bytes { host, ..most }, device)?;
         if !in_memory {
             self.check_disk(hidden_bytes)?;
         }
@@ -62,7 +62,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             true => {
                 let mut table = match source {
                     Some(source) => source.table()?,
-                    // No seeds: only the table is wanted.
+                    // No seeds: only the table is requested.
                     None => {
                         let nobody = Arc::new(NodeBlocks::none());
                         self.open_inference(&self.inference(&nobody, false, limit))?.table()?

@@ -2,7 +2,7 @@
 
 use super::blocks::Degrees;
 use super::{COPY_BYTES, MOST_ROWS, SAMPLES};
-use crate::memory::{Bytes, Processor};
+use crate::memory::{Bytes, DeviceProfile};
 use crate::{Result, RunConfig, TrainError};
 use esker_io::{Options, Piece};
 use esker_nn::{StepShape, memory_bytes};
@@ -16,7 +16,7 @@ pub fn block_bytes(
     job: &JobOutline,
     outputs: usize,
     rows: u64,
-    processor: Processor,
+    device: DeviceProfile,
 ) -> Result<Bytes> {
     let layers = config.model.layers;
     let shape = StepShape {
@@ -27,7 +27,7 @@ pub fn block_bytes(
         input_gradient: false,
         pulled: None,
         pushed: None,
-        memory: processor.memory(config),
+        memory: device.memory(config),
     };
     let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
     let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;
@@ -35,14 +35,14 @@ pub fn block_bytes(
     // Logits that are compared with labels are copied twice: where they were computed, and to the host.
     let compared = rows.saturating_mul(outputs as u64 * 4);
     let host = reading + compared + COPY_BYTES + sampling;
-    let device = model.inference + compared;
-    if processor.in_host_memory {
-        return Ok(Bytes { host: host + device, device: 0 });
+    let device_bytes = model.inference + compared;
+    if device.in_host_memory {
+        return Ok(Bytes { host: host + device_bytes, device: 0 });
     }
-    // Rows land from host memory.
+    // Rows are uploaded from host memory.
     let widths = (0..layers).map(|layer| config.model.widths(layer, job.dim() as usize, outputs).0);
-    let landing = rows.saturating_mul(widths.max().unwrap_or(0) as u64 * 4);
-    Ok(Bytes { host: host + landing, device })
+    let uploading = rows.saturating_mul(widths.max().unwrap_or(0) as u64 * 4);
+    Ok(Bytes { host: host + uploading, device: device_bytes })
 }
 
 /// What sampling a block takes, where neighbours are read from disk the memory for that included.
@@ -76,12 +76,12 @@ pub(super) fn rows_within(
     job: &JobOutline,
     outputs: usize,
     most: Bytes,
-    processor: Processor,
+    device: DeviceProfile,
 ) -> Result<u64> {
     let manifest = job.dataset.manifest();
     let mut low = least_rows(config, job)?;
     let mut high = (manifest.nodes.count + manifest.edges.count * 2).min(MOST_ROWS).max(low);
-    let needed = block_bytes(config, job, outputs, low, processor)?;
+    let needed = block_bytes(config, job, outputs, low, device)?;
     if !needed.fit(most) {
         let (needed, left) = match needed.host > most.host {
             true => (needed.host, most.host),
@@ -98,7 +98,7 @@ pub(super) fn rows_within(
     }
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if block_bytes(config, job, outputs, middle, processor)?.fit(most) {
+        if block_bytes(config, job, outputs, middle, device)?.fit(most) {
             low = middle
         } else {
             high = middle - 1

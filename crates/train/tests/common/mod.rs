@@ -2,8 +2,8 @@
 #![allow(dead_code)]
 
 use esker_fetch::{FeatureRows, RowFormat};
-use esker_import::Job as ImportJob;
-use esker_import::generate::{Shape, generate};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_nn::{Device, HostBytes, Kind, ModelConfig, OptimizerConfig, Precision, RowCache, Schedule};
 use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
 use esker_sample::{Direction, Fanout, Form};
@@ -23,7 +23,7 @@ pub struct Bench {
 impl Bench {
     pub fn new() -> Bench {
         let directory = tempfile::tempdir().unwrap();
-        let shape = Shape {
+        let shape = GraphShape {
             degree: 8.0,
             dim: 12,
             dtype: Dtype::F16,
@@ -35,7 +35,7 @@ impl Bench {
             valid: 0.1,
             test: 0.1,
             out_neighbours: true,
-            ..Shape::plain(3000)
+            ..GraphShape::plain(3000)
         };
         let target = directory.path().join("g");
         let budget = Budget { host_bytes: 64 << 20 };
@@ -163,8 +163,8 @@ pub fn check_cached_rows<D: Device>(bench: &Bench, device: D) {
             let nodes: Vec<u32> = (0..700).map(|at| at * at % (slots + missed).max(1)).collect();
             let nodes = if slots + missed == 0 { &[][..] } else { &nodes };
             let placement = |node: &u32| match node.checked_sub(slots) {
-                Some(index) => Placement::Read(index).word(),
-                None => Placement::Hit(SlotIndex(*node)).word(),
+                Some(index) => Placement::Read(index).encode(),
+                None => Placement::Hit(SlotIndex(*node)).encode(),
             };
             let placements = Placements { words: nodes.iter().map(placement).collect(), kept: Vec::new() };
             let own = &stored[slots as usize * row_bytes..][..missed as usize * row_bytes];
@@ -245,7 +245,7 @@ impl NextUses for Uses {
         Ok(())
     }
 
-    fn wanted(&mut self, batch: u32, counts: &mut Vec<RequestCount>) -> Result<(), Self::Error> {
+    fn accessed(&mut self, batch: u32, counts: &mut Vec<RequestCount>) -> Result<(), Self::Error> {
         counts.clone_from(&self.0[&batch].1);
         Ok(())
     }

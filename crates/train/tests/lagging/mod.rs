@@ -51,7 +51,7 @@ pub struct LaggingBatch {
     missed: Vec<u8>,
 }
 
-/// Rows in two memories, as stored; they become f32 when a batch lands.
+/// Rows in two memories, as stored; they become f32 when a batch is uploaded.
 pub struct LaggingCache {
     rows: StoredRows,
     device_slots: u64,
@@ -105,7 +105,7 @@ impl LaggingCache {
 
     fn row(&self, word: u32, missed: &[u8]) -> Vec<f32> {
         let bytes = self.rows.row_bytes();
-        let stored = match Placement::of(word) {
+        let stored = match Placement::decode(word) {
             Placement::Read(index) | Placement::Keep(index) => {
                 missed[index as usize * bytes..][..bytes].to_vec()
             }
@@ -164,7 +164,7 @@ impl Device for Lagging {
     type HostRows = LaggingRows;
     type Cache = LaggingCache;
     type Number = Late;
-    const STEPS_AHEAD: usize = 2;
+    const STEPS_IN_FLIGHT: usize = 2;
 
     fn in_host_memory(&self) -> bool {
         false
@@ -203,7 +203,7 @@ impl Device for Lagging {
     fn assemble(&self, batch: LaggingBatch, columns: usize) -> CpuMatrix {
         let LaggingBatch { cache, placements, missed } = batch;
         let values = placements.words.iter().flat_map(|word| cache.row(*word, &missed)).collect();
-        let stays = placements.words.iter().filter_map(|word| match Placement::of(*word) {
+        let stays = placements.words.iter().filter_map(|word| match Placement::decode(*word) {
             Placement::Keep(index) => Some(index as usize),
             _ => None,
         });

@@ -5,10 +5,10 @@ use esker_fetch::FetchError;
 use esker_plan::{AccessTrace, SegmentRows, pages_of, ranks};
 use std::ops::Range;
 
-/// Rows that batches want from the disk, and how the disk gives them.
+/// Rows that batches access from the disk, and how the disk gives them.
 pub struct RowsOnDisk {
     /// Of each batch, by rising row.
-    pub wanted: AccessFile<u32>,
+    pub accessed: AccessFile<u32>,
     /// Rows of all nodes.
     pub nodes: u64,
     pub row_bytes: u64,
@@ -30,11 +30,11 @@ pub struct SegmentLayout {
 
 impl RowsOnDisk {
     pub fn batches(&self) -> u32 {
-        (&self.wanted).batches()
+        (&self.accessed).batches()
     }
 
     pub fn read(&self, batch: u32, rows: &mut Vec<u32>) -> Result<(), FetchError> {
-        (&mut &self.wanted).read(batch, rows)
+        (&mut &self.accessed).read(batch, rows)
     }
 
     /// Segments of so many batches.
@@ -48,13 +48,13 @@ impl RowsOnDisk {
 
     /// Lays rows out as preparing does: what two batches of a segment want is in its cache, by MinHash or by number.
     pub fn lay_out(&self, size: u32, by_hash: bool) -> Result<SegmentLayout, FetchError> {
-        let (mut layout, mut wanted) = (SegmentLayout::default(), Vec::new());
+        let (mut layout, mut accessed) = (SegmentLayout::default(), Vec::new());
         let mut sharing = SegmentRows::new(self.nodes);
         for segment in self.segments(size) {
             sharing.begin();
             for (batch, rank) in segment.clone().zip(ranks(segment.len() as u32)) {
-                self.read(batch, &mut wanted)?;
-                sharing.see(rank, wanted.iter().copied());
+                self.read(batch, &mut accessed)?;
+                sharing.see(rank, accessed.iter().copied());
             }
             sharing.close(by_hash);
             layout.stored_rows += sharing.shared().len() as u64;
@@ -70,13 +70,13 @@ impl RowsOnDisk {
         place: impl Fn(u32) -> Option<u32>,
         layout: &mut SegmentLayout,
     ) -> Result<(), FetchError> {
-        let (mut wanted, mut places) = (Vec::new(), Vec::new());
+        let (mut accessed, mut places) = (Vec::new(), Vec::new());
         for batch in segment {
-            self.read(batch, &mut wanted)?;
+            self.read(batch, &mut accessed)?;
             places.clear();
-            places.extend(wanted.iter().filter_map(|row| place(*row)));
+            places.extend(accessed.iter().filter_map(|row| place(*row)));
             places.sort_unstable();
-            let packed = (wanted.len() - places.len()) as u64;
+            let packed = (accessed.len() - places.len()) as u64;
             let found = pages_of(places.iter().copied(), self.row_bytes, self.page_bytes);
             layout.stored_rows += packed;
             layout.packed_rows += packed;
@@ -86,7 +86,7 @@ impl RowsOnDisk {
         Ok(())
     }
 
-    /// Bytes read over bytes wanted; nothing where nothing is wanted.
+    /// Bytes read over bytes requested; nothing where nothing is requested.
     pub fn amplification(&self, layout: &SegmentLayout) -> Option<f64> {
         let read = layout.packed_rows * self.row_bytes + layout.cache_pages * self.page_bytes;
         self.ratio(read, layout.packed_rows + layout.cache_rows)
@@ -122,11 +122,11 @@ pub mod tests {
     }
 
     pub fn on_disk(trace: &Trace, row_bytes: u64, page_bytes: u64) -> RowsOnDisk {
-        let mut wanted = AccessFile::create(&std::env::temp_dir()).unwrap();
+        let mut accessed = AccessFile::create(&std::env::temp_dir()).unwrap();
         for rows in trace {
-            wanted.append(&rows.iter().map(|row| NodeId(*row as u64)).collect::<Vec<_>>(), &[]).unwrap();
+            accessed.append(&rows.iter().map(|row| NodeId(*row as u64)).collect::<Vec<_>>(), &[]).unwrap();
         }
-        RowsOnDisk { wanted, nodes: ROWS as u64, row_bytes, page_bytes }
+        RowsOnDisk { accessed, nodes: ROWS as u64, row_bytes, page_bytes }
     }
 
     proptest! {
@@ -143,10 +143,10 @@ pub mod tests {
             let distinct = |batches: &[BTreeSet<u32>]| batches.iter().flatten().collect::<BTreeSet<_>>().len();
             let stored: usize = trace.chunks(size as usize).map(distinct).sum();
             prop_assert_eq!(layout.stored_rows, stored as u64);
-            let wanted: usize = trace.iter().map(BTreeSet::len).sum();
-            prop_assert_eq!(layout.packed_rows + layout.cache_rows, wanted as u64);
+            let accessed: usize = trace.iter().map(BTreeSet::len).sum();
+            prop_assert_eq!(layout.packed_rows + layout.cache_rows, accessed as u64);
             let amplification = disk.amplification(&layout);
-            prop_assert_eq!(amplification.is_none(), wanted == 0);
+            prop_assert_eq!(amplification.is_none(), accessed == 0);
             prop_assert!(amplification.is_none_or(|found| found >= 1.0), "{:?}", amplification);
         }
     }

@@ -24,7 +24,7 @@ Examples:
   cargo xtask bench segments g --sizes 50,100,150 --blowup 3,5,7   other segments, other limits of disk space
   cargo xtask bench segments g --row-bytes 512 --page 4KiB --plot segments.svg --json
 
-Batches of the training seeds are sampled as training would, and the rows wanted most are in memory. Rows that two batches of a segment want lie in its cache, others are packed for the batch that wants them. Packed rows are read to the byte, caches by the page, each page once a batch: amplification is what is read over what is wanted, space what is stored over all features. Nothing is packed or read here.
+Batches of the training seeds are sampled as training would, and the rows accessed most are in memory. Rows that two batches of a segment want lie in its cache, others are packed for the batch that wants them. Packed rows are read to the byte, caches by the page, each page once a batch: amplification is what is read over what is accessed, space what is stored over all features. Nothing is packed or read here.
 
 The search takes the smallest segments that fit the space allowed; brute force makes every layout of segments in tenths of all batches, with rows used more than 1, 2, 4 or 8 times in their caches, and takes the one that reads least.")]
 pub struct SegmentArguments {
@@ -78,7 +78,7 @@ pub fn run(arguments: &SegmentArguments) -> anyhow::Result<Findings> {
     let Misses { rows, cached } = Misses::of(&accesses, nodes, slots, &asked.scratch())?;
     let all = accesses.accesses();
     drop(accesses);
-    let disk = RowsOnDisk { wanted: rows, nodes, row_bytes, page_bytes };
+    let disk = RowsOnDisk { accessed: rows, nodes, row_bytes, page_bytes };
     let batches = disk.batches();
     let mut sizes: Vec<u32> = arguments.sizes.iter().copied().filter(|size| *size < batches).collect();
     sizes.push(batches);
@@ -165,7 +165,7 @@ impl SegmentsMeasured {
         json!({
             "dataset": asked.dataset, "nodes": disk.nodes, "fanout": asked.fanout, "batch": asked.batch,
             "batches": disk.batches(), "accesses": self.accesses, "cache_percent": arguments.cache_percent,
-            "slots": self.slots, "misses": disk.wanted.accesses(), "row_bytes": disk.row_bytes,
+            "slots": self.slots, "misses": disk.accessed.accesses(), "row_bytes": disk.row_bytes,
             "page_bytes": disk.page_bytes, "segments": segments.collect::<Vec<_>>(),
             "search": search.collect::<Vec<_>>(),
         })
@@ -176,12 +176,12 @@ impl SegmentsMeasured {
         let times = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}x"));
         let mut text = format!(
             "{}: {} batches want {} rows, {} of them from the disk beside {} in memory; rows of {}, pages of {}\n\
-             \n  read over wanted             all            caches alone\n\
+             \n  read over accessed             all            caches alone\n\
              \x20  segment     space   by number   MinHash   by number   MinHash\n",
             arguments.batches.dataset.display(),
             grouped(disk.batches() as u64),
             grouped(self.accesses),
-            grouped(disk.wanted.accesses()),
+            grouped(disk.accessed.accesses()),
             grouped(self.slots),
             ByteCount(disk.row_bytes),
             ByteCount(disk.page_bytes)

@@ -53,10 +53,10 @@ pub fn search(disk: &RowsOnDisk, blowup: f64) -> Result<SearchFound, FetchError>
 
 /// The smallest segments that fit, with everything that two batches share in their caches.
 fn heuristic(disk: &RowsOnDisk, most_rows: u64) -> Result<Option<u32>, FetchError> {
-    let (mut sizes, mut wanted) = (SegmentSizes::new(disk.nodes, disk.batches()), Vec::new());
+    let (mut sizes, mut accessed) = (SegmentSizes::new(disk.nodes, disk.batches()), Vec::new());
     for batch in 0..disk.batches() {
-        disk.read(batch, &mut wanted)?;
-        sizes.see(batch, wanted.iter().copied());
+        disk.read(batch, &mut accessed)?;
+        sizes.see(batch, accessed.iter().copied());
     }
     sizes.close();
     Ok(sizes.smallest(most_rows).ok().map(|(size, _)| size))
@@ -88,12 +88,12 @@ fn brute_force(disk: &RowsOnDisk, most_rows: u64) -> Result<(Option<Choice>, u32
 
 /// Rows that a layout stores: a row of a cache once, others as often as they are used.
 fn stored_rows(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<u64, FetchError> {
-    let (mut uses, mut wanted, mut stored) = (vec![0u32; disk.nodes as usize], Vec::new(), 0);
+    let (mut uses, mut accessed, mut stored) = (vec![0u32; disk.nodes as usize], Vec::new(), 0);
     for segment in disk.segments(size) {
         uses.fill(0);
         for batch in segment {
-            disk.read(batch, &mut wanted)?;
-            wanted.iter().for_each(|row| uses[*row as usize] += 1);
+            disk.read(batch, &mut accessed)?;
+            accessed.iter().for_each(|row| uses[*row as usize] += 1);
         }
         stored += uses.iter().map(|uses| if *uses > threshold { 1 } else { *uses as u64 }).sum::<u64>();
     }
@@ -105,7 +105,7 @@ fn construct(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<SegmentLayo
     let nodes = disk.nodes as usize;
     let (mut uses, mut first, mut second) = (vec![0u32; nodes], vec![0u16; nodes], vec![0u16; nodes]);
     let mut places = vec![None; nodes];
-    let (mut layout, mut wanted) = (SegmentLayout::default(), Vec::new());
+    let (mut layout, mut accessed) = (SegmentLayout::default(), Vec::new());
     for segment in disk.segments(size) {
         uses.fill(0);
         // By rising rank: the first batch that wants a row gives it its smallest, the second the next.
@@ -113,8 +113,8 @@ fn construct(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<SegmentLayo
             ranks(segment.len() as u32).into_iter().zip(segment.clone()).collect();
         ranked.sort_unstable();
         for (rank, batch) in ranked {
-            disk.read(batch, &mut wanted)?;
-            for row in wanted.iter().map(|row| *row as usize) {
+            disk.read(batch, &mut accessed)?;
+            for row in accessed.iter().map(|row| *row as usize) {
                 uses[row] += 1;
                 match uses[row] {
                     1 => first[row] = rank,

@@ -75,7 +75,7 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
     for share in [0.0, 0.02, 0.1, 0.5] {
         check("unlimited".into(), (all_bytes as f64 * share) as u64, None)?;
     }
-    // Without a cache in memory most is wanted of the disk.
+    // Without a cache in memory most is requested of the disk.
     for multiple in budgets {
         check(format!("{multiple} times the features"), 0, Some((all_bytes as f64 * multiple) as u64))?;
     }

@@ -5,7 +5,7 @@ mod sources;
 
 pub use sources::{NpyEdges, NpyIds, NpyRows};
 
-use crate::{Place, Result, input};
+use crate::{Location, Result, input};
 use half::{f16, slice::HalfFloatSliceExt};
 use std::{
     fmt,
@@ -94,9 +94,9 @@ pub struct Header {
 
 impl Header {
     /// Reads a header; `reader` then stands at the first element.
-    pub fn read(reader: &mut dyn Read, place: &Place) -> Result<Header> {
+    pub fn read(reader: &mut dyn Read, location: &Location) -> Result<Header> {
         let mut start = [0u8; 10];
-        let bad = |found: &str| place.clone().bad("a numpy array (.npy)", found);
+        let bad = |found: &str| location.clone().bad("a numpy array (.npy)", found);
         reader.read_exact(&mut start).map_err(|_| bad("fewer than 10 bytes"))?;
         if start.starts_with(b"PK") {
             return Err(bad(
@@ -169,21 +169,21 @@ impl NpyArray {
     /// Opens `path`, checks its header against its length.
     pub fn open(path: &Path) -> Result<NpyArray> {
         let file = input::open(path)?;
-        let bytes = file.metadata().map_err(|error| Place::file(path).io(error))?.len();
-        let header = Header::read(&mut BufReader::new(file), &Place::file(path))?;
+        let bytes = file.metadata().map_err(|error| Location::file(path).io(error))?.len();
+        let header = Header::read(&mut BufReader::new(file), &Location::file(path))?;
         NpyArray::checked(path, None, header, bytes)
     }
 
     /// Opens a member of an npz; `member` is its name with or without `.npy`.
     pub fn member(members: &[input::Member], path: &Path, name: &str) -> Result<NpyArray> {
         let member = find_member(members, path, name)?;
-        let header = Header::read(&mut member.open()?, &member.place())?;
+        let header = Header::read(&mut member.open()?, &member.location())?;
         NpyArray::checked(path, Some(member.clone()), header, member.bytes)
     }
 
     /// Values without a header, as IGB's large files are: their shape must come from elsewhere.
     pub fn raw(path: &Path, scalar: Scalar, shape: Vec<u64>) -> Result<NpyArray> {
-        let bytes = input::open(path)?.metadata().map_err(|error| Place::file(path).io(error))?.len();
+        let bytes = input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len();
         let header = Header { descr: format!("raw {scalar}"), fortran: false, shape, data_offset: 0 };
         let array = NpyArray { path: path.to_path_buf(), member: None, header, scalar, swap: false };
         array.check_length(bytes)?;
@@ -191,10 +191,10 @@ impl NpyArray {
     }
 
     fn checked(path: &Path, member: Option<input::Member>, header: Header, bytes: u64) -> Result<NpyArray> {
-        let place = member.as_ref().map_or_else(|| Place::file(path), |member| member.place());
+        let location = member.as_ref().map_or_else(|| Location::file(path), |member| member.location());
         let Some((scalar, swap)) = Scalar::from_descr(&header.descr) else {
             let found = format!("dtype {}; save it as numbers, not as objects or strings", header.descr);
-            return Err(place.bad("an array of integers, floats or booleans", found));
+            return Err(location.bad("an array of integers, floats or booleans", found));
         };
         let array = NpyArray { path: path.to_path_buf(), member, header, scalar, swap };
         array.check_length(bytes)?;
@@ -202,16 +202,16 @@ impl NpyArray {
     }
 
     fn check_length(&self, bytes: u64) -> Result<()> {
-        let wanted = self
+        let requested = self
             .header
             .elements()
             .and_then(|elements| elements.checked_mul(self.scalar.bytes()))
             .and_then(|payload| payload.checked_add(self.header.data_offset));
-        if wanted != Some(bytes) {
-            let wanted = wanted.map_or("more than 2^64".to_string(), |wanted| wanted.to_string());
+        if requested != Some(bytes) {
+            let requested = requested.map_or("more than 2^64".to_string(), |requested| requested.to_string());
             let expected =
-                format!("{wanted} bytes for shape {:?} of {}", self.header.shape, self.header.descr);
-            return Err(self.place().bad(expected, format!("{bytes} bytes")));
+                format!("{requested} bytes for shape {:?} of {}", self.header.shape, self.header.descr);
+            return Err(self.location().bad(expected, format!("{bytes} bytes")));
         }
         Ok(())
     }
@@ -237,34 +237,34 @@ impl NpyArray {
     }
 
     /// Where this array is, for messages.
-    pub fn place(&self) -> Place {
-        self.member.as_ref().map_or_else(|| Place::file(&self.path), |member| member.place())
+    pub fn location(&self) -> Location {
+        self.member.as_ref().map_or_else(|| Location::file(&self.path), |member| member.location())
     }
 
     /// Where a row of this array is, for messages.
-    pub fn row_place(&self, row: u64) -> Place {
-        let mut place = self.place();
-        if !place.detail.is_empty() {
-            place.detail.push_str(", ");
+    pub fn row_location(&self, row: u64) -> Location {
+        let mut location = self.location();
+        if !location.detail.is_empty() {
+            location.detail.push_str(", ");
         }
-        place.detail.push_str(&format!("row {row}"));
-        place
+        location.detail.push_str(&format!("row {row}"));
+        location
     }
 
     /// A stream of elements from number `first` on, in storage order.
     pub fn stream(&self, first: u64) -> Result<NpyElements> {
         let skip = self.header.data_offset + first * self.scalar.bytes();
-        let place = self.place();
+        let location = self.location();
         let reader: Box<dyn Read + Send> = match &self.member {
             Some(member) => {
                 let mut reader = member.open()?;
                 std::io::copy(&mut reader.by_ref().take(skip), &mut std::io::sink())
-                    .map_err(|error| place.clone().io(error))?;
+                    .map_err(|error| location.clone().io(error))?;
                 reader
             }
             None => {
                 let mut file = input::open(&self.path)?;
-                file.seek(SeekFrom::Start(skip)).map_err(|error| place.clone().io(error))?;
+                file.seek(SeekFrom::Start(skip)).map_err(|error| location.clone().io(error))?;
                 // Large reads pass the buffer by; it is for those who read row by row.
                 Box::new(BufReader::with_capacity(256 << 10, file))
             }
@@ -273,7 +273,7 @@ impl NpyArray {
             reader,
             scalar: self.scalar,
             swap: self.swap,
-            place,
+            location,
             next: first,
             bytes: Vec::new(),
         })
@@ -284,7 +284,7 @@ impl NpyArray {
 pub fn find_member<'a>(members: &'a [input::Member], path: &Path, name: &str) -> Result<&'a input::Member> {
     members.iter().find(|m| m.name == name || m.name.strip_suffix(".npy") == Some(name)).ok_or_else(|| {
         let names: Vec<_> = members.iter().map(|m| m.name.as_str()).take(16).collect();
-        Place::file(path).bad(format!("an array `{name}`"), format!("the arrays {}", names.join(", ")))
+        Location::file(path).bad(format!("an array `{name}`"), format!("the arrays {}", names.join(", ")))
     })
 }
 
@@ -293,7 +293,7 @@ pub struct NpyElements {
     reader: Box<dyn Read + Send>,
     scalar: Scalar,
     swap: bool,
-    place: Place,
+    location: Location,
     next: u64,
     bytes: Vec<u8>,
 }
@@ -312,7 +312,7 @@ impl NpyElements {
     fn load(&mut self, count: usize) -> Result<()> {
         let width = self.scalar.bytes() as usize;
         self.bytes.resize(count * width, 0);
-        self.reader.read_exact(&mut self.bytes).map_err(|error| self.place.clone().io(error))?;
+        self.reader.read_exact(&mut self.bytes).map_err(|error| self.location.clone().io(error))?;
         if self.swap {
             self.bytes.chunks_exact_mut(width).for_each(<[u8]>::reverse);
         }
@@ -320,19 +320,19 @@ impl NpyElements {
         Ok(())
     }
 
-    fn element_place(&self, back: usize) -> Place {
-        let mut place = self.place.clone();
-        if !place.detail.is_empty() {
-            place.detail.push_str(", ");
+    fn element_location(&self, back: usize) -> Location {
+        let mut location = self.location.clone();
+        if !location.detail.is_empty() {
+            location.detail.push_str(", ");
         }
-        place.detail.push_str(&format!("element {}", self.next - back as u64));
-        place
+        location.detail.push_str(&format!("element {}", self.next - back as u64));
+        location
     }
 
     /// Appends the next `count` elements, which must be whole numbers.
     pub fn integers(&mut self, count: usize, out: &mut Vec<i64>) -> Result<()> {
         if !self.scalar.integral() {
-            return Err(self.place.clone().bad("whole numbers", format!("dtype {}", self.scalar)));
+            return Err(self.location.clone().bad("whole numbers", format!("dtype {}", self.scalar)));
         }
         self.load(count)?;
         match self.scalar {
@@ -348,7 +348,7 @@ impl NpyElements {
                 each!(self.bytes, u64, |v| out.push(v as i64));
                 if let Some(at) = out[first..].iter().position(|v| *v < 0) {
                     let value = out[first + at] as u64;
-                    return Err(self.element_place(count - at).bad("a number below 2^63", value));
+                    return Err(self.element_location(count - at).bad("a number below 2^63", value));
                 }
             }
             Scalar::F16 | Scalar::F32 | Scalar::F64 => unreachable!("refused above"),
@@ -366,7 +366,7 @@ impl NpyElements {
         if out[first..].iter().fold(0, |all, v| all | v) >> 63 != 0
             && let Some(at) = signed.iter().position(|v| *v < 0)
         {
-            return Err(self.element_place(count - at).bad("an id, 0 or more", signed[at]));
+            return Err(self.element_location(count - at).bad("an id, 0 or more", signed[at]));
         }
         Ok(())
     }
@@ -376,7 +376,7 @@ impl NpyElements {
         if self.scalar == Scalar::F32 && !self.swap {
             self.reader
                 .read_exact(bytemuck::cast_slice_mut(out))
-                .map_err(|error| self.place.clone().io(error))?;
+                .map_err(|error| self.location.clone().io(error))?;
             self.next += out.len() as u64;
             return Ok(());
         }
@@ -405,7 +405,9 @@ impl NpyElements {
                     let bytes = &self.bytes[at * 8..at * 8 + 8];
                     let value = f64::from_le_bytes(bytes.try_into().expect("eight bytes"));
                     if value.is_finite() {
-                        return Err(self.element_place(out.len() - at).bad("a number that fits f32", value));
+                        return Err(self
+                            .element_location(out.len() - at)
+                            .bad("a number that fits f32", value));
                     }
                 }
             }

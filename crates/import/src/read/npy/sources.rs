@@ -5,7 +5,7 @@ use crate::csr::check_columns;
 use crate::source::{
     CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, IdSource, IdStream, RowSource, RowStream,
 };
-use crate::{Place, Result};
+use crate::{Location, Result};
 use esker_types::Dtype;
 
 /// A matrix (or a vector, as a matrix of one column) as feature or label rows.
@@ -16,15 +16,15 @@ impl NpyRows {
     pub fn new(array: NpyArray) -> Result<NpyRows> {
         let shape = array.shape();
         if shape.len() > 2 || shape.is_empty() {
-            return Err(array.place().bad("a matrix or a vector", format!("shape {shape:?}")));
+            return Err(array.location().bad("a matrix or a vector", format!("shape {shape:?}")));
         }
         if shape.len() == 2 && array.fortran() && shape[0] > 1 && shape[1] > 1 {
             let remedy = "a column-major matrix; save it again after numpy.ascontiguousarray";
-            return Err(array.place().bad("a row-major matrix", remedy));
+            return Err(array.location().bad("a row-major matrix", remedy));
         }
         // Without rows no byte of the file bounds their length, and a row of it is made all the same.
         if let [0, columns] = *shape {
-            check_columns(columns.max(1), array.place())?;
+            check_columns(columns.max(1), array.location())?;
         }
         Ok(NpyRows(array))
     }
@@ -45,8 +45,8 @@ impl RowSource for NpyRows {
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>> {
         Ok(Box::new(NpyRowStream(self.0.stream(first * self.dim() as u64)?)))
     }
-    fn place(&self, row: u64) -> Place {
-        self.0.row_place(row)
+    fn location(&self, row: u64) -> Location {
+        self.0.row_location(row)
     }
 }
 
@@ -75,12 +75,12 @@ impl NpyEdges {
             [count, 2] => (count, true),
             ref shape => {
                 return Err(ends
-                    .place()
+                    .location()
                     .bad("an edge list of shape (2, E) or (E, 2)", format!("shape {shape:?}")));
             }
         };
         if !ends.scalar().integral() || ends.scalar() == Scalar::Bool {
-            return Err(ends.place().bad("an edge list of integers", format!("dtype {}", ends.scalar())));
+            return Err(ends.location().bad("an edge list of integers", format!("dtype {}", ends.scalar())));
         }
         // Column-major storage of one shape is row-major storage of the other.
         let pairs = by_pairs != ends.fortran();
@@ -90,7 +90,7 @@ impl NpyEdges {
     fn column(&self, array: Option<NpyArray>, what: &str) -> Result<Option<NpyArray>> {
         match array {
             Some(array) if array.elements() != self.count => {
-                Err(array.place().bad(format!("{} {what}, one an edge", self.count), array.elements()))
+                Err(array.location().bad(format!("{} {what}, one an edge", self.count), array.elements()))
             }
             array => Ok(array),
         }
@@ -151,10 +151,10 @@ impl EdgeSource for NpyEdges {
             floats: Vec::new(),
         }))
     }
-    fn place(&self, position: u64) -> Place {
-        let mut place = self.ends.row_place(position);
-        place.detail = place.detail.replace("row ", "edge ");
-        place
+    fn location(&self, position: u64) -> Location {
+        let mut location = self.ends.row_location(position);
+        location.detail = location.detail.replace("row ", "edge ");
+        location
     }
 }
 
@@ -193,7 +193,7 @@ impl EdgeStream for NpyEdgeStream {
             relations.integers(count, &mut self.integers)?;
             for (at, (edge, relation)) in out.iter_mut().zip(&self.integers).enumerate() {
                 edge.relation = u32::try_from(*relation).map_err(|_| {
-                    relations.element_place(count - at).bad("a relation number below 2^32", relation)
+                    relations.element_location(count - at).bad("a relation number below 2^32", relation)
                 })?;
             }
         }
@@ -218,11 +218,11 @@ impl NpyIds {
     /// Checks that the array is a vector of integers or booleans (a matrix of one column or row will do).
     pub fn new(array: NpyArray) -> Result<NpyIds> {
         if array.shape().iter().filter(|axis| **axis != 1).count() > 1 {
-            return Err(array.place().bad("a list of ids", format!("shape {:?}", array.shape())));
+            return Err(array.location().bad("a list of ids", format!("shape {:?}", array.shape())));
         }
         if !array.scalar().integral() {
             return Err(array
-                .place()
+                .location()
                 .bad("a list of integer ids, or a boolean mask", format!("dtype {}", array.scalar())));
         }
         Ok(NpyIds(array))
@@ -247,8 +247,8 @@ impl IdSource for NpyIds {
             flags: Vec::new(),
         }))
     }
-    fn place(&self, position: u64) -> Place {
-        self.0.row_place(position)
+    fn location(&self, position: u64) -> Location {
+        self.0.row_location(position)
     }
 }
 

@@ -276,7 +276,7 @@ fn dictionary<'a>(machine: &mut Machine<'a, '_>, pairs: Value) -> Result<Option<
     Ok(items.iter().map(pair).collect::<Option<_>>().map(Node::Dict))
 }
 
-/// A dictionary of attributes, alone or with slots behind it.
+/// A dictionary of attributes, alone or with slots after it.
 fn sparse_state(machine: &Machine, state: Value) -> Option<Value> {
     match machine.node(state)? {
         Node::Dict(_) => Some(state),

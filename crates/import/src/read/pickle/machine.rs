@@ -1,8 +1,8 @@
 //! The pickle machine: a stack, a memo and one small step for each opcode. Each step takes a bounded amount of
 //! memory for the bytes it eats; the few that copy count what they copy against the length of the input.
 
-use super::{Node, Pickle, Storage, Value, allowed, place_at};
-use crate::{ImportError, Place, Result};
+use super::{Node, Pickle, Storage, Value, allowed, location_at};
+use crate::{ImportError, Location, Result};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ pub(super) struct Machine<'a, 'p> {
     at: usize,
     /// Where the current opcode stands, for messages.
     opcode_at: usize,
-    place: &'p Place,
+    location: &'p Location,
     pub(super) nodes: Vec<Node<'a>>,
     stack: Vec<Value>,
     /// Heights of the stack at each open MARK.
@@ -20,12 +20,12 @@ pub(super) struct Machine<'a, 'p> {
     copied_bytes: usize,
 }
 
-pub(super) fn run<'a>(bytes: &'a [u8], place: &Place) -> Result<(Pickle<'a>, usize)> {
+pub(super) fn run<'a>(bytes: &'a [u8], location: &Location) -> Result<(Pickle<'a>, usize)> {
     let mut machine = Machine {
         bytes,
         at: 0,
         opcode_at: 0,
-        place,
+        location,
         nodes: Vec::new(),
         stack: Vec::new(),
         marks: Vec::new(),
@@ -37,7 +37,7 @@ pub(super) fn run<'a>(bytes: &'a [u8], place: &Place) -> Result<(Pickle<'a>, usi
         let opcode = machine.number::<1>()?[0];
         if opcode == b'.' {
             let root = machine.pop()?;
-            return Ok((Pickle { nodes: machine.nodes, root, place: place.clone() }, machine.at));
+            return Ok((Pickle { nodes: machine.nodes, root, location: location.clone() }, machine.at));
         }
         machine.step(opcode)?;
     }
@@ -107,7 +107,7 @@ impl<'a> Machine<'a, '_> {
     }
 
     pub(super) fn bad(&self, expected: &str, found: impl std::fmt::Display) -> ImportError {
-        place_at(self.place, self.opcode_at).bad(expected, found)
+        location_at(self.location, self.opcode_at).bad(expected, found)
     }
 
     /// Counts bytes that are copied rather than sliced. An honest pickle copies each string once at most; a

@@ -14,7 +14,7 @@ mod tests;
 pub use numbers::{Numbers, SparseMatrix};
 
 use crate::npy::{Header, Scalar};
-use crate::{ImportError, Place, Result};
+use crate::{ImportError, Location, Result};
 use allowed::Global;
 use std::{borrow::Cow, path::Path};
 
@@ -130,31 +130,33 @@ pub struct TensorView<'p> {
 pub struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
     root: Value,
-    place: Place,
+    location: Location,
 }
 
-/// Reads a pickle: any protocol up to 5, nothing behind it.
-pub fn read<'a>(bytes: &'a [u8], place: &Place) -> Result<Pickle<'a>> {
-    let (pickle, used) = read_first(bytes, place)?;
+/// Reads a pickle: any protocol up to 5, nothing after it.
+pub fn read<'a>(bytes: &'a [u8], location: &Location) -> Result<Pickle<'a>> {
+    let (pickle, used) = read_first(bytes, location)?;
     if used != bytes.len() {
         let found = format!("{} more bytes", bytes.len() - used);
-        return Err(place_at(place, used).bad("the end of the pickle", found));
+        return Err(location_at(location, used).bad("the end of the pickle", found));
     }
     Ok(pickle)
 }
 
 /// Reads the pickle that `bytes` starts with, and says how many bytes it takes.
-pub fn read_first<'a>(bytes: &'a [u8], place: &Place) -> Result<(Pickle<'a>, usize)> {
-    machine::run(bytes, place)
+pub fn read_first<'a>(bytes: &'a [u8], location: &Location) -> Result<(Pickle<'a>, usize)> {
+    machine::run(bytes, location)
 }
 
 /// Reads an npy whose elements are objects (`|O`): behind the header stands a pickle of the array.
-pub fn read_object_npy<'a>(mut bytes: &'a [u8], place: &Place) -> Result<Pickle<'a>> {
-    let header = Header::read(&mut bytes, place)?;
+pub fn read_object_npy<'a>(mut bytes: &'a [u8], location: &Location) -> Result<Pickle<'a>> {
+    let header = Header::read(&mut bytes, location)?;
     if header.descr != "|O" {
-        return Err(place.clone().bad("an array of Python objects (|O)", format!("dtype {}", header.descr)));
+        return Err(location
+            .clone()
+            .bad("an array of Python objects (|O)", format!("dtype {}", header.descr)));
     }
-    read(bytes, place)
+    read(bytes, location)
 }
 
 /// The strings of an npy: `descr` such as `<U19`, and its elements. `None` for another type or length.
@@ -164,8 +166,8 @@ pub fn strings_of(descr: &str, bytes: &[u8]) -> Option<Vec<String>> {
 
 /// For fuzzing: reads `bytes` as a pickle and looks at everything in it once.
 pub fn fuzz(bytes: &[u8]) -> Result<()> {
-    let place = Place::file(Path::new("fuzz.pkl"));
-    let (pickle, _) = read_first(bytes, &place)?;
+    let location = Location::file(Path::new("fuzz.pkl"));
+    let (pickle, _) = read_first(bytes, &location)?;
     for number in 0..pickle.nodes.len() as u32 {
         let value = Value::Held(number);
         pickle.describe(value);
@@ -174,14 +176,14 @@ pub fn fuzz(bytes: &[u8]) -> Result<()> {
         let _ = pickle.strings(value);
         let _ = pickle.numbers(value);
         let _ = pickle.tensor(value);
-        let _ = pickle.sparse(value).and_then(|matrix| matrix.to_rows(&place.path));
+        let _ = pickle.sparse(value).and_then(|matrix| matrix.to_rows(&location.path));
     }
     Ok(())
 }
 
-fn place_at(place: &Place, offset: usize) -> Place {
-    let comma = if place.detail.is_empty() { "" } else { ", " };
-    Place { path: place.path.clone(), detail: format!("{}{comma}byte {offset}", place.detail) }
+fn location_at(location: &Location, offset: usize) -> Location {
+    let comma = if location.detail.is_empty() { "" } else { ", " };
+    Location { path: location.path.clone(), detail: format!("{}{comma}byte {offset}", location.detail) }
 }
 
 impl Pickle<'_> {
@@ -195,9 +197,9 @@ impl Pickle<'_> {
 
     /// The error for a value that is not what the format promises.
     pub fn bad(&self, what: &str, expected: &str, value: Value) -> ImportError {
-        let comma = if self.place.detail.is_empty() { "" } else { ", " };
-        let place = Place::at(&self.place.path, format!("{}{comma}{what}", self.place.detail));
-        place.bad(expected, self.describe(value))
+        let comma = if self.location.detail.is_empty() { "" } else { ", " };
+        let location = Location::at(&self.location.path, format!("{}{comma}{what}", self.location.detail));
+        location.bad(expected, self.describe(value))
     }
 
     fn node(&self, value: Value) -> Option<&Node<'_>> {
@@ -292,7 +294,7 @@ impl Pickle<'_> {
             return items.iter().enumerate().map(id).collect();
         }
         let numbers = self.numbers(value).map_err(|_| self.bad("value", WHAT, value))?;
-        numbers.ids(&self.place)
+        numbers.ids(&self.location)
     }
 
     /// Strings: a list of them, or an array of them in any of numpy's three ways.

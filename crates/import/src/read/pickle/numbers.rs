@@ -4,7 +4,7 @@ use super::{ElementKind, ElementType, Node, Pickle, Value};
 use crate::csr::check_columns;
 use crate::npy::Scalar;
 use crate::source::SparseRows;
-use crate::{Place, Result};
+use crate::{Location, Result};
 use half::f16;
 use std::{path::Path, sync::Arc};
 
@@ -29,7 +29,7 @@ pub struct SparseMatrix<'p> {
     starts: Numbers<'p>,
     indices: Numbers<'p>,
     values: Numbers<'p>,
-    place: &'p Place,
+    location: &'p Location,
 }
 
 /// The number in `bytes`, which must be just as long as it is.
@@ -132,23 +132,23 @@ impl<'p> Numbers<'p> {
     }
 
     /// Element number `at`, which must be a whole number that is not negative.
-    fn id(&self, at: usize, place: &Place) -> Result<u64> {
+    fn id(&self, at: usize, location: &Location) -> Result<u64> {
         match self.value(at) {
             Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
-            Some(Value::Int(number)) => Err(element(place, at).bad("a number from 0 on", number)),
-            _ => Err(place.clone().bad("whole numbers", format!("dtype {}", self.scalar))),
+            Some(Value::Int(number)) => Err(element(location, at).bad("a number from 0 on", number)),
+            _ => Err(location.clone().bad("whole numbers", format!("dtype {}", self.scalar))),
         }
     }
 
     /// All elements, which must be whole numbers that are not negative.
-    pub fn ids(&self, place: &Place) -> Result<Vec<u64>> {
-        (0..self.len()).map(|at| self.id(at, place)).collect()
+    pub fn ids(&self, location: &Location) -> Result<Vec<u64>> {
+        (0..self.len()).map(|at| self.id(at, location)).collect()
     }
 }
 
-fn element(place: &Place, at: usize) -> Place {
-    let comma = if place.detail.is_empty() { "" } else { ", " };
-    Place::at(&place.path, format!("{}{comma}element {at}", place.detail))
+fn element(location: &Location, at: usize) -> Location {
+    let comma = if location.detail.is_empty() { "" } else { ", " };
+    Location::at(&location.path, format!("{}{comma}element {at}", location.detail))
 }
 
 impl Pickle<'_> {
@@ -188,7 +188,7 @@ impl Pickle<'_> {
             starts: self.numbers(attribute("indptr")?)?,
             indices: self.numbers(attribute("indices")?)?,
             values: self.numbers(attribute("data")?)?,
-            place: &self.place,
+            location: &self.location,
         };
         if matrix.starts.len().checked_sub(1) != usize::try_from(rows).ok()
             || matrix.values.len() != matrix.indices.len()
@@ -196,7 +196,7 @@ impl Pickle<'_> {
             let found = format!("{} starts, {} values", matrix.starts.len(), matrix.values.len());
             let expected =
                 format!("{rows} + 1 row starts and {} values in its csr matrix", matrix.indices.len());
-            return Err(self.place.clone().bad(expected, found));
+            return Err(self.location.clone().bad(expected, found));
         }
         Ok(matrix)
     }
@@ -211,11 +211,11 @@ impl SparseMatrix<'_> {
     /// Row starts, checked to begin at 0, to go up and to end at the number of entries; and columns, checked to
     /// be inside the shape.
     pub fn structure(&self) -> Result<(Vec<u64>, Vec<u32>)> {
-        let starts = self.starts.ids(self.place)?;
+        let starts = self.starts.ids(self.location)?;
         let bad = |what: String, expected: &str, found: u64| {
-            let comma = if self.place.detail.is_empty() { "" } else { ", " };
-            let detail = format!("{}{comma}csr matrix, {what}", self.place.detail);
-            Err(Place::at(&self.place.path, detail).bad(expected, found))
+            let comma = if self.location.detail.is_empty() { "" } else { ", " };
+            let detail = format!("{}{comma}csr matrix, {what}", self.location.detail);
+            Err(Location::at(&self.location.path, detail).bad(expected, found))
         };
         if let Some(row) = starts.windows(2).position(|pair| pair[0] > pair[1]) {
             return bad(format!("row {row}"), "an end no smaller than its start", starts[row + 1]);
@@ -227,7 +227,7 @@ impl SparseMatrix<'_> {
         }
         let mut columns = Vec::with_capacity(self.entries());
         for at in 0..self.entries() {
-            let column = self.indices.id(at, self.place)?;
+            let column = self.indices.id(at, self.location)?;
             match u32::try_from(column) {
                 Ok(narrow) if column < self.columns => columns.push(narrow),
                 _ => return bad(format!("entry {at}"), &format!("a column below {}", self.columns), column),
@@ -238,7 +238,7 @@ impl SparseMatrix<'_> {
 
     /// The matrix as rows of features.
     pub fn to_rows(&self, path: &Path) -> Result<SparseRows> {
-        check_columns(self.columns, self.place.clone())?;
+        check_columns(self.columns, self.location.clone())?;
         let (starts, columns) = self.structure()?;
         // One array after the other: each is copied into its place, and the copies must not add up.
         let columns: Arc<[u32]> = columns.into();

@@ -5,22 +5,22 @@ fn committed(name: &str) -> Vec<u8> {
     std::fs::read(fixture::committed(name)).unwrap()
 }
 
-fn place() -> Place {
-    Place::file(Path::new("a.pkl"))
+fn location() -> Location {
+    Location::file(Path::new("a.pkl"))
 }
 
 /// Reads the same dictionary from every protocol and looks at what is under `key`.
 fn check(key: &str, look: impl Fn(&Pickle, Value)) {
     for protocol in 0..=5 {
         let bytes = committed(&format!("everything.{protocol}.pkl"));
-        let pickle = read(&bytes, &place()).unwrap();
+        let pickle = read(&bytes, &location()).unwrap();
         let value = pickle.get(pickle.root(), key);
         look(&pickle, value.unwrap_or_else(|| panic!("protocol {protocol} has no {key}")));
     }
 }
 
 fn refused(bytes: &[u8]) -> String {
-    match read(bytes, &place()) {
+    match read(bytes, &location()) {
         Ok(pickle) => panic!("read as {}", pickle.describe(pickle.root())),
         Err(error) => error.to_string(),
     }
@@ -73,7 +73,7 @@ fn numpy_arrays_keep_type_shape_and_order() {
     check("array", |p, value| {
         let numbers = p.numbers(value).unwrap();
         assert_eq!((numbers.scalar, numbers.shape), (Scalar::I32, &[2, 3][..]));
-        assert_eq!(numbers.ids(&place()).unwrap(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(numbers.ids(&location()).unwrap(), [0, 1, 2, 3, 4, 5]);
     });
     check("fortran", |p, value| {
         let numbers = p.numbers(value).unwrap();
@@ -128,7 +128,7 @@ fn lengths_beyond_the_input_are_refused_before_anything_is_allocated() {
 
 #[test]
 fn a_list_that_holds_itself_is_harmless() {
-    let pickle = read(b"]q\x00h\x00a.", &place()).unwrap();
+    let pickle = read(b"]q\x00h\x00a.", &location()).unwrap();
     assert_eq!(pickle.items(pickle.root()).unwrap(), [pickle.root()]);
     assert!(pickle.ids(pickle.root()).is_err());
 }
@@ -136,7 +136,7 @@ fn a_list_that_holds_itself_is_harmless() {
 #[test]
 fn deep_nesting_and_repeated_sharing_cost_what_their_bytes_cost() {
     let deep = [vec![b']'; 1 << 20], vec![b'a'; (1 << 20) - 1], vec![b'.']].concat();
-    assert!(read(&deep, &place()).is_ok());
+    assert!(read(&deep, &location()).is_ok());
     // Each list holds the one before it twice: 2^1000 leaves, if anybody counted them.
     let mut shared = b"]q\x00".to_vec();
     for _ in 0..1000 {

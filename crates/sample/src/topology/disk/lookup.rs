@@ -4,7 +4,7 @@
 use super::{DiskColumn, DiskGraph, DiskWorkspace, OnDisk};
 use crate::Result;
 use crate::topology::lookup::{check_edge, check_incoming, check_nodes, target_of};
-use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, Word};
+use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, StoredId};
 use esker_types::{EdgeId, NodeId};
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ impl DiskGraph {
     }
 }
 
-impl<W: Word> EdgeLookup for OnDisk<W> {
+impl<W: StoredId> EdgeLookup for OnDisk<W> {
     fn node_count(&self) -> u64 {
         self.graph.node_count()
     }

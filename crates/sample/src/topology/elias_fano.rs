@@ -9,7 +9,7 @@ const EVERY: usize = 64;
 
 /// The numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Rising {
+pub(crate) struct EliasFano {
     low_width: u32,
     low: Vec<u64>,
     high: Vec<u64>,
@@ -20,8 +20,8 @@ pub(crate) struct Rising {
 
 /// Takes the numbers one by one.
 #[derive(Debug)]
-pub(crate) struct RisingBuilder {
-    made: Rising,
+pub(crate) struct EliasFanoBuilder {
+    made: EliasFano,
     expected: usize,
     last: u64,
 }
@@ -38,23 +38,23 @@ fn lengths(count: u64, last: u64) -> (u64, u64, u64) {
     (low, high, count.div_ceil(EVERY as u64))
 }
 
-impl RisingBuilder {
+impl EliasFanoBuilder {
     /// For `count` numbers that do not exceed `last`.
-    pub fn new(count: u64, last: u64) -> RisingBuilder {
+    pub fn new(count: u64, last: u64) -> EliasFanoBuilder {
         let (low, high, places) = lengths(count, last);
-        let made = Rising {
+        let made = EliasFano {
             low_width: low_width(count, last),
             low: vec![0; low as usize],
             high: vec![0; high as usize],
             places: Vec::with_capacity(places as usize),
             count: 0,
         };
-        RisingBuilder { made, expected: count as usize, last }
+        EliasFanoBuilder { made, expected: count as usize, last }
     }
 
     /// The next number: not below the one before, not above the last.
     pub fn push(&mut self, number: u64) {
-        let Rising { low_width, low, high, places, count } = &mut self.made;
+        let EliasFano { low_width, low, high, places, count } = &mut self.made;
         let (width, index) = (*low_width, *count);
         assert!(number <= self.last && index < self.expected, "{number} is number {index}");
         let bits = number & ((1u64 << width) - 1);
@@ -72,20 +72,20 @@ impl RisingBuilder {
     }
 
     /// All numbers were pushed.
-    pub fn finish(self) -> Rising {
+    pub fn finish(self) -> EliasFano {
         assert_eq!(self.made.count, self.expected, "as many numbers as were promised");
         self.made
     }
 }
 
-impl Rising {
+impl EliasFano {
     /// Bytes for `count` numbers up to `last`.
     pub fn bytes_for(count: u64, last: u64) -> u64 {
         let (low, high, places) = lengths(count, last);
         (low + high + places) * 8
     }
 
-    /// Number `index` and the one behind it.
+    /// Number `index` and the one after it.
     #[inline]
     pub fn pair(&self, index: usize) -> (u64, u64) {
         let place = self.place(index);
@@ -105,7 +105,7 @@ impl Rising {
         self.number(index, self.place(index))
     }
 
-    /// Says that a number is wanted soon.
+    /// Says that a number is requested soon.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         prefetch(&self.places, index / EVERY);
@@ -154,7 +154,7 @@ mod tests {
         ) {
             let mut sum = 0;
             let plain: Vec<u64> = steps.iter().map(|step| { sum += step; sum }).collect();
-            let mut builder = RisingBuilder::new(plain.len() as u64, sum + spare);
+            let mut builder = EliasFanoBuilder::new(plain.len() as u64, sum + spare);
             plain.iter().for_each(|number| builder.push(*number));
             let rising = builder.finish();
             for (index, number) in plain.iter().enumerate() {
@@ -164,13 +164,13 @@ mod tests {
                 prop_assert_eq!(rising.pair(index), (pair[0], pair[1]));
             }
             let words = rising.low.len() + rising.high.len() + rising.places.len();
-            prop_assert_eq!(words as u64 * 8, Rising::bytes_for(plain.len() as u64, sum + spare));
+            prop_assert_eq!(words as u64 * 8, EliasFano::bytes_for(plain.len() as u64, sum + spare));
         }
     }
 
     #[test]
     fn offsets_of_a_graph_take_a_byte_a_node() {
-        let bytes = Rising::bytes_for(1_000_001, 15_000_000);
+        let bytes = EliasFano::bytes_for(1_000_001, 15_000_000);
         assert!(bytes < 1_000_000, "{bytes}");
     }
 }

@@ -1,4 +1,4 @@
-//! Matrix products of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
+//! matmuls of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
 //! the work by rows, outside. Each number is a sum in the order of the depth, in blocks fixed by the shapes.
 
 use super::buffer::{Buffer, MatrixPool};
@@ -27,7 +27,7 @@ pub(crate) fn packed_words(depth: usize, columns: usize) -> usize {
     depth * columns.next_multiple_of(panel_columns(columns))
 }
 
-/// The right side of many products (depth x columns), laid out once: panel after panel of columns, each row after row.
+/// The right side of many matmuls (depth x columns), laid out once: panel after panel of columns, each row after row.
 pub(crate) struct PackedPanels {
     values: Buffer,
     depth: usize,
@@ -64,8 +64,8 @@ impl PackedPanels {
     }
 }
 
-/// How often `product_packed` calls `between`, about.
-pub(crate) fn product_calls(rows: usize, columns: usize, depth: usize) -> usize {
+/// How often `matmul_packed` calls `between`, about.
+pub(crate) fn matmul_calls(rows: usize, columns: usize, depth: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 {
         return rows.div_ceil(kernel::TILE) * columns.div_ceil(PANEL) * depth.div_ceil(DEPTH_BLOCK).max(1);
@@ -76,7 +76,7 @@ pub(crate) fn product_calls(rows: usize, columns: usize, depth: usize) -> usize 
 
 /// `to (rows x columns) = left (rows x depth, row after row) right`, added where `accumulate`.
 /// `between` is called now and then.
-pub(crate) fn product_packed(
+pub(crate) fn matmul_packed(
     to: &mut [f32],
     rows: usize,
     left: &[f32],
@@ -108,7 +108,7 @@ pub(crate) fn product_packed(
     }
     between();
     let right = View::rows(right.values.floats(), columns);
-    product(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
+    matmul(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
 }
 
 /// `to (rows x columns) += left transposed right`, both sides `depth` long and lying row after row.
@@ -130,7 +130,7 @@ pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], lef
                     }
                 }
                 let steps = Steps { row: 1, depth: rows };
-                // SAFETY: as in `product_packed`; the panel holds `block` rows.
+                // SAFETY: as in `matmul_packed`; the panel holds `block` rows.
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * rows));
                     let shape = [rows, wide, block];
@@ -140,7 +140,7 @@ pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], lef
         }
         return;
     }
-    product(to, [rows, columns, depth], View::transposed(left, rows), View::rows(right, columns), true);
+    matmul(to, [rows, columns, depth], View::transposed(left, rows), View::rows(right, columns), true);
 }
 
 /// A matrix to read, with its steps from row to row and from column to column.
@@ -169,7 +169,7 @@ impl<'a> View<'a> {
 }
 
 /// `to (rows x columns, row after row) = left (rows x depth) right (depth x columns)`, added where `accumulate`.
-fn product(
+fn matmul(
     to: &mut [f32],
     [rows, columns, depth]: [usize; 3],
     left: View<'_>,
@@ -222,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packed_and_turned_products_equal_plain_ones(
+        fn packed_and_transposed_matmuls_equal_plain_ones(
             rows in 0usize..20, columns in 0usize..150, depth in 0usize..300, accumulate in any::<bool>(),
         ) {
             // Small whole numbers: every order of adding gives the same.
@@ -236,10 +236,10 @@ mod tests {
             let start: Vec<f32> = (0..rows * columns).map(number).collect();
             let mut expected = start.clone();
             let (left_view, right_view) = (View::rows(&left, depth), View::rows(&right, columns));
-            product(&mut expected, [rows, columns, depth], left_view, right_view, accumulate);
+            matmul(&mut expected, [rows, columns, depth], left_view, right_view, accumulate);
             let mut found = start.clone();
             let packed = PackedPanels::new(&MatrixPool::default(), right_view, depth, columns);
-            product_packed(&mut found, rows, &left, &packed, accumulate, &mut || {});
+            matmul_packed(&mut found, rows, &left, &packed, accumulate, &mut || {});
             prop_assert_eq!(&found, &expected);
             if accumulate {
                 let mut found = start.clone();
@@ -249,7 +249,7 @@ mod tests {
         }
 
         #[test]
-        fn products_equal_their_definition(
+        fn matmuls_equal_their_definition(
             rows in 0usize..9, columns in 0usize..9, depth in 0usize..9, flip in any::<[bool; 3]>(),
         ) {
             let [flip_left, flip_right, accumulate] = flip;
@@ -275,7 +275,7 @@ mod tests {
             }
             let left = if flip_left { View::transposed(&left, rows) } else { View::rows(&left, depth) };
             let right = if flip_right { View::transposed(&right, depth) } else { View::rows(&right, columns) };
-            product(&mut found, [rows, columns, depth], left, right, accumulate);
+            matmul(&mut found, [rows, columns, depth], left, right, accumulate);
             prop_assert_eq!(found, expected);
         }
     }

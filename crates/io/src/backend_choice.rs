@@ -5,7 +5,7 @@ use std::fmt;
 
 /// A way of reaching a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RungKind {
+pub enum IoBackendKind {
     /// io_uring past the page cache.
     UringDirect,
     /// io_uring through the page cache.
@@ -18,50 +18,54 @@ pub enum RungKind {
     Simulated,
 }
 
-impl RungKind {
+impl IoBackendKind {
     /// The ladder, best first.
-    pub const LADDER: [RungKind; 4] =
-        [RungKind::UringDirect, RungKind::UringBuffered, RungKind::PoolDirect, RungKind::PoolBuffered];
+    pub const LADDER: [IoBackendKind; 4] = [
+        IoBackendKind::UringDirect,
+        IoBackendKind::UringBuffered,
+        IoBackendKind::PoolDirect,
+        IoBackendKind::PoolBuffered,
+    ];
 
     /// Whether it goes past the page cache.
     pub fn is_direct(self) -> bool {
-        matches!(self, RungKind::UringDirect | RungKind::PoolDirect | RungKind::Simulated)
+        matches!(self, IoBackendKind::UringDirect | IoBackendKind::PoolDirect | IoBackendKind::Simulated)
     }
 
     /// Whether it needs io_uring.
     pub fn is_uring(self) -> bool {
-        matches!(self, RungKind::UringDirect | RungKind::UringBuffered)
+        matches!(self, IoBackendKind::UringDirect | IoBackendKind::UringBuffered)
     }
 
     /// What people and flags call it.
     pub fn name(self) -> &'static str {
         match self {
-            RungKind::UringDirect => "uring-direct",
-            RungKind::UringBuffered => "uring-buffered",
-            RungKind::PoolDirect => "pread-direct",
-            RungKind::PoolBuffered => "pread-buffered",
-            RungKind::Simulated => "simulated",
+            IoBackendKind::UringDirect => "uring-direct",
+            IoBackendKind::UringBuffered => "uring-buffered",
+            IoBackendKind::PoolDirect => "pread-direct",
+            IoBackendKind::PoolBuffered => "pread-buffered",
+            IoBackendKind::Simulated => "simulated",
         }
     }
 }
 
-impl fmt::Display for RungKind {
+impl fmt::Display for IoBackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            RungKind::UringDirect => "io_uring + O_DIRECT",
-            RungKind::UringBuffered => "io_uring through the page cache",
-            RungKind::PoolDirect => "a pread pool + O_DIRECT",
-            RungKind::PoolBuffered => "a pread pool through the page cache",
-            RungKind::Simulated => "a simulated disk",
+            IoBackendKind::UringDirect => "io_uring + O_DIRECT",
+            IoBackendKind::UringBuffered => "io_uring through the page cache",
+            IoBackendKind::PoolDirect => "a pread pool + O_DIRECT",
+            IoBackendKind::PoolBuffered => "a pread pool through the page cache",
+            IoBackendKind::Simulated => "a simulated disk",
         })
     }
 }
 
-/// The rung that was taken, why no better one, and what it asks of offsets and memory.
+/// The I/O backend that was taken, why no better one, and what it asks of offsets and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rung {
+pub struct ChosenBackend {
     /// The way.
-    pub kind: RungKind,
+    pub kind: IoBackendKind,
     /// Why better ways were not taken; empty on the best one.
     pub why_not_better: Vec<String>,
     /// What the disk asks of offsets and lengths.
@@ -72,7 +76,7 @@ pub struct Rung {
     pub memory_align: usize,
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for ChosenBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
         match self.why_not_better.is_empty() {
@@ -85,14 +89,14 @@ impl fmt::Display for Rung {
 /// How files are read and written. The defaults suit an SSD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// A rung to take whether or not it is the best; `None`: the best that works.
-    pub rung: Option<RungKind>,
+    /// An I/O backend to take whether or not it is the best; `None`: the best that works.
+    pub io_backend: Option<IoBackendKind>,
     /// Read at least this much at a time, aligned to it, as disks without 512-byte sectors force; `None`: what the
     /// disk asks for. A power of two.
     pub block_bytes: Option<u64>,
     /// Requests in flight.
     pub depth: usize,
-    /// Unwanted bytes between two pieces that are read rather than skipped.
+    /// Bytes that nobody requested between two pieces that are read rather than skipped.
     pub gap_bytes: u64,
     /// No transfer is longer. A power of two.
     pub max_bytes: u64,
@@ -108,7 +112,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            rung: None,
+            io_backend: None,
             block_bytes: None,
             depth: 512,
             gap_bytes: 0,

@@ -8,7 +8,7 @@ use crate::pinned::Pinned;
 use std::sync::OnceLock;
 
 /// A layer's lists: every neighbour is a row of the input.
-pub struct DeviceLists {
+pub struct DeviceAdjacency {
     pub(crate) gpu: Gpu,
     words: DeviceBuffer,
     inputs: usize,
@@ -30,7 +30,7 @@ pub(crate) struct DeviceTransposed {
 const SORT_ITEMS: usize = 2048;
 const DIGIT_BITS: u32 = 7;
 
-impl DeviceLists {
+impl DeviceAdjacency {
     /// Lists as they lie in host memory: output `i` has the neighbours between its offset and the next; a neighbour is an
     /// input row plus `base`. Degrees are one an input, or none. Asserts that every neighbour is an input.
     pub fn new(
@@ -40,7 +40,7 @@ impl DeviceLists {
         nbrs: &[u32],
         base: u32,
         input_degrees: &[u32],
-    ) -> DeviceLists {
+    ) -> DeviceAdjacency {
         assert!(!nbr_offsets.is_empty() && nbr_offsets.is_sorted(), "offsets ascend");
         assert!(inputs < u32::MAX as usize, "rows are counted in 32 bits");
         assert!(
@@ -64,9 +64,9 @@ impl DeviceLists {
         }
         assert!(edges == 0 || (largest as usize) < inputs, "every neighbour is an input row");
         to_degrees.copy_from_slice(input_degrees);
-        DeviceLists {
+        DeviceAdjacency {
             gpu: gpu.clone(),
-            words: gpu.land_words(host),
+            words: gpu.upload_words(host),
             inputs,
             outputs,
             edges,

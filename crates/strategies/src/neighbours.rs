@@ -3,7 +3,8 @@
 use crate::{Job, JobOutline, Result, StrategyError};
 use esker_plan::TopByScore;
 use esker_sample::{
-    AnyTopology, CacheIndex, CachedLists, DiskGraph, EntryCounts, InMemory, NeighbourCache, OnDisk, Word,
+    AnyTopology, CacheIndex, DiskGraph, EntryCounts, InMemory, NeighbourCache, NeighbourCacheFile, OnDisk,
+    StoredId,
 };
 use esker_types::ByteCount;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ const COUNT_BYTES: u64 = 4;
 
 /// What lists may take.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ListRoom {
+pub(crate) struct NeighbourBudget {
     /// For lists while batches are sampled; all of them fit where `all`.
     pub bytes: u64,
     pub all: bool,
@@ -23,9 +24,9 @@ pub(crate) struct ListRoom {
     pub disk_bytes: Option<u64>,
 }
 
-impl ListRoom {
+impl NeighbourBudget {
     /// What was asked for, or all of `left`, while a phase may hold `phase_bytes`.
-    pub fn within(job: &JobOutline, left: u64, phase_bytes: u64) -> Result<ListRoom> {
+    pub fn within(job: &JobOutline, left: u64, phase_bytes: u64) -> Result<NeighbourBudget> {
         let asked = job.out_of_core.neighbour_cache_bytes;
         if let Some(asked) = asked.filter(|asked| *asked > left) {
             let (asked, left) = (ByteCount(asked), ByteCount(left));
@@ -36,34 +37,38 @@ impl ListRoom {
         }
         let bytes = asked.unwrap_or(left);
         let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
-        Ok(ListRoom { bytes, all, choosing_bytes: phase_bytes, disk_bytes: None })
+        Ok(NeighbourBudget { bytes, all, choosing_bytes: phase_bytes, disk_bytes: None })
     }
 }
 
 /// Where lists are between phases.
-pub(crate) struct NeighbourLists {
+pub(crate) struct NeighbourStore {
     pub graph: Arc<DiskGraph>,
-    kind: ListsKept,
+    kind: NeighboursKept,
 }
 
-enum ListsKept {
+enum NeighboursKept {
     /// They fit a phase, and are read whole.
     All,
     /// The best of them have a file of their own.
-    Some(CachedLists),
+    Some(NeighbourCacheFile),
     /// There is no room for any.
     None,
 }
 
-/// NeighbourLists as samplers use them.
+/// Neighbours as samplers use them.
 pub(crate) enum LoadedNeighbours<W> {
     Memory(InMemory<W>),
     Disk(OnDisk<W>),
 }
 
-impl NeighbourLists {
+impl NeighbourStore {
     /// Chooses what is cached: by out-degree over in-degree, until the room is full (section 3.2).
-    pub fn prepare<W: Word>(job: &Job, room: ListRoom, graph: Arc<DiskGraph>) -> Result<NeighbourLists> {
+    pub fn prepare<W: StoredId>(
+        job: &Job,
+        room: NeighbourBudget,
+        graph: Arc<DiskGraph>,
+    ) -> Result<NeighbourStore> {
         let entry_bytes = size_of::<W>() as u64;
         let (nodes, folder) = (graph.nodes(), &job.out_of_core.scratch);
         let index_bytes = CacheIndex::bytes_for(nodes, graph.entries());
@@ -71,8 +76,8 @@ impl NeighbourLists {
         let entries = room.bytes.saturating_sub(index_bytes) / entry_bytes;
         let entries = entries.min(on_disk.unwrap_or(u64::MAX));
         if room.all || entries == 0 {
-            let kind = if room.all { ListsKept::All } else { ListsKept::None };
-            return Ok(NeighbourLists { graph, kind });
+            let kind = if room.all { NeighboursKept::All } else { NeighboursKept::None };
+            return Ok(NeighbourStore { graph, kind });
         }
         // Until training starts, a phase's memory is free.
         let choosing_bytes = room.choosing_bytes.saturating_sub(TopByScore::BYTES);
@@ -93,26 +98,26 @@ impl NeighbourLists {
             Ok(top.takes(next.0.take()? as u64, degree))
         })?;
         drop(top);
-        let lists = CachedLists::write::<W>(&graph, index, folder, &job.stop)?;
-        Ok(NeighbourLists { graph, kind: ListsKept::Some(lists) })
+        let lists = NeighbourCacheFile::write::<W>(&graph, index, folder, &job.stop)?;
+        Ok(NeighbourStore { graph, kind: NeighboursKept::Some(lists) })
     }
 
     /// Reads what a phase of sampling has in memory.
-    pub fn load<W: Word>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
+    pub fn load<W: StoredId>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
         let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
-            ListsKept::All => {
+            NeighboursKept::All => {
                 return Ok(LoadedNeighbours::Memory(InMemory::load(&job.dataset, job.direction)?));
             }
-            ListsKept::Some(lists) => Some(Arc::new(lists.load()?)),
-            ListsKept::None => None,
+            NeighboursKept::Some(lists) => Some(Arc::new(lists.load()?)),
+            NeighboursKept::None => None,
         };
         Ok(LoadedNeighbours::Disk(OnDisk::new(self.graph.clone(), cache)))
     }
 
     /// Bytes that they take on disk beside the dataset.
-    pub fn disk_bytes<W: Word>(&self) -> u64 {
+    pub fn disk_bytes<W: StoredId>(&self) -> u64 {
         match &self.kind {
-            ListsKept::Some(lists) => lists.index().entries() * size_of::<W>() as u64,
+            NeighboursKept::Some(lists) => lists.index().entries() * size_of::<W>() as u64,
             _ => 0,
         }
     }
@@ -120,14 +125,12 @@ impl NeighbourLists {
     /// In words.
     pub fn note(&self) -> String {
         match &self.kind {
-            ListsKept::All => "all neighbour lists in memory while sampling".into(),
-            ListsKept::None => "no neighbour list in memory".into(),
-            ListsKept::Some(lists) => {
+            NeighboursKept::All => "all neighbours in memory while sampling".into(),
+            NeighboursKept::None => "no neighbours in memory".into(),
+            NeighboursKept::Some(lists) => {
                 let share = lists.index().entries() as f64 / self.graph.entries().max(1) as f64 * 100.0;
                 let count = esker_types::grouped(lists.index().count());
-                format!(
-                    "neighbour lists of {count} nodes in memory while sampling, {share:.0}% of all entries"
-                )
+                format!("neighbours of {count} nodes in memory while sampling, {share:.0}% of all entries")
             }
         }
     }
