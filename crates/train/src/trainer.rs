@@ -548,17 +548,14 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(())
     }
 
-    /// The last weights, the best model's test metrics, the summary.
-    fn summarise(
-        &mut self,
-        mut source: Box<dyn BatchSource<B>>,
-        watcher: &mut dyn Watcher,
-    ) -> Result<Summary> {
-        let model = self.run.learner.export_model()?;
-        // The state that belongs to it is that of the last checkpoint.
-        let last = serde_json::json!({ "epoch": self.state.epoch, "source": self.state.source });
-        Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
-        let evaluations = RunPosition::start_of(Phase::Validation { epoch: self.run.config.epochs });
+    /// Where the evaluations after the last epoch begin.
+    fn last_evaluations(&self) -> RunPosition {
+        RunPosition::start_of(Phase::Validation { epoch: self.run.config.epochs })
+    }
+
+    /// Takes the best model up, and the state that its source had then.
+    fn load_best(&mut self, mut source: Box<dyn BatchSource<B>>) -> Result<Box<dyn BatchSource<B>>> {
+        let from = self.last_evaluations();
         if self.state.best.is_some() {
             let best = Checkpoint::read(&self.directory.best_path())?;
             self.run.learner.load_model(&best.model)?;
@@ -568,10 +565,20 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 drop(source);
                 let saved = SavedWith { folder: self.directory.state_path(), parts };
                 let (strategy, run) = (self.run.config.strategy.to_string(), &mut self.run);
-                source = saved.open(&strategy, |state| run.strategy.batches(&run.job, evaluations, state))?;
+                source = saved.open(&strategy, |state| run.strategy.batches(&run.job, from, state))?;
             }
         }
-        source.skip_to(evaluations)?;
+        Ok(source)
+    }
+
+    /// The last weights, the best model's test metrics, the summary.
+    fn summarise(&mut self, source: Box<dyn BatchSource<B>>, watcher: &mut dyn Watcher) -> Result<Summary> {
+        let model = self.run.learner.export_model()?;
+        // The state that belongs to it is that of the last checkpoint.
+        let last = serde_json::json!({ "epoch": self.state.epoch, "source": self.state.source });
+        Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
+        let mut source = self.load_best(source)?;
+        source.skip_to(self.last_evaluations())?;
         let source = &mut *source;
         let mode = self.run.config.final_eval;
         let mut valid = self.state.best.as_ref().map(|best| best.valid);
