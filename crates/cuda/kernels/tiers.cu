@@ -19,7 +19,7 @@ struct Half {
     static const bool scaled = false;
     static __device__ __forceinline__ float value(u32 bits) {
         u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-        // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the matmul as well, exactly.
+        // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the multiplication as well, exactly.
         u32 finite = __float_as_uint(__uint_as_float(size << 13) * 0x1p112f);
         // What is no number is marked quiet and keeps the rest of its bits.
         u32 other = 0x7f800000u | (size & 0x3ffu) << 13 | (size > 0x7c00u ? 0x400000u : 0u);

@@ -126,7 +126,7 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
         times.time("optimizer", || optimizer.step(&mut model, 0.003)).expect("a step");
         totals.push(start.elapsed().as_secs_f64());
         let after = backend.counters();
-        let nanos = (after.product_nanos - before.product_nanos) as f64 / threads as f64;
+        let nanos = (after.matmul_nanos - before.matmul_nanos) as f64 / threads as f64;
         rates.push((after.product_operations - before.product_operations) as f64 / nanos);
         aggregate.push((after.aggregate_nanos - before.aggregate_nanos) as f64 / threads as f64 / 1e9);
     }

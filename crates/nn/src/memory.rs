@@ -391,7 +391,7 @@ impl Backend for Counting {
                     let matmul = self.matmul([(gradient.rows, weight.rows), (weight.rows, weight.columns)]);
                     held.push(self.hold(gradient.rows * input_gradient.columns));
                     drop(matmul);
-                    // A GPU turns lists round behind the matmul.
+                    // A GPU transposes the adjacency after the matmul.
                     self.transpose(graph);
                 }
             }

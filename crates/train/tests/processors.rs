@@ -201,7 +201,9 @@ fn each_memory_has_its_table_and_its_promise() {
         for what in ["model and gradients", "optimizer", "training step"] {
             assert!(has(&on_cpu.table, what) && has(&device, what) && !has(&elsewhere.table, what), "{what}");
         }
-        assert!(has(&elsewhere.table, "rows of 5 batches") && has(&device, "rows and lists of 4 batches"));
+        assert!(
+            has(&elsewhere.table, "rows of 5 batches") && has(&device, "rows and adjacency of 4 batches")
+        );
         assert!(has(&elsewhere.table, "checkpoint") && has(&elsewhere.table, "sampling"));
         let short = RunConfig { gpu_memory: Some(device.total() - 1), ..config.clone() };
         let said = OpenRun::plan_only(&Lagging::default(), &short).err().unwrap().to_string();

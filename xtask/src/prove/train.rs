@@ -226,7 +226,7 @@ pub fn beside_pyg(bench: &Bench, rounds: usize, batches: &str) -> Result<Value> 
     ensure!(share >= 0.8, "matmuls at {share:.2} of what gemm reaches at its best, 0.8 were promised");
     Ok(json!({
         "times_pyg": ratio, "times_pyg_without_its_sampling": median(&without_sampling),
-        "products_share_of_best": share, "rounds": all,
+        "matmul_share_of_best": share, "rounds": all,
     }))
 }
 

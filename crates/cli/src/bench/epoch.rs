@@ -25,7 +25,7 @@ Examples:
   esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
   esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
   esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0  a whole epoch, sampling and planning included
-  esker bench epoch g --products                                            the model's matmuls beside gemm's best rate
+  esker bench epoch g --matmul                                              the model's matmuls beside gemm's best rate
 
 The flags are those of `esker train`."
 )]
@@ -95,7 +95,7 @@ struct Measured {
 
 struct HostWork {
     operations: f64,
-    product_seconds: f64,
+    matmul_seconds: f64,
     aggregate_seconds: f64,
 }
 
@@ -105,7 +105,7 @@ impl WithBackend for Measurement<'_> {
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         if arguments.matmul && backend.counted().is_none() {
-            return Err(usage("--products looks at products on the CPU; leave it out, or take --device cpu"));
+            return Err(usage("--matmul looks at matmuls on the CPU; leave it out, or take --device cpu"));
         }
         let mut run = OpenRun::new(backend, config, self.scratch.to_path_buf())?;
         let threads = run.config.threads;
@@ -115,7 +115,7 @@ impl WithBackend for Measurement<'_> {
         let matmuls = best_before.zip(measured.host.as_ref()).map(|(before, host)| {
             // The machine's rate moves: before and behind the batches.
             let best = before.max(best(&run));
-            let rate = host.operations / host.product_seconds.max(1e-9);
+            let rate = host.operations / host.matmul_seconds.max(1e-9);
             json!({ "operations_per_second": rate, "gemm_best_per_second": best, "share_of_best": rate / best })
         });
         show(arguments, &run, &measured, matmuls)
@@ -182,7 +182,7 @@ impl HostWork {
         let seconds = |nanos: u64| nanos as f64 * 1e-9 / threads as f64;
         HostWork {
             operations: (now.product_operations - before.product_operations) as f64,
-            product_seconds: seconds(now.product_nanos - before.product_nanos),
+            matmul_seconds: seconds(now.matmul_nanos - before.matmul_nanos),
             aggregate_seconds: seconds(now.aggregate_nanos - before.aggregate_nanos),
         }
     }
@@ -203,8 +203,8 @@ fn show<B: Backend + Clone + 'static>(
         "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,
         "batches": batches, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
         "edges_per_batch": edges / batches, "bytes_useful_per_batch": nodes * run.row_bytes() / batches,
-        "stages": spent, "bound_by": bound_by(spent, seconds), "products": matmuls,
-        "matmul_seconds_per_batch": host.map(|host| host.product_seconds * each),
+        "stages": spent, "bound_by": bound_by(spent, seconds), "matmul": matmuls,
+        "matmul_seconds_per_batch": host.map(|host| host.matmul_seconds * each),
         "aggregate_seconds_per_batch": host.map(|host| host.aggregate_seconds * each),
         "seconds": seconds, "disk": disk, "notes": notes, "prepared": run.prepared(),
         "peak_host_bytes": own, "budget_host_bytes": run.config.memory, "last_loss": last_loss,
@@ -238,15 +238,15 @@ fn show<B: Backend + Clone + 'static>(
     notes.iter().for_each(|note| text += &format!("  {note}\n"));
     if let Some(host) = host {
         text += &format!(
-            "  products {} and aggregation {} of training\n",
-            milliseconds(host.product_seconds * each),
+            "  matmuls {} and aggregation {} of training\n",
+            milliseconds(host.matmul_seconds * each),
             milliseconds(host.aggregate_seconds * each)
         );
     }
-    if let Some(matmuls) = &value["products"].as_object() {
+    if let Some(matmuls) = &value["matmul"].as_object() {
         let number = |name: &str| matmuls[name].as_f64().unwrap_or(0.0);
         text += &format!(
-            "  products reach {:.0} GFLOP/s, {:.0}% of gemm at its best size\n",
+            "  matmuls reach {:.0} GFLOP/s, {:.0}% of gemm at its best size\n",
             number("operations_per_second") / 1e9,
             number("share_of_best") * 100.0
         );

@@ -206,7 +206,7 @@ mod tests {
         let message = open_original(fixture::integers(&[0, 1, 1])).err().unwrap().to_string();
         assert!(message.contains("labels.npy") && message.contains("4 labels"), "{message}");
         let message = open_original(fixture::floats("(4,)", &[0.5; 4])).err().unwrap().to_string();
-        assert!(message.contains("whole numbers") && message.contains("F32"), "{message}");
+        assert!(message.contains("whole numbers") && message.contains("dtype f32"), "{message}");
     }
 
     #[test]

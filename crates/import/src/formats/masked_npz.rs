@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn masks_of_another_length_or_type_are_refused() {
         check_refused(fixture::npy("|b1", "(3, 2)", &[0; 6]), 0, &["train_masks", "rows of 3", "[3, 2]"]);
-        check_refused(fixture::shaped_integers("(2, 3)", &[0; 6]), 0, &["boolean", "I64"]);
+        check_refused(fixture::shaped_integers("(2, 3)", &[0; 6]), 0, &["boolean", "dtype i64"]);
     }
 
     #[test]

@@ -359,7 +359,7 @@ mod tests {
         let found = message("negative.parquet", |_| ());
         assert!(found.contains("negative.parquet, row 2: expected an id, 0 or more, found -3"), "{found}");
         let found = message("columns.parquet", |_| ());
-        assert!(found.contains("column a: expected ids, integers or strings, found Float"), "{found}");
+        assert!(found.contains("column a: expected ids, integers or strings, found floats"), "{found}");
         assert!(message("make.py", |_| ()).contains("make.py: expected readable parquet data"));
         let found = message("numbers.parquet", |request| request.string_ids = true);
         assert!(found.contains("expected string ids"), "{found}");

@@ -182,7 +182,7 @@ wide! {
     }
 }
 
-/// A dot-matmul in sixteen lanes, added in order.
+/// A dot product in sixteen lanes, added in order.
 #[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];

@@ -1,4 +1,4 @@
-//! matmuls of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
+//! Matmuls of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
 //! the work by rows, outside. Each number is a sum in the order of the depth, in blocks fixed by the shapes.
 
 use super::buffer::{Buffer, MatrixPool};

@@ -39,7 +39,7 @@ pub struct CpuBackend {
 
 #[derive(Default)]
 struct Counters {
-    product_nanos: AtomicU64,
+    matmul_nanos: AtomicU64,
     product_operations: AtomicU64,
     aggregate_nanos: AtomicU64,
 }
@@ -48,7 +48,7 @@ struct Counters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCounters {
     /// Processor time in matmuls.
-    pub product_nanos: u64,
+    pub matmul_nanos: u64,
     /// Multiplications and additions of matmuls.
     pub product_operations: u64,
     /// Processor time in gathering and aggregating rows.
@@ -61,7 +61,7 @@ impl Counters {
     fn matmul(&self, [rows, columns, depth]: [usize; 3], work: impl FnOnce()) {
         let start = thread_nanos();
         work();
-        self.product_nanos.fetch_add(thread_nanos() - start, Relaxed);
+        self.matmul_nanos.fetch_add(thread_nanos() - start, Relaxed);
         self.product_operations.fetch_add(2 * (rows * columns * depth) as u64, Relaxed);
     }
 
@@ -89,7 +89,7 @@ impl CpuBackend {
     /// What was done so far.
     pub fn counters(&self) -> CpuCounters {
         CpuCounters {
-            product_nanos: self.counters.product_nanos.load(Relaxed),
+            matmul_nanos: self.counters.matmul_nanos.load(Relaxed),
             product_operations: self.counters.product_operations.load(Relaxed),
             aggregate_nanos: self.counters.aggregate_nanos.load(Relaxed),
             allocated_bytes: self.pool.allocated_bytes(),

@@ -15,7 +15,7 @@ const WORKER_SAMPLES: u64 = 4;
 const LOG_BYTES: u64 = 8 << 20;
 /// Batches whose rows are being read, for each worker: one, and one waiting or being assembled.
 pub(super) const WORKER_BUFFERS: usize = 2;
-/// Samples of a worker beside the batches held: being loaded, being read, waiting.
+/// Samples of a worker beside the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
 /// Bytes of a block of packed rows, which has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -51,7 +51,7 @@ fn least_packing(job: &JobOutline) -> u64 {
     PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, packed_bytes, threads)
 }
 
-/// Bytes of so many workers and batches held, nothing cached.
+/// Bytes of so many workers and batches in memory, nothing cached.
 fn training_bytes(
     job: &JobOutline,
     largest: &Largest,
@@ -144,7 +144,7 @@ impl Sizes {
         })
     }
 
-    /// Lanes and batches held, and what they take, for batches that are known: the most that `room` has room for, else the least.
+    /// Workers and batches in memory, and what they take, for batches that are known: the most that `room` has room for, else the least.
     fn shared_out(
         &self,
         job: &JobOutline,
@@ -204,7 +204,7 @@ impl Sizes {
         if needed > self.phase_bytes { Err(too_little(job, needed, self.phase_bytes)) } else { Ok(()) }
     }
 
-    /// Lanes and batches held for rows that are packed; an error where they do not fit any more.
+    /// Workers and batches in memory for rows that are packed; an error where they do not fit any more.
     pub fn training(&self, job: &JobOutline, packing: &Packing) -> Result<Training> {
         let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
         let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
