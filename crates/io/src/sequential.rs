@@ -25,7 +25,7 @@ impl SequentialWriter {
         SequentialWriter::resume(path, 0)
     }
 
-    /// Goes on behind the first `keep_bytes` of `path`; what lies after them is cut off.
+    /// Goes on after the first `keep_bytes` of `path`; what follows them is cut off.
     pub fn resume(path: &Path, keep_bytes: u64) -> io::Result<SequentialWriter> {
         let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
         let found_bytes = file.metadata()?.len();

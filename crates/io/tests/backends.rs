@@ -153,7 +153,7 @@ fn on_every_backend(bytes: usize, check: impl Fn(IoBackendKind, &Layout)) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let layout = Layout::file(&directory.path().join("f"));
     let io_backends = io_backends(directory.path());
-    assert!(io_backends.contains(&IoBackendKind::PoolBuffered), "the last rung works everywhere");
+    assert!(io_backends.contains(&IoBackendKind::PoolBuffered), "the last backend works everywhere");
     for io_backend in io_backends {
         lay(&layout, &pattern(bytes, 1));
         check(io_backend, &layout);

@@ -255,7 +255,7 @@ impl<R: Row> Belady<R> {
             staying -= over;
             self.stays[batch as usize] = self.give_up(over);
         }
-        // Whatever leaves behind a batch, of rows requested in one batch those that came last: so rows that a batch wants stay
+        // Whatever leaves after a batch, of rows accessed in one batch those that came last: so rows that a batch accesses stay
         // as long as no later one gives up what is requested as soon.
         let (mut limit, mut given_up) = (NONE, 0u32);
         for batch in (0..batches).rev() {

@@ -137,7 +137,7 @@ impl ArrayWriter {
         ArrayWriter::resume(directory, name, dtype, columns, 0)
     }
 
-    /// Goes on behind the first `rows` rows, which an earlier [`ArrayWriter::checkpoint`] made safe.
+    /// Goes on after the first `rows` rows, which an earlier [`ArrayWriter::checkpoint`] made safe.
     pub fn resume(
         directory: &Path,
         name: &str,

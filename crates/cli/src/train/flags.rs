@@ -8,7 +8,7 @@ use esker_nn::{
     OptimizerKind, Precision, Schedule,
 };
 use esker_sample::{Direction, Fanout, Form};
-use esker_store::{Dataset, LabelKind};
+use esker_store::Dataset;
 use esker_strategies::StrategyKind;
 use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
 use esker_types::{Budget, ByteCount, DeviceName};
@@ -391,13 +391,14 @@ impl Flags {
 
     /// Resolves everything that was not said.
     pub fn resolve(&self, dataset: &Dataset) -> anyhow::Result<RunConfig> {
+        let usual = RunConfig::for_dataset(dataset);
         let model = self.model_config();
         let hops = if model.kind == Kind::Mlp { 0 } else { model.layers };
         let fanout = spread(self.fanout.as_ref(), &[Fanout::AtMost(10)], hops, "--fanout")?;
         let eval_fanout = spread(self.eval_fanout.as_ref(), &fanout, hops, "--eval-fanout")?;
-        let batch = self.batch.unwrap_or(1000);
-        let epochs = self.epochs.unwrap_or(10);
-        let eval = self.eval.unwrap_or_default();
+        let batch = self.batch.unwrap_or(usual.batch);
+        let epochs = self.epochs.unwrap_or(usual.epochs);
+        let eval = self.eval.unwrap_or(usual.eval);
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
         let batches = match self.drop_last {
             Some(true) => train / batch.max(1),
@@ -405,9 +406,6 @@ impl Flags {
         };
         let steps = epochs.saturating_mul(batches);
         Ok(RunConfig {
-            // Whole, so that the run can be opened from anywhere.
-            dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
-            dataset_id: dataset.manifest().id.clone(),
             model,
             optimizer: OptimizerConfig {
                 kind: self.optimizer.unwrap_or_default(),
@@ -422,23 +420,23 @@ impl Flags {
                 clip_norm: self.clip_norm,
                 clip_value: self.clip_value,
             },
-            lr: self.lr.unwrap_or(0.003),
+            lr: self.lr.unwrap_or(usual.lr),
             schedule: schedule(self.schedule.as_deref().unwrap_or("constant"), steps)?,
             fanout,
-            form: self.form.unwrap_or(Form::Dense),
-            direction: self.direction.unwrap_or(Direction::Incoming),
+            form: self.form.unwrap_or(usual.form),
+            direction: self.direction.unwrap_or(usual.direction),
             batch,
             epochs,
-            order: self.order.unwrap_or_default(),
-            drop_last: self.drop_last.unwrap_or(false),
-            seed: self.seed.unwrap_or(1),
+            order: self.order.unwrap_or(usual.order),
+            drop_last: self.drop_last.unwrap_or(usual.drop_last),
+            seed: self.seed.unwrap_or(usual.seed),
             eval,
-            eval_every: self.eval_every.unwrap_or(1),
+            eval_every: self.eval_every.unwrap_or(usual.eval_every),
             eval_fanout,
             final_eval: self.final_eval.unwrap_or(eval),
-            metric: self.metric.unwrap_or_else(|| metric_for(dataset)),
-            patience: self.patience.unwrap_or(0),
-            strategy: self.strategy.unwrap_or_default(),
+            metric: self.metric.unwrap_or(usual.metric),
+            patience: self.patience.unwrap_or(usual.patience),
+            strategy: self.strategy.unwrap_or(usual.strategy),
             memory: Budget::resolve(self.memory).host_bytes,
             disk_budget: self.disk_budget.map(|bytes| bytes.0),
             superbatch: self.superbatch,
@@ -454,14 +452,15 @@ impl Flags {
             io_block: self.io_block.map(|bytes| bytes.0),
             sequential: self.sequential.unwrap_or(false),
             safe_point: self.safe_point.map(|bytes| bytes.0),
-            threads: self
-                .threads
-                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            threads: self.threads.unwrap_or(usual.threads),
             device: crate::device::resolve(self.device.unwrap_or_default()),
             gpu_memory: self.gpu_memory.map(|bytes| bytes.0),
             precision: self.precision.unwrap_or_default(),
-            checkpoint_batches: self.checkpoint_batches.unwrap_or(0),
-            checkpoint_seconds: self.checkpoint_minutes.unwrap_or(10).saturating_mul(60),
+            checkpoint_batches: self.checkpoint_batches.unwrap_or(usual.checkpoint_batches),
+            checkpoint_seconds: self
+                .checkpoint_minutes
+                .map_or(usual.checkpoint_seconds, |minutes| minutes.saturating_mul(60)),
+            ..usual
         })
     }
 
@@ -505,14 +504,6 @@ fn spread(
             "{flag} has {} numbers for {hops} layers; give one, or one a layer",
             some.len()
         ))),
-    }
-}
-
-fn metric_for(dataset: &Dataset) -> MetricName {
-    match dataset.manifest().nodes.labels.as_ref().map(|labels| labels.kind) {
-        Some(LabelKind::Real) => MetricName::Loss,
-        Some(LabelKind::Multilabel) => MetricName::MacroF1,
-        _ => MetricName::Accuracy,
     }
 }
 

@@ -140,7 +140,7 @@ impl CscTargets {
         Ok(targets)
     }
 
-    /// The end of the next range: row `row` of the starts, counted behind the first.
+    /// The end of the next range: row `row` of the starts, counted after the first.
     fn next_end(&mut self, row: u64) -> Result<u64> {
         if self.at == self.loaded.len() {
             self.loaded.clear();

@@ -261,6 +261,12 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
     fn stage_times(&self, main: &MainLoop<D>) -> Vec<StageTimes> {
         let running = main.stages.times();
         let mut all = self.spent.clone();
+        // Columns are read by a stage of their own, where a loader asks for them.
+        for found in &running {
+            if !all.iter().any(|stage| stage.name == found.name) {
+                all.push(StageTimes { name: found.name.clone(), ..StageTimes::default() });
+            }
+        }
         for stage in &mut all {
             if let Some(found) = running.iter().find(|found| found.name == stage.name) {
                 stage.items += found.items;
