@@ -1,4 +1,4 @@
-//! Running a command under a memory limit that counts the page cache: cgroup v1 or v2, where this user may make one.
+//! Runs a command under a memory limit that includes the page cache: cgroup v1 or v2, if this user may create one.
 
 use anyhow::{Context, Result};
 use std::fs;
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static GROUPS: AtomicU64 = AtomicU64::new(0);
 
-/// A memory group of our own, removed when dropped.
+/// A memory cgroup of our own, removed when dropped.
 pub struct Group {
     directory: PathBuf,
     version: u8,
 }
 
 impl Group {
-    /// Makes a group limited to `bytes`, or says why there can be none.
+    /// Creates a group limited to `bytes`. The error explains why none can be created.
     pub fn create(bytes: u64) -> Result<Group> {
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let (parent, version) = if v1.is_dir() { (v1, 1) } else { (Path::new("/sys/fs/cgroup"), 2) };
@@ -27,7 +27,7 @@ impl Group {
         fs::write(group.directory.join(file), bytes.to_string())
             .context("the memory group takes no limit")?;
         if version == 2 {
-            // Swapping would hide a broken promise.
+            // Swapping would hide that the limit is exceeded.
             let _ = fs::write(group.directory.join("memory.swap.max"), "0");
         }
         Ok(group)
@@ -44,7 +44,7 @@ impl Group {
         wrapped
     }
 
-    /// The most bytes the group has held, page cache included, where the kernel says.
+    /// Peak bytes of the group, page cache included, if the kernel reports it.
     pub fn peak_bytes(&self) -> Option<u64> {
         let file = if self.version == 1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
         fs::read_to_string(self.directory.join(file)).ok()?.trim().parse().ok()

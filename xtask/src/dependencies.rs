@@ -1,12 +1,12 @@
-//! What the workspace depends on: licences that the program may be shipped under, one registry, and no crate twice
-//! unnoticed. Asks `cargo metadata`, so it needs no tool and no network.
+//! Checks the dependencies of the workspace: allowed licences, a single registry, and no unnoticed duplicate versions.
+//! It uses `cargo metadata`, so it needs no other tool and no network.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Licences that a dependency may have, by their SPDX ids. All let a program be shipped under MIT or Apache-2.0.
+/// Licences that a dependency may have, by their SPDX ids. All of them allow shipping under MIT or Apache-2.0.
 const LICENCES: [&str; 11] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -21,14 +21,14 @@ const LICENCES: [&str; 11] = [
     "Zlib",
 ];
 
-/// The only registry.
+/// The only allowed registry.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Crates that are compiled in several incompatible versions, because dependencies disagree; those of `rand` meet in tests only.
-/// May only become fewer.
+/// Crates that are compiled in several incompatible versions, because dependencies disagree; those of `rand` are only
+/// in tests. The number may only decrease.
 const SEVERAL_VERSIONS: [&str; 5] = ["getrandom", "hashbrown", "rand", "rand_core", "syn"];
 
-/// The only platform: io_uring, O_DIRECT and cgroups are Linux's.
+/// The only platform: io_uring, O_DIRECT and cgroups need Linux.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
 /// Checks every dependency; an error lists every finding.
@@ -55,7 +55,7 @@ fn findings(packages: &[Value]) -> Vec<String> {
     for package in packages {
         let text = |key: &str| package[key].as_str();
         let (name, version) = (text("name").unwrap_or("?"), text("version").unwrap_or("?"));
-        // A package without a source is on this disk: the workspace's own.
+        // A package without a source is local: it belongs to the workspace.
         let Some(source) = text("source") else { continue };
         if source != REGISTRY {
             findings.push(format!("{name} {version} comes from {source}, not from the registry"));
@@ -82,7 +82,7 @@ fn findings(packages: &[Value]) -> Vec<String> {
     findings
 }
 
-/// The part of a version in which compatible ones agree: `1`, `0.5`.
+/// The part of a version that compatible versions share: `1`, `0.5`.
 fn compatible_part(version: &str) -> &str {
     let parts = if version.starts_with("0.") { 2 } else { 1 };
     version.match_indices('.').nth(parts - 1).map_or(version, |(dot, _)| &version[..dot])
@@ -91,7 +91,7 @@ fn compatible_part(version: &str) -> &str {
 /// Whether an SPDX expression can be satisfied: `OR` (old: `/`) needs one side, `AND`, which binds closer, both.
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ");
-    // Brackets are innermost from the last that opens: replace each by an id that is allowed, or by one that is not.
+    // The last opening bracket starts an innermost group: replace it by an allowed id, or by one that is not.
     if let Some(open) = expression.rfind('(') {
         let Some(close) = expression[open..].find(')').map(|at| open + at) else { return false };
         let inner = if is_allowed(&expression[open + 1..close]) { "MIT" } else { "refused" };

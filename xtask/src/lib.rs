@@ -1,5 +1,5 @@
-//! Chores, experiments and proofs of this repository. Proofs are functions of a size, so that tests run them small and
-//! `cargo xtask prove` runs them in full.
+//! Tasks, experiments and proofs of this repository. A proof is a function of a size, so that tests run it small and
+//! `cargo xtask prove` runs it in full.
 #![forbid(unsafe_code)]
 
 pub mod bench;
@@ -15,7 +15,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
-/// The real datasets, which lie beside the checkout where they are present at all.
+/// The real datasets, next to the checkout, if they exist.
 pub fn real_data() -> Option<PathBuf> {
     let path = root().parent()?.join("shared/data");
     path.is_dir().then_some(path)

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the repository's chores.
+//! `cargo xtask`: the repository's tasks.
 
 use anyhow::{Context, Result, bail};
 use std::process::{Command, ExitCode};
@@ -75,8 +75,8 @@ fn test() -> Result<()> {
     Ok(())
 }
 
-/// Tests of other targets than libraries and programs that `--fast` runs. The others kill processes, enter cgroups, train for
-/// long or prove something. Where two crates have a test of one name, both run.
+/// Integration tests that `--fast` runs. The others kill processes, enter cgroups, train for long or prove something.
+/// If two crates have a test of the same name, both run.
 const QUICK_TESTS: [&str; 18] = [
     "backends",
     "cache",
@@ -98,7 +98,7 @@ const QUICK_TESTS: [&str; 18] = [
     "versions",
 ];
 
-/// What finds most mistakes while one works. It replaces nothing: CI runs [`test`].
+/// Finds most mistakes during development. It does not replace [`test`], which CI runs.
 fn fast_test() -> Result<()> {
     let started = Instant::now();
     cargo("format", &["fmt", "--all", "--", "--check"])?;
@@ -110,15 +110,15 @@ fn fast_test() -> Result<()> {
     Ok(())
 }
 
-/// Has the test that opens the fixtures write them anew.
+/// Makes the test that opens the fixtures write them again.
 fn make_fixtures() -> Result<()> {
     let words = ["test", "--package", "esker", "--test", "versions", "--", "--ignored", "make_fixtures"];
     cargo("fixtures", &words)
 }
 
-/// The crate whose unsafe code hands memory to the kernel, under the address sanitizer. It sees our own copies, the pool's
-/// reads and everything on the simulated disk, which writes to memory as late as a kernel would; it does not see what
-/// a ring writes. The sanitizer comes with the compiler; only the switch is unstable.
+/// Tests the crate whose unsafe code passes memory to the kernel, under the address sanitizer. The sanitizer sees our
+/// own copies, the pool's reads and everything on the simulated disk, which writes to memory as late as a kernel
+/// would. It does not see what a ring writes. The sanitizer comes with the compiler; only its flag is unstable.
 fn sanitized() -> Result<()> {
     let target = "x86_64-unknown-linux-gnu";
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
@@ -131,7 +131,8 @@ fn sanitized() -> Result<()> {
     cargo_with("address sanitizer", &words, &switches)
 }
 
-/// Compiles every GPU kernel with NVIDIA's compiler from the Python package index: a broken one fails without a GPU.
+/// Compiles every GPU kernel with NVIDIA's compiler from the Python package index: a broken kernel fails without a
+/// GPU.
 fn kernels() -> Result<()> {
     let home = xtask::root().join("target/nvrtc");
     let packages = home.join("lib/python3/site-packages");
@@ -159,7 +160,7 @@ fn kernels() -> Result<()> {
     )
 }
 
-/// Compiles every kernel for every architecture that is served.
+/// Compiles every kernel for every supported architecture.
 fn compile_kernels() -> Result<()> {
     esker_cuda::can_compile()?;
     for source in esker_cuda::SOURCES {

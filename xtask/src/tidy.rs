@@ -1,4 +1,4 @@
-//! The repository's own rules, checked by reading it.
+//! Checks the repository's own rules by reading its files.
 
 mod code;
 mod functions;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The direction of the data flow: a crate depends only on crates before it.
+/// The order of the data flow: a crate depends only on crates before it.
 const CRATES: [&str; 15] = [
     "types",
     "io",
@@ -41,7 +41,7 @@ const UNFINISHED: [&str; 5] = [
     concat!("XX", "X"),
 ];
 
-/// Checks everything; an error lists every finding.
+/// Checks everything; the error lists all findings.
 pub fn check() -> Result<()> {
     let root = crate::root();
     let mut findings = Vec::new();
@@ -93,7 +93,7 @@ fn check_directions(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The `esker-*` crates under `[dependencies]`; what tests use is free.
+/// The `esker-*` crates under `[dependencies]`; dev-dependencies are not checked.
 fn esker_dependencies(manifest: &str) -> Vec<String> {
     let mut section = "";
     let mut used = Vec::new();
@@ -154,7 +154,7 @@ fn check_unfinished(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Functions that are too long, and type names that mean two things. Tests may do as they like.
+/// Checks for functions that are too long and for type names with two meanings. Tests are exempt.
 fn check_code(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     let mut folders: Vec<String> = crates(root)?.iter().map(|name| format!("crates/{name}")).collect();
     folders.extend(["xtask".into(), "fuzz".into()]);
@@ -194,7 +194,7 @@ fn check_code(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Where a module that a file declares lies, without its ending.
+/// The path of a module that a file declares, without its extension.
 fn module_path(file: &Path, name: &str) -> PathBuf {
     let folder = file.parent().unwrap_or(file);
     match file.file_stem().and_then(|stem| stem.to_str()) {
@@ -222,7 +222,7 @@ pub struct Documented {
     pub command: String,
 }
 
-/// Every command in the `sh` blocks of the documents, in order.
+/// All commands in the `sh` blocks of the documents, in order.
 pub fn commands(root: &Path) -> Result<Vec<Documented>> {
     let mut commands: Vec<Documented> = Vec::new();
     for path in documents(root)? {
@@ -253,7 +253,7 @@ pub fn commands(root: &Path) -> Result<Vec<Documented>> {
     Ok(commands)
 }
 
-/// A command outside an `sh` block would escape the test that runs them.
+/// Checks that no command is outside an `sh` block: the test that runs commands would miss it.
 fn check_documents(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     for path in documents(root)? {
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -277,7 +277,7 @@ fn check_documents(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Spelling, where `typos` is installed; `_typos.toml` has the words that are meant.
+/// Checks spelling if `typos` is installed; `_typos.toml` has the exceptions.
 fn check_spelling(root: &Path, findings: &mut Vec<String>) {
     match Command::new("typos").args(["--format", "brief"]).current_dir(root).output() {
         Err(_) => println!("== tidy: spelling is not checked, there is no `typos`"),
@@ -288,7 +288,7 @@ fn check_spelling(root: &Path, findings: &mut Vec<String>) {
     }
 }
 
-/// Files below a folder by ending; nothing when there is no such folder.
+/// Files below a folder by extension; empty if the folder does not exist.
 fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if folder.is_dir() {

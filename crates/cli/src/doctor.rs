@@ -13,23 +13,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Say what this machine can do, and what follows from it
+/// Check memory, disk and GPU of this machine, and say what follows for Esker
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "\
 Examples:
   esker doctor
-  esker doctor --dir /mnt/nvme       the disk where datasets will live
+  esker doctor --dir /mnt/nvme       the disk where datasets will be
   esker doctor --json
 
-Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures it thoroughly."
+Writes a file of 256 MiB (or a tenth of the free space, if that is less) to measure the disk, and removes it. `esker bench io` measures thoroughly."
 )]
 pub struct DoctorArguments {
-    /// Directory on the disk to look at
+    /// Directory on the disk to check
     #[arg(long, default_value = ".")]
     dir: PathBuf,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

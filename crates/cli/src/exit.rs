@@ -95,16 +95,17 @@ mod tests {
     fn what_was_asked_and_what_the_world_did_have_codes_of_their_own() {
         let path = std::path::Path::new("g");
         let full = || StoreError::DiskFull { path: path.into() };
-        let config = || TrainError::Config { problem: "p".into(), remedy: "r".into() };
+        let config = || TrainError::Setting { flag: "--lr", found: 0.0, allowed: "more" };
         check(usage("p"), 2);
         check(config(), 2);
         check(Err::<(), _>(config()).context("around").unwrap_err(), 2);
-        check(TrainError::Strategy(StrategyError::Request { problem: "p".into(), remedy: "r".into() }), 2);
+        check(TrainError::Strategy(StrategyError::EdgeColumn { name: "p".into() }), 2);
         check(TrainError::Strategy(StrategyError::Fetch(FetchError::Sample(full().into()))), 1);
         check(StoreError::Exists { path: path.into() }, 2);
-        check(ImportError::Request("p".into()), 2);
+        check(ImportError::EmptyGraph, 2);
+        check(ImportError::EdgesGrew, 1);
         check(ImportError::from(full()), 1);
-        check(IoError::Option("p".into()), 2);
+        check(IoError::Depth { found: 0, most: 9 }, 2);
         check(CudaError::NoDevice { asked: 9, found: 1 }, 2);
         check(TrainError::Stopped, 130);
         check(TrainError::Strategy(StrategyError::Stopped), 130);

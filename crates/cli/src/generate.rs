@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Generate a graph of any size, with communities, features and labels that a GNN can learn
+/// Generate a graph of any size, with features and labels that a GNN can learn
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -19,15 +19,15 @@ Examples:
   esker generate papers --preset papers100m --scale 0.01 --memory 512MiB --seed 1
   esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
 
-Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags given beside --preset win. The same flags give the same bytes, whatever --memory and --threads are."
+Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags beside --preset override it. The same flags give the same bytes, whatever --memory and --threads are."
 )]
 pub struct GenerateArguments {
-    /// Where the dataset goes
+    /// Directory of the new dataset
     out: PathBuf,
     /// Shape of a real graph: papers100m, mag240m, friendster or igb
     #[arg(long)]
     preset: Option<String>,
-    /// Part of the preset's nodes to make; 1 is the whole graph, tens to hundreds of GiB
+    /// Share of the preset's nodes; 1 is the whole graph, tens to hundreds of GiB
     #[arg(long, requires = "preset")]
     scale: Option<f64>,
     /// Number of nodes
@@ -36,10 +36,10 @@ pub struct GenerateArguments {
     /// Mean in-degree
     #[arg(long)]
     degree: Option<f64>,
-    /// Numbers in a feature row
+    /// Features per node
     #[arg(long)]
     dim: Option<u64>,
-    /// How features are stored: f32, f16, bf16, u8 or i8
+    /// Type of stored features: f32, f16, bf16, u8 or i8
     #[arg(long)]
     dtype: Option<Dtype>,
     /// Number of classes
@@ -51,28 +51,28 @@ pub struct GenerateArguments {
     /// Distance of class centroids, against noise of deviation 1
     #[arg(long)]
     signal: Option<f64>,
-    /// Share of labels drawn at random
+    /// Share of labels that are random
     #[arg(long)]
     label_noise: Option<f64>,
     /// How skewed popularity is: EXPONENT,PLATEAU,HUBS (see docs/generate.md)
     #[arg(long, value_parser = popularity, value_name = "E,P,H")]
     popularity: Option<Popularity>,
-    /// Share of nodes that train
+    /// Share of training nodes
     #[arg(long)]
     train: Option<f64>,
-    /// Share of nodes that validate
+    /// Share of validation nodes
     #[arg(long)]
     valid: Option<f64>,
-    /// Share of nodes that test
+    /// Share of test nodes
     #[arg(long)]
     test: Option<f64>,
-    /// Every edge in both directions
+    /// Add the reverse of every edge
     #[arg(long)]
     undirected: bool,
-    /// Store out-neighbours too
+    /// Store out-neighbours too, for --direction outgoing and both
     #[arg(long)]
     out_neighbours: bool,
-    /// Seed of everything drawn
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -82,16 +82,16 @@ pub struct GenerateArguments {
 /// Flags of every verb that makes a dataset.
 #[derive(clap::Args, Default)]
 pub struct Common {
-    /// Memory to use, as in 512MiB; default: four fifths of what is available
+    /// Memory limit, as in 512MiB; default: four fifths of the available memory
     #[arg(long)]
     pub memory: Option<ByteCount>,
-    /// Threads; default: all cores
+    /// Number of threads; default: all cores
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Replace a dataset of that name
+    /// Replace an existing dataset
     #[arg(long)]
     pub overwrite: bool,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -109,7 +109,7 @@ impl Common {
         // Work is resumable at any moment, so stopping needs no ceremony; a word of comfort all the same.
         let _ = ctrlc::set_handler(|| {
             if std::io::stderr().is_terminal() {
-                crate::note!("\ninterrupted; the same command goes on where it stopped");
+                crate::note!("\ninterrupted; the same command continues where it stopped");
             }
             std::process::exit(130)
         });
@@ -150,7 +150,7 @@ impl GenerateArguments {
                 let scale = self.scale.filter(|scale| *scale > 0.0 && *scale <= 100.0);
                 let scale = scale.ok_or_else(|| {
                     usage(format!(
-                        "--preset {name} wants --scale S, as in 0.01; 1 is the whole graph, {whole}"
+                        "--preset {name} needs --scale S, as in 0.01; 1 is the whole graph, {whole}"
                     ))
                 })?;
                 preset.shape(scale)

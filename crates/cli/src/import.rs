@@ -5,7 +5,7 @@ use esker_types::Dtype;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Turn a graph in another format into a dataset, inside a memory budget
+/// Import a graph from another format, within a memory limit
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -20,25 +20,25 @@ Examples:
   esker import products --format ogb --from dataset/ogbn_products --add-reverse
   esker import papers --format papers100m --from dataset/ogbn_papers100M --add-reverse --memory 8GiB
 
-Interrupted, the same command goes on where it stopped. Whole-number features from 0 to 255 are stored as bytes unless --dtype says otherwise. Formats whose users always make edges undirected (planetoid, gnn-npz, masked-npz, musae) do so; --as-stored turns that off."
+If it is interrupted or killed, the same command resumes it. Whole-number features from 0 to 255 are stored as bytes, unless --dtype is given. planetoid, gnn-npz, masked-npz and musae make edges undirected, as PyG does; --as-stored turns that off."
 )]
 pub struct ImportArguments {
-    /// Where the dataset goes
+    /// Directory of the new dataset
     out: PathBuf,
     /// planetoid, gnn-npz, masked-npz, musae, triples, npy, csc, csv, parquet, ogb, papers100m, mag240m, igb or graphbolt
     #[arg(long)]
     format: String,
-    /// Directory or file that holds the dataset
+    /// Directory or file to import
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
-    /// Name inside it: planetoid's dataset, ogb's split, igb's labels, graphbolt's task
+    /// Name in it: planetoid's dataset, ogb's split, igb's labels, graphbolt's task
     #[arg(long)]
     name: Option<String>,
 
     /// Edge list
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     edges: Option<PathBuf>,
-    /// Where each node's in-neighbours start (csc)
+    /// Offsets of each node's in-neighbours (csc)
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     indptr: Option<PathBuf>,
     /// In-neighbours (csc)
@@ -62,7 +62,7 @@ pub struct ImportArguments {
     /// Test nodes
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     test: Option<PathBuf>,
-    /// String ids, one a line, in the order of the feature rows
+    /// String ids, one per line, in the order of the feature rows
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     node_ids: Option<PathBuf>,
     /// Edge weights in edge order (npy)
@@ -78,7 +78,7 @@ pub struct ImportArguments {
     /// Field separator: comma, tab, space or one character
     #[arg(long, value_parser = delimiter, help_heading = "Reading")]
     delimiter: Option<char>,
-    /// Whether the edge list starts with a header: yes or no; guessed, and told, when not given
+    /// Whether the edge list starts with a header: yes or no; default: guessed, and reported
     #[arg(long, value_parser = yes_or_no, help_heading = "Reading")]
     header: Option<bool>,
     /// Column of the message source, by name or number
@@ -99,19 +99,19 @@ pub struct ImportArguments {
     /// Ids are strings even if they look like numbers
     #[arg(long, help_heading = "Reading")]
     string_ids: bool,
-    /// Number of nodes, when no file tells
+    /// Number of nodes, if no file tells it
     #[arg(long, help_heading = "Reading")]
     nodes: Option<u64>,
     /// What labels mean: classes, multilabel or real
     #[arg(long, value_parser = label_kind, help_heading = "Reading")]
     label_kind: Option<LabelKind>,
-    /// NaN labels stand for no label
+    /// NaN labels mean no label
     #[arg(long, help_heading = "Reading")]
     nan_is_unlabelled: bool,
-    /// Import NaN and infinite features as they are; without it they are refused
+    /// Import NaN and infinite features as they are; default: they are an error
     #[arg(long, help_heading = "Reading")]
     allow_nan: bool,
-    /// per-class:TRAIN,VALID or share:TRAIN,VALID,TEST to draw one, or a file that holds one
+    /// Random split, per-class:TRAIN,VALID or share:TRAIN,VALID,TEST; or a file with a split
     #[arg(long, help_heading = "Reading")]
     split: Option<SplitChoice>,
     /// Which of several splits in the file
@@ -124,13 +124,13 @@ pub struct ImportArguments {
     /// Add the reverse of every edge
     #[arg(long, help_heading = "Changing")]
     add_reverse: bool,
-    /// Keep one of several equal edges
+    /// Keep one of several identical edges
     #[arg(long, help_heading = "Changing")]
     remove_duplicates: bool,
-    /// Drop edges from a node to itself
+    /// Remove edges from a node to itself
     #[arg(long, help_heading = "Changing")]
     remove_self_loops: bool,
-    /// Keep the largest connected component only
+    /// Keep only the largest connected component
     #[arg(long, help_heading = "Changing")]
     largest_component: bool,
     /// Divide each feature row by its sum
@@ -139,7 +139,7 @@ pub struct ImportArguments {
     /// Store features as f32, f16, bf16, u8 or i8
     #[arg(long, help_heading = "Changing")]
     dtype: Option<Dtype>,
-    /// Store out-neighbours too
+    /// Store out-neighbours too, for --direction outgoing and both
     #[arg(long, help_heading = "Changing")]
     out_neighbours: bool,
     /// Store each edge's position in the original list
@@ -148,7 +148,7 @@ pub struct ImportArguments {
     /// Store 64-bit ids even where 32 bits would do
     #[arg(long, hide = true)]
     wide_ids: bool,
-    /// Seed of splits that are drawn
+    /// Random seed of --split
     #[arg(long, default_value_t = 1, help_heading = "Changing")]
     seed: u64,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Show what is in a dataset
+/// Show what is in a dataset: sizes, splits, packed rows, disks
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -19,9 +19,9 @@ Examples:
 Opening checks lengths, headers and the ends of the offsets; `esker verify` checks every byte."
 )]
 pub struct InfoArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -47,7 +47,7 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
         .map(|(name, derived)| match derived {
             Ok(derived) => {
                 let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-                let fresh = dataset.is_fresh(&derived);
+                let fresh = dataset.is_current(&derived);
                 json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes})
             }
             Err(error) => json!({"name": name, "fresh": false, "error": error.to_string()}),
@@ -180,7 +180,7 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     text.push_str(&striped_text(dataset));
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
-            Ok(derived) if dataset.is_fresh(derived) => match Packed::describe(derived) {
+            Ok(derived) if dataset.is_current(derived) => match Packed::describe(derived) {
                 Some(packing) => {
                     let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
                     let table = packing_text(&packing, bytes).replace("\n  ", "\n    ");

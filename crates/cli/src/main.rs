@@ -32,15 +32,15 @@ use std::process::ExitCode;
     arg_required_else_help = true,
     after_help = "\
 Start here:
-  esker quickstart                                       make a graph and look at it
-  esker doctor                                           what this machine can do
-  esker import cora --format planetoid --from DIR --name cora
-  esker info cora
+  esker quickstart                                              generate a graph and train on it
+  esker doctor                                                  check memory, disk and GPU of this machine
+  esker import cora --format planetoid --from DIR --name cora   import a graph
+  esker train cora --model gcn                                  train on it
 
 Exit codes:
   0    done
   1    something failed: a file, a disk, a device
-  2    what was asked for cannot be: usage, a configuration, a budget that is too small
+  2    the request cannot be met: usage, a configuration, a budget that is too small
   3    `verify` found damage
   130  interrupted by Ctrl-C or SIGTERM"
 )]
@@ -73,9 +73,17 @@ enum Verb {
     },
 }
 
+impl Verb {
+    /// Whether the same command continues where an earlier one ended.
+    fn continues(&self) -> bool {
+        matches!(self, Verb::Generate(_) | Verb::Import(_) | Verb::Stripe(_) | Verb::Prepare(_))
+    }
+}
+
 fn main() -> ExitCode {
     esker_io::return_freed_memory();
     let arguments = EskerArguments::parse();
+    let continues = arguments.verb.continues();
     let result = match arguments.verb {
         Verb::Quickstart(arguments) => quickstart::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
@@ -94,7 +102,8 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         let mut text = exit::text_of(&error);
         if exit::kind_of(&error) == ErrorKind::DiskFull {
-            text += " and run the same command again, it goes on where it stopped";
+            text += " and run the same command again";
+            text += if continues { ": it continues where it stopped" } else { "" };
         }
         note!("error: {text}");
         ExitCode::from(exit::code_of(&error))

@@ -27,28 +27,32 @@ use std::sync::Arc;
     allow_negative_numbers = true,
     after_help = "\
 Examples:
-  esker predict run --out test.parquet                    the test nodes
-  esker predict run --nodes all --out all.parquet         every node, with all its neighbours, layer by layer
-  esker predict run --nodes 5,17,123 --out some.npy       some.npy has the probabilities, some.classes.npy the classes
-  esker predict run --nodes all --mode sampled --out all.npy
+  # the test nodes
+  esker predict run --out test.parquet
+  # every node
+  esker predict run --nodes all --out all.parquet
+  # some nodes: some.npy has the probabilities, some.classes.npy the classes, some.nodes.npy the nodes
+  esker predict run --nodes 5,17,123 --out some.npy
+  # all neighbours instead of sampled ones, or the other way round
+  esker predict run --nodes all --mode full --out all.npy
 
-Parquet has the columns node, class and one probability a class (real labels: one value a column). npy files are three: probabilities, classes and nodes."
+A Parquet file has the columns node, class and one probability per class; for real labels, node and one value per output."
 )]
 pub struct PredictArguments {
-    /// The run
+    /// Directory of the run
     run: PathBuf,
-    /// all, train, valid, test, or node ids with commas between
+    /// all, train, valid, test, or node ids separated by commas
     #[arg(long, default_value = "test")]
     nodes: String,
-    /// Where predictions go: a file ending in .parquet or .npy
+    /// File for the predictions, ending in .parquet or .npy
     #[arg(long)]
     out: PathBuf,
-    /// full (all neighbours) or sampled; default: as the run tested in the end
+    /// full (all neighbours) or sampled; default: the run's --final-eval
     #[arg(long)]
     mode: Option<String>,
     #[command(flatten)]
     machine: MachineFlags,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -78,12 +82,12 @@ impl WithBackend for Prediction<'_> {
 
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
-        let stop = stop_on_interrupt("stopping; once more to stop at once");
+        let stop = stop_on_interrupt("stopping; press again to stop at once");
         let control = RunControl { stop, ..RunControl::default() };
         match self.predict(backend, config, control) {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
                 note!(
-                    "stopped predicting: {} was not written; the same command starts again",
+                    "stopped predicting: {} was not written; run the same command again to start over",
                     arguments.out.display()
                 );
                 Ok(ExitCode::from(INTERRUPTED))
@@ -141,7 +145,7 @@ fn chosen<B: Backend + Clone + 'static>(
     let mut nodes = Vec::new();
     for word in words.split(',') {
         let node: u64 = word.trim().parse().map_err(|_| {
-            usage(format!("--nodes {words}: `{word}` is not a node id; write all, train, valid, test or ids with commas between"))
+            usage(format!("--nodes {words}: `{word}` is not a node id; write all, train, valid, test, or ids separated by commas"))
         })?;
         if node >= total {
             return Err(usage(format!(

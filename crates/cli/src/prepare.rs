@@ -18,25 +18,27 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Do the work on disk that comes before training: sample batches and pack their rows
+/// Prepare training with diskgnn: sample batches and pack their feature rows
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "\
 Examples:
-  esker prepare g --strategy diskgnn --fanout 10,10,10 --batch 1000 --epochs 10 --memory 1GiB
-  esker prepare g --strategy diskgnn --epochs-sampled 2 --disk-budget 20GB    two epochs, which training repeats
-  esker prepare g --strategy diskgnn --prepared /fast/disk/g --epochs 10      elsewhere than in the dataset
-  esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10        and train on it
+  esker prepare g --fanout 10,10,10 --batch 1000 --epochs 10 --memory 1GiB
+  # sample two epochs, which training repeats
+  esker prepare g --epochs-sampled 2 --disk-budget 20GB
+  # into another directory than the dataset, and train on it
+  esker prepare g --prepared /fast/disk/g --epochs 10
+  esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10
 
-Training prepares by itself what it does not find; this does it beforehand, or on another machine: the directory can be copied. The flags are those of `esker train`; those that shape batches and memory must be the same there. Killed, it goes on where it was."
+`esker train --strategy diskgnn` prepares too, if it finds nothing that it can use. `prepare` does it beforehand, or on another machine: the directory can be copied. It takes the flags of `esker train`; those that determine batches and memory must be the same for both. If it is killed, the same command resumes it."
 )]
 pub struct PrepareArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
     #[command(flatten)]
     flags: Flags,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -48,10 +50,7 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
     if config.strategy != StrategyKind::DiskGnn {
-        return Err(usage(format!(
-            "{} prepares nothing ahead of training; take --strategy diskgnn",
-            config.strategy
-        )));
+        return Err(usage(format!("{} needs no preparation; use --strategy diskgnn", config.strategy)));
     }
     on_device(config, Preparing { json: arguments.json })
 }
@@ -70,12 +69,12 @@ impl WithBackend for Preparing {
             true => recorded.clone(),
             false => Arc::new(Shown::new()),
         };
-        let stop = stop_on_interrupt("stopping once what is done is safe; once more to stop at once");
+        let stop = stop_on_interrupt("stopping once everything done is on disk; press again to stop at once");
         let control = RunControl { progress, stop };
         let run = match OpenRun::new_watched(backend, config, std::env::temp_dir(), control) {
             Err(error) if error.kind() == ErrorKind::Stopped => {
                 note!(
-                    "stopped preparing; what was sampled and packed is kept, the same command goes on with it"
+                    "stopped preparing; what was sampled and packed is kept, and the same command continues with it"
                 );
                 return Ok(ExitCode::from(INTERRUPTED));
             }
@@ -120,7 +119,7 @@ pub fn packing_text(packing: &Packing, bytes: u64) -> String {
     table.row(
         "batches",
         format!(
-            "{} of {}, {} rows wanted",
+            "{} of {}, {} row accesses",
             grouped(packing.batches),
             counted(packing.epochs, "epoch", "epochs"),
             grouped(packing.accesses)
@@ -129,7 +128,7 @@ pub fn packing_text(packing: &Packing, bytes: u64) -> String {
     table.row(
         "in memory",
         format!(
-            "{} rows ({}), {} of what batches want",
+            "{} rows ({}), {} of row accesses",
             grouped(packing.slots),
             ByteCount(packing.slots * packing.row_bytes),
             share(packing.accesses - packing.misses, packing.accesses)

@@ -12,7 +12,7 @@ use esker_types::{Budget, ByteCount, DeviceName, grouped};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Make a graph of a million nodes and train on it with features four times larger than memory
+/// Generate a graph and train on it, with features four times larger than the memory limit
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -20,19 +20,19 @@ use std::process::ExitCode;
 Example:
   esker quickstart
 
-Makes a graph with 256 features a node (1 GB), trains GraphSAGE on it inside 240 MiB, evaluates, and shows the result. What it makes stays in --out: the graph and a run."
+Generates a graph of a million nodes with 256 features per node (1 GB), trains GraphSAGE on it within 240 MiB, evaluates, and shows the result. Graph and run stay in --out; delete the directory when you are done."
 )]
 pub struct QuickstartArguments {
-    /// Where graph and run go
+    /// Directory for the graph and the run
     #[arg(long, default_value = "esker-quickstart")]
     out: PathBuf,
     /// Number of nodes
     #[arg(long, default_value_t = 1_000_000)]
     nodes: u64,
-    /// Memory to use
+    /// Memory limit
     #[arg(long, default_value = "240MiB")]
     memory: ByteCount,
-    /// Epochs
+    /// Number of epochs
     #[arg(long, default_value_t = 3)]
     epochs: u64,
 }
@@ -93,7 +93,7 @@ fn make(arguments: &QuickstartArguments, graph: &Path) -> anyhow::Result<()> {
 
 fn next_steps(graph: &Path, run: &Path) -> String {
     format!(
-        "\nGo on:\n  esker info {0}\n  esker train {0} --strategy memory --epochs 3\n  esker predict {1} --out {1}/test.parquet\n  esker train --help\n",
+        "\nNext:\n  esker info {0}\n  esker train {0} --strategy memory --epochs 3\n  esker predict {1} --out {1}/test.parquet\n  esker train --help\n",
         graph.display(),
         run.display()
     )

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Deal the large arrays of a dataset out over several disks, or bring them back
+/// Stripe the large arrays of a dataset over several disks, or undo it
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -18,31 +18,31 @@ Examples:
   esker stripe papers --over /nvme1,/nvme2,/nvme3 --stripe-size 4MiB --min-size 1GiB
   esker stripe papers --undo
 
-All the disks then work at once on whatever reads large arrays. Each directory gets one of its own for this dataset, as in /nvme1/papers.stripe-0, and the dataset a link to it, stripe-0: disks may be mounted elsewhere later if the links are made anew. The copy is read back against its checksums before the old one is removed, so both need room for a while. Killed at any moment the dataset is whole; the same command finishes, --undo cleans up. Do not run it while something else reads the dataset."
+Reads of large arrays then use all disks in parallel. Each disk gets a directory for this dataset, such as /nvme1/papers.stripe-0, and the dataset gets a link to it, stripe-0. If a disk is mounted elsewhere later, make the link again. The copies are verified against checksums before the originals are deleted, so for a while both take space. If it is killed, the dataset is complete at any moment; the same command finishes the work, --undo cleans up. Do not run it while another program reads the dataset."
 )]
 pub struct StripeArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
-    /// Directories on different disks, 2 to 64, divided by commas
+    /// Directories on different disks, 2 to 64, separated by commas
     #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', required_unless_present = "undo")]
     over: Vec<PathBuf>,
-    /// Bring every array back into one file and remove the directories of parts
+    /// Bring every array back into one file, and remove the directories on the disks
     #[arg(long, conflicts_with_all = ["over", "stripe_size", "min_size"])]
     undo: bool,
-    /// Bytes that go to one disk before the next has its turn: a power of two from 64KiB to 1GiB
+    /// Bytes of a stripe, a power of two from 64KiB to 1GiB
     #[arg(long, default_value = "1MiB", value_parser = stripe_size)]
     stripe_size: ByteCount,
     /// Arrays smaller than this stay in one file
     #[arg(long, default_value = "64MiB")]
     min_size: ByteCount,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 fn stripe_size(word: &str) -> Result<ByteCount, String> {
     let bytes: ByteCount = word.parse().map_err(|error: esker_types::ParseBytesError| error.to_string())?;
-    Stripes::new(2, bytes.0).map(|_| bytes)
+    Stripes::new(2, bytes.0).map(|_| bytes).map_err(|error| error.to_string())
 }
 
 pub fn run(arguments: &StripeArguments) -> anyhow::Result<ExitCode> {

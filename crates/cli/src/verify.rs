@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Check every byte of a dataset
+/// Check every byte of a dataset against its checksum
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -19,15 +19,15 @@ Examples:
   esker verify papers
   esker verify papers --json
 
-Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or that the disk does not give. Exit code 3 when there is damage."
+Checks block checksums, headers, and that ids, offsets, labels and splits are in range. Names file and offset of every block that is damaged or cannot be read. Exits with code 3 if there is damage."
 )]
 pub struct VerifyArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
-    /// Threads that read and hash
+    /// Number of threads that read and hash
     #[arg(long)]
     threads: Option<usize>,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

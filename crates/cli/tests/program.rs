@@ -284,9 +284,13 @@ fn a_directory_without_permission_is_named() {
 fn exit_codes_are_told_by_help() {
     let directory = tempfile::tempdir().unwrap();
     let said = String::from_utf8(esker(directory.path(), "--help").stdout).unwrap();
-    for line in
-        ["0    done", "1    something failed", "2    what was asked", "3    `verify`", "130  interrupted"]
-    {
+    for line in [
+        "0    done",
+        "1    something failed",
+        "2    the request cannot be met",
+        "3    `verify`",
+        "130  interrupted",
+    ] {
         assert!(said.contains(line), "{line}: {said}");
     }
 }

@@ -108,7 +108,7 @@ fn a_run_stopped_while_it_prepares_goes_on_without_being_told_again() {
     let command = esker(at, &format!("train g {SAMPLED_LONG} --strategy diskgnn --threads 1 --out run"));
     let (said, code) = interrupted(command, || at.join("run/config.json").exists());
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains("stopped before training; go on with `esker train --resume --out run`"), "{said}");
+    assert!(said.contains("stopped before training; resume with `esker train --resume --out run`"), "{said}");
     assert!(!at.join("run/metrics.jsonl").exists(), "it stopped before the first batch");
     let found = json(at, "train --resume --out run");
     assert_eq!((&found["loss_digest"], &found["strategy"]), (&whole["loss_digest"], &"diskgnn".into()));
@@ -136,7 +136,7 @@ fn preparing_evaluating_and_predicting_say_what_was_stopped() {
     let command = esker(at, &format!("prepare g {flags} --batch 100 --epochs 4"));
     let (said, code) = interrupted(command, || !names_in(&at.join("g/derived")).is_empty());
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains("stopped preparing") && said.contains("the same command goes on"), "{said}");
+    assert!(said.contains("stopped preparing") && said.contains("the same command continues"), "{said}");
 }
 
 /// A small file system, as long as it is held; `None` where none can be mounted.
@@ -170,7 +170,7 @@ fn a_full_disk_is_told_with_how_to_go_on() {
         at,
         &format!("train g {SAMPLED_LONG} --strategy ginex --disk-budget 1GiB --out small/run"),
         1,
-        "no space left on this disk; free some and go on with `esker train --resume --out small/run`",
+        "no space left on this disk; free some and resume with `esker train --resume --out small/run`",
     );
     json(at, &format!("train g {SAMPLED_LONG} --out run"));
     let Some(_tiny) = SmallDisk::mount(&at.join("tiny"), "64k") else { return };
@@ -199,7 +199,7 @@ fn flags_that_change_nothing_are_refused_with_what_would_make_them_count() {
         ("--superbatch 3 --strategy diskgnn", "--strategy diskgnn", "--strategy ginex"),
         ("--segment 3 --strategy ginex", "--strategy ginex", "--strategy diskgnn"),
         ("--prepared there", "--strategy memory", "--strategy diskgnn"),
-        ("--sequential", "--strategy memory", "--strategy diskgnn"),
+        ("--no-prefetch", "--strategy memory", "--strategy diskgnn"),
         ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex or --strategy diskgnn"),
         ("--neighbour-cache 1MiB", "--strategy memory", "--strategy ginex"),
         ("--disk-budget 1GiB --strategy mmap", "--strategy mmap", "--strategy ginex"),
@@ -216,19 +216,19 @@ fn flags_that_change_nothing_are_refused_with_what_would_make_them_count() {
         ("--patience 3 --eval none", "--eval none", "--eval sampled"),
     ] {
         let name = flag.split(' ').next().unwrap();
-        let expected = format!("{name} changes nothing with {choice}; leave it out, or take {counts_with}");
+        let expected = format!("{name} has no effect with {choice}; leave it out, or use {counts_with}");
         check_refusal(at, &format!("train g {flag} --out r"), 2, &expected);
     }
     fs::write(at.join("idle.toml"), "dataset = \"g\"\nsuperbatch = 3\n").unwrap();
-    check_refusal(at, "train idle.toml --out r", 2, "--superbatch changes nothing with --strategy memory");
-    check_refusal(at, "bench epoch g --segment 3", 2, "--segment changes nothing");
+    check_refusal(at, "train idle.toml --out r", 2, "--superbatch has no effect with --strategy memory");
+    check_refusal(at, "bench epoch g --segment 3", 2, "--segment has no effect");
     assert!(!at.join("r").exists());
     // What a run directory holds is not looked at, and may be resumed with another strategy.
     let flags = "--fanout 5,5 --hidden 8 --batch 50 --epochs 1 --strategy ginex --superbatch 2";
     json(at, &format!("train g {flags} --out old"));
     fs::remove_file(at.join("old/summary.json")).unwrap();
     json(at, "train g --resume --strategy memory --out old");
-    check_refusal(at, "eval old --gpu-memory 1GiB --device cpu", 2, "--gpu-memory changes nothing");
+    check_refusal(at, "eval old --gpu-memory 1GiB --device cpu", 2, "--gpu-memory has no effect");
 }
 
 #[test]
@@ -325,11 +325,11 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train g --metric auc --out r", "auc needs two classes");
     refused("train g --out g", "is a dataset");
     refused("train g --fanout 5,5,5 --layers 2 --out r", "one a layer");
-    refused("train g --hidden 1000000 --memory 1GiB --out r", "GiB, or take a smaller batch");
+    refused("train g --hidden 1000000 --memory 1GiB --out r", "GiB, or a smaller --batch");
     refused("train g --hidden 10000000000 --out r", "take at most");
     refused("train g --form shadow --final-eval full --fanout 5,5 --out r", "--final-eval sampled");
     refused("train g --schedule sometimes --out r", "cosine:WARMUP");
-    refused("train g --memory 1MiB --out r", "together");
+    refused("train g --memory 1MiB --out r", "total");
     refused("train g --strategy warp --out r", "memory, mmap");
     failed("train g --device cuda:99 --out r", "--device cpu");
     failed("bench gpu --number 99", "--device cpu");

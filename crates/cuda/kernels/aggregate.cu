@@ -1,13 +1,13 @@
-// Neighbours' rows into one row, and gradients back. A sum is taken in the order of its list, whatever the grid.
+// Aggregates neighbours' rows into one row, and gradients back. A sum is taken in the order of the neighbours, whatever the grid.
 
 enum { MEAN = 0, SUM = 1, SUM_WITH_SELF = 2, GCN = 3 };
 
-// How often each of so many listed neighbours of an input counts: exactly once where all are there, or without degrees.
+// How often each sampled neighbour of a node counts: exactly once if all are sampled, or without degrees.
 __device__ __forceinline__ float listed_weight(const u32* degrees, u32 own, u32 listed) {
     return degrees ? (float)__ldg(degrees + own) / (float)listed : 1.0f;
 }
 
-// Sums of lists: G lanes read one row of the input at a time, several rows ahead of the sum.
+// Sums of neighbours: G threads read one row of the input at a time, several rows ahead of the sum.
 template <int G, int T, int V>
 __device__ __forceinline__ void aggregate(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ scales,
@@ -81,7 +81,7 @@ __device__ __forceinline__ void aggregate(
     }
 FOR_SHAPES(AGGREGATE)
 
-// The largest of each column, and its place in the list.
+// The largest of each column, and its index among the neighbours.
 template <int G, int T, int V>
 __device__ __forceinline__ void largest(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ input,

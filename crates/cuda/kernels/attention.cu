@@ -1,4 +1,4 @@
-// GAT's attention over lists and each node itself; neighbours equal to the node count once, as its self-loop. Weights
+// GAT's attention over neighbours and each node itself; neighbours equal to the node count once, as its self-loop. Weights
 // have a row an edge, then a row an output for its self-loop; heads lie side by side.
 
 __device__ __forceinline__ float leaky(float score, float slope) { return score > 0.0f ? score : score * slope; }
@@ -61,7 +61,7 @@ __device__ __forceinline__ void score_parts(
     }
 SCORE_PARTS(1) SCORE_PARTS(2) SCORE_PARTS(4) SCORE_PARTS(8) SCORE_PARTS(16) SCORE_PARTS(32)
 
-// Softmax weights of each list: a thread an output and head, in the order of the list. `dropped` takes them after
+// Softmax weights of each node's neighbours: a thread per output and head, in the order of the neighbours. `dropped` takes them after
 // dropout, where it is given.
 extern "C" __global__ void weigh_lists(
     const u32* offsets, const u32* nbrs, const float* source_scores, const float* target_scores, float* weights,
@@ -98,7 +98,7 @@ extern "C" __global__ void weigh_lists(
     }
 }
 
-// Weighted sums of lists: as `aggregate`, with a weight an edge and head.
+// Weighted sums of neighbours: as `aggregate`, with a weight per edge and head.
 template <int G, int T, int V>
 __device__ __forceinline__ void attend(
     const u32* __restrict__ offsets, const u32* __restrict__ nbrs, const float* __restrict__ weights,
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend(
     }
 FOR_SHAPES(ATTEND)
 
-// Gradients of the weights: a warp a list entry's row, heads one after the other. For widths without a better way.
+// Gradients of the weights: a warp per neighbour's row, heads one after the other. For widths without a better way.
 extern "C" __global__ void __launch_bounds__(256) weight_slopes(
     const u32* offsets, const u32* nbrs, const float* hidden, const float* gradient, float* slopes, u32 inputs,
     u32 outputs, u32 edges, u32 columns, u32 heads
@@ -287,7 +287,7 @@ __device__ __forceinline__ void attend_back(
 #pragma unroll
         for (int v = 0; v < V; v++) sum.x[v] = 0.0f;
         for (u32 at = start; at < end + is_output; at++) {
-            // Behind the lists the self-loop.
+            // After the neighbours the self-loop.
             u32 output = at < end ? __ldg(lists + at) : input - self_first;
             if (at < end && self_first + output == input) continue;
             u64 edge = at < end ? __ldg(places + at) : (u64)edges + output;

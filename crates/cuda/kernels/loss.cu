@@ -1,4 +1,4 @@
-// Losses: a warp a row. Each row's loss goes to its own place and its gradient to its own row; sums follow in order.
+// Losses: a warp per row. Each row's loss goes to its own element and its gradient to its own row; sums follow in order.
 
 enum { CLASSES = 0, BINARY = 1, VALUES = 2 };
 

@@ -1,5 +1,5 @@
-// The rows of a batch, brought together from three places as they are stored, and made f32 on the way: memory of the device,
-// host memory read over the bus, and what the batch read. A placement a row says where (esker_plan::Placement): a slot, the
+// Gathers the rows of a batch from three tiers, as they are stored, and converts them to f32 on the way: memory of the device,
+// host memory read over the bus, and what the batch read. A placement per row says where (esker_plan::Placement): a slot, the
 // first of which are on the device and the others in host memory; the index of a row among those that were read; or nowhere,
 // and the row is zeros. Four numbers a lane where the width allows it: what is
 // written is the most of the traffic and goes in packs of 16 bytes, and lanes of a row read without gaps.
@@ -21,7 +21,7 @@ struct Half {
         u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
         // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the multiplication as well, exactly.
         u32 finite = __float_as_uint(__uint_as_float(size << 13) * 0x1p112f);
-        // What is no number is marked quiet and keeps the rest of its bits.
+        // NaNs are marked quiet and keeps the rest of its bits.
         u32 other = 0x7f800000u | (size & 0x3ffu) << 13 | (size > 0x7c00u ? 0x400000u : 0u);
         return __uint_as_float(sign | (size < 0x7c00u ? finite : other));
     }

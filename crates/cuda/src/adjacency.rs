@@ -1,5 +1,5 @@
-//! A layer's lists on the device, checked on the way there so that kernels need not look, and what the backward pass wants
-//! of them, made when first asked for.
+//! A layer's adjacency on the device. It is checked before the upload, so that kernels need no checks. Data that the
+//! backward pass needs is computed on first use.
 
 use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
@@ -7,7 +7,7 @@ use crate::memory::DeviceBuffer;
 use crate::pinned::Pinned;
 use std::sync::OnceLock;
 
-/// A layer's lists: every neighbour is a row of the input.
+/// A layer's adjacency: every neighbour is a row of the input.
 pub struct DeviceAdjacency {
     pub(crate) gpu: Gpu,
     words: DeviceBuffer,
@@ -19,20 +19,21 @@ pub struct DeviceAdjacency {
     scales: [OnceLock<DeviceBuffer>; 2],
 }
 
-/// For each input the lists it stands in, ascending.
+/// The transposed adjacency: for each input the outputs it is a neighbour of, ascending.
 pub(crate) struct DeviceTransposed {
     pub starts: DeviceBuffer,
     pub edges: DeviceBuffer,
     pub outputs: DeviceBuffer,
 }
 
-/// As in `kernels/lists.cu`.
+/// As in `kernels/adjacency.cu`.
 const SORT_ITEMS: usize = 2048;
 const DIGIT_BITS: u32 = 7;
 
 impl DeviceAdjacency {
-    /// Lists as they lie in host memory: output `i` has the neighbours between its offset and the next; a neighbour is an
-    /// input row plus `base`. Degrees are one an input, or none. Asserts that every neighbour is an input.
+    /// Uploads an adjacency from host memory. The neighbours of output `i` are between its offset and the next; a
+    /// neighbour is an input row plus `base`. There is one degree per input, or none. Asserts that every neighbour is
+    /// an input.
     pub fn new(
         gpu: &Gpu,
         inputs: usize,
@@ -76,17 +77,17 @@ impl DeviceAdjacency {
         }
     }
 
-    /// Rows that are read.
+    /// Number of input rows.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Rows that are written.
+    /// Number of output rows.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Neighbours in all lists.
+    /// Neighbours of all outputs.
     pub fn edge_count(&self) -> usize {
         self.edges
     }
@@ -109,13 +110,13 @@ impl DeviceAdjacency {
         self.nbrs() + self.edges as u64 * 4
     }
 
-    /// `1 / sqrt(degree + 1)` of each input, by whole-graph degrees or by these lists.
+    /// `1 / sqrt(degree + 1)` of each input, by whole-graph degrees or by sampled degrees.
     pub(crate) fn gcn_scales(&self, whole: bool) -> u64 {
         let scales = self.scales[whole as usize].get_or_init(|| {
             let scales = DeviceBuffer::words(&self.gpu, self.inputs);
             let grid = [blocks(self.inputs, 256), 1];
             let (to, inputs, outputs) = (scales.address(), self.inputs as u32, self.outputs as u32);
-            // SAFETY: there is a degree and a scale an input; lists are checked.
+            // SAFETY: there is one degree and one scale per input; the adjacency is checked.
             unsafe {
                 if whole {
                     launch!(self.gpu, "scales_by_degrees", grid, [256, 1]; self.degrees(), to, inputs);
@@ -130,7 +131,7 @@ impl DeviceAdjacency {
         scales.address()
     }
 
-    /// Makes the lists turned round, unless they are there.
+    /// Computes the transposed adjacency if it does not exist yet.
     pub fn transpose(&self) {
         self.transposed();
     }
@@ -153,7 +154,7 @@ impl DeviceAdjacency {
                 let (to_keys, to_values) = (words(self.edges), words(self.edges));
                 let (keys, values) =
                     sorted.as_ref().map_or((self.nbrs(), 0), |(keys, values)| (keys.address(), values.address()));
-                // SAFETY: all arrays have an entry an edge, counts one a block and digit.
+                // SAFETY: all arrays have an entry per edge, counts one per block and digit.
                 unsafe {
                     launch!(
                         gpu, "count_digits", [grid, 1], [256, 1]; keys, counts.address(), count, shift, digits

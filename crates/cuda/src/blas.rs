@@ -1,5 +1,5 @@
-//! Products through cuBLAS: one handle for the one stream that computes, with a workspace of its own, so that the same
-//! matmul always takes the same way.
+//! Matmuls through cuBLAS. There is one handle, for the compute stream, with its own workspace, so that the same
+//! matmul is always computed in the same way.
 
 use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
@@ -9,27 +9,27 @@ use cudarc::cublas::sys;
 use serde::{Deserialize, Serialize};
 use std::ptr;
 
-/// How a GPU computes matmuls; sums, rows and weights are f32 whatever it is.
+/// The precision of a GPU's matmuls. Sums, rows and weights are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// In f32 throughout.
     #[default]
     F32,
-    /// Factors rounded to TF32 (10 bits behind the point), sums in f32.
+    /// Factors rounded to TF32 (10 mantissa bits), sums in f32.
     Tf32,
-    /// Factors rounded to bf16 (7 bits behind the point), sums in f32.
+    /// Factors rounded to bf16 (7 mantissa bits), sums in f32.
     Bf16,
 }
 
-/// Hopper wants 32 MiB, others less.
+/// Hopper needs 32 MiB, other GPUs less.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 pub(crate) struct Blas {
     handle: sys::cublasHandle_t,
     workspace: u64,
 }
-// SAFETY: the handle may be used from any thread, one at a time: it is behind a lock.
+// SAFETY: the handle may be used from any thread, one at a time, which a lock ensures.
 unsafe impl Send for Blas {}
 
 fn done(what: &'static str, status: sys::cublasStatus_t) -> Result<()> {
@@ -70,7 +70,7 @@ impl Drop for Blas {
     }
 }
 
-/// Rows of a matrix: a part of it, or all.
+/// Rows of a matrix: some or all.
 #[derive(Clone, Copy)]
 struct Rows {
     address: u64,
@@ -87,7 +87,7 @@ impl Rows {
 }
 
 impl Gpu {
-    /// `to = from's last rows x weight transposed`, added to what is there if `add`.
+    /// `to = from's last rows x weight transposed`, added to `to` if `add`.
     pub fn matmul(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
         assert!(from.columns() == weight.columns() && weight.rows() == to.columns());
         let from = Rows::last(from, to.rows());
@@ -95,7 +95,7 @@ impl Gpu {
         self.gemm([true, false], [n, m, k], (weight.address(), k), (from.address, k), add, (to.address(), n));
     }
 
-    /// `to's last rows = gradient x weight`, added to what is there if `add`.
+    /// `to's last rows = gradient x weight`, added to `to` if `add`.
     pub fn matmul_backward(
         &self,
         gradient: &DeviceMatrix,
@@ -150,7 +150,7 @@ impl Gpu {
             true => sys::cublasOperation_t::CUBLAS_OP_T,
             false => sys::cublasOperation_t::CUBLAS_OP_N,
         };
-        // Asked to be fast with bf16, cuBLAS may still take TF32: rounded here, it cannot.
+        // In its fast bf16 mode, cuBLAS may still use TF32. Rounding the factors here prevents that.
         let rounded = (self.precision() == Precision::Bf16)
             .then(|| [(a.0, m * k), (b.0, k * n)].map(|(from, count)| self.rounded(from, count)));
         let (a_address, b_address, kind) = match &rounded {
@@ -165,7 +165,7 @@ impl Gpu {
         let beta = if add { &one } else { &zero };
         self.attempt(|| {
             let blas = self.blas()?.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            // SAFETY: the callers made sure of the shapes; the matrices are memory of the pool, used in stream order.
+            // SAFETY: the callers checked the shapes; the matrices are memory of the pool, used in stream order.
             let status = unsafe {
                 sys::cublasGemmEx(
                     blas.handle,
@@ -193,10 +193,10 @@ impl Gpu {
         });
     }
 
-    /// So many numbers rounded to bf16.
+    /// `count` numbers rounded to bf16.
     fn rounded(&self, from: u64, count: usize) -> DeviceBuffer {
         let to = DeviceBuffer::new(self, count * 2, Use::Compute);
-        // SAFETY: callers pass a whole matrix of so many numbers.
+        // SAFETY: callers pass a whole matrix of `count` numbers.
         unsafe {
             launch!(self, "round_to_bf16", [blocks(count, 1024), 1], [256, 1]; from, to.address(), count as u64)
         }

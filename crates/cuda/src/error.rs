@@ -1,29 +1,29 @@
 use esker_types::{ByteCount, ErrorKind};
 
-/// What can go wrong with a GPU.
+/// Errors of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// A library that is not there, or not new enough.
+    /// A library is missing, or too old.
     #[error("{library}: {problem}; {remedy}")]
     Library {
         /// Its name.
         library: &'static str,
-        /// What was found.
+        /// The problem found.
         problem: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A GPU that is not there.
+    /// The GPU does not exist.
     #[error(
         "there is no GPU {asked}: the driver shows {found}; take --device cuda:N with a smaller N, or --device cpu"
     )]
     NoDevice {
         /// Its number.
         asked: u32,
-        /// GPUs there are.
+        /// Number of GPUs.
         found: u32,
     },
-    /// A GPU that is too old, or lacks the precision asked for.
+    /// The GPU is too old, or lacks the requested precision.
     #[error(
         "{name} has compute capability {}.{}, and {}.{} is needed; take --device cpu, or --precision f32 where TF32 or bf16 was asked for",
         found.0, found.1, needed.0, needed.1
@@ -31,63 +31,63 @@ pub enum CudaError {
     Capability {
         /// Its model.
         name: String,
-        /// What it has.
+        /// Its compute capability.
         found: (u32, u32),
-        /// What is needed.
+        /// The compute capability needed.
         needed: (u32, u32),
     },
-    /// No memory left for what the driver or a library needs itself.
+    /// No memory is left for the driver or a library.
     #[error(
         "{what} failed: the GPU has no memory left for it ({found}); end other programs on this GPU, lower --gpu-memory, or take --device cpu"
     )]
     Full {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// The error's name.
         found: String,
     },
-    /// A call that the driver or a library refused.
+    /// The driver or a library refused a call.
     #[error("{what} failed on the GPU: {found}; if it happens again, run with --device cpu and report it")]
     Call {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// The error's name and text.
         found: String,
     },
-    /// No room on the device.
+    /// The device is out of memory.
     #[error(
         "no room on the GPU for {asked} more: {held} of the {limit} allowed are in use, and {free} are free on the device; lower --batch, --fanout or --hidden, raise --gpu-memory, or end other programs on this GPU"
     )]
     Memory {
-        /// What was asked for.
+        /// Bytes requested.
         asked: ByteCount,
-        /// What is held.
+        /// Bytes in use.
         held: ByteCount,
-        /// What may be held.
+        /// Limit on the bytes in use.
         limit: ByteCount,
-        /// What the device has free.
+        /// Free bytes of the device.
         free: ByteCount,
     },
-    /// No host memory for the GPU to read from.
+    /// No host memory can be pinned for the GPU.
     #[error(
         "{asked} of host memory could not be pinned for the GPU to read ({found}); take a smaller --feature-cache, or let the program lock more memory (ulimit -l, and the memory of its cgroup)"
     )]
     Pinned {
-        /// What was asked for.
+        /// Bytes requested.
         asked: ByteCount,
         /// The error's name and text.
         found: String,
     },
-    /// A kernel that could not be compiled.
+    /// A kernel could not be compiled.
     #[error(
         "{file} could not be compiled for {architecture}: {log}; update the CUDA libraries, or take --device cpu"
     )]
     Compile {
         /// The file.
         file: &'static str,
-        /// For what.
+        /// The target architecture.
         architecture: String,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
 }
@@ -96,7 +96,7 @@ pub enum CudaError {
 pub type Result<T, E = CudaError> = std::result::Result<T, E>;
 
 impl CudaError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             CudaError::NoDevice { .. } | CudaError::Capability { .. } => ErrorKind::Asked,

@@ -1,4 +1,4 @@
-//! A GPU: its context, the stream that computes, the stream that copies, and what was launched on them.
+//! A GPU: its context, the compute stream, the copy stream, and the work launched on them.
 
 use crate::blas::Blas;
 use crate::kernels::{SOURCES, cache_directory};
@@ -15,13 +15,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The oldest driver that serves: CUDA 12.0.
+/// The oldest supported driver: CUDA 12.0.
 const OLDEST_DRIVER: i32 = 12000;
 
 /// The oldest GPUs that kernels are compiled for: Turing.
 const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
-/// What a GPU is.
+/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInfo {
     /// Its number.
@@ -32,16 +32,16 @@ pub struct GpuInfo {
     pub capability: (u32, u32),
     /// Its memory.
     pub memory_bytes: u64,
-    /// What of it is free.
+    /// Its free memory.
     pub free_bytes: u64,
-    /// The CUDA version that the driver serves: 13000 for 13.0.
+    /// The CUDA version that the driver supports: 13000 for 13.0.
     pub driver_version: i32,
     /// Multiprocessors.
     pub processors: u32,
 }
 
-/// An opened GPU. Clones share it. Work is launched and goes on by itself: what fails is kept, nothing more is launched, and
-/// [`Gpu::check`] says what it was.
+/// An open GPU. Clones share it. Work is launched and runs asynchronously. The first failure is kept, nothing more is
+/// launched after it, and [`Gpu::check`] returns it.
 #[derive(Clone)]
 pub struct Gpu {
     inner: Arc<Inner>,
@@ -50,7 +50,7 @@ pub struct Gpu {
 pub(crate) struct Inner {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// No other GPU opened in this process has it.
+    /// Unique among the GPUs opened in this process.
     id: u64,
     pub compute: CudaStream,
     pub copy: CudaStream,
@@ -68,10 +68,10 @@ pub(crate) struct Inner {
     pub timings: Mutex<Timings>,
 }
 
-/// Marks around work, resolved into seconds as they are reached.
+/// Events around work, converted to seconds when they are reached.
 #[derive(Default)]
 pub(crate) struct Timings {
-    /// Where the step that is being launched begins.
+    /// Start of the training step that is being launched.
     step: Option<Event>,
     steps: Timed,
     copies: Timed,
@@ -104,29 +104,29 @@ impl Timed {
 #[derive(Clone, Copy)]
 struct Function(sys::CUfunction);
 struct Module(sys::CUmodule);
-// SAFETY: handles of the driver, which may be used from any thread.
+// SAFETY: a handle of the driver, which may be used from any thread.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Send for Module {}
 
-/// Work in order.
+/// A CUDA stream: its work runs in order.
 pub(crate) struct CudaStream(sys::CUstream);
-// SAFETY: handles of the driver, which may be used from any thread.
+// SAFETY: a handle of the driver, which may be used from any thread.
 unsafe impl Send for CudaStream {}
 // SAFETY: as above; the driver locks.
 unsafe impl Sync for CudaStream {}
 
 // SAFETY: the context is a handle of the driver, which may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; everything that changes is behind a lock.
+// SAFETY: as above; all mutable state is protected by locks.
 unsafe impl Sync for Inner {}
 
 thread_local! {
-    /// The id of the GPU that this thread's calls go to.
+    /// The id of the GPU that is current on this thread.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Turns a result of the driver into ours.
+/// Converts a driver result into a [`Result`].
 pub(crate) fn done(what: &'static str, result: sys::CUresult) -> Result<()> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -146,7 +146,7 @@ pub(crate) fn done(what: &'static str, result: sys::CUresult) -> Result<()> {
     Err(CudaError::Call { what, found })
 }
 
-/// The driver, ready to be asked, and its version.
+/// Initialises the driver and returns its version.
 fn start_driver() -> Result<i32> {
     Library::Driver.open()?;
     let refused = |problem: String| CudaError::Library {
@@ -155,7 +155,7 @@ fn start_driver() -> Result<i32> {
         remedy: "install a driver that serves CUDA 12 or later and see whether `nvidia-smi` works; or take --device cpu",
     };
     let mut version = 0;
-    // SAFETY: the library is open; the calls write to what they are given.
+    // SAFETY: the library is open; the calls write to their arguments.
     unsafe {
         done("starting the driver", sys::cuInit(0)).map_err(|error| refused(error.to_string()))?;
         done("asking for the driver's version", sys::cuDriverGetVersion(&mut version))?;
@@ -173,7 +173,7 @@ fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u3
     Ok(value.max(0) as u32)
 }
 
-/// How many GPUs there are.
+/// Number of GPUs.
 pub fn count() -> Result<u32> {
     start_driver()?;
     let mut count: c_int = 0;
@@ -183,13 +183,13 @@ pub fn count() -> Result<u32> {
 }
 
 impl Gpu {
-    /// Opens a GPU whose memory is used up to `most_bytes`, or all that is free but a reserve.
+    /// Opens a GPU and limits its memory to `most_bytes`, or to all free memory except a reserve.
     pub fn open(number: u32, most_bytes: Option<u64>, precision: Precision) -> Result<Gpu> {
         Gpu::open_with(number, most_bytes, precision, false)
     }
 
-    /// The same with memory of exactly the sizes asked for, none of it used twice: slow, and what a tool that looks for stray
-    /// accesses needs.
+    /// Like [`Gpu::open`], but with allocations of exactly the requested sizes and no reuse of memory. This is slow;
+    /// tools that look for stray accesses need it.
     pub fn open_exact(number: u32, precision: Precision) -> Result<Gpu> {
         Gpu::open_with(number, None, precision, true)
     }
@@ -202,12 +202,12 @@ impl Gpu {
         }
         Library::Nvrtc.open()?;
         Library::Cublas.open()?;
-        // Calls of this thread go to the new GPU from here on.
+        // From here on, calls of this thread go to the new GPU.
         CURRENT.set(0);
         let (mut device, mut context) = (0, ptr::null_mut());
         let mut name = [0u8; 256];
         let (mut total, mut free, mut whole) = (0, 0, 0);
-        // SAFETY: every call writes to what it is given, sizes as stated.
+        // SAFETY: every call writes to its arguments, with the sizes given.
         unsafe {
             done("finding the GPU", sys::cuDeviceGet(&mut device, number as c_int))?;
             done("naming the GPU", sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, device))?;
@@ -260,7 +260,8 @@ impl Gpu {
         })
     }
 
-    /// The first GPU, or `None` with the reason said where there is none: for tests and benches that are skipped then.
+    /// The first GPU. If there is none, prints the reason and returns `None`, so that tests and benches can be
+    /// skipped.
     pub fn or_skip(what: &str) -> Option<Gpu> {
         match Gpu::open(0, None, Precision::F32) {
             Ok(gpu) => Some(gpu),
@@ -271,7 +272,7 @@ impl Gpu {
         }
     }
 
-    /// Whether there is a GPU with a driver and the libraries that training on it needs.
+    /// Whether there is a GPU with a driver and the libraries needed for training.
     pub fn is_usable() -> bool {
         Gpu::open(0, None, Precision::F32).is_ok()
     }
@@ -280,17 +281,17 @@ impl Gpu {
         &self.inner
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn info(&self) -> &GpuInfo {
         &self.inner.info
     }
 
-    /// How matmuls are computed.
+    /// The precision of matmuls.
     pub fn precision(&self) -> Precision {
         self.inner.precision
     }
 
-    /// What failed since it was opened, if anything did. Work that is still under way may yet fail.
+    /// The first failure since it was opened, if any. Work still in progress may yet fail.
     pub fn check(&self) -> Result<()> {
         match &*self.inner.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(failure) => Err(failure.clone()),
@@ -298,18 +299,18 @@ impl Gpu {
         }
     }
 
-    /// Waits until all that was launched is done.
+    /// Waits until all launched work is done.
     pub fn synchronize(&self) -> Result<()> {
         self.attempt(|| {
-            // SAFETY: the stream that computes lives as long as the GPU.
+            // SAFETY: the compute stream lives as long as the GPU.
             done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.compute.0) })?;
-            // SAFETY: so does the one that copies.
+            // SAFETY: so does the copy stream.
             done("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.inner.copy.0) })
         });
         self.check()
     }
 
-    /// Whether all that was launched on the stream that computes is done.
+    /// Whether all work launched on the compute stream is done.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream lives as long as the GPU.
         let idle = self.attempt(|| match unsafe { sys::cuStreamQuery(self.inner.compute.0) } {
@@ -320,7 +321,7 @@ impl Gpu {
         Ok(idle.unwrap_or(true))
     }
 
-    /// Marks the begin of a training step, for [`Gpu::busy_seconds`].
+    /// Marks the start of a training step, for [`Gpu::busy_seconds`].
     pub fn begin_step(&self) {
         let begun = self.attempt(|| Event::recorded(&self.inner.compute));
         self.timings().step = begun;
@@ -335,12 +336,12 @@ impl Gpu {
         }
     }
 
-    /// Notes a copy between two marks of the stream that copies.
+    /// Records a copy between two events of the copy stream.
     pub(crate) fn copied(&self, begun: Event, ended: Event) {
         self.timings().copies.push(begun, ended);
     }
 
-    /// Seconds that the device has spent on copies of rows and on training steps that are done.
+    /// Seconds that the device has spent on copies of rows and on finished training steps.
     pub fn busy_seconds(&self) -> (f64, f64) {
         let mut timings = self.timings();
         timings.copies.resolve();
@@ -357,7 +358,7 @@ impl Gpu {
         self.inner.launches.load(Relaxed)
     }
 
-    /// Does something with the GPU unless it has failed; a failure is kept.
+    /// Runs `work` unless the GPU has failed. A failure is kept.
     pub(crate) fn attempt<T>(&self, work: impl FnOnce() -> Result<T>) -> Option<T> {
         if self.inner.failed.load(Relaxed) {
             return None;
@@ -371,7 +372,7 @@ impl Gpu {
         }
     }
 
-    /// Products, made ready when first asked for.
+    /// The cuBLAS handle, created on first use.
     pub(crate) fn blas(&self) -> Result<&Mutex<Blas>> {
         let made = self.inner.blas.get_or_init(|| Blas::new(self).map(Mutex::new));
         made.as_ref().map_err(CudaError::clone)
@@ -380,9 +381,10 @@ impl Gpu {
     /// Launches a kernel on one of the two streams.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, and every address it reads or writes lies inside memory that is held until the
-    /// work is done: memory of the pool is, since it is used again in stream order only. On the stream that copies, memory that
-    /// computes is read only where nothing writes it, and whoever computes with the result waits for it.
+    /// The arguments must be those of the kernel. Every address it reads or writes must be inside memory that stays
+    /// allocated until the work is done. Memory of the pool satisfies this, since it is reused only in stream order. A
+    /// kernel on the copy stream may read memory of the compute stream only if nothing writes it, and any computation
+    /// on its result must wait for it.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -398,7 +400,7 @@ impl Gpu {
             let function = self.inner.function(kernel)?;
             let mut pointers = arguments.pointers();
             self.inner.launches.fetch_add(1, Relaxed);
-            // SAFETY: the caller answers for the arguments; the pointers outlive the call, which copies what they show.
+            // SAFETY: the caller guarantees the arguments; the pointers outlive the call, which copies the values.
             let result = unsafe {
                 sys::cuLaunchKernel(
                     function.0,
@@ -420,7 +422,7 @@ impl Gpu {
 }
 
 impl GpuInfo {
-    /// Refuses a GPU that kernels are not written for, or a precision that it does not have.
+    /// Refuses a GPU that is too old for the kernels, or a precision that it does not have.
     fn check(&self, precision: Precision) -> Result<()> {
         let (found, name) = (self.capability, self.name.clone());
         let needed = if precision == Precision::F32 { OLDEST_CAPABILITY } else { (8, 0) };
@@ -430,20 +432,20 @@ impl GpuInfo {
         Ok(())
     }
 
-    /// What may be used when nobody says: what is free but a reserve for the driver's own needs.
+    /// The default memory limit: the free memory except a reserve for the driver.
     pub fn default_limit(&self) -> u64 {
         let reserve = (self.memory_bytes / 32).max(512 << 20);
         self.free_bytes.saturating_sub(reserve)
     }
 
-    /// The name that NVRTC has for it.
+    /// Its name for NVRTC.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 }
 
 impl Inner {
-    /// Sends this thread's calls to this GPU.
+    /// Makes this GPU current on this thread.
     pub fn bind(&self) -> Result<()> {
         if CURRENT.get() != self.id {
             // SAFETY: the context is retained until the last clone is dropped.
@@ -479,7 +481,7 @@ impl Inner {
         }
         let name = CString::new(kernel).expect("names hold no zero byte");
         let mut function = ptr::null_mut();
-        // SAFETY: the module is loaded and stays so until the GPU is closed.
+        // SAFETY: the module is loaded, and stays loaded until the GPU is closed.
         let found = unsafe { sys::cuModuleGetFunction(&mut function, modules[source.file].0, name.as_ptr()) };
         done("finding a kernel", found)?;
         functions.insert(kernel.to_string(), Function(function));
@@ -492,7 +494,7 @@ impl Drop for Inner {
         if self.bind().is_err() {
             return;
         }
-        // SAFETY: nobody else has a handle any more; work is waited for before its memory goes.
+        // SAFETY: nobody else has a handle any more; work is waited for before its memory is freed.
         unsafe {
             sys::cuStreamSynchronize(self.compute.0);
             sys::cuStreamSynchronize(self.copy.0);
@@ -517,7 +519,7 @@ impl Drop for Inner {
 }
 
 impl CudaStream {
-    /// A stream that waits for no other by itself.
+    /// A stream that does not implicitly wait for others.
     fn new() -> Result<CudaStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -530,13 +532,13 @@ impl CudaStream {
         self.0
     }
 
-    /// What comes after waits for the event.
+    /// Later work on the stream waits for the event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both handles are alive.
         done("ordering streams", unsafe { sys::cuStreamWaitEvent(self.0, event.handle, 0) })
     }
 
-    /// A mark behind all that was put on the stream so far.
+    /// An event after all work on the stream so far.
     pub fn mark(&self) -> Result<Event> {
         let event = Event::new(false)?;
         event.record(self)?;
@@ -544,11 +546,11 @@ impl CudaStream {
     }
 }
 
-/// A mark in a stream.
+/// A CUDA event: a position in a stream.
 pub(crate) struct Event {
     handle: sys::CUevent,
 }
-// SAFETY: handles of the driver, which may be used from any thread.
+// SAFETY: a handle of the driver, which may be used from any thread.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
@@ -562,14 +564,14 @@ impl Event {
         Ok(Event { handle })
     }
 
-    /// A mark that can be timed, behind what was put on the stream so far.
+    /// An event with timing, after all work on the stream so far.
     pub fn recorded(stream: &CudaStream) -> Result<Event> {
         let event = Event::new(true)?;
         event.record(stream)?;
         Ok(event)
     }
 
-    /// Whether the mark is reached.
+    /// Whether the event is reached.
     pub fn is_reached(&self) -> bool {
         // SAFETY: the handle is alive.
         unsafe { sys::cuEventQuery(self.handle) == sys::CUresult::CUDA_SUCCESS }
@@ -580,17 +582,17 @@ impl Event {
         done("marking a stream", unsafe { sys::cuEventRecord(self.handle, stream.0) })
     }
 
-    /// Waits until the mark is reached.
+    /// Waits until the event is reached.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is alive.
         done("work on the GPU", unsafe { sys::cuEventSynchronize(self.handle) })
     }
 
-    /// Seconds between two marks that were reached.
+    /// Seconds between two events that were reached.
     pub fn seconds_since(&self, before: &Event) -> Result<f64> {
         let mut milliseconds = 0.0;
         type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
-        // SAFETY: every driver has this function under its first name (the second came with CUDA 12.8); it writes to the number.
+        // SAFETY: all drivers have the function under this name (CUDA 12.8 added another). It writes to its argument.
         let found = unsafe {
             match sys::culib().get::<Elapsed>(b"cuEventElapsedTime") {
                 Ok(elapsed) => elapsed(&mut milliseconds, before.handle, self.handle),
@@ -604,25 +606,25 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours; the driver frees it once the mark is reached.
+        // SAFETY: the handle is ours; the driver frees it once the event is reached.
         unsafe { sys::cuEventDestroy_v2(self.handle) };
     }
 }
 
-/// A pair of marks around work, for the time it takes on the device.
+/// A pair of events around work, to measure its time on the device.
 pub struct Stopwatch {
     gpu: Gpu,
     start: Option<Event>,
 }
 
 impl Stopwatch {
-    /// Starts behind what was launched so far.
+    /// Starts after all work launched so far.
     pub fn start(gpu: &Gpu) -> Stopwatch {
         let start = gpu.attempt(|| Event::recorded(&gpu.inner.compute));
         Stopwatch { gpu: gpu.clone(), start }
     }
 
-    /// Waits for all that was launched since, and returns its seconds.
+    /// Waits for all work launched since the start, and returns its seconds.
     pub fn stop(self) -> Result<f64> {
         let seconds = self.gpu.attempt(|| {
             let end = Event::recorded(&self.gpu.inner.compute)?;
@@ -647,11 +649,11 @@ impl Arguments {
         Arguments { words: [0; 320], used: 0, starts: [0; 24], count: 0 }
     }
 
-    /// Adds a value that is laid out as in C.
+    /// Adds a value with the layout of C.
     pub fn push<T: Copy>(&mut self, value: T) {
         let (bytes, first) = (size_of::<T>(), self.used);
         assert!(first * 8 + bytes <= size_of_val(&self.words) && self.count < self.starts.len());
-        // SAFETY: there is room, and the place is aligned for anything of at most 8 bytes.
+        // SAFETY: there is enough space, and the position is aligned for anything of at most 8 bytes.
         unsafe { ptr::write_unaligned(self.words.as_mut_ptr().add(first).cast(), value) };
         self.starts[self.count] = first as u16;
         self.count += 1;
@@ -660,12 +662,13 @@ impl Arguments {
 
     fn pointers(&mut self) -> [*mut std::ffi::c_void; 24] {
         let base = self.words.as_mut_ptr();
-        // SAFETY: every start lies inside the words.
+        // SAFETY: every start is inside the words.
         std::array::from_fn(|at| unsafe { base.add(self.starts[at] as usize).cast() })
     }
 }
 
-/// Launches a kernel with these arguments on the stream that computes; with `on copy`, after what is uploaded.
+/// Launches a kernel with these arguments on the compute stream; with `on copy`, on the copy stream, after the
+/// uploads.
 macro_rules! launch {
     (on $stream:ident, $gpu:expr, $kernel:expr, $grid:expr, $block:expr; $($argument:expr),* $(,)?) => {{
         let mut arguments = $crate::gpu::Arguments::new();

@@ -1,5 +1,5 @@
-//! Kernels: CUDA C++ in `kernels/`, compiled by NVRTC for the GPU at hand when a file is first used, and kept on disk by
-//! what they were made from.
+//! Kernels: CUDA C++ in `kernels/`. NVRTC compiles a file for the GPU of this machine on first use. The result is
+//! cached on disk, keyed by a hash of its inputs.
 
 use crate::library::Library;
 use crate::{CudaError, Result};
@@ -24,11 +24,11 @@ macro_rules! sources {
     };
 }
 
-/// Every file of kernels.
+/// All files of kernels.
 pub const SOURCES: &[Source] = sources![
     "aggregate.cu",
     "attention.cu",
-    "lists.cu",
+    "adjacency.cu",
     "loss.cu",
     "norm.cu",
     "post.cu",
@@ -37,7 +37,7 @@ pub const SOURCES: &[Source] = sources![
     "update.cu"
 ];
 
-/// Options beside the architecture. Divisions and roots stay exact: the CPU's are.
+/// Options besides the architecture. Divisions and roots stay exact, as on the CPU.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=true"];
 
 impl Source {
@@ -45,12 +45,12 @@ impl Source {
         format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file, self.text)
     }
 
-    /// Whether a kernel is in this file.
+    /// Whether this file has a kernel.
     pub(crate) fn has(&self, kernel: &str) -> bool {
         self.text.contains(&format!(" {kernel}(")) || self.has_shape(kernel)
     }
 
-    /// Kernels of many shapes: `aggregate_32_1_4` is made by a macro that names `aggregate_##G`.
+    /// Kernels of many shapes: `aggregate_32_1_4` is made by a macro that contains `aggregate_##G`.
     fn has_shape(&self, kernel: &str) -> bool {
         let stem = kernel.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
         stem.len() < kernel.len() && self.text.contains(&format!(" {stem}_##G"))
@@ -68,7 +68,7 @@ impl Source {
         let failed =
             |log: String| CudaError::Compile { file: self.file, architecture: architecture.to_string(), log };
         let mut program = ptr::null_mut();
-        // SAFETY: all strings outlive the calls; sizes are those the library gave.
+        // SAFETY: all strings outlive the calls; sizes are those returned by the library.
         unsafe {
             let made = sys::nvrtcCreateProgram(
                 &mut program,
@@ -103,7 +103,7 @@ impl Source {
         }
     }
 
-    /// The compiled file from the cache, or compiled now and put there. A cache that cannot be written is done without.
+    /// The compiled file from the cache, or compiled now and cached. A cache that cannot be written is ignored.
     pub(crate) fn load(&self, architecture: &str, cache: Option<&Path>) -> Result<Vec<u8>> {
         Library::Nvrtc.open()?;
         let path = cache.map(|cache| cache.join(self.cache_name(architecture)));
@@ -123,7 +123,7 @@ impl Source {
     }
 }
 
-/// A file whose last 16 bytes are the hash of the rest; anything else is as if it were not there.
+/// Reads a file whose last 16 bytes are the hash of the rest. Anything else counts as missing.
 fn read_checked(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(path).ok()?;
     let hash = bytes.split_off(bytes.len().checked_sub(16)?);
@@ -134,7 +134,7 @@ fn write_checked(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    // Another process may write the same file: each writes its own, and the last to finish wins.
+    // Another process may write the same file: each writes its own, and the last one wins.
     let own = path.with_extension(format!("{}.tmp", std::process::id()));
     let whole = [bytes, &xxh3_128(bytes).to_le_bytes()].concat();
     std::fs::write(&own, whole).and_then(|()| std::fs::rename(&own, path)).inspect_err(|_| {
@@ -142,14 +142,14 @@ fn write_checked(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     })
 }
 
-/// Where compiled kernels are kept.
+/// Directory of compiled kernels.
 pub(crate) fn cache_directory() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
     base.map(|base| base.join("esker").join("kernels"))
 }
 
-/// Version of NVRTC, once it is open.
+/// Version of NVRTC; it must be open.
 pub(crate) fn nvrtc_version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the call writes to the two numbers.
@@ -157,13 +157,13 @@ pub(crate) fn nvrtc_version() -> (i32, i32) {
     (major, minor)
 }
 
-/// Whether NVRTC can be had, so that kernels can be compiled without a GPU.
+/// Whether NVRTC is available, so that kernels can be compiled without a GPU.
 pub fn can_compile() -> Result<()> {
     Library::Nvrtc.open()
 }
 
 fn message(result: sys::nvrtcResult) -> String {
-    // SAFETY: the library returns a text of its own that is never freed.
+    // SAFETY: the library returns a static string that is never freed.
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
     text.to_string_lossy().into_owned()
 }

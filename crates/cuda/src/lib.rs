@@ -1,18 +1,19 @@
-//! An NVIDIA GPU from the same binary: libraries are opened when asked for, kernels are compiled on the machine they run
-//! on.
+//! NVIDIA GPUs, supported by the same binary: libraries are opened on first use, and kernels are compiled on the
+//! machine they run on.
 //!
-//! [`Gpu`] is an opened device with one stream that computes and one that copies; [`DeviceMatrix`] and [`DeviceAdjacency`]
-//! are what lives on it; `ops` are kernels with their shapes checked. Nothing is waited for inside a step: a failure is kept and
-//! told by [`Gpu::check`], a number comes back as a [`Pending`]. Results do not depend on the grid or on what overlaps: sums have
-//! one order, matmuls one handle and one stream. All `unsafe` of GPUs is here; nothing here knows models or files.
+//! [`Gpu`] is an open device with a compute stream and a copy stream. [`DeviceMatrix`] and [`DeviceAdjacency`] are
+//! data on it. `ops` are kernels with checked shapes. Nothing waits inside a step: a failure is kept and returned by
+//! [`Gpu::check`], and a number is returned as a [`Pending`]. All `unsafe` code for GPUs is in this crate; it knows no
+//! models or files.
 //!
 //! # What always holds
 //!
-//! - On a GPU nothing depends on the grid or on what overlaps: one stream computes, with one cuBLAS handle and
-//!   workspace; sums have the order of their lists; no float is added atomically. Memory that computes is used
-//!   again in that stream's order; memory that rows are uploaded to carries a mark of its last use. Cached rows are
-//!   assembled on the stream that copies, which only moves and widens them. What fails is kept, nothing more is
-//!   launched, and `Gpu::check` says it.
+//! - Results do not depend on the grid or on what overlaps. One stream computes, with one cuBLAS handle and workspace.
+//!   Sums have the order of the neighbours, and no float is added atomically.
+//! - Memory of the compute stream is reused in the order of that stream. Memory for uploaded rows has an event for its
+//!   last use.
+//! - Cached rows are assembled on the copy stream, which only moves them and converts them to f32.
+//! - The first failure is kept, nothing more is launched after it, and `Gpu::check` returns it.
 
 mod adjacency;
 mod blas;

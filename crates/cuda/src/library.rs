@@ -1,5 +1,5 @@
-//! Where the CUDA libraries lie. They are opened by their full path, once and for all, before anything asks for them by
-//! name: a machine without them is told which one is missing, and nothing panics.
+//! Finds the CUDA libraries. They are opened once by their full path, before anything loads them by name. If one is
+//! missing, the error names it, and nothing panics.
 
 use crate::{CudaError, Result};
 use std::fs;
@@ -13,7 +13,7 @@ pub enum Library {
     Driver,
     /// The compiler of kernels.
     Nvrtc,
-    /// Products.
+    /// Matmuls.
     Cublas,
 }
 
@@ -30,7 +30,7 @@ impl Library {
         }
     }
 
-    /// What to do when it is missing.
+    /// The remedy if it is missing.
     pub fn remedy(self) -> &'static str {
         match self {
             Library::Driver => "install NVIDIA's driver, or take --device cpu",
@@ -43,12 +43,12 @@ impl Library {
         }
     }
 
-    /// Where it lies, if anywhere: the first of all that are there.
+    /// Its path: the first file found.
     pub fn find(self) -> Option<PathBuf> {
         self.all().next()
     }
 
-    /// Every file of that name, directory by directory, the newest version first.
+    /// All files of that name, directory by directory, the newest version first.
     fn all(self) -> impl Iterator<Item = PathBuf> {
         directories().iter().flat_map(move |directory| {
             let mut names: Vec<PathBuf> =
@@ -74,18 +74,18 @@ impl Library {
         let missing = |problem| CudaError::Library { library: self.name(), problem, remedy: self.remedy() };
         let mut problem = "not found".to_string();
         for path in self.all() {
-            // SAFETY: the library is NVIDIA's, whose start-up code asks nothing of the caller.
+            // SAFETY: the library is NVIDIA's, whose initialisation requires nothing of the caller.
             match unsafe { libloading::Library::new(&path) } {
                 Ok(opened) => {
-                    // It stays open: cudarc finds it by its own name then.
+                    // It stays open, so that cudarc finds it by its own name.
                     std::mem::forget(opened);
                     break;
                 }
-                // A dangling link, or a library for another machine: the next may serve.
+                // A dangling link, or a library for another machine: the next one may work.
                 Err(error) => problem = error.to_string(),
             }
         }
-        // SAFETY: as above; these only try to open it.
+        // SAFETY: as above; these calls only try to open it.
         let there = unsafe {
             match self {
                 Library::Driver => cudarc::driver::sys::is_culib_present(),
@@ -97,7 +97,7 @@ impl Library {
     }
 }
 
-/// In the order libraries are searched: CUDA_HOME, the system, Python's nvidia packages.
+/// The directories to search, in order: CUDA_HOME, the system, Python's nvidia packages.
 fn directories() -> &'static [PathBuf] {
     static FOUND: OnceLock<Vec<PathBuf>> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -133,7 +133,7 @@ fn directories() -> &'static [PathBuf] {
     })
 }
 
-/// The numbers behind `.so` in a file's name.
+/// The numbers after `.so` in a file's name.
 fn version(path: &Path) -> Vec<u32> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let numbers = name.split(".so").nth(1).unwrap_or_default();

@@ -4,7 +4,7 @@ use crate::memory::{DeviceBuffer, Use};
 use crate::pinned::Pinned;
 use cudarc::driver::sys;
 
-/// A matrix of f32 in device memory, row after row.
+/// A matrix of f32 in device memory, row-major.
 pub struct DeviceMatrix {
     buffer: DeviceBuffer,
     rows: usize,
@@ -12,7 +12,7 @@ pub struct DeviceMatrix {
 }
 
 impl DeviceMatrix {
-    /// A matrix of unspecified content.
+    /// A matrix with unspecified content.
     pub fn new(gpu: &Gpu, rows: usize, columns: usize) -> DeviceMatrix {
         DeviceMatrix { buffer: DeviceBuffer::words(gpu, rows * columns), rows, columns }
     }
@@ -27,12 +27,12 @@ impl DeviceMatrix {
         self.columns
     }
 
-    /// Whether it is one row of so many columns.
+    /// Whether it is one row with this many columns.
     pub(crate) fn is_row(&self, columns: usize) -> bool {
         (self.rows, self.columns) == (1, columns)
     }
 
-    /// Numbers.
+    /// Number of elements.
     pub(crate) fn count(&self) -> usize {
         self.rows * self.columns
     }
@@ -41,31 +41,31 @@ impl DeviceMatrix {
         self.buffer.address()
     }
 
-    /// What was uploaded to a buffer.
+    /// A matrix in a buffer that was uploaded.
     pub(crate) fn uploaded(buffer: DeviceBuffer, rows: usize, columns: usize) -> DeviceMatrix {
         assert_eq!(buffer.bytes(), rows * columns * 4);
         DeviceMatrix { buffer, rows, columns }
     }
 
-    /// Where the last `rows` rows start.
+    /// Address of the last `rows` rows.
     pub(crate) fn last(&self, rows: usize) -> u64 {
         assert!(rows <= self.rows);
         self.address() + ((self.rows - rows) * self.columns * 4) as u64
     }
 }
 
-/// What a copy between the device and host memory is called in an error.
+/// Describes a copy between device and host memory in errors.
 const COPYING: &str = "copying to or from the GPU";
 
 impl Gpu {
-    /// Brings rows to the device on the stream that copies; the stream that computes waits for them, the caller does not.
+    /// Copies rows to the device on the copy stream. The compute stream waits for them, the caller does not.
     pub fn upload(&self, rows: Pinned, columns: usize) -> DeviceMatrix {
         let words = rows.words().len();
         assert!(columns > 0 && words.is_multiple_of(columns), "whole rows");
         DeviceMatrix::uploaded(self.upload_timed(rows, true), words / columns, columns)
     }
 
-    /// Words of host memory on the device, likewise.
+    /// Uploads words of host memory in the same way.
     pub(crate) fn upload_words(&self, from: Pinned) -> DeviceBuffer {
         self.upload_timed(from, false)
     }
@@ -77,17 +77,18 @@ impl Gpu {
         buffer
     }
 
-    /// Copies the first bytes of host memory to the device on the stream that copies. Who reads them on another stream waits.
+    /// Copies the first bytes of host memory to the device on the copy stream. A reader on another stream must wait
+    /// for them.
     pub(crate) fn copy_in(&self, from: Pinned, bytes: usize, timed: bool) -> DeviceBuffer {
         assert!(bytes <= from.words().len() * 4);
-        let mut buffer = DeviceBuffer::new(self, bytes, Use::Landing);
+        let mut buffer = DeviceBuffer::new(self, bytes, Use::Upload);
         let (inner, to) = (self.inner(), buffer.address());
         self.attempt(|| {
             buffer.wait_until_free()?;
             let begun = timed.then(|| Event::recorded(&inner.copy)).transpose()?;
             if bytes > 0 {
                 let host = from.words().as_ptr().cast();
-                // SAFETY: both hold so many bytes; the host's are not written before the event, the device's not read by who waits.
+                // SAFETY: both have the bytes. Host bytes stay unwritten until the event; device readers wait for it.
                 done(COPYING, unsafe { sys::cuMemcpyHtoDAsync_v2(to, host, bytes, inner.copy.handle()) })?;
             }
             if let Some(begun) = begun {
@@ -98,23 +99,23 @@ impl Gpu {
         buffer
     }
 
-    /// Copies numbers from host memory into the matrix, from row `first` on.
+    /// Copies numbers from host memory into the matrix, starting at row `first`.
     pub fn write(&self, matrix: &mut DeviceMatrix, first: usize, values: &[f32]) {
         let start = first * matrix.columns;
         assert!(start + values.len() <= matrix.count());
         let to = matrix.address() + start as u64 * 4;
-        // SAFETY: the matrix holds so many numbers behind this place.
+        // SAFETY: the matrix has this many numbers after this position.
         unsafe { self.write_bytes(to, bytemuck::cast_slice(values)) };
     }
 
-    /// Copies bytes from host memory to an address of the device, in the order of the stream that computes. Waits for them.
+    /// Copies bytes from host memory to a device address, in the order of the compute stream. Waits for them.
     ///
     /// # Safety
-    /// Memory of the pool has so many bytes there.
+    /// The address must be memory of the pool with at least this many bytes.
     pub(crate) unsafe fn write_bytes(&self, to: u64, bytes: &[u8]) {
         self.attempt(|| {
             let (from, stream) = (bytes.as_ptr().cast(), self.inner().compute.handle());
-            // SAFETY: both hold so many bytes; ordinary memory is staged before the call returns, pinned memory is waited for.
+            // SAFETY: both have these bytes. Ordinary memory is staged during the call, pinned memory is waited for.
             unsafe {
                 done(COPYING, sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream))?;
                 done(COPYING, sys::cuStreamSynchronize(stream))
@@ -122,14 +123,14 @@ impl Gpu {
         });
     }
 
-    /// Copies numbers into host memory, from row `first` on. Waits for them.
+    /// Copies numbers into host memory, starting at row `first`. Waits for them.
     pub fn read(&self, matrix: &DeviceMatrix, first: usize, values: &mut [f32]) {
         let start = first * matrix.columns;
         assert!(start + values.len() <= matrix.count());
         self.attempt(|| {
             let from = matrix.address() + start as u64 * 4;
             let (to, stream) = (values.as_mut_ptr().cast(), self.inner().compute.handle());
-            // SAFETY: both hold so many bytes, and the host's are borrowed until the copy is done.
+            // SAFETY: both have this many bytes, and the host's are borrowed until the copy is done.
             unsafe {
                 done(COPYING, sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(values), stream))?;
                 done(COPYING, sys::cuStreamSynchronize(stream))
@@ -152,7 +153,7 @@ impl Gpu {
     pub(crate) fn fill_words(&self, address: u64, count: usize, value: u32) {
         if count > 0 {
             self.attempt(|| {
-                // SAFETY: callers pass memory of the pool that holds so many words.
+                // SAFETY: callers pass memory of the pool with this many words.
                 done("filling memory", unsafe {
                     sys::cuMemsetD32Async(address, value, count, self.inner().compute.handle())
                 })
@@ -166,7 +167,7 @@ impl Gpu {
         let bytes = rows * from.columns * 4;
         if bytes > 0 {
             self.attempt(|| {
-                // SAFETY: both hold so many bytes behind these places.
+                // SAFETY: both have this many bytes after these positions.
                 done(COPYING, unsafe {
                     sys::cuMemcpyDtoDAsync_v2(
                         to.last(rows),
@@ -183,28 +184,28 @@ impl Gpu {
     pub fn add_last(&self, from: &DeviceMatrix, rows: usize, to: &mut DeviceMatrix) {
         assert_eq!(from.columns, to.columns);
         let count = rows * from.columns;
-        // SAFETY: both hold so many numbers behind these places.
+        // SAFETY: both have this many numbers after these positions.
         unsafe {
             launch!(self, "add_numbers", [blocks(count, 256), 1], [256, 1]; to.last(rows), from.last(rows), count as u64)
         }
     }
 
-    /// The most device memory that was held at one time.
+    /// Largest device memory in use at one time.
     pub fn peak_bytes(&self) -> u64 {
         self.inner().pool.peak_bytes()
     }
 
-    /// What device memory may be held.
+    /// Limit on the device memory in use.
     pub fn limit_bytes(&self) -> u64 {
         self.inner().pool.limit_bytes()
     }
 
-    /// How often memory was taken from the driver: a warm step adds nothing.
+    /// Number of allocations from the driver: a warm step adds none.
     pub fn allocations(&self) -> u64 {
         self.inner().pool.allocations()
     }
 
-    /// What the device has free.
+    /// Free memory of the device.
     pub fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
         self.attempt(|| {
@@ -216,7 +217,7 @@ impl Gpu {
     }
 }
 
-/// Blocks for so many items.
+/// Number of blocks for this many items.
 pub(crate) fn blocks(count: usize, each: usize) -> u32 {
     count.div_ceil(each) as u32
 }

@@ -1,4 +1,4 @@
-//! What a GPU, its memory and its bus can do: the limits that everything else is compared with.
+//! The limits of a GPU, its memory and its bus, against which everything else is compared.
 
 use crate::gpu::{Gpu, Stopwatch};
 use crate::pinned::Pinned;
@@ -7,10 +7,10 @@ use esker_types::median;
 use esker_types::random::{Key, below};
 use std::time::Instant;
 
-/// Work timed at once, and the first that is not timed.
+/// Repetitions timed together. One more, before them, is not timed.
 const REPEATS: usize = 5;
 
-/// The median rate over some rounds of work on the device that moves so many bytes.
+/// The median rate over some rounds of device work that moves `bytes` bytes.
 fn rate(gpu: &Gpu, rounds: usize, bytes: usize, mut work: impl FnMut()) -> Result<f64> {
     work();
     gpu.synchronize()?;
@@ -55,7 +55,7 @@ pub fn host_read_rates(gpu: &Gpu, rounds: usize, host_bytes: usize, columns: &[u
     }
     host.floats_mut().fill(1.0);
     let of = |columns: &usize| {
-        // Half of it: what is read again in the next round must not lie in the device's cache still.
+        // Half of it: rows that the next round reads again must not still be in the device's cache.
         let taken = random_rows(host_bytes / 2 / (columns * 4), words / columns);
         let mut to = DeviceMatrix::new(gpu, taken.len(), *columns);
         rate(gpu, rounds, taken.len() * columns * 4, || gpu.gather_from_host(&host, &taken, &mut to))
@@ -63,7 +63,7 @@ pub fn host_read_rates(gpu: &Gpu, rounds: usize, host_bytes: usize, columns: &[u
     columns.iter().map(of).collect()
 }
 
-/// Bytes per second of copies from pinned host memory. Timed from outside: they are on a stream of their own.
+/// Bytes per second of copies from pinned host memory. Timed by the host's clock: they are on a stream of their own.
 pub fn bus_rate(gpu: &Gpu, rounds: usize, bytes: usize) -> Result<f64> {
     let mut rates = Vec::new();
     for _ in 0..rounds.max(1) + 1 {
@@ -75,7 +75,7 @@ pub fn bus_rate(gpu: &Gpu, rounds: usize, bytes: usize) -> Result<f64> {
         rates.push(bytes as f64 / started.elapsed().as_secs_f64());
         drop(uploaded);
     }
-    // The first took the memory.
+    // The first one includes the allocation.
     Ok(median(&rates.split_off(1)))
 }
 

@@ -1,6 +1,6 @@
-//! Device memory under a limit: buffers go back when dropped and serve again. Memory that computes is used again in
-//! the order of its stream, so nothing waits. Memory that rows are uploaded to is written by the stream that copies: it carries a mark
-//! of its last use.
+//! Device memory under a limit: buffers are returned to a pool when dropped and reused. Memory of the compute stream
+//! is reused in the order of that stream, so nothing waits. Memory for uploaded rows is written by the copy stream and
+//! has an event for its last use.
 
 use crate::gpu::{Event, Gpu, Inner, done};
 use crate::{CudaError, Result};
@@ -8,24 +8,24 @@ use cudarc::driver::sys;
 use esker_types::ByteCount;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What who writes a buffer first is.
+/// The stream that first writes a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// The stream that computes.
+    /// The compute stream.
     Compute,
-    /// The stream that copies.
-    Landing,
+    /// The copy stream.
+    Upload,
 }
 
 struct DeviceBlock {
     address: u64,
     bytes: usize,
-    /// When its last use is over, where the next may be on another stream.
+    /// When its last use ends, if the next may be on another stream.
     free_at: Option<Event>,
 }
 
 impl DeviceBlock {
-    /// Whether nothing that was launched still uses it.
+    /// Whether no launched work still uses it.
     fn is_idle(&self) -> bool {
         self.free_at.as_ref().is_none_or(Event::is_reached)
     }
@@ -41,16 +41,16 @@ struct DeviceShelf {
     peak_held: usize,
     limit: usize,
     allocations: u64,
-    /// Sizes as asked for, and nothing used again: for tools that look for stray accesses.
+    /// Exact sizes and no reuse: for tools that look for stray accesses.
     exact: bool,
 }
 
-/// Where device memory comes from and goes back to.
+/// The pool of device memory.
 pub(crate) struct DevicePool {
     shelf: Mutex<DeviceShelf>,
 }
 
-/// A size that many requests share: eighths of a power of two.
+/// Rounds up to a size that many requests share: eighths of a power of two.
 pub fn pooled_bytes(bytes: usize) -> usize {
     let bytes = bytes.max(512);
     let step = (bytes.next_power_of_two() / 16).max(512);
@@ -65,7 +65,7 @@ impl DevicePool {
     }
 
     fn lock(&self) -> MutexGuard<'_, DeviceShelf> {
-        // Every change of the shelf leaves it whole.
+        // Every change of the shelf leaves it consistent.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +81,7 @@ impl DevicePool {
         self.lock().allocations
     }
 
-    /// Memory that is never used for anything else; whoever asks frees it.
+    /// Memory that is never reused; the caller frees it.
     pub fn reserve(&self, bytes: usize) -> Result<u64> {
         let mut shelf = self.lock();
         let block = shelf.allocate(bytes)?;
@@ -92,7 +92,7 @@ impl DevicePool {
     fn take(&self, asked: usize, purpose: Use) -> Result<DeviceBlock> {
         let mut shelf = self.lock();
         let asked = if shelf.exact { asked } else { pooled_bytes(asked) };
-        // Memory that a step still reads would make the next rows wait for that step: other memory comes first.
+        // Rows uploaded to memory that a step still reads would wait for that step, so other memory is used first.
         let best = |free: &[DeviceBlock], idle: bool| {
             let fits = |block: &DeviceBlock| block.bytes >= asked && block.bytes <= asked + asked / 4;
             let usable = |block: &DeviceBlock| fits(block) && (!idle || block.is_idle());
@@ -103,7 +103,7 @@ impl DevicePool {
         let block = match idle {
             Some(index) => shelf.free(purpose).swap_remove(index),
             None => match (shelf.allocate(asked), purpose) {
-                (Err(refused), Use::Landing) => {
+                (Err(refused), Use::Upload) => {
                     let busy = best(shelf.free(purpose), false).ok_or(refused)?;
                     shelf.free(purpose).swap_remove(busy)
                 }
@@ -133,7 +133,7 @@ impl DevicePool {
         }
     }
 
-    /// Gives everything back to the driver.
+    /// Returns everything to the driver.
     pub fn clear(&self) {
         self.lock().release(0);
     }
@@ -143,12 +143,12 @@ impl DeviceShelf {
     fn free(&mut self, purpose: Use) -> &mut Vec<DeviceBlock> {
         match purpose {
             Use::Compute => &mut self.compute,
-            Use::Landing => &mut self.uploading,
+            Use::Upload => &mut self.uploading,
         }
     }
 
     fn allocate(&mut self, asked: usize) -> Result<DeviceBlock> {
-        // Free blocks of other sizes give way, so that little more than the most in use is held.
+        // Free blocks of other sizes are released, so that the pool is little larger than the peak use.
         let most = self.peak_used.max(self.used + asked);
         let uploading: usize = self.uploading.iter().map(|block| block.bytes).sum();
         let most = (most + most / 4 + uploading).min(self.limit);
@@ -186,14 +186,15 @@ impl DeviceShelf {
         Ok(DeviceBlock { address, bytes: asked, free_at: None })
     }
 
-    /// Gives free blocks of the stream that computes back to the driver until at most `keep` bytes are held.
+    /// Returns free blocks of the compute stream to the driver until the pool has at most `keep` bytes.
     fn release_computing(&mut self, keep: usize) {
         let uploading = std::mem::take(&mut self.uploading);
         self.release(keep);
         self.uploading = uploading;
     }
 
-    /// Gives free blocks back to the driver until at most `keep` bytes are held. The driver waits for work that uses them.
+    /// Returns free blocks to the driver until the pool has at most `keep` bytes. The driver waits for work that uses
+    /// them.
     fn release(&mut self, keep: usize) {
         while self.held > keep {
             let largest = |blocks: &[DeviceBlock]| (0..blocks.len()).max_by_key(|index| blocks[*index].bytes);
@@ -207,7 +208,8 @@ impl DeviceShelf {
     }
 }
 
-/// Memory on the device; goes back when dropped. The address is 0 on a GPU that has failed, and nothing is launched there.
+/// Memory on the device; dropping returns it to the pool. On a GPU that has failed, the address is 0 and nothing is
+/// launched.
 pub struct DeviceBuffer {
     block: Option<DeviceBlock>,
     bytes: usize,
@@ -226,7 +228,7 @@ impl DeviceBuffer {
         DeviceBuffer::new(gpu, count * 4, Use::Compute)
     }
 
-    /// So many bytes and none beside them, for what fills the memory there is. Refused where they are not there.
+    /// Exactly this many bytes, for buffers that fill the available memory. An error if there is not enough.
     pub(crate) fn exact(gpu: &Gpu, bytes: usize) -> Result<DeviceBuffer> {
         gpu.check()?;
         let inner = gpu.inner().clone();
@@ -243,7 +245,7 @@ impl DeviceBuffer {
         self.bytes
     }
 
-    /// Lets the stream that copies wait until the memory's last use is over.
+    /// Makes the copy stream wait until the memory's last use ends.
     pub(crate) fn wait_until_free(&mut self) -> Result<()> {
         match self.block.as_mut().and_then(|block| block.free_at.take()) {
             Some(event) => self.inner.copy.wait(&event),
@@ -253,10 +255,10 @@ impl DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Gives memory back that only the stream that copies has used since: what is uploaded there next comes after that in the same
-    /// stream, and waits for nothing.
+    /// Returns memory that only the copy stream has used: the next upload to it is later in the same stream, so it
+    /// needs no wait.
     pub(crate) fn used_in_upload(mut self) {
-        assert_eq!(self.purpose, Use::Landing);
+        assert_eq!(self.purpose, Use::Upload);
         if let Some(block) = self.block.take() {
             self.inner.pool.put(block, self.purpose);
         }
@@ -266,7 +268,7 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         let Some(mut block) = self.block.take() else { return };
-        if self.purpose == Use::Landing && !self.inner.has_failed() {
+        if self.purpose == Use::Upload && !self.inner.has_failed() {
             let marked = self.inner.bind().and_then(|()| self.inner.compute.mark());
             match marked {
                 Ok(event) => block.free_at = Some(event),

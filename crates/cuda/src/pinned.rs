@@ -1,5 +1,5 @@
-//! Host memory that the GPU reads and writes directly. Making it is slow, so it goes back when dropped and serves again,
-//! once the copy out of it is done.
+//! Host memory that the GPU reads and writes directly. Pinning is slow, so memory is returned to a pool when dropped,
+//! and reused once the copy out of it is done.
 
 use crate::gpu::{Event, Gpu, Inner, done};
 use crate::memory::pooled_bytes;
@@ -17,7 +17,7 @@ struct Page {
     /// When the copy out of it is done.
     free_at: Option<Event>,
 }
-// SAFETY: the memory belongs to whoever owns the value.
+// SAFETY: the memory belongs to the owner of the value.
 unsafe impl Send for Page {}
 
 impl Page {
@@ -27,13 +27,14 @@ impl Page {
     }
 }
 
-/// What memory starts at, pinned or not: a page.
+/// Alignment of memory, pinned or not: a page.
 const PAGE_BYTES: usize = 4096;
 
-/// Pages of a size that may wait for their copies before somebody waits for one: as many as steps are ahead, and one.
+/// Pages of a size that may wait for their copies before a caller waits for one: the number of steps in flight plus
+/// one.
 const MOST_WAITING: usize = 3;
 
-/// Pinned memory: what waits to be used again, and how much there is.
+/// A pool of pinned memory.
 #[derive(Default)]
 pub(crate) struct PinnedPool {
     shelf: Mutex<PinnedShelf>,
@@ -49,7 +50,7 @@ struct PinnedShelf {
 
 impl PinnedPool {
     fn lock(&self) -> MutexGuard<'_, PinnedShelf> {
-        // Every change of the shelf leaves it whole.
+        // Every change of the shelf leaves it consistent.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +61,7 @@ impl PinnedPool {
     fn take(&self, asked: usize) -> Result<Page> {
         let mut shelf = self.lock();
         let fits = |page: &Page| page.bytes >= asked && page.bytes <= asked + asked / 4;
-        // One whose copy is done; else, where enough of them wait, the one that has waited longest.
+        // A page whose copy is done; otherwise, if enough pages wait, the one that has waited longest.
         let fitting: Vec<usize> = (0..shelf.free.len()).filter(|index| fits(&shelf.free[*index])).collect();
         let done_first = fitting.iter().find(|index| shelf.free[**index].is_idle());
         let oldest = fitting.first().filter(|_| fitting.len() >= MOST_WAITING);
@@ -74,7 +75,7 @@ impl PinnedPool {
             return Ok(page);
         }
         shelf.count(asked);
-        // Little more than what is in use, or still copied from, is held.
+        // The pool is little larger than the memory in use or still being copied from.
         let waiting = shelf.free.iter().filter(|page| !page.is_idle());
         let waiting: usize = waiting.map(|page| page.bytes).sum();
         let most = shelf.peak_used + shelf.peak_used / 4 + waiting;
@@ -103,7 +104,7 @@ impl PinnedShelf {
         self.peak_used = self.peak_used.max(self.used);
     }
 
-    /// Gives free pages that no copy reads back until at most so many bytes are held.
+    /// Frees pages that no copy reads, until the pool has at most `keep` bytes.
     fn shrink(&mut self, keep: usize) {
         while self.held > keep
             && let Some(index) = (0..self.free.len()).find(|index| self.free[*index].is_idle())
@@ -116,7 +117,7 @@ impl PinnedShelf {
     }
 }
 
-/// Large memory starts on a large page: a disk then writes it, and the GPU reads it, in long pieces.
+/// Large allocations start on a large page: a disk then writes them, and the GPU reads them, in long pieces.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 fn layout(bytes: usize) -> Layout {
@@ -124,13 +125,13 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes.max(1), align).expect("pages are powers of two")
 }
 
-/// Takes memory from the system, on large pages where it can be, sets it to zeros and pins it.
+/// Allocates memory, on large pages if possible, zeroes and pins it.
 fn pin(bytes: usize) -> Result<NonNull<u8>> {
     let what = "pinning host memory";
     // SAFETY: the layout has a size of at least one byte.
     let start = NonNull::new(unsafe { alloc(layout(bytes)) });
     let start = start.ok_or(CudaError::Call { what, found: "no memory".to_string() })?;
-    // SAFETY: the memory was just allocated with so many bytes, and holds nothing yet.
+    // SAFETY: the memory was just allocated with this many bytes, and is uninitialised.
     let content = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), bytes) };
     esker_io::prefer_large_pages(content);
     content.fill(MaybeUninit::new(0));
@@ -145,23 +146,23 @@ fn pin(bytes: usize) -> Result<NonNull<u8>> {
     Ok(start)
 }
 
-/// Gives memory back.
+/// Unpins and frees memory.
 ///
 /// # Safety
-/// It was pinned by [`pin`] with this size, and nothing uses it any more.
+/// It must have been pinned by [`pin`] with this size, and nothing may use it any more.
 unsafe fn unpin(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: by the caller's contract.
     unsafe {
         sys::cuMemHostUnregister(start.as_ptr().cast());
         dealloc(start.as_ptr(), layout(bytes));
     }
 }
 
-/// Numbers in host memory that the GPU can copy from by itself, or ordinary memory where none can be pinned.
+/// Numbers in host memory that the GPU can copy from directly, or ordinary memory if none can be pinned.
 pub struct Pinned {
     page: Option<Page>,
     ordinary: Vec<u32>,
-    /// Where a page starts in ordinary memory.
+    /// Offset of the first page boundary in ordinary memory.
     start: usize,
     words: usize,
     /// When kernels that read it directly are done.
@@ -170,7 +171,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// So many 32-bit words, of unspecified content.
+    /// This many 32-bit words, with unspecified content.
     pub fn new(gpu: &Gpu, words: usize) -> Pinned {
         let page = gpu.inner().bind().and_then(|()| gpu.inner().pinned.take(pooled_bytes(words * 4))).ok();
         let ordinary = if page.is_none() { vec![0u32; words + PAGE_BYTES / 4] } else { Vec::new() };
@@ -178,21 +179,21 @@ impl Pinned {
         Pinned { page, ordinary, start, words, read_until: Mutex::new(None), inner: gpu.inner().clone() }
     }
 
-    /// Whether the memory is really pinned.
+    /// Whether the memory is actually pinned.
     pub fn is_pinned(&self) -> bool {
         self.page.is_some()
     }
 
-    /// As whole numbers.
+    /// As integers.
     pub fn words(&self) -> &[u32] {
         match &self.page {
-            // SAFETY: the page has at least so many bytes, aligned to pages, all set when it was made.
+            // SAFETY: the page has at least this many bytes, aligned to pages, all initialised when it was made.
             Some(page) => unsafe { std::slice::from_raw_parts(page.start.as_ptr().cast(), self.words) },
             None => &self.ordinary[self.start..][..self.words],
         }
     }
 
-    /// The same, to be written. Waits for kernels that read it.
+    /// As integers, mutable. Waits for kernels that read them.
     pub fn words_mut(&mut self) -> &mut [u32] {
         if let Some(event) = self.read_until.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = self.inner.bind().and_then(|()| event.synchronize());
@@ -204,17 +205,17 @@ impl Pinned {
         }
     }
 
-    /// As bytes, to be written; aligned to pages.
+    /// As mutable bytes, aligned to pages.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(self.words_mut())
     }
 
-    /// As numbers, to be written.
+    /// As mutable floats.
     pub fn floats_mut(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(self.words_mut())
     }
 
-    /// As numbers.
+    /// As floats.
     pub fn floats(&self) -> &[f32] {
         bytemuck::cast_slice(self.words())
     }
@@ -223,20 +224,20 @@ impl Pinned {
     pub(crate) fn free_at(mut self, event: Event) -> Result<()> {
         match &mut self.page {
             Some(page) => page.free_at = Some(event),
-            // Copies out of ordinary memory are done when the call returns, but for what the driver staged.
+            // Copies out of ordinary memory are done when the call returns, except for bytes that the driver staged.
             None => event.synchronize()?,
         }
         Ok(())
     }
 
-    /// Notes that kernels launched so far read it.
+    /// Records that the kernels launched so far read it.
     pub(crate) fn read_by_kernels(&self) -> Result<()> {
         let event = self.inner.compute.mark()?;
         *self.read_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
         Ok(())
     }
 
-    /// Where the GPU's threads find it.
+    /// Its address for the GPU's threads.
     pub(crate) fn device_address(&self) -> Result<u64> {
         let Some(page) = &self.page else {
             return Err(CudaError::Call {
@@ -262,24 +263,24 @@ impl Drop for Pinned {
     }
 }
 
-/// Host memory of exactly the size asked for that the GPU's threads read. It serves nothing else, and goes back to the system
-/// when dropped.
+/// Host memory of exactly the requested size that the GPU's threads read. It is not pooled: dropping returns it to the
+/// system.
 pub(crate) struct PinnedRegion {
     start: NonNull<u8>,
     bytes: usize,
-    /// Where the GPU's threads find it.
+    /// Its address for the GPU's threads.
     address: u64,
     /// When kernels that read it are done.
     read_until: Mutex<Option<Event>>,
     inner: Arc<Inner>,
 }
-// SAFETY: the memory belongs to the value; it is written through a unique borrow alone.
+// SAFETY: the memory belongs to the value; it is written only through a unique borrow.
 unsafe impl Send for PinnedRegion {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedRegion {}
 
 impl PinnedRegion {
-    /// So many bytes, of unspecified content; refused where they cannot be pinned. There is at least one.
+    /// This many bytes, at least one, with unspecified content. An error if they cannot be pinned.
     pub fn new(gpu: &Gpu, bytes: usize) -> Result<PinnedRegion> {
         let inner = gpu.inner();
         inner.bind()?;
@@ -309,16 +310,16 @@ impl PinnedRegion {
         self.address
     }
 
-    /// Writes bytes from place `at` on. Waits for kernels that read the memory.
+    /// Writes bytes, starting at offset `at`. Waits for kernels that read the memory.
     pub fn write(&mut self, at: usize, from: &[u8]) -> Result<()> {
         assert!(at <= self.bytes && from.len() <= self.bytes - at, "bytes inside the memory");
         self.wait()?;
-        // SAFETY: the memory is ours and large enough behind `at`, nothing on the device reads it, and the borrow is unique.
+        // SAFETY: the memory is ours and large enough after `at`, the device does not read it, the borrow is unique.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr().add(at), from.len()) };
         Ok(())
     }
 
-    /// Notes that kernels before the event read it.
+    /// Records that kernels before the event read it.
     pub fn read_until(&self, event: Event) {
         *self.read_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }
@@ -341,12 +342,12 @@ impl Drop for PinnedRegion {
     }
 }
 
-/// Places in pinned memory for single numbers on their way back.
+/// Slots in pinned memory for single numbers being copied from the device.
 pub(crate) struct Slots {
     start: NonNull<f64>,
     free: Mutex<Vec<usize>>,
 }
-// SAFETY: a slot is read by whoever took it, after the copy into it.
+// SAFETY: only the owner of a slot reads it, after the copy into it.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -375,7 +376,7 @@ impl Drop for Slots {
     }
 }
 
-/// A number that the GPU is working out.
+/// A number that the GPU is computing.
 pub struct Pending {
     gpu: Gpu,
     slot: Option<usize>,
@@ -383,10 +384,10 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Copies the number at a device address back once it is there.
+    /// Copies the number at a device address to the host once it is computed.
     ///
     /// # Safety
-    /// The address holds an f64 of memory from the pool.
+    /// The address must be an f64 in memory of the pool.
     pub(crate) unsafe fn copy(gpu: &Gpu, address: u64) -> Pending {
         let made = gpu.attempt(|| {
             let inner = gpu.inner();
@@ -401,7 +402,7 @@ impl Pending {
                 let found = format!("more than {SLOTS} numbers on their way");
                 return Err(CudaError::Call { what: "copying a number back", found });
             };
-            // SAFETY: the slot is ours until the number is read; the caller answers for the address.
+            // SAFETY: the slot is ours until the number is read; the caller guarantees the address.
             let copied = unsafe {
                 let to = slots.start.as_ptr().add(slot);
                 sys::cuMemcpyDtoHAsync_v2(to.cast(), address, 8, inner.compute.handle())
@@ -413,7 +414,7 @@ impl Pending {
         Pending { gpu: gpu.clone(), slot, event }
     }
 
-    /// The number, as soon as it is there.
+    /// Waits for the number.
     pub fn wait(mut self) -> Result<f64> {
         let event = self.event.take();
         self.gpu.attempt(|| event.map_or(Ok(()), |event| event.synchronize()));
@@ -428,7 +429,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let Some(slot) = self.slot else { return };
-        // A number nobody waited for may still be written.
+        // The device may still write a number that nobody waited for.
         if let Some(event) = self.event.take() {
             self.gpu.attempt(|| event.synchronize());
         }

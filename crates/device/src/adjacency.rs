@@ -1,28 +1,29 @@
-//! What a layer reads of a graph.
+//! The part of a graph that one layer reads.
 
 /// Size of a layer's adjacency.
 pub trait AdjacencyShape {
-    /// Rows that are read.
+    /// Number of input rows.
     fn inputs(&self) -> usize;
-    /// Rows that are written.
+    /// Number of output rows.
     fn outputs(&self) -> usize;
 }
 
-/// The adjacency that one layer reads, as it lies in host memory: for each output its neighbours among the input rows. The outputs are always the last `outputs` rows of
-/// the inputs (DENSE, Marius++ section 4), so a node's own row is `inputs - outputs + i` and needs no look-up.
+/// The adjacency that one layer reads, in host memory: for each output its neighbours among the input rows. The
+/// outputs are always the last `outputs` rows of the inputs (DENSE, Marius++ section 4), so a node's own row is
+/// `inputs - outputs + i` and needs no look-up.
 #[derive(Debug, Clone, Copy)]
 pub struct Adjacency<'a> {
     /// Rows of the input matrix.
     pub inputs: usize,
-    /// Rows that are written.
+    /// Number of output rows.
     pub outputs: usize,
-    /// Output `i` has the neighbours `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`; the first may be above 0.
+    /// Output `i` has the neighbours `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`. The first offset may be above 0.
     pub nbr_offsets: &'a [u32],
     /// Neighbours; each is an input row plus `base`.
     pub nbrs: &'a [u32],
-    /// What a neighbour exceeds its input row by: the first input's local index in the batch.
+    /// The difference between a neighbour and its input row: the first input's local index in the batch.
     pub base: u32,
-    /// Degree of each input row in the whole graph, or empty where no layer asks for it.
+    /// Degree of each input row in the whole graph, or empty if no layer needs it.
     pub input_degrees: &'a [u32],
 }
 
@@ -35,7 +36,7 @@ impl Adjacency<'_> {
         }
     }
 
-    /// Asserts that the neighbours of every output lie inside `nbrs`.
+    /// Asserts that the neighbours of every output are inside `nbrs`.
     pub fn assert_valid(&self) {
         assert!(self.outputs <= self.inputs, "outputs are the last rows of the inputs");
         assert!(self.inputs < u32::MAX as usize, "rows are counted in 32 bits");
@@ -49,14 +50,14 @@ impl Adjacency<'_> {
     }
 }
 
-/// An adjacency without neighbours: every row is read and written, by itself.
+/// An adjacency without neighbours: every row is input and output.
 impl Adjacency<'_> {
-    /// Offsets of so many rows without neighbours, for [`Adjacency::without_neighbours`].
+    /// Offsets of this many rows without neighbours, for [`Adjacency::without_neighbours`].
     pub fn no_offsets(rows: usize) -> Vec<u32> {
         vec![0; rows + 1]
     }
 
-    /// So many rows without neighbours.
+    /// Rows without neighbours, given by their offsets.
     pub fn without_neighbours(offsets: &[u32]) -> Adjacency<'_> {
         let rows = offsets.len() - 1;
         Adjacency {

@@ -5,24 +5,25 @@ use esker_plan::Placements;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// Rows cached as stored: the first slots in memory of the device's own, the others in pinned host memory that it reads by itself.
+/// Cached rows in their stored form. The first slots are in the device's own memory, the others in pinned host memory
+/// that the device reads directly.
 pub trait RowCache: Send + Sync + 'static {
-    /// Memory for the rows that one batch reads.
+    /// Memory for the missed rows of one batch.
     type Missed: HostBytes;
     /// The rows of a batch, to be assembled by [`Device::assemble`].
     type Batch: Send + 'static;
 
-    /// Slots in memory of the device's own: the first ones.
+    /// Number of slots in the device's own memory: the first ones.
     fn device_slots(&self) -> u64;
-    /// Puts rows, as stored, into slots from `first` on. Asserts that there are such slots.
+    /// Writes rows, in their stored form, into slots, starting at `first`. Asserts that these slots exist.
     fn fill(&self, first: u64, stored: &[u8]) -> Result<()>;
-    /// Host memory for so many bytes of rows that a batch reads, of unspecified content.
+    /// Host memory for this many bytes of missed rows of a batch, with unspecified content.
     fn missed(&self, bytes: usize) -> Self::Missed;
-    /// The rows of a batch: from slots, and from what it read. Asserts that placements name nothing else.
+    /// The rows of a batch: from cache slots and from missed rows. Asserts that placements refer to nothing else.
     fn batch(self: &Arc<Self>, placements: &Placements, missed: Self::Missed) -> Self::Batch;
 }
 
-/// Memory of a device for the rows that a batch reads.
+/// A device's memory for the missed rows of a batch.
 pub type MissedOf<D> = <<D as Device>::Cache as RowCache>::Missed;
 /// The rows of a batch, to be assembled by a device.
 pub type BatchOf<D> = <<D as Device>::Cache as RowCache>::Batch;

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What can go wrong on a device.
+/// Errors of a device.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DeviceError {
     /// A loss or gradient that is infinite or not a number.
@@ -9,12 +9,12 @@ pub enum DeviceError {
         "{what} is {found}; lower the learning rate, clip gradients, or check the features for such values"
     )]
     NotFinite {
-        /// What was computed.
+        /// The computed quantity.
         what: String,
         /// Its value.
         found: f64,
     },
-    /// The device failed, or has no room.
+    /// The device failed, or is out of memory.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
@@ -22,7 +22,7 @@ pub enum DeviceError {
 /// Result of everything in this crate.
 pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
-/// What a device said when it failed. Clones share it.
+/// The error of a device that failed. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Failure(Arc<dyn std::error::Error + Send + Sync>);
 
@@ -46,7 +46,7 @@ impl PartialEq for Failure {
 }
 
 impl DeviceError {
-    /// A failure of a device in its own words.
+    /// A failure with the device's own error.
     pub fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DeviceError {
         DeviceError::Failed(Failure(Arc::new(error)))
     }

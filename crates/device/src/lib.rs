@@ -1,7 +1,7 @@
-//! A device, CPU or GPU, without its math: memory, copies, caches of rows and graphs.
+//! A device, CPU or GPU, without its math: memory, copies, row caches and graphs.
 //!
-//! Whoever brings batches to a device needs no more than [`Device`]: strategies and batches are generic over it. `nn` adds the
-//! math as a trait on top, and implements both for the CPU and for NVIDIA GPUs.
+//! Code that brings batches to a device needs only [`Device`]: strategies and batches are generic over it. `nn` adds
+//! the math as a trait on top, and implements both for the CPU and for NVIDIA GPUs.
 #![forbid(unsafe_code)]
 
 mod adjacency;
@@ -23,75 +23,77 @@ pub trait Shape {
     fn columns(&self) -> usize;
 }
 
-/// A number that may still be on its way from the device that computes it.
+/// A number that may not have arrived from the device yet.
 pub trait Deferred: Send {
-    /// The number, as soon as it is there. What is infinite or not a number is an error.
+    /// Waits for the number. An infinite number or NaN is an error.
     fn wait(self) -> Result<f64>;
 }
 
-/// Host memory for rows of f32, where the device can best read them.
+/// Host memory for rows of f32, in a form that the device reads fastest.
 pub trait HostRows: Send + 'static {
-    /// The numbers, row after row.
+    /// The numbers, row-major.
     fn values_mut(&mut self) -> &mut [f32];
 }
 
-/// Host memory for rows as stored, one after the other.
+/// Host memory for rows in their stored form, one after the other.
 pub trait HostBytes: Send + 'static {
-    /// All of it. Where it starts on a page, reads past the page cache go to it without a copy.
+    /// All bytes. If they start on a page boundary, direct reads go into them without a copy.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// A device that holds matrices. Shapes that do not fit are bugs of the caller and assert. A device that works on its own may
-/// fail in work that was handed to it earlier: from then on it does nothing, and [`Device::check`] says why.
+/// A device that stores matrices. Calls with shapes that do not match are bugs and fail an assertion. An asynchronous
+/// device may fail in work that was submitted earlier: from then on it does nothing, and [`Device::check`] returns the
+/// error.
 ///
-/// Calls are carried out in the order in which they are made: what reads a matrix sees what was written to it before.
+/// Calls are executed in the order in which they are made: a read of a matrix sees all earlier writes to it.
 pub trait Device: Clone + Send + Sync + 'static {
-    /// A matrix of f32 on this device. Dropped, its memory serves the next one.
+    /// A matrix of f32 on this device. After a drop, its memory is reused for the next one.
     type Matrix: Shape + Send + Sync + 'static;
     /// The adjacency of a layer on this device.
     type Graph: AdjacencyShape + Send + Sync + 'static;
     /// Host memory that [`Device::upload`] takes rows from.
     type HostRows: HostRows;
-    /// A cache of rows for all batches; [`std::convert::Infallible`] where host memory serves as well.
+    /// A row cache for all batches; [`std::convert::Infallible`] if host memory is as good.
     type Cache: RowCache;
     /// A loss or a norm.
     type Number: Deferred + 'static;
-    /// Training steps that may be handed to the device before the loss of the first is waited for; 0 for one that is done when it
-    /// returns.
+    /// Training steps that may be submitted to the device before the loss of the first is waited for; 0 for a
+    /// synchronous device.
     const STEPS_IN_FLIGHT: usize;
 
-    /// Whether matrices lie in host memory, and count there; else they lie in memory of the device's own.
+    /// Whether matrices are in host memory and count there; otherwise they are in the device's own memory.
     fn in_host_memory(&self) -> bool;
-    /// What may be held in memory of its own, where that has a limit.
+    /// Limit on its own memory, if there is one.
     fn memory_limit(&self) -> Option<u64> {
         None
     }
-    /// The most bytes that matrices and graphs have taken at one time.
+    /// Largest number of bytes that matrices and graphs have taken at one time.
     fn peak_bytes(&self) -> u64;
-    /// Seconds that parts of the device have been busy so far, where it works on its own.
+    /// Seconds that parts of an asynchronous device have been busy so far.
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
-    /// What failed since the device was opened, if anything did.
+    /// The first failure since the device was opened, if any.
     fn check(&self) -> Result<()>;
 
-    /// Host memory for so many rows, of unspecified content.
+    /// Host memory for this many rows, with unspecified content.
     fn host_rows(&self, rows: usize, columns: usize) -> Self::HostRows;
-    /// Brings rows to the device; work on other batches may go on meanwhile.
+    /// Copies rows to the device. Work on other batches may continue meanwhile.
     fn upload(&self, rows: Self::HostRows, columns: usize) -> Self::Matrix;
-    /// Makes room for rows that all batches share: as many of the slots as fit so many bytes in memory of its own, the others in
-    /// pinned host memory that it reads. `None` where it gains nothing by that, since it computes in host memory.
+    /// Allocates a cache for rows that all batches share. As many slots as fit into `device_bytes` are in the device's
+    /// own memory, the others in pinned host memory that it reads. `None` if the device computes in host memory and
+    /// gains nothing.
     fn cache(&self, _rows: &StoredRows, _slots: u64, _device_bytes: u64) -> Result<Option<Arc<Self::Cache>>> {
         Ok(None)
     }
-    /// Assembles the rows of a batch from a cache and from what the batch read; work on other batches may go on meanwhile.
+    /// Assembles the rows of a batch from a cache and from missed rows. Work on other batches may continue meanwhile.
     fn assemble(&self, batch: BatchOf<Self>, columns: usize) -> Self::Matrix;
 
-    /// A matrix of unspecified content.
+    /// A matrix with unspecified content.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
-    /// Copies rows from host memory into the matrix, from row `first` on.
+    /// Copies rows from host memory into the matrix, starting at row `first`.
     fn write(&self, matrix: &mut Self::Matrix, first: usize, values: &[f32]);
-    /// Copies rows into host memory, from row `first` on. Waits for the device.
+    /// Copies rows into host memory, starting at row `first`. Waits for the device.
     fn read(&self, matrix: &Self::Matrix, first: usize, values: &mut [f32]);
     /// Sets every number.
     fn fill(&self, matrix: &mut Self::Matrix, value: f32);

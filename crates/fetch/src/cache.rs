@@ -1,5 +1,5 @@
-//! A cache of feature rows in host memory, and the one way to put a batch together there: hits come from the cache, other rows
-//! from what was read, all as the placements of the batch say.
+//! A cache of feature rows in host memory, which also assembles batches. Hits come from the cache and misses from the
+//! rows that were read, as the placements of the batch specify.
 
 use crate::disk::Widener;
 use crate::format::RowFormat;
@@ -7,32 +7,33 @@ use esker_io::{prefer_large_pages, prefetch};
 use esker_plan::{Placement, Placements};
 use rayon::prelude::*;
 
-/// Rows assembled by one thread before it takes the next.
+/// Rows per parallel task.
 const CHUNK_ROWS: usize = 512;
-/// Rows asked for ahead, and lines of each.
+/// Rows prefetched ahead, and cache lines per row.
 const PREFETCH_ROWS: usize = 8;
 const PREFETCH_LINES: usize = 4;
 const LINE_BYTES: usize = 64;
-/// Batches larger than this are not in the CPU's caches any more when they are trained on.
+/// Batches larger than this have left the CPU's caches by the time they are trained on.
 const CACHED_BYTES: usize = 32 << 20;
 
-/// Slots for rows, as they are stored.
+/// Slots for feature rows, as stored.
 pub struct HostCache {
     rows: Vec<u8>,
     row_bytes: usize,
 }
 
-/// The rows that a batch read, as stored.
+/// The missed rows of a batch after reading, as stored.
 #[derive(Clone, Copy)]
 pub enum Missed<'a> {
-    /// Each in the front of its own row of the batch: no second buffer, since no row is wider stored than as f32.
+    /// Each at the start of its own row of the batch. This needs no second buffer, since no stored row is wider than
+    /// its f32 row.
     InPlace,
-    /// By the index that their placements name, in memory of their own.
+    /// In a separate buffer, by the index in their placements.
     Buffer(&'a [u8]),
 }
 
 impl HostCache {
-    /// A cache of zeros. Memory is taken as slots are filled.
+    /// A cache of zeros. The OS allocates memory as slots are filled.
     pub fn new(slots: u64, format: &RowFormat) -> HostCache {
         let mut rows = vec![0; slots as usize * format.row_bytes()];
         prefer_large_pages(&mut rows);
@@ -44,21 +45,21 @@ impl HostCache {
         slots * format.row_bytes() as u64
     }
 
-    /// Puts rows, as stored, into slots from `first` on.
+    /// Copies rows, as stored, into slots from `first` on.
     pub fn fill(&mut self, first: u64, stored: &[u8]) {
         let start = first as usize * self.row_bytes;
         self.rows[start..start + stored.len()].copy_from_slice(stored);
     }
 
-    /// Puts a batch together as f32, with the threads of the surrounding rayon pool. Placements that keep rows are refused:
-    /// the cache stays as it is.
+    /// Assembles a batch as f32, with the threads of the current rayon pool. Panics if placements keep rows: the cache
+    /// does not change here.
     pub fn assemble(&self, placements: &Placements, missed: Missed, format: &RowFormat, values: &mut [f32]) {
         assert!(placements.kept.is_empty(), "rows are kept by whoever may change the cache");
         self.copy(&placements.words, missed, format, values);
         widen_in_place(&placements.words, missed, format, values);
     }
 
-    /// The same, and rows that stay go to their slots once every hit was taken.
+    /// The same. Afterwards it copies the rows that are kept to their slots.
     pub fn assemble_and_keep(
         &mut self,
         placements: &Placements,
@@ -71,7 +72,7 @@ impl HostCache {
         widen_in_place(&placements.words, missed, format, values);
     }
 
-    /// Copies every row that does not lie in its place yet, as f32.
+    /// Copies every row that is not in `values` yet, as f32.
     fn copy(&self, words: &[u32], missed: Missed, format: &RowFormat, values: &mut [f32]) {
         let dim = format.dim();
         assert_eq!(values.len(), words.len() * dim, "a row a placement");
@@ -81,7 +82,7 @@ impl HostCache {
         let many = size_of_val(values) > CACHED_BYTES;
         let chunks = values.par_chunks_mut(CHUNK_ROWS * dim).zip(words.par_chunks(CHUNK_ROWS));
         chunks.for_each(|(values, words)| match missed {
-            // Every row is written, so all of them may go past the caches.
+            // Every row is written, so all of them may bypass the CPU's caches.
             Missed::Buffer(read) if !words.contains(&Placement::Skip.encode()) => {
                 format.convert_rows(many, values, |at| {
                     self.prefetch_soon(words, at, missed);
@@ -104,7 +105,7 @@ impl HostCache {
         }
     }
 
-    /// Says that the row some places further on will be copied soon.
+    /// Prefetches the row that is copied `PREFETCH_ROWS` rows later.
     #[inline(always)]
     fn prefetch_soon(&self, words: &[u32], at: usize, missed: Missed) {
         let Some(soon) = words.get(at + PREFETCH_ROWS) else { return };
@@ -119,7 +120,7 @@ impl HostCache {
         (0..lines).for_each(|line| prefetch(memory, start + line * LINE_BYTES));
     }
 
-    /// A row as stored: a hit, or one that was read to memory of its own.
+    /// A row as stored: a hit, or a row of the separate buffer.
     #[inline(always)]
     fn find<'a>(&'a self, word: u32, read: &'a [u8]) -> &'a [u8] {
         match Placement::decode(word) {
@@ -136,7 +137,7 @@ impl HostCache {
         &self.rows[slot * self.row_bytes..][..self.row_bytes]
     }
 
-    /// Copies rows that stay to their slots. A slot may be that of a hit of the same batch.
+    /// Copies rows that are kept to their slots. A slot may belong to a hit of the same batch.
     fn keep(&mut self, placements: &Placements, missed: Missed, dim: usize, values: &[f32]) {
         let mut slots = placements.kept.iter();
         if slots.len() == 0 || self.row_bytes == 0 {
@@ -155,7 +156,7 @@ impl HostCache {
     }
 }
 
-/// Makes f32 of rows that lie, as stored, in the front of their places.
+/// Converts stored rows at the start of their f32 rows to f32, in place.
 fn widen_in_place(words: &[u32], missed: Missed, format: &RowFormat, values: &mut [f32]) {
     if format.is_plain() || format.dim() == 0 || matches!(missed, Missed::Buffer(_)) {
         return;

@@ -1,11 +1,11 @@
-//! Values of nodes or edges out of any array of a dataset, as stored: what a loader hands on beside features.
+//! Reads values of nodes or edges from any array of a dataset, as stored. A loader returns them along with features.
 
 use crate::{FetchError, Result};
 use esker_io::{Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, Dataset, FileEntry, PAYLOAD_OFFSET, StoreError};
 use std::sync::Arc;
 
-/// Arrays of a dataset. Threads share them; each makes a [`ColumnReader`] of its own.
+/// Arrays of a dataset. Threads share it; each makes its own [`ColumnReader`].
 pub struct ColumnFiles {
     files: Files,
     entries: Vec<FileEntry>,
@@ -20,12 +20,12 @@ impl ColumnFiles {
         Ok(Arc::new(ColumnFiles { files, entries }))
     }
 
-    /// What the arrays are, in the order of their names.
+    /// The manifest entries of the arrays, in the order of their names.
     pub fn entries(&self) -> &[FileEntry] {
         &self.entries
     }
 
-    /// Bytes that a reader takes while it reads up to `rows` rows.
+    /// Bytes that a reader takes to read up to `rows` rows.
     pub fn reader_bytes(rows: u64) -> u64 {
         Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64
     }
@@ -37,7 +37,7 @@ impl ColumnFiles {
     }
 }
 
-/// An array by name.
+/// Finds an array by name.
 fn array<'a>(dataset: &'a Dataset, name: &str) -> Result<&'a ArrayFile> {
     dataset.array(name).ok_or_else(|| FetchError::Column {
         dataset: dataset.directory().to_path_buf(),
@@ -46,7 +46,7 @@ fn array<'a>(dataset: &'a Dataset, name: &str) -> Result<&'a ArrayFile> {
     })
 }
 
-/// Reads values. Stays with the thread that made it.
+/// Reads values. It stays on the thread that made it.
 pub struct ColumnReader {
     columns: Arc<ColumnFiles>,
     queue: Queue,

@@ -1,7 +1,7 @@
-//! Feature rows read from the disk as a plan says, straight to their places in a batch.
+//! Reads feature rows from disk as a plan specifies, directly to their rows of a batch.
 //!
-//! A stored row is never wider than its row of f32, so it lands in the front of its own place and is widened there: no
-//! second buffer, whatever the numbers are stored as.
+//! A stored row is never wider than its f32 row. So it is read to the start of its f32 row and widened there, without a
+//! second buffer, for every stored type.
 
 use crate::Result;
 use crate::format::{RowFormat, features};
@@ -13,10 +13,10 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Rows widened by one thread before it takes the next.
+/// Rows per parallel task.
 const CHUNK_ROWS: usize = 512;
 
-/// The rows of a dataset on disk. Threads share it; each makes a [`RowReader`] of its own.
+/// The feature rows of a dataset on disk. Threads share it; each makes its own [`RowReader`].
 pub struct DiskRows {
     files: Files,
     format: RowFormat,
@@ -29,7 +29,7 @@ impl DiskRows {
         DiskRows::open_with(dataset, None)
     }
 
-    /// The same, read in blocks of so many bytes at least; `None`: as is fastest here, which is measured.
+    /// The same, with reads of at least `block_bytes` bytes. `None`: the fastest way, which is measured.
     pub fn open_with(dataset: &Dataset, block_bytes: Option<u64>) -> Result<DiskRows> {
         let (array, format) = (features(dataset)?, RowFormat::of(dataset)?);
         let open = |options: &Options| dataset.open_files(&[array], options);
@@ -40,23 +40,23 @@ impl DiskRows {
         Ok(DiskRows { files: open(&reads.options)?, format, reads })
     }
 
-    /// Bytes that a reader takes while it reads up to `rows` rows, however they are read.
+    /// Bytes that a reader takes to read up to `rows` rows, with any I/O backend.
     pub fn reader_bytes(rows: u64) -> u64 {
         // Pieces, once here and once in the queue.
         Options::default().memory_bytes(rows) + rows * 2 * size_of::<Piece>() as u64
     }
 
-    /// Which rows are read in one go, and why, for a person.
+    /// A readable text: which rows are read together, and why.
     pub fn reads_text(&self) -> String {
         self.reads.to_string()
     }
 
-    /// What rows look like.
+    /// The format of the rows.
     pub fn format(&self) -> &RowFormat {
         &self.format
     }
 
-    /// The way the file is read.
+    /// The I/O backend in use.
     pub fn io_backend(&self) -> &ChosenBackend {
         self.files.io_backend()
     }
@@ -68,7 +68,7 @@ impl DiskRows {
     }
 }
 
-/// Reads rows. Stays with the thread that made it.
+/// Reads feature rows. It stays on the thread that made it.
 pub struct RowReader {
     rows: Arc<DiskRows>,
     queue: Queue,
@@ -76,14 +76,15 @@ pub struct RowReader {
 }
 
 impl RowReader {
-    /// Reads, as stored, every row that placements read, to the front of its place in `values`; the other places stay as
-    /// they are. Returns how many were read.
+    /// Reads every row whose placement is a read, as stored, to the start of its row in `values`. Other rows stay
+    /// unchanged. Returns how many rows were read.
     pub fn read(&mut self, nodes: &[NodeId], placements: &Placements, values: &mut [f32]) -> Result<u64> {
         assert_eq!(nodes.len(), placements.words.len(), "a placement a node");
-        self.read_where(nodes, |at| Placement::is_read(placements.words[at]), values)
+        self.read_selected(nodes, |at| Placement::is_read(placements.words[at]), values)
     }
 
-    /// Reads every row that is not skipped (one mark a node, or none at all), and makes f32 of all with the threads of `pool`.
+    /// Reads every row that is not skipped and converts all to f32 with the threads of `pool`. `skipped` has one mark
+    /// per node, or is empty.
     pub fn read_all(
         &mut self,
         nodes: &[NodeId],
@@ -94,7 +95,7 @@ impl RowReader {
         if !skipped.is_empty() {
             values.fill(0.0);
         }
-        self.read_where(nodes, |at| skipped.get(at).is_none_or(|skip| !skip), values)?;
+        self.read_selected(nodes, |at| skipped.get(at).is_none_or(|skip| !skip), values)?;
         let format = &self.rows.format;
         if format.dim() > 0 && !format.is_plain() {
             let widen = |piece: &mut [f32]| Widener::new(format).all(piece.chunks_exact_mut(format.dim()));
@@ -103,7 +104,7 @@ impl RowReader {
         Ok(())
     }
 
-    fn read_where(
+    fn read_selected(
         &mut self,
         nodes: &[NodeId],
         wants: impl Fn(usize) -> bool,
@@ -112,25 +113,25 @@ impl RowReader {
         let format = &self.rows.format;
         format.check(nodes)?;
         assert_eq!(values.len(), nodes.len() * format.dim(), "a row a node");
-        let (bytes, place_bytes) = (format.row_bytes() as u64, format.dim() as u64 * 4);
+        let (bytes, f32_row_bytes) = (format.row_bytes() as u64, format.dim() as u64 * 4);
         self.pieces.clear();
         let accessed = nodes.iter().enumerate().filter(|(at, _)| wants(*at));
         self.pieces.extend(accessed.map(|(at, node)| Piece {
             offset: PAYLOAD_OFFSET + node.0 * bytes,
             bytes,
-            at: at as u64 * place_bytes,
+            at: at as u64 * f32_row_bytes,
         }));
         self.queue.read(0, &self.pieces, bytemuck::cast_slice_mut(values)).map_err(StoreError::from)?;
         Ok(self.pieces.len() as u64)
     }
 
-    /// What was read so far.
+    /// Counters so far.
     pub fn counters(&self) -> IoCounters {
         self.queue.counters()
     }
 }
 
-/// Makes f32 of rows that lie, as stored, in the front of their places.
+/// Converts stored rows at the start of their f32 rows to f32, in place.
 pub(crate) struct Widener<'a> {
     format: &'a RowFormat,
     stored: Vec<u8>,

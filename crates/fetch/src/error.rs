@@ -12,7 +12,7 @@ pub enum FetchError {
     #[error("{dataset} has no node features; import it with features, or generate it with --dim")]
     NoFeatures {
         /// The dataset.
-        dataset: String,
+        dataset: PathBuf,
     },
     /// Samples could not be written or read.
     #[error(transparent)]
@@ -23,85 +23,103 @@ pub enum FetchError {
         needed.0, needed.flag_value()
     )]
     Disk {
-        /// The least that would do.
+        /// The smallest size that works.
         needed: ByteCount,
-        /// How much there is.
+        /// The limit.
         allowed: ByteCount,
     },
-    /// What was read is not what was packed.
+    /// Packed data does not match its checksum.
     #[error(
         "{path}: {what}: not what was packed, by its checksum; check the disk, remove the directory and prepare again"
     )]
     Damaged {
         /// The file.
-        path: String,
-        /// Which batch of which epoch, and what of it.
+        path: PathBuf,
+        /// What of which batch and epoch.
         what: String,
     },
-    /// What was read of a file without a name is not what was written.
+    /// Data of an unlinked temporary file does not match its checksum.
     #[error("{folder}: {what}: not what was written there, by its checksum; check the disk and start again")]
     Scratch {
-        /// Where the file was.
-        folder: String,
+        /// The directory of the file.
+        folder: PathBuf,
         /// What of which batch.
         what: String,
     },
     /// A stage of a pipeline panicked.
     #[error(transparent)]
     Panicked(#[from] crate::pipeline::StagePanicked),
-    /// What was asked for cannot be done.
-    #[error("{problem}")]
-    Request {
-        /// What, why not, and what can be.
-        problem: String,
+    /// A directory with finished packed rows of other batches.
+    #[error(
+        "{directory} holds finished packed rows of other batches than these; give the flags they were made with, or another --prepared, or remove it"
+    )]
+    OtherBatches {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A graph too large to be cut into segments.
+    #[error("segments name rows by 32 bits, and there are {rows}; allow more --disk-budget")]
+    SegmentRows {
+        /// Number of rows.
+        rows: u64,
+    },
+    /// A batch that reads more rows than placements can address.
+    #[error("a batch reads {rows} rows, and {most} can be named; take smaller batches")]
+    BatchRows {
+        /// Rows of the batch.
+        rows: u64,
+        /// Largest number of rows.
+        most: u32,
     },
     /// A column that a dataset does not have.
-    #[error("{}: there is no column {name}; there are {}", dataset.display(), there.join(", "))]
+    #[error("{dataset}: there is no column {name}; there are {}", there.join(", "))]
     Column {
         /// The dataset.
         dataset: PathBuf,
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The names of the dataset's columns.
         there: Vec<String>,
     },
-    /// Rows do not fit.
+    /// The feature rows do not fit in memory.
     #[error(
-        "{what} takes {needed}, and {allowed} are left for it; allow more memory or take another strategy"
+        "holding the features of {dataset} in memory takes {needed}, and {allowed} are left for it; allow more memory or take another strategy"
     )]
     Memory {
-        /// Which rows.
-        what: String,
-        /// How much they take.
+        /// The dataset.
+        dataset: PathBuf,
+        /// Bytes needed.
         needed: ByteCount,
-        /// How much there is.
+        /// Bytes allowed.
         allowed: ByteCount,
     },
-    /// Somebody asked for an end; what was done is safe.
+    /// A stop was requested. Finished work is safe.
     #[error("stopped")]
     Stopped,
-    /// A row that is not there.
+    /// A row that does not exist.
     #[error("row {row} is asked for, and there are rows 0 to {last}; check where the node id comes from")]
     Row {
         /// The row.
         row: u64,
-        /// The last there is.
+        /// The last row.
         last: u64,
     },
 }
 
-/// Result of everything in this crate.
+/// Result type of this crate.
 pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 
 impl FetchError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             FetchError::Store(error) => error.kind(),
             FetchError::Sample(error) => error.kind(),
             FetchError::NoFeatures { .. }
             | FetchError::Disk { .. }
-            | FetchError::Request { .. }
+            | FetchError::OtherBatches { .. }
+            | FetchError::SegmentRows { .. }
+            | FetchError::BatchRows { .. }
             | FetchError::Column { .. }
             | FetchError::Memory { .. } => ErrorKind::Asked,
             FetchError::Stopped => ErrorKind::Stopped,

@@ -1,4 +1,4 @@
-//! How feature rows are stored, and how they become f32.
+//! How feature rows are stored, and their conversion to f32.
 
 use crate::{FetchError, Result};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
@@ -6,7 +6,7 @@ use esker_types::{Dtype, NodeId, StoredRows};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// How numbers are stored.
+/// The stored type of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stored {
     F32,
@@ -29,14 +29,14 @@ impl Stored {
     }
 }
 
-/// What rows look like. None is wider stored than as f32.
+/// The format of feature rows. No stored row is wider than its f32 row.
 #[derive(Debug, Clone)]
 pub struct RowFormat {
     rows: u64,
     dim: usize,
     stored: Stored,
     row_bytes: usize,
-    /// What 8-bit numbers of each column are multiplied by.
+    /// Scale of each column, for 8-bit numbers.
     scales: Option<Vec<f32>>,
 }
 
@@ -57,7 +57,7 @@ impl RowFormat {
         Ok(RowFormat { rows: entry.rows, dim, stored, row_bytes, scales })
     }
 
-    /// Numbers in a row.
+    /// Numbers per row.
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -67,12 +67,12 @@ impl RowFormat {
         self.row_bytes
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// How rows are stored, for whoever makes f32 of them elsewhere.
+    /// The stored format, for code that converts rows to f32 elsewhere.
     pub fn stored_rows(&self) -> StoredRows {
         let dtype = match self.stored {
             Stored::F32 => Dtype::F32,
@@ -89,7 +89,7 @@ impl RowFormat {
         self.stored == Stored::F32
     }
 
-    /// Refuses nodes that have no row.
+    /// Fails if a node has no row.
     pub fn check(&self, nodes: &[NodeId]) -> Result<()> {
         match nodes.iter().find(|node| node.0 >= self.rows) {
             Some(node) => Err(FetchError::Row { row: node.0, last: self.rows.saturating_sub(1) }),
@@ -97,8 +97,8 @@ impl RowFormat {
         }
     }
 
-    /// Stored rows as f32, each from where `row` says; past the processor's caches where they are more than those hold and stored as
-    /// f32 already.
+    /// Converts stored rows to f32, each from the bytes that `row` returns. If there are more rows than the CPU's
+    /// caches hold and they are stored as f32, they bypass the caches.
     pub fn convert_rows<'a>(
         &self,
         past_caches: bool,
@@ -135,5 +135,5 @@ fn put(row: &mut [f32], values: impl Iterator<Item = f32>) {
 pub(crate) fn features(dataset: &Dataset) -> Result<&ArrayFile> {
     dataset
         .array(file::NODE_FEATURES)
-        .ok_or_else(|| FetchError::NoFeatures { dataset: dataset.directory().display().to_string() })
+        .ok_or_else(|| FetchError::NoFeatures { dataset: dataset.directory().to_path_buf() })
 }

@@ -1,9 +1,11 @@
-//! Carries plans out: brings the rows that a batch needs to where it is trained on, and moves batches from stage to stage.
+//! Carries out plans: brings the feature rows of a batch to the device that trains on them, and moves batches from
+//! stage to stage.
 //!
-//! [`FeatureRows`] are the rows of a dataset, held in memory or mapped. [`DiskRows`] are on disk: a [`RowReader`] reads those
-//! that a plan reads, a [`HostCache`] holds what the plan keeps, and an [`AccessFile`] and a [`PlanFile`] hold what was
-//! accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`pipeline`] joins stages that work at the same time and counts what each waits for. Nothing
-//! here decides which rows, or when.
+//! [`FeatureRows`] are the rows of a dataset, in memory or memory-mapped. [`DiskRows`] are on disk: a [`RowReader`]
+//! reads the rows that a plan reads, and a [`HostCache`] stores the rows that the plan keeps. An [`AccessFile`] and a
+//! [`PlanFile`] store what is accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`pipeline`]
+//! connects stages that work at the same time and measures what each waits for. Nothing here decides which rows to
+//! fetch, or when.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::duplicate_mod, reason = "`model` compiles `pipeline` once more"))]
 

@@ -1,4 +1,5 @@
-//! The pipeline on this machine's threads. Not a part of `pipeline/mod.rs`, which is compiled once more under a model.
+//! Tests of the pipeline on real threads. They are not in `pipeline/mod.rs`, because the model compiles that file
+//! again.
 
 use crate::pipeline::*;
 use std::time::{Duration, Instant};
@@ -100,7 +101,7 @@ fn a_stage_that_panics_is_an_error_and_not_an_end() {
     assert_eq!(line.receive(), None);
 }
 
-/// Whatever a stage holds when it panics comes back, and a stage that waits for it is told to end.
+/// Whatever a stage has when it panics is returned, and a stage that waits for it ends.
 #[test]
 fn nobody_waits_for_what_a_stage_held_when_it_panicked() {
     let (buffers, permits) = (Recycler::<Vec<u8>>::new(1), Permits::new(1));
@@ -133,7 +134,7 @@ fn a_stage_that_waits_ends_with_its_consumer() {
     let (first, second) = (line.receive().unwrap().unwrap(), line.receive().unwrap().unwrap());
     drop(first);
     let third = line.receive().unwrap().unwrap();
-    // Two are out, so the stage waits.
+    // Two are in use, so the stage waits.
     drop(line);
     drop((second, third));
 }

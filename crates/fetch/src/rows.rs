@@ -1,4 +1,4 @@
-//! Feature rows of a dataset, held in memory or mapped from its file, gathered by node as f32.
+//! Feature rows of a dataset, in memory or memory-mapped from its file, gathered by node as f32.
 
 use crate::format::{RowFormat, features};
 use crate::{FetchError, Result};
@@ -7,9 +7,9 @@ use esker_store::{ArrayFile, Dataset};
 use esker_types::{ByteCount, NodeId};
 use rayon::prelude::*;
 
-/// Rows gathered by one thread before it takes the next.
+/// Rows per parallel task.
 const CHUNK_ROWS: usize = 512;
-/// Rows asked for ahead, and lines of each: the hardware follows a row once it is begun.
+/// Rows prefetched ahead, and cache lines per row. The hardware prefetches the rest of a row once it is read.
 const PREFETCH_ROWS: usize = 8;
 const PREFETCH_LINES: usize = 4;
 const LINE_BYTES: usize = 64;
@@ -34,13 +34,13 @@ impl FeatureRows {
         Ok(array.entry().rows * array.entry().row_bytes() + DIRECT_ALIGN as u64)
     }
 
-    /// Reads all rows into memory; refuses what takes more than `most_bytes`.
+    /// Reads all rows into memory. Fails if they take more than `most_bytes`.
     pub fn load(dataset: &Dataset, most_bytes: u64) -> Result<FeatureRows> {
         let (array, needed) = (features(dataset)?, FeatureRows::bytes_in_memory(dataset)?);
         if needed > most_bytes {
-            let what = format!("holding the features of {} in memory", dataset.directory().display());
+            let dataset = dataset.directory().to_path_buf();
             let (needed, allowed) = (ByteCount(needed), ByteCount(most_bytes));
-            return Err(FetchError::Memory { what, needed, allowed });
+            return Err(FetchError::Memory { dataset, needed, allowed });
         }
         let bytes = (array.entry().rows * array.entry().row_bytes()) as usize;
         let mut buffer = AlignedBuffer::new(bytes.max(1), DIRECT_ALIGN);
@@ -54,18 +54,18 @@ impl FeatureRows {
         Ok(FeatureRows { held: RowMemory::Memory(buffer), format })
     }
 
-    /// Maps all rows: they are read through the page cache as they are touched.
+    /// Memory-maps all rows: they are read through the page cache when accessed.
     pub fn map(dataset: &Dataset) -> Result<FeatureRows> {
         let held = RowMemory::Mapped(features(dataset)?.map(Touch::Random)?);
         Ok(FeatureRows { held, format: RowFormat::of(dataset)? })
     }
 
-    /// Whether rows are held in memory, not mapped.
+    /// Whether rows are in memory, not memory-mapped.
     pub fn is_in_memory(&self) -> bool {
         matches!(self.held, RowMemory::Memory(_))
     }
 
-    /// Numbers in a row.
+    /// Numbers per row.
     pub fn dim(&self) -> usize {
         self.format.dim()
     }
@@ -75,13 +75,13 @@ impl FeatureRows {
         self.format.row_bytes()
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.format.rows()
     }
 
-    /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the surrounding rayon pool. Rows that are
-    /// skipped (one mark a node, or none at all) are zeros.
+    /// Writes the rows of `nodes` to `values`, one after the other, with the threads of the current rayon pool. Skipped
+    /// rows are zeros. `skipped` has one mark per node, or is empty.
     pub fn gather(&self, nodes: &[NodeId], skipped: &[bool], values: &mut [f32]) -> Result<()> {
         let dim = self.format.dim();
         self.format.check(nodes)?;
@@ -126,7 +126,7 @@ impl FeatureRows {
     }
 }
 
-/// Reads an array into bytes as elements of its width.
+/// Reads an array into bytes, with elements of type `T`.
 fn fill<T: bytemuck::Pod>(array: &ArrayFile, into: &mut [u8]) -> Result<()> {
     let mut elements = array.elements(0)?;
     for chunk in bytemuck::cast_slice_mut::<u8, T>(into).chunks_mut(LOAD_ELEMENTS) {

@@ -1,5 +1,5 @@
-//! What a superbatch keeps on disk beside its samples: the rows that its batches access, and their placements. Both are files
-//! without a name: a killed process leaves nothing of them behind. What is read of either is checked.
+//! What a superbatch stores on disk in addition to its samples: the rows that its batches access, and their placements.
+//! Both are unlinked temporary files, so a killed process leaves nothing. All data is verified when it is read.
 
 use crate::{FetchError, Result};
 use esker_io::ScratchFile;
@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// A row as the file names it: in 32 bits where all fit.
+/// A row id as the file stores it: 32 bits if all ids fit.
 pub trait StoredRow: Row + bytemuck::Pod + PartialEq + Sync {
-    /// Of a node that is known to fit.
+    /// The id of a node that is known to fit.
     fn of(node: NodeId) -> Self;
 }
 
@@ -33,9 +33,9 @@ impl StoredRow for u64 {
 #[derive(Debug)]
 pub struct AccessFile<R> {
     file: ScratchFile,
-    /// Rows of all batches up to each.
+    /// Running sum of rows, up to and including each batch.
     ends: Vec<u64>,
-    /// The checksum of each.
+    /// The checksum of each batch.
     sums: Vec<u64>,
     largest: u64,
     pending: Vec<R>,
@@ -48,10 +48,10 @@ impl<R: StoredRow> AccessFile<R> {
         Ok(AccessFile { file, ends: Vec::new(), sums: Vec::new(), largest: 0, pending: Vec::new() })
     }
 
-    /// Bytes for each access.
+    /// Bytes per access.
     pub const BYTES: u64 = size_of::<R>() as u64;
 
-    /// Adds a batch of these nodes, without those that are skipped (one mark a node, or none at all).
+    /// Adds a batch of these nodes, without skipped ones. `skipped` has one mark per node, or is empty.
     pub fn append(&mut self, nodes: &[NodeId], skipped: &[bool]) -> Result<()> {
         self.pending.clear();
         match skipped {
@@ -70,7 +70,7 @@ impl<R: StoredRow> AccessFile<R> {
         Ok(())
     }
 
-    /// No batch comes any more: room for the next one is given back.
+    /// Frees buffers. No more batches follow.
     pub fn close(&mut self) {
         self.pending = Vec::new();
     }
@@ -80,24 +80,21 @@ impl<R: StoredRow> AccessFile<R> {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Rows of the largest batch, those that are skipped included.
+    /// Rows of the largest batch, including skipped ones.
     pub fn largest(&self) -> u64 {
         self.largest
     }
 }
 
-/// Where a batch starts, and how many rows it has.
+/// The first row of a batch, and its number of rows.
 fn range(ends: &[u64], batch: u32) -> (u64, u64) {
     let start = (batch as usize).checked_sub(1).map_or(0, |before| ends[before]);
     (start, ends[batch as usize] - start)
 }
 
-/// What was read is not what was written.
+/// The error for data that does not match its checksum.
 fn damaged(file: &ScratchFile, what: &str, batch: u32) -> FetchError {
-    FetchError::Scratch {
-        folder: file.folder().display().to_string(),
-        what: format!("{what} of batch {batch}"),
-    }
+    FetchError::Scratch { folder: file.folder().to_path_buf(), what: format!("{what} of batch {batch}") }
 }
 
 impl<R: StoredRow> AccessTrace for &AccessFile<R> {
@@ -121,23 +118,23 @@ impl<R: StoredRow> AccessTrace for &AccessFile<R> {
     }
 }
 
-/// The placements of each batch. While they are being made, next uses lie where they will be.
+/// The placements of each batch. While they are computed, the same locations store next uses.
 #[derive(Debug)]
 pub struct PlanFile {
     file: ScratchFile,
     ends: Vec<u64>,
-    /// What is known of the batches that have placements.
+    /// Index of the batches that have placements.
     known: Mutex<Known>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     batches: Vec<KnownBatch>,
-    /// Slots of kept rows of all of them.
+    /// Slots of kept rows of all batches.
     kept: u64,
 }
 
-/// Where the slots of a batch's kept rows start behind all words, how many there are, and a checksum of words and slots.
+/// Start of the slots of a batch's kept rows (after all words), their number, and a checksum of words and slots.
 #[derive(Debug, Clone, Copy, Default)]
 struct KnownBatch {
     kept_at: u64,
@@ -146,7 +143,7 @@ struct KnownBatch {
 }
 
 impl PlanFile {
-    /// Bytes for each access, where every row were kept.
+    /// Bytes per access, if every row is kept.
     pub const BYTES: u64 = 8;
     /// Bytes of a word.
     const WORD: u64 = 4;
@@ -159,12 +156,12 @@ impl PlanFile {
         Ok(PlanFile { file, ends: accesses.ends.clone(), known: Mutex::new(Known { batches, kept: 0 }) })
     }
 
-    /// Bytes of memory for each batch.
-    pub const fn bytes_a_batch() -> u64 {
+    /// Bytes of memory per batch.
+    pub const fn bytes_per_batch() -> u64 {
         (size_of::<KnownBatch>() + size_of::<u64>()) as u64
     }
 
-    /// Room for what a planner finds about some batches, until their placements are written over it.
+    /// Storage for a planner's next uses of some batches, until their placements overwrite it.
     pub fn next_uses(&self, batches: Range<u32>) -> Result<PlanUses<'_>> {
         let folder = self.file.folder();
         let counts = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
@@ -172,7 +169,7 @@ impl PlanFile {
         Ok(PlanUses { plan: self, first: batches.start, narrow: Vec::new(), counts, of_batch, counted: 0 })
     }
 
-    /// Writes the placements of a batch, once.
+    /// Writes the placements of a batch, at most once.
     pub fn put(&self, batch: u32, placements: &Placements) -> Result<()> {
         let sum = sum(placements);
         let kept_at = {
@@ -203,11 +200,11 @@ impl PlanFile {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Every change leaves it whole.
+        // Every change leaves it consistent.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where slots of kept rows lie: after the words of all batches.
+    /// Start of the slots of kept rows: after the words of all batches.
     fn kept_start(&self, kept_at: u64) -> u64 {
         (self.ends.last().copied().unwrap_or(0) + kept_at) * PlanFile::WORD
     }
@@ -234,16 +231,16 @@ fn sum(placements: &Placements) -> u64 {
     hash.digest()
 }
 
-/// Next uses where the placements of their batch will be, in half the bytes where there are few batches; and in a file of their
-/// own how many rows each batch wants.
+/// Next uses, stored where the placements of their batch will be, with half the bytes if there are few batches. A
+/// separate file stores how many rows each batch accesses.
 #[derive(Debug)]
 pub struct PlanUses<'a> {
     plan: &'a PlanFile,
     first: u32,
-    /// Next uses on their way to or from the file: kept, because memory that comes and goes costs more than they do.
+    /// Buffer for next uses. It is kept, because allocating it each time costs more than the conversion.
     narrow: Vec<u16>,
     counts: ScratchFile,
-    /// Where the counts of each batch start, and how many there are; and how many there are of all.
+    /// Start and length of the counts of each batch, and the total number of counts.
     of_batch: Vec<(u64, usize)>,
     counted: u64,
 }

@@ -1,9 +1,13 @@
-//! String ids: nodes numbered by first appearance, inside the memory budget.
+//! String ids: numbers nodes by first appearance, within the memory budget.
 //!
-//! A table in memory does it when the names fit. Otherwise the names are sorted outside with the position of each
-//! appearance: equal names come together, so each appearance learns the first position of its name; sorting the
-//! appearances by that first position numbers the names in order; sorting back by position gives the id of each
-//! appearance in file order. Either way the same pass then writes the edges with their ids, and each new name.
+//! If the names fit, this uses a table in memory. Otherwise it uses external sorts:
+//!
+//! 1. It sorts names together with the position of each appearance. Equal names come together, so each appearance gets
+//!    the first position of its name.
+//! 2. It sorts the appearances by that first position, which numbers the names in order.
+//! 3. It sorts back by position, which gives the id of each appearance in file order.
+//!
+//! Both ways end with the same pass: it writes the edges with their ids, and each new name.
 
 use crate::delimited::{Lines, quoted};
 use crate::sort::{Sorted, Sorter};
@@ -20,13 +24,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a name in the table takes beside its bytes: the entry, a table twice as large while it grows, the heap's own.
+/// Memory of a name in the table besides its bytes: the entry, a table twice as large while it grows, heap overhead.
 const TABLE_ENTRY_BYTES: u64 = 104;
 
 const MOST_RELATIONS: usize = 1_000_000;
 const MOST_RELATION_BYTES: usize = 64 << 20;
 
-/// Names of relations, numbered by first appearance; few enough to be held.
+/// Names of relations, numbered by first appearance. They are few enough to stay in memory.
 #[derive(Debug, Default)]
 pub struct Relations {
     names: Vec<String>,
@@ -35,7 +39,7 @@ pub struct Relations {
 }
 
 impl Relations {
-    /// What the names and their table take in memory.
+    /// Memory of the names and their table.
     pub fn memory_bytes(names: &[String]) -> u64 {
         names.iter().map(|name| name.len() as u64 * 3 + 128).sum()
     }
@@ -53,7 +57,7 @@ impl Relations {
         self.numbers.get(name).copied()
     }
 
-    /// Takes a name that may be new; `location` is where it stands.
+    /// Adds a name that may be new; `location` is its position.
     pub fn see(&mut self, name: &[u8], location: impl FnOnce() -> Location) -> Result<()> {
         if self.numbers.contains_key(name) {
             return Ok(());
@@ -85,11 +89,11 @@ impl Relations {
     }
 }
 
-/// Edges between named nodes, streamed twice when the names do not fit into memory.
+/// Edges between named nodes. They are streamed twice if the names do not fit into memory.
 pub trait NamedEdges {
     /// The file, for messages.
     fn path(&self) -> &Path;
-    /// Which optional columns the edges carry.
+    /// The optional columns of the edges.
     fn columns(&self) -> EdgeColumns;
     /// Starts before the first edge.
     fn open(&self) -> Result<Box<dyn NamedEdgeStream>>;
@@ -97,24 +101,24 @@ pub trait NamedEdges {
 
 /// Edges between named nodes, one at a time.
 pub trait NamedEdgeStream {
-    /// Moves to the next edge; `false` when there is none.
+    /// Moves to the next edge; `false` if there is none.
     fn advance(&mut self) -> Result<bool>;
     /// Names of source and target.
     fn ends(&self) -> Result<[&[u8]; 2]>;
-    /// The rest of the edge.
+    /// The other columns of the edge.
     fn attributes(&self) -> Result<ForeignEdge>;
-    /// Where the current edge is.
+    /// The position of the current edge, for messages.
     fn location(&self) -> Location;
 }
 
-/// What numbering left in the work directory.
+/// Counts of what numbering wrote to the work directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Spooled {
     edges: u64,
     nodes: u64,
 }
 
-/// Edges with numbers for names, and the names.
+/// Edges with ids instead of names, and the names.
 pub struct Numbered {
     /// Number of different names.
     pub nodes: u64,
@@ -127,7 +131,7 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// Numbers the nodes of `edges`. `node_ids` lists all names, one a line, in the order of their numbers.
+    /// Numbers the nodes of `edges`. `node_ids` has all names, one per line, in the order of their ids.
     pub fn new(
         workspace: &ImportWorkspace,
         edges: &dyn NamedEdges,
@@ -191,7 +195,7 @@ impl Work<'_> {
         Ok(spooled)
     }
 
-    /// Calls `each` for every appearance of a name, in the order that numbers them.
+    /// Calls `each` for every appearance of a name, in the order that determines the numbering.
     fn each_name(&self, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if let Some(path) = self.node_ids {
             let mut lines = Lines::open(path)?;
@@ -206,7 +210,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Sorts appearances outside; the result gives the id of each, in order of appearance.
+    /// Sorts appearances externally. The result has the id of each, in order of appearance.
     fn sort(&self, memory_bytes: u64) -> Result<SortedIds> {
         let directory = &self.workspace.directory;
         let mut strings = StringSorter::new(directory, "names", memory_bytes);
@@ -232,7 +236,7 @@ impl Work<'_> {
         while by_first.next(&mut chunk)? {
             for record in &mut chunk {
                 let [first, position] = *record;
-                // Position 0 is a first appearance and comes first, so `last` needs no start of its own.
+                // Position 0 is a first appearance and comes first, so 0 is the right initial value of `last`.
                 id += (first != last) as u64;
                 last = first;
                 *record = [position, id];
@@ -243,7 +247,7 @@ impl Work<'_> {
         Ok(SortedIds { sorted: by_position.finish()?, chunk: Vec::new(), at: 0 })
     }
 
-    /// Writes the edges with ids, and the names; `None` when the table grew too large.
+    /// Writes the edges with ids, and the names; `None` if the table grew too large.
     fn write(&self, mut numbering: Numbering) -> Result<Option<Spooled>> {
         let mut names = NameFileWriter::create(self.names_path())?;
         if let Some(path) = self.node_ids {
@@ -292,7 +296,7 @@ impl Work<'_> {
     }
 }
 
-/// Tells the id of each appearance of a name.
+/// Returns the id of each appearance of a name.
 enum Numbering {
     Table { ids: HashMap<Box<[u8]>, u64>, bytes: u64, limit_bytes: u64 },
     Sorted(SortedIds),
@@ -305,7 +309,7 @@ struct SortedIds {
 }
 
 impl Numbering {
-    /// The id of the next appearance, which is of `name`; `None` when the table is full.
+    /// The id of the next appearance, whose name is `name`; `None` if the table is full.
     fn next(&mut self, name: &[u8]) -> Result<Option<u64>> {
         match self {
             Numbering::Table { ids, bytes, limit_bytes } => {
@@ -328,10 +332,7 @@ impl Numbering {
                 ids.at += 1;
                 match ids.chunk.get(ids.at - 1) {
                     Some([_, id]) => Ok(Some(*id)),
-                    None => Err(ImportError::Request(
-                        "the edge list grew while it was read; import it again when nothing writes to it"
-                            .into(),
-                    )),
+                    None => Err(ImportError::EdgesGrew),
                 }
             }
         }
@@ -345,7 +346,7 @@ impl Numbering {
     }
 }
 
-/// An edge as four words; the first two are enough where there are no other columns.
+/// An edge as four words. The first two are enough if there are no other columns.
 fn pack(edge: &ForeignEdge) -> [u64; 4] {
     let last = edge.relation as u64 | (edge.weight.to_bits() as u64) << 32;
     [edge.source, edge.target, edge.time as u64, last]
@@ -411,7 +412,7 @@ impl EdgeStream for SpooledEdgeStream {
     }
 }
 
-/// Names one after the other, each behind its length.
+/// Names one after the other, each preceded by its length.
 struct NameFileWriter {
     path: PathBuf,
     writer: SequentialWriter,
@@ -518,7 +519,7 @@ mod tests {
         }
     }
 
-    /// Ends of the edges by name, read back through the numbers, and the names.
+    /// Ends of the edges by name, read back through the ids, and the names.
     fn number(pairs: &[Pair], node_ids: Option<&str>, budget_bytes: u64) -> Result<Found> {
         fixture::in_workspace(|workspace| {
             workspace.budget.host_bytes = budget_bytes;

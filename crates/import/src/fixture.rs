@@ -1,4 +1,4 @@
-//! Little foreign files for the tests, and sources read to their end.
+//! Small input files for the tests, and helpers that read sources to their end.
 
 use crate::source::{EdgeSource, IdSource, RowSource, Splits};
 use crate::{ImportWorkspace, Result};
@@ -57,7 +57,7 @@ pub fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The real datasets beside the checkout; says that the test is skipped where they are absent.
+/// The real datasets next to the checkout. If they are missing, prints that the test is skipped.
 pub fn real_data(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name);
     if path.exists() {
@@ -95,7 +95,7 @@ pub fn all_rows(source: &dyn RowSource, first: u64) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// Runs `work` in a workspace with a generous budget and nobody watching.
+/// Runs `work` in a workspace with a generous budget and no progress reports.
 pub fn in_workspace<T>(work: impl FnOnce(&mut ImportWorkspace) -> T) -> T {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = esker_store::Journal::open(directory.path(), "test").unwrap();
@@ -107,7 +107,7 @@ pub fn in_workspace<T>(work: impl FnOnce(&mut ImportWorkspace) -> T) -> T {
     })
 }
 
-/// How many nodes train, validate and test.
+/// Numbers of training, validation and test nodes.
 pub fn split_sizes(splits: &Splits) -> Result<[usize; 3]> {
     let Splits::Nodes { train, valid, test } = splits else { panic!("no lists of nodes") };
     Ok([all_ids(&**train)?.len(), all_ids(&**valid)?.len(), all_ids(&**test)?.len()])
@@ -123,7 +123,7 @@ impl Random {
     }
 }
 
-/// `whole` with a few bytes flipped, cut, or taken from `other`: the same for the same seed.
+/// `whole` with a few bytes flipped, truncated, or replaced from `other`. Deterministic for a seed.
 pub fn damaged(whole: &[u8], other: &[u8], seed: u64) -> Vec<u8> {
     let (mut bytes, mut random) = (whole.to_vec(), Random(seed));
     for _ in 0..1 + random.below(4) {

@@ -1,5 +1,5 @@
-//! The parts of a dataset that flags name one by one (`--features`, `--labels`, `--train`, ...), for the formats
-//! without a layout of their own.
+//! The files of a dataset that have a flag each (`--features`, `--labels`, `--train`, ...), for the formats without a
+//! layout of their own.
 
 use crate::csr::open_csr;
 use crate::delimited::{Dialect, Lines, TextRows, scan_table};
@@ -14,20 +14,20 @@ use crate::source::{
 use crate::{ImportError, ImportWorkspace, Location, Request, Result, SplitChoice, input};
 use std::path::{Path, PathBuf};
 
-/// What the flags name, opened, with lengths that agree.
+/// The opened files. Their lengths agree.
 pub struct GivenFiles {
-    /// Number of nodes, if a file or the user says.
+    /// Number of nodes, if a file or the user states it.
     pub nodes: Option<u64>,
     /// Feature rows.
     pub features: Option<Box<dyn RowSource>>,
     /// Labels.
     pub labels: Option<NodeLabels>,
-    /// Who trains.
+    /// The splits.
     pub splits: Splits,
 }
 
 impl GivenFiles {
-    /// The source made of these and some edges.
+    /// The source that consists of these files and some edges.
     pub fn with_edges(self, edges: Box<dyn EdgeSource>) -> ImportSource {
         ImportSource {
             nodes: self.nodes,
@@ -43,7 +43,7 @@ impl GivenFiles {
     }
 }
 
-/// The files that the flags name, checked to exist.
+/// The files given by flags, checked to exist.
 pub fn inputs(request: &Request) -> Result<Vec<PathBuf>> {
     let split = match &request.split {
         Some(SplitChoice::File(path)) => Some(path),
@@ -64,14 +64,14 @@ pub fn inputs(request: &Request) -> Result<Vec<PathBuf>> {
     named.into_iter().filter_map(|(path, need)| Some(input::existing(path?, need))).collect()
 }
 
-/// The files of a split that flags name, checked to exist.
+/// The split files given by flags, checked to exist.
 pub fn split_inputs(request: &Request) -> Result<Vec<PathBuf>> {
     let (split, train) = (request.split.clone(), request.train.clone());
     let (valid, test) = (request.valid.clone(), request.test.clone());
     inputs(&Request { split, train, valid, test, ..Request::default() })
 }
 
-/// The split that flags name, for formats that bring one of their own: given, it takes the place of theirs.
+/// The split given by flags, for formats that have a split of their own. It replaces the format's split.
 pub fn open_named_splits(
     request: &Request,
     workspace: &mut ImportWorkspace,
@@ -84,15 +84,15 @@ pub fn open_named_splits(
     }
 }
 
-/// Opens what the flags name. `nodes` is what the edges' own files say, and what they are called.
+/// Opens the files given by flags. `nodes` is the node count in the files of the edges, and the name of its source.
 pub fn open(
     request: &Request,
     workspace: &mut ImportWorkspace,
-    nodes: Option<(u64, &str)>,
+    nodes: Option<(u64, &'static str)>,
 ) -> Result<GivenFiles> {
     let mut count = NodeCount::new(request, nodes)?;
     if request.features.is_some() && request.features_csr.is_some() {
-        return Err(ImportError::Request("give --features or --features-csr, not both".into()));
+        return Err(ImportError::NotBoth { flags: "--features or --features-csr" });
     }
     let features = match (&request.features, &request.features_csr) {
         (Some(path), _) => Some(open_rows(path, request, workspace, false)?.rows),
@@ -110,17 +110,17 @@ pub fn open(
     Ok(GivenFiles { nodes: count.nodes.map(|(nodes, _)| nodes), features, labels, splits })
 }
 
-/// The number of nodes and who said it first.
+/// The number of nodes and its first source.
 struct NodeCount {
     nodes: Option<(u64, String)>,
 }
 
 impl NodeCount {
-    fn new(request: &Request, nodes: Option<(u64, &str)>) -> Result<NodeCount> {
-        if let (Some(asked), Some((nodes, who))) = (request.nodes, nodes)
-            && asked != nodes
+    fn new(request: &Request, nodes: Option<(u64, &'static str)>) -> Result<NodeCount> {
+        if let (Some(asked), Some((found, who))) = (request.nodes, nodes)
+            && asked != found
         {
-            return Err(ImportError::Request(format!("--nodes says {asked}, but {who} has {nodes}")));
+            return Err(ImportError::NodesDiffer { asked, who, found });
         }
         let asked = request.nodes.map(|nodes| (nodes, "--nodes"));
         Ok(NodeCount { nodes: nodes.or(asked).map(|(nodes, who)| (nodes, who.to_string())) })
@@ -148,7 +148,7 @@ impl NodeCount {
     }
 }
 
-/// Rows, and whether their elements are integers by type.
+/// Rows, and whether their dtype is an integer.
 struct OpenRows {
     rows: Box<dyn RowSource>,
     whole: bool,
@@ -191,8 +191,8 @@ fn open_rows(
     }
 }
 
-/// Integers in one column are classes, in several they are multilabel; floats are real numbers unless the user
-/// says `--label-kind classes` or that NaN means "no label", which only classes need.
+/// Integers in one column are classes, in several they are multilabel. Floats are real numbers unless the user gives
+/// `--label-kind classes` or declares that NaN means "no label", which only classes need.
 fn open_labels(path: &Path, request: &Request, workspace: &mut ImportWorkspace) -> Result<NodeLabels> {
     let OpenRows { rows, whole } = open_rows(path, request, workspace, request.nan_is_unlabelled)?;
     let kind = match (request.label_kind, whole, rows.dim()) {
@@ -208,8 +208,8 @@ fn open_labels(path: &Path, request: &Request, workspace: &mut ImportWorkspace) 
     Ok(NodeLabels { kind, rows, nan_is_unlabelled: request.nan_is_unlabelled })
 }
 
-/// Classes are often saved as floats: whole numbers in one column are taken for classes, zeros and ones in several
-/// for labels, anything else for real values. NaN fits all of them.
+/// Classes are often stored as floats. Whole numbers in one column are taken for classes, zeros and ones in several
+/// for multilabel, anything else for real values. NaN is compatible with all of them.
 fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &ImportWorkspace) -> Result<LabelKind> {
     let (dim, mut row) = (rows.dim().max(1), 0);
     let (mut stream, mut values) = (rows.open(0)?, Vec::new());
@@ -233,7 +233,7 @@ fn guess_float_labels(rows: &dyn RowSource, path: &Path, workspace: &ImportWorks
     Ok(kind)
 }
 
-/// Label values looked at in one go.
+/// Label values examined at a time.
 const LABELS_AT_ONCE: u64 = 1 << 16;
 
 fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut NodeCount) -> Result<Splits> {
@@ -241,7 +241,7 @@ fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut N
     let listed = lists.iter().any(|list| list.is_some());
     match &request.split {
         Some(SplitChoice::File(_)) if listed => {
-            Err(ImportError::Request("give --split FILE or --train, --valid and --test, not both".into()))
+            Err(ImportError::NotBoth { flags: "--split FILE or --train, --valid and --test" })
         }
         Some(SplitChoice::File(path)) => {
             let rows = open_rows(path, request, workspace, false)?.rows;
@@ -252,7 +252,7 @@ fn open_splits(request: &Request, workspace: &mut ImportWorkspace, count: &mut N
             }
             Ok(Splits::Coded(rows))
         }
-        // A split to draw is the builder's work.
+        // Drawing a split is the builder's task.
         _ if !listed => Ok(Splits::None),
         _ => {
             let mut open = |list: &Option<PathBuf>| match list {
@@ -285,23 +285,20 @@ fn mask(
     count: &mut NodeCount,
 ) -> Result<Box<dyn IdSource>> {
     if split_index != 0 {
-        return Err(ImportError::Request(format!(
-            "{}: --split-index {split_index} chooses among the splits of one file; a mask holds one",
-            path.display()
-        )));
+        return Err(ImportError::SingleMask { path: path.to_path_buf(), index: split_index });
     }
     count.check(array.elements(), "mask entries", path)?;
     Ok(Box::new(NpyIds::new(array)?))
 }
 
-/// Names, one a line.
+/// Names, one per line.
 pub struct LineNames {
     path: PathBuf,
     count: u64,
 }
 
 impl LineNames {
-    /// Counts the lines of `path`, once.
+    /// Counts the lines of `path`. This is done once per import.
     pub fn open(path: &Path, workspace: &ImportWorkspace) -> Result<LineNames> {
         let count = workspace.step("count the node ids", || {
             let (mut lines, mut count) = (Lines::open(path)?, 0u64);
@@ -336,7 +333,7 @@ impl NameStream for LineNameStream {
     }
 }
 
-/// Opens `--node-ids` as plain names, for formats whose ids are positions already; the names and their number.
+/// Opens `--node-ids` as plain names, for formats whose ids are already positions.
 pub fn open_names(request: &Request, workspace: &ImportWorkspace) -> Result<Option<LineNames>> {
     request.node_ids.as_ref().map(|path| LineNames::open(path, workspace)).transpose()
 }
@@ -346,7 +343,7 @@ mod tests {
     use super::*;
     use crate::fixture::{self, floats, integers, npy, shaped_integers};
 
-    /// Opens flags set by `set`, which also writes the files.
+    /// Opens the flags that `set` sets; `set` also writes the files.
     fn given(set: impl FnOnce(&Path, &mut Request)) -> Result<GivenFiles> {
         let directory = tempfile::tempdir().unwrap();
         let mut request = Request { format: "npy".into(), ..Request::default() };
@@ -434,7 +431,7 @@ mod tests {
         });
         let Splits::Nodes { train, valid, .. } = given.unwrap().splits else { panic!("lists") };
         assert_eq!(fixture::all_ids(&*valid).unwrap(), [0u64; 0]);
-        // The files are gone with their directory: opening says so instead of giving nothing.
+        // The files are deleted with their directory: opening must fail instead of returning nothing.
         assert!(fixture::all_ids(&*train).is_err());
     }
 

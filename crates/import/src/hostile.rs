@@ -1,4 +1,4 @@
-//! Doors for fuzz targets and mutation tests: bytes in, a verdict out. Each writes the bytes into `scratch`, an
+//! Entry points for fuzz targets and mutation tests: bytes in, a result out. Each writes the bytes into `scratch`, an
 //! existing directory, imports them through one parser and reads every stream to its end.
 
 use crate::formats::by_name;
@@ -8,7 +8,7 @@ use esker_store::{Journal, StoreError};
 use esker_types::{Budget, Silent};
 use std::path::{Path, PathBuf};
 
-/// Rows read at a time, and the most elements they may have.
+/// Rows read at a time, and the largest number of elements they may have.
 const ROWS: u64 = 256;
 const ELEMENTS: usize = 1 << 22;
 
@@ -68,8 +68,8 @@ pub fn graphbolt(scratch: &Path, bytes: &[u8]) -> Result<()> {
     crate::formats::graphbolt::check_metadata(&scratch.join("metadata.yaml"), bytes)
 }
 
-/// Opens what `request` names, reads every stream to its end and says how many nodes a dataset of it would have:
-/// a few bytes of text may claim more of them than a disk holds, and a test wants to know before it builds.
+/// Opens the files of `request`, reads every stream to its end and returns the number of nodes of the dataset. A few
+/// bytes of text may claim more nodes than a disk has space for, and a test needs to know this before it builds.
 pub fn nodes(scratch: &Path, request: &Request) -> Result<u64> {
     in_workspace(scratch, request, |source| {
         drain(source)?;
@@ -104,7 +104,7 @@ fn in_workspace<T>(
     look: impl FnOnce(&ImportSource) -> Result<T>,
 ) -> Result<T> {
     let directory = scratch.join("work");
-    // The journal of the bytes before is of another job, as far as these are concerned.
+    // The journal of the previous bytes belongs to another job.
     let _ = std::fs::remove_dir_all(&directory);
     let (journal, _) = Journal::open(&directory, "hostile")?;
     let budget = Budget { host_bytes: 256 << 20 };

@@ -6,13 +6,13 @@ use std::{
     str::FromStr,
 };
 
-/// What the user asked to import, resolved. Everything in it that shapes the result takes part in the
-/// fingerprint that decides whether an interrupted import can go on; memory and threads do not.
+/// The user's import request, resolved. Everything in it that affects the result is part of the fingerprint, which
+/// decides whether an interrupted import can be resumed. Memory and threads are not part of it.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Request {
     /// The format's name.
     pub format: String,
-    /// Directory or file that holds the dataset, for formats with a layout of their own.
+    /// Directory or file of the dataset, for formats with a layout of their own.
     pub from: Option<PathBuf>,
     /// Name inside that directory (Planetoid: `cora`; OGB: the split).
     pub name: Option<String>,
@@ -24,11 +24,11 @@ pub struct Request {
     pub features_csr: Option<PathBuf>,
     /// Labels.
     pub labels: Option<PathBuf>,
-    /// What labels mean, when the format's guess is wrong.
+    /// Meaning of the labels, if the format's guess is wrong.
     pub label_kind: Option<LabelKind>,
     /// NaN labels mean "no label".
     pub nan_is_unlabelled: bool,
-    /// NaN and infinite features pass.
+    /// NaN and infinite features are accepted.
     pub allow_nan: bool,
     /// Training ids.
     pub train: Option<PathBuf>,
@@ -38,19 +38,19 @@ pub struct Request {
     pub test: Option<PathBuf>,
     /// A split to make, or a file with one.
     pub split: Option<SplitChoice>,
-    /// Which of several splits in one file.
+    /// Index of the split, in a file with several.
     pub split_index: usize,
-    /// CSC: where each node's in-neighbours start.
+    /// CSC: start of each node's in-neighbours.
     pub indptr: Option<PathBuf>,
     /// CSC: in-neighbours.
     pub indices: Option<PathBuf>,
     /// Field separator of text files.
     pub delimiter: Option<char>,
-    /// Columns of the edge list by header name or number from 0: source, target and, optionally, relation, weight, time.
+    /// Columns of the edge list by header name or number from 0: source, target, and optional relation, weight, time.
     pub columns: EdgeColumnNames,
-    /// Whether the edge list starts with a header; guessed when not said.
+    /// Whether the edge list starts with a header; guessed if not given.
     pub header: Option<bool>,
-    /// File of string ids, one a line, in the order of the feature rows.
+    /// File of string ids, one per line, in the order of the feature rows.
     pub node_ids: Option<PathBuf>,
     /// Edge weights, an npy in edge order.
     pub edge_weights: Option<PathBuf>,
@@ -60,9 +60,9 @@ pub struct Request {
     pub edge_features: Option<PathBuf>,
     /// Ids in the edge list are strings even if they look like numbers.
     pub string_ids: bool,
-    /// Number of nodes, when no file tells.
+    /// Number of nodes, if no file determines it.
     pub nodes: Option<u64>,
-    /// Take edges exactly as stored, whatever the format's users usually do.
+    /// Take edges exactly as stored, whatever is usual for the format.
     pub as_stored: bool,
     /// Add the reverse of every edge.
     pub add_reverse: bool,
@@ -80,9 +80,9 @@ pub struct Request {
     pub out_neighbours: bool,
     /// Store each edge's position in the original list.
     pub keep_positions: bool,
-    /// Seed of splits that are drawn.
+    /// Random seed of splits that are drawn.
     pub seed: u64,
-    /// Store 64-bit ids even where 32 bits would do.
+    /// Store 64-bit ids even if 32 bits are enough.
     pub wide_ids: bool,
 }
 
@@ -93,7 +93,7 @@ pub struct EdgeColumnNames {
     pub source: Option<String>,
     /// Message target.
     pub target: Option<String>,
-    /// Kind of edge.
+    /// Edge type.
     pub relation: Option<String>,
     /// Weight.
     pub weight: Option<String>,
@@ -101,18 +101,18 @@ pub struct EdgeColumnNames {
     pub time: Option<String>,
 }
 
-/// Where the split comes from when the format has none, or should not be asked.
+/// The split, if the format has none or its own is not to be used.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SplitChoice {
-    /// So many training and validation nodes of each class, the other labelled nodes test.
+    /// This many training and validation nodes of each class; the other labelled nodes are test nodes.
     PerClass {
-        /// Training nodes a class.
+        /// Training nodes per class.
         train: u64,
-        /// Validation nodes a class.
+        /// Validation nodes per class.
         valid: u64,
     },
-    /// Shares of the labelled nodes (of all nodes where there are no labels).
+    /// Shares of the labelled nodes (of all nodes if there are no labels).
     Share {
         /// Training share.
         train: f64,
@@ -121,31 +121,29 @@ pub enum SplitChoice {
         /// Test share.
         test: f64,
     },
-    /// A file that holds the split.
+    /// A file with the split.
     File(PathBuf),
 }
 
 impl FromStr for SplitChoice {
-    type Err = String;
+    type Err = ImportError;
 
-    fn from_str(word: &str) -> Result<SplitChoice, String> {
+    fn from_str(word: &str) -> Result<SplitChoice> {
         if let Some(counts) = word.strip_prefix("per-class:") {
             let counts: Vec<u64> = counts
                 .split(',')
-                .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is not a count; write per-class:20,30")))
-                .collect::<Result<_, _>>()?;
+                .map(|n| n.trim().parse().map_err(|_| ImportError::NoCount { word: n.to_string() }))
+                .collect::<Result<_>>()?;
             return match counts[..] {
                 [train, valid] => Ok(SplitChoice::PerClass { train, valid }),
-                _ => Err(format!("`{word}`: write per-class:TRAIN,VALID, as in per-class:20,30")),
+                _ => Err(ImportError::NoCounts { word: word.to_string() }),
             };
         }
         if let Some(shares) = word.strip_prefix("share:") {
             let shares: Vec<f64> = shares
                 .split(',')
-                .map(|n| {
-                    n.trim().parse().map_err(|_| format!("`{n}` is not a share; write share:0.6,0.2,0.2"))
-                })
-                .collect::<Result<_, _>>()?;
+                .map(|n| n.trim().parse().map_err(|_| ImportError::NoShare { word: n.to_string() }))
+                .collect::<Result<_>>()?;
             return match shares[..] {
                 [train, valid, test]
                     if shares.iter().all(|s| (0.0..=1.0).contains(s))
@@ -153,9 +151,7 @@ impl FromStr for SplitChoice {
                 {
                     Ok(SplitChoice::Share { train, valid, test })
                 }
-                _ => Err(format!(
-                    "`{word}`: write share:TRAIN,VALID,TEST with shares that add up to at most 1"
-                )),
+                _ => Err(ImportError::NoShares { word: word.to_string() }),
             };
         }
         Ok(SplitChoice::File(word.into()))
@@ -163,7 +159,7 @@ impl FromStr for SplitChoice {
 }
 
 impl Request {
-    /// The same with what is no UTF-8 in a path replaced, for people to read.
+    /// A copy in which non-UTF-8 parts of paths are replaced, for people to read.
     pub(crate) fn with_readable_paths(&self) -> Request {
         let mut request = self.clone();
         let split = match &mut request.split {
@@ -192,7 +188,7 @@ impl Request {
         request
     }
 
-    /// The reading flags that were given, by name. Those that every format obeys are not among them.
+    /// The names of the given input flags, without those that every format accepts.
     pub(crate) fn given_flags(&self) -> Vec<&'static str> {
         let flags = [
             ("from", self.from.is_some()),
@@ -220,11 +216,9 @@ impl Request {
         flags.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
-    /// The value of a flag that this format cannot do without.
-    pub fn need<'a>(&self, value: &'a Option<PathBuf>, flag: &str) -> Result<&'a Path> {
-        value.as_deref().ok_or_else(|| {
-            ImportError::Request(format!("--format {} needs {flag}; see `esker import --help`", self.format))
-        })
+    /// The value of a flag that this format requires.
+    pub fn need<'a>(&self, value: &'a Option<PathBuf>, flag: &'static str) -> Result<&'a Path> {
+        value.as_deref().ok_or_else(|| ImportError::NoFlag { format: self.format.clone(), flag })
     }
 }
 
@@ -234,9 +228,10 @@ mod tests {
 
     #[test]
     fn splits_are_read_as_people_write_them() {
-        assert_eq!("per-class:20,30".parse(), Ok(SplitChoice::PerClass { train: 20, valid: 30 }));
-        assert_eq!("share:0.6,0.2,0.2".parse(), Ok(SplitChoice::Share { train: 0.6, valid: 0.2, test: 0.2 }));
-        assert_eq!("S.npy".parse(), Ok(SplitChoice::File("S.npy".into())));
+        let read = |word: &str| word.parse::<SplitChoice>().unwrap();
+        assert_eq!(read("per-class:20,30"), SplitChoice::PerClass { train: 20, valid: 30 });
+        assert_eq!(read("share:0.6,0.2,0.2"), SplitChoice::Share { train: 0.6, valid: 0.2, test: 0.2 });
+        assert_eq!(read("S.npy"), SplitChoice::File("S.npy".into()));
         for word in ["per-class:20", "per-class:a,b", "share:0.9,0.9,0.1", "share:1"] {
             assert!(word.parse::<SplitChoice>().is_err(), "{word}");
         }

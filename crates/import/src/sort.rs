@@ -1,9 +1,9 @@
-//! External sort of fixed-size records inside a memory budget.
+//! External sort of fixed-size records within a memory budget.
 //!
-//! Records fill a buffer; a full buffer is sorted in place and spilled as a run. Merging takes, from the loaded
-//! part of every run, the records up to the smallest of the parts' last records: whatever is still on disk is
-//! larger. Those pieces are laid end to end and sorted by the standard stable sort, which finds the runs and
-//! merges them: no tree of our own.
+//! Records fill a buffer. A full buffer is sorted in place and written as a run. A merge step first finds the last
+//! loaded record of each run; their minimum is the limit. It takes all loaded records up to the limit: the records
+//! still on disk are larger. These pieces are concatenated and sorted by the standard stable sort, which detects the
+//! runs and merges them, so no merge tree is needed.
 
 use crate::Result;
 use bytemuck::Pod;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The least a run's loaded part may be, in bytes: smaller reads would make merging seek-bound.
+/// Smallest loaded part of a run, in bytes: smaller reads would make merging seek-bound.
 const SMALLEST_PART_BYTES: usize = 256 << 10;
 
 /// A sorted file of records.
@@ -25,14 +25,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// Whether the run's file is there with all its records; a merge that was killed may have used it up.
+    /// Whether the run's file exists with all its records. A merge that was killed may have removed it.
     pub fn is_whole<R>(&self, directory: &Path) -> bool {
         let bytes = std::fs::metadata(directory.join(&self.file)).map(|found| found.len());
         bytes.is_ok_and(|bytes| bytes == self.records * size_of::<R>() as u64)
     }
 }
 
-/// Takes records in any order.
+/// Accepts records in any order.
 pub struct Sorter<R> {
     directory: PathBuf,
     name: String,
@@ -40,9 +40,9 @@ pub struct Sorter<R> {
     capacity: usize,
     memory_bytes: usize,
     runs: Vec<Run>,
-    /// Runs merged into longer ones. Kept until the end: a resumed sort starts from them.
+    /// Runs that were merged into longer ones. They are kept until the end, because a resumed sort starts from them.
     spent: Vec<PathBuf>,
-    /// Numbers the files, so that a run replaced by a merge never shares its name with another.
+    /// Counts the files, so that a run made by a merge never has the name of another.
     files: u64,
 }
 
@@ -52,7 +52,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         Sorter::resume(directory, name, memory_bytes, Vec::new())
     }
 
-    /// A sorter that already has `runs`, from an earlier life.
+    /// A sorter with the `runs` of an earlier process.
     pub fn resume(directory: PathBuf, name: &str, memory_bytes: u64, runs: Vec<Run>) -> Result<Sorter<R>> {
         let memory_bytes = (memory_bytes as usize).max(SMALLEST_PART_BYTES);
         let capacity = memory_bytes / size_of::<R>();
@@ -69,12 +69,12 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         })
     }
 
-    /// Whether taking `count` more records needs a spill first.
+    /// Whether `count` more records need a spill first.
     pub fn is_full_for(&self, count: usize) -> bool {
         !self.buffer.is_empty() && self.buffer.len() + count > self.capacity
     }
 
-    /// Takes records, spilling first when the buffer has no room for them.
+    /// Adds records. Spills first if the buffer has no space for them.
     pub fn push(&mut self, records: &[R]) -> Result<()> {
         let mut left = records;
         while !left.is_empty() {
@@ -91,15 +91,15 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         Ok(())
     }
 
-    /// Reserves the buffer once; it is touched as it fills, so that a small sort stays small. A budget beyond what the
-    /// machine would ever give is cut down to what it gives.
+    /// Reserves the buffer once. Its pages are touched only as it fills, so a small sort stays small. If the machine
+    /// cannot provide the budgeted memory, the buffer is smaller.
     fn reserve(&mut self) {
         while self.buffer.try_reserve_exact(self.capacity).is_err() && self.capacity > 1 {
             self.capacity /= 2;
         }
     }
 
-    /// Sorts the buffer and writes it as a run; all runs so far, synced, are returned.
+    /// Sorts the buffer and writes it as a run. Returns all runs so far, synced.
     pub fn spill(&mut self) -> Result<&[Run]> {
         if !self.buffer.is_empty() {
             self.buffer.par_sort_unstable();
@@ -119,7 +119,7 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
         Run { file: format!("{}-{}", self.name, self.files - 1), records: 0 }
     }
 
-    /// Everything taken, in order. The runs stay on disk until [`Sorted::remove_files`].
+    /// All records in order. The runs stay on disk until [`Sorted::remove_files`].
     pub fn finish(mut self) -> Result<Sorted<R>> {
         if self.runs.is_empty() {
             self.buffer.par_sort_unstable();
@@ -141,14 +141,14 @@ impl<R: Pod + Ord + Send + Sync> Sorter<R> {
             }
             writer.finish().map_err(StoreError::io(&path))?;
             self.spent.extend(sorted.parts.iter().map(|part| part.path.clone()));
-            // Behind the others, so that the next round merges runs of about the same size.
+            // Appended after the others, so that the next round merges runs of about the same size.
             self.runs = rest;
             self.runs.push(Run { records, ..merged });
         }
         Ok(Sorted { spent: std::mem::take(&mut self.spent), ..self.open_runs(&self.runs)? })
     }
 
-    /// Of the budget, what loaded parts may take: as much again goes to the merged piece, half to the sort's scratch.
+    /// Budget of the loaded parts. The merged piece takes the same amount, and the sort's scratch memory half of it.
     fn merge_bytes(&self) -> usize {
         self.memory_bytes * 2 / 5
     }
@@ -167,7 +167,7 @@ struct LoadedRun<R> {
     path: PathBuf,
     reader: SequentialReader,
     loaded: Vec<R>,
-    /// Records before this are merged already.
+    /// Records before this one are already merged.
     next: usize,
     left_on_disk: u64,
     capacity: usize,
@@ -203,7 +203,7 @@ pub struct Sorted<R> {
 }
 
 impl<R: Pod + Ord + Send + Sync> Sorted<R> {
-    /// Puts the next records into `out`, replacing what is there; `false` when there are no more.
+    /// Replaces the content of `out` with the next records; `false` if there are no more.
     pub fn next(&mut self, out: &mut Vec<R>) -> Result<bool> {
         out.clear();
         if let Some(whole) = self.whole.take() {
@@ -213,7 +213,7 @@ impl<R: Pod + Ord + Send + Sync> Sorted<R> {
         for part in &mut self.parts {
             part.refill()?;
         }
-        // Records still on disk are not smaller than the last one loaded of their run.
+        // Records still on disk are not smaller than the last loaded one of their run.
         let limit =
             self.parts.iter().filter(|p| p.left_on_disk > 0).filter_map(|p| p.loaded.last()).min().copied();
         for part in &mut self.parts {
@@ -227,7 +227,7 @@ impl<R: Pod + Ord + Send + Sync> Sorted<R> {
         Ok(!out.is_empty())
     }
 
-    /// Removes the run files. Call it when everything made from them is safe on disk.
+    /// Removes the run files. Call it when everything made from them is durable.
     pub fn remove_files(self) -> Result<()> {
         for path in self.parts.iter().map(|part| &part.path).chain(&self.spent) {
             std::fs::remove_file(path).map_err(StoreError::io(path))?;

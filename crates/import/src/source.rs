@@ -1,13 +1,14 @@
-//! What a foreign format offers, described but not read yet. A format reader (`formats/`) fills an [`ImportSource`];
-//! the builder (`build/`) opens its streams, as often as it needs to, and never learns which format it was.
+//! The description of a dataset in another format, not read yet. A format reader (`formats/`) fills an
+//! [`ImportSource`]. The builder (`build/`) opens its streams as often as it needs to, and never knows the format.
 
 use crate::{Location, Result};
 use esker_types::Dtype;
 use std::path::{Path, PathBuf};
 
-/// A graph in a foreign format.
+/// A graph in another format.
 pub struct ImportSource {
-    /// Number of nodes, when the format says so; else the builder takes the feature rows, label rows or largest id.
+    /// Number of nodes, if the format states it. Otherwise the builder uses the feature rows, label rows or largest
+    /// id.
     pub nodes: Option<u64>,
     /// The edges.
     pub edges: Box<dyn EdgeSource>,
@@ -15,19 +16,19 @@ pub struct ImportSource {
     pub features: Option<Box<dyn RowSource>>,
     /// Labels by node.
     pub labels: Option<NodeLabels>,
-    /// Which nodes (or edges) train, validate and test.
+    /// Training, validation and test nodes (or edges).
     pub splits: Splits,
-    /// What everybody who uses this format does to its edges; `--as-stored` turns it off.
+    /// The usual treatment of edges for users of this format; `--as-stored` turns it off.
     pub usual: Treatment,
     /// String ids, in node order.
     pub node_names: Option<Box<dyn NameSource>>,
     /// Names of the relations, by relation number.
     pub relation_names: Vec<String>,
-    /// Names of the classes, by class number; empty when the format has none.
+    /// Names of the classes, by class number; empty if the format has none.
     pub class_names: Vec<String>,
 }
 
-/// What is done to the edges on their way in.
+/// Treatment of the edges during import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Treatment {
     /// Add `v -> u` for each `u -> v` (a self-loop is its own reverse).
@@ -39,7 +40,7 @@ pub struct Treatment {
 }
 
 impl Treatment {
-    /// Keep every edge as it stands.
+    /// Keep every edge unchanged.
     pub const AS_STORED: Treatment =
         Treatment { add_reverse: false, remove_duplicates: false, remove_self_loops: false };
     /// Each pair of neighbours once in each direction.
@@ -47,22 +48,22 @@ impl Treatment {
         Treatment { add_reverse: true, remove_duplicates: true, remove_self_loops: false };
 }
 
-/// An edge as a file gives it: ids are not checked yet. Columns a source does not have are zero.
+/// An edge as in the file: ids are not checked yet. Columns that a source does not have are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ForeignEdge {
-    /// The node the message comes from.
+    /// The node that sends the message.
     pub source: u64,
-    /// The node it goes to.
+    /// The node that receives it.
     pub target: u64,
-    /// Point in time, in whatever unit the file uses.
+    /// Point in time, in the unit of the file.
     pub time: i64,
-    /// Kind of edge.
+    /// Edge type.
     pub relation: u32,
     /// Weight.
     pub weight: f32,
 }
 
-/// Which optional columns a source's edges carry.
+/// The optional columns of a source's edges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeColumns {
     /// `ForeignEdge::relation` is set.
@@ -80,45 +81,45 @@ impl EdgeColumns {
     }
 }
 
-/// Edges that can be streamed, any number of times.
+/// Edges that can be streamed any number of times.
 pub trait EdgeSource: Send + Sync {
-    /// How many there are, when that is known without reading them.
+    /// Number of edges, if it is known without reading them.
     fn count(&self) -> Option<u64>;
-    /// Which optional columns they carry.
+    /// Their optional columns.
     fn columns(&self) -> EdgeColumns {
         EdgeColumns::default()
     }
     /// Starts a stream at edge number `skip`.
     fn open(&self, skip: u64) -> Result<Box<dyn EdgeStream>>;
-    /// Where edge number `position` stands in the files, for messages.
+    /// Position of edge `position` in the files, for messages.
     fn location(&self, position: u64) -> Location;
 }
 
 /// Edges, in the order of their files.
 pub trait EdgeStream: Send {
-    /// Clears `out` and puts the next edges there, some thousands at a time; `false` when there are no more.
+    /// Replaces the content of `out` with the next edges, some thousands at a time; `false` if there are no more.
     fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool>;
 }
 
-/// Rows of numbers that can be streamed, any number of times: features, and labels with NaN for "none".
+/// Rows of numbers that can be streamed any number of times: features, and labels with NaN for "none".
 pub trait RowSource: Send + Sync {
     /// Number of rows.
     fn rows(&self) -> u64;
-    /// Numbers in a row.
+    /// Numbers per row.
     fn dim(&self) -> usize;
-    /// The dtype to store when the user asks for none. Values pass through f32, so f16 and bf16 survive exactly.
+    /// The dtype to store if the user gives none. Values are converted to f32 and back, so f16 and bf16 stay exact.
     fn natural_dtype(&self) -> Dtype {
         Dtype::F32
     }
     /// Starts a stream at row `first`.
     fn open(&self, first: u64) -> Result<Box<dyn RowStream>>;
-    /// Where row number `row` stands in the files, for messages.
+    /// Position of row `row` in the files, for messages.
     fn location(&self, row: u64) -> Location;
 }
 
 /// Rows in order.
 pub trait RowStream: Send {
-    /// Fills `rows`, a whole number of rows, with the next ones. Asking for more than are left is a bug.
+    /// Fills `rows`, a whole number of rows, with the next ones. The caller must not request more than are left.
     fn fill(&mut self, rows: &mut [f32]) -> Result<()>;
 }
 
@@ -126,7 +127,7 @@ pub use esker_store::LabelKind;
 
 /// Labels by node.
 pub struct NodeLabels {
-    /// What they mean.
+    /// Their meaning.
     pub kind: LabelKind,
     /// The values; one column for classes.
     pub rows: Box<dyn RowSource>,
@@ -134,11 +135,11 @@ pub struct NodeLabels {
     pub nan_is_unlabelled: bool,
 }
 
-/// Which nodes or edges train, validate and test.
+/// Training, validation and test nodes or edges.
 pub enum Splits {
     /// The format has none.
     None,
-    /// Lists of node ids.
+    /// Node ids.
     Nodes {
         /// Training nodes.
         train: Box<dyn IdSource>,
@@ -147,9 +148,9 @@ pub enum Splits {
         /// Test nodes.
         test: Box<dyn IdSource>,
     },
-    /// One number a node: 0 train, 1 valid, 2 test, anything else none.
+    /// One number per node: 0 train, 1 valid, 2 test, anything else none.
     Coded(Box<dyn RowSource>),
-    /// Link prediction: all of `ImportSource::edges` train, these are held out.
+    /// Link prediction: all of `ImportSource::edges` are for training; these are not among them.
     Edges {
         /// Validation edges.
         valid: Box<dyn EdgeSource>,
@@ -158,17 +159,17 @@ pub enum Splits {
     },
 }
 
-/// A list of node ids that can be streamed.
+/// Node ids that can be streamed.
 pub trait IdSource: Send + Sync {
     /// Starts at the beginning.
     fn open(&self) -> Result<Box<dyn IdStream>>;
-    /// Where entry number `position` stands, for messages.
+    /// Position of entry `position`, for messages.
     fn location(&self, position: u64) -> Location;
 }
 
 /// Ids in file order.
 pub trait IdStream: Send {
-    /// Clears `out` and puts the next ids there; `false` when there are no more.
+    /// Replaces the content of `out` with the next ids; `false` if there are no more.
     fn next(&mut self, out: &mut Vec<u64>) -> Result<bool>;
 }
 
@@ -182,14 +183,14 @@ pub trait NameSource: Send + Sync {
 
 /// Names in id order.
 pub trait NameStream: Send {
-    /// Puts the next name into `out`; `false` when there are no more.
+    /// Replaces the content of `out` with the next name; `false` if there are no more.
     fn next(&mut self, out: &mut Vec<u8>) -> Result<bool>;
 }
 
-/// How many edges or ids a stream hands over at a time.
+/// Edges or ids that a stream returns at a time.
 pub const CHUNK: usize = 1 << 14;
 
-/// Edges that a format had to read whole.
+/// Edges of a format that is read as a whole.
 pub struct EdgesInMemory {
     /// The file they come from.
     pub path: PathBuf,
@@ -230,11 +231,11 @@ impl EdgeStream for EdgeMemoryStream {
     }
 }
 
-/// Dense rows that a format had to read whole.
+/// Dense rows of a format that is read as a whole.
 pub struct DenseRows {
     /// The file they come from.
     pub path: PathBuf,
-    /// Numbers in a row.
+    /// Numbers per row.
     pub dim: usize,
     /// The rows, one after the other.
     pub values: std::sync::Arc<[f32]>,
@@ -274,7 +275,7 @@ pub struct SparseRows {
     pub path: PathBuf,
     /// Columns.
     pub dim: usize,
-    /// Where each row starts in `columns`; one more than rows.
+    /// Start of each row in `columns`; one more than rows.
     pub starts: std::sync::Arc<[u64]>,
     /// Column of each entry, checked to be below `dim`.
     pub columns: std::sync::Arc<[u32]>,
@@ -326,7 +327,7 @@ impl RowStream for SparseRowStream {
     }
 }
 
-/// Ids that a format had to read whole.
+/// Ids of a format that is read as a whole.
 pub struct IdsInMemory {
     /// The file they come from.
     pub path: PathBuf,

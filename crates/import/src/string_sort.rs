@@ -1,5 +1,5 @@
-//! External sort of strings inside a memory budget: each string comes with the position it was seen at, and they
-//! leave in order of (string, position). Runs are merged by a heap, at most [`FAN_IN`] at a time.
+//! External sort of strings within a memory budget. Each string has its position in the input; the output is sorted by
+//! (string, position). Runs are merged by a heap, at most [`FAN_IN`] at a time.
 
 use crate::{Result, delimited::quoted};
 use esker_io::SequentialReader;
@@ -13,7 +13,7 @@ use std::{
 
 const FAN_IN: usize = 64;
 
-/// What an entry takes beside its bytes.
+/// Memory of an entry besides its bytes.
 const ENTRY_BYTES: usize = size_of::<StringEntry>();
 
 struct StringEntry {
@@ -22,7 +22,7 @@ struct StringEntry {
     position: u64,
 }
 
-/// Takes strings in any order.
+/// Accepts strings in any order.
 pub struct StringSorter {
     directory: PathBuf,
     name: &'static str,
@@ -47,11 +47,11 @@ impl StringSorter {
         }
     }
 
-    /// Takes a string.
+    /// Adds a string.
     pub fn push(&mut self, text: &[u8], position: u64) -> Result<()> {
         let half = self.memory_bytes / 2;
         if self.text.capacity() == 0 {
-            // Reserved once: vectors that grow would hold their old and new storage at the same time.
+            // Reserved once: a growing vector has its old and new storage at the same time.
             self.text.reserve_exact(half);
             self.entries.reserve_exact(half / ENTRY_BYTES);
         }
@@ -88,7 +88,7 @@ impl StringSorter {
         Ok(())
     }
 
-    /// Everything taken, in order.
+    /// All strings in order.
     pub fn finish(mut self) -> Result<SortedStrings> {
         self.spill()?;
         (self.text, self.entries) = (Vec::new(), Vec::new());

@@ -4,22 +4,22 @@ use esker_types::{Budget, Progress};
 use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
 
-/// Where an import does its work: a directory for temporary files, a memory budget, and a journal of finished
-/// steps, so that an interrupted import goes on where it was.
+/// The working environment of an import: a directory for temporary files, a memory budget, and a journal of finished
+/// steps, so that an interrupted import can be resumed.
 pub struct ImportWorkspace<'a> {
     /// Temporary files; removed when the dataset is complete.
     pub directory: PathBuf,
-    /// What may be used. Sources that hold things in memory subtract them first (see [`ImportWorkspace::hold`]).
+    /// The remaining budget. Sources that keep data in memory subtract it first (see [`ImportWorkspace::hold`]).
     pub budget: Budget,
     /// Finished steps.
     pub journal: &'a Journal,
-    /// Where to report.
+    /// Receives progress reports.
     pub progress: &'a dyn Progress,
 }
 
 impl ImportWorkspace<'_> {
-    /// Does a step once: a later run of the same import gets the recorded result instead. What the step left in
-    /// the work directory must be synced when it returns.
+    /// Does a step once: a later run of the same import gets the recorded result instead. Files that the step writes
+    /// to the work directory must be synced when it returns.
     pub fn step<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
@@ -33,15 +33,16 @@ impl ImportWorkspace<'_> {
         Ok(result)
     }
 
-    /// Takes `bytes` out of the budget for something that stays in memory for the whole import, or says why not.
+    /// Subtracts `bytes` from the budget for data that stays in memory for the whole import. The error explains a
+    /// refusal.
     pub fn hold(&mut self, what: &str, bytes: u64) -> Result<()> {
-        // Sorting and copying want some room too.
+        // Sorting and copying need some memory too.
         self.require(what, bytes, crate::MINIMUM_MEMORY_BYTES)?;
         self.budget.host_bytes -= bytes;
         Ok(())
     }
 
-    /// Checks that `bytes` for a step fit the budget and leave `room_bytes` for the rest.
+    /// Checks that `bytes` for a step fit into the budget and leave `room_bytes` for the rest.
     pub fn require(&self, what: &str, bytes: u64, room_bytes: u64) -> Result<()> {
         let minimum_bytes = bytes.saturating_add(room_bytes);
         if minimum_bytes > self.budget.host_bytes {
@@ -55,7 +56,7 @@ impl ImportWorkspace<'_> {
         Ok(())
     }
 
-    /// The same place with `bytes` less to use.
+    /// The same workspace with a budget smaller by `bytes`.
     pub fn without(&self, bytes: u64) -> ImportWorkspace<'_> {
         let budget = Budget { host_bytes: self.budget.host_bytes.saturating_sub(bytes) };
         ImportWorkspace {
@@ -71,7 +72,7 @@ impl ImportWorkspace<'_> {
         self.directory.join(name)
     }
 
-    /// What a sort may use: the budget without code, stacks, stream buffers and the writers' blocks.
+    /// Memory for a sort: the budget without code, stacks, stream buffers and the writers' blocks.
     pub fn sort_bytes(&self) -> u64 {
         self.budget
             .host_bytes
@@ -79,7 +80,7 @@ impl ImportWorkspace<'_> {
             .max(crate::MINIMUM_MEMORY_BYTES / 2)
     }
 
-    /// What one chunk of rows in flight may use.
+    /// Memory for one chunk of rows in flight.
     pub fn chunk_bytes(&self) -> u64 {
         (self.budget.host_bytes / 16).clamp(1 << 20, 16 << 20)
     }

@@ -4,22 +4,23 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Offsets, lengths and addresses that are multiples of this suit every disk's direct IO.
+/// Offsets, lengths and addresses that are multiples of this are accepted by direct I/O on every disk.
 pub const DIRECT_ALIGN: usize = 4096;
 
-/// Zeroed bytes at an address that direct IO accepts.
+/// Zeroed bytes at an address that direct I/O accepts.
 pub struct AlignedBuffer {
     allocation: Arc<Allocation>,
 }
 
-/// Memory that lives as long as anybody needs its address: the buffer, and every queue it is registered with. Only
-/// the buffer touches the bytes.
+/// Memory that lives until nobody needs its address: neither the buffer nor any queue it is registered with. Only the
+/// buffer accesses the bytes.
 pub(crate) struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: an allocation hands out its address only; the bytes are reached through the one `AlignedBuffer` that owns it.
+// SAFETY: an allocation hands out only its address. The bytes are accessed only through the `AlignedBuffer` that owns
+// it.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -34,11 +35,11 @@ impl AlignedBuffer {
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         if large {
-            // Rows land all over a large buffer: with large pages finding their places costs far less.
+            // Large pages make random access to a large buffer cheaper: fewer address-translation misses.
             // SAFETY: the range was just allocated.
             unsafe { prefer_large_pages_at(start.as_ptr(), bytes) };
         }
-        // SAFETY: all of it is this allocation's.
+        // SAFETY: the allocation owns the whole range.
         unsafe { start.as_ptr().write_bytes(0, layout.size()) };
         AlignedBuffer { allocation: Arc::new(Allocation { start, layout }) }
     }

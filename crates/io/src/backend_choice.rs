@@ -1,25 +1,25 @@
-//! Ways of reaching a disk, best first, and how one is chosen: by trying.
+//! The I/O backends, best first, and the choice among them by probing.
 
 use crate::IoError;
 use std::fmt;
 
-/// A way of reaching a disk.
+/// An I/O backend: how a disk is read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum IoBackendKind {
-    /// io_uring past the page cache.
+    /// io_uring, bypassing the page cache.
     UringDirect,
     /// io_uring through the page cache.
     UringBuffered,
-    /// A pool of threads past the page cache.
+    /// A pool of threads, bypassing the page cache.
     PoolDirect,
     /// A pool of threads through the page cache. Works everywhere.
     PoolBuffered,
-    /// No disk at all: memory that behaves like a bad one.
+    /// A simulated disk in memory, with faults.
     Simulated,
 }
 
 impl IoBackendKind {
-    /// The ladder, best first.
+    /// The real backends, best first.
     pub const LADDER: [IoBackendKind; 4] = [
         IoBackendKind::UringDirect,
         IoBackendKind::UringBuffered,
@@ -27,7 +27,7 @@ impl IoBackendKind {
         IoBackendKind::PoolBuffered,
     ];
 
-    /// Whether it goes past the page cache.
+    /// Whether it bypasses the page cache.
     pub fn is_direct(self) -> bool {
         matches!(self, IoBackendKind::UringDirect | IoBackendKind::PoolDirect | IoBackendKind::Simulated)
     }
@@ -37,7 +37,7 @@ impl IoBackendKind {
         matches!(self, IoBackendKind::UringDirect | IoBackendKind::UringBuffered)
     }
 
-    /// What people and flags call it.
+    /// Its name in output and flags.
     pub fn name(self) -> &'static str {
         match self {
             IoBackendKind::UringDirect => "uring-direct",
@@ -61,18 +61,18 @@ impl fmt::Display for IoBackendKind {
     }
 }
 
-/// The I/O backend that was taken, why no better one, and what it asks of offsets and memory.
+/// The chosen I/O backend, why no better one was chosen, and the alignment it requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenBackend {
-    /// The way.
+    /// The backend.
     pub kind: IoBackendKind,
-    /// Why better ways were not taken; empty on the best one.
+    /// Why better backends were not chosen; empty for the best one.
     pub why_not_better: Vec<String>,
-    /// What the disk asks of offsets and lengths.
+    /// Required alignment of offsets and lengths.
     pub align_bytes: u64,
-    /// Reads start and end at multiples of this: what the disk asks for, or more where the options say so.
+    /// Reads start and end at multiples of this: the disk's alignment, or more if the options set it.
     pub block_bytes: u64,
-    /// Buffers that are read into without a copy start at a multiple of this.
+    /// Buffers must start at a multiple of this to be read into without a copy.
     pub memory_align: usize,
 }
 
@@ -86,26 +86,26 @@ impl fmt::Display for ChosenBackend {
     }
 }
 
-/// How files are read and written. The defaults suit an SSD.
+/// How files are read and written. The defaults are for an SSD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// An I/O backend to take whether or not it is the best; `None`: the best that works.
+    /// The I/O backend to use. `None`: the best that works.
     pub io_backend: Option<IoBackendKind>,
-    /// Read at least this much at a time, aligned to it, as disks without 512-byte sectors force; `None`: what the
-    /// disk asks for. A power of two.
+    /// Smallest read size and its alignment, a power of two; disks without 512-byte sectors need it. `None`: the
+    /// disk's own alignment.
     pub block_bytes: Option<u64>,
     /// Requests in flight.
     pub depth: usize,
-    /// Bytes that nobody requested between two pieces that are read rather than skipped.
+    /// Largest gap between two pieces that is read rather than skipped.
     pub gap_bytes: u64,
-    /// No transfer is longer. A power of two.
+    /// Largest transfer. A power of two.
     pub max_bytes: u64,
-    /// Bytes in flight: large transfers do not need the depth of small ones.
+    /// Limit on the bytes in flight: large transfers do not need the depth of small ones.
     pub in_flight_bytes: u64,
-    /// Memory for what cannot be read in place.
+    /// Memory for reads that cannot go directly into their buffer.
     pub staging_bytes: u64,
-    /// Shorter reads go through staging memory even where they could land in place: the device then writes to a few
-    /// buffers that stay in the processor's cache, and a short copy costs less than writing to memory far away does.
+    /// Shorter reads go through staging memory even if they could go directly into their buffer. The device then
+    /// writes to a few buffers that stay in the CPU cache, and a short copy costs less than a write to distant memory.
     pub in_place_bytes: u64,
 }
 
@@ -125,42 +125,33 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most requests in flight that a queue takes.
+    /// The largest depth of a queue.
     pub const MOST_DEPTH: usize = 16_384;
 
-    /// Whether these options can be; the error says which cannot, and what can.
+    /// Checks the options. The error names the invalid one and its valid values.
     pub fn check(&self) -> Result<(), IoError> {
-        let refuse = |text: String| Err(IoError::Option(text));
         if !(1..=Options::MOST_DEPTH).contains(&self.depth) {
-            return refuse(format!("an IO depth of {} was asked for; 1 to 16384 work", self.depth));
+            return Err(IoError::Depth { found: self.depth, most: Options::MOST_DEPTH });
         }
         let block = self.block_bytes.unwrap_or(1);
         if !block.is_power_of_two() || block > 1 << 20 {
-            return refuse(format!(
-                "an IO block of {block} bytes was asked for; powers of two up to 1 MiB work"
-            ));
+            return Err(IoError::Block { found: block });
         }
         if !self.max_bytes.is_power_of_two() || !(4096.max(block)..=1 << 30).contains(&self.max_bytes) {
-            let max = self.max_bytes;
-            return refuse(format!(
-                "a largest read of {max} bytes was asked for; powers of two from 4096 and the IO block to 1 GiB work"
-            ));
+            return Err(IoError::LargestRead { found: self.max_bytes });
         }
         if self.staging_bytes < self.max_bytes {
-            return refuse(format!(
-                "{} bytes of staging memory are less than one read of {}",
-                self.staging_bytes, self.max_bytes
-            ));
+            return Err(IoError::Staging { found: self.staging_bytes, largest_read: self.max_bytes });
         }
         Ok(())
     }
 
-    /// Memory that a queue with these options takes, beside the buffers of its jobs, while its jobs have no more
-    /// than this many pieces together.
+    /// Memory that a queue with these options takes, without the buffers of its jobs, while its jobs have at most this
+    /// many pieces together.
     pub fn memory_bytes(&self, pieces: u64) -> u64 {
-        // A slot, its place in the free list and in the ring, and a completion.
+        // A slot, its entries in the free list and in the ring, and a completion.
         let each_request = 256;
-        // A piece as its owner gives it, its place in the order, as a fragment, and a transfer of its own.
+        // A piece as its owner gives it, its entry in the order, as a fragment, and a transfer of its own.
         let each_piece = 24 + 16 + 4 + 40;
         self.staging_bytes + self.depth as u64 * each_request + pieces * each_piece
     }

@@ -1,9 +1,9 @@
-//! What a read costs on a disk, by the read and by the byte, and from that: how far apart two rows may lie to be read
-//! in one go.
+//! What a read costs on a disk, per read and per byte, and from that: the largest gap between two rows that are read
+//! with one read.
 //!
-//! Two rows with `g` unwanted bytes between them take a read less in one go, and `g` bytes more. A disk has a limit of
-//! reads and one of bytes, so neither is free, and where they balance differs from disk to disk by a factor of a
-//! hundred. Hence it is measured, on the file itself and through the engine, with what engine and kernel add.
+//! Reading two rows with a gap of `g` unneeded bytes together saves one read and costs `g` more bytes. A disk limits
+//! both reads and bytes per second, so neither is free, and the break-even gap differs between disks by a factor of a
+//! hundred. Hence it is measured, on the file itself and through the engine, with the overhead of engine and kernel.
 
 use crate::backend_choice::{IoBackendKind, Options};
 use crate::{AlignedBuffer, DIRECT_ALIGN, Files, IoError, Piece, Queue};
@@ -14,98 +14,98 @@ use std::time::{Duration, Instant};
 
 /// Shorter files are not measured: reading all of one takes less time than a bad choice could cost.
 const LEAST_MEASURED_BYTES: u64 = 64 << 20;
-/// Rows at most this far apart are read in one go where nothing is measured: what the page cache reads at least, and
-/// cheaper than a read on every SSD.
+/// Gap for files that are not measured. It is the page cache's smallest read, and cheaper than a read on every SSD.
 const UNMEASURED_GAP_BYTES: u64 = 4096;
-/// No gap is wider, whatever a read costs.
+/// Largest gap, whatever a read costs.
 const MOST_GAP_BYTES: u64 = 64 << 10;
-/// No read of rows is longer: staging memory holds some tens of them, enough for a disk's full rate.
+/// Longest read of rows. Staging memory fits some tens of them, enough for a disk's full rate.
 const MOST_READ_BYTES: u64 = 128 << 10;
 
-/// Reads that are timed lie in slots of this many bytes, one in each.
+/// Timed reads are in slots of this many bytes, one read per slot.
 const SLOT_BYTES: u64 = 64 << 10;
-/// The long reads that are timed.
+/// Length of the long reads that are timed.
 const SPAN_BYTES: u64 = 32 << 10;
-/// Aligned reads of this length may be faster than shorter ones: many disks store pages of it.
+/// Aligned reads of this length may be faster than shorter ones: many disks have pages of this size.
 const PAGE_BYTES: u64 = 4096;
-/// Reads that say how many more fit the time.
+/// Trial reads. Their time determines how many reads fit into a turn.
 const FIRST_READS: u64 = 16;
-/// Reads that are timed at once, at most.
+/// Largest number of reads in a turn.
 const MOST_READS: u64 = 4096;
-/// How long reads of one length are timed at once.
+/// Duration of a turn: one timing of reads of one length.
 const TURN: Duration = Duration::from_millis(8);
-/// How often they are timed at most, and after how long not once more.
+/// Largest number of turns. No turn starts after `ENOUGH`.
 const MOST_TURNS: usize = 4;
 const ENOUGH: Duration = Duration::from_millis(80);
 
 /// The two costs of a read, while as many are in flight as the engine keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReadCost {
-    /// Seconds for a read of any length.
+    /// Seconds per read, whatever its length.
     pub seconds_per_read: f64,
-    /// Seconds for each of its bytes.
+    /// Seconds per byte read.
     pub seconds_per_byte: f64,
 }
 
 impl ReadCost {
-    /// From reads of two lengths: (bytes, seconds) of the short ones and of the long ones.
+    /// From reads of two lengths: (bytes, seconds) of the short reads and of the long reads.
     pub fn from_lengths(short: (u64, f64), long: (u64, f64)) -> ReadCost {
         assert!(short.0 < long.0, "two lengths");
-        // Noise may make long reads the faster ones: then bytes are cheap, not better than free.
+        // Noise may make long reads the faster ones. Then bytes count as free, not as a gain.
         let seconds_per_byte = ((long.1 - short.1) / (long.0 - short.0) as f64).max(0.0);
         let seconds_per_read = (short.1 - seconds_per_byte * short.0 as f64).max(0.0);
         ReadCost { seconds_per_read, seconds_per_byte }
     }
 
-    /// Bytes that nobody requested that are read rather than skipped: two thirds of what costs as much as a read. At that point
-    /// itself nothing is gained, and where rows lie close, in long reads, a byte costs more than in those timed.
-    /// Leaving out the last third loses 6% of the time at most where the costs are exact and rows lie at random.
+    /// Largest gap between two pieces that is read rather than skipped: two thirds of the bytes that cost as much as a
+    /// read. At the break-even point itself nothing is gained, and if rows are close together, in long reads, a byte
+    /// costs more than in the timed reads. Leaving out the last third loses at most 6% of the time if the costs are
+    /// exact and rows are at random positions.
     pub fn gap_bytes(&self) -> u64 {
         let gap = self.seconds_per_read / self.seconds_per_byte * 2.0 / 3.0;
-        // Not a number where both cost nothing.
+        // NaN if both costs are zero.
         if gap < MOST_GAP_BYTES as f64 { gap as u64 } else { MOST_GAP_BYTES }
     }
 
-    /// What so many reads of so many bytes together take.
+    /// Seconds for this many reads with this many bytes in total.
     pub fn seconds(&self, reads: u64, bytes: u64) -> f64 {
         reads as f64 * self.seconds_per_read + bytes as f64 * self.seconds_per_byte
     }
 }
 
-/// Where a choice comes from.
+/// How a choice was made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ReadChoiceReason {
-    /// A user's block size: rows that share or touch blocks are one read.
+    /// The user set the block size. Rows whose blocks overlap or touch share one read.
     Explicit,
     /// Measured on the file.
     Measured(ReadCost),
     /// The file is short.
     ShortFile,
-    /// Reads go through the page cache, or to no disk at all.
+    /// Reads go through the page cache or to a simulated disk.
     NotDirect,
-    /// A read failed. Whoever needs those bytes will be told.
+    /// A read failed. The error is reported when these bytes are read for use.
     Failed,
 }
 
-/// How rows of a file are read: in which blocks, and which of them in one go. Changes how long reads take, never what
-/// they bring.
+/// How rows of a file are read: the block size, and the largest gap within one read. It changes how long reads take,
+/// never their result.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReadChoice {
-    /// What to open the file with. The memory of a queue is that of the default options.
+    /// The options to open the file with. A queue takes as much memory as with the default options.
     pub options: Options,
     /// Why.
     pub reason: ReadChoiceReason,
 }
 
 impl ReadChoice {
-    /// Reads in blocks of so many bytes at least, and nothing between blocks.
+    /// Reads blocks of at least this many bytes, and no gaps between blocks.
     pub fn explicit(block_bytes: u64) -> ReadChoice {
         let options = Options { block_bytes: Some(block_bytes), ..Options::default() };
         ReadChoice { options, reason: ReadChoiceReason::Explicit }
     }
 
-    /// The fastest for rows of `row_bytes` in the first of `files`: takes about a tenth of a second to measure it, and
-    /// no time where the file is short or not read directly.
+    /// The fastest choice for rows of `row_bytes` in the first of `files`. Measuring takes about a tenth of a second;
+    /// a file that is short or not read directly is not measured.
     pub fn for_rows(files: Files, row_bytes: u64) -> ReadChoice {
         let (io_backend, bytes) = (files.io_backend(), files.bytes(0));
         let reason = match () {
@@ -121,7 +121,7 @@ impl ReadChoice {
         ReadChoice { options: merging(None, UNMEASURED_GAP_BYTES), reason }
     }
 
-    /// What follows from these costs of reads in blocks of `block_bytes` (`None`: what the disk asks for).
+    /// The choice for this measured cost of reads in blocks of `block_bytes` (`None`: the disk's own alignment).
     pub fn measured(block_bytes: Option<u64>, cost: ReadCost) -> ReadChoice {
         let options = merging(block_bytes, cost.gap_bytes());
         ReadChoice { options, reason: ReadChoiceReason::Measured(cost) }
@@ -154,13 +154,13 @@ impl fmt::Display for ReadChoice {
     }
 }
 
-/// The block to read in, and what reads cost then.
+/// The block size to read with, and the cost of such reads.
 fn measure(files: Files, row_bytes: u64) -> Result<(Option<u64>, ReadCost), IoError> {
     let started = Instant::now();
     let block = files.io_backend().block_bytes;
     let row = row_bytes.max(1).next_multiple_of(block).min(PAGE_BYTES);
     let mut timer = ReadTimer::new(files)?;
-    // A span is read for the rows at its two ends, as rows that are merged are: its cost has that of one more row.
+    // A span is read for the rows at its two ends, like merged rows, so its time includes that of the second row.
     let (rows, pages) = (&[(0, row)][..], &[(0, PAGE_BYTES)][..]);
     let spans = &[(0, row), (SPAN_BYTES - row, row)][..];
     let (mut by_row, mut by_span, mut by_page) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
@@ -169,13 +169,13 @@ fn measure(files: Files, row_bytes: u64) -> Result<(Option<u64>, ReadCost), IoEr
         if turn > 0 && started.elapsed() > ENOUGH {
             break;
         }
-        // What disturbs a measurement makes it longer, never shorter: the shortest of several counts.
+        // Disturbances only make a measurement longer, so the shortest of several counts.
         let row_now = timer.seconds_per_read(rows)?;
         (by_row, by_span) = (by_row.min(row_now), by_span.min(timer.seconds_per_read(spans)?));
         if pages_are_faster {
             let page_now = timer.seconds_per_read(pages)?;
             by_page = by_page.min(page_now);
-            // Every time and by far: a page that is read for one row is mostly wasted.
+            // Pages must be much faster in every turn: a page that is read for one row is mostly wasted.
             pages_are_faster = page_now < row_now * 0.8;
         }
     }
@@ -186,7 +186,7 @@ fn measure(files: Files, row_bytes: u64) -> Result<(Option<u64>, ReadCost), IoEr
     Ok((block_bytes, ReadCost::from_lengths(short, (SPAN_BYTES, by_span))))
 }
 
-/// Times reads all over a file, a slot after the other in no order.
+/// Times reads all over a file, one per slot, in random slot order.
 struct ReadTimer {
     queue: Queue,
     slots: Permutation,
@@ -199,14 +199,14 @@ struct ReadTimer {
 impl ReadTimer {
     fn new(files: Files) -> Result<ReadTimer, IoError> {
         let slot_count = files.bytes(0) / SLOT_BYTES;
-        // Merges what is in one slot: the last row of a slot and the first of the next are at least this far apart.
+        // Merges the pieces of one slot only: rows of adjacent slots are further apart than this gap.
         let files = files.with_options(|options| options.gap_bytes = SLOT_BYTES - SPAN_BYTES - 1)?;
         let memory = AlignedBuffer::new(1 << 20, DIRECT_ALIGN);
         let slots = Permutation::new(slot_count, Key::new(3));
         Ok(ReadTimer { queue: files.queue()?, slots, slot_count, next: 0, pieces: Vec::new(), memory })
     }
 
-    /// Seconds for the read that brings `pieces` (offset in a slot, bytes), while the queue is kept full.
+    /// Seconds for the read that covers `pieces` (offset in a slot, bytes), with a full queue.
     fn seconds_per_read(&mut self, pieces: &[(u64, u64)]) -> Result<f64, IoError> {
         let first = self.time(FIRST_READS, pieces)?;
         let reads = (TURN.as_secs_f64() / first * FIRST_READS as f64) as u64;
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(gap(6e-6, 1e-9), 4000);
         assert_eq!(gap(6e-6, 4e-9), 1000);
         assert_eq!(gap(0.0, 1e-9), 0);
-        // A disk that turns: a read costs milliseconds.
+        // A spinning disk: a read costs milliseconds.
         assert_eq!(gap(8e-3, 10e-9), MOST_GAP_BYTES);
         assert_eq!(gap(1e-6, 0.0), MOST_GAP_BYTES);
     }
@@ -315,7 +315,7 @@ mod tests {
             file.set_len(bytes).unwrap();
             for kind in IoBackendKind::LADDER {
                 let options = Options { io_backend: Some(kind), ..Options::default() };
-                // Not every I/O backend is there on every machine.
+                // Not every I/O backend is available on every machine.
                 let Ok(files) = ThisMachine.open(&[Layout::file(&path)], Access::Read, &options) else {
                     continue;
                 };

@@ -4,29 +4,29 @@ use std::time::{Duration, Instant};
 /// What a queue has done so far.
 #[derive(Debug, Clone)]
 pub struct IoCounters {
-    /// Pieces asked for, whether or not they have arrived yet.
+    /// Pieces requested, whether or not they have arrived yet.
     pub requests: u64,
-    /// Reads that the device was given, continuations of short ones included.
+    /// Reads submitted to the device, including continuations of short reads.
     pub reads: u64,
-    /// Writes that the device was given.
+    /// Writes submitted to the device.
     pub writes: u64,
-    /// Bytes of the pieces of jobs that were handed back whole; a byte that several pieces share counts for each.
+    /// Bytes of the pieces of successful jobs. A byte shared by several pieces counts once per piece.
     pub useful_bytes: u64,
     /// Bytes that the device read.
     pub read_bytes: u64,
     /// Bytes that the device wrote.
     pub written_bytes: u64,
-    /// Bytes that were copied because they could not land in place.
+    /// Bytes that were copied because they could not be read directly into their buffer.
     pub copied_bytes: u64,
     /// Transfers that came back short and were continued.
     pub continued: u64,
-    /// Transfers that the kernel put off (EINTR, EAGAIN) and that were tried again.
+    /// Transfers that were retried after EINTR or EAGAIN.
     pub retried: u64,
-    /// Most requests in flight at once.
+    /// Largest number of requests in flight at once.
     pub deepest: u64,
     /// Time with at least one request in flight.
     pub busy: Duration,
-    /// Sum over transfers of how many were in flight when each started.
+    /// Sum over all transfers of the requests in flight when each started.
     depth_sum: u64,
     latency_ns: Histogram<u32>,
     busy_since: Option<Instant>,
@@ -69,7 +69,7 @@ impl IoCounters {
         }
     }
 
-    /// Bytes read for each useful one; below 1 where pieces share bytes.
+    /// Read amplification: bytes read per useful byte. Below 1 if pieces share bytes.
     pub fn amplification(&self) -> f64 {
         self.read_bytes as f64 / (self.useful_bytes as f64).max(1.0)
     }
@@ -79,12 +79,12 @@ impl IoCounters {
         self.depth_sum as f64 / ((self.reads + self.writes) as f64).max(1.0)
     }
 
-    /// The latency that this share (0 to 1) of transfers stayed below.
+    /// The latency below which this share (0 to 1) of transfers completed.
     pub fn latency(&self, share: f64) -> Duration {
         Duration::from_nanos(self.latency_ns.value_at_quantile(share))
     }
 
-    /// Adds what another queue did.
+    /// Adds the counters of another queue.
     pub fn add(&mut self, other: &IoCounters) {
         self.requests += other.requests;
         self.reads += other.reads;

@@ -1,4 +1,4 @@
-//! Opening files: which I/O backend serves them, and why.
+//! Opening files: the choice of their I/O backend, and the reason for it.
 
 use crate::backend::{IoBackend, OpenPart, PoolBackend, UringBackend, build_ring};
 use crate::backend_choice::{ChosenBackend, IoBackendKind, Options};
@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is to be done with files.
+/// Access to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Read only.
@@ -21,19 +21,19 @@ pub enum Access {
     Write,
 }
 
-/// Where files are: on this machine, or in a simulation of a bad one.
+/// Where files are stored: on this machine, or on a simulated disk with faults.
 pub trait Disk: Send + Sync {
     /// Opens files together: they share queues.
     fn open(&self, layouts: &[Layout], access: Access, options: &Options) -> Result<Files, IoError>;
 
-    /// Creates a file of `bytes` bytes (replacing one) and reserves its room on the disk, where that is possible, so
-    /// that a full disk shows here and not in the middle.
+    /// Creates a file of `bytes` bytes, replacing an existing one. Reserves its space on the disk if possible, so that
+    /// a full disk shows here and not in the middle of writing.
     fn create(&self, layout: &Layout, bytes: u64) -> Result<(), IoError>;
 }
 
 type Connect = dyn Fn(&ChosenBackend, &Options) -> io::Result<Box<dyn IoBackend>> + Send + Sync;
 
-/// Open files and how they are reached. Threads share it; each makes a [`Queue`] of its own.
+/// Open files and their I/O backend. Threads share it; each makes its own [`Queue`].
 pub struct Files {
     pub(crate) table: Arc<FileTable>,
     io_backend: ChosenBackend,
@@ -41,7 +41,7 @@ pub struct Files {
     connect: Box<Connect>,
 }
 
-/// What is known of open files.
+/// Metadata of open files.
 pub(crate) struct FileTable {
     pub files: Vec<OpenFile>,
 }
@@ -52,12 +52,12 @@ pub(crate) struct OpenFile {
     pub bytes: u64,
     /// Lengths of its parts.
     part_bytes: Vec<u64>,
-    /// Number of its first part among all parts.
+    /// Index of its first part among all parts.
     pub first_part: u32,
 }
 
 impl OpenFile {
-    /// Of a file that is shorter than `bytes`: the first part that is too short, and how long it is.
+    /// For a file shorter than `bytes`: the first part that is too short, and its length.
     pub(crate) fn shortest_for(&self, bytes: u64) -> (&Path, u64) {
         let parts = self.layout.parts().iter().zip(&self.part_bytes).enumerate();
         let mut short = parts.filter(|(part, (_, found))| **found < self.layout.part_bytes(*part, bytes));
@@ -66,7 +66,7 @@ impl OpenFile {
 }
 
 impl FileTable {
-    /// Takes layouts with the lengths of their parts.
+    /// From layouts and the lengths of their parts.
     pub(crate) fn new(layouts: &[Layout], part_bytes: &[u64]) -> FileTable {
         let mut first_part = 0;
         let files = layouts.iter().map(|layout| {
@@ -98,12 +98,12 @@ impl Files {
         Files { table: Arc::new(table), io_backend, options, connect }
     }
 
-    /// Length of file `file` (in the order in which they were given) when it was opened.
+    /// Length of file `file` (in the order in which they were opened) when it was opened.
     pub fn bytes(&self, file: usize) -> u64 {
         self.table.files[file].bytes
     }
 
-    /// The way these files are reached, and why no better one.
+    /// The I/O backend of these files, and why no better one was chosen.
     pub fn io_backend(&self) -> &ChosenBackend {
         &self.io_backend
     }
@@ -113,7 +113,7 @@ impl Files {
         &self.options
     }
 
-    /// The same files with another depth, gap or sizes. The I/O backend and the block stay.
+    /// The same files with another depth, gap or sizes. The I/O backend and the block size stay the same.
     pub fn with_options(mut self, change: impl FnOnce(&mut Options)) -> Result<Files, IoError> {
         let (io_backend, block_bytes) = (self.options.io_backend, self.options.block_bytes);
         change(&mut self.options);
@@ -126,7 +126,7 @@ impl Files {
     pub fn queue(&self) -> Result<Queue, IoError> {
         let mut io_backend = self.io_backend.clone();
         let backend = match (self.connect)(&io_backend, &self.options) {
-            // One ring worked when the files were opened; this one more does not. The pool still does.
+            // A ring worked when the files were opened, but this one does not. The pool still works.
             Err(error) if io_backend.kind.is_uring() && self.options.io_backend.is_none() => {
                 io_backend.why_not_better.push(format!("io_uring: one more ring was refused: {error}"));
                 io_backend.kind = if io_backend.kind.is_direct() {
@@ -189,7 +189,7 @@ impl Disk for ThisMachine {
     }
 }
 
-/// The length of a regular file. Opening anything else, a pipe for one, might never return.
+/// The length of a regular file. Opening anything else, such as a pipe, might never return.
 fn regular_file_bytes(path: &Path) -> io::Result<u64> {
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
@@ -198,7 +198,7 @@ fn regular_file_bytes(path: &Path) -> io::Result<u64> {
     Ok(found.len())
 }
 
-/// A new file in place of what has this name. A link that somebody left there is replaced, not followed.
+/// A new file that replaces any file of this name. An existing symbolic link is replaced, not followed.
 fn create_new(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -206,7 +206,7 @@ fn create_new(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Makes `file` `bytes` long and reserves the room, or only makes it long where the file system cannot reserve.
+/// Sets the length of `file` to `bytes` and reserves the space if the file system can.
 pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -224,15 +224,13 @@ pub fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 fn check_stripes(layout: &Layout, io_backend: &ChosenBackend) -> Result<(), IoError> {
     let stripe_bytes = layout.place(0).contiguous_bytes;
     if layout.parts().len() > 1 && !stripe_bytes.is_multiple_of(io_backend.block_bytes) {
-        let block = io_backend.block_bytes;
-        return Err(IoError::Option(format!(
-            "{layout}: stripes of {stripe_bytes} bytes cannot be read in blocks of {block}; choose a smaller --io-block"
-        )));
+        let block_bytes = io_backend.block_bytes;
+        return Err(IoError::StripeBlock { layout: layout.clone(), stripe_bytes, block_bytes });
     }
     Ok(())
 }
 
-/// The best I/O backend that all of `paths` allow, found by reading from them.
+/// The best I/O backend that works for all of `paths`, found by reading from them.
 fn choose(paths: &[&Path], options: &Options) -> Result<ChosenBackend, IoError> {
     let first = paths.first().copied().unwrap_or(Path::new(""));
     let mut why_not_better = Vec::new();
@@ -262,13 +260,13 @@ fn choose(paths: &[&Path], options: &Options) -> Result<ChosenBackend, IoError> 
     })
 }
 
-/// Whether a file can be read by io_uring, and a ring of this depth can be had.
+/// Whether io_uring can read a file, with a ring of this depth.
 fn ring_works(path: &Path, depth: usize) -> Result<(), String> {
     probe::io_uring(path)?;
     build_ring(depth).map(|_| ()).map_err(|error| format!("a ring of depth {depth} is refused: {error}"))
 }
 
-/// Through the page cache any offset will do.
+/// Reads through the page cache need no alignment.
 const ANYWHERE: DirectIo = DirectIo { offset_align: 1, memory_align: 1 };
 
 fn io_backend(
@@ -287,7 +285,7 @@ fn io_backend(
     }
 }
 
-/// The alignment that suits all of `paths`.
+/// The alignment that works for all of `paths`.
 fn direct_for_all(paths: &[&Path], options: &Options) -> Result<DirectIo, String> {
     let mut all = ANYWHERE;
     for path in paths {
@@ -310,7 +308,7 @@ fn open_part(path: &Path, access: Access, io_backend: &ChosenBackend) -> Result<
     let direct = io_backend.kind.is_direct().then(|| open(true)).transpose()?;
     let buffered = (direct.is_none() || access == Access::Write).then(|| open(false)).transpose()?;
     if let Some(buffered) = &buffered {
-        // Plans say what they want; the kernel's own read-ahead would only add to it.
+        // Plans already contain every byte they need; the kernel's read-ahead would only add to it.
         sequential::advise(buffered, 0, 0, libc::POSIX_FADV_RANDOM);
     }
     Ok(OpenPart { direct, buffered })

@@ -3,7 +3,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Swaps what two names on one file system stand for, atomically. File systems without it answer `Unsupported`.
+/// Swaps two paths on one file system atomically. File systems that cannot do this answer `Unsupported`.
 pub fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     let (a, b) = (CString::new(a.as_os_str().as_bytes())?, CString::new(b.as_os_str().as_bytes())?);
     // SAFETY: both are C strings that live through the call.

@@ -1,23 +1,23 @@
 use std::path::{Path, PathBuf};
 
-/// Where the bytes of a file are: in one file, or dealt out in stripes over several, one on each disk.
+/// Where the bytes of a file are stored: in one file, or in stripes over several, one on each disk.
 ///
-/// Stripe `s` is in part `s % parts`, behind the stripes that part already has. Everything above this sees one
-/// run of bytes.
+/// Stripe `s` is in part `s % parts`, after the stripes that the part already has. Callers see one contiguous range of
+/// bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     parts: Vec<PathBuf>,
     stripe_bytes: u64,
 }
 
-/// A place in one part.
+/// A position in one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartPosition {
     /// Which part.
     pub part: usize,
-    /// Where in it.
+    /// Offset in the part.
     pub offset: u64,
-    /// How many bytes of the whole follow there before the next part's turn.
+    /// Bytes of the whole that follow contiguously in this part.
     pub contiguous_bytes: u64,
 }
 
@@ -27,7 +27,8 @@ impl Layout {
         Layout { parts: vec![path.to_path_buf()], stripe_bytes: u64::MAX }
     }
 
-    /// Stripes of `stripe_bytes` (a multiple of 4096, so that direct reads never straddle two) over `parts`.
+    /// Stripes of `stripe_bytes` over `parts`. The stripe size is a multiple of 4096, so that no direct read crosses
+    /// two.
     pub fn striped(parts: Vec<PathBuf>, stripe_bytes: u64) -> Layout {
         assert!(!parts.is_empty(), "a file has at least one part");
         assert!(stripe_bytes > 0 && stripe_bytes.is_multiple_of(4096), "stripes are whole pages");
@@ -42,7 +43,7 @@ impl Layout {
         &self.parts
     }
 
-    /// Where byte `offset` of the whole is.
+    /// The position of byte `offset` of the whole.
     pub fn place(&self, offset: u64) -> PartPosition {
         if self.parts.len() == 1 {
             return PartPosition { part: 0, offset, contiguous_bytes: u64::MAX - offset };
@@ -54,7 +55,7 @@ impl Layout {
         PartPosition { part, offset: part_offset, contiguous_bytes: self.stripe_bytes - within }
     }
 
-    /// How long part `part` is when the whole has `bytes`.
+    /// Length of part `part` if the whole has `bytes`.
     pub fn part_bytes(&self, part: usize, bytes: u64) -> u64 {
         if self.parts.len() == 1 {
             return bytes;
@@ -69,7 +70,7 @@ impl Layout {
         rounds * self.stripe_bytes + own
     }
 
-    /// How many bytes of the whole can be read when the parts are this long: up to the first byte that is missing.
+    /// Bytes of the whole that can be read if the parts have these lengths: up to the first missing byte.
     pub fn whole_bytes(&self, part_bytes: &[u64]) -> u64 {
         if self.parts.len() == 1 {
             return part_bytes[0];
@@ -77,7 +78,7 @@ impl Layout {
         let parts = self.parts.len() as u64;
         let ends = part_bytes.iter().zip(0..).map(|(bytes, part)| {
             let (stripes, rest) = (bytes / self.stripe_bytes, bytes % self.stripe_bytes);
-            // A sparse file claims any length: what does not fit 64 bits is simply very long.
+            // A sparse file can claim any length: saturate instead of overflowing 64 bits.
             (stripes.saturating_mul(parts).saturating_add(part))
                 .saturating_mul(self.stripe_bytes)
                 .saturating_add(rest)
@@ -118,7 +119,7 @@ mod tests {
             let mut at = 0;
             while at < bytes {
                 let place = layout.place(at);
-                // Parts are filled from front to back: no holes, nothing twice.
+                // Parts are filled from front to back, without holes or overlaps.
                 prop_assert_eq!(place.offset, ends[place.part]);
                 let now = place.contiguous_bytes.min(bytes - at).min(1000);
                 ends[place.part] += now;

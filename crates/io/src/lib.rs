@@ -1,9 +1,9 @@
-//! Bytes on disks. Knows files, offsets and alignment; knows nothing of graphs.
+//! Disk I/O. This crate knows files, offsets and alignment, and knows nothing of graphs.
 //!
-//! Files are opened together by a [`Disk`] (this machine's, or a simulated one), which takes the best I/O backend of the
-//! ladder that works: io_uring or a pool of threads, past the page cache or through it. Each thread makes a
-//! [`Queue`] of its own and gives it jobs of many [`Piece`]s; a [`Stream`] reads a range from front to back. The
-//! only crate below `cuda` that may use `unsafe`; every block says why it is sound.
+//! A [`Disk`] (this machine's, or a simulated one) opens files together and chooses the best I/O backend that works:
+//! io_uring or a pool of threads, bypassing the page cache or through it. Each thread makes its own [`Queue`] and
+//! submits jobs of many [`Piece`]s to it. A [`Stream`] reads a range from front to back. This is the only crate below
+//! `cuda` that may use `unsafe`; every block explains why it is sound.
 //!
 //! # The life of a read
 //!
@@ -13,19 +13,19 @@
 //!   I/O backend)           threads)            continues, retries, delivers, counts)
 //! ```
 //!
-//! `Disk` is this machine or a `SimulatedDisk` with faults by seed; everything that reads takes either (`Dataset::open_on`,
-//! `verify_on`). A `Layout` is one file or
-//! stripes over several. A plan is found lazily, bucket by bucket, so that sorting a large batch does not let the device run
-//! dry. A `Queue` belongs to the thread that made it (its ring does); it owns the memory of its jobs, or borrows it for a
-//! call that does not return before the kernel has let go. `Stream` is a queue that reads ahead.
+//! `Disk` is this machine or a `SimulatedDisk` with faults from a random seed; everything that reads accepts either
+//! (`Dataset::open_on`, `verify_on`). A `Layout` is one file or stripes over several. A plan is found lazily, bucket
+//! by bucket, because the device would run idle while a large batch is sorted. A `Queue` belongs to the thread that
+//! made it, as its ring does. It owns the memory of its jobs, or borrows it for a call that does not return before the
+//! kernel has finished with it. `Stream` is a queue that reads ahead.
 //!
 //! # What always holds
 //!
-//! - No memory is freed or handed out while a request to it is in flight: an `IoBackend` waits when it is
-//!   dropped, and is dropped before the memory. A backend reports; `queue.rs` alone decides what short counts and
-//!   errors mean.
-//! - A block is read once in a job, whatever shares it; a write touches no byte around its pieces.
-//! - Streams leave no trail in the page cache (`io/sequential.rs`), because a cgroup counts it.
+//! - No memory is freed or handed out while a request to it is in flight: an `IoBackend` waits when it is dropped, and
+//!   is dropped before the memory.
+//! - A backend only reports results. `queue.rs` alone decides what short counts and errors mean.
+//! - A job reads a block once, however many pieces share it. A write touches no byte around its pieces.
+//! - Streams do not fill the page cache (`io/sequential.rs`), because a cgroup counts it.
 
 mod aligned;
 mod backend;

@@ -1,6 +1,5 @@
-//! The limit of a disk: what a bare loop gets out of it that does nothing but read blocks, as fast as it can be
-//! asked, and throws them away. No plan, no row, no check but that a block came: everything above is measured
-//! against this.
+//! The limit of a disk: the rate of a bare loop that only reads blocks, as fast as possible, and discards them. It has
+//! no plan and no rows, and checks only that each block arrived. Everything else is measured against this rate.
 
 use crate::backend_choice::{ChosenBackend, Options};
 use crate::disk::{Access, Disk, ThisMachine};
@@ -19,42 +18,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// What a bare loop reads.
+/// Parameters of a bare loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BareLoop {
-    /// Bytes of a read, and what its offset is a multiple of.
+    /// Bytes per read, and the alignment of its offset.
     pub block_bytes: usize,
-    /// Requests in flight in each thread.
+    /// Requests in flight per thread.
     pub depth: usize,
-    /// Threads, each with a ring of its own.
+    /// Threads, each with its own ring.
     pub threads: usize,
-    /// One block after the other instead of anywhere.
+    /// Reads consecutive blocks instead of random ones.
     pub sequential: bool,
-    /// Reads land all over this much memory in each thread. 0: in as little as the depth needs, which stays in the
-    /// processor's cache and may be faster than anything that keeps what it reads.
+    /// Memory per thread over which reads are spread. 0: as little as the depth needs. That stays in the CPU cache and
+    /// may be faster than anything that keeps what it reads.
     pub memory_bytes: usize,
 }
 
-/// What a loop achieved.
+/// The rate of a loop.
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
     /// Reads done.
     pub reads: u64,
-    /// Bytes they brought.
+    /// Bytes read.
     pub bytes: u64,
-    /// Seconds by the clock.
+    /// Wall-clock seconds.
     pub seconds: f64,
-    /// Seconds of CPU in user and kernel, over all threads.
+    /// CPU seconds, user and kernel, over all threads.
     pub cpu_seconds: f64,
 }
 
 impl Rate {
-    /// Reads a second.
+    /// Reads per second.
     pub fn reads_per_second(&self) -> f64 {
         self.reads as f64 / self.seconds
     }
 
-    /// Bytes a second.
+    /// Bytes per second.
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
@@ -70,26 +69,23 @@ pub fn cpu_seconds() -> f64 {
     seconds(used.ru_utime) + seconds(used.ru_stime)
 }
 
-/// Reads `path` for `duration` in the best way that works here, and says how fast that was.
+/// Reads `path` for `duration` with the best backend that works here, and returns the rate.
 pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate, IoError> {
     let files = ThisMachine.open(&[Layout::file(path)], Access::Read, &Options::default())?;
     let (io_backend, found_bytes) = (files.io_backend().clone(), files.bytes(0));
     let blocks = found_bytes / how.block_bytes as u64;
     drop(files);
     if blocks == 0 {
-        let (path, found) = (path.display(), found_bytes);
-        let needed = how.block_bytes;
-        return Err(IoError::Option(format!(
-            "{path}: reads of {needed} bytes are measured, the file has {found}; give a larger one"
-        )));
+        let (path, needed, found) = (path.to_path_buf(), how.block_bytes, found_bytes);
+        return Err(IoError::TooSmall { path, needed, found });
     }
-    // Without rings, depth is a matter of threads.
+    // Without rings, the depth is the number of threads.
     let ring = io_backend.kind.is_uring();
     let threads = if ring { how.threads } else { (how.threads * how.depth).min(64) };
     let next = AtomicU64::new(0);
     let one = |ready: mpsc::Sender<()>, go: mpsc::Receiver<Instant>| -> io::Result<u64> {
         let mut made = open(path, &io_backend).and_then(|file| Loop::new(file, how, ring))?;
-        // Memory is there and the ring is built: only reading is timed.
+        // The memory is allocated and the ring is built: only reading is timed.
         drop(ready);
         let Ok(started) = go.recv() else { return Ok(0) };
         made.run(&mut || {
@@ -104,7 +100,7 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
         for _ in 0..threads {
             let (start, go) = mpsc::channel();
             let (ready, one) = (ready.clone(), &one);
-            // A process at its limit of threads measures with those it has.
+            // If the process is at its thread limit, measure with the threads it has.
             let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, move || one(ready, go)) else {
                 break;
             };
@@ -112,10 +108,10 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
             starters.push(start);
         }
         drop(ready);
-        // Nobody sends: this returns when the last one is ready, or has failed.
+        // Nobody sends: this returns when the last thread is ready or has failed.
         let _ = all_ready.recv();
         let (cpu_before, started) = (cpu_seconds(), Instant::now());
-        // One that has failed already does not listen any more.
+        // A thread that has already failed no longer listens.
         for start in &starters {
             let _ = start.send(started);
         }
@@ -133,7 +129,7 @@ fn open(path: &Path, io_backend: &ChosenBackend) -> io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 
-/// One thread's loop, with everything made that it needs.
+/// One thread's loop, with all its resources.
 struct Loop {
     file: File,
     how: BareLoop,
@@ -141,7 +137,7 @@ struct Loop {
     ring: Option<IoUring>,
     registered: bool,
     buffer: AlignedBuffer,
-    /// First in, first out: every slot has its turn, in no order that memory could foresee.
+    /// First in, first out: all slots take turns, in an order that the CPU cannot predict.
     free: VecDeque<u64>,
 }
 
@@ -166,7 +162,7 @@ impl Loop {
         Ok(Loop { file, how, ring: made, registered, buffer, free })
     }
 
-    /// Reads where `turn` says until it says no more; how many blocks came.
+    /// Reads at the offsets that `turn` returns, until it returns `None`. Returns the number of blocks read.
     fn run(&mut self, turn: &mut dyn FnMut() -> Option<u64>) -> io::Result<u64> {
         let Some(ring) = &mut self.ring else {
             let mut count = 0;
@@ -184,7 +180,7 @@ impl Loop {
                 && let Some(slot) = self.free.pop_front()
             {
                 let Some(offset) = turn() else { break };
-                // SAFETY: `slot` is one of the buffer's, so this is within it.
+                // SAFETY: `slot` is a slot of the buffer, so the address is within it.
                 let place = unsafe { memory.add(slot as usize * self.how.block_bytes) };
                 let entry = match self.registered {
                     true => opcode::ReadFixed::new(types::Fixed(0), place, bytes, 0).offset(offset).build(),
@@ -200,7 +196,7 @@ impl Loop {
             }
             match ring.submit_and_wait((in_flight / 64).clamp(1, 8)) {
                 Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
-                    // Reads may be in flight: their memory must stay, whatever becomes of the loop.
+                    // Reads may still be in flight, so their memory must stay valid whatever happens to the loop.
                     std::mem::forget(std::mem::replace(&mut self.buffer, AlignedBuffer::new(1, 1)));
                     return Err(error);
                 }

@@ -1,5 +1,5 @@
-//! A file seen as memory, read by the kernel through its page cache, page by page as it is touched. Nothing of it counts
-//! as the process's own memory, and nothing of it is under the process's control: our baseline, not our engine.
+//! A memory-mapped file: the kernel reads it through the page cache, page by page on first access. It does not count
+//! as the process's own memory, and the process does not control it. This is a baseline, not Esker's engine.
 
 use std::fs::File;
 use std::io;
@@ -11,20 +11,21 @@ use std::ptr::NonNull;
 /// How a mapping will be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
-    /// Here and there: the kernel reads no further than asked.
+    /// At random positions: the kernel does not read ahead.
     Random,
     /// From front to back.
     Sequential,
 }
 
-/// Part of a file as read-only bytes. The file must not change while it is mapped: datasets are immutable once they have
-/// their name. A page that the disk cannot read, or that somebody cut off, ends the process (SIGBUS), as with every map.
+/// Part of a file as read-only bytes. The file must not change while it is memory-mapped: datasets are immutable once
+/// they have their name. A page that the disk cannot read, or that was truncated, ends the process (SIGBUS), as with
+/// every mapping.
 #[derive(Debug)]
 pub struct Map {
     start: NonNull<u8>,
-    /// Bytes mapped, from a page boundary.
+    /// Bytes memory-mapped, from a page boundary.
     mapped: usize,
-    /// Which of them were asked for.
+    /// The requested range within them.
     asked: Range<usize>,
 }
 
@@ -34,7 +35,7 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps `range` of a file, which must be that long.
+    /// Memory-maps `range` of a file. The file must be at least that long.
     pub fn open(path: &Path, range: Range<u64>, touch: Touch) -> io::Result<Map> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
@@ -50,7 +51,7 @@ impl Map {
         if mapped == 0 {
             return Ok(Map { start: NonNull::dangling(), mapped, asked });
         }
-        // SAFETY: a new read-only mapping where the kernel likes; the result is checked.
+        // SAFETY: a new read-only mapping at an address chosen by the kernel; the result is checked.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -68,7 +69,7 @@ impl Map {
             Touch::Random => libc::MADV_RANDOM,
             Touch::Sequential => libc::MADV_SEQUENTIAL,
         };
-        // SAFETY: the range is the mapping's own; advice changes speed only, so a refusal is no error.
+        // SAFETY: the range is the mapping's own. Advice changes only speed, so a refusal is ignored.
         unsafe { libc::madvise(start, mapped, advice) };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
         Ok(Map { start, mapped, asked })
@@ -79,7 +80,7 @@ impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping holds `mapped` readable bytes until it is dropped; an empty one points nowhere and has none.
+        // SAFETY: the mapping has `mapped` readable bytes until it is dropped; an empty one has a dangling pointer.
         let all = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.mapped) };
         &all[self.asked.clone()]
     }

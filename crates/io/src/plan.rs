@@ -1,23 +1,23 @@
-//! From pieces that somebody wants to reads that the disk does.
+//! Plans the device's reads for the pieces that a job requests.
 //!
-//! Pieces are taken in the order of their offsets; their blocks are merged where they are the same, touch, or lie
-//! within a gap that is cheaper to read than to skip; a read ends at a largest size and where a stripe ends. Each
-//! block is read once however many pieces share it. Pure: opens nothing, so it is tested against a naive twin.
+//! Pieces are sorted by offset. Their blocks are merged if they are the same, touch, or have a gap that is cheaper to
+//! read than to skip. A read ends at the size limit and at the end of a stripe. Each block is read once, however many
+//! pieces share it. Planning is pure: it opens no file, so it is tested against a naive implementation.
 //!
-//! Planning is lazy: pieces are dealt into buckets by offset at once, but a bucket is sorted, and its reads are
-//! found, only when the device comes to it. Sorting a large batch in one go would let the device run dry.
+//! Planning is lazy. Pieces are distributed into buckets by offset at once, but a bucket is sorted, and its reads are
+//! found, only when the device reaches it. The device would run idle while a large batch is sorted as a whole.
 
 use crate::layout::Layout;
 use std::ops::Range;
 
-/// Bytes of a file that somebody wants, and where in the buffer they go (or, for writes, come from).
+/// A requested range of a file, and its position in the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
     /// How many bytes.
     pub bytes: u64,
-    /// Where in the buffer. Pieces that overlap here leave the buffer with the bytes of either.
+    /// Offset in the buffer. If pieces overlap here, either one's bytes remain.
     pub at: u64,
 }
 
@@ -26,35 +26,35 @@ impl Piece {
         self.offset + self.bytes
     }
 
-    /// Equal for pieces whose bytes lie in the buffer as they lie in the file.
+    /// The same for all pieces that have the same distances in the buffer as in the file.
     fn shift(&self) -> u64 {
         self.at.wrapping_sub(self.offset)
     }
 }
 
-/// What bounds a read.
+/// Limits of a read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     /// Reads start and end at multiples of this.
     pub block_bytes: u64,
-    /// Bytes that nobody requested between two pieces that are read rather than skipped.
+    /// Largest gap between two pieces that is read rather than skipped.
     pub gap_bytes: u64,
-    /// No read is longer. A multiple of `block_bytes`.
+    /// Largest read. A multiple of `block_bytes`.
     pub max_bytes: u64,
 }
 
 /// One read or write of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// Where in the whole file.
+    /// Offset in the whole file.
     pub offset: u64,
-    /// How many bytes, whole blocks; the file may end before.
+    /// Length in whole blocks. The file may end earlier.
     pub bytes: u32,
-    /// How many of them are requested.
+    /// Bytes up to the end of the last requested byte.
     pub needed: u32,
-    /// Through the page cache: the ragged ends of direct writes.
+    /// Goes through the page cache: the unaligned ends of direct writes.
     pub buffered: bool,
-    /// The pieces it serves, in [`TransferPlan::pieces_of`].
+    /// Its pieces, in [`TransferPlan::pieces_of`].
     fragments: Range<usize>,
 }
 
@@ -64,17 +64,17 @@ impl Transfer {
     }
 }
 
-/// Pieces in a bucket, on average: few enough that sorting them takes a fraction of a queue's worth of reads.
+/// Average pieces per bucket: few enough that sorting them takes less time than a full queue of reads.
 const BUCKET_PIECES: usize = 1024;
 
-/// The transfers of a job, as far as they have been found. Reused from job to job: nothing is allocated once it has
-/// grown.
+/// The transfers of a job, as far as they have been found. It is reused for later jobs, so nothing is allocated once
+/// it has grown.
 #[derive(Debug, Default)]
 pub(crate) struct TransferPlan {
     pub transfers: Vec<Transfer>,
     /// Indices of pieces, transfer after transfer.
     fragments: Vec<u32>,
-    /// (offset, index) of pieces: in order within the buckets sorted so far, buckets in order.
+    /// (offset, index) of pieces: buckets in order, and sorted within the buckets sorted so far.
     order: Vec<(u64, u32)>,
     /// Where each bucket ends in `order`.
     bucket_ends: Vec<usize>,
@@ -82,9 +82,9 @@ pub(crate) struct TransferPlan {
     sorted_buckets: usize,
     /// Pieces taken from `order`.
     next: usize,
-    /// Where the transfer found last ends.
+    /// The end of the last transfer found.
     covered: u64,
-    /// Pieces that go on after it.
+    /// Pieces that continue after it.
     open: Vec<u32>,
 }
 
@@ -98,7 +98,7 @@ impl TransferPlan {
         (self.sorted_buckets, self.next, self.covered) = (0, 0, 0);
     }
 
-    /// The pieces that `transfer` serves.
+    /// The pieces of `transfer`.
     pub(crate) fn pieces_of(&self, transfer: &Transfer) -> &[u32] {
         &self.fragments[transfer.fragments.clone()]
     }
@@ -108,7 +108,7 @@ impl TransferPlan {
         self.next == self.order.len() && self.open.is_empty()
     }
 
-    /// Begins to plan reads of `pieces`; [`TransferPlan::find_reads`] finds them.
+    /// Starts planning reads of `pieces`; [`TransferPlan::find_reads`] finds them.
     pub(crate) fn begin_reads(&mut self, pieces: &[Piece]) {
         self.clear();
         let requested = || pieces.iter().zip(0u32..).filter(|(piece, _)| piece.bytes > 0);
@@ -125,7 +125,7 @@ impl TransferPlan {
             self.sorted_buckets = usize::from(in_order);
             return;
         }
-        // Buckets of equal width: rows are spread over the file. Where they are not, a bucket takes longer.
+        // Buckets of equal width, since rows are spread over the file. If they are not, some buckets sort slower.
         let buckets = (count / BUCKET_PIECES + 1) as u64;
         let width = (most - least) / buckets + 1;
         let bucket = |piece: &Piece| ((piece.offset - least) / width) as usize;
@@ -133,7 +133,7 @@ impl TransferPlan {
         requested().for_each(|(piece, _)| self.bucket_ends[bucket(piece)] += 1);
         let mut start = 0;
         for end in &mut self.bucket_ends {
-            // For now where it starts; dealing moves it to where it ends.
+            // At first the bucket's start; the loop below moves it to its end.
             start += std::mem::replace(end, start);
         }
         self.order.resize(count, (0, 0));
@@ -158,8 +158,8 @@ impl TransferPlan {
         self.order.get(self.next).copied()
     }
 
-    /// Finds reads until `transfers` holds at least `enough`, or all. The sweep keeps one transfer growing; pieces
-    /// longer than it may get stay open and start the next one.
+    /// Finds reads until `transfers` has at least `enough`, or all. The sweep grows one transfer at a time. A piece
+    /// that extends beyond it stays open and starts the next one.
     pub(crate) fn find_reads(&mut self, pieces: &[Piece], rules: &Rules, layout: &Layout, enough: usize) {
         let block = rules.block_bytes;
         while self.transfers.len() < enough && !self.is_complete() {
@@ -182,7 +182,7 @@ impl TransferPlan {
                     break;
                 }
                 let piece_end = pieces[index as usize].end();
-                // A gap is worth its bytes where it saves a read: not before a piece that needs another one anyway.
+                // A gap is read only if that saves a read: not before a piece that needs another read anyway.
                 if from > end && ceil(piece_end, block) > limit {
                     break;
                 }
@@ -203,9 +203,10 @@ impl TransferPlan {
         }
     }
 
-    /// Plans writes of `pieces`: whole pages (of `page_bytes`) directly, the ragged ends through the page cache, so
-    /// that nothing around a piece is touched. Pages that a buffered write touches are never written directly by a
-    /// neighbour's whole pages, so the two ways do not meet. With `direct` false all goes through the page cache.
+    /// Plans writes of `pieces`: whole pages (of `page_bytes`) directly, the unaligned ends through the page cache, so
+    /// that nothing around a piece is touched. A page that a buffered write touches is never written directly as a
+    /// whole page of another piece, so the two paths do not conflict. With `direct` false, everything goes through the
+    /// page cache.
     pub(crate) fn writes(
         &mut self,
         pieces: &[Piece],
@@ -235,9 +236,10 @@ impl TransferPlan {
         }
     }
 
-    /// Where in the buffer `transfer` can take place without a copy in between, if the buffer's memory allows it:
-    /// where one piece, or pieces that lie there as in the file, cover it from end to end, and no other piece wants
-    /// its bytes as well. (A copy from there could meet another request that writes to the same place.)
+    /// The position in the buffer at which `transfer` can happen without a copy, if the buffer's memory allows it. It
+    /// exists if one piece, or pieces with the same distances in the buffer as in the file, cover the transfer
+    /// completely, and no other piece needs its bytes. (A copy from there could conflict with another request that
+    /// writes to the same position.)
     pub(crate) fn in_place(&self, transfer: &Transfer, pieces: &[Piece]) -> Option<u64> {
         let indices = self.pieces_of(transfer);
         let first = &pieces[*indices.first()? as usize];
@@ -252,8 +254,8 @@ impl TransferPlan {
         (covered >= transfer.end()).then(|| transfer.offset.wrapping_add(first.shift()))
     }
 
-    /// Calls `copy(from, to, bytes)` for every piece that `transfer` serves: `from` counts from the transfer's start,
-    /// `to` from the buffer's.
+    /// Calls `copy(from, to, bytes)` for every piece of `transfer`. `from` counts from the start of the transfer, `to`
+    /// from the start of the buffer.
     pub(crate) fn copies(
         &self,
         transfer: &Transfer,
@@ -306,7 +308,7 @@ mod tests {
         plan
     }
 
-    /// Carries the plan out in memory and compares with the definition: each piece is a slice of the file.
+    /// Executes the plan in memory and compares with the definition: each piece is a slice of the file.
     fn check(pieces: &[Piece], rules: &Rules, layout: &Layout, file_bytes: u64) {
         let file = file(file_bytes);
         let plan = planned(pieces, rules, layout);

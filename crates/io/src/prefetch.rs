@@ -1,7 +1,8 @@
-//! Hints about memory: which line is requested soon, which array deserves large pages. Hints change speed, never results.
+//! Hints about memory: which cache line is needed soon, which array should use large pages. Hints change speed, never
+//! results.
 
-/// Asks the processor for the cache line of `slice[index]`. An index outside the slice does no harm; a processor
-/// without such an instruction does nothing.
+/// Asks the CPU for the cache line of `slice[index]`. An index outside the slice is harmless. A CPU without such an
+/// instruction does nothing.
 #[inline(always)]
 pub fn prefetch<T>(slice: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -15,10 +16,11 @@ pub fn prefetch<T>(slice: &[T], index: usize) {
     let _ = (slice, index);
 }
 
-/// Fills `to` with rows of `row_bytes`, each from where `row` says, past the processor's caches where it can: for more than they
-/// hold, whose lines would only be fetched to be written over. Rows whose place or length is no multiple of 16 are copied as ever.
+/// Fills `to` with rows of `row_bytes`; row `i` is copied from `row(i)`. Bypasses the CPU caches if possible. This
+/// pays off for more bytes than the caches have room for: their lines would be fetched only to be overwritten. A row
+/// is copied normally if its address or length is not a multiple of 16.
 pub fn gather_past_caches<'a>(to: &mut [u8], row_bytes: usize, mut row: impl FnMut(usize) -> &'a [u8]) {
-    // Nobody else sees `to` before what was written is there, even where `row` panics.
+    // Nobody else sees `to` before its bytes are visible, even if `row` panics.
     let _end = Fence;
     for (at, to) in to.chunks_exact_mut(row_bytes.max(1)).enumerate() {
         let from = row(at);
@@ -27,7 +29,7 @@ pub fn gather_past_caches<'a>(to: &mut [u8], row_bytes: usize, mut row: impl FnM
     }
 }
 
-/// Orders stores past the caches before all that follow.
+/// Orders the stores that bypass the caches before all later ones.
 struct Fence;
 
 impl Drop for Fence {
@@ -40,7 +42,7 @@ impl Drop for Fence {
     }
 }
 
-/// Copies bytes of the same number; a [`Fence`] must follow on this thread.
+/// Copies a slice to one of the same length; a [`Fence`] must follow on this thread.
 #[inline(always)]
 fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -58,15 +60,15 @@ fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     to.copy_from_slice(from);
 }
 
-/// Asks the kernel to back a large array with large pages: random access then misses the address cache less often.
-/// Useful before the array is first written. A kernel that refuses changes nothing.
+/// Asks the kernel to back a large array with large pages, so that random access misses the TLB less often. Call it
+/// before the array is first written. If the kernel refuses, nothing changes.
 pub fn prefer_large_pages<T>(slice: &mut [T]) {
     // SAFETY: the range is the slice's own.
     unsafe { prefer_large_pages_at(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
 }
 
-/// Has the allocator give large blocks back to the kernel as soon as they are freed. By default glibc learns from freed
-/// blocks to keep them, and what it keeps adds up to more than a budget promised. To be called once, at the start.
+/// Makes the allocator return large blocks to the kernel as soon as they are freed. By default glibc adapts and keeps
+/// freed blocks, and the kept memory can exceed the budget. Call it once, at startup.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt only sets parameters of the allocator, here before other threads are started.
@@ -78,7 +80,7 @@ pub fn return_freed_memory() {
 
 pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// The same for memory that holds nothing yet.
+/// The same for uninitialised memory.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -87,7 +89,7 @@ pub(crate) unsafe fn prefer_large_pages_at(start: *mut u8, bytes: usize) {
     let first = start.next_multiple_of(LARGE_PAGE_BYTES);
     let whole = (start + bytes).saturating_sub(first) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
     if whole > 0 {
-        // SAFETY: the range lies inside the caller's, and MADV_HUGEPAGE leaves its content as it is.
+        // SAFETY: the range is inside the caller's, and MADV_HUGEPAGE does not change its content.
         unsafe { libc::madvise(first as *mut libc::c_void, whole, libc::MADV_HUGEPAGE) };
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine's IO can do, found out by doing it.
+//! Finds out by trying which kinds of I/O this machine supports.
 
 use crate::AlignedBuffer;
 use io_uring::{IoUring, opcode, types};
@@ -9,10 +9,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::{ffi::OsStrExt, fs::FileExt, fs::OpenOptionsExt};
 use std::path::Path;
 
-/// Why something is not available, in words.
+/// A readable reason why something is not available.
 pub type Refusal = String;
 
-/// Direct IO on one file system.
+/// Alignment of direct I/O on one file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectIo {
     /// Offsets and lengths must be multiples of this.
@@ -41,7 +41,7 @@ pub fn io_uring(file: &Path) -> Result<(), Refusal> {
             Ok(_) => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                // The request may still be in flight: leaking the page is cheaper than freeing it under the kernel.
+                // The request may still be in flight: leak the page rather than free it while the kernel may use it.
                 std::mem::forget(buffer);
                 return Err(format!("submission failed: {error}"));
             }
@@ -54,8 +54,8 @@ pub fn io_uring(file: &Path) -> Result<(), Refusal> {
     }
 }
 
-/// Whether `file` can be read directly, and with which alignment: what the kernel says (`STATX_DIOALIGN`), checked
-/// by a read; or the smallest alignment that a read accepts where the kernel says nothing.
+/// Whether `file` can be read directly, and with which alignment: the kernel's answer (`STATX_DIOALIGN`), verified by
+/// a read, or the smallest alignment that a read accepts if the kernel has no answer.
 pub fn direct_io(file: &Path) -> Result<DirectIo, Refusal> {
     let open = File::options().read(true).custom_flags(libc::O_DIRECT).open(file);
     let open = open.map_err(|error| format!("this file system refuses O_DIRECT: {error}"))?;
@@ -96,7 +96,7 @@ pub fn locked_memory_limit() -> Option<u64> {
     if code != 0 || limit.rlim_cur == libc::RLIM_INFINITY { None } else { Some(limit.rlim_cur) }
 }
 
-/// Free bytes for this user on the file system of `path`.
+/// Bytes available to this user on the file system of `path`.
 pub fn available_bytes(path: &Path) -> io::Result<u64> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `statvfs` is a plain C struct for which all zeros are a valid value.
@@ -117,7 +117,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         std::fs::write(&path, vec![7u8; 8192]).unwrap();
-        // Either answer is right here; neither may panic or hang.
+        // Either answer is valid here; neither may panic or hang.
         println!("io_uring {:?}, direct {:?}", io_uring(&path), direct_io(&path));
         assert!(available_bytes(directory.path()).unwrap() > 0);
         assert!(direct_io(Path::new("/nonexistent")).is_err());

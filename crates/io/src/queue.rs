@@ -1,10 +1,10 @@
-//! Jobs of many pieces, carried out by a device that is kept busy.
+//! Executes jobs of many pieces and keeps the device busy.
 //!
-//! A queue belongs to one thread. Jobs are started in order and finished in order; the transfers of the next job
-//! start while the last ones of the job before are still out, so the device never runs dry between two. Only a job
-//! that writes waits for jobs before it whose part of the file meets its own, and is waited for: what was submitted
-//! first happens first. Memory that the kernel may write to is owned by the queue (or borrowed by a call that does
-//! not return before it is done), and nothing is let go before it has come back.
+//! A queue belongs to one thread. Jobs start in order and finish in order. Transfers of the next job start while the
+//! last ones of the previous job are in flight, so the device never runs idle between jobs. Jobs wait for each other
+//! only if one of them writes and their ranges of the file overlap: then the job submitted first runs first. The queue
+//! owns the memory that the kernel may write to, or borrows it for a call that does not return before the transfers
+//! are complete. No memory is released earlier.
 
 use crate::aligned::Allocation;
 use crate::backend::{BrokenBackend, Completion, IoBackend, IoRequest};
@@ -20,24 +20,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A transfer that the kernel keeps putting off, or that makes no progress, is given up after so many tries.
+/// A transfer that the kernel keeps deferring, or that makes no progress, fails after this many tries.
 const MOST_TRIES: u32 = 100;
-/// After so many of them the next ones come a pause apart: memory may be short for a moment.
+/// After this many tries, a pause precedes each further one: memory may be short for a moment.
 const HASTY_TRIES: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Transfers that are planned at a time.
-const PLAN_AHEAD: usize = 64;
+const PLANNED_TRANSFERS: usize = 64;
 
-/// Reads and writes of open files, many at a time. Made by [`crate::Files::queue`].
+/// Reads and writes of open files, many in flight at once. Made by [`crate::Files::queue`].
 pub struct Queue {
-    // Declared first, so dropped first: a backend waits for what is in flight, and then memory may go.
+    // Declared first, so dropped first: the backend waits for requests in flight, and then memory may be freed.
     backend: Box<dyn IoBackend>,
     table: Arc<FileTable>,
     io_backend: ChosenBackend,
     options: Options,
     jobs: VecDeque<QueueJob>,
-    /// Number of the job in front.
+    /// Number of the oldest job.
     first_job: u64,
     /// Number of the job whose transfers are being started.
     issuing: u64,
@@ -46,7 +46,7 @@ pub struct Queue {
     in_flight: usize,
     in_flight_bytes: u64,
     staging: StagingMemory,
-    /// Memory that the backend was told about, kept until it is gone.
+    /// Memory registered with the backend, kept until the backend is dropped.
     registered: Vec<Arc<Allocation>>,
     completions: Vec<Completion>,
     spare_plans: Vec<TransferPlan>,
@@ -60,17 +60,17 @@ pub struct Queue {
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Jobs that are not finished, and all that are submitted later, end with [`IoError::Cancelled`].
+    /// Jobs that are not finished, and all jobs submitted later, end with [`IoError::Cancelled`].
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// A finished job: what it was given comes back, for the next one.
+/// A finished job. It returns its buffer and pieces for reuse.
 pub struct Finished {
-    /// What [`Queue::submit`] returned.
+    /// The job's number, as returned by [`Queue::submit`].
     pub job: u64,
-    /// The buffer. After an error its bytes are of no use.
+    /// The buffer. After an error its bytes are undefined.
     pub buffer: AlignedBuffer,
     /// The pieces.
     pub pieces: Vec<Piece>,
@@ -93,16 +93,16 @@ struct QueueJob {
     issued: usize,
     /// Transfers in flight.
     running: usize,
-    /// From the first to the last byte of the file that it touches.
+    /// The range of the file from the first to the last byte of the job.
     span: Range<u64>,
     memory: *mut u8,
-    /// The memory's owner, where the queue is it.
+    /// The buffer, if the queue owns the memory.
     owned: Option<AlignedBuffer>,
     failure: Option<IoError>,
 }
 
 impl QueueJob {
-    /// Whether `later` must not start before this one is finished.
+    /// Whether `later` must wait until this job is finished.
     fn holds_up(&self, later: &QueueJob) -> bool {
         let writes =
             self.direction == TransferDirection::Write || later.direction == TransferDirection::Write;
@@ -120,11 +120,11 @@ impl QueueJob {
     }
 }
 
-/// What follows from a completion.
+/// The consequence of a completion.
 enum CompletionOutcome {
     Done,
     Again,
-    /// `None`: the file ended, or a write went nowhere.
+    /// `None`: the file ended, or a write made no progress.
     Failed(Option<io::Error>),
 }
 
@@ -136,7 +136,7 @@ struct TransferInFlight {
     /// Bytes moved by earlier requests of this transfer.
     done: u32,
     tries: u32,
-    /// Its piece of staging memory; `None`: it takes place in the buffer.
+    /// Its piece of staging memory; `None`: the transfer uses the job's buffer directly.
     ticket: Option<u64>,
     started: Instant,
 }
@@ -175,34 +175,34 @@ impl Queue {
         }
     }
 
-    /// The way this queue reaches its files.
+    /// The I/O backend of this queue.
     pub fn io_backend(&self) -> &ChosenBackend {
         &self.io_backend
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     pub fn counters(&self) -> IoCounters {
         let mut counters = self.counters.clone();
         counters.idle(Instant::now());
         counters
     }
 
-    /// Something with which another thread can stop it.
+    /// A handle with which another thread can stop it.
     pub fn stopper(&self) -> Stop {
         self.stop.clone()
     }
 
-    /// Tells the kernel of a buffer that many jobs will use: reads into it then cost less. Says whether it was
-    /// taken; where not (a limit on locked memory, no ring) all works as before. The memory stays allocated as
-    /// long as the queue lives.
+    /// Registers a buffer that many jobs will use with the kernel: reads into it then cost less. Returns whether the
+    /// kernel accepted it. If not (a limit on locked memory, no ring), everything works as before. The memory stays
+    /// allocated as long as the queue lives.
     pub fn register(&mut self, buffer: &AlignedBuffer) -> bool {
         let memory = buffer.allocation();
         if self.registered.iter().any(|known| Arc::ptr_eq(known, memory)) {
             return true;
         }
-        // Kept even where the answer is no: a part of it may have been taken before the table was full.
+        // Kept even after a refusal: part of it may have been registered before the table was full.
         self.registered.push(memory.clone());
-        // SAFETY: the queue holds the allocation until after the backend is dropped.
+        // SAFETY: the queue keeps the allocation alive until after the backend is dropped.
         unsafe { self.backend.register(memory.start(), memory.bytes()) }
     }
 
@@ -211,8 +211,8 @@ impl Queue {
         self.jobs.len()
     }
 
-    /// Starts reading `pieces` of `file` into `buffer`. Returns at once with the job's number; [`Queue::wait`] brings
-    /// the buffer back. Pieces must lie within the buffer.
+    /// Starts reading `pieces` of `file` into `buffer`. Returns at once with the job's number; [`Queue::wait`] returns
+    /// the buffer. Pieces must be within the buffer.
     pub fn submit(&mut self, file: usize, pieces: Vec<Piece>, buffer: AlignedBuffer) -> u64 {
         self.submit_owned(file, TransferDirection::Read, pieces, buffer)
     }
@@ -222,7 +222,7 @@ impl Queue {
         self.submit_owned(file, TransferDirection::Write, pieces, buffer)
     }
 
-    /// Waits for the oldest job. `None`: there is none.
+    /// Waits for the oldest job. `None`: there is no job.
     pub fn wait(&mut self) -> Option<Finished> {
         if self.jobs.is_empty() {
             return None;
@@ -231,7 +231,7 @@ impl Queue {
         self.take_first()
     }
 
-    /// The oldest job, if it is finished; starts what can be started, and waits for nothing.
+    /// The oldest job, if it is finished. Starts further transfers and does not wait.
     pub fn try_wait(&mut self) -> Option<Finished> {
         self.heed_stop();
         self.top_up();
@@ -249,18 +249,19 @@ impl Queue {
         Some(Finished { job: number, buffer, pieces: job.pieces, result })
     }
 
-    /// Reads `pieces` of `file` into `out` and returns when all is there. Jobs submitted earlier go on meanwhile.
+    /// Reads `pieces` of `file` into `out` and returns when all have been read. Earlier jobs continue meanwhile.
     pub fn read(&mut self, file: usize, pieces: &[Piece], out: &mut [u8]) -> Result<(), IoError> {
         self.borrowed(file, TransferDirection::Read, pieces, out.as_mut_ptr(), out.len())
     }
 
-    /// Writes `pieces` of `file` from `bytes` and returns when the system has them; [`Queue::sync`] makes them safe.
+    /// Writes `pieces` of `file` from `bytes` and returns when the system has them; [`Queue::sync`] makes them
+    /// durable.
     pub fn write(&mut self, file: usize, pieces: &[Piece], bytes: &[u8]) -> Result<(), IoError> {
         // The device only reads from the memory of a write.
         self.borrowed(file, TransferDirection::Write, pieces, bytes.as_ptr().cast_mut(), bytes.len())
     }
 
-    /// Finishes what was submitted and makes everything written safe on the disk.
+    /// Finishes all submitted jobs and makes everything written durable.
     pub fn sync(&mut self) -> Result<(), IoError> {
         if let Some(last) = self.jobs.len().checked_sub(1) {
             self.run(self.first_job + last as u64);
@@ -272,7 +273,7 @@ impl Queue {
         })
     }
 
-    /// Drops bytes that were read through the page cache from it; nothing to do on direct backends.
+    /// Drops bytes that were read through the page cache from the cache. Does nothing on direct backends.
     pub fn forget(&mut self, file: usize, offset: u64, bytes: u64) {
         if self.io_backend.kind.is_direct() {
             return;
@@ -301,7 +302,7 @@ impl Queue {
         number
     }
 
-    /// Starts what can be started without waiting for anything.
+    /// Starts the transfers that can start without waiting.
     fn top_up(&mut self) {
         if self.in_flight > 0 {
             self.take_completions(0);
@@ -321,7 +322,7 @@ impl Queue {
         bytes: usize,
     ) -> Result<(), IoError> {
         let number = self.begin(file, direction, pieces.to_vec(), memory, bytes, None);
-        // A panic on the way must not let the caller's memory go while the kernel has it.
+        // If this panics, the caller's memory must not be freed while the kernel uses it.
         let guard = Drain(self);
         guard.0.run(number);
         let queue = guard.defuse();
@@ -332,7 +333,7 @@ impl Queue {
         result
     }
 
-    /// A finished job's result; what it brought is counted.
+    /// A finished job's result. Updates the counters.
     fn close(&mut self, job: &mut QueueJob) -> Result<(), IoError> {
         if let Some(failure) = job.failure.take() {
             return Err(failure);
@@ -343,7 +344,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Plans a job and puts it in line.
+    /// Plans a job and queues it.
     fn begin(
         &mut self,
         file: usize,
@@ -357,7 +358,7 @@ impl Queue {
             let end = piece.at.checked_add(piece.bytes);
             assert!(end.is_some_and(|end| end <= memory_bytes as u64), "{piece:?}: beyond the buffer");
         }
-        // Planning takes a moment: the device gets something to do meanwhile.
+        // Planning takes a moment: give the device work meanwhile.
         self.top_up();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.clear();
@@ -387,7 +388,7 @@ impl Queue {
         self.first_job + self.jobs.len() as u64 - 1
     }
 
-    /// Everything that can be known before a byte moves.
+    /// All checks that are possible before a byte is moved.
     fn check(&self, file: usize, direction: TransferDirection, pieces: &[Piece]) -> Result<(), IoError> {
         if self.broken {
             return Err(IoError::Queue(io::Error::other("it failed before")));
@@ -418,7 +419,7 @@ impl Queue {
                 return;
             }
             assert!(self.in_flight > 0, "a job that is not finished has transfers in flight");
-            // A few at a time: fewer calls into the kernel, and the device still has nearly all of its queue.
+            // Waits for several at once: fewer system calls, and the device still has nearly all of its queue.
             self.take_completions((self.in_flight / 64).clamp(1, 8));
         }
     }
@@ -433,7 +434,7 @@ impl Queue {
         &mut self.jobs[(number - self.first_job) as usize]
     }
 
-    /// Starts as many transfers as depth, bytes in flight and staging memory allow.
+    /// Starts as many transfers as the depth, the bytes in flight and the staging memory allow.
     fn fill(&mut self) {
         let now = Instant::now();
         let (block_bytes, gap_bytes) = (self.io_backend.block_bytes, self.options.gap_bytes);
@@ -451,7 +452,7 @@ impl Queue {
             let job = &mut self.jobs[here];
             if job.issued == job.plan.transfers.len() {
                 let layout = &self.table.files[job.file].layout;
-                job.plan.find_reads(&job.pieces, &rules, layout, job.issued + PLAN_AHEAD);
+                job.plan.find_reads(&job.pieces, &rules, layout, job.issued + PLANNED_TRANSFERS);
             }
             if self.in_flight >= self.options.depth || !self.start_next(now) {
                 return;
@@ -459,7 +460,7 @@ impl Queue {
         }
     }
 
-    /// Starts the next transfer of the job being issued; `false` when it must wait for memory or others' bytes.
+    /// Starts the next transfer of the current job. `false` if it must wait for memory or for bytes of other jobs.
     fn start_next(&mut self, now: Instant) -> bool {
         let number = self.issuing;
         let job = &mut self.jobs[(number - self.first_job) as usize];
@@ -474,7 +475,7 @@ impl Queue {
         let placed = if through { None } else { job.plan.in_place(transfer, &job.pieces) };
         let placed = placed.filter(|at| (job.memory as usize + *at as usize).is_multiple_of(align));
         let (memory, ticket) = match placed {
-            // SAFETY: `in_place` answers with a range of pieces, and pieces were checked to lie within the memory.
+            // SAFETY: `in_place` returns a range of pieces, and pieces were checked to be within the memory.
             Some(at) => (unsafe { job.memory.add(at as usize) }, None),
             None => match self.staging.take(bytes as usize) {
                 Some(staged) => (staged.memory, Some(staged.ticket)),
@@ -483,8 +484,8 @@ impl Queue {
         };
         if job.direction == TransferDirection::Write && ticket.is_some() {
             job.plan.copies(transfer, &job.pieces, |to, from, bytes| {
-                // SAFETY: the source lies within the job's memory, the target within the staged piece, which is the
-                // queue's own.
+                // SAFETY: the source is within the job's memory. The target is within the staged piece, which belongs
+                // to the queue.
                 unsafe { std::ptr::copy_nonoverlapping(job.memory.add(from), memory.add(to), bytes) };
             });
             self.counters.copied_bytes += u64::from(bytes);
@@ -540,7 +541,7 @@ impl Queue {
         }
     }
 
-    /// One request came back: done, to be continued, to be tried again, or failed.
+    /// Handles a completed request: it is done, continued, retried, or failed.
     fn complete(&mut self, completion: Completion, now: Instant) {
         let slot = &mut self.slots[completion.tag as usize];
         let number = slot.job;
@@ -554,7 +555,7 @@ impl Queue {
             result if result >= 0 && slot.done + moved >= transfer.needed => CompletionOutcome::Done,
             0 => CompletionOutcome::Failed(None),
             result if result > 0 => {
-                // Direct transfers go on at a block's edge.
+                // Direct transfers resume at a block boundary.
                 let direct_align =
                     self.io_backend.align_bytes.max(self.io_backend.memory_align as u64) as u32;
                 let align = if transfer.buffered { 1 } else { direct_align };
@@ -602,7 +603,7 @@ impl Queue {
         self.retire(completion.tag, now);
     }
 
-    /// Copies what a finished read brought from staging memory to where it belongs.
+    /// Copies the bytes of a finished read from staging memory to the job's buffer.
     fn deliver(&mut self, tag: u32) {
         let slot = &self.slots[tag as usize];
         let job = &self.jobs[(slot.job - self.first_job) as usize];
@@ -610,8 +611,8 @@ impl Queue {
         let mut copied = 0;
         job.plan.copies(transfer, &job.pieces, |from, to, bytes| {
             copied += bytes;
-            // SAFETY: the source is this transfer's own piece of staging memory, which is done being written; the
-            // target lies within the job's memory, of which others write only what their pieces want.
+            // SAFETY: the source is this transfer's own piece of staging memory, to which nothing writes any more. The
+            // target is within the job's memory, of which other transfers write only their own pieces.
             unsafe {
                 std::ptr::copy_nonoverlapping(slot.request.memory.add(from), job.memory.add(to), bytes);
             }
@@ -619,7 +620,7 @@ impl Queue {
         self.counters.copied_bytes += copied as u64;
     }
 
-    /// `source` is `None` where the file ended, or a write went nowhere.
+    /// `source` is `None` if the file ended, or a write made no progress.
     fn failure(&self, tag: u32, source: Option<io::Error>) -> IoError {
         let slot = &self.slots[tag as usize];
         let IoRequest { part, write, .. } = slot.request;
@@ -635,7 +636,7 @@ impl Queue {
         }
     }
 
-    /// The transfer is over, one way or the other.
+    /// Frees a finished or failed transfer.
     fn retire(&mut self, tag: u32, now: Instant) {
         let slot = &mut self.slots[tag as usize];
         self.counters.finished(slot.started, now);
@@ -649,7 +650,7 @@ impl Queue {
         self.job(number).running -= 1;
     }
 
-    /// Ends every job that is not finished; what is in flight is still waited for.
+    /// Fails every job that is not finished. Requests in flight are still waited for.
     fn give_up(&mut self, why: impl Fn() -> IoError) {
         let mut any = false;
         for job in self.jobs.iter_mut().filter(|job| job.failure.is_none() && !job.is_finished()) {
@@ -661,7 +662,7 @@ impl Queue {
         }
     }
 
-    /// The backend itself failed. Dropping it waits for the kernel; then every request is over.
+    /// Handles a failure of the backend itself. Dropping it waits for the kernel; then every request is complete.
     fn break_down(&mut self, error: io::Error) {
         self.backend = Box::new(BrokenBackend);
         self.broken = true;
@@ -674,14 +675,14 @@ impl Queue {
     }
 }
 
-/// Waits for everything in flight when a panic passes.
+/// Waits for everything in flight if a panic unwinds.
 struct Drain<'a>(&'a mut Queue);
 
 impl<'a> Drain<'a> {
     fn defuse(self) -> &'a mut Queue {
         let queue: *mut Queue = self.0;
         std::mem::forget(self);
-        // SAFETY: `self` held the unique borrow for 'a and is gone without having run its drop.
+        // SAFETY: `self` had the unique borrow for 'a and is gone without having run its drop.
         unsafe { &mut *queue }
     }
 }

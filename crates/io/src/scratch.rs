@@ -1,6 +1,6 @@
-//! A file that nobody else sees and that is gone when its process is, however that ends: made without a name. Written and
-//! read at any place in large pieces. What was written goes to the disk soon: pages that still have to cannot be taken
-//! back, and a cgroup counts them.
+//! An unlinked temporary file: nobody else sees it, and it disappears with its process, however that ends. It is
+//! written and read at any position in large pieces. Written data is flushed to the disk early: dirty pages cannot be
+//! reclaimed, and a cgroup counts them.
 
 use crate::sequential::{WAIT_FLAGS, advise, sync_range};
 use std::fs::File;
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Less than this waits until more has come together.
+/// Written bytes are flushed in windows of at least this size.
 const WINDOW_BYTES: u64 = 12 << 20;
 
-/// A file without a name.
+/// An unlinked temporary file.
 #[derive(Debug)]
 pub struct ScratchFile {
     file: File,
@@ -22,7 +22,7 @@ pub struct ScratchFile {
     written: Mutex<WrittenRanges>,
 }
 
-/// Ranges that are on their way to the disk, and that nobody has sent yet.
+/// The range being flushed, and the range written since.
 #[derive(Debug, Default)]
 struct WrittenRanges {
     leaving: Range<u64>,
@@ -30,11 +30,11 @@ struct WrittenRanges {
 }
 
 impl ScratchFile {
-    /// A file on the disk that holds `folder`.
+    /// Creates a file on the disk of `folder`.
     pub fn create(folder: &Path) -> io::Result<ScratchFile> {
         let nameless = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(folder);
         let file = match nameless {
-            // Not every file system makes files without a name: there, one that loses it at once.
+            // Not every file system supports O_TMPFILE: there, create a file and unlink it at once.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) =>
             {
@@ -51,7 +51,7 @@ impl ScratchFile {
         Ok(ScratchFile { file, folder: folder.to_path_buf(), written: Mutex::default() })
     }
 
-    /// Where it is, for messages.
+    /// Its folder, for messages.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -62,7 +62,7 @@ impl ScratchFile {
         let end = offset + bytes.len() as u64;
         let mut written = self.written.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let fresh = &mut written.fresh;
-        // Neighbours grow together, from either end.
+        // Adjacent writes extend the range, at either end.
         *fresh = match fresh.is_empty() {
             true => offset..end,
             false => fresh.start.min(offset)..fresh.end.max(end),
@@ -71,13 +71,13 @@ impl ScratchFile {
             let fresh = std::mem::take(fresh);
             sync_range(&self.file, fresh.start, fresh.end - fresh.start, libc::SYNC_FILE_RANGE_WRITE)?;
             let leaving = std::mem::replace(&mut written.leaving, fresh);
-            // Waiting consumes an error of writing back, so it is reported here.
+            // Waiting consumes a write-back error, so it is reported here.
             sync_range(&self.file, leaving.start, leaving.end - leaving.start, WAIT_FLAGS)?;
         }
         Ok(())
     }
 
-    /// Fills `out`; a file that ends before is an error.
+    /// Fills `out`. It is an error if the file ends before.
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(out, offset)
     }

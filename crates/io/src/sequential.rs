@@ -1,6 +1,6 @@
-//! Long sequential streams that keep the page cache small. Under a cgroup the page cache counts, and dirty pages
-//! cannot be reclaimed: a writer that runs ahead of the disk is stalled or killed. So writing starts write-back
-//! of each window at once, waits for the window before it, and drops that from the cache.
+//! Long sequential streams that keep the page cache small. A cgroup counts the page cache, and dirty pages cannot be
+//! reclaimed: a writer that is faster than the disk is stalled or killed. So a writer starts write-back of each window
+//! at once, waits for the previous window, and drops that one from the cache.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -25,7 +25,7 @@ impl SequentialWriter {
         SequentialWriter::resume(path, 0)
     }
 
-    /// Goes on after the first `keep_bytes` of `path`; what follows them is cut off.
+    /// Resumes after the first `keep_bytes` of `path`; the rest is truncated.
     pub fn resume(path: &Path, keep_bytes: u64) -> io::Result<SequentialWriter> {
         let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
         let found_bytes = file.metadata()?.len();
@@ -45,18 +45,18 @@ impl SequentialWriter {
         })
     }
 
-    /// Bytes written so far, with those a resumed file kept.
+    /// Bytes written so far, including those that a resumed file kept.
     pub fn position(&self) -> u64 {
         self.handed_over + self.buffer.len() as u64
     }
 
-    /// Everything written so far is on the disk when this returns.
+    /// Returns when everything written so far is on the disk.
     pub fn sync(&mut self) -> io::Result<()> {
         self.flush()?;
         self.file.sync_all()
     }
 
-    /// Writes what is left and syncs.
+    /// Writes the remaining bytes and syncs.
     pub fn finish(mut self) -> io::Result<u64> {
         self.sync()?;
         drop_cached(&self.file, 0, 0);
@@ -72,8 +72,8 @@ impl SequentialWriter {
         Ok(())
     }
 
-    /// Starts write-back of the window just filled, waits for the one before. Waiting consumes a write-back error, so
-    /// it must be reported here: a later sync would not see it again.
+    /// Starts write-back of the window just filled and waits for the previous one. Waiting consumes a write-back
+    /// error, so it must be reported here: a later sync would not see it again.
     fn turn_window(&mut self) -> io::Result<()> {
         let (start, length) = (self.window_start, self.handed_over - self.window_start);
         sync_range(&self.file, start, length, libc::SYNC_FILE_RANGE_WRITE)?;
@@ -107,7 +107,7 @@ impl Write for SequentialWriter {
     }
 }
 
-/// Reads a file from an offset on, dropping what it has passed from the page cache.
+/// Reads a file from an offset to the end, and drops the pages it has passed from the page cache.
 pub struct SequentialReader {
     file: File,
     position: u64,
@@ -115,7 +115,7 @@ pub struct SequentialReader {
 }
 
 impl SequentialReader {
-    /// Opens `path` at `offset`. Reads go straight to the file: ask for large pieces.
+    /// Opens `path` at `offset`. Reads are not buffered: request large pieces.
     pub fn open(path: &Path, offset: u64) -> io::Result<SequentialReader> {
         let mut file = File::open(path)?;
         file.seek(SeekFrom::Start(offset))?;
@@ -148,7 +148,7 @@ pub(crate) fn sync_range(file: &File, start: u64, length: u64, flags: u32) -> io
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         _ if code == 0 => Ok(()),
-        // File systems without it write back when they like; the sync at the end still tells.
+        // File systems without it write back at their own pace; the final sync still reports errors.
         Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE | libc::EOPNOTSUPP) => Ok(()),
         _ => Err(error),
     }

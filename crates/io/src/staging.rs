@@ -3,12 +3,12 @@ use crate::aligned::Allocation;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Memory for transfers that cannot take place where their bytes belong: a ring from which pieces of any size are
-/// taken in turn and given back in any order.
+/// Memory for transfers that cannot use their buffer directly. It is a ring: pieces of any size are taken in order and
+/// returned in any order.
 pub(crate) struct StagingMemory {
     buffer: AlignedBuffer,
     align: usize,
-    /// Taken ranges, oldest first; the flag says that it was given back while an older one was still out.
+    /// Taken ranges, oldest first. The flag marks a range that was returned while an older one was still in use.
     taken: VecDeque<(usize, usize, bool)>,
     first_ticket: u64,
 }
@@ -33,30 +33,30 @@ impl StagingMemory {
         self.buffer.allocation()
     }
 
-    /// `bytes` contiguous bytes; `None` until older pieces come back.
+    /// `bytes` contiguous bytes; `None` until older pieces are returned.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<Staged> {
         let bytes = bytes.next_multiple_of(self.align);
         let capacity = self.buffer.len();
         let start = match (self.taken.front(), self.taken.back()) {
             (Some(&(oldest, ..)), Some(&(_, newest, _))) if newest > oldest => {
-                // Taken in the middle: room behind, else in front.
+                // The middle is in use: use the space after it, else before it.
                 if newest + bytes <= capacity { newest } else { (bytes <= oldest).then_some(0)? }
             }
             (Some(&(oldest, ..)), Some(&(_, newest, _))) => {
-                // Taken at both ends: room in the middle.
+                // Both ends are in use: use the space in the middle.
                 (newest + bytes <= oldest).then_some(newest)?
             }
             _ => (bytes <= capacity).then_some(0)?,
         };
         let ticket = self.first_ticket + self.taken.len() as u64;
         self.taken.push_back((start, start + bytes, false));
-        // Pieces already out are written by the kernel: no reference to the whole may be made, only an address.
-        // SAFETY: `start + bytes` was just found to lie within the buffer.
+        // The kernel writes to pieces in use: no reference to the whole buffer may be made, only an address.
+        // SAFETY: `start + bytes` was just found to be within the buffer.
         let memory = unsafe { self.buffer.allocation().start().add(start) };
         Some(Staged { ticket, memory })
     }
 
-    /// Gives a piece back.
+    /// Returns a piece.
     pub(crate) fn release(&mut self, ticket: u64) {
         self.taken[(ticket - self.first_ticket) as usize].2 = true;
         while self.taken.front().is_some_and(|piece| piece.2) {

@@ -6,28 +6,28 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::ops::Range;
 
-/// A range of a file from front to back, read ahead in large chunks. Leaves no trail in the page cache.
+/// A range of a file from front to back, read ahead in large chunks. It does not fill the page cache.
 pub struct Stream {
     queue: Queue,
     file: usize,
-    /// Where the next chunk to ask for starts.
+    /// Start of the next chunk to request.
     ahead: u64,
     range: Range<u64>,
     chunk_bytes: u64,
-    /// Ranges of the chunks that are on their way.
+    /// Ranges of the chunks being read.
     coming: VecDeque<Range<u64>>,
     spare: Vec<(AlignedBuffer, Vec<Piece>)>,
-    /// The chunk handed out last: its buffer, its range, and how far [`Read`] has come in it.
+    /// The chunk returned last: its buffer, its pieces and its range.
     current: Option<(AlignedBuffer, Vec<Piece>, Range<u64>)>,
-    /// Where [`Read`] is.
+    /// The position of [`Read`].
     position: u64,
-    /// Once a chunk has failed there are no more.
+    /// After a chunk has failed, there are no more chunks.
     failed: bool,
 }
 
 impl Stream {
-    /// Streams `range` of `file` with `chunks` chunks of `chunk_bytes` (whole pages) in memory: one in the reader's
-    /// hands, the others being read. Chunks of 2 MiB or more lie on large pages, which a disk reads in one piece.
+    /// Streams `range` of `file` with `chunks` chunks of `chunk_bytes` (whole pages) in memory: the reader has one,
+    /// the others are being read. Chunks of 2 MiB or more are on large pages, which a disk reads in one piece.
     pub fn open(
         files: &Files,
         file: usize,
@@ -46,7 +46,7 @@ impl Stream {
         let mut stream = Stream {
             queue,
             file,
-            // Chunks start on pages, so that they are read in place.
+            // Chunks start on page boundaries, so that they are read without a copy.
             ahead: range.start / DIRECT_ALIGN as u64 * DIRECT_ALIGN as u64,
             position: range.start,
             range: range.start..end,
@@ -69,7 +69,7 @@ impl Stream {
         let (Some(finished), Some(range)) = (self.queue.wait(), self.coming.pop_front()) else {
             return Ok(None);
         };
-        // A chunk is missing: nothing that comes after it may be taken for it.
+        // A chunk is missing: no later one may be taken for it.
         self.failed = finished.result.is_err();
         finished.result?;
         self.read_ahead();
@@ -80,12 +80,12 @@ impl Stream {
         Ok(Some(&buffer[(requested.start - chunk_start) as usize..(requested.end - chunk_start) as usize]))
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     pub fn counters(&self) -> IoCounters {
         self.queue.counters()
     }
 
-    /// The way it reads.
+    /// Its I/O backend.
     pub fn io_backend(&self) -> &ChosenBackend {
         self.queue.io_backend()
     }
@@ -114,7 +114,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.recycle();
-        // On a direct backend there is nothing to forget, and the queue itself waits for what is in flight.
+        // A direct backend has no cached pages to drop, and the queue itself waits for requests in flight.
         if self.queue.io_backend().kind.is_direct() {
             return;
         }

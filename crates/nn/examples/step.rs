@@ -127,7 +127,7 @@ fn run(threads: usize, steps: usize, config: &ModelConfig) {
         totals.push(start.elapsed().as_secs_f64());
         let after = backend.counters();
         let nanos = (after.matmul_nanos - before.matmul_nanos) as f64 / threads as f64;
-        rates.push((after.product_operations - before.product_operations) as f64 / nanos);
+        rates.push((after.matmul_operations - before.matmul_operations) as f64 / nanos);
         aggregate.push((after.aggregate_nanos - before.aggregate_nanos) as f64 / threads as f64 / 1e9);
     }
     let edges = batch.nbrs.len();

@@ -1,23 +1,25 @@
-//! What a device must compute for the layers: some dozen operations over matrices that live on it. Layer code holds no number
-//! itself, so that a second device is a second implementation of [`Device`] and of this trait, and nothing else.
+//! The operations that a device must provide for the layers: some dozen, over matrices on the device. Layer code has
+//! no access to the numbers themselves. To support another device, implement [`Device`] and this trait; nothing else
+//! changes.
 
 use crate::{CpuCounters, Degree, Dropout, Post, Result};
 use esker_device::Device;
 use esker_types::random::Key;
 
-/// How a node's neighbours become one row.
+/// How the rows of a node's neighbours are aggregated into one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Aggregator {
-    /// Mean of the neighbours; zeros without any.
+    /// Mean of the neighbours; zeros if there are none.
     Mean,
     /// Sum of the neighbours.
     Sum,
-    /// Largest of each column; zeros without neighbours. Of equals the first in the list gets the gradient.
+    /// Maximum per column; zeros if there are no neighbours. The first of equal neighbours gets the gradient.
     Max,
-    /// Sum of the neighbours and this multiple of the node's own row (GIN).
+    /// Sum of the neighbours plus this multiple of the node's own row (GIN).
     SumWithSelf(f32),
-    /// Symmetric normalisation with self-loops (GCN). Degrees in the whole graph are [`Adjacency::input_degrees`](esker_device::Adjacency).
-    /// By sampled degrees, rows without a list have only their self-loop, as under PyG's loaders with `trim_to_layer`.
+    /// Symmetric normalisation with self-loops (GCN). Degrees in the whole graph are
+    /// [`Adjacency::input_degrees`](esker_device::Adjacency). With sampled degrees, rows that are not outputs of the
+    /// layer have only their self-loop, as with PyG's loaders and `trim_to_layer`.
     Gcn(Degree),
 }
 
@@ -25,17 +27,17 @@ pub enum Aggregator {
 pub enum TermRows<'a, B: Backend> {
     /// The last rows of a matrix.
     Rows(&'a B::Matrix),
-    /// Neighbours' rows brought together, one row an output; never stored as a matrix of neighbours.
+    /// Aggregated rows of neighbours, one row per output. The neighbours' rows are never stored as a matrix.
     Aggregate {
-        /// Who is whose neighbour.
+        /// The adjacency.
         graph: &'a B::Graph,
-        /// A row an input.
+        /// One row per input.
         input: &'a B::Matrix,
-        /// How.
+        /// How to aggregate.
         aggregator: Aggregator,
-        /// Where the aggregated rows go when a backward pass will want them.
+        /// Receives the aggregated rows if a backward pass will need them.
         kept: Option<&'a mut B::Matrix>,
-        /// For [`Aggregator::Max`]: the place in the list of each winner, as the bits of a u32.
+        /// For [`Aggregator::Max`]: the position of each winner among the node's neighbours, as the bits of a u32.
         winners: Option<&'a mut B::Matrix>,
     },
 }
@@ -44,33 +46,33 @@ pub enum TermRows<'a, B: Backend> {
 pub struct Term<'a, B: Backend> {
     /// Its rows.
     pub source: TermRows<'a, B>,
-    /// The weight, a row an output column, as in PyTorch.
+    /// The weight, one row per output column, as in PyTorch.
     pub weight: &'a B::Matrix,
 }
 
 /// `output = post(sum of source x weight transposed + bias + last rows of `add`)`.
 pub struct Affine<'a, B: Backend> {
-    /// The matmuls; there may be none.
+    /// The matmuls; may be empty.
     pub terms: Vec<Term<'a, B>>,
-    /// Whether the output already holds a part of the sum.
+    /// Whether the output already contains a part of the sum.
     pub accumulate: bool,
     /// Added to every row.
     pub bias: Option<&'a B::Matrix>,
     /// Its last rows are added (an identity residual).
     pub add: Option<&'a B::Matrix>,
-    /// Applied in the end.
+    /// Applied last.
     pub post: Post,
 }
 
 /// A matmul of the backward pass: `weight gradient = gradient transposed x last rows of source`.
 pub struct WeightTerm<'a, B: Backend> {
-    /// What the weight was multiplied with.
+    /// The matrix that the weight was multiplied with.
     pub source: &'a B::Matrix,
     /// Overwritten.
     pub weight_gradient: &'a mut B::Matrix,
 }
 
-/// What the gradient of a layer's input is a sum of.
+/// A term of the gradient of a layer's input.
 pub enum InputTerm<'a, B: Backend> {
     /// `gradient x weight`, for the last rows.
     Rows {
@@ -84,7 +86,7 @@ pub enum InputTerm<'a, B: Backend> {
         /// Gradient of the sum.
         gradient: &'a B::Matrix,
     },
-    /// `gradient x weight`, handed back to the neighbours.
+    /// `gradient x weight`, distributed to the neighbours.
     Aggregate {
         /// As in the forward pass.
         graph: &'a B::Graph,
@@ -99,19 +101,20 @@ pub enum InputTerm<'a, B: Backend> {
     },
 }
 
-/// Attention of GAT over the lists and each node itself; neighbours equal to the node count once, as its self-loop.
+/// Attention of GAT over the neighbours and the node itself. Neighbours equal to the node count once, as its
+/// self-loop.
 pub struct Attention<'a, B: Backend> {
-    /// Who is whose neighbour.
+    /// The adjacency.
     pub graph: &'a B::Graph,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Heads are averaged; else laid side by side.
+    /// Whether heads are averaged; otherwise they are concatenated.
     pub average: bool,
-    /// Projected input rows, `heads` parts each.
+    /// Projected input rows, with `heads` parts per row.
     pub hidden: &'a B::Matrix,
-    /// Weighs a row as neighbour; one row.
+    /// Weights of a row as neighbour; one row.
     pub source_vector: &'a B::Matrix,
-    /// Weighs a row as target; one row.
+    /// Weights of a row as target; one row.
     pub target_vector: &'a B::Matrix,
     /// Slope of the leaky ReLU below 0.
     pub slope: f32,
@@ -119,19 +122,19 @@ pub struct Attention<'a, B: Backend> {
     pub dropout: Option<Dropout>,
 }
 
-/// What attention keeps for its backward pass.
+/// Values that attention keeps for its backward pass.
 pub struct AttentionKept<B: Backend> {
-    /// Softmax weights: a row an edge, then a row an output for its self-loop.
+    /// Softmax weights: one row per edge, then one row per output for its self-loop.
     pub weights: B::Matrix,
-    /// Scores as neighbour, a row an input.
+    /// Scores as neighbour, one row per input.
     pub source_scores: B::Matrix,
-    /// Scores as target, a row an output.
+    /// Scores as target, one row per output.
     pub target_scores: B::Matrix,
 }
 
 /// Gradients of attention, all overwritten.
 pub struct AttentionGradients<'a, B: Backend> {
-    /// A row an input.
+    /// One row per input.
     pub hidden: &'a mut B::Matrix,
     /// One row.
     pub source_vector: &'a mut B::Matrix,
@@ -139,11 +142,11 @@ pub struct AttentionGradients<'a, B: Backend> {
     pub target_vector: &'a mut B::Matrix,
 }
 
-/// What rows or columns are normalised by.
+/// The statistics that rows or columns are normalised by.
 pub enum Normaliser<'a, B: Backend> {
     /// Each row by its own mean and variance.
     Layer,
-    /// Each column by its mean and variance in this batch, which move the running ones by `momentum`.
+    /// Each column by its mean and variance in this batch, which update the running ones with `momentum`.
     Batch {
         /// One row.
         running_mean: &'a mut B::Matrix,
@@ -163,7 +166,7 @@ pub enum Normaliser<'a, B: Backend> {
 
 /// `output = post(normalised x scale + shift)`.
 pub struct Normalise<'a, B: Backend> {
-    /// By what.
+    /// The statistics.
     pub by: Normaliser<'a, B>,
     /// Added to variances.
     pub epsilon: f32,
@@ -171,7 +174,7 @@ pub struct Normalise<'a, B: Backend> {
     pub scale: &'a B::Matrix,
     /// One row.
     pub shift: &'a B::Matrix,
-    /// Applied in the end.
+    /// Applied last.
     pub post: Post,
 }
 
@@ -185,9 +188,9 @@ pub struct NormaliseBackward<'a, B: Backend> {
     pub deviations: &'a B::Matrix,
     /// One row.
     pub scale: &'a B::Matrix,
-    /// What the forward pass wrote.
+    /// Output of the forward pass.
     pub output: &'a B::Matrix,
-    /// What it applied.
+    /// The `post` of the forward pass.
     pub post: Post,
     /// Overwritten.
     pub scale_gradient: &'a mut B::Matrix,
@@ -195,21 +198,21 @@ pub struct NormaliseBackward<'a, B: Backend> {
     pub shift_gradient: &'a mut B::Matrix,
 }
 
-/// What logits are compared with.
+/// The targets of a loss.
 #[derive(Debug, Clone, Copy)]
 pub enum Labels<'a> {
-    /// A class a row: softmax cross-entropy.
+    /// One class per row: softmax cross-entropy.
     Classes(&'a [u32]),
-    /// 0 or 1 for each column of each row, NaN where unknown: sigmoid cross-entropy.
+    /// 0 or 1 for each column of each row, NaN if unknown: sigmoid cross-entropy.
     Binary(&'a [f32]),
-    /// A number for each column of each row, NaN where unknown: mean squared error.
+    /// A number for each column of each row, NaN if unknown: mean squared error.
     Values(&'a [f32]),
 }
 
-/// One step of one parameter; the numbers that depend on the step are already worked out.
+/// The update rule of one parameter. The numbers that depend on the step are already computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
-    /// Gradient descent; one state matrix when `momentum` is above 0.
+    /// Gradient descent; one state matrix if `momentum` is above 0.
     Sgd {
         /// Momentum.
         momentum: f32,
@@ -236,16 +239,16 @@ pub enum Rule {
     },
 }
 
-/// How a parameter moves.
+/// How to update a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     /// The rule.
     pub rule: Rule,
     /// Learning rate.
     pub rate: f32,
-    /// All gradients together are shortened to this length first, where given.
+    /// If given, all gradients together are first scaled down to this norm.
     pub clip_norm: Option<f32>,
-    /// Then each is cut to this size (clipping by value); infinite for no limit.
+    /// Then each gradient is clipped to this absolute value; infinite for no limit.
     pub gradient_limit: f32,
     /// Added to the gradient, times the value.
     pub weight_decay: f32,
@@ -253,30 +256,30 @@ pub struct Update {
     pub shrink: f32,
 }
 
-/// A parameter to be moved.
+/// A parameter to be updated.
 pub struct Moved<'a, B: Backend> {
     /// The numbers.
     pub value: &'a mut B::Matrix,
-    /// By what they move.
+    /// Their gradient.
     pub gradient: &'a B::Matrix,
-    /// What the rule keeps.
+    /// State of the rule.
     pub state: &'a mut [B::Matrix],
 }
 
-/// The math of a device. Every operation gives the same bits however many threads carry it out. Shapes that do not fit are bugs
-/// of the caller and assert.
+/// The math of a device. The results of every operation are bit-identical for any number of threads. Calls with shapes
+/// that do not match are bugs and fail an assertion.
 pub trait Backend: Device {
-    /// What threads of the host have done so far, where that is counted.
+    /// Work of the host's threads so far, if it is counted.
     fn counted(&self) -> Option<CpuCounters> {
         None
     }
-    /// Sets number `i` to one uniform between plus and minus `bound`, from word `i` of the key's stream.
+    /// Sets number `i` to a uniform random number between plus and minus `bound`, from word `i` of the key's stream.
     fn fill_uniform(&self, matrix: &mut Self::Matrix, key: Key, bound: f32);
 
-    /// Products, sums, activation and dropout of a layer.
+    /// Matmuls, sums, activation and dropout of a layer.
     fn affine(&self, call: Affine<'_, Self>, output: &mut Self::Matrix);
-    /// Turns the gradient of an output of [`Backend::affine`] into the gradient of its sum (in place, where `post` gives what the
-    /// forward pass wrote and applied), and computes from it the gradients of weights and bias.
+    /// Converts the gradient of an output of [`Backend::affine`] into the gradient of its sum, in place, if `post`
+    /// gives the output and the `post` of the forward pass. Computes the gradients of weights and bias from it.
     fn weight_gradients(
         &self,
         gradient: &mut Self::Matrix,
@@ -287,7 +290,7 @@ pub trait Backend: Device {
     /// The gradient of an input, overwritten with the sum of the terms.
     fn input_gradient(&self, terms: &[InputTerm<'_, Self>], input_gradient: &mut Self::Matrix);
 
-    /// Attention; the output has a row an output of the graph.
+    /// Attention. The output has one row per output of the graph.
     fn attention(&self, call: &Attention<'_, Self>, output: &mut Self::Matrix) -> AttentionKept<Self>;
     /// Gradients of attention from the gradient of its output.
     fn attention_backward(
@@ -299,17 +302,17 @@ pub trait Backend: Device {
     );
 
     /// Normalises `values` in place and writes the scaled, shifted and activated result. Returns the reciprocal
-    /// deviations, one a row or column.
+    /// standard deviations, one per row or column.
     fn normalise(
         &self,
         call: Normalise<'_, Self>,
         values: &mut Self::Matrix,
         output: &mut Self::Matrix,
     ) -> Self::Matrix;
-    /// Turns the gradient of the output into that of what was normalised, in place.
+    /// Converts the gradient of the output into that of the input of the normalisation, in place.
     fn normalise_backward(&self, call: NormaliseBackward<'_, Self>, gradient: &mut Self::Matrix);
 
-    /// The mean loss of `rows` of the logits (which may repeat), and its gradient, overwritten; other rows get zeros.
+    /// The mean loss of `rows` of the logits (which may repeat), and its gradient, overwritten. Other rows get zeros.
     fn loss(
         &self,
         logits: &Self::Matrix,
@@ -318,7 +321,7 @@ pub trait Backend: Device {
         gradient: &mut Self::Matrix,
     ) -> Result<Self::Number>;
 
-    /// Moves parameters by their gradients. Returns the length of all gradients before clipping, where `clip_norm` asks for it;
-    /// with a length that is infinite or no number nothing moves.
+    /// Updates parameters with their gradients. If `clip_norm` is given, returns the norm of all gradients before
+    /// clipping. If the norm is infinite or NaN, no parameter is updated.
     fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<Self::Number>>;
 }

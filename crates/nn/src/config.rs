@@ -1,11 +1,12 @@
+use crate::error::SHARE;
 use crate::{Activation, NnError, Result};
 use serde::{Deserialize, Serialize};
 
-/// What the layers are.
+/// The kind of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// GraphSAGE: neighbours aggregated, and the node itself, each with a weight (PyG's SAGEConv).
+    /// GraphSAGE: aggregated neighbours and the node itself, each with a weight (PyG's SAGEConv).
     #[default]
     Sage,
     /// Symmetric normalisation with self-loops (PyG's GCNConv).
@@ -18,45 +19,45 @@ pub enum Kind {
     Mlp,
 }
 
-/// How GraphSAGE brings neighbours together.
+/// How GraphSAGE aggregates neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NeighbourAggregator {
     /// Mean.
     #[default]
     Mean,
-    /// Largest of each column.
+    /// Maximum per column.
     Max,
     /// Sum.
     Sum,
 }
 
-/// Which degrees GCN normalises by, and what a sampled neighbour counts for.
+/// The degrees that GCN normalises by, and the weight of a sampled neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Degree {
-    /// Those in the whole graph; each sampled neighbour counts `degree / sampled` times, so that the expected sum over a sample
-    /// is the sum over all neighbours.
+    /// Degrees in the whole graph. Each sampled neighbour counts `degree / sampled` times, so that the expected sum
+    /// over a sample is the sum over all neighbours.
     #[default]
     Unbiased,
-    /// Those in the whole graph; a sampled neighbour counts as if all were there.
+    /// Degrees in the whole graph. A sampled neighbour counts as if all neighbours were present.
     Whole,
-    /// Those in the sample, as under PyG's loaders.
+    /// Degrees in the sample, as with PyG's loaders.
     Sampled,
 }
 
 impl Degree {
-    /// What configurations mean that do not say it: they are older than [`Degree::Unbiased`].
+    /// The value for configurations without this field: they are older than [`Degree::Unbiased`].
     fn of_older_configurations() -> Degree {
         Degree::Whole
     }
 }
 
-/// What GAT's hidden layers do with their heads; the last layer always averages.
+/// How GAT's hidden layers merge their heads. The last layer always averages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadMerge {
-    /// Side by side: each head has `hidden / heads` columns.
+    /// Concatenated: each head has `hidden / heads` columns.
     #[default]
     Concat,
     /// Averaged: each head has `hidden` columns.
@@ -80,9 +81,9 @@ pub enum NormKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// What the layers are.
+    /// The kind of layers.
     pub kind: Kind,
-    /// How many.
+    /// Number of layers.
     pub layers: usize,
     /// Columns between layers.
     pub hidden: usize,
@@ -94,18 +95,18 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// What is normalised between layers.
     pub norm: NormKind,
-    /// Adds each layer's own input row before norm and activation, through a weight where widths differ.
+    /// Adds each layer's own input row before norm and activation, through a weight if the widths differ.
     pub residual: bool,
-    /// GraphSAGE: how neighbours come together.
+    /// GraphSAGE: how neighbours are aggregated.
     pub aggregator: NeighbourAggregator,
-    /// GCN: by which degrees.
+    /// GCN: the degrees to normalise by.
     #[serde(default = "Degree::of_older_configurations")]
     pub gcn_degree: Degree,
-    /// GAT: heads of every layer.
+    /// GAT: heads per layer.
     pub heads: usize,
-    /// GAT: heads of the last layer, where it has others.
+    /// GAT: heads of the last layer, if different.
     pub output_heads: Option<usize>,
-    /// GAT: what becomes of them in hidden layers.
+    /// GAT: how hidden layers merge them.
     pub head_merge: HeadMerge,
     /// GAT: share of attention weights dropped in training.
     pub attention_dropout: f32,
@@ -115,7 +116,7 @@ pub struct ModelConfig {
     pub gin_epsilon: f32,
 }
 
-/// More than anybody trains; beyond it sizes would not fit their types.
+/// More layers than anybody trains. Beyond this, sizes would overflow their types.
 const MOST_LAYERS: usize = 1000;
 const MOST_COLUMNS: usize = 1 << 20;
 
@@ -143,24 +144,24 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Refuses what describes no model.
+    /// Refuses an invalid configuration.
     pub fn check(&self, input_columns: usize, output_columns: usize) -> Result<()> {
         if self.layers == 0 {
-            return Err(NnError::config("a model of 0 layers", "ask for at least 1"));
+            return Err(NnError::NoLayers);
         }
         if self.layers > MOST_LAYERS || self.hidden > MOST_COLUMNS || self.heads > MOST_COLUMNS {
-            let problem = format!("{} layers of {} columns", self.layers, self.hidden);
-            return Err(NnError::config(problem, format!("take at most {MOST_LAYERS} and {MOST_COLUMNS}")));
+            return Err(NnError::TooLarge {
+                layers: self.layers,
+                hidden: self.hidden,
+                most_layers: MOST_LAYERS,
+                most_hidden: MOST_COLUMNS,
+            });
         }
         if input_columns == 0 {
-            return Err(NnError::config(
-                "rows of 0 features",
-                "train on a dataset with features, or on embeddings",
-            ));
+            return Err(NnError::NoInput);
         }
         if output_columns == 0 || self.hidden == 0 {
-            let problem = format!("{} hidden and {output_columns} output columns", self.hidden);
-            return Err(NnError::config(problem, "both must be at least 1"));
+            return Err(NnError::NoColumns { hidden: self.hidden, outputs: output_columns });
         }
         for (name, rate) in [
             ("dropout", self.dropout),
@@ -168,16 +169,10 @@ impl ModelConfig {
             ("projected_dropout", self.projected_dropout),
             ("input_dropout", self.input_dropout),
         ] {
-            if !(0.0..1.0).contains(&rate) {
-                return Err(NnError::config(format!("{name} = {rate}"), "take a share from 0 to below 1"));
-            }
+            NnError::check_setting((0.0..1.0).contains(&rate), name, rate, SHARE)?;
         }
-        if !self.gin_epsilon.is_finite() {
-            return Err(NnError::config(
-                format!("gin_epsilon = {}", self.gin_epsilon),
-                "take a finite number",
-            ));
-        }
+        let epsilon = self.gin_epsilon;
+        NnError::check_setting(epsilon.is_finite(), "gin_epsilon", epsilon, "a finite number")?;
         if self.kind == Kind::Gat {
             self.check_heads()?;
         }
@@ -186,19 +181,16 @@ impl ModelConfig {
 
     fn check_heads(&self) -> Result<()> {
         if self.heads == 0 || self.output_heads == Some(0) {
-            return Err(NnError::config("attention with 0 heads", "ask for at least 1"));
+            return Err(NnError::NoHeads);
         }
         if self.head_merge == HeadMerge::Concat && self.layers > 1 && !self.hidden.is_multiple_of(self.heads)
         {
-            return Err(NnError::config(
-                format!("{} hidden columns do not divide into {} heads", self.hidden, self.heads),
-                format!("take hidden = {}", self.hidden.next_multiple_of(self.heads)),
-            ));
+            return Err(NnError::Heads { hidden: self.hidden, heads: self.heads });
         }
         Ok(())
     }
 
-    /// Columns that layer `layer` reads and writes.
+    /// The numbers of input and output columns of layer `layer`.
     pub fn widths(&self, layer: usize, input_columns: usize, output_columns: usize) -> (usize, usize) {
         let input = if layer == 0 { input_columns } else { self.hidden };
         let output = if layer + 1 == self.layers { output_columns } else { self.hidden };

@@ -1,5 +1,5 @@
-//! The five kinds of layers, each as matmuls over rows and aggregated rows. The last matmul of each also adds the
-//! residual and activates; what comes before it differs.
+//! The five kinds of layers, each as matmuls over rows and aggregated rows. The last matmul of each layer also adds
+//! the residual and applies the activation; the steps before it differ.
 
 use crate::parameter::{Maker, Parameter};
 use crate::*;
@@ -10,7 +10,7 @@ const ATTENTION_SLOPE: f32 = 0.2;
 
 /// A layer's parameters, by kind.
 pub(crate) enum Convolution<B: Backend> {
-    /// Node rows alone.
+    /// Node rows only.
     Linear { weight: Parameter<B>, bias: Parameter<B> },
     /// `aggregate(x) A + x S + b`.
     Sage { neighbours: Parameter<B>, bias: Parameter<B>, own: Parameter<B>, aggregator: Aggregator },
@@ -37,14 +37,14 @@ pub(crate) struct Affinity<B: Backend> {
     bias: Parameter<B>,
 }
 
-/// What is added to a layer's sum.
+/// The residual that is added to a layer's sum.
 pub(crate) enum Residual<B: Backend> {
     None,
     Identity,
     Weight(Parameter<B>),
 }
 
-/// What a forward pass keeps for its backward pass.
+/// Values that a forward pass keeps for its backward pass.
 pub(crate) enum Kept<B: Backend> {
     Nothing,
     Aggregated { rows: B::Matrix, winners: Option<B::Matrix> },
@@ -52,19 +52,19 @@ pub(crate) enum Kept<B: Backend> {
     Gat { hidden: B::Matrix, attention: AttentionKept<B> },
 }
 
-/// What every pass over a layer is given.
+/// Arguments of every pass over a layer.
 pub(crate) struct Call<'a, B: Backend> {
     pub backend: &'a B,
     pub graph: &'a B::Graph,
     pub input: &'a B::Matrix,
     /// The source of dropout masks in training.
     pub key: Option<Key>,
-    /// Whether the lists hold all neighbours: degrees are then those of the whole graph, whatever training sees.
+    /// Whether the adjacency has all neighbours. Then degrees are those of the whole graph, whatever training uses.
     pub whole: bool,
 }
 
 impl<B: Backend> Convolution<B> {
-    /// Fresh parameters of layer `layer`.
+    /// New parameters of layer `layer`.
     pub fn new(
         config: &ModelConfig,
         layer: usize,
@@ -107,7 +107,7 @@ impl<B: Backend> Convolution<B> {
                 let last = layer + 1 == config.layers;
                 let heads = config.output_heads.filter(|_| last).unwrap_or(config.heads);
                 let columns = if average { output * heads } else { output };
-                // Glorot over one head's columns and the heads, as PyG's GATConv starts its vectors.
+                // Glorot over one head's columns and the heads, like the initial vectors of PyG's GATConv.
                 let bound = (6.0 / (heads + columns / heads) as f32).sqrt();
                 Convolution::Gat {
                     weight: maker.glorot("weight", columns, input),
@@ -137,7 +137,7 @@ impl<B: Backend> Convolution<B> {
         }
     }
 
-    /// The same, to be moved.
+    /// The same, mutable.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
         match self {
             Convolution::Linear { weight, bias } | Convolution::Gcn { weight, bias, .. } => {
@@ -151,7 +151,7 @@ impl<B: Backend> Convolution<B> {
         }
     }
 
-    /// Writes `post(convolution + residual)`; keeps what a backward pass wants if `keep`.
+    /// Writes `post(convolution + residual)`. Keeps the values for a backward pass if `keep`.
     pub fn forward(
         &self,
         call: &Call<'_, B>,
@@ -211,8 +211,8 @@ impl<B: Backend> Convolution<B> {
         }
     }
 
-    /// Sets the gradients of all parameters from the gradient of the output, and returns that of the input if `want_input`.
-    /// `post` is given where the forward pass applied it in its last matmul.
+    /// Sets the gradients of all parameters from the gradient of the output, and returns that of the input if
+    /// `needs_input_gradient`. `post` is given if the forward pass applied it in its last matmul.
     pub fn backward(
         &mut self,
         call: &Call<'_, B>,
@@ -220,7 +220,7 @@ impl<B: Backend> Convolution<B> {
         kept: &Kept<B>,
         post: Option<(&B::Matrix, Post)>,
         mut gradient: B::Matrix,
-        want_input: bool,
+        needs_input_gradient: bool,
     ) -> Option<B::Matrix> {
         let (backend, input) = (call.backend, call.input);
         let gradient = &mut gradient;
@@ -250,7 +250,7 @@ impl<B: Backend> Convolution<B> {
             _ => unreachable!("what was kept comes from this layer"),
         }
         let inner = self.inner_backward(call, kept, gradient);
-        if !want_input {
+        if !needs_input_gradient {
             return None;
         }
         let mut terms = self.input_terms(call, kept, gradient, inner.as_ref());
@@ -264,8 +264,8 @@ impl<B: Backend> Convolution<B> {
         Some(input_gradient)
     }
 
-    /// The part before the last matmul, for the kinds that have one: its parameters' gradients, and the gradient its input terms
-    /// start from.
+    /// The backward pass of the part before the last matmul, for the kinds that have one: sets its parameters'
+    /// gradients, and returns the gradient from which its input terms start.
     fn inner_backward(
         &mut self,
         call: &Call<'_, B>,
@@ -341,7 +341,7 @@ impl<B: Backend> Convolution<B> {
         }
     }
 
-    /// What happens to the projected rows of a GAT layer before the attention.
+    /// Applied to the projected rows of a GAT layer before the attention.
     fn projected_post(&self, call: &Call<'_, B>) -> Post {
         let Convolution::Gat { projected_dropout, .. } = self else {
             unreachable!("only GAT projects first")

@@ -1,19 +1,19 @@
-//! An NVIDIA GPU: every operation is a launch or a few, in order on one stream. What the CPU does in one pass, kernels of
-//! `esker_cuda` do in one pass; matmuls go through cuBLAS.
+//! The backend for NVIDIA GPUs. Every operation is one or a few kernel launches, in order on one stream. Operations
+//! that are one pass on the CPU are one kernel of `esker_cuda`; matmuls use cuBLAS.
 
 use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
     AttentionCall, AttentionState, Columns, DeviceActivation, DeviceAdjacency, DeviceDropout, DeviceMatrix,
-    DevicePost, DeviceRule, Gathering, Gpu, LossTargets, MovedMatrix, Pending, Pinned, TieredBatch,
-    TieredRows,
+    DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned, TieredBatch, TieredRows,
+    UpdatedMatrix,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;
 use esker_types::random::{Key, unit};
 use std::sync::Arc;
 
-/// Computes on a GPU. Clones share it.
+/// Computes on a GPU. Clones share the GPU.
 #[derive(Clone)]
 pub struct CudaBackend {
     gpu: Gpu,
@@ -22,25 +22,25 @@ pub struct CudaBackend {
 /// A matrix on the GPU.
 pub struct CudaMatrix(DeviceMatrix);
 
-/// A layer's lists on the GPU.
+/// A layer's adjacency on the GPU.
 pub struct CudaGraph(DeviceAdjacency);
 
 /// Rows of a batch in pinned memory.
 pub struct CudaRows(Pinned);
 
-/// Rows of a batch, to be assembled from a cache and from what the batch read.
-pub struct CudaPlaced(TieredBatch);
+/// Rows of a batch, to be assembled from a cache and from the rows that the batch read.
+pub struct CudaBatch(TieredBatch);
 
 /// Rows cached on the GPU and in pinned memory.
 pub struct CudaCache(Arc<TieredRows>);
 
-/// Pinned memory for rows as stored.
+/// Pinned memory for rows in their stored form.
 pub struct CudaBytes {
     pinned: Pinned,
     bytes: usize,
 }
 
-/// A number on its way from the GPU.
+/// A number being copied from the GPU.
 pub struct CudaNumber {
     pending: Pending,
     what: &'static str,
@@ -79,7 +79,7 @@ impl AdjacencyShape for CudaGraph {
 }
 
 impl CudaGraph {
-    /// The lists.
+    /// The adjacency.
     pub fn lists(&self) -> &DeviceAdjacency {
         &self.0
     }
@@ -99,7 +99,7 @@ impl HostBytes for CudaBytes {
 
 impl RowCache for CudaCache {
     type Missed = CudaBytes;
-    type Batch = CudaPlaced;
+    type Batch = CudaBatch;
 
     fn device_slots(&self) -> u64 {
         self.0.device_slots()
@@ -113,8 +113,8 @@ impl RowCache for CudaCache {
         CudaBytes { pinned: self.0.missed(bytes), bytes }
     }
 
-    fn batch(self: &Arc<Self>, placements: &Placements, missed: CudaBytes) -> CudaPlaced {
-        CudaPlaced(self.0.batch(placements, missed.pinned))
+    fn batch(self: &Arc<Self>, placements: &Placements, missed: CudaBytes) -> CudaBatch {
+        CudaBatch(self.0.batch(placements, missed.pinned))
     }
 }
 
@@ -177,7 +177,7 @@ impl Device for CudaBackend {
     type HostRows = CudaRows;
     type Cache = CudaCache;
     type Number = CudaNumber;
-    /// One being computed, one whose rows are uploaded.
+    /// One being computed, and one whose rows are being uploaded.
     const STEPS_IN_FLIGHT: usize = 2;
 
     fn in_host_memory(&self) -> bool {
@@ -207,7 +207,7 @@ impl Device for CudaBackend {
 
     fn upload(&self, rows: CudaRows, columns: usize) -> CudaMatrix {
         let uploaded = self.gpu.upload(rows.0, columns);
-        // After the wait for the rows: what follows is the step.
+        // After the wait for the rows: the step starts here.
         self.gpu.begin_step();
         CudaMatrix(uploaded)
     }
@@ -223,7 +223,7 @@ impl Device for CudaBackend {
         Ok(Some(Arc::new(CudaCache(Arc::new(tiers.map_err(DeviceError::failed)?)))))
     }
 
-    fn assemble(&self, batch: CudaPlaced, columns: usize) -> CudaMatrix {
+    fn assemble(&self, batch: CudaBatch, columns: usize) -> CudaMatrix {
         assert_eq!(batch.0.columns(), columns);
         let assembled = batch.0.upload();
         self.gpu.begin_step();
@@ -266,7 +266,7 @@ impl Device for CudaBackend {
 }
 
 impl Backend for CudaBackend {
-    /// On the host, so that every device starts from the same bits.
+    /// Computed on the host, so that every device starts from identical bits.
     fn fill_uniform(&self, matrix: &mut CudaMatrix, key: Key, bound: f32) {
         let number = |index: u64| (bound as f64 * (2.0 * unit(key.at(index)) - 1.0)) as f32;
         let count = (matrix.rows() * matrix.columns()) as u64;
@@ -329,7 +329,7 @@ impl Backend for CudaBackend {
             | InputTerm::Aggregate { gradient, .. } => gradient.rows(),
         });
         let outputs = outputs.max().unwrap_or(0);
-        // What is each output's own goes to the last rows at once; what is handed back is added to it.
+        // The outputs' own terms are written to the last rows first; the neighbours' terms are added to them.
         let mut own = false;
         for term in terms {
             match term {
@@ -455,9 +455,9 @@ impl Backend for CudaBackend {
             }
             Rule::Adagrad { epsilon } => (rule.kind, rule.epsilon) = (2, epsilon),
         }
-        let moved: Vec<MovedMatrix<'_>> = parameters
+        let moved: Vec<UpdatedMatrix<'_>> = parameters
             .into_iter()
-            .map(|Moved { value, gradient, state }| MovedMatrix {
+            .map(|Moved { value, gradient, state }| UpdatedMatrix {
                 value: &mut value.0,
                 gradient: &gradient.0,
                 state: state.iter_mut().map(|state| &mut state.0).collect(),

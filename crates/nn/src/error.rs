@@ -1,18 +1,74 @@
 use esker_device::DeviceError;
 use esker_types::ErrorKind;
 
-/// What can go wrong while a model is built or trained.
+/// Allowed values of dropout, momentum and betas.
+pub(crate) const SHARE: &str = "a share from 0 to below 1";
+
+/// Errors of building or training a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NnError {
-    /// A configuration that describes no model, optimizer or schedule.
-    #[error("{problem}; {remedy}")]
-    Config {
-        /// What was asked.
-        problem: String,
-        /// What to do.
-        remedy: String,
+    /// A setting that is out of bounds.
+    #[error("{name} = {found}; take {allowed}")]
+    Setting {
+        /// Its name.
+        name: &'static str,
+        /// The given value.
+        found: f32,
+        /// The allowed values.
+        allowed: &'static str,
     },
-    /// A label that names no class.
+    /// A model without layers.
+    #[error("a model of 0 layers; ask for at least 1")]
+    NoLayers,
+    /// A model that is far too large.
+    #[error("{layers} layers of {hidden} columns; take at most {most_layers} and {most_hidden}")]
+    TooLarge {
+        /// Requested layers.
+        layers: usize,
+        /// Requested hidden columns.
+        hidden: usize,
+        /// Largest number of layers.
+        most_layers: usize,
+        /// Largest number of columns.
+        most_hidden: usize,
+    },
+    /// The model has no input.
+    #[error("rows of 0 features; train on a dataset with features, or on embeddings")]
+    NoInput,
+    /// A layer has no output.
+    #[error("{hidden} hidden and {outputs} output columns; both must be at least 1")]
+    NoColumns {
+        /// Hidden columns.
+        hidden: usize,
+        /// Output columns.
+        outputs: usize,
+    },
+    /// Attention has no heads.
+    #[error("attention with 0 heads; ask for at least 1")]
+    NoHeads,
+    /// The heads do not divide the columns.
+    #[error(
+        "{hidden} hidden columns do not divide into {heads} heads; take hidden = {}",
+        hidden.next_multiple_of(*heads)
+    )]
+    Heads {
+        /// Hidden columns.
+        hidden: usize,
+        /// Heads, at least 1.
+        heads: usize,
+    },
+    /// Nesterov momentum needs momentum.
+    #[error("nesterov without momentum; give momentum above 0 and below 1")]
+    NoMomentum,
+    /// The warm-up is longer than the schedule.
+    #[error("{warmup} steps of warm-up of {steps} in all; take warmup at most steps")]
+    Warmup {
+        /// Steps of warm-up.
+        warmup: u64,
+        /// Total steps.
+        steps: u64,
+    },
+    /// A label is not a class.
     #[error("label {found} of row {row} is not a class: the model has classes 0 to {last}; check the labels")]
     Label {
         /// The row of the logits.
@@ -22,21 +78,29 @@ pub enum NnError {
         /// The largest class.
         last: u32,
     },
-    /// The device failed, or a number it computed is not one.
+    /// The device failed, or computed an infinite number or NaN.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Saved numbers that belong to another model or optimizer.
+    /// The saved numbers belong to another model or optimizer.
     #[error(
-        "{name}: expected {expected}, found {found}; load them into a model of the configuration they come from"
+        "{name}: expected {} x {} numbers, found {}; load them into a model of the configuration they come from",
+        expected[0], expected[1], shape_text(found)
     )]
     Load {
         /// The parameter or state.
         name: String,
-        /// What this model has.
-        expected: String,
-        /// What was given.
-        found: String,
+        /// The shape in this model.
+        expected: [usize; 2],
+        /// The given shape, if there is an entry of that name.
+        found: Option<[usize; 2]>,
     },
+}
+
+fn shape_text(shape: &Option<[usize; 2]>) -> String {
+    match shape {
+        Some([rows, columns]) => format!("{rows} x {columns}"),
+        None => "nothing of that name".to_string(),
+    }
 }
 
 /// Result of everything in this crate.
@@ -49,19 +113,21 @@ impl From<esker_cuda::CudaError> for NnError {
 }
 
 impl NnError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            NnError::Config { .. } => ErrorKind::Asked,
             NnError::Label { .. } | NnError::Device(_) | NnError::Load { .. } => ErrorKind::World,
+            _ => ErrorKind::Asked,
         }
     }
 
-    pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> NnError {
-        NnError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
-    }
-
-    pub(crate) fn load(name: &str, expected: impl ToString, found: impl ToString) -> NnError {
-        NnError::Load { name: name.to_string(), expected: expected.to_string(), found: found.to_string() }
+    /// Refuses a setting that is out of bounds.
+    pub(crate) fn check_setting(
+        within: bool,
+        name: &'static str,
+        found: f32,
+        allowed: &'static str,
+    ) -> Result<()> {
+        if within { Ok(()) } else { Err(NnError::Setting { name, found, allowed }) }
     }
 }

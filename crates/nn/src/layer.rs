@@ -1,11 +1,11 @@
-//! A convolution with what surrounds it: residual, norm, activation, dropout.
+//! A layer: a convolution with residual, norm, activation and dropout.
 
 use crate::convolution::{Call, Convolution, Kept, Residual};
 use crate::parameter::{Maker, Parameter};
 use crate::*;
 use esker_types::random::Key;
 
-/// Weight of a batch in the running statistics, and what variances are padded by: PyTorch's defaults.
+/// Weight of a batch in the running statistics, and the epsilon added to variances: PyTorch's defaults.
 const BATCH_MOMENTUM: f32 = 0.1;
 const NORM_EPSILON: f32 = 1e-5;
 
@@ -26,10 +26,10 @@ struct Norm<B: Backend> {
     running: Option<[Parameter<B>; 2]>,
 }
 
-/// A layer's output, and what its backward pass will want.
+/// A layer's output, and the values that its backward pass needs.
 pub struct Saved<B: Backend> {
-    /// The rows of the layer's outputs. Rows may be replaced before the next layer reads them, if their gradients
-    /// are then set to zero on the way back.
+    /// The rows of the layer's outputs. Rows may be replaced before the next layer reads them, if their gradients are
+    /// set to zero in the backward pass.
     pub output: B::Matrix,
     pub(crate) key: Option<Key>,
     post: Post,
@@ -38,7 +38,7 @@ pub struct Saved<B: Backend> {
 }
 
 impl<B: Backend> Saved<B> {
-    /// The dropout that was left for later.
+    /// Applies the dropout that was deferred.
     pub(crate) fn drop_out(&mut self, backend: &B) {
         if let Some(dropout) = self.post.dropout {
             self.output = dropped(backend, &self.output, dropout);
@@ -103,7 +103,7 @@ impl<B: Backend> Layer<B> {
         all
     }
 
-    /// Statistics that a checkpoint holds and no optimizer moves.
+    /// Statistics that are in a checkpoint and that no optimizer updates.
     pub fn statistics(&self) -> impl Iterator<Item = &Parameter<B>> {
         self.norm.iter().filter_map(|norm| norm.running.as_ref()).flatten()
     }
@@ -117,7 +117,7 @@ impl<B: Backend> Layer<B> {
         Post { activation: self.activation, dropout }
     }
 
-    /// A training step's pass. Where dropout comes later, [`Saved::drop_out`] is to follow.
+    /// The forward pass of a training step. If dropout is deferred, [`Saved::drop_out`] must follow.
     pub fn forward(&mut self, call: &Call<'_, B>, dropout_later: bool) -> Saved<B> {
         let backend = call.backend;
         let post = self.post(call);
@@ -170,7 +170,7 @@ impl<B: Backend> Layer<B> {
         call: &Call<'_, B>,
         saved: Saved<B>,
         mut gradient: B::Matrix,
-        want_input: bool,
+        needs_input_gradient: bool,
     ) -> Option<B::Matrix> {
         let mut post = (!saved.post.is_none()).then_some((&saved.output, saved.post));
         if let (Some(norm), Some((normalised, deviations))) = (&mut self.norm, &saved.normalised) {
@@ -187,6 +187,6 @@ impl<B: Backend> Layer<B> {
             };
             call.backend.normalise_backward(back, &mut gradient);
         }
-        self.convolution.backward(call, &mut self.residual, &saved.kept, post, gradient, want_input)
+        self.convolution.backward(call, &mut self.residual, &saved.kept, post, gradient, needs_input_gradient)
     }
 }

@@ -1,11 +1,11 @@
 //! Graph neural networks with forward and backward passes written by hand over a small [`Backend`] trait.
 //!
-//! [`Model`] is a stack of layers (GraphSAGE, GCN, GAT, GIN, plain linear) built from a [`ModelConfig`]; [`Adjacency`] is
-//! the graph one layer reads; [`Backend`] is what a device must compute, and [`CpuBackend`] does it with rayon and `gemm`.
-//! Layers can be called one by one, so that a strategy may read or replace rows of a hidden state in between (OUTRE's
-//! history) or ask for the gradient of the input rows (Marius's embeddings). Results have the same bits for any number
-//! of threads: work is cut into fixed chunks, whose sums are combined in index order. Nothing here knows datasets,
-//! samples or files; `unsafe` is confined to `cpu`.
+//! [`Model`] is a stack of layers (GraphSAGE, GCN, GAT, GIN, plain linear) built from a [`ModelConfig`]. [`Adjacency`]
+//! is the graph that one layer reads. [`Backend`] is the set of operations a device must compute; [`CpuBackend`]
+//! implements it with rayon and `gemm`. Layers can be called one by one, so that a strategy can read or replace rows
+//! of a hidden state in between (OUTRE's history) or get the gradient of the input rows (Marius's embeddings). Results
+//! are bit-identical for any number of threads: work is split into fixed chunks, whose sums are combined in index
+//! order. This crate knows no datasets, samples or files; `unsafe` is confined to `cpu`.
 #![deny(unsafe_code)]
 
 mod backend;
@@ -33,7 +33,7 @@ pub use esker_device::{
     Adjacency, AdjacencyShape, BatchOf, Deferred, Device, DeviceError, HostBytes, HostRows, MissedOf,
     RowCache, Shape,
 };
-/// What matmuls on a GPU take for themselves, whatever their size.
+/// Fixed workspace of matmuls on a GPU, whatever their size.
 pub const DEVICE_MATMUL_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
 pub use memory::{ExchangedRows, MemoryBytes, MemoryOf, StepShape, memory_bytes};

@@ -1,5 +1,6 @@
-//! What a training step and an inference block take at most, found by running them on a backend that only counts: it
-//! cannot fall out of step with the layers. What operations need for themselves is that of the CPU's or the GPU's backend.
+//! Upper bounds on the memory of a training step and of an inference block. They are found by running the real layers
+//! on a backend that only counts, so they cannot diverge from the layers. Scratch memory of operations is counted as
+//! in the CPU or the GPU backend.
 
 use crate::cpu::{CHUNK_ROWS, VECTOR_CHUNKS, group_count, packed_words, pooled_words};
 use crate::*;
@@ -10,61 +11,62 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// The size of a batch, or a bound on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepShape {
-    /// Rows that layer `l` reads; the last entry is what the last layer writes.
+    /// Rows that layer `l` reads; the last entry is the number of rows that the last layer writes.
     pub rows: Vec<usize>,
-    /// Neighbours in the lists of layer `l`.
+    /// Edges of layer `l`.
     pub edges: Vec<usize>,
     /// Rows that the loss reads.
     pub seeds: usize,
-    /// Whether lists carry whole-graph degrees.
+    /// Whether adjacencies have whole-graph degrees.
     pub degrees: bool,
-    /// Whether the gradient of the input rows is asked for.
+    /// Whether the gradient of the input rows is needed.
     pub input_gradient: bool,
     /// Rows of a layer's input that are replaced.
     pub pulled: Option<ExchangedRows>,
     /// Rows of a layer's input that are copied, and stay until the step is over.
     pub pushed: Option<ExchangedRows>,
-    /// Whose memory is counted.
+    /// The device whose memory is counted.
     pub memory: MemoryOf,
 }
 
-/// Rows of a layer's input that a step exchanges with somebody.
+/// Rows of a layer's input that a step exchanges with another component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangedRows {
     /// The layer that reads them.
     pub layer: usize,
-    /// So many at most.
+    /// Largest number of rows.
     pub rows: usize,
 }
 
-/// The processor whose memory is counted.
+/// The device whose memory is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryOf {
-    /// The host's, by threads that compute.
+    /// The host, with threads that compute.
     Host {
-        /// So many.
+        /// Number of threads.
         threads: usize,
     },
-    /// A GPU's own, by how it computes matmuls.
+    /// A GPU's own memory, by the precision of its matmuls.
     Device(Precision),
 }
 
-/// Bytes at most; what `gemm` packs (about 1 MiB a thread) comes on top.
+/// Upper bounds in bytes. The memory that `gemm` uses for packing (about 1 MiB per thread) is not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBytes {
     /// Parameters and their gradients.
     pub model: u64,
     /// State of the optimizer.
     pub optimizer: u64,
-    /// A training step: input rows, lists, activations, gradients.
+    /// A training step: input rows, adjacency, activations, gradients.
     pub step: u64,
-    /// Inference of one layer over a block of this shape, the layer that takes most: input rows, lists, output.
+    /// Inference of one layer over a block of this shape, for the layer that takes most: input rows, adjacency,
+    /// output.
     pub inference: u64,
-    /// Inference of a batch through all layers: its rows, all lists, the outputs of two layers.
+    /// Inference of a batch through all layers: its rows, all adjacencies, the outputs of two layers.
     pub batch_inference: u64,
 }
 
-/// What training and inference on batches of this shape take at most.
+/// Largest memory of training and inference on batches of this shape.
 pub fn memory_bytes(
     config: &ModelConfig,
     optimizer: &OptimizerConfig,
@@ -101,7 +103,7 @@ pub fn memory_bytes(
         [shape.pulled, shape.pushed].into_iter().flatten().map(|exchanged| exchanged.layer).collect();
     let activations = model.forward_with(&graphs, &input, 0, &exchanged, |layer, hidden| {
         let of = |rows: Option<ExchangedRows>| rows.filter(|exchanged| exchanged.layer == layer);
-        // Rows, and their number and slot each.
+        // The rows, and the number and slot of each.
         let copy = |rows: usize| [counting.matrix(rows, hidden.columns), counting.matrix(rows, 2)];
         if let Some(pulled) = of(shape.pulled) {
             drop(copy(pulled.rows));
@@ -113,7 +115,7 @@ pub fn memory_bytes(
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
     let step = counting.peak() - resident;
     drop(state);
-    // The pool may hold a quarter more than is in use.
+    // The pool may be a quarter larger than the memory in use.
     let bytes = |words: usize| (words + words / 4) as u64 * 4;
     Ok(MemoryBytes {
         model: bytes(model_words),
@@ -124,7 +126,7 @@ pub fn memory_bytes(
     })
 }
 
-/// Counts the words that the CPU backend would hold.
+/// Counts the words that the CPU backend would use.
 #[derive(Clone)]
 struct Counting {
     tally: Arc<Mutex<WordTally>>,
@@ -204,7 +206,7 @@ impl Counting {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner).peak
     }
 
-    /// Forgets the peak so far.
+    /// Resets the peak.
     fn restart(&self) {
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         tally.peak = tally.used;
@@ -221,7 +223,7 @@ impl Counting {
     fn transpose(&self, graph: &CountedGraph) {
         graph.transposed.get_or_init(|| {
             if let MemoryOf::Device(_) = self.memory {
-                // While they are sorted: owners, counts, and keys and values before and after a pass.
+                // During the sort: owners, counts, and keys and values before and after a pass.
                 let kept = [self.hold(graph.inputs + 1), self.hold(graph.edges)];
                 let sorting = [graph.edges; 4].into_iter().chain([graph.edges / 16 + 128, graph.edges]);
                 let mut sorting: Vec<Held> = sorting.map(|words| self.hold(words)).collect();
@@ -232,7 +234,7 @@ impl Counting {
         });
     }
 
-    /// What a matmul of these two matrices takes for itself, by rows and columns.
+    /// Scratch memory of a matmul of these two matrices, given by rows and columns.
     fn matmul(&self, factors: [(usize, usize); 2]) -> Vec<Held> {
         match self.memory {
             MemoryOf::Host { .. } => {
@@ -246,7 +248,7 @@ impl Counting {
         }
     }
 
-    /// What sums of columns take on a GPU: two numbers of 64 bits in 256 parts, means and variances.
+    /// Scratch memory of column sums on a GPU: two 64-bit numbers in 256 parts, means and variances.
     fn column_sums(&self, columns: usize) -> Vec<Held> {
         match self.memory {
             MemoryOf::Host { .. } => Vec::new(),
@@ -345,7 +347,7 @@ impl Backend for Counting {
                 };
                 scratch.extend((0..chunks).map(|_| self.hold(rows * depth)));
             }
-            // The CPU holds packed weights of all terms, the GPU what one matmul needs.
+            // The CPU keeps the packed weights of all terms; the GPU needs scratch memory for one matmul at a time.
             let held = self.matmul([(output.rows, depth), (depth, term.weight.rows)]);
             scratch.extend(held.into_iter().filter(|_| matches!(self.memory, MemoryOf::Host { .. })));
         }
@@ -360,7 +362,7 @@ impl Backend for Counting {
     ) {
         let size = |matrix: &CountedMatrix| matrix.rows * matrix.columns;
         if let MemoryOf::Device(_) = self.memory {
-            // Sums of columns in parts, and then one matmul after the other.
+            // Column sums in parts, and then one matmul after the other.
             self.hold(gradient.rows.div_ceil(32) * gradient.columns);
             for term in &terms {
                 let shape = |matrix: &CountedMatrix| (gradient.rows, matrix.columns);
@@ -402,7 +404,7 @@ impl Backend for Counting {
         let weights = (call.graph.edges + call.graph.outputs) * call.heads;
         let _scratch = match self.memory {
             MemoryOf::Host { .. } => Vec::new(),
-            // Weights after dropout, and heads side by side before they are averaged.
+            // Weights after dropout, and concatenated heads before they are averaged.
             MemoryOf::Device(_) => {
                 let averaged = if call.average { output.rows * call.hidden.columns } else { 0 };
                 vec![self.hold(weights), self.hold(averaged)]
@@ -432,7 +434,7 @@ impl Backend for Counting {
         if !on_host {
             let spread = if call.average { graph.outputs * call.hidden.columns } else { 0 };
             let _more = [self.hold((graph.edges + graph.outputs) * heads), self.hold(spread)];
-            // Adjacency are turned round while all of these are there.
+            // The adjacency is transposed while all of these exist.
             self.transpose(graph);
             self.hold(2048 * call.hidden.columns);
             return;
@@ -466,7 +468,7 @@ impl Backend for Counting {
     ) -> Result<Ready> {
         // The gradient of each row, and its loss in f64.
         let _held = [self.hold(rows.len() * logits.columns), self.hold(rows.len() * 2 + 2)];
-        // Rows and labels on their way to a GPU.
+        // Rows and labels to be uploaded to a GPU.
         let _labels =
             matches!(self.memory, MemoryOf::Device(_)).then(|| self.hold(rows.len() * (1 + logits.columns)));
         Ok(Ready(0.0))

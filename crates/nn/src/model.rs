@@ -4,10 +4,10 @@ use crate::parameter::{Maker, named, restore};
 use crate::*;
 use esker_types::random::Key;
 
-/// The outputs of every layer in a training step, and what the backward pass will want.
+/// The outputs of every layer in a training step, and the values that the backward pass needs.
 pub struct Activations<B: Backend> {
     layers: Vec<Saved<B>>,
-    /// The input as dropout left it, and the dropout.
+    /// The input after dropout, and the dropout.
     input: Option<(B::Matrix, Post)>,
 }
 
@@ -27,7 +27,7 @@ pub struct Model<B: Backend> {
 }
 
 impl<B: Backend + Clone> Model<B> {
-    /// A model with fresh parameters: a function of the configuration, the widths and the seed.
+    /// A model with new parameters: a function of the configuration, the widths and the random seed.
     pub fn new(
         backend: &B,
         config: &ModelConfig,
@@ -51,12 +51,12 @@ impl<B: Backend + Clone> Model<B> {
         })
     }
 
-    /// What it was built from.
+    /// The configuration it was built from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Layers.
+    /// Number of layers.
     pub fn layer_count(&self) -> usize {
         self.layers.len()
     }
@@ -71,7 +71,7 @@ impl<B: Backend + Clone> Model<B> {
             .collect()
     }
 
-    /// Takes up what `export` gave; names and shapes must be those of this model.
+    /// Loads the result of `export`. Names and shapes must match this model.
     pub fn load(&mut self, from: &[Named]) -> Result<()> {
         let backend = self.backend.clone();
         for layer in &mut self.layers {
@@ -109,8 +109,8 @@ impl<B: Backend + Clone> Model<B> {
         self.layers[layer].forward(&call, dropout_later)
     }
 
-    /// The backward pass of `forward_layer`, with the same graph and input: sets the layer's gradients from that of its
-    /// output, and returns that of its input if `want_input`. Skipping it for the first layer saves the most.
+    /// The backward pass of `forward_layer`, with the same graph and input. Sets the layer's gradients from that of
+    /// its output, and returns that of its input if `needs_input_gradient`. Skipping it for the first layer saves the most.
     pub fn backward_layer(
         &mut self,
         layer: usize,
@@ -118,14 +118,14 @@ impl<B: Backend + Clone> Model<B> {
         input: &B::Matrix,
         saved: Saved<B>,
         gradient: B::Matrix,
-        want_input: bool,
+        needs_input_gradient: bool,
     ) -> Option<B::Matrix> {
         let call = Call { backend: &self.backend, graph, input, key: saved.key, whole: false };
-        self.layers[layer].backward(&call, saved, gradient, want_input)
+        self.layers[layer].backward(&call, saved, gradient, needs_input_gradient)
     }
 
-    /// One layer over lists of all neighbours, without dropout, with running statistics, keeping nothing: for whole
-    /// graphs, layer by layer. GCN normalises by whole-graph degrees here, which the lists must have.
+    /// One layer over an adjacency of all neighbours, without dropout and with running statistics, keeping nothing:
+    /// for whole graphs, layer by layer. GCN normalises by whole-graph degrees here, which the adjacency must have.
     pub fn infer_layer(&self, layer: usize, graph: &B::Graph, input: &B::Matrix) -> B::Matrix {
         self.infer_one(layer, graph, input, true)
     }
@@ -139,8 +139,9 @@ impl<B: Backend + Clone> Model<B> {
         self.forward_with(graphs, input, step, &[], |_, _| {})
     }
 
-    /// The same. For each of the layers `exchanged`, which are not the first, `between` is called with its number and with the
-    /// rows that it is about to read, after norm and activation and before dropout: it may copy some of them, or write over them.
+    /// Like [`Model::forward`], with a callback. `between` is called for each layer in `exchanged` (never the first),
+    /// with the layer's number and its input rows, after norm and activation and before dropout. It may copy or
+    /// overwrite rows.
     pub fn forward_with(
         &mut self,
         graphs: &[B::Graph],
@@ -165,36 +166,37 @@ impl<B: Backend + Clone> Model<B> {
         Activations { layers: all, input: dropped }
     }
 
-    /// The input rows with some numbers dropped, where the configuration asks for it.
+    /// The input rows after dropout, if the configuration has input dropout.
     fn drop_input(&self, input: &B::Matrix, step: u64) -> Option<(B::Matrix, Post)> {
-        // After the last layer's key: no layer has this one.
+        // Follows the last layer's key: no layer uses it.
         let key = self.dropout_key(self.layers.len(), step);
         let dropout = Dropout::new(self.config.input_dropout, key)?;
         let post = Post { activation: Activation::Identity, dropout: Some(dropout) };
         Some((dropped(&self.backend, input, dropout), post))
     }
 
-    /// All layers backwards: sets every gradient from that of the logits, and returns that of the input if `want_input`.
+    /// The backward pass of all layers. Sets every gradient from that of the logits, and returns that of the input if
+    /// `needs_input_gradient`.
     pub fn backward(
         &mut self,
         graphs: &[B::Graph],
         input: &B::Matrix,
         activations: Activations<B>,
         logits_gradient: B::Matrix,
-        want_input: bool,
+        needs_input_gradient: bool,
     ) -> Option<B::Matrix> {
-        self.backward_with(graphs, input, activations, logits_gradient, want_input, |_, _| {})
+        self.backward_with(graphs, input, activations, logits_gradient, needs_input_gradient, |_, _| {})
     }
 
-    /// The same. `between` is called with the number of each layer but the first, and with the gradient of the rows that it read:
-    /// of rows that were written over it must be zeros.
+    /// Like [`Model::backward`], with a callback. `between` is called with the number of each layer but the first, and
+    /// with the gradient of the layer's input rows. It must zero the gradient of overwritten rows.
     pub fn backward_with(
         &mut self,
         graphs: &[B::Graph],
         input: &B::Matrix,
         activations: Activations<B>,
         logits_gradient: B::Matrix,
-        want_input: bool,
+        needs_input_gradient: bool,
         mut between: impl FnMut(usize, &mut B::Matrix),
     ) -> Option<B::Matrix> {
         let Activations { layers: mut all, input: dropped } = activations;
@@ -205,7 +207,7 @@ impl<B: Backend + Clone> Model<B> {
                 unreachable!("every layer but the first was asked for its input's gradient")
             };
             let input = all.last().map_or(input, |saved| &saved.output);
-            let want = want_input || layer > 0;
+            let want = needs_input_gradient || layer > 0;
             gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
             if let Some(gradient) = gradient.as_mut().filter(|_| layer > 0) {
                 between(layer, gradient);
@@ -217,7 +219,7 @@ impl<B: Backend + Clone> Model<B> {
         gradient
     }
 
-    /// All layers without keeping anything.
+    /// All layers, without keeping anything.
     pub fn infer(&self, graphs: &[B::Graph], input: &B::Matrix) -> B::Matrix {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
         let mut rows = self.infer_one(0, &graphs[0], input, false);

@@ -1,14 +1,15 @@
-//! SGD, Adam, AdamW and Adagrad by PyTorch's formulas, with clipping of gradients. State has names, for checkpoints.
+//! SGD, Adam, AdamW and Adagrad by PyTorch's formulas, with gradient clipping. State has names, for checkpoints.
 
+use crate::error::SHARE;
 use crate::parameter::{named, restore};
 use crate::{Backend, Moved, Named, NnError, Parameter, Result, Rule, Shape, Update};
 use serde::{Deserialize, Serialize};
 
-/// The rule by which parameters move.
+/// The update rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
-    /// Gradient descent, with momentum if asked.
+    /// Gradient descent, with optional momentum.
     Sgd,
     /// Adam; weight decay is added to the gradient.
     #[default]
@@ -31,13 +32,13 @@ pub struct OptimizerConfig {
     pub nesterov: bool,
     /// Adam: decay of the two moments.
     pub betas: [f32; 2],
-    /// Added to denominators; by default PyTorch's for the rule.
+    /// Added to denominators; the default is PyTorch's for the rule.
     pub epsilon: Option<f32>,
     /// Weight decay (L2).
     pub weight_decay: f32,
-    /// All gradients together are shortened to this length.
+    /// All gradients together are scaled down to this norm.
     pub clip_norm: Option<f32>,
-    /// Each gradient is cut to this size.
+    /// Each gradient is clipped to this absolute value.
     pub clip_value: Option<f32>,
 }
 
@@ -57,24 +58,24 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Refuses what describes no optimizer.
+    /// Refuses an invalid configuration.
     pub fn check(&self) -> Result<()> {
-        let share = |value: f32| (0.0..1.0).contains(&value);
-        let positive = |value: Option<f32>| value.is_none_or(|value| value > 0.0);
-        let problem = if !share(self.momentum) {
-            format!("momentum = {}", self.momentum)
-        } else if !self.betas.into_iter().all(share) {
-            format!("betas = {:?}", self.betas)
-        } else if self.nesterov && self.momentum == 0.0 {
-            "nesterov without momentum".to_string()
-        } else if !(0.0..f32::INFINITY).contains(&self.weight_decay) {
-            format!("weight_decay = {}", self.weight_decay)
-        } else if !positive(self.epsilon) || !positive(self.clip_norm) || !positive(self.clip_value) {
-            "epsilon, clip_norm or clip_value of 0 or less".to_string()
-        } else {
-            return Ok(());
-        };
-        Err(NnError::config(problem, "momentum and betas lie in 0 to 1, the others above 0"))
+        for (name, share) in [("momentum", self.momentum), ("beta", self.betas[0]), ("beta", self.betas[1])] {
+            NnError::check_setting((0.0..1.0).contains(&share), name, share, SHARE)?;
+        }
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(NnError::NoMomentum);
+        }
+        let decay = self.weight_decay;
+        let within = (0.0..f32::INFINITY).contains(&decay);
+        NnError::check_setting(within, "weight_decay", decay, "0 or a finite number above it")?;
+        for (name, value) in
+            [("epsilon", self.epsilon), ("clip_norm", self.clip_norm), ("clip_value", self.clip_value)]
+        {
+            let Some(value) = value else { continue };
+            NnError::check_setting(value > 0.0, name, value, "a number above 0")?;
+        }
+        Ok(())
     }
 
     /// Names of the matrices kept for each parameter.
@@ -105,22 +106,22 @@ impl OptimizerConfig {
     }
 }
 
-/// What an optimizer moves.
+/// A model that an optimizer can update.
 pub trait Trained<B: Backend> {
-    /// Where it computes.
+    /// The backend it computes on.
     fn backend(&self) -> &B;
-    /// Everything that training moves, in a fixed order.
+    /// All trained parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter<B>>;
-    /// The same, to be moved.
+    /// The same, mutable.
     fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>>;
 }
 
-/// Moves parameters.
+/// Updates parameters.
 pub struct Optimizer<B: Backend> {
     config: OptimizerConfig,
     /// Steps taken so far.
     steps: u64,
-    /// For each parameter its matrices.
+    /// The state matrices of each parameter.
     states: Vec<Vec<B::Matrix>>,
 }
 
@@ -147,8 +148,8 @@ impl<B: Backend + Clone> Optimizer<B> {
         self.steps
     }
 
-    /// One step by the gradients of the last backward pass. Returns their length before clipping, where `clip_norm` asks for it.
-    /// Gradients that are no numbers are refused, and move nothing, where they are looked at.
+    /// One step with the gradients of the last backward pass. If `clip_norm` is given, returns their norm before
+    /// clipping. Then infinite or NaN gradients are an error, and no parameter is updated.
     pub fn step(&mut self, model: &mut impl Trained<B>, rate: f64) -> Result<Option<B::Number>> {
         let backend = model.backend().clone();
         let decoupled = self.config.kind == OptimizerKind::AdamW;
@@ -170,7 +171,7 @@ impl<B: Backend + Clone> Optimizer<B> {
         Ok(norm)
     }
 
-    /// Host copies of the state, named after their parameters (`layers.0.self.weight.first`), and the count of steps.
+    /// Host copies of the state, named after their parameters (`layers.0.self.weight.first`), and the number of steps.
     pub fn export(&self, model: &impl Trained<B>) -> (u64, Vec<Named>) {
         let mut all = Vec::new();
         for (parameter, state) in model.parameters().into_iter().zip(&self.states) {
@@ -181,7 +182,7 @@ impl<B: Backend + Clone> Optimizer<B> {
         (self.steps, all)
     }
 
-    /// Takes up what `export` gave.
+    /// Loads the result of `export`.
     pub fn load(&mut self, model: &impl Trained<B>, steps: u64, from: &[Named]) -> Result<()> {
         for (parameter, state) in model.parameters().into_iter().zip(&mut self.states) {
             for (kind, matrix) in self.config.states().iter().zip(state) {

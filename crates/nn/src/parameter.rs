@@ -1,7 +1,7 @@
 use crate::{Backend, NnError, Result, Shape};
 use esker_types::random::Key;
 
-/// A matrix that training moves, its gradient beside it.
+/// A trained matrix and its gradient.
 pub struct Parameter<B: Backend> {
     /// Its name in the model: `layers.0.self.weight`.
     pub name: String,
@@ -11,7 +11,7 @@ pub struct Parameter<B: Backend> {
     pub gradient: B::Matrix,
 }
 
-/// Numbers with a name and a shape, in host memory: what a checkpoint holds.
+/// Numbers with a name and a shape, in host memory: an entry of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Named {
     /// The name.
@@ -31,7 +31,7 @@ pub(crate) struct Maker<'a, B: Backend> {
 }
 
 impl<B: Backend> Maker<'_, B> {
-    /// Numbers uniform between plus and minus `bound`; 0 gives zeros.
+    /// Uniform numbers between plus and minus `bound`; 0 gives zeros.
     pub fn uniform(&mut self, name: &str, rows: usize, columns: usize, bound: f32) -> Parameter<B> {
         let key = self.key.with(self.made);
         self.made += 1;
@@ -43,7 +43,7 @@ impl<B: Backend> Maker<'_, B> {
         self.of(name, 1, columns, |matrix| self.backend.fill(matrix, value))
     }
 
-    /// A weight as PyTorch's linear layers start: within the reciprocal root of its inputs.
+    /// A weight with the initial values of PyTorch's linear layers: within the reciprocal root of its inputs.
     pub fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Parameter<B> {
         self.uniform(name, outputs, inputs, 1.0 / (inputs as f32).sqrt())
     }
@@ -53,7 +53,7 @@ impl<B: Backend> Maker<'_, B> {
         self.uniform(name, 1, outputs, 1.0 / (inputs as f32).sqrt())
     }
 
-    /// A weight by Glorot's rule, as PyG's GCN and GAT start.
+    /// A weight by Glorot's rule, the initial values of PyG's GCN and GAT.
     pub fn glorot(&mut self, name: &str, outputs: usize, inputs: usize) -> Parameter<B> {
         self.uniform(name, outputs, inputs, (6.0 / (outputs + inputs) as f32).sqrt())
     }
@@ -83,16 +83,17 @@ pub(crate) fn restore<B: Backend>(
     matrix: &mut B::Matrix,
 ) -> Result<()> {
     let shape = [matrix.rows(), matrix.columns()];
-    let expected = || format!("{} x {} numbers", shape[0], shape[1]);
-    let Some(found) = from.iter().find(|found| found.name == name) else {
-        return Err(NnError::load(name, expected(), "nothing of that name"));
-    };
-    if found.shape != shape || found.values.len() != shape[0] * shape[1] {
-        let [rows, columns] = found.shape;
-        return Err(NnError::load(name, expected(), format!("{rows} x {columns}")));
+    let found = from.iter().find(|found| found.name == name);
+    match found {
+        Some(found) if found.shape == shape && found.values.len() == shape[0] * shape[1] => {
+            backend.write(matrix, 0, &found.values);
+            Ok(())
+        }
+        _ => {
+            let (name, found) = (name.to_string(), found.map(|found| found.shape));
+            Err(NnError::Load { name, expected: shape, found })
+        }
     }
-    backend.write(matrix, 0, &found.values);
-    Ok(())
 }
 
 /// Host copies of parameters, for a checkpoint.
@@ -100,7 +101,7 @@ pub fn export_parameters<B: Backend>(backend: &B, parameters: &[&Parameter<B>]) 
     parameters.iter().map(|parameter| named(backend, &parameter.name, &parameter.value)).collect()
 }
 
-/// Takes up what [`export_parameters`] gave; names and shapes must be the same.
+/// Loads the result of [`export_parameters`]. Names and shapes must match.
 pub fn load_parameters<B: Backend>(
     backend: &B,
     from: &[Named],

@@ -1,4 +1,4 @@
-//! What happens to each number after a layer's matmuls: activation and dropout, described so that every backend does
+//! Operations on each number after a layer's matmuls: activation and dropout, specified so that every backend computes
 //! the same.
 
 use esker_types::random::Key;
@@ -22,29 +22,29 @@ pub enum Activation {
 /// Slope of [`Activation::LeakyRelu`] below 0.
 pub const LEAKY_SLOPE: f32 = 0.01;
 
-/// Dropout whose mask is a function of the key and the place of the number, so that a restart repeats it.
+/// Dropout whose mask is a function of the key and the position of the number, so that a restart repeats it.
 ///
-/// The numbers of row r, tile t of 32 columns, take the 16-bit lanes of eight values: column `32t + 8l + k` takes lane
-/// `l` of `key.at((r * tiles + t) * 8 + k)`, and is dropped when the lane is below `threshold`.
+/// The numbers of row r, tile t of 32 columns, use the 16-bit lanes of eight values: column `32t + 8l + k` uses lane
+/// `l` of `key.at((r * tiles + t) * 8 + k)`, and is dropped if the lane is below `threshold`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// Lanes below this are dropped.
     pub threshold: u32,
-    /// What kept numbers are multiplied by.
+    /// Factor of the numbers that are kept.
     pub scale: f32,
-    /// Names (seed, step, layer, purpose).
+    /// Identifies (seed, step, layer, purpose).
     pub key: Key,
 }
 
 impl Dropout {
-    /// Dropout of this rate, to the nearest 1/65536; `None` when nothing is dropped.
+    /// Dropout of this rate, to the nearest 1/65536; `None` if nothing is dropped.
     pub fn new(rate: f32, key: Key) -> Option<Dropout> {
         let threshold = (rate as f64 * 65536.0).round().clamp(0.0, 65535.0) as u32;
         let scale = (65536.0 / (65536 - threshold) as f64) as f32;
         (threshold > 0).then_some(Dropout { threshold, scale, key })
     }
 
-    /// What the number at this place is multiplied by, in a matrix of so many columns.
+    /// The factor of the number at this position, in a matrix with this many columns.
     #[inline(always)]
     pub fn factor(&self, row: usize, column: usize, columns: usize) -> f32 {
         let tiles = columns.div_ceil(32);
@@ -57,14 +57,14 @@ impl Dropout {
 /// Activation, then dropout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Post {
-    /// First.
+    /// Applied first.
     pub activation: Activation,
-    /// Second.
+    /// Applied second.
     pub dropout: Option<Dropout>,
 }
 
 impl Post {
-    /// Leaves numbers as they are.
+    /// Does not change numbers.
     pub const NONE: Post = Post { activation: Activation::Identity, dropout: None };
 
     /// Whether it changes anything.

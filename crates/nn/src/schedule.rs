@@ -1,39 +1,39 @@
 use crate::{NnError, Result};
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate moves with the steps, as a function of the step alone, so that restarts repeat it.
+/// The learning rate as a function of the step alone, so that restarts repeat it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum Schedule {
-    /// Not at all.
+    /// Constant.
     #[default]
     Constant,
-    /// Times `factor` after every `every` steps.
+    /// Multiplied by `factor` after every `every` steps.
     Step {
         /// Steps at one rate.
         every: u64,
-        /// What the rate is multiplied by.
+        /// Factor of the rate.
         factor: f64,
     },
-    /// Times `factor` after each step.
+    /// Multiplied by `factor` after each step.
     Exponential {
-        /// What the rate is multiplied by.
+        /// Factor of the rate.
         factor: f64,
     },
-    /// Up in a straight line over `warmup` steps, then down half a cosine to `least` of the rate at `steps`.
+    /// Increases linearly over `warmup` steps, then decreases along half a cosine to `least` of the rate at `steps`.
     Cosine {
-        /// Steps of the way up.
+        /// Steps of the warm-up.
         warmup: u64,
-        /// Steps in all.
+        /// Total steps.
         steps: u64,
         /// Share of the rate that remains.
         least: f64,
     },
-    /// Up in a straight line over `warmup` steps, then down in a straight line to `least` of the rate at `steps`.
+    /// Increases linearly over `warmup` steps, then decreases linearly to `least` of the rate at `steps`.
     Linear {
-        /// Steps of the way up.
+        /// Steps of the warm-up.
         warmup: u64,
-        /// Steps in all.
+        /// Total steps.
         steps: u64,
         /// Share of the rate that remains.
         least: f64,
@@ -41,35 +41,30 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Refuses what describes no schedule.
+    /// Refuses an invalid schedule.
     pub fn check(&self) -> Result<()> {
-        let problem = match *self {
-            Schedule::Constant => return Ok(()),
-            Schedule::Step { every: 0, .. } => "a rate that changes every 0 steps".to_string(),
-            Schedule::Step { factor, .. } | Schedule::Exponential { factor }
-                if !(0.0..=10.0).contains(&factor) =>
-            {
-                format!("a rate times {factor}")
+        match *self {
+            Schedule::Constant => Ok(()),
+            Schedule::Step { every: 0, .. } => {
+                NnError::check_setting(false, "every", 0.0, "a number of steps, at least 1")
+            }
+            Schedule::Step { factor, .. } | Schedule::Exponential { factor } => {
+                let within = (0.0..=10.0).contains(&factor);
+                NnError::check_setting(within, "factor", factor as f32, "a number from 0 to 10")
             }
             Schedule::Cosine { warmup, steps, .. } | Schedule::Linear { warmup, steps, .. }
                 if warmup > steps =>
             {
-                format!("{warmup} steps of warm-up of {steps} in all")
+                Err(NnError::Warmup { warmup, steps })
             }
-            Schedule::Cosine { least, .. } | Schedule::Linear { least, .. }
-                if !(0.0..=1.0).contains(&least) =>
-            {
-                format!("{least} of the rate in the end")
+            Schedule::Cosine { least, .. } | Schedule::Linear { least, .. } => {
+                let within = (0.0..=1.0).contains(&least);
+                NnError::check_setting(within, "least", least as f32, "a share of the rate, from 0 to 1")
             }
-            _ => return Ok(()),
-        };
-        Err(NnError::config(
-            problem,
-            "take every of at least 1, a factor from 0 to 10, warmup at most steps, least from 0 to 1",
-        ))
+        }
     }
 
-    /// The learning rate of step `step`, 0 being the first.
+    /// The learning rate of step `step`, counted from 0.
     pub fn rate(&self, base: f64, step: u64) -> f64 {
         base * match *self {
             Schedule::Constant => 1.0,
@@ -85,7 +80,7 @@ impl Schedule {
     }
 }
 
-/// The share of the rate on the way up, or how far along the way down the step is.
+/// `Ok`: the share of the rate during warm-up. `Err`: the progress of the decrease, from 0 to 1.
 fn ramp(step: u64, warmup: u64, steps: u64) -> Result<f64, f64> {
     if step < warmup {
         return Ok((step + 1) as f64 / warmup as f64);

@@ -1,11 +1,11 @@
-//! What planners read, an access at a time.
+//! The input of planners, access by access.
 
 use esker_types::NodeId;
 use std::convert::Infallible;
 
-/// A row as traces name it.
+/// A row id as stored in traces.
 pub trait Row: Copy + Default + Send + 'static {
-    /// Its place in an array by row.
+    /// Its index in an array with one element per row.
     fn index(self) -> usize;
 }
 
@@ -30,17 +30,17 @@ impl Row for NodeId {
     }
 }
 
-/// The rows that batches access. A batch names a row once.
+/// The rows that batches access. A batch accesses a row at most once.
 pub trait AccessTrace {
-    /// How rows are named.
+    /// The type of row ids.
     type Row: Row;
-    /// What reading can end with.
+    /// The error of reading.
     type Error;
 
-    /// Batches.
+    /// Number of batches.
     fn batches(&self) -> u32;
 
-    /// Replaces `rows` by those of a batch. Planners go through batches in order, from either end.
+    /// Replaces `rows` by those of a batch. Planners read batches in order, forwards or backwards.
     fn read(&mut self, batch: u32, rows: &mut Vec<Self::Row>) -> Result<(), Self::Error>;
 }
 

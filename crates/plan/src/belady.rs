@@ -1,12 +1,13 @@
 //! Belady's algorithm at batch granularity, with bypass (Ginex sections 3.3 and 3.4), in linear time.
 //!
-//! A row that a batch wants and a later one wants again may stay in between; of all that would stay at a time, those
-//! requested soonest do. Which ones follows from counts alone: one pass backwards finds each access's next use and counts, for
-//! each batch, how many of its rows each later one wants next. From these counts, which are few, follows up to which batch
-//! rows of each batch stay: forwards, those that are too many are taken from the batch furthest away; backwards, what is
-//! taken later was never there. What would have to leave before it is requested never comes, so a slot is taken until its row
-//! is requested and nothing is ever looked for in order to drop it. The last pass gives out slots. The first and the last meet
-//! a table by row, once an access; no other looks at accesses.
+//! A row may stay in the cache between two batches that access it. If more rows would stay than there are slots, those
+//! with the soonest next use stay. Counts are enough to decide this. One backward pass over the accesses finds the next
+//! use of each access. For each batch it also counts how many of its rows each later batch accesses next. There are few
+//! such counts. They determine, for each batch, up to which next use its rows stay. A forward pass over the counts
+//! removes the surplus, furthest next use first. A backward pass corrects this: a row that is removed later was never
+//! cached. So a row that would have to leave before its next use is not cached at all, a slot is occupied until its row
+//! is accessed, and no row to evict is ever searched for. A last forward pass over the accesses assigns slots. Only the
+//! first and the last pass read accesses, with one look-up per access in a table with one entry per row.
 
 use crate::access::{AccessTrace, Row};
 use crate::highest::HighestSet;
@@ -16,28 +17,28 @@ use std::marker::PhantomData;
 
 /// No slot; no further use; no limit.
 const NONE: u32 = u32::MAX;
-/// While slots are given out: the row is read and not kept.
+/// While slots are assigned: the row is read and not kept.
 const READ: u32 = u32::MAX;
-/// While slots are given out: the row is read, and kept in the slot that the other bits name.
+/// While slots are assigned: the row is read and kept in the slot given by the other bits.
 const INTO: u32 = 1 << 31;
-/// Rows whose lines are asked for ahead.
+/// How many rows ahead table entries are prefetched.
 const PREFETCH_DISTANCE: usize = 32;
-/// Batches for each row of a batch from which on looking at every count takes longer than sorting.
+/// If a batch has fewer rows than one per this many later batches, sorting is faster than scanning all counts.
 const SPARSE: usize = 16;
 
-/// What a plan comes to.
+/// Totals of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanTally {
-    /// Rows requested.
+    /// Rows accessed.
     pub accesses: u64,
     /// Rows found in the cache.
     pub hits: u64,
-    /// Rows that were kept when they had been read.
+    /// Rows kept after they were read.
     pub kept: u64,
 }
 
 impl PlanTally {
-    /// Rows read, the first filling of the cache included.
+    /// Rows read, including the first filling of the cache.
     pub fn misses(&self) -> u64 {
         self.accesses - self.hits
     }
@@ -46,54 +47,55 @@ impl PlanTally {
 /// Which rows of a batch stay after it.
 #[derive(Debug, Clone, Copy)]
 struct Stay {
-    /// Those requested before this batch.
+    /// Rows with a next use before this batch.
     before: u32,
-    /// And so many of those requested in it.
+    /// And this many rows with their next use in it.
     at: u32,
 }
 
-/// How many rows of a batch another one wants next.
+/// How many rows of one batch another batch accesses next.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct RequestCount {
-    /// The batch that wants them.
+    /// The batch that accesses them.
     pub by: u32,
-    /// How many it wants.
+    /// Number of rows.
     pub rows: u32,
 }
 
-/// Where a planner keeps what it finds when it looks back, until it replays.
+/// Storage for the results of a planner's backward pass, until it replays.
 pub trait NextUses {
-    /// What keeping and handing back can end with.
+    /// The error of storing and reading.
     type Error;
 
-    /// Keeps, of a batch, the next batch that wants each of its rows, `u32::MAX` where none does, and how many rows each
-    /// batch wants, in order of batches. Batches come from the last to the first.
+    /// Stores, for a batch, the next batch that accesses each of its rows (`u32::MAX` if none), and how many rows each
+    /// later batch accesses next, in order of batches. Batches come from the last to the first.
     fn put(&mut self, batch: u32, next: &[u32], accessed: &[RequestCount]) -> Result<(), Self::Error>;
 
-    /// Hands back the next batches of a batch.
+    /// Reads the next uses of a batch.
     fn next(&mut self, batch: u32, next: &mut Vec<u32>) -> Result<(), Self::Error>;
 
-    /// Hands back how many rows of a batch each later one wants.
+    /// Reads how many rows of a batch each later batch accesses next.
     fn accessed(&mut self, batch: u32, accessed: &mut Vec<RequestCount>) -> Result<(), Self::Error>;
 }
 
 /// A planner, with the memory it needs.
 #[derive(Debug)]
 pub struct Belady<R> {
-    /// Looking back: the batch that wants the row next. Replaying: its slot.
+    /// Backward pass: the next batch that accesses the row. Replay: its slot.
     by_row: Vec<u32>,
     slots: u32,
-    /// Slots without a row: those from 1 to `left`. The place before and the one behind are written and mean nothing.
+    /// Free slots are at 1 to `left`. The elements at 0 and `left + 1` are written without a meaning.
     free: Vec<u32>,
     left: usize,
-    /// For each batch, and after the last for never: rows that wait for it. Rows in even and in odd places are counted
-    /// apart, because one count after another of the same batch would have to wait for each other.
+    /// For each batch: rows with their next use in it. The last element is for rows that are never used again. Rows at
+    /// even and odd indices are counted separately, because consecutive increments of the same count would wait for
+    /// each other.
     waiting: [Vec<u32>; 2],
     stays: Vec<Stay>,
-    /// Batches that rows wait for.
+    /// Batches that are the next use of some row.
     keys: HighestSet,
-    /// Places in the batch of rows that stay and wait for a slot.
+    /// Indices in the batch of rows that stay and have no slot yet.
     late: Vec<u32>,
     named: PhantomData<R>,
 }
@@ -103,7 +105,7 @@ impl<R: Row> Belady<R> {
     pub fn new(rows: u64, slots: u64, batches: u32) -> Belady<R> {
         let slots = slots.min(rows).min(MOST_SLOTS as u64) as u32;
         assert!(batches < NONE, "{batches} batches: one number means never");
-        // It is met at random, where every small page would be a miss of its own.
+        // The table is accessed at random, where every small page would be a TLB miss.
         let mut by_row = Vec::with_capacity(rows as usize);
         prefer_large_pages(by_row.spare_capacity_mut());
         by_row.resize(rows as usize, NONE);
@@ -121,17 +123,17 @@ impl<R: Row> Belady<R> {
         }
     }
 
-    /// Bytes that a planner takes, buffers for batches of up to `largest` rows included.
+    /// Bytes of a planner, including buffers for batches of up to `largest` rows.
     pub fn bytes_for(rows: u64, slots: u64, batches: u64, largest: u64) -> u64 {
         let slots = slots.min(rows).min(MOST_SLOTS as u64);
         let a_batch = 2 * 4 + size_of::<Stay>() as u64 + size_of::<RequestCount>() as u64;
         let tables = rows * 4 + (slots + 2) * 4 + (batches + 1) * a_batch;
-        // Rows, words, what is read of them, and those without a slot.
+        // Rows, words, narrow next uses, and rows without a slot.
         tables + HighestSet::bytes_for(batches) + largest * (size_of::<R>() as u64 + 4 + 2 + 4)
     }
 
-    /// Decides for every access where its row comes from and whether it stays, and emits that batch by batch. Rows that a batch
-    /// reads are numbered in the order in which it names them. The cache is empty at first.
+    /// Decides for every access where its row comes from and whether it stays, and emits the decisions batch by batch.
+    /// The rows that a batch reads are numbered in access order. The cache is empty at first.
     pub fn plan<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
@@ -144,13 +146,13 @@ impl<R: Row> Belady<R> {
         self.replay(trace, uses, emit)
     }
 
-    /// Walks the trace backwards, and finds for each access the next batch that wants its row.
+    /// Reads the trace backwards and finds for each access the next batch that accesses its row.
     fn look_back<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
     ) -> Result<(), T::Error> {
-        // The table is met at random: half of it is nearer.
+        // The table is accessed at random. Half the size makes it faster.
         match trace.batches() < u16::MAX as u32 {
             true => self.look_back_by::<u16, T>(trace, uses),
             false => self.look_back_by::<u32, T>(trace, uses),
@@ -191,7 +193,7 @@ impl<R: Row> Belady<R> {
             }
             assert!(even[batch as usize] + odd[batch as usize] == 0, "a batch names a row once");
             accessed.clear();
-            // Counts are left as they were found: empty.
+            // Taking resets counts to zero, as they were.
             let mut take = |by: u32| {
                 let rows = std::mem::take(&mut even[by as usize]) + std::mem::take(&mut odd[by as usize]);
                 accessed.extend((rows > 0).then_some(RequestCount { by, rows }));
@@ -210,7 +212,7 @@ impl<R: Row> Belady<R> {
         Ok(())
     }
 
-    /// Walks the trace forwards and gives out slots.
+    /// Reads the trace forwards and assigns slots.
     fn replay<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
@@ -219,7 +221,7 @@ impl<R: Row> Belady<R> {
     ) -> Result<PlanTally, T::Error> {
         let (mut rows, mut placements, mut tally) = (Vec::new(), Placements::default(), PlanTally::default());
         self.by_row.fill(NONE);
-        // The lowest is taken first.
+        // Lower slots are taken first.
         self.left = self.slots as usize;
         self.free[1..=self.left].iter_mut().zip((0..self.slots).rev()).for_each(|(free, slot)| *free = slot);
         for batch in 0..trace.batches() {
@@ -236,13 +238,13 @@ impl<R: Row> Belady<R> {
         Ok(tally)
     }
 
-    /// Says which rows of each batch stay after it.
+    /// Decides which rows of each batch stay after it.
     fn decide<E>(&mut self, batches: u32, uses: &mut impl NextUses<Error = E>) -> Result<(), E> {
         self.waiting[0].fill(0);
         self.keys = HighestSet::new(self.stays.len());
         let (mut staying, mut accessed) = (0usize, Vec::new());
         for batch in 0..batches {
-            // They are requested now, and stay or leave anew.
+            // These rows are accessed now. Whether they stay is decided again.
             staying -= std::mem::take(&mut self.waiting[0][batch as usize]) as usize;
             self.keys.remove(batch as usize);
             uses.accessed(batch, &mut accessed)?;
@@ -255,8 +257,8 @@ impl<R: Row> Belady<R> {
             staying -= over;
             self.stays[batch as usize] = self.give_up(over);
         }
-        // Whatever leaves after a batch, of rows accessed in one batch those that came last: so rows that a batch accesses stay
-        // as long as no later one gives up what is requested as soon.
+        // Among rows with the same next use, the latest ones are given up first. So the rows of a batch stay up to the
+        // earliest next use that this batch or a later one gives up.
         let (mut limit, mut given_up) = (NONE, 0u32);
         for batch in (0..batches).rev() {
             let found = &mut self.stays[batch as usize];
@@ -266,7 +268,7 @@ impl<R: Row> Belady<R> {
                 before if before == limit => given_up += found.at,
                 _ => {}
             }
-            // What is never requested does not stay, wherever the limit is.
+            // Rows that are never used again do not stay, whatever the limit is.
             *found = Stay { before: limit, at: if limit == NONE { 0 } else { NONE } };
             if given_up > 0 {
                 uses.accessed(batch, &mut accessed)?;
@@ -279,8 +281,8 @@ impl<R: Row> Belady<R> {
         Ok(())
     }
 
-    /// Takes `over` from the rows that wait, those requested last first. Returns the batch where that ended, and how many of its
-    /// rows were taken.
+    /// Gives up `over` of the waiting rows, furthest next use first. Returns the last next use given up, and how many
+    /// of its rows.
     fn give_up(&mut self, mut over: usize) -> Stay {
         let mut last = Stay { before: NONE, at: 0 };
         while over > 0 {
@@ -297,8 +299,9 @@ impl<R: Row> Belady<R> {
         last
     }
 
-    /// Turns the next uses of a batch into its plan. Returns hits, and rows that were read and stay. What an access will be
-    /// cannot be guessed, so nothing here branches on it: everything is written, and counts say what of it holds.
+    /// Turns the next uses of a batch into its plan. Returns the number of hits, and of rows that are read and stay.
+    /// The outcome of an access is unpredictable, so there are no branches on it: everything is written, and counts
+    /// tell which values are valid.
     fn batch(&mut self, stay: Stay, rows: &[R], words: &mut [u32]) -> (u64, u64) {
         let Stay { before, at: mut room } = stay;
         let (mut hits, mut kept, mut waiting, mut left) = (0, 0, 0, self.left);
@@ -313,17 +316,17 @@ impl<R: Row> Belady<R> {
             let home = &mut self.by_row[row.index()];
             let held = *home;
             let hit = held != NONE;
-            // A hit that does not stay leaves its slot.
+            // A hit that does not stay frees its slot.
             self.free[left + 1] = held;
             left += usize::from(hit & !stays);
-            // A row that is read and stays takes one, if one is left; otherwise a later row of this batch leaves one.
+            // A row that is read and stays takes a free slot. If there is none, a later row of this batch frees one.
             let comes = !hit & stays;
             let given = self.free[left];
             let takes = comes & (left > 0);
             left -= usize::from(takes);
             self.late[waiting] = at as u32;
             waiting += usize::from(comes & !takes);
-            // All ones where it holds.
+            // All bits are set if it is true.
             let (hit_mask, stays_mask, takes_mask) = (mask(hit), mask(stays), mask(takes));
             *word = (held & hit_mask) | ((given | INTO) & takes_mask) | (READ & !hit_mask & !takes_mask);
             *home = (held & stays_mask & hit_mask)
@@ -344,11 +347,11 @@ impl<R: Row> Belady<R> {
     }
 }
 
-/// Makes placements of the words of a batch of which `kept` rows are read and kept: numbers the rows that are read, and
-/// lists the slots of those kept. Without a branch, as above.
+/// Turns the words of a batch into placements, with `kept` rows that are read and kept. It numbers the rows that are
+/// read and collects the slots of kept rows. There are no branches, as above.
 fn number_reads(placements: &mut Placements, kept: usize) {
     assert!(placements.words.len() < MOST_READ as usize, "a batch of too many rows");
-    // Every word writes a slot, and the next one writes over it unless it counted.
+    // Every word writes a slot. The next word overwrites it unless it counted.
     placements.kept.resize(kept + 1, 0);
     let (mut reads, mut listed) = (0u32, 0usize);
     for word in &mut placements.words {
@@ -363,7 +366,7 @@ fn number_reads(placements: &mut Placements, kept: usize) {
     placements.kept.truncate(kept);
 }
 
-/// A batch in a table by row.
+/// A batch number in the table by row.
 trait BatchNumber: bytemuck::Pod {
     const NEVER: Self;
     fn of(batch: u32) -> Self;
@@ -391,7 +394,7 @@ impl BatchNumber for u16 {
     }
 }
 
-/// All bits as `holds` says.
+/// All bits set if `holds`, else none.
 #[inline(always)]
 fn mask(holds: bool) -> u32 {
     u32::from(holds).wrapping_neg()

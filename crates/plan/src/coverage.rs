@@ -1,15 +1,15 @@
-//! How many accesses a cache of any size would answer, as a small table: enough to say what more memory would bring without
+//! How many accesses a cache of any size would serve, as a small table. It shows what more memory would save without
 //! counting again.
 
-/// Accesses to the rows accessed most, at some numbers of rows.
+/// Accesses to the most accessed rows, for some numbers of rows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Coverage {
-    /// Rows and the accesses to them, both rising: 1, 2, 4, ... rows, and at last all that are accessed.
+    /// Numbers of rows and the accesses to them, both ascending: 1, 2, 4, ... rows, and finally all accessed rows.
     points: Vec<[u64; 2]>,
 }
 
 impl Coverage {
-    /// From how many rows have each number of accesses, the highest number first.
+    /// From pairs of an access count and the number of rows with it, the highest count first.
     pub(crate) fn of(by_count: impl Iterator<Item = (u64, u64)>) -> Coverage {
         let (mut points, mut rows, mut accesses, mut next) = (Vec::new(), 0, 0, 1);
         for (count, more) in by_count {
@@ -25,18 +25,18 @@ impl Coverage {
         Coverage { points }
     }
 
-    /// As it was written down.
+    /// From stored points.
     pub fn from_points(points: &[[u64; 2]]) -> Coverage {
         Coverage { points: points.to_vec() }
     }
 
-    /// To be written down.
+    /// The points, for storage.
     pub fn points(&self) -> &[[u64; 2]] {
         &self.points
     }
 
-    /// Accesses to rows without a slot, where so many rows have one: exact at the points, between them not too few, because
-    /// the next row never has more accesses than the one before.
+    /// Accesses to rows without a slot, if this many rows have one. It is exact at the points and an upper bound
+    /// between them, because rows are in order of falling counts.
     pub fn misses(&self, slots: u64) -> u64 {
         let all = self.points.last().map_or(0, |[_, accesses]| *accesses);
         let mut before = [0, 0];

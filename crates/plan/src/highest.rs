@@ -1,9 +1,9 @@
-//! A set of small numbers whose highest member is found without a search: a tree of 64-way bitmaps.
+//! A set of small numbers with fast access to the largest one: a tree of 64-way bitmaps.
 
-/// Numbers below a bound.
+/// A set of numbers below a bound.
 #[derive(Debug, Default)]
 pub(crate) struct HighestSet {
-    /// The numbers themselves, then which words of the level before are not empty, and so on up to one word.
+    /// A bitmap of the numbers, then a bitmap of the non-empty words of the previous level, and so on up to one word.
     levels: Vec<Vec<u64>>,
 }
 

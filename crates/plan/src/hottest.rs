@@ -1,5 +1,5 @@
-//! The rows accessed most, in order, without sorting them: DiskGNN's caches (section 4 of the paper). Of all ways to hold the same
-//! rows for the whole run this reads least.
+//! The most accessed rows, in order, without sorting them: DiskGNN's caches (section 4 of the paper). Of all caches
+//! with fixed rows for the whole run, this one reads least.
 
 use crate::access::Row;
 use crate::coverage::Coverage;
@@ -7,27 +7,27 @@ use crate::coverage::Coverage;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// Rows by how often they are requested: the first have slots.
+/// Rows by number of accesses. The first rows have slots.
 #[derive(Debug)]
 pub struct Hottest {
-    /// While accesses are seen their number; then the slot.
+    /// First the number of accesses of each row, later its slot.
     by_row: Vec<u32>,
     cached: u64,
     misses: u64,
 }
 
 impl Hottest {
-    /// Nothing seen yet of so many rows.
+    /// Starts with no accesses to `rows` rows.
     pub fn new(rows: u64) -> Hottest {
         Hottest { by_row: vec![0; rows as usize], cached: 0, misses: 0 }
     }
 
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub fn bytes_for(rows: u64) -> u64 {
         rows * 4
     }
 
-    /// First, every access is seen.
+    /// Step 1: counts accesses.
     pub fn see<R: Row>(&mut self, rows: &[R]) {
         for (at, row) in rows.iter().enumerate() {
             if let Some(soon) = rows.get(at + 16) {
@@ -38,13 +38,13 @@ impl Hottest {
         }
     }
 
-    /// Rows that were requested at all, and accesses to all of them.
+    /// Number of rows with accesses, and the accesses to all of them.
     pub fn seen(&self) -> (u64, u64) {
         let accessed = self.by_row.iter().filter(|count| **count > 0);
         accessed.fold((0, 0), |(rows, accesses), count| (rows + 1, accesses + *count as u64))
     }
 
-    /// How many accesses the rows accessed most take, before slots are given out.
+    /// Accesses to the most accessed rows. Only before slots are assigned.
     pub fn coverage(&self) -> Coverage {
         let most = self.by_row.iter().copied().max().unwrap_or(0) as usize;
         let mut rows_by_count = vec![0u64; most + 1];
@@ -53,13 +53,13 @@ impl Hottest {
         Coverage::of(by_count.map(|(count, rows)| (count as u64, *rows)))
     }
 
-    /// Then slots are given out, the first to the row accessed most; of equals to the lower row. A row that nobody wants gets
-    /// none. Nothing is seen any more.
+    /// Step 2: assigns slots, the first to the most accessed row. Among equals the lower row comes first. A row without
+    /// accesses gets none. No more accesses can be counted afterwards.
     pub fn choose(&mut self, slots: u64) {
         let most = self.by_row.iter().copied().max().unwrap_or(0) as usize;
         let mut starts = vec![0u64; most + 2];
         self.by_row.iter().for_each(|count| starts[*count as usize] += 1);
-        // Where the slots of each count start: behind those of all higher counts.
+        // First slot of each count: after those of all higher counts.
         let mut start = 0;
         for class in starts.iter_mut().rev() {
             start += std::mem::replace(class, start);
@@ -84,17 +84,17 @@ impl Hottest {
         Some(self.by_row[row.index()]).filter(|slot| *slot != NONE)
     }
 
-    /// Rows with a slot.
+    /// Number of rows with a slot.
     pub fn cached(&self) -> u64 {
         self.cached
     }
 
-    /// Accesses to rows without one.
+    /// Accesses to rows without a slot.
     pub fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// All rows, with their slots.
+    /// The slots of all rows.
     pub fn slots(&self) -> &[u32] {
         &self.by_row
     }
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against sorting.
+        /// Compares with sorting.
         #[test]
         fn slots_follow_counts(accesses in prop::collection::vec(0u32..30, 0..200), slots in 0u64..40) {
             let mut hottest = Hottest::new(30);

@@ -1,37 +1,38 @@
-//! What is packed, and when again: how many batches share a cache on disk, whether rows that were packed before serve a run, and
-//! whether packing anew would gain enough.
+//! What is packed, and when it is packed again: how many batches share a cache on disk, whether existing packed rows
+//! can be used for a run, and whether packing again would save enough.
 
 use crate::segments::SegmentSizes;
 
-/// Rows that are packed may miss so much more than rows packed anew would: a tenth.
+/// Packed rows may miss at most this much more than newly packed ones would: a tenth.
 const MORE_MISSES: (u128, u128) = (11, 10);
-/// Misses below this share of all accesses are not worth packing again: one in fifty.
+/// If misses are below this share of all accesses, packing again is not worth it: one in fifty.
 const FEW_MISSES: u128 = 50;
 
-/// Whether packing anew gains enough: misses of what is there, of what would be, and all accesses.
-pub fn is_worth_packing_again(misses: u64, misses_anew: u64, accesses: u64) -> bool {
+/// Whether packing again saves enough, given the misses now, the misses after packing again, and all accesses.
+pub fn is_worth_packing_again(misses: u64, misses_repacked: u64, accesses: u64) -> bool {
     let (more, than) = MORE_MISSES;
-    let [misses, misses_anew, accesses] = [misses, misses_anew, accesses].map(u128::from);
-    misses * FEW_MISSES > accesses && misses * than > misses_anew * more
+    let [misses, misses_repacked, accesses] = [misses, misses_repacked, accesses].map(u128::from);
+    misses * FEW_MISSES > accesses && misses * than > misses_repacked * more
 }
 
-/// What packed rows take on disk, while they are made and after.
+/// Disk space of packed rows, while they are made and after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskNeeds {
-    /// Whatever segments share.
+    /// Bytes that do not depend on segments.
     pub fixed_bytes: u64,
-    /// For each row that is stored.
+    /// Bytes per stored row.
     pub row_bytes: u64,
 }
 
 impl DiskNeeds {
-    /// With so many rows stored.
+    /// Bytes with this many stored rows.
     pub fn bytes(&self, rows: u64) -> u64 {
         self.fixed_bytes.saturating_add(self.row_bytes.saturating_mul(rows))
     }
 }
 
-/// The fewest batches that a segment must have for everything to fit `allowed` bytes; else the least bytes that would do.
+/// The smallest number of batches per segment with which everything fits `allowed` bytes. Otherwise the smallest number
+/// of bytes that works, as the error.
 pub fn choose_segment(sizes: &SegmentSizes, needs: DiskNeeds, allowed: u64) -> Result<u32, u64> {
     let most = match allowed.checked_sub(needs.fixed_bytes) {
         Some(left) => left / needs.row_bytes.max(1),
@@ -44,40 +45,41 @@ pub fn choose_segment(sizes: &SegmentSizes, needs: DiskNeeds, allowed: u64) -> R
     }
 }
 
-/// A layout of packed rows, as far as it decides whether it serves.
+/// The properties of packed rows that decide whether they can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedLayout {
-    /// Rows that were to be set aside for memory.
+    /// Requested number of rows set aside for memory.
     pub slots_asked: u64,
-    /// Batches of a segment.
+    /// Batches per segment.
     pub segment: u32,
-    /// The disk budget that somebody gave.
+    /// The disk budget, if one was given.
     pub disk_bytes_allowed: Option<u64>,
 }
 
-/// What a run asks of a layout.
+/// What a run requests of packed rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PackedWish {
-    /// Rows that memory holds.
+pub struct PackedRequest {
+    /// Rows that fit in memory.
     pub slots: u64,
-    /// Whether it must be so many.
+    /// Whether that number was given explicitly and must match.
     pub slots_explicit: bool,
-    /// Batches of a segment, where that is explicit.
+    /// Batches per segment, if given explicitly.
     pub segment: Option<u32>,
-    /// The disk budget, where that is explicit.
+    /// The disk budget, if given explicitly.
     pub disk_bytes_allowed: Option<u64>,
 }
 
 impl PackedLayout {
-    /// Whether work that follows it may go on for a wish: it is what would be laid out now, or nearly.
-    pub fn is_compatible(&self, wish: &PackedWish) -> bool {
-        let slots = match wish.slots_explicit {
-            true => self.slots_asked == wish.slots,
-            false => self.slots_asked <= wish.slots && self.slots_asked >= wish.slots / 4 * 3,
+    /// Whether unfinished work with this layout can be resumed for a request: it is what would be laid out now, or
+    /// nearly.
+    pub fn is_compatible(&self, request: &PackedRequest) -> bool {
+        let slots = match request.slots_explicit {
+            true => self.slots_asked == request.slots,
+            false => self.slots_asked <= request.slots && self.slots_asked >= request.slots / 4 * 3,
         };
         slots
-            && self.disk_bytes_allowed == wish.disk_bytes_allowed
-            && wish.segment.is_none_or(|segment| segment == self.segment)
+            && self.disk_bytes_allowed == request.disk_bytes_allowed
+            && request.segment.is_none_or(|segment| segment == self.segment)
     }
 }
 
@@ -96,22 +98,22 @@ mod tests {
     }
 
     const LAYOUT: PackedLayout = PackedLayout { slots_asked: 80, segment: 4, disk_bytes_allowed: None };
-    const WISH: PackedWish =
-        PackedWish { slots: 100, slots_explicit: false, segment: None, disk_bytes_allowed: None };
+    const REQUEST: PackedRequest =
+        PackedRequest { slots: 100, slots_explicit: false, segment: None, disk_bytes_allowed: None };
 
     #[test]
     fn work_goes_on_for_nearly_the_same_slots_and_exactly_what_is_explicit() {
-        assert!(LAYOUT.is_compatible(&WISH));
-        assert!(!LAYOUT.is_compatible(&PackedWish { slots: 79, ..WISH }));
-        assert!(!LAYOUT.is_compatible(&PackedWish { slots: 120, ..WISH }));
-        assert!(!LAYOUT.is_compatible(&PackedWish { slots_explicit: true, ..WISH }));
-        assert!(LAYOUT.is_compatible(&PackedWish { slots: 80, slots_explicit: true, ..WISH }));
-        assert!(LAYOUT.is_compatible(&PackedWish { segment: Some(4), ..WISH }));
-        assert!(!LAYOUT.is_compatible(&PackedWish { segment: Some(1), ..WISH }));
-        assert!(!LAYOUT.is_compatible(&PackedWish { disk_bytes_allowed: Some(9), ..WISH }));
+        assert!(LAYOUT.is_compatible(&REQUEST));
+        assert!(!LAYOUT.is_compatible(&PackedRequest { slots: 79, ..REQUEST }));
+        assert!(!LAYOUT.is_compatible(&PackedRequest { slots: 120, ..REQUEST }));
+        assert!(!LAYOUT.is_compatible(&PackedRequest { slots_explicit: true, ..REQUEST }));
+        assert!(LAYOUT.is_compatible(&PackedRequest { slots: 80, slots_explicit: true, ..REQUEST }));
+        assert!(LAYOUT.is_compatible(&PackedRequest { segment: Some(4), ..REQUEST }));
+        assert!(!LAYOUT.is_compatible(&PackedRequest { segment: Some(1), ..REQUEST }));
+        assert!(!LAYOUT.is_compatible(&PackedRequest { disk_bytes_allowed: Some(9), ..REQUEST }));
     }
 
-    /// Four batches of two rows each; neighbours share one.
+    /// Four batches of two rows each. Adjacent batches share one row.
     fn sizes() -> SegmentSizes {
         let mut sizes = SegmentSizes::new(8, 4);
         for batch in 0..4u32 {

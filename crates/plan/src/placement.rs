@@ -1,26 +1,26 @@
-//! Where each row of a batch comes from: the one decision that every strategy hands to whoever assembles batches, and its one
-//! encoding, in memory and on disk.
+//! Where each row of a batch comes from. Every strategy passes this decision to the code that assembles batches. It has
+//! one encoding, in memory and on disk.
 //!
-//! A placement is stored in 32 bits. Hits are slots as they are; a row that is read is named by its index among the rows that
-//! the batch reads; the slots of rows that are kept stand in a list of their own, in the order of these rows, because few
-//! rows are kept.
+//! A placement is stored in 32 bits. A hit is its slot. A row that is read is its index among the rows that the batch
+//! reads. The slots of kept rows are in a separate array, in the order of these rows, because few rows are kept.
 
 use esker_types::SlotIndex;
 
 /// Where a row of a batch comes from, and whether it stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// From a slot of the cache, as it is before this batch.
+    /// From a slot of the cache, with its content before this batch.
     Hit(SlotIndex),
-    /// From the disk: the row with this index among those that the batch reads. Not kept.
+    /// From disk: the row with this index among those that the batch reads. It is not kept.
     Read(u32),
-    /// The same, and into the next of [`Placements::kept`] once every hit of the batch has been taken.
+    /// The same. It is also copied to the next slot of [`Placements::kept`], after every hit of the batch has been
+    /// copied.
     Keep(u32),
-    /// From nowhere: no layer needs the row.
+    /// No source: no layer needs the row.
     Skip,
 }
 
-/// Slots are numbered below this.
+/// Slots are below this.
 pub const MOST_SLOTS: u32 = (1 << 31) - 1;
 /// A batch reads fewer rows than this.
 pub const MOST_READ: u32 = (1 << 30) - 1;
@@ -30,7 +30,7 @@ const KEPT: u32 = 1 << 30;
 const SKIP: u32 = u32::MAX;
 
 impl Placement {
-    /// As it is stored.
+    /// Its stored form.
     #[inline(always)]
     pub fn encode(self) -> u32 {
         match self {
@@ -41,7 +41,7 @@ impl Placement {
         }
     }
 
-    /// From how it is stored.
+    /// The placement of a stored form.
     #[inline(always)]
     pub fn decode(code: u32) -> Placement {
         match code {
@@ -62,31 +62,31 @@ impl Placement {
 /// The placements of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Placements {
-    /// A word a row, see [`Placement`].
+    /// One word per row, see [`Placement`].
     pub words: Vec<u32>,
-    /// The slots of rows that are kept, in the order of these rows.
+    /// The slots of kept rows, in the order of these rows.
     pub kept: Vec<u32>,
 }
 
-/// How many rows of a batch come from where.
+/// Number of rows of a batch by source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlacementCounts {
-    /// From a slot.
+    /// Rows from a slot.
     pub hits: u64,
-    /// From the disk, those that are kept included.
+    /// Rows from disk, including kept ones.
     pub reads: u64,
-    /// Of those, kept.
+    /// Rows from disk that are kept.
     pub kept: u64,
-    /// From nowhere.
+    /// Skipped rows.
     pub skipped: u64,
-    /// Slots that hits name lie below this, and so do those of kept rows.
+    /// Slots of hits and of kept rows are below this.
     pub slots_end: u64,
-    /// Indices of rows that are read lie below this.
+    /// Indices of rows that are read are below this.
     pub reads_end: u64,
 }
 
 impl Placements {
-    /// Counts rows by where they come from.
+    /// Counts rows by source.
     pub fn counts(&self) -> PlacementCounts {
         let mut counts = PlacementCounts::default();
         for word in &self.words {
@@ -107,26 +107,26 @@ impl Placements {
         counts
     }
 
-    /// Hits in slots below one: those of a faster tier, where it has the first slots.
+    /// Hits in slots below `slot`: those of a faster tier that has the first slots.
     pub fn hits_below(&self, slot: u64) -> u64 {
         self.words.iter().filter(|word| *word & MISSED == 0 && (**word as u64) < slot).count() as u64
     }
 
-    /// Whether every hit and every kept row names one of so many slots, every row that is read one of so many, and every kept
-    /// row has a slot: what an assembler relies on.
+    /// Whether every hit and every kept row has a slot below `slots`, every row that is read has an index below
+    /// `reads`, and every kept row has a slot. An assembler relies on this.
     pub fn are_valid(&self, slots: u64, reads: u64) -> bool {
         let counts = self.counts();
         counts.slots_end <= slots && counts.reads_end <= reads && counts.kept == self.kept.len() as u64
     }
 
-    /// Empties it.
+    /// Removes all placements.
     pub fn clear(&mut self) {
         self.words.clear();
         self.kept.clear();
     }
 
-    /// Puts a [`Placement::Skip`] wherever `skipped` says so, one a row of the batch; the placements that are there are those
-    /// of the other rows.
+    /// Inserts a [`Placement::Skip`] for every row that is marked in `skipped`, which has one mark per row of the
+    /// batch. The existing placements are those of the other rows.
     pub fn insert_skipped(&mut self, skipped: &[bool]) {
         if skipped.is_empty() {
             return;

@@ -1,15 +1,15 @@
-//! What Ginex compares its cache with: the least recently used row leaves, or nothing ever does. Rows that fill the cache at
-//! first are misses of every policy.
+//! The baselines of Ginex's cache: the least recently used row leaves, or no row ever leaves. The rows that first fill
+//! the cache count as misses of every policy.
 
 use crate::access::Row;
 
 const NONE: u32 = u32::MAX;
 
-/// Keeps the rows that were requested last.
+/// Keeps the most recently accessed rows.
 #[derive(Debug)]
 pub struct Lru<R> {
     by_row: Vec<u32>,
-    /// Row, the slot used before it and the slot used after it.
+    /// Row, previous slot and next slot in order of use.
     slots: Vec<(R, u32, u32)>,
     capacity: usize,
     oldest: u32,
@@ -29,7 +29,7 @@ impl<R: Row> Lru<R> {
         }
     }
 
-    /// Wants the rows of a batch, one after the other; returns how many were not there.
+    /// Accesses the rows of a batch, one after the other. Returns the number of misses.
     pub fn batch(&mut self, rows: &[R]) -> u64 {
         rows.iter().filter(|row| !self.want(**row)).count() as u64
     }
@@ -85,7 +85,7 @@ impl<R: Row> Lru<R> {
     }
 }
 
-/// Holds the same rows for ever: PaGraph's are those of the nodes with most out-neighbours.
+/// Keeps the same rows forever. PaGraph's are those of the nodes with most out-neighbours.
 #[derive(Debug)]
 pub struct Fixed {
     members: Vec<u64>,
@@ -93,7 +93,7 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// A cache that holds these of `rows` rows.
+    /// A cache of these rows, out of `rows`.
     pub fn new<R: Row>(rows: u64, members: impl IntoIterator<Item = R>) -> Fixed {
         let mut fixed = Fixed { members: vec![0; rows.div_ceil(64) as usize], fills: 0 };
         for row in members {
@@ -109,7 +109,7 @@ impl Fixed {
         self.fills
     }
 
-    /// Wants the rows of a batch; returns how many are not there.
+    /// Accesses the rows of a batch. Returns the number of misses.
     pub fn batch<R: Row>(&self, rows: &[R]) -> u64 {
         rows.iter().filter(|row| self.members[row.index() / 64] >> (row.index() % 64) & 1 == 0).count() as u64
     }

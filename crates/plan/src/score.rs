@@ -1,20 +1,21 @@
-//! The best candidates under a budget, without sorting them and without holding them: scores are counted in classes fine
-//! enough that order within a class hardly matters, one pass finds the class where the budget ends, another takes.
+//! Takes the best candidates under a budget, without sorting or storing them. Scores are counted in classes so fine
+//! that order within a class hardly matters. One pass finds the class at which the budget ends, and a second pass takes
+//! candidates.
 
-/// Classes hold scores that agree in exponent and in the first eleven bits after it.
+/// Scores of a class have the same exponent and the same first eleven bits of the mantissa.
 const SHIFT: u32 = 12;
 
-/// Takes candidates by falling score until their costs fill a budget. Candidates are shown twice, in the same order.
+/// Takes candidates by falling score until their costs fill a budget. Candidates are passed twice, in the same order.
 #[derive(Debug)]
 pub struct TopByScore {
     /// Cost of each class.
     costs: Vec<u64>,
-    /// Candidates of a higher class are taken, those of this one while they fit.
+    /// Candidates of a higher class are taken, and those of this class while they fit.
     limit: u32,
     left: u64,
 }
 
-/// A score of benefit over cost, where what costs nothing is worth nothing: it needs no room.
+/// The class of benefit over cost. A candidate without cost has score 0: it needs no room.
 fn class(benefit: u64, cost: u64) -> u32 {
     match cost {
         0 => 0,
@@ -23,22 +24,22 @@ fn class(benefit: u64, cost: u64) -> u32 {
 }
 
 impl TopByScore {
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub const BYTES: u64 = (8 << (32 - SHIFT)) / 2;
 
-    /// Nothing seen yet.
+    /// Starts without candidates.
     pub fn new() -> TopByScore {
         // Scores are not negative.
         TopByScore { costs: vec![0; 1 << (31 - SHIFT)], limit: 0, left: 0 }
     }
 
-    /// First, every candidate is seen.
+    /// Step 1: counts a candidate. Call it for all of them.
     pub fn see(&mut self, benefit: u64, cost: u64) {
         let class = &mut self.costs[class(benefit, cost) as usize];
         *class = class.saturating_add(cost);
     }
 
-    /// Then the budget is set.
+    /// Step 2: sets the budget.
     pub fn set_budget(&mut self, budget: u64) {
         self.left = budget;
         for (class, cost) in self.costs.iter().enumerate().rev() {
@@ -48,11 +49,11 @@ impl TopByScore {
             }
             self.left -= cost;
         }
-        // All fit: so does what is asked about in the last class.
+        // All candidates fit, including those of the last class.
         self.left += self.costs[0];
     }
 
-    /// Then every candidate is asked about; the last class is taken in the order of asking, while there is room.
+    /// Step 3: whether a candidate is taken. The last class is taken in call order, while there is room.
     pub fn takes(&mut self, benefit: u64, cost: u64) -> bool {
         let class = class(benefit, cost);
         match class == self.limit {
@@ -85,7 +86,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against sorting: no candidate is refused while a clearly worse one is taken, and the budget is kept.
+        /// Compares with sorting: no candidate is rejected while a clearly worse one is taken, and the budget is kept.
         #[test]
         fn the_best_are_taken(candidates in prop::collection::vec((0u64..5000, 1u64..300), 0..80), budget in 0u64..9000) {
             let taken = taken(&candidates, budget);
@@ -96,7 +97,7 @@ mod tests {
             let worst_taken = pairs().filter(|(_, taken)| **taken).map(|(c, _)| score(c)).fold(f64::INFINITY, f64::min);
             for (candidate, _) in pairs().filter(|(_, taken)| !**taken) {
                 prop_assert!(score(candidate) <= worst_taken * 1.001, "{candidate:?} is better than one taken");
-                // The last class alone may be refused for want of room.
+                // Only the last class may be rejected for lack of room.
                 prop_assert!(cost + candidate.1 > budget || score(candidate) <= worst_taken * 1.001);
             }
         }

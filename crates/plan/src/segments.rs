@@ -1,34 +1,34 @@
-//! Segments of batches that share a cache on disk (DiskGNN section 5.1): how large they must be to fit a disk, which rows
-//! of a segment are shared, and in which order they lie so that a batch finds its own close together.
+//! Segments of batches that share a cache on disk (DiskGNN section 5.1): how large they must be to fit a disk, which
+//! rows of a segment are shared, and in which order they are stored, so that the rows of a batch are close together.
 
 use crate::access::Row;
 use esker_types::random::mix;
 
 /// No batch; no row.
 const NONE: u32 = u32::MAX;
-/// Sizes are looked for in steps that leave at most so many of them.
+/// Sizes are searched in steps that leave at most this many.
 const MOST_GROUPS: u32 = 1024;
-/// Permutations of batches whose smallest value orders rows.
+/// Number of permutations of batches whose smallest value orders rows.
 const PERMUTATIONS: u64 = 4;
 
-/// How many rows are stored for segments of any size, from one pass over the accesses: a row is stored once for every
-/// segment that wants it, so an access whose row was requested before in the same segment stores nothing. Such pairs of
-/// accesses are counted by the batches that they are in; then a size is a sum of squares along the diagonal.
+/// How many rows are stored for segments of any size, from one pass over the accesses. A row is stored once for every
+/// segment that accesses it. So an access stores nothing if the same segment accessed the row before. Such pairs of
+/// accesses are counted by the batches that they are in. A size is then a sum of squares along the diagonal.
 #[derive(Debug)]
 pub struct SegmentSizes {
     batches: u32,
-    /// Batches that are not told apart.
+    /// Batches per group. Batches of a group are not distinguished.
     step: u32,
     groups: usize,
     accesses: u64,
-    /// Pairs by group of the earlier and of the later; once counted, of all groups up to both.
+    /// Pairs by group of the earlier and of the later access. After `close`, sums over all groups up to both.
     pairs: Vec<u64>,
-    /// The last batch that requested each row.
+    /// The last batch that accessed each row.
     last: Vec<u32>,
 }
 
 impl SegmentSizes {
-    /// Of so many rows and batches.
+    /// For this many rows and batches.
     pub fn new(rows: u64, batches: u32) -> SegmentSizes {
         let step = batches.div_ceil(MOST_GROUPS).max(1);
         let groups = batches.div_ceil(step) as usize;
@@ -36,13 +36,13 @@ impl SegmentSizes {
         SegmentSizes { batches, step, groups, accesses: 0, pairs, last }
     }
 
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub fn bytes_for(rows: u64, batches: u64) -> u64 {
         let groups = batches.min(MOST_GROUPS as u64);
         rows * 4 + groups * groups * 8
     }
 
-    /// Sees a batch's accesses to rows on disk; batches come in order.
+    /// Counts a batch's accesses to rows on disk. Batches come in order.
     pub fn see<R: Row>(&mut self, batch: u32, rows: impl Iterator<Item = R>) {
         let later = (batch / self.step) as usize;
         for row in rows {
@@ -54,7 +54,7 @@ impl SegmentSizes {
         }
     }
 
-    /// Every batch has been seen: makes sums of the counts.
+    /// Sums up the counts after the last batch.
     pub fn close(&mut self) {
         self.last = Vec::new();
         for earlier in 0..self.groups {
@@ -67,13 +67,13 @@ impl SegmentSizes {
         }
     }
 
-    /// Sizes that can be told apart, rising: 1, then steps up to all batches.
+    /// Sizes that can be distinguished, ascending: 1, then steps up to all batches.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
         let coarse = (1..=self.groups as u32).map(|groups| groups * self.step);
         std::iter::once(1).chain(coarse.filter(|size| *size > 1)).map(|size| size.min(self.batches.max(1)))
     }
 
-    /// Rows stored where segments have so many batches, one of [`SegmentSizes::sizes`].
+    /// Rows stored if segments have this many batches. `size` is one of [`SegmentSizes::sizes`].
     pub fn rows(&self, size: u32) -> u64 {
         if size < self.step {
             return self.accesses;
@@ -91,7 +91,7 @@ impl SegmentSizes {
         self.accesses - inside
     }
 
-    /// The smallest size whose rows are no more than `most`; with it its rows. Else the fewest rows of any size.
+    /// The smallest size with at most `most` rows, and its rows. Otherwise the fewest rows of any size, as the error.
     pub fn smallest(&self, most: u64) -> Result<(u32, u64), u64> {
         let mut fewest = u64::MAX;
         for size in self.sizes() {
@@ -105,8 +105,8 @@ impl SegmentSizes {
     }
 }
 
-/// How many rows are stored for segments of one size, whatever it is: [`SegmentSizes`] knows sizes in steps where there are
-/// many batches, and counts one that lies between two steps as the larger.
+/// How many rows are stored for segments of one size, which may be any. With many batches, [`SegmentSizes`] knows sizes
+/// only in steps and counts a size between two steps as the larger.
 #[derive(Debug)]
 pub struct RowsOfSegment {
     segment: u32,
@@ -116,12 +116,12 @@ pub struct RowsOfSegment {
 }
 
 impl RowsOfSegment {
-    /// Of so many rows and segments of so many batches.
+    /// For this many rows, and segments of `segment` batches.
     pub fn new(rows: u64, segment: u32) -> RowsOfSegment {
         RowsOfSegment { segment: segment.max(1), stored: 0, last: vec![NONE; rows as usize] }
     }
 
-    /// Sees a batch's accesses to rows on disk; batches come in order.
+    /// Counts a batch's accesses to rows on disk. Batches come in order.
     pub fn see<R: Row>(&mut self, batch: u32, rows: impl Iterator<Item = R>) {
         let segment = batch / self.segment;
         for row in rows {
@@ -130,7 +130,7 @@ impl RowsOfSegment {
         }
     }
 
-    /// Rows stored for the batches seen.
+    /// Rows stored for the batches so far.
     pub fn stored(&self) -> u64 {
         self.stored
     }
@@ -139,29 +139,29 @@ impl RowsOfSegment {
 /// The rows that the batches of one segment share, in the order of their cache.
 #[derive(Debug)]
 pub struct SegmentRows {
-    /// By row: the two smallest ranks of batches that want it, 16 bits each; 0 for none yet.
+    /// By row: the two smallest ranks of batches that access it, 16 bits each. 0 for none yet.
     keys: Vec<u32>,
-    /// By row: its place in the cache.
+    /// By row: its position in the cache.
     places: Vec<u32>,
-    /// Rows that two batches access at least.
+    /// Rows that at least two batches access.
     shared: Vec<u32>,
 }
 
 impl SegmentRows {
-    /// For segments of a graph of so many rows, fewer than 2^32.
+    /// For segments of a graph with this many rows, fewer than 2^32.
     pub fn new(rows: u64) -> SegmentRows {
         assert!(rows < NONE as u64, "{rows} rows: they are named by 32 bits here");
         let (keys, places) = (vec![0; rows as usize], vec![NONE; rows as usize]);
         SegmentRows { keys, places, shared: Vec::new() }
     }
 
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub fn bytes_for(rows: u64) -> u64 {
-        // The list of shared rows may have doubled.
+        // The array of shared rows may have doubled.
         rows * (4 + 4 + 8)
     }
 
-    /// A segment of so many batches begins.
+    /// Starts a segment.
     pub fn begin(&mut self) {
         self.keys.fill(0);
         for row in self.shared.drain(..) {
@@ -169,7 +169,8 @@ impl SegmentRows {
         }
     }
 
-    /// Sees the rows on disk that a batch of the segment wants; `rank` is its place in a permuted order, see [`ranks`].
+    /// Takes the rows on disk that a batch of the segment accesses. `rank` is the batch's rank in a permuted order, see
+    /// [`ranks`].
     pub fn see<R: Row>(&mut self, rank: u16, rows: impl Iterator<Item = R>) {
         let rank = rank as u32;
         for row in rows {
@@ -188,9 +189,9 @@ impl SegmentRows {
         }
     }
 
-    /// Every batch was seen: orders the shared rows by MinHash over the batches that want them, by the smallest rank as the
-    /// paper has it, and where those are equal by the next smallest, which brings rows of the same two batches together.
-    /// Without `by_hash` they stay in the order of their numbers.
+    /// Ends the segment and orders the shared rows. With `by_hash` it orders them by MinHash over the batches that
+    /// access them: by the smallest rank, as in the paper, and among equals by the next smallest, which groups rows of
+    /// the same two batches. Without `by_hash` they stay in the order of their ids.
     pub fn close(&mut self, by_hash: bool) {
         let keys = &self.keys;
         match by_hash {
@@ -204,7 +205,7 @@ impl SegmentRows {
         }
     }
 
-    /// Where a row lies in the segment's cache, if it is shared.
+    /// The position of a row in the segment's cache, if it is shared.
     #[inline(always)]
     pub fn place<R: Row>(&self, row: R) -> Option<u32> {
         Some(self.places[row.index()]).filter(|place| *place != NONE)
@@ -216,8 +217,8 @@ impl SegmentRows {
     }
 }
 
-/// The MinHash value of each of so many batches, as a rank from 1 on: the smallest that any of some permutations of them
-/// gives it (Algorithm 1).
+/// The MinHash value of each batch, as a rank from 1 on: the smallest value that any of some permutations gives it
+/// (Algorithm 1).
 pub fn ranks(batches: u32) -> Vec<u16> {
     let value = |batch: u32| {
         let of = |permutation: u64| mix(mix(permutation + 1) ^ batch as u64);
@@ -226,7 +227,7 @@ pub fn ranks(batches: u32) -> Vec<u16> {
     let mut order: Vec<u32> = (0..batches).collect();
     order.sort_by_key(|batch| (value(*batch), *batch));
     let mut ranks = vec![0; batches as usize];
-    // More batches than ranks share them.
+    // If there are more batches than ranks, batches share ranks.
     let share = (batches as u64).div_ceil(u16::MAX as u64).max(1);
     for (place, batch) in order.into_iter().enumerate() {
         ranks[batch as usize] = (place as u64 / share) as u16 + 1;
@@ -234,16 +235,16 @@ pub fn ranks(batches: u32) -> Vec<u16> {
     ranks
 }
 
-/// What reading rows of a cache on disk comes to.
+/// Rows and pages of reads from a cache on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PagesRead {
-    /// Rows requested.
+    /// Rows accessed.
     pub rows: u64,
-    /// Pages that hold them, each once a batch.
+    /// Pages that contain them, each counted once per batch.
     pub pages: u64,
 }
 
-/// Pages that a batch reads of a cache of rows of `row_bytes`, given the rows' places in rising order.
+/// Pages that a batch reads of a cache with rows of `row_bytes`, given the rows' positions in ascending order.
 pub fn pages_of(places: impl Iterator<Item = u32>, row_bytes: u64, page_bytes: u64) -> PagesRead {
     let mut found = PagesRead::default();
     let mut next_page = 0;
@@ -270,7 +271,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against sets.
+        /// Compares with sets.
         #[test]
         fn sizes_count_distinct_rows_of_segments(trace in traces(), most in 0u64..400) {
             let mut sizes = SegmentSizes::new(40, trace.len() as u32);
@@ -294,7 +295,7 @@ mod tests {
             prop_assert_eq!(sizes.smallest(most).ok().map(|found| found.0), expected);
         }
 
-        /// Against counting.
+        /// Compares with counting.
         #[test]
         fn rows_of_two_batches_are_shared_and_lie_by_their_batches(trace in traces(), other in traces()) {
             let mut rows = SegmentRows::new(40);
@@ -337,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_size_between_two_steps_is_counted_exactly_by_itself_alone() {
-        // Every row is accessed by three batches that follow each other; sizes are told apart in steps of two.
+        // Every row is accessed by three consecutive batches. Sizes are distinguished in steps of two.
         let batches = 2 * MOST_GROUPS;
         let rows = |batch: u32| (batch.saturating_sub(2)..=batch).map(|row| row as u64);
         let (mut sizes, mut stored) =

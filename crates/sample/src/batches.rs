@@ -1,5 +1,5 @@
-//! The nodes that a batch starts from. For link prediction they are the ends of its edges and its negatives, which need
-//! representations as well: whoever samples takes them from here and need not know what is trained.
+//! The seed nodes of a batch. For link prediction they are the ends of the batch's edges and its negatives, because
+//! both need representations. A sampler takes seed nodes from here and need not know what is trained.
 
 use crate::negatives::{NegativeSampler, Negatives, Side};
 use crate::topology::{Edge, EdgeLookup};
@@ -9,27 +9,28 @@ use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// The batches of a job: any of them can be computed alone.
+/// The batches of a job. Each one can be computed on its own.
 pub trait Batches: Send + Sync {
-    /// Batches of an epoch.
+    /// Number of batches in an epoch.
     fn count(&self, epoch: u64) -> u64;
 
-    /// The nodes that a batch starts from, in an order that [`crate::Sample::seeds`] keeps. They may repeat.
+    /// The seed nodes of a batch, in an order that [`crate::Sample::seeds`] keeps. They may repeat.
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()>;
 
-    /// What a batch is trained or evaluated on: the seeds, unless edges are the items.
+    /// What a batch is trained or evaluated on: its seed nodes, unless the items are edges.
     fn targets(&self, _: Position) -> Result<Targets> {
         Ok(Targets::Nodes)
     }
 
-    /// A short text. On one graph, jobs with equal texts have equal batches, and a job has the same text in every run.
+    /// A short text that identifies the batches. On one graph, jobs with equal texts have equal batches. A job has the
+    /// same text in every run.
     fn identity(&self) -> String;
 }
 
 /// What a batch is trained or evaluated on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Targets {
-    /// The seeds, with their labels.
+    /// The seed nodes, with their labels.
     Nodes,
     /// Edges and their negatives.
     Links(LinkBatch),
@@ -80,13 +81,10 @@ pub struct NodeBatches<O, S> {
 }
 
 impl<O: Order, S: Borrow<Seeds> + Send + Sync> NodeBatches<O, S> {
-    /// Batches of these nodes in this order. Edges are refused.
+    /// Batches of these nodes in this order. Fails if `seeds` are edges.
     pub fn new(order: O, seeds: S) -> Result<NodeBatches<O, S>> {
         if seeds.borrow().are_edges() {
-            return Err(SampleError::request(
-                "the seeds of node batches are edges",
-                "give nodes, or make link batches",
-            ));
+            return Err(SampleError::SeedsAreEdges);
         }
         Ok(NodeBatches { order, seeds, identity: OnceLock::new() })
     }
@@ -113,9 +111,9 @@ impl<O: Order, S: Borrow<Seeds> + Send + Sync> Batches for NodeBatches<O, S> {
     }
 }
 
-/// Batches of edges with their negatives. The nodes of a batch are source and target of each edge in turn, then the
-/// negatives of the target side, chunk after chunk, then those of the source side. Order and edges may be owned,
-/// borrowed or shared; so may the graph, in memory, on disk or a part of one.
+/// Batches of edges with their negatives. The seed nodes of a batch are the source and target of each edge in turn,
+/// then the target-side negatives, chunk after chunk, then the source-side negatives. Order, edges and graph may be
+/// owned, borrowed or shared. The graph may be in memory, on disk or a part of one.
 #[derive(Debug, Clone)]
 pub struct LinkBatches<O, S, G> {
     order: O,
@@ -123,33 +121,33 @@ pub struct LinkBatches<O, S, G> {
     graph: G,
     targets: Option<NegativeSampler<G>>,
     sources: Option<NegativeSampler<G>>,
-    /// Of order and edges.
+    /// Identity of order and edges.
     identity: OnceLock<String>,
 }
 
-/// What names order and seeds: their content, so it is found once and kept.
+/// Identity of order and seeds. It hashes their content, so callers compute it once and keep it.
 fn identity(what: &str, order: &impl Order, seeds: &Seeds) -> String {
     format!("{what} {} {}", order.identity(), seeds.identity())
 }
 
-/// What a batch of edges consists of, and where its parts stand among the batch's seeds: the ends of edge `i` at `2 * i`
-/// and `2 * i + 1`, the negatives from `targets_start` and from `sources_start` on.
+/// The edges and negatives of a batch, with their positions among the batch's seed nodes. The ends of edge `i` are at
+/// `2 * i` and `2 * i + 1`. The negatives start at `targets_start` and `sources_start`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LinkBatch {
     /// The edges.
     pub edges: Vec<Edge>,
-    /// Nodes that stand for the targets; none where that side has none.
+    /// Nodes that replace the targets. Empty if that side has no negatives.
     pub targets: Negatives,
-    /// Nodes that stand for the sources; none where that side has none.
+    /// Nodes that replace the sources. Empty if that side has no negatives.
     pub sources: Negatives,
-    /// Among the seeds, the first node of `targets`.
+    /// Position of the first node of `targets` among the seed nodes.
     pub targets_start: usize,
-    /// Among the seeds, the first node of `sources`.
+    /// Position of the first node of `sources` among the seed nodes.
     pub sources_start: usize,
 }
 
 impl LinkBatch {
-    /// Where the negatives of an edge stand among the seeds.
+    /// Positions of an edge's negatives among the seed nodes.
     pub fn negatives_of(&self, edge: usize, side: Side) -> Range<usize> {
         let (negatives, start) = match side {
             Side::Target => (&self.targets, self.targets_start),
@@ -166,18 +164,15 @@ where
     S: Borrow<Seeds> + Send + Sync,
     G: EdgeLookup,
 {
-    /// Batches of these edges of `graph` in this order, without negatives. Nodes are refused.
+    /// Batches of these edges of `graph` in this order, without negatives. Fails if `edges` are nodes.
     pub fn new(order: O, edges: S, graph: G) -> Result<LinkBatches<O, S, G>> {
         if !edges.borrow().are_edges() {
-            return Err(SampleError::request(
-                "the seeds of link batches are nodes",
-                "give edges, or make node batches",
-            ));
+            return Err(SampleError::SeedsAreNodes);
         }
         Ok(LinkBatches { order, edges, graph, targets: None, sources: None, identity: OnceLock::new() })
     }
 
-    /// The same batches, with negatives for one side more.
+    /// The same batches, with negatives for `side` added.
     pub fn with_negatives(mut self, side: Side, negatives: NegativeSampler<G>) -> LinkBatches<O, S, G> {
         match side {
             Side::Target => self.targets = Some(negatives),
@@ -186,7 +181,7 @@ where
         self
     }
 
-    /// Edges, negatives and masks of a batch, as its sample was made from them.
+    /// Edges, negatives and masks of a batch. The batch's sample is made from the same ones.
     pub fn link(&self, at: Position) -> Result<LinkBatch> {
         let mut link = LinkBatch::default();
         self.edges.borrow().edges(&self.graph, &self.items(at)?, &mut link.edges)?;
@@ -295,7 +290,7 @@ mod tests {
                     assert_eq!(found, part.nodes[chunk * part.per_chunk..][..part.per_chunk]);
                 }
             }
-            // The negatives and the masks are those that the sampler of negatives gives alone.
+            // Negatives and masks equal those of the negative sampler on its own.
             let mut alone = Negatives::default();
             negatives(NEGATIVES).draw(at, &link.edges, Side::Target, &mut alone).unwrap();
             assert_eq!((link.targets.per_chunk, link.sources.per_chunk), (7, 3));

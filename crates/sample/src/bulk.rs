@@ -1,6 +1,6 @@
-//! Many batches on many threads: each thread has a sampler of its own and samples every n-th batch; batches arrive in
-//! order, and their buffers go back to where they came from. Threads, tables and buffers last from the first batch to
-//! the last, across epochs.
+//! Samples many batches on many threads. Each thread has its own sampler and samples every n-th batch. Batches arrive
+//! in order, and their buffers return to the thread that filled them. Threads, tables and buffers last from the first
+//! batch to the last, across epochs.
 
 use crate::topology::Topology;
 use crate::{Batches, Bound, Position, Result, Sample, Sampler, Settings};
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
 
-/// Samples ready and not yet taken, for each thread.
+/// Samples per thread that are ready and not yet taken.
 const QUEUE: usize = 2;
-/// Samples of a thread: those ready, the one being made and the one being looked at.
+/// Samples per thread: those that are ready, the one being made and the one being read.
 const SAMPLES: usize = QUEUE + 2;
 
 /// What to sample.
@@ -19,11 +19,11 @@ const SAMPLES: usize = QUEUE + 2;
 pub struct Bulk<'a, T, B: ?Sized> {
     /// The graph.
     pub graph: &'a T,
-    /// What batches start from.
+    /// The batches.
     pub batches: &'a B,
-    /// How.
+    /// How to sample.
     pub settings: &'a Settings,
-    /// Threads that sample, at most.
+    /// Maximum number of sampling threads.
     pub threads: usize,
     /// Bytes that all samplers and samples may use together.
     pub most_bytes: u64,
@@ -42,16 +42,17 @@ pub fn positions<B: Batches + ?Sized>(
 }
 
 impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
-    /// Threads that it uses: as many as were asked for, fewer where batches of `largest` seeds might not fit the memory
-    /// so many times. One is tried always.
+    /// Number of threads to use. It is the number given, or fewer if that many samplers with batches of `largest` seed
+    /// nodes might not fit the memory. It is at least one.
     pub fn workers(&self, largest: u64) -> usize {
         let (nodes, entries) = (self.graph.nodes(), self.graph.entries());
-        let lane_bytes = Bound::new(self.settings, largest, nodes, entries, 1).bytes(SAMPLES as u64);
-        (self.most_bytes / lane_bytes.max(1)).clamp(1, self.threads.max(1) as u64) as usize
+        let worker_bytes = Bound::new(self.settings, largest, nodes, entries, 1).bytes(SAMPLES as u64);
+        (self.most_bytes / worker_bytes.max(1)).clamp(1, self.threads.max(1) as u64) as usize
     }
 
-    /// Samples the batches at `positions` and hands them over in order. The first error, of a sampler or of `take`, ends
-    /// it: no batch is begun any more, and those begun are waited for. A panic of a sampler goes on here.
+    /// Samples the batches at `positions` and passes them to `take` in order. It ends at the first error of a sampler
+    /// or of `take`: no further batch is started, and batches in progress are waited for. A panic of a sampler is
+    /// propagated.
     pub fn run<E: From<crate::SampleError>>(
         &self,
         positions: impl Iterator<Item = Position> + Clone + Send,
@@ -68,14 +69,14 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
             for worker in 0..threads {
                 let (ready, next) = sync_channel(QUEUE);
                 let (used, free) = sync_channel(SAMPLES);
-                // There is room for all of them.
+                // The channel has room for all of them.
                 (0..SAMPLES).for_each(|_| drop(used.try_send(Sample::default())));
                 let mine = positions.clone().skip(worker).step_by(threads);
                 let ended = &ended;
                 let thread = scope.spawn(move || self.work(mine, most_bytes, &ready, &free, ended));
                 workers.push(BulkWorker { next, used, thread });
             }
-            // Dropped first, before the channels, whether batches, an error or a panic come to an end here.
+            // Dropped before the channels, whether this ends normally, with an error or with a panic.
             let _end = RaiseOnDrop(&ended);
             for (at, turn) in positions.zip((0..threads).cycle()) {
                 let Ok(sample) = workers[turn].next.recv() else {
@@ -108,7 +109,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         };
         let mut seeds = Vec::new();
         for at in positions {
-            // Nobody takes batches any more after an error. Free samples may be left in the channel all the same.
+            // After an error nobody takes batches, but free samples may still be in the channel.
             let Ok(mut sample) = free.recv() else { return };
             if ended.load(Ordering::Acquire) {
                 return;
@@ -122,14 +123,14 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
     }
 }
 
-/// A thread that samples, as seen by the one that takes samples.
+/// A sampling thread, as seen by the thread that takes its samples.
 struct BulkWorker<'scope> {
     next: Receiver<Result<Sample>>,
     used: SyncSender<Sample>,
     thread: ScopedJoinHandle<'scope, ()>,
 }
 
-/// Raises a flag when it goes.
+/// Sets a flag when dropped.
 struct RaiseOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for RaiseOnDrop<'_> {

@@ -1,40 +1,41 @@
-//! The draw: which positions of a neighbour list a node takes. One algorithm, integers only, so that any number of
-//! threads and any processor give the same samples.
+//! The draw: which positions of its adjacency a node samples. There is one algorithm, with integers only, so samples
+//! are the same for any number of threads and on any device.
 //!
 //! **Key.** All words are 64 bits and wrap. `mix(x)`: `z = x + 0x9e3779b97f4a7c15`;
 //! `z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9`; `z = (z ^ (z >> 27)) * 0x94d049bb133111eb`; `z ^ (z >> 31)`.
-//! A key starts as `K = mix(seed)` and takes up a word `w` by `K = mix(K ^ mix(w))`. The words of a draw are, in this
-//! order: 0x73616d706c65 (the purpose), epoch, batch, hop, node. `hop` is the hop in which the node was discovered, 0 for
-//! targets (in the layered form: the depth at which the list is drawn). StoredId `i` of the stream is
+//! A key starts as `K = mix(seed)` and absorbs a word `w` by `K = mix(K ^ mix(w))`. The words of a draw are, in this
+//! order: 0x73616d706c65 (the purpose), epoch, batch, hop, node. `hop` is the hop in which the node was discovered, 0
+//! for targets (in the layered form: the depth at which its neighbours are sampled). Word `i` of the stream is
 //! `u(i) = mix(K + i * 0x9e3779b97f4a7c15)`.
 //!
-//! **Integers below a bound.** `below(i, n)`: for attempt a = 0, 1, 2, ...: `p = u(i + a * 2^32) * n` as 128 bits; when its
-//! lower 64 bits are at least `(2^64 - n) mod n`, the answer is its upper 64 bits (Lemire). Exactly uniform.
+//! **Integers below a bound.** `below(i, n)`: for attempt a = 0, 1, 2, ...: `p = u(i + a * 2^32) * n` as 128 bits. If
+//! its lower 64 bits are at least `(2^64 - n) mod n`, the answer is its upper 64 bits (Lemire). Exactly uniform.
 //!
-//! **Positions.** A list of `n` entries, `k` requested. `n <= k`: all of them. Else let `m = min(k, n - k)` and draw a set `S`
-//! of `m` positions by Floyd's algorithm: for `i` in `0..m`, `j = n - m + i`, `t = below(i, j + 1)`; add `t` to `S`, or `j`
-//! when `t` is in it already. When `k <= n - k` the positions taken are `S`, else all but `S`. They are taken in ascending
-//! order. Every `k`-subset is equally likely; the fewer of "taken" and "left out" are drawn.
+//! **Positions.** A node has `n` neighbours, `k` are requested. If `n <= k`, it takes all of them. Otherwise let
+//! `m = min(k, n - k)` and draw a set `S` of `m` positions by Floyd's algorithm: for `i` in `0..m`, `j = n - m + i`,
+//! `t = below(i, j + 1)`; add `t` to `S`, or `j` if `t` is in `S` already. If `k <= n - k` the positions taken are `S`,
+//! else all but `S`. They are taken in ascending order. Every `k`-subset is equally likely. Only the smaller of the
+//! sets "taken" and "left out" is drawn.
 
 use esker_types::random::Key;
 
-/// First word of the key of neighbour draws.
+/// First word of the key for neighbour sampling.
 pub const PURPOSE_SAMPLE: u64 = 0x7361_6d70_6c65;
-/// First word of the key of batch orders.
+/// First word of the key for batch orders.
 pub const PURPOSE_ORDER: u64 = 0x006f_7264_6572;
-/// First word of the key of negatives.
+/// First word of the key for negatives.
 pub const PURPOSE_NEGATIVES: u64 = 0x6e65_6761_7469;
 
-/// Draws up to this many positions are sorted by counting, in vector registers.
+/// Up to this many positions are sorted by counting, in vector registers.
 const RANKED_DRAW: usize = 16;
-/// Draws up to this many positions are kept sorted in place instead of in a bitmap.
+/// Up to this many positions are kept as a sorted array instead of a bitmap.
 const SHORT_DRAW: usize = 64;
 
 /// An integer in `0..bound`, exactly uniform, from word `index` of the stream.
 #[inline(always)]
 pub fn below(key: Key, index: u64, bound: u64) -> u64 {
     let product = key.at(index) as u128 * bound as u128;
-    // Nearly never: the division after it is off the fast path.
+    // Rare. The division it needs is off the fast path.
     if (product as u64) < bound { below_again(key, index, bound) } else { (product >> 64) as u64 }
 }
 
@@ -51,14 +52,14 @@ fn below_again(key: Key, index: u64, bound: u64) -> u64 {
     }
 }
 
-/// Draws positions; holds the bitmap that long lists need.
+/// Draws positions. Owns the bitmap that high degrees need.
 #[derive(Debug, Default)]
 pub struct Drawer {
     bitmap: Vec<u64>,
 }
 
 impl Drawer {
-    /// Bytes held.
+    /// Allocated bytes.
     pub fn bytes(&self) -> u64 {
         self.bitmap.capacity() as u64 * 8
     }
@@ -68,7 +69,7 @@ impl Drawer {
         if degree <= 64 { 0 } else { (degree as u64).div_ceil(64) * 8 }.saturating_sub(self.bytes())
     }
 
-    /// Room for draws from lists of this length.
+    /// Makes room for draws from this many neighbours.
     pub fn reserve(&mut self, degree: u32) {
         let words = (degree as usize).div_ceil(64);
         if degree > 64 && words > self.bitmap.capacity() {
@@ -76,7 +77,7 @@ impl Drawer {
         }
     }
 
-    /// Fills `out` with `out.len()` positions out of `0..degree`, ascending. `out` is shorter than the list.
+    /// Fills `out` with `out.len()` positions out of `0..degree`, ascending. `out` must be shorter than `degree`.
     #[inline]
     pub fn draw(&mut self, key: Key, degree: u32, out: &mut [u32]) {
         debug_assert!(out.len() < degree as usize);
@@ -92,7 +93,7 @@ impl Drawer {
         }
     }
 
-    /// The set as a bitmap of the whole list.
+    /// Keeps the set as a bitmap over all positions.
     fn draw_many(&mut self, key: Key, degree: u32, left_out: usize, out: &mut [u32]) {
         let words = (degree as usize).div_ceil(64);
         self.bitmap.clear();
@@ -115,12 +116,12 @@ impl Drawer {
                 Some(word as u32 * 64 + bit)
             })
         });
-        // The flipped bits behind the list's end come last, and are not asked for.
+        // The flipped bits after `degree` come last and are not taken.
         out.iter_mut().zip(taken).for_each(|(slot, position)| *slot = position);
     }
 }
 
-/// The set as the bits of one word.
+/// Keeps the set as the bits of one word.
 #[inline(always)]
 fn draw_short(key: Key, degree: u32, left_out: usize, out: &mut [u32]) {
     let draws = left_out.min(out.len()) as u64;
@@ -140,8 +141,8 @@ fn draw_short(key: Key, degree: u32, left_out: usize, out: &mut [u32]) {
     }
 }
 
-/// The set as a handful of numbers, each placed by how many are smaller. The list has more than 64 entries, so most
-/// draws have no double; ranks that do not add up betray one.
+/// Sorts a few numbers by their ranks (how many are smaller). The degree is above 64, so most draws have no duplicate.
+/// If there is one, the ranks do not add up.
 #[inline]
 fn draw_ranked(key: Key, degree: u32, out: &mut [u32]) {
     let draws = out.len();
@@ -164,7 +165,7 @@ fn draw_ranked(key: Key, degree: u32, out: &mut [u32]) {
     }
 }
 
-/// How many are smaller, for each.
+/// For each number, how many are smaller.
 #[inline(always)]
 fn ranks_of(numbers: &[i32; RANKED_DRAW]) -> [u32; RANKED_DRAW] {
     let mut ranks = [0u32; RANKED_DRAW];
@@ -174,7 +175,7 @@ fn ranks_of(numbers: &[i32; RANKED_DRAW]) -> [u32; RANKED_DRAW] {
     ranks
 }
 
-/// The set as a short sorted list.
+/// Keeps the set as a short sorted array.
 fn draw_few(key: Key, degree: u32, out: &mut [u32]) {
     let draws = out.len();
     for index in 0..draws {
@@ -201,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The definition, word by word.
+    /// Follows the definition in the module comment step by step.
     fn by_definition(key: Key, degree: u32, take: usize) -> Vec<u32> {
         if degree as usize <= take {
             return (0..degree).collect();
@@ -249,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Chi-square of how often each position is taken, for many nodes; the 99.9% quantile by Wilson and Hilferty.
+    /// Chi-square test of how often each position is taken, over many nodes; the 99.9% quantile by Wilson and Hilferty.
     fn check_uniform(degree: u32, take: usize) {
         let (draws, root) = (40_000u64, Key::new(degree as u64 * 1000 + take as u64));
         let mut counts = vec![0u64; degree as usize];
@@ -260,7 +261,7 @@ mod tests {
         }
         let (n, k) = (degree as f64, take as f64);
         let expected = draws as f64 * k / n;
-        // Without replacement counts vary less; the factor (n - 1) / (n - k) makes it chi-square with n - 1.
+        // Counts vary less without replacement. The factor (n - 1) / (n - k) makes the sum chi-square with n - 1.
         let sum: f64 = counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
         let (found, freedom) = (sum * (n - 1.0) / (n - k), n - 1.0);
         let spread = 2.0 / (9.0 * freedom);

@@ -1,3 +1,4 @@
+use crate::Direction;
 use esker_store::StoreError;
 use esker_types::{ByteCount, ErrorKind};
 use std::io;
@@ -9,15 +10,136 @@ pub enum SampleError {
     /// The dataset could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What was asked for cannot be done on this graph.
-    #[error("{problem}; {remedy}")]
-    Request {
-        /// What was asked, and what there is.
-        problem: String,
-        /// What to do.
-        remedy: String,
+    /// Edges were given and nodes are needed.
+    #[error("the seeds are edges, not nodes; give nodes as seeds, or make link batches")]
+    SeedsAreEdges,
+    /// Nodes were given and edges are needed.
+    #[error("the seeds are nodes, not edges; give edges as seeds, or make node batches")]
+    SeedsAreNodes,
+    /// An order made for other seeds.
+    #[error(
+        "the order asks for seed {item}, there are {seeds} seeds; use an order that was made for these seeds"
+    )]
+    NoSuchSeed {
+        /// Index of the seed.
+        item: u64,
+        /// Number of seeds.
+        seeds: u64,
     },
-    /// A seed that is no node of the graph.
+    /// A batch after the last of its epoch.
+    #[error(
+        "batch {batch} of epoch {epoch} is asked for, the epoch has {batches} batches; count batches from 0, and continue with the next epoch"
+    )]
+    NoSuchBatch {
+        /// The epoch.
+        epoch: u64,
+        /// The batch.
+        batch: u64,
+        /// Number of batches in the epoch.
+        batches: u64,
+    },
+    /// Batches without seeds.
+    #[error("batches of 0 seeds are asked for; a batch needs at least one seed")]
+    EmptyBatches,
+    /// A hop that samples nothing.
+    #[error("a fan-out of 0 samples nothing; leave the hop out")]
+    ZeroFanout,
+    /// Relations are requested and the graph has none.
+    #[error("the graph has no kinds of edges to carry; leave relations out, or import them")]
+    NoRelations,
+    /// A pruned ShaDow sample.
+    #[error("ShaDow uses all edges of its nodes and cannot be pruned; sample with form dense or layered")]
+    PrunedShadow,
+    /// More nodes than a sample can number.
+    #[error(
+        "a batch reached {nodes} nodes and may pass 2^31 with the next neighbours; take smaller batches or fan-outs"
+    )]
+    TooManyNodes {
+        /// Number of nodes so far.
+        nodes: u64,
+    },
+    /// More neighbours than a block can number.
+    #[error(
+        "a batch sampled {neighbours} neighbours for one block, more than 2^32; take smaller batches or fan-outs"
+    )]
+    TooManyNeighbours {
+        /// Number of neighbours.
+        neighbours: usize,
+    },
+    /// Negatives that cannot be drawn.
+    #[error(
+        "{uniform} + {by_degree} negatives are drawn for each of {chunks} chunks; give a batch one chunk at least, and a chunk fewer than 2^32 negatives"
+    )]
+    NegativeCounts {
+        /// Drawn uniformly.
+        uniform: u32,
+        /// Drawn by degree.
+        by_degree: u32,
+        /// Chunks per batch.
+        chunks: u32,
+    },
+    /// More negatives than a batch can number.
+    #[error(
+        "a batch of {edges} edges has {negatives} negatives, more than 2^31; take smaller batches, fewer chunks or fewer negatives"
+    )]
+    TooManyNegatives {
+        /// Edges of the batch.
+        edges: usize,
+        /// Negatives of all chunks.
+        negatives: u64,
+    },
+    /// Nothing to draw negatives from.
+    #[error(
+        "negatives are drawn from {nodes} nodes with {edges} incoming edges; give nodes to draw from; by degree, nodes that have incoming edges"
+    )]
+    EmptyPool {
+        /// Nodes of the pool.
+        nodes: u64,
+        /// Edges into them.
+        edges: u64,
+    },
+    /// Incoming edges are requested from a topology that has only outgoing ones.
+    #[error(
+        "true edges are looked up by their target, and the topology has outgoing adjacency only; load it with incoming adjacency, or with both"
+    )]
+    OnlyOutgoing,
+    /// The dataset has no adjacency in this direction.
+    #[error("{dataset} has no {array}; import or generate it with --out-neighbours")]
+    NoAdjacency {
+        /// The dataset.
+        dataset: PathBuf,
+        /// The array that is missing.
+        array: String,
+    },
+    /// An edge id that the topology cannot find.
+    #[error(
+        "edge {edge} is looked up in {direction} adjacency of {edges} edges; use edge ids of this graph, and incoming adjacency or both"
+    )]
+    NoSuchEdge {
+        /// Id of the edge.
+        edge: u64,
+        /// The direction that was loaded.
+        direction: Direction,
+        /// Number of edges.
+        edges: u64,
+    },
+    /// A node whose neighbours are not in memory at present.
+    #[error("node {node} is not resident; sample from nodes that are")]
+    NotResident {
+        /// The node.
+        node: u64,
+    },
+    /// A sample that a trace cannot store.
+    #[error(
+        "{path}: a sample with {what} is not a sample of this trace; write samples made with the trace's settings"
+    )]
+    ForeignSample {
+        /// The trace.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A seed that is not a node of the graph.
     #[error("seed {found} is not a node: the graph has nodes 0 to {last}; check the list of seeds")]
     Seed {
         /// The seed.
@@ -33,51 +155,49 @@ pub enum SampleError {
     Memory {
         /// What grew too large.
         what: String,
-        /// How much it needs.
+        /// Bytes needed.
         needed: ByteCount,
-        /// How much there is.
+        /// Bytes allowed.
         allowed: ByteCount,
     },
-    /// Somebody asked for an end.
+    /// A stop was requested.
     #[error("stopped")]
     Stopped,
-    /// The operating system refused.
+    /// An I/O error of the operating system.
     #[error("{path}: {source}")]
     Io {
         /// The trace.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
-    /// A trace that is not what was written.
+    /// A damaged trace.
     #[error("{path}: expected {expected}, found {found}; delete the trace and sample again")]
     Trace {
         /// The trace.
         path: PathBuf,
-        /// By the format.
+        /// What the format requires.
         expected: String,
-        /// In fact.
+        /// What the file has.
         found: String,
     },
 }
 
-/// Result of everything in this crate.
+/// Result type of this crate.
 pub type Result<T, E = SampleError> = std::result::Result<T, E>;
 
 impl SampleError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             SampleError::Store(error) => error.kind(),
-            SampleError::Request { .. } | SampleError::Seed { .. } | SampleError::Memory { .. } => {
-                ErrorKind::Asked
-            }
             SampleError::Stopped => ErrorKind::Stopped,
             SampleError::Io { .. } | SampleError::Trace { .. } => ErrorKind::World,
+            _ => ErrorKind::Asked,
         }
     }
 
-    /// For `map_err` on IO results.
+    /// For `map_err` on I/O results.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> SampleError + '_ {
         move |source| match StoreError::io(path)(source) {
             StoreError::Io { path, source } => SampleError::Io { path, source },
@@ -91,9 +211,5 @@ impl SampleError {
             expected: expected.to_string(),
             found: found.to_string(),
         }
-    }
-
-    pub(crate) fn request(problem: impl ToString, remedy: impl ToString) -> SampleError {
-        SampleError::Request { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 }

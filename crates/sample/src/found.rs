@@ -1,13 +1,14 @@
-//! A batch in order of discovery: what sampling produces and what a trace stores. `assemble` puts it in canonical order.
+//! A batch in order of discovery, as sampling produces it and a trace stores it. Local indices here count nodes in
+//! order of discovery. `assemble` puts the batch, local indices included, in canonical order.
 
 use crate::memory::{Ledger, held};
 use crate::{Block, Carry, Form, Result, Sample, SampleError};
 use esker_types::{EdgeId, LocalIndex, NodeId};
 
-/// Entries converted at a time: each boundary between hops is one pass over them in the first-level cache.
+/// Entries converted at a time. They stay in the L1 cache while each hop boundary makes one pass over them.
 const PIECE: usize = 2048;
 
-/// The lists of one depth in the order in which they were drawn, neighbours as local indices in order of discovery.
+/// The sampled neighbours at one depth, in the order of sampling.
 #[derive(Debug, Default)]
 pub(crate) struct Section {
     pub lengths: Vec<u32>,
@@ -34,7 +35,7 @@ impl Section {
         self.relations.clear();
     }
 
-    /// Room for so many more lists and entries.
+    /// Makes room for this many more nodes and neighbours.
     pub fn reserve(&mut self, lists: usize, entries: usize, carry: Carry, ledger: &mut Ledger) -> Result<()> {
         ledger.reserve(&mut self.lengths, lists)?;
         ledger.reserve(&mut self.degrees, lists)?;
@@ -56,21 +57,21 @@ impl Section {
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
     pub nodes: Vec<NodeId>,
-    /// Hop `h` holds nodes `hop_starts[h]..hop_starts[h + 1]`.
+    /// Hop `h` is nodes `hop_starts[h]..hop_starts[h + 1]`.
     pub hop_starts: Vec<u32>,
-    /// By depth, the lists of a depth in the order of their block; of ShaDow the induced lists of all nodes, behind
-    /// the drawn ones.
+    /// One section per depth, its nodes in the order of their block. ShaDow has one more section at the end, with the
+    /// induced adjacency of all nodes.
     pub sections: Vec<Section>,
-    /// Degrees by node, as far as they are known: of all hops but the deepest, or of all.
+    /// Known degrees by node: of all hops but the deepest, or of all.
     pub degrees: Vec<u32>,
-    /// By node, where a strategy pruned; else empty.
+    /// By node, if a strategy pruned the sample. Otherwise empty.
     pub skipped: Vec<bool>,
-    /// The place of each seed.
+    /// The local index of each seed node.
     pub seeds: Vec<u32>,
 }
 
 impl Discovered {
-    /// Bytes held.
+    /// Allocated bytes.
     pub fn bytes(&self) -> u64 {
         let sections: u64 = self.sections.iter().map(Section::bytes).sum();
         let words = held(&self.nodes) + held(&self.seeds) + held(&self.degrees) + held(&self.hop_starts);
@@ -115,13 +116,12 @@ impl Discovered {
     }
 }
 
-/// Room for the lists of some sections, which one block must be able to number.
+/// Makes room in a block for some sections. Fails if the block cannot index that many neighbours.
 fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -> Result<()> {
     let sum = |of: fn(&Section) -> usize| sections.iter().map(of).sum::<usize>();
     let entries = sum(|section| section.local_indices.len());
     if entries > u32::MAX as usize {
-        let problem = format!("a batch drew {entries} neighbours for one block, more than 2^32");
-        return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
+        return Err(SampleError::TooManyNeighbours { neighbours: entries });
     }
     ledger.reserve_exact(&mut block.nbr_offsets, sum(|section| section.lengths.len()) + 1)?;
     ledger.reserve_exact(&mut block.nbrs, entries)?;
@@ -130,11 +130,11 @@ fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -
     ledger.reserve_exact(&mut block.relations, sum(|section| section.relations.len()))
 }
 
-/// How local indices become local indices: hop by hop, a shift.
+/// Converts local indices from order of discovery to canonical order: each hop is shifted by a constant.
 struct Shifts {
-    /// First place of each hop.
+    /// First local index of each hop, in order of discovery.
     starts: Vec<u32>,
-    /// What to add to a place of the hop, wrapping.
+    /// What to add to a local index of the hop, wrapping.
     shifts: Vec<u32>,
 }
 
@@ -147,7 +147,7 @@ impl Shifts {
         Shifts { starts, shifts }
     }
 
-    /// Appends `local_indices` as local indices. Without branches, so that it runs in vector registers.
+    /// Appends `local_indices` in canonical order. It has no branches, so that it runs in vector registers.
     fn convert(&self, local_indices: &[u32], out: &mut Vec<LocalIndex>) {
         let mut piece = [0u32; PIECE];
         for local_indices in local_indices.chunks(PIECE) {
@@ -168,7 +168,7 @@ impl Shifts {
     }
 }
 
-/// Appends the lists of a section.
+/// Appends a section to a block.
 fn copy(section: &Section, shifts: &Shifts, block: &mut Block) {
     let mut end = block.nbrs.len() as u32;
     block.nbr_offsets.extend(section.lengths.iter().map(|length| {

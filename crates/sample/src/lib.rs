@@ -1,11 +1,11 @@
-//! Batches as a pure function of the job: which seeds a batch has, and which neighbours are drawn for its nodes.
+//! Batches as a pure function of the job: which seed nodes a batch has, and which neighbours are sampled for them.
 //!
-//! [`order`] says which seeds make up a batch, [`batches`] which nodes those are, negatives included; [`Topology`] hands
-//! out neighbour lists, a whole hop at a time; [`EdgeLookup`] finds edges by id and by their ends, wherever the graph is;
-//! [`Sampler`] draws neighbours and relabels nodes, as DENSE (Marius++ section 4), in the classic layered form, or as
-//! ShaDow's induced subgraph; [`bulk`] samples many batches on many threads, in order; [`trace`] keeps samples on
-//! disk; [`negatives`] corrupts edges for link prediction. [`draw`] documents the draw so that any processor can
-//! repeat it. Nothing here decides where feature rows come from.
+//! [`order`] defines which seeds make up a batch. [`batches`] turns them into seed nodes, negatives included.
+//! [`Topology`] provides the neighbours of a whole hop at a time. [`EdgeLookup`] finds edges by id and by their ends,
+//! whether the graph is in memory or on disk. [`Sampler`] samples neighbours and relabels nodes, as DENSE (Marius++
+//! section 4), in the classic layered form, or as ShaDow's induced subgraph. [`bulk`] samples many batches on many
+//! threads, in order. [`trace`] stores samples on disk. [`negatives`] corrupts edges for link prediction. [`draw`]
+//! specifies the random draw so that any device can repeat it. Nothing here decides where feature rows come from.
 //!
 //! ```
 //! use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
@@ -42,31 +42,36 @@
 //!            epoch)                                                      discovery)            order)
 //! ```
 //!
-//! 1. `order.rs`: which seeds batch b of an epoch has, computed alone; a new order (partition groups) is one more `Order`.
-//!    `batches.rs` makes nodes of them: the seeds, or the ends of edges and their negatives.
-//! 2. `Topology`: lists in memory are read as they lie; others give degrees, and then fetch the entries drawn, a hop at a time.
-//! 3. `sampler/hop.rs`: `draw.rs` picks positions, the neighbours are read, `relabel.rs` turns ids into places in the batch, each
-//!    step some nodes behind the one before, so that cache misses overlap. `sampler/prune.rs` leaves nodes out on request.
-//! 4. `found.rs` puts the batch in canonical order: deepest hop first, targets last. `Sample::layer` is what a layer reads.
-//! 5. `bulk.rs` does this for many batches on many threads, in order; `trace/` writes samples to disk and reads them back.
+//! 1. `order.rs`: which seeds batch b of an epoch has. Each batch is computed on its own. A new order (partition
+//!    groups) is one more `Order`. `batches.rs` turns seeds into nodes: the seeds themselves, or the ends of edges and
+//!    their negatives.
+//! 2. `Topology`: adjacency in memory is read directly. Other topologies give degrees first, and then fetch the sampled
+//!    entries of a whole hop together.
+//! 3. `sampler/hop.rs`: `draw.rs` picks positions, the neighbours are read, and `relabel.rs` turns node ids into local
+//!    indices. Each step runs some nodes after the previous one, so that cache misses overlap. `sampler/prune.rs`
+//!    leaves nodes out on request.
+//! 4. `found.rs` puts the batch in canonical order: deepest hop first, targets last. `Sample::layer` is what a layer
+//!    reads.
+//! 5. `bulk.rs` does this for many batches on many threads, in order. `trace/` writes samples to disk and reads them
+//!    back.
 //!
 //! # What always holds
 //!
-//! - A buffer that grows with a batch asks the sampler's `Ledger` first: memory is refused before it is taken.
-//! - Traces are found again by what their header says; accesses and plans have no name and die with their
+//! - A buffer that grows with a batch asks the sampler's `Ledger` first: memory is refused before it is allocated.
+//! - Traces are found again by their header. Access files and plans are unlinked temporary files and vanish with their
 //!   process.
 #![forbid(unsafe_code)]
 
 pub mod batches;
 pub mod bulk;
-#[cfg(test)]
-mod by_the_text;
 pub mod draw;
 mod error;
 mod found;
 mod masks;
 mod memory;
 pub mod negatives;
+#[cfg(test)]
+mod reference;
 
 pub mod order;
 mod relabel;
@@ -84,6 +89,6 @@ pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
 pub use topology::{
     AnyTopology, CacheIndex, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup, EntryCounts,
     Fetched, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,
-    NeighbourCounters, Neighbours, NotAtHand, OnDisk, RequestedEntries, Sources, StoredId, Topology,
+    NeighbourCounters, Neighbours, NotInMemory, OnDisk, RequestedEntries, Sources, StoredId, Topology,
     TopologyWorkspace,
 };

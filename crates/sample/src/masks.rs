@@ -1,5 +1,6 @@
-//! Which pairs of an edge and a negative are true edges. The end whose incoming adjacency tells is looked up for a whole batch
-//! at once, each node once; the other ends of its chunk, its partners, are compared with what stands there.
+//! Finds the pairs of an edge and a negative that are true edges. A pair's target is looked up in the incoming
+//! adjacency, for the whole batch at once and each node once. The sources found there are compared with the sources of
+//! the target's chunk, its partners.
 
 use crate::Result;
 use crate::negatives::{Negatives, Side};
@@ -11,9 +12,9 @@ use esker_types::NodeId;
 struct PairEnd {
     node: NodeId,
     chunk: u32,
-    /// The relation of its edge; a negative has none and goes with any.
+    /// The relation of its edge. A negative has none and matches any.
     relation: Option<u32>,
-    /// The edge of the batch, or the negative of the chunk.
+    /// Index of the edge in the batch, or of the negative in its chunk.
     index: u32,
 }
 
@@ -30,12 +31,12 @@ struct CandidatePairs {
     targets: Vec<PairEnd>,
     /// The sources of all pairs, chunk after chunk, ascending inside a chunk.
     sources: Vec<PairEnd>,
-    /// Where the sources of each chunk start, and where the last end.
+    /// Start of each chunk in `sources`, and the end of the last chunk.
     source_starts: Vec<usize>,
 }
 
-/// Lists the pairs that are true edges, or the edge itself, in `out.masked`. The negatives are in `out`; ends of edges
-/// and negatives are nodes of the graph.
+/// Puts the pairs that are true edges, or the edge itself, in `out.masked`. `out` has the negatives already. Edge ends
+/// and negatives must be nodes of the graph.
 pub(crate) fn mask(graph: &impl EdgeLookup, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
     out.masked.clear();
     if out.per_chunk == 0 {
@@ -72,7 +73,7 @@ pub(crate) fn mask(graph: &impl EdgeLookup, edges: &[Edge], side: Side, out: &mu
     Ok(())
 }
 
-/// The pairs of each chunk; those that are the edge itself are listed at once.
+/// Collects the pairs of each chunk. Pairs that are the edge itself go to `out.masked` right away.
 fn pair(edges: &[Edge], side: Side, out: &mut Negatives) -> CandidatePairs {
     let mut pairs = CandidatePairs { source_starts: vec![0], ..CandidatePairs::default() };
     let chunks = edges.chunks(out.chunk_edges).zip(out.nodes.chunks(out.per_chunk));
@@ -103,7 +104,7 @@ fn pair(edges: &[Edge], side: Side, out: &mut Negatives) -> CandidatePairs {
     pairs
 }
 
-/// The ends at a node, of ends that ascend.
+/// The ends at a node; `ends` ascend.
 fn of_node(ends: &[PairEnd], node: NodeId) -> &[PairEnd] {
     let start = ends.partition_point(|end| end.node < node);
     let count = ends[start..].iter().take_while(|end| end.node == node).count();
@@ -117,7 +118,7 @@ fn find(adjacency: IncomingNeighbours<'_>, partners: &[PairEnd], found: &mut imp
     }
 }
 
-/// Calls `found` with the partners at each source of the adjacency that has some, and with the relation of its edge.
+/// Calls `found` for each source of the adjacency that has partners, with those partners and the edge's relation.
 fn find_in<W: StoredId>(
     sources: &[W],
     relations: Option<&[u32]>,
@@ -125,9 +126,10 @@ fn find_in<W: StoredId>(
     found: &mut impl FnMut(&[PairEnd], u32),
 ) {
     let relation = |at: usize| relations.map_or(0, |relations| relations[at]);
-    // Parallel edges of one relation are one fact.
+    // Parallel edges of one relation count once.
     let is_repeat = |at: usize| at > 0 && sources[at - 1] == sources[at] && relation(at - 1) == relation(at);
-    // A short adjacency is looked up among the partners, a long one is searched for each partner.
+    // If the adjacency is short, its sources are looked up among the partners. If it is long, the partners are searched
+    // in it.
     if sources.len() < partners.len() {
         for at in (0..sources.len()).filter(|at| !is_repeat(*at)) {
             let same_node = of_node(partners, sources[at].node());

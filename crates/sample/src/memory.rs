@@ -1,12 +1,12 @@
-//! How much memory sampling takes: bounded before it starts, kept while it runs, counted afterwards.
+//! Memory of sampling: bounded before a run starts, enforced while it runs, counted afterwards.
 
 use crate::relabel::{DirectTable, HashedTable};
 use crate::sampler::{DIRECT_PART, wave_entries_at_most, wave_nodes, waves_at_once};
 use crate::{Fanout, Form, Result, Sample, SampleError, Settings};
 use esker_types::ByteCount;
 
-/// What a sampler holds and may hold. Every buffer that grows with the batch asks here first, so memory is refused
-/// before it is taken.
+/// The bytes that a sampler has allocated and may allocate. Every buffer that grows with the batch asks here first, so
+/// memory is refused before it is allocated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ledger {
     held: u64,
@@ -18,7 +18,7 @@ impl Ledger {
         Ledger { held, most }
     }
 
-    /// For what is bounded elsewhere.
+    /// A ledger for memory that is bounded elsewhere.
     pub fn unlimited() -> Ledger {
         Ledger { held: 0, most: u64::MAX }
     }
@@ -28,7 +28,7 @@ impl Ledger {
         self.most.saturating_sub(self.held)
     }
 
-    /// Takes note of bytes that are about to be taken, or refuses them.
+    /// Records bytes that are about to be allocated, or refuses them.
     pub fn charge(&mut self, bytes: u64) -> Result<()> {
         if bytes > self.free() {
             let (needed, allowed) = (ByteCount(self.held.saturating_add(bytes)), ByteCount(self.most));
@@ -38,13 +38,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes note of bytes that were given back.
+    /// Records bytes that were freed.
     pub fn release(&mut self, bytes: u64) {
         self.held -= bytes;
     }
 
-    /// Room for `more` elements after the last: twice as much as before where that is free, so that growing is
-    /// seldom, else what is needed.
+    /// Makes room for `more` elements after the last. It doubles the capacity if that much is free, so that growth is
+    /// rare. Otherwise it takes what is needed.
     pub fn reserve<T>(&mut self, elements: &mut Vec<T>, more: usize) -> Result<()> {
         let needed = elements.len() + more;
         if needed <= elements.capacity() {
@@ -58,7 +58,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Room for `more` elements and no more.
+    /// Makes room for exactly `more` elements.
     pub fn reserve_exact<T>(&mut self, elements: &mut Vec<T>, more: usize) -> Result<()> {
         let needed = elements.len() + more;
         if needed > elements.capacity() {
@@ -68,7 +68,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// At least `count` elements, the new ones being `value`.
+    /// Extends to at least `count` elements. New elements are `value`.
     pub fn extend_to<T: Clone>(&mut self, elements: &mut Vec<T>, count: usize, value: T) -> Result<()> {
         if count > elements.len() {
             self.reserve(elements, count - elements.len())?;
@@ -78,12 +78,12 @@ impl Ledger {
     }
 }
 
-/// Bytes that a vector holds.
+/// Allocated bytes of a vector.
 pub(crate) fn held<T>(elements: &Vec<T>) -> u64 {
     elements.capacity() as u64 * size_of::<T>() as u64
 }
 
-/// The most a batch can have.
+/// The upper bounds of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
     /// Nodes.
@@ -94,17 +94,18 @@ pub struct Bound {
     pub sample_bytes: u64,
     /// Bytes of a sampler's own buffers, without its table and without the topology's workspace.
     pub buffer_bytes: u64,
-    /// Bytes of the table by node of the graph.
+    /// Bytes of the table with one word per node of the graph.
     pub direct_bytes: u64,
-    /// Bytes of the table by node of the batch.
+    /// Bytes of the table of the batch's own nodes.
     pub hashed_bytes: u64,
 }
 
 impl Bound {
-    /// For batches of `batch` seeds on a graph of `nodes` nodes whose lists have `entries` entries, drawn by `threads`.
+    /// Bounds for batches of `batch` seed nodes, sampled by `threads` threads on a graph of `nodes` nodes and `entries`
+    /// adjacency entries.
     pub fn new(settings: &Settings, batch: u64, nodes: u64, entries: u64, threads: usize) -> Bound {
         let (mut frontier, mut total) = (batch.min(nodes), batch.min(nodes));
-        let (mut drawn_in_all, mut listed, mut in_a_wave) = (0u64, 0u64, 0u64);
+        let (mut sampled_total, mut listed, mut wave_entries) = (0u64, 0u64, 0u64);
         for fanout in &settings.fanouts {
             let expanded = if settings.form == Form::Layered { total } else { frontier };
             let drawn = match fanout {
@@ -112,24 +113,24 @@ impl Bound {
                 Fanout::All => entries,
             };
             let wave = wave_entries_at_most(*fanout, wave_nodes(threads).min(expanded), entries);
-            in_a_wave = in_a_wave.max(wave);
-            drawn_in_all = drawn_in_all.saturating_add(drawn);
+            wave_entries = wave_entries.max(wave);
+            sampled_total = sampled_total.saturating_add(drawn);
             listed = listed.saturating_add(expanded);
-            // Seeds may repeat, so any node may be left to be found.
+            // Seed nodes may repeat, so a hop may find any node.
             frontier = drawn.min(nodes);
             total = total.saturating_add(frontier).min(nodes);
         }
-        // DENSE and ShaDow list a node once; the layered form once a layer.
+        // A node's neighbours are in DENSE and ShaDow once, in the layered form once per layer.
         let edges = match settings.form {
-            Form::Dense => drawn_in_all.min(entries),
-            Form::Layered => drawn_in_all,
+            Form::Dense => sampled_total.min(entries),
+            Form::Layered => sampled_total,
             Form::Shadow => entries,
         };
         let offsets = if settings.form == Form::Layered { listed } else { total };
         let blocks = if settings.form == Form::Layered { settings.fanouts.len() as u64 } else { 1 };
         if settings.form == Form::Shadow {
-            in_a_wave = entries;
-            drawn_in_all = drawn_in_all.saturating_add(entries);
+            wave_entries = entries;
+            sampled_total = sampled_total.saturating_add(entries);
             listed = listed.saturating_add(total);
         }
         let sum = |terms: &[(u64, u64)]| {
@@ -140,11 +141,11 @@ impl Bound {
             sum(&[(edges, 4 + carried), (total, 8 + 4 + 2), (offsets + blocks, 4), (batch, 4)])
                 .saturating_add(settings.fanouts.len() as u64 * 4 + 8);
         let waves = waves_at_once(threads) as u64;
-        // Arrays that grow do so by doubling; each keeps its largest size.
+        // Arrays grow by doubling, and each keeps its largest size.
         let doubled =
-            sum(&[(drawn_in_all, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 2 + 8), (batch, 4)])
-                .saturating_add(sum(&[(in_a_wave, 8 + 4 + carried), (wave_nodes(threads), 12)]));
-        let of_waves = sum(&[(in_a_wave, 16 + carried), (wave_nodes(threads), 8), (entries / 64 + 1, 8)]);
+            sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 2 + 8), (batch, 4)])
+                .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]));
+        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (entries / 64 + 1, 8)]);
         Bound {
             nodes: total,
             edges,
@@ -155,8 +156,8 @@ impl Bound {
         }
     }
 
-    /// For batches that are known to reach no more than `nodes` of the graph's nodes and to draw from no more than
-    /// `entries` entries of their lists.
+    /// Bounds for batches that are known to reach at most `nodes` of the graph's nodes and to sample from at most
+    /// `entries` adjacency entries, with `part` being `(nodes, entries)`.
     pub fn of_part(settings: &Settings, batch: u64, part: (u64, u64), graph_nodes: u64) -> Bound {
         let (nodes, entries) = part;
         Bound {
@@ -165,37 +166,38 @@ impl Bound {
         }
     }
 
-    /// Bytes of a sampler with a budget that lets it have the table by node of the graph, or else with the smaller
-    /// table; `samples` samples included.
+    /// Bytes of a sampler, `samples` samples included. It is the smaller of two: a budget that lets it have the table
+    /// per node of the graph, and one with the smaller table.
     pub fn bytes(&self, samples: u64) -> u64 {
         let others = self.buffer_bytes.saturating_add(self.sample_bytes.saturating_mul(samples));
         let with_direct =
             others.saturating_add(self.direct_bytes).max(self.direct_bytes.saturating_mul(DIRECT_PART));
-        // While a hash table grows, the one before it is held too.
+        // While a hash table grows, the previous one is still allocated.
         let with_hashed = others.saturating_add(self.hashed_bytes.saturating_mul(3) / 2);
         with_direct.min(with_hashed)
     }
 }
 
-/// Bytes that come with each neighbour.
+/// Bytes that are carried per neighbour.
 fn carried_bytes(settings: &Settings) -> u64 {
     let carry = settings.carry;
     4 * (carry.positions as u64 + carry.relations as u64) + 8 * carry.edges as u64
 }
 
-/// Bytes that sampling one batch reads and writes: what bounds its speed.
+/// Bytes that sampling one batch reads and writes. They bound its speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Touched {
-    /// Offsets and entries of neighbour lists.
+    /// Offsets and entries of adjacency.
     pub adjacency_bytes: u64,
-    /// Words of the table from node to place.
+    /// Words of the table from node to local index.
     pub table_bytes: u64,
     /// The sample.
     pub sample_bytes: u64,
 }
 
 impl Touched {
-    /// What a sample took: two offsets a list, every entry taken (ShaDow: every entry), one table word a look-up.
+    /// Bytes that a sample took: two offsets per expanded node, every entry taken (ShaDow: every entry), one table word
+    /// per look-up.
     pub(crate) fn of(sample: &Sample, word_bytes: u64, table_word_bytes: u64) -> Touched {
         let lists: u64 = sample.blocks.iter().map(|block| block.nbr_offsets.len() as u64 - 1).sum();
         let entries = match sample.form {
@@ -209,7 +211,7 @@ impl Touched {
         }
     }
 
-    /// All of it.
+    /// The sum.
     pub fn bytes(&self) -> u64 {
         self.adjacency_bytes + self.table_bytes + self.sample_bytes
     }

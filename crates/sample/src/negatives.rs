@@ -1,9 +1,9 @@
-//! Negatives for link prediction (Marius++ section 3): the edges of a chunk share the same corrupted ends, drawn
-//! uniformly or by in-degree from the nodes at hand; pairs that are true edges are listed, so that a loss can leave them
-//! out.
+//! Negatives for link prediction (Marius++ section 3). The edges of a chunk share the same corrupted ends, drawn
+//! uniformly or by in-degree from a pool of nodes. Pairs that are true edges are reported, so that a loss can leave
+//! them out.
 //!
 //! Negative `j` of chunk `c` is a function of (seed, epoch, batch, chunk, side, j), with the key and the integers of
-//! [`crate::draw`] and the purpose 0x6e6567617469; docs/sample.md has it word by word.
+//! [`crate::draw`] and the purpose 0x6e6567617469. docs/sample.md specifies it word by word.
 
 use crate::draw::{PURPOSE_NEGATIVES, below};
 use crate::order::identity_of_nodes;
@@ -21,109 +21,103 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum NegativePool {
     /// Every node of the graph.
     All,
-    /// These. A node that stands here twice weighs twice, also by degree.
+    /// These nodes. A node that is in here twice weighs twice, also by degree.
     Nodes(Vec<NodeId>),
-    /// Nodes that change during an epoch: the residents of a partition buffer, for instance.
+    /// Nodes that change during an epoch: for instance, the residents of a partition buffer.
     PerBatch(Arc<dyn PoolOfBatch>),
 }
 
 /// Nodes that negatives are drawn from, by batch.
 pub trait PoolOfBatch: Debug + Send + Sync {
-    /// The nodes of a batch: a function of its position and nothing else. A node that stands here twice weighs twice. Batches
-    /// in a row that have the same pool share it best: degrees are added up once for one `Arc`.
+    /// The nodes of a batch, as a function of its position and nothing else. A node that is in here twice weighs twice.
+    /// Consecutive batches with the same pool should share one `Arc`: degrees are summed once per `Arc`.
     fn nodes(&self, at: Position) -> Result<Arc<Vec<NodeId>>>;
 
-    /// A short text: over one graph, pools with equal texts have equal nodes for every batch.
+    /// A short text that identifies the pool. Over one graph, pools with equal texts have equal nodes for every batch.
     fn identity(&self) -> String;
 }
 
 /// Which end of an edge is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Where it starts.
+    /// Its source.
     Source,
-    /// Where it ends.
+    /// Its target.
     Target,
 }
 
 /// How negatives are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NegativeSettings {
-    /// The seed.
+    /// The random seed.
     pub seed: u64,
-    /// Chunks of a batch, at least 1; the edges of a chunk share negatives.
+    /// Chunks per batch, at least 1. The edges of a chunk share negatives.
     pub chunks: u32,
-    /// Negatives of a chunk drawn uniformly.
+    /// Negatives per chunk drawn uniformly.
     pub uniform: u32,
-    /// Negatives of a chunk drawn by in-degree, whichever side they replace; they come behind the uniform ones.
+    /// Negatives per chunk drawn by in-degree, whichever side they replace. They follow the uniform ones.
     pub by_degree: u32,
 }
 
 /// The negatives of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Negatives {
-    /// Edges of a chunk; the last may have fewer.
+    /// Edges per chunk. The last chunk may have fewer.
     pub chunk_edges: usize,
-    /// Negatives of a chunk.
+    /// Negatives per chunk.
     pub per_chunk: usize,
     /// The negatives, chunk after chunk.
     pub nodes: Vec<NodeId>,
-    /// Pairs that are true edges: (edge of the batch, negative of its chunk), ascending.
+    /// Pairs that are true edges: (edge index in the batch, negative index in its chunk), ascending.
     pub masked: Vec<(u32, u32)>,
 }
 
 impl Negatives {
-    /// Where the negatives of an edge of the batch stand in `nodes`.
+    /// Positions in `nodes` of the negatives of an edge of the batch.
     pub fn of_edge(&self, edge: usize) -> Range<usize> {
         let start = edge / self.chunk_edges.max(1) * self.per_chunk;
         start..start + self.per_chunk
     }
 }
 
-/// Most negatives of a batch: they become seeds, whose places have 32 bits.
+/// Largest number of negatives per batch: they become seed nodes, whose local indices have 32 bits.
 const MOST_NEGATIVES: u64 = 1 << 31;
 
-/// Draws negatives over a pool. `G` is any graph that can be asked for its edges, borrowed or shared.
+/// Draws negatives from a pool. `G` is any graph with edge look-up, borrowed or shared.
 #[derive(Debug, Clone)]
 pub struct NegativeSampler<G> {
     graph: G,
-    pool: DrawnPool,
+    pool: PreparedPool,
     settings: NegativeSettings,
     identity: String,
 }
 
-/// A pool, ready to be drawn from.
+/// A pool, ready for drawing.
 #[derive(Debug, Clone)]
-enum DrawnPool {
+enum PreparedPool {
     All,
-    Nodes(Arc<ListedPool>),
-    /// With the pool of the batch that was drawn last.
-    PerBatch(Arc<dyn PoolOfBatch>, Arc<Mutex<Option<Arc<ListedPool>>>>),
+    Nodes(Arc<ExplicitPool>),
+    /// With the pool of the last batch.
+    PerBatch(Arc<dyn PoolOfBatch>, Arc<Mutex<Option<Arc<ExplicitPool>>>>),
 }
 
 /// Chosen nodes.
 #[derive(Debug)]
-struct ListedPool {
+struct ExplicitPool {
     nodes: Arc<Vec<NodeId>>,
-    /// Sums of their in-degrees, where negatives are drawn by degree.
+    /// Running sums of their in-degrees, if negatives are drawn by degree.
     degree_ends: Vec<u64>,
 }
 
 impl<G: EdgeLookup> NegativeSampler<G> {
-    /// A sampler over `pool`. The graph needs incoming lists, alone or with outgoing ones: they tell true edges.
+    /// A sampler over `pool`. The graph needs incoming adjacency, alone or with outgoing adjacency, to find true edges.
     pub fn new(graph: G, pool: NegativePool, settings: NegativeSettings) -> Result<NegativeSampler<G>> {
         if !graph.has_incoming() {
-            return Err(SampleError::request(
-                "negatives are drawn over outgoing adjacency, which does not tell true edges by their target",
-                "load the topology with incoming adjacency, or with both",
-            ));
+            return Err(SampleError::OnlyOutgoing);
         }
         let NegativeSettings { seed, chunks, uniform, by_degree } = settings;
         if chunks == 0 || uniform.checked_add(by_degree).is_none() {
-            return Err(SampleError::request(
-                format!("{uniform} + {by_degree} negatives are drawn for each of {chunks} chunks"),
-                "give a batch one chunk at least, and a chunk fewer than 2^32 negatives",
-            ));
+            return Err(SampleError::NegativeCounts { uniform, by_degree, chunks });
         }
         let of_pool = match &pool {
             NegativePool::All => "all".to_string(),
@@ -133,13 +127,13 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         let identity = format!(
             "negatives(seed={seed},chunks={chunks},uniform={uniform},by_degree={by_degree},pool={of_pool})"
         );
-        let mut sampler = NegativeSampler { graph, pool: DrawnPool::All, settings, identity };
+        let mut sampler = NegativeSampler { graph, pool: PreparedPool::All, settings, identity };
         match pool {
             NegativePool::All => {
                 sampler.check_pool(sampler.graph.node_count(), sampler.graph.edge_count())?
             }
-            NegativePool::Nodes(nodes) => sampler.pool = DrawnPool::Nodes(sampler.list(Arc::new(nodes))?),
-            NegativePool::PerBatch(pool) => sampler.pool = DrawnPool::PerBatch(pool, Arc::default()),
+            NegativePool::Nodes(nodes) => sampler.pool = PreparedPool::Nodes(sampler.list(Arc::new(nodes))?),
+            NegativePool::PerBatch(pool) => sampler.pool = PreparedPool::PerBatch(pool, Arc::default()),
         }
         Ok(sampler)
     }
@@ -155,16 +149,12 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         masks::mask(&self.graph, edges, side, out)
     }
 
-    /// Appends the negatives of a batch of so many edges, chunk after chunk, without looking for true edges.
+    /// Appends the negatives of a batch of `edges` edges, chunk after chunk, without looking for true edges.
     pub fn draw_nodes(&self, at: Position, edges: usize, side: Side, out: &mut Vec<NodeId>) -> Result<()> {
         let chunks = edges.div_ceil(self.chunk_edges(edges)) as u64;
         let count = chunks.saturating_mul(self.per_chunk() as u64);
         if count > MOST_NEGATIVES || edges as u64 > MOST_NEGATIVES {
-            let problem = format!("a batch of {edges} edges has {count} negatives, more than 2^31");
-            return Err(SampleError::request(
-                problem,
-                "take smaller batches, fewer chunks or fewer negatives",
-            ));
+            return Err(SampleError::TooManyNegatives { edges, negatives: count });
         }
         let pool = self.pool_of(at)?;
         out.reserve(count as usize);
@@ -180,7 +170,7 @@ impl<G: EdgeLookup> NegativeSampler<G> {
                 None => {
                     let (nodes, edges) = (self.graph.node_count(), self.graph.edge_count());
                     out.extend((0..uniform).map(|index| NodeId(below(key, index, nodes))));
-                    // The node that an edge, drawn uniformly, leads to.
+                    // The target of an edge that is drawn uniformly.
                     let drawn: Vec<EdgeId> =
                         (uniform..all).map(|index| EdgeId(below(key, index, edges))).collect();
                     self.graph.targets_by_id(&drawn, out)?;
@@ -190,7 +180,7 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         Ok(())
     }
 
-    /// A short text: over one graph, samplers with equal texts draw equal negatives.
+    /// A short text that identifies the sampler. Over one graph, samplers with equal texts draw equal negatives.
     pub fn identity(&self) -> String {
         self.identity.clone()
     }
@@ -203,15 +193,15 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         self.settings.uniform as usize + self.settings.by_degree as usize
     }
 
-    /// The chosen nodes that a batch draws from; `None` where it draws from all.
-    fn pool_of(&self, at: Position) -> Result<Option<Arc<ListedPool>>> {
+    /// The pool of a batch; `None` if it draws from all nodes.
+    fn pool_of(&self, at: Position) -> Result<Option<Arc<ExplicitPool>>> {
         let (pool, last) = match &self.pool {
-            DrawnPool::All => return Ok(None),
-            DrawnPool::Nodes(listed) => return Ok(Some(listed.clone())),
-            DrawnPool::PerBatch(pool, last) => (pool, last),
+            PreparedPool::All => return Ok(None),
+            PreparedPool::Nodes(listed) => return Ok(Some(listed.clone())),
+            PreparedPool::PerBatch(pool, last) => (pool, last),
         };
         let nodes = pool.nodes(at)?;
-        let is_same = |listed: &Arc<ListedPool>| Arc::ptr_eq(&listed.nodes, &nodes);
+        let is_same = |listed: &Arc<ExplicitPool>| Arc::ptr_eq(&listed.nodes, &nodes);
         let found = last.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(is_same);
         if found.is_some() {
             return Ok(found);
@@ -221,7 +211,7 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         Ok(Some(listed))
     }
 
-    fn list(&self, nodes: Arc<Vec<NodeId>>) -> Result<Arc<ListedPool>> {
+    fn list(&self, nodes: Arc<Vec<NodeId>>) -> Result<Arc<ExplicitPool>> {
         check_nodes(nodes.iter().copied(), self.graph.node_count())?;
         let mut degree_ends = Vec::new();
         if self.settings.by_degree > 0 {
@@ -233,7 +223,7 @@ impl<G: EdgeLookup> NegativeSampler<G> {
             }
         }
         self.check_pool(nodes.len() as u64, degree_ends.last().copied().unwrap_or(0))?;
-        Ok(Arc::new(ListedPool { nodes, degree_ends }))
+        Ok(Arc::new(ExplicitPool { nodes, degree_ends }))
     }
 
     fn check_pool(&self, nodes: u64, edges: u64) -> Result<()> {
@@ -241,19 +231,16 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         if (uniform == 0 || nodes > 0) && (by_degree == 0 || edges > 0) {
             return Ok(());
         }
-        Err(SampleError::request(
-            format!("negatives are drawn from {nodes} nodes with {edges} incoming edges"),
-            "give nodes to draw from; by degree, nodes that have incoming edges",
-        ))
+        Err(SampleError::EmptyPool { nodes, edges })
     }
 }
 
-impl ListedPool {
+impl ExplicitPool {
     fn uniform(&self, key: Key, index: u64) -> NodeId {
         self.nodes[below(key, index, self.nodes.len() as u64) as usize]
     }
 
-    /// The node that an incoming edge of the pool, drawn uniformly, leads to.
+    /// The target of an incoming edge of the pool, drawn uniformly.
     fn by_degree(&self, key: Key, index: u64) -> NodeId {
         let edges = self.degree_ends.last().copied().unwrap_or(0);
         let drawn = below(key, index, edges);
@@ -264,7 +251,7 @@ impl ListedPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::by_the_text;
+    use crate::reference;
     use crate::{Direction, InMemory};
     use proptest::prelude::*;
 
@@ -272,7 +259,7 @@ mod tests {
 
     fn graph(lists: &[Vec<u64>]) -> InMemory<u32> {
         let edges = lists.iter().map(Vec::len).sum::<usize>() as u32;
-        // Kinds ascend inside equal neighbours, as stored lists have them.
+        // Relations ascend among equal neighbours, as in stored adjacency.
         let mut kinds: Vec<u32> = Vec::new();
         for list in lists {
             for (at, source) in list.iter().enumerate() {
@@ -351,12 +338,12 @@ mod tests {
                 let chunk_edges = count.div_ceil(chunks as usize);
                 let mut expected = Vec::new();
                 for chunk in 0..count.div_ceil(chunk_edges) as u64 {
-                    let key = by_the_text::key(seed, &[0x6e65_6761_7469, AT.epoch, AT.batch, chunk, side_word]);
+                    let key = reference::key(seed, &[0x6e65_6761_7469, AT.epoch, AT.batch, chunk, side_word]);
                     for j in 0..3 {
-                        expected.push(NodeId(listed[by_the_text::below(key, j, listed.len() as u64) as usize]));
+                        expected.push(NodeId(listed[reference::below(key, j, listed.len() as u64) as usize]));
                     }
                     for j in 3..3 + by_degree as u64 {
-                        let mut entry = by_the_text::below(key, j, total);
+                        let mut entry = reference::below(key, j, total);
                         let mut place = 0;
                         while entry >= edges_in(listed[place]) {
                             entry -= edges_in(listed[place]);
@@ -371,7 +358,7 @@ mod tests {
         }
     }
 
-    /// How often each node is drawn, against what its weight gives; 99.9% quantile for 19 degrees of freedom.
+    /// Tests how often each node is drawn against its weight, by the 99.9% quantile for 19 degrees of freedom.
     fn check_shares(pool: NegativePool, by_degree: bool, weights: &[f64]) {
         let lists: Vec<Vec<u64>> = (0..20).map(|node| (0..node).collect()).collect();
         let graph = InMemory::<u32>::from_adjacency(&lists, None);
@@ -430,7 +417,7 @@ mod tests {
         assert!(refused(NegativePool::Nodes(vec![NodeId(0)])).contains("0 incoming edges"));
         assert!(refused(NegativePool::Nodes(vec![NodeId(2)])).contains("nodes 0 to 1"));
         assert!(NegativeSampler::new(&graph, NegativePool::All, settings(1, 1, 1, 1)).is_ok());
-        // In-degrees count, also where outgoing lists are at hand: node 0 has one outgoing edge.
+        // In-degrees count, even if outgoing adjacency is loaded: node 0 has one outgoing edge.
         let both = graph.clone().in_direction(Direction::Both);
         assert!(
             NegativeSampler::new(&both, NegativePool::Nodes(vec![NodeId(0)]), settings(1, 1, 0, 1)).is_err()
@@ -459,7 +446,7 @@ mod tests {
         let graph = InMemory::<u32>::from_adjacency(&[vec![1, 1], vec![0]], None);
         let sampler = NegativeSampler::new(&graph, NegativePool::All, settings(1, 1, 4, 0)).unwrap();
         let mut out = Negatives::default();
-        // 2^32 + 1 would be node 1 if it were cut to a word.
+        // 2^32 + 1 would be node 1 if it were cut to 32 bits.
         for (source, target) in [(2, 0), (0, 2), ((1 << 32) + 1, 0), (u64::MAX, u64::MAX)] {
             for side in [Side::Source, Side::Target] {
                 let edges = [edge((0, 1, 0)), edge((source, target, 0))];

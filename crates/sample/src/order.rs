@@ -1,7 +1,7 @@
-//! Which seeds make up a batch. An order is a property of the job: any batch of any epoch can be computed alone, so a
-//! run can start anywhere, and every strategy can run every order.
+//! Which seeds make up a batch. An order is a property of the job: any batch of any epoch can be computed on its own.
+//! So a run can start anywhere, and every strategy can run every order.
 //!
-//! The shuffled order is written out, word by word, in docs/sample.md.
+//! docs/sample.md specifies the shuffled order word by word.
 
 use crate::draw::PURPOSE_ORDER;
 use crate::topology::{Edge, EdgeLookup};
@@ -18,9 +18,9 @@ use xxhash_rust::xxh3::Xxh3;
 pub enum Seeds {
     /// These nodes.
     Nodes(Vec<NodeId>),
-    /// These nodes, which somebody else holds too.
+    /// These nodes, shared with another owner.
     Shared(Arc<Vec<NodeId>>),
-    /// Every node of the graph: so many, from 0.
+    /// Every node of the graph: the number of nodes, counted from 0.
     AllNodes(u64),
     /// These edges.
     Edges(Vec<Edge>),
@@ -29,7 +29,7 @@ pub enum Seeds {
 }
 
 impl Seeds {
-    /// The nodes, where they are listed.
+    /// The nodes, if they are given explicitly.
     fn listed(&self) -> Option<&[NodeId]> {
         match self {
             Seeds::Nodes(nodes) => Some(nodes),
@@ -38,7 +38,7 @@ impl Seeds {
         }
     }
 
-    /// How many.
+    /// Number of seeds.
     pub fn len(&self) -> u64 {
         match self {
             Seeds::Nodes(nodes) => nodes.len() as u64,
@@ -58,8 +58,8 @@ impl Seeds {
         matches!(self, Seeds::Edges(_) | Seeds::AllEdges(_))
     }
 
-    /// The nodes of a batch: the seeds themselves, or source and target of each edge in turn. `items` are indices of
-    /// seeds.
+    /// The nodes of a batch: the seeds themselves, or the source and target of each edge in turn. `items` are indices
+    /// of seeds.
     pub fn nodes(
         &self,
         graph: &(impl EdgeLookup + ?Sized),
@@ -79,7 +79,7 @@ impl Seeds {
         Ok(())
     }
 
-    /// The node of an item. Edges are no nodes.
+    /// The node of an item. Fails if the seeds are edges.
     pub fn node(&self, item: u64) -> Result<NodeId> {
         if let Some(nodes) = self.listed() {
             return nodes.get(item as usize).copied().ok_or_else(|| self.beyond(item));
@@ -87,13 +87,11 @@ impl Seeds {
         match self {
             Seeds::AllNodes(count) if item < *count => Ok(NodeId(item)),
             Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => Err(self.beyond(item)),
-            Seeds::Edges(_) | Seeds::AllEdges(_) => {
-                Err(SampleError::request("the seeds are edges, not nodes", "give nodes as seeds"))
-            }
+            Seeds::Edges(_) | Seeds::AllEdges(_) => Err(SampleError::SeedsAreEdges),
         }
     }
 
-    /// The edges of a batch, looked up together. Nodes are refused. `items` are indices of seeds.
+    /// The edges of a batch, looked up together. Fails if the seeds are nodes. `items` are indices of seeds.
     pub fn edges(
         &self,
         graph: &(impl EdgeLookup + ?Sized),
@@ -105,9 +103,7 @@ impl Seeds {
             return Err(self.beyond(*item));
         }
         match self {
-            Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => {
-                Err(SampleError::request("the seeds are nodes, not edges", "give edges as seeds"))
-            }
+            Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => Err(SampleError::SeedsAreNodes),
             Seeds::Edges(edges) => {
                 out.extend(items.iter().map(|item| edges[*item as usize]));
                 Ok(())
@@ -119,12 +115,12 @@ impl Seeds {
         }
     }
 
-    /// A short text that two lists of seeds share only if they hold the same seeds in the same order. All nodes or edges
-    /// are those of one graph, which the text does not name. It takes a look at every seed that is listed.
+    /// A short text that two `Seeds` share only if they have the same seeds in the same order. For all nodes or all
+    /// edges the text does not name their graph. It reads every seed that is given explicitly.
     pub fn identity(&self) -> String {
         let nodes = self.listed().unwrap_or(&[]);
         match self {
-            // However they were given, all nodes are all nodes.
+            // Explicit nodes that are all nodes get the same text as `AllNodes`.
             Seeds::Nodes(_) | Seeds::Shared(_) if nodes.iter().zip(0..).all(|(node, at)| node.0 == at) => {
                 Seeds::AllNodes(self.len()).identity()
             }
@@ -144,12 +140,11 @@ impl Seeds {
     }
 
     fn beyond(&self, item: u64) -> SampleError {
-        let problem = format!("the order asks for seed {item}, there are {} seeds", self.len());
-        SampleError::request(problem, "use an order that was made for these seeds")
+        SampleError::NoSuchSeed { item, seeds: self.len() }
     }
 }
 
-/// Nodes as their number and a hash.
+/// The number of nodes and a hash of them.
 pub(crate) fn identity_of_nodes(nodes: &[NodeId]) -> String {
     let mut hash = Xxh3::new();
     nodes.iter().for_each(|node| hash.update(&node.0.to_le_bytes()));
@@ -157,15 +152,15 @@ pub(crate) fn identity_of_nodes(nodes: &[NodeId]) -> String {
 }
 
 /// An order of batches. Orders by groups of partitions, or over resident edge buckets, are further implementations:
-/// nothing else asks how many items a batch has or where they come from.
+/// nothing else depends on how many items a batch has or where they come from.
 pub trait Order: Send + Sync {
-    /// Batches of an epoch.
+    /// Number of batches in an epoch.
     fn batches(&self, epoch: u64) -> u64;
 
-    /// The items of a batch, as indices of seeds. A batch that the epoch does not have is an error.
+    /// The items of a batch, as indices of seeds. Fails if the epoch has no such batch.
     fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()>;
 
-    /// A short text: orders with equal texts have equal batches.
+    /// A short text that identifies the order. Orders with equal texts have equal batches.
     fn identity(&self) -> String;
 }
 
@@ -197,12 +192,7 @@ impl<O: Order + ?Sized> Order for Arc<O> {
     }
 }
 
-fn no_such_batch(epoch: u64, batch: u64, batches: u64) -> SampleError {
-    let problem = format!("batch {batch} of epoch {epoch} is asked for, the epoch has {batches} batches");
-    SampleError::request(problem, "count batches from 0, and go on with the next epoch")
-}
-
-/// How many items a batch of a plain order has.
+/// The batch sizes of a plain order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batching {
     count: u64,
@@ -211,34 +201,32 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// `count` items in batches of `batch`; `drop_last` leaves out a last, smaller batch. Batches of no item are refused.
+    /// `count` items in batches of `batch`. `drop_last` leaves out a last, smaller batch. Fails if `batch` is 0.
     pub fn new(count: u64, batch: u64, drop_last: bool) -> Result<Batching> {
         match NonZeroU64::new(batch) {
             Some(batch) => Ok(Batching { count, batch, drop_last }),
-            None => {
-                Err(SampleError::request("batches of 0 seeds are asked for", "give a batch a seed at least"))
-            }
+            None => Err(SampleError::EmptyBatches),
         }
     }
 
-    /// All items.
+    /// Number of items.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Items of a batch.
+    /// Items per batch.
     pub fn batch(&self) -> u64 {
         self.batch.get()
     }
 
-    /// Batches of an epoch.
+    /// Number of batches in an epoch.
     pub fn batches(&self) -> u64 {
         if self.drop_last { self.count / self.batch } else { self.count.div_ceil(self.batch()) }
     }
 
     fn range(&self, epoch: u64, batch: u64) -> Result<Range<u64>> {
         if batch >= self.batches() {
-            return Err(no_such_batch(epoch, batch, self.batches()));
+            return Err(SampleError::NoSuchBatch { epoch, batch, batches: self.batches() });
         }
         let start = batch * self.batch();
         Ok(start..start.saturating_add(self.batch()).min(self.count))
@@ -249,12 +237,12 @@ impl Batching {
     }
 }
 
-/// Each epoch another pseudo-random order of all items, by (seed, epoch). A Feistel network: no table.
+/// A new pseudo-random order of all items in each epoch, from (seed, epoch). It is a Feistel network, without a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Shuffled {
     /// Items and batches.
     pub batching: Batching,
-    /// The seed.
+    /// The random seed.
     pub seed: u64,
 }
 
@@ -276,7 +264,7 @@ impl Order for Shuffled {
     }
 }
 
-/// Items as they come, every epoch.
+/// Items in their given order, the same in every epoch.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequential(pub Batching);
 
@@ -296,7 +284,7 @@ impl Order for Sequential {
     }
 }
 
-/// Batches that somebody listed, every epoch the same.
+/// Explicit batches, the same in every epoch.
 #[derive(Debug, Clone)]
 pub struct GivenOrder(pub Vec<Vec<u64>>);
 
@@ -308,14 +296,15 @@ impl Order for GivenOrder {
     fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         out.clear();
         let items = self.0.get(batch as usize);
-        out.extend_from_slice(items.ok_or_else(|| no_such_batch(epoch, batch, self.batches(epoch)))?);
+        let none = || SampleError::NoSuchBatch { epoch, batch, batches: self.batches(epoch) };
+        out.extend_from_slice(items.ok_or_else(none)?);
         Ok(())
     }
 
     fn identity(&self) -> String {
         let mut hash = Xxh3::new();
         for items in &self.0 {
-            // The length, so that the same items cut elsewhere are another order.
+            // Hashes the length, so that the same items cut into other batches are another order.
             hash.update(&(items.len() as u64).to_le_bytes());
             items.iter().for_each(|item| hash.update(&item.to_le_bytes()));
         }
@@ -327,7 +316,7 @@ impl Order for GivenOrder {
 mod tests {
     use super::*;
     use crate::InMemory;
-    use crate::by_the_text;
+    use crate::reference;
 
     fn items_of(order: &dyn Order, epoch: u64, batch: u64) -> Vec<u64> {
         let mut items = Vec::new();
@@ -373,8 +362,8 @@ mod tests {
                 for batch in [0, 1, order.batches(epoch) / 2, order.batches(epoch) - 1] {
                     if batch < order.batches(epoch) {
                         let last = (batch * 10).saturating_add(10).min(count);
-                        let key = by_the_text::key(seed, &[0x006f_7264_6572, epoch]);
-                        let expected = (batch * 10..last).map(|x| by_the_text::item(key, count, x));
+                        let key = reference::key(seed, &[0x006f_7264_6572, epoch]);
+                        let expected = (batch * 10..last).map(|x| reference::item(key, count, x));
                         assert!(
                             items_of(&order, epoch, batch).into_iter().eq(expected),
                             "{count} {seed} {epoch}"

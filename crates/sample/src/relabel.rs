@@ -1,9 +1,9 @@
-//! From node ids to local indices. A direct table has one 32-bit word a node of the graph and needs neither
-//! hashing nor clearing; where it does not fit the budget, an open-addressing table of the batch's own nodes serves.
+//! From node ids to local indices. A direct table has one 32-bit word per node of the graph and needs neither hashing
+//! nor clearing. If it does not fit the budget, an open-addressing table of the batch's own nodes is used.
 //!
-//! Both store stamps instead of local indices: a batch that starts at stamp `base` stores `base + place`, and the next batch
-//! starts behind the largest stamp of this one, so every older stamp is recognised as stale. Zeroed again only when 32
-//! bits run out, once in thousands of batches.
+//! Both store stamps instead of local indices. A batch that starts at stamp `base` stores `base + local index`, and the
+//! next batch starts after the largest stamp of this one. So every older stamp is recognised as stale. The table is
+//! zeroed only when 32 bits run out, once in thousands of batches.
 
 use crate::Result;
 use crate::memory::{Ledger, held};
@@ -11,7 +11,7 @@ use crate::topology::StoredId;
 use esker_io::{prefer_large_pages, prefetch};
 use esker_types::NodeId;
 
-/// Nodes met for the first time, in order. The list after them has room that holds nothing of meaning.
+/// Nodes found for the first time, in order. `slots` after `count` have no meaning.
 #[derive(Debug, Default)]
 pub(crate) struct NewNodes {
     slots: Vec<NodeId>,
@@ -31,23 +31,23 @@ impl NewNodes {
         held(&self.slots)
     }
 
-    /// Room for `more` nodes and one that is written and not kept.
+    /// Makes room for `more` nodes, and one more slot that is written but not kept.
     pub fn reserve(&mut self, more: usize, ledger: &mut Ledger) -> Result<()> {
         ledger.extend_to(&mut self.slots, self.count + more + 1, NodeId(0))
     }
 }
 
-/// Where words are looked up, and where new nodes are listed.
+/// Looks up local indices and collects new nodes.
 pub(crate) trait Relabel {
-    /// Forgets everything; `most` nodes may come.
+    /// Starts a batch of at most `most` nodes and forgets the previous one.
     fn begin(&mut self, most: usize);
 
-    /// Room for so many nodes in all.
+    /// Makes room for this many nodes in total.
     fn reserve(&mut self, nodes: usize, ledger: &mut Ledger) -> Result<()>;
 
-    /// The place of every word, new nodes getting the next free local indices in order of first appearance; those are appended
-    /// to `new_nodes`, the first of which has local index `first`. Room was made before, here and in `new_nodes`. Fast where the words
-    /// were asked for before.
+    /// Sets the local index of every word. New nodes get the next free local indices in order of first appearance and
+    /// are appended to `new_nodes`, whose first node has local index `first`. The caller has made room, here and in
+    /// `new_nodes`. It is fast if the words were prefetched.
     fn assign<W: StoredId>(
         &mut self,
         words: &[W],
@@ -56,17 +56,17 @@ pub(crate) trait Relabel {
         local_indices: &mut [u32],
     );
 
-    /// The place of a node that may be in the batch.
+    /// The local index of a node, if it is in the batch.
     fn find(&self, node: NodeId) -> Option<u32>;
 
-    /// Says that a node is looked up soon.
+    /// Prefetches the entry of a node.
     fn prefetch(&self, node: NodeId);
 
-    /// Bytes held.
+    /// Allocated bytes.
     fn bytes(&self) -> u64;
 }
 
-/// One word a node of the graph.
+/// A table with one word per node of the graph.
 pub(crate) struct DirectTable {
     stamps: Vec<u32>,
     base: u32,
@@ -110,7 +110,7 @@ impl Relabel for DirectTable {
         let (base, slots) = (self.base, &mut new_nodes.slots[..]);
         let mut count = new_nodes.count;
         for (word, place_of_word) in words.iter().zip(local_indices) {
-            // About half the nodes are new, in no order a processor could guess: no branch on it.
+            // About half the nodes are new, in an order that no branch predictor can guess. So there is no branch.
             let stamp = &mut self.stamps[word.index()];
             let known = stamp.wrapping_sub(base);
             let next = first + count as u32;
@@ -147,7 +147,7 @@ struct TableSlot {
     stamp: u32,
 }
 
-/// A table of the batch's own nodes: linear probing, at most half full, grown before nodes come.
+/// A table of the batch's own nodes: linear probing, at most half full, grown before nodes are added.
 pub(crate) struct HashedTable {
     slots: Vec<TableSlot>,
     base: u32,
@@ -163,7 +163,7 @@ impl HashedTable {
         HashedTable { slots: vec![TableSlot::default(); LEAST_SLOTS], base: 1, count: 0 }
     }
 
-    /// Bytes when it holds `most` nodes.
+    /// Bytes for `most` nodes.
     pub fn bytes_for(most: u64) -> u64 {
         slots_for(most).saturating_mul(SLOT_BYTES)
     }
@@ -174,7 +174,7 @@ impl HashedTable {
         (hash >> (64 - self.slots.len().trailing_zeros())) as usize
     }
 
-    /// The slot of a node, or the empty one where it belongs.
+    /// The slot of a node, or the empty slot for it.
     #[inline(always)]
     fn slot_of(&self, node: NodeId) -> usize {
         let mut at = self.home(node);
@@ -214,7 +214,7 @@ impl Relabel for HashedTable {
     fn reserve(&mut self, nodes: usize, ledger: &mut Ledger) -> Result<()> {
         let slots = slots_for(nodes as u64) as usize;
         if slots > self.slots.len() {
-            // Both tables are held while the nodes move.
+            // Both tables are allocated while the nodes move.
             ledger.charge(slots as u64 * SLOT_BYTES)?;
             let before = self.bytes();
             self.grow(slots);
@@ -267,7 +267,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// Several batches of several hops through one table, against a map made anew for each.
+    /// Runs several batches of several hops through one table and compares with a new map per batch.
     fn check<R: Relabel>(table: &mut R, batches: &[Vec<Vec<u32>>]) {
         for hops in batches {
             table.begin(hops.iter().map(Vec::len).sum());
@@ -278,7 +278,7 @@ mod tests {
                 let ledger = &mut Ledger::unlimited();
                 new_nodes.reserve(words.len(), ledger).unwrap();
                 table.reserve(first as usize + words.len(), ledger).unwrap();
-                // In two pieces, as waves come.
+                // In two pieces, like waves.
                 let (left, right) = words.split_at(words.len() / 2);
                 table.assign(left, first, &mut new_nodes, &mut local_indices);
                 table.assign(right, first, &mut new_nodes, &mut local_indices[left.len()..]);
@@ -330,7 +330,7 @@ mod tests {
         table.reserve(5000, &mut ledger).unwrap();
         new_nodes.reserve(5000, &mut Ledger::unlimited()).unwrap();
         table.assign(&words, 0, &mut new_nodes, &mut local_indices);
-        // What it holds is what was noted.
+        // The ledger matches the table's bytes.
         assert_eq!(ledger.free(), (1 << 20) - table.bytes());
         assert!(table.reserve(40_000, &mut ledger).is_err());
         assert!(local_indices.iter().zip(0..).all(|(local_index, expected)| *local_index == expected));

@@ -1,4 +1,4 @@
-//! What a sampler yields: one type for every form, and one view of it for every layer.
+//! The result of sampling: one type for every form, with one view per layer.
 
 use crate::memory::held;
 use esker_types::{EdgeId, LocalIndex, NodeId};
@@ -9,29 +9,29 @@ use xxhash_rust::xxh3::Xxh3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Each node's neighbours drawn once and used by every layer (Marius++ section 4).
+    /// Each node's neighbours are sampled once and used by every layer (Marius++ section 4).
     Dense,
-    /// Each layer draws anew for all its nodes, as DGL does.
+    /// Each layer samples again for all its nodes, as DGL does.
     Layered,
     /// All edges between the nodes that DENSE would sample, used by every layer.
     Shadow,
 }
 
-/// Neighbour lists of the nodes from local index `first` to the last.
+/// Sampled neighbours of the nodes from local index `first` to the last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Block {
-    /// The first node that has a list.
+    /// Local index of the first node in this block.
     pub first: u32,
     /// Node `first + i` has the entries `nbr_offsets[i]..nbr_offsets[i + 1]` of the arrays below.
     pub nbr_offsets: Vec<u32>,
     /// The neighbours.
     pub nbrs: Vec<LocalIndex>,
-    /// Where each neighbour stands in the node's stored list, ascending within a node; empty unless the settings carry
-    /// them.
+    /// Position of each neighbour in the node's stored adjacency, ascending within a node. Empty unless the settings
+    /// carry them.
     pub positions: Vec<u32>,
-    /// The edges; empty unless the settings carry them.
+    /// The edge ids. Empty unless the settings carry them.
     pub edges: Vec<EdgeId>,
-    /// The edges' relations; empty unless the settings carry them.
+    /// The relations of the edges. Empty unless the settings carry them.
     pub relations: Vec<u32>,
 }
 
@@ -42,7 +42,7 @@ impl Block {
         (words * 4 + self.edges.len() * 8) as u64
     }
 
-    fn held_bytes(&self) -> u64 {
+    fn allocated_bytes(&self) -> u64 {
         let words = held(&self.nbr_offsets) + held(&self.nbrs) + held(&self.positions);
         words + held(&self.edges) + held(&self.relations)
     }
@@ -57,45 +57,46 @@ impl Block {
     }
 }
 
-/// A sampled neighbourhood. Two samples are equal when every array is; buffers are reused by the next batch.
+/// A sampled neighbourhood. Two samples are equal if all their arrays are. The next batch reuses its buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// How it was sampled.
     pub form: Form,
-    /// Every node once: the deepest hop first, targets last; within a hop in order of first appearance in `nbrs`.
+    /// Every node once: the deepest hop first, targets last. Within a hop, in order of first appearance in `nbrs`.
     pub node_ids: Vec<NodeId>,
-    /// Hop `h` of `L` holds nodes `node_id_offsets[L - h]..node_id_offsets[L - h + 1]`; L + 2 entries, from 0.
+    /// Hop `h` of `L` is nodes `node_id_offsets[L - h]..node_id_offsets[L - h + 1]`. It has L + 2 entries, from 0.
     pub node_id_offsets: Vec<u32>,
-    /// One block for DENSE and ShaDow; for the layered form one a layer, the layer computed first being first.
+    /// One block for DENSE and ShaDow; one per layer for the layered form, in the order of computation.
     pub blocks: Vec<Block>,
-    /// The local index of each seed, as given: seeds may repeat, targets do not.
+    /// The local index of each seed node, in the given order. Seed nodes may repeat, targets do not.
     pub seeds: Vec<LocalIndex>,
-    /// Degrees in the whole topology of the last nodes of `node_ids`: of all of them where the settings carry degrees,
-    /// else of those that have a list. 0 for unexpanded nodes whose degree is not carried.
+    /// Degrees in the whole topology, for a suffix of `node_ids`: all nodes if the settings carry degrees, else the
+    /// nodes of the blocks. 0 for unexpanded nodes whose degree is not carried.
     pub degrees: Vec<u32>,
-    /// Nodes that a strategy chose not to expand: they have no list, and the strategy supplies what enters layer
-    /// `L - hop` for them. Empty, or one a node.
+    /// Nodes that a strategy chose not to expand. They have no neighbours here, and the strategy supplies what enters
+    /// layer `L - hop` for them. Empty, or one entry per node.
     pub unexpanded: Vec<bool>,
-    /// Nodes whose feature rows no layer needs, because all that would read them is supplied. Empty, or one a node.
+    /// Nodes whose feature rows no layer needs, because all that would read them is supplied. Empty, or one entry per
+    /// node.
     pub unneeded: Vec<bool>,
 }
 
-/// What one layer computes: from the rows of `inputs` the rows of `outputs`, both suffixes of the node ids.
+/// One layer reads the rows of `inputs` and computes the rows of `outputs`. Both are suffixes of the node ids.
 #[derive(Debug, Clone)]
 pub struct LayerView<'a> {
     /// Nodes whose rows are read.
     pub inputs: Range<u32>,
     /// Nodes whose rows are written: those of `nbr_offsets`.
     pub outputs: Range<u32>,
-    /// The lists: output `i` has `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`.
+    /// Output `i` has the neighbours `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`.
     pub nbr_offsets: &'a [u32],
-    /// Neighbours as indices into the whole of `node_ids`; offsets index this array.
+    /// Neighbours as indices into the whole of `node_ids`. `nbr_offsets` index this array.
     pub nbrs: &'a [LocalIndex],
     /// Degrees of the outputs in the whole topology.
     pub degrees: &'a [u32],
     /// Degrees of the inputs; empty unless the settings carry degrees.
     pub input_degrees: &'a [u32],
-    /// Relations of the edges, where carried.
+    /// Relations of the edges, if carried.
     pub relations: &'a [u32],
 }
 
@@ -115,7 +116,7 @@ impl Default for Sample {
 }
 
 impl Sample {
-    /// Number of layers it can be read by.
+    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.node_id_offsets.len() - 2
     }
@@ -125,7 +126,7 @@ impl Sample {
         &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
     }
 
-    /// Nodes whose rows a layer needs.
+    /// Number of nodes whose feature rows a layer needs.
     pub fn needed_rows(&self) -> u64 {
         (self.node_ids.len() - self.unneeded.iter().filter(|unneeded| **unneeded).count()) as u64
     }
@@ -143,15 +144,15 @@ impl Sample {
         blocks + words as u64 * 4 + (self.unexpanded.len() + self.unneeded.len()) as u64
     }
 
-    /// Bytes that it holds for this and later batches.
-    pub fn held_bytes(&self) -> u64 {
-        let blocks: u64 = self.blocks.iter().map(Block::held_bytes).sum();
+    /// Allocated bytes, including room for later batches.
+    pub fn allocated_bytes(&self) -> u64 {
+        let blocks: u64 = self.blocks.iter().map(Block::allocated_bytes).sum();
         let words =
             held(&self.node_ids) + held(&self.node_id_offsets) + held(&self.seeds) + held(&self.degrees);
         blocks + words + held(&self.unexpanded) + held(&self.unneeded)
     }
 
-    /// A hash of form, lengths and contents of every array: equal samples have equal digests.
+    /// A hash of form, lengths and contents of every array. Equal samples have equal digests.
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3::new();
         let mut array = |numbers: &mut dyn ExactSizeIterator<Item = u64>| {
@@ -176,7 +177,7 @@ impl Sample {
         hash.digest()
     }
 
-    /// What layer `layer` computes, 0 being the first.
+    /// The view of layer `layer`, 0 being the first.
     pub fn layer(&self, layer: usize) -> LayerView<'_> {
         let nodes = self.node_ids.len() as u32;
         let (input, output, block) = match self.form {
@@ -184,7 +185,7 @@ impl Sample {
             Form::Layered => {
                 (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[layer])
             }
-            // Every node is computed by every layer; only the targets are read in the end.
+            // Every layer computes every node, and only the targets are read in the end.
             Form::Shadow => (0, 0, &self.blocks[0]),
         };
         let skip = (output - block.first) as usize;

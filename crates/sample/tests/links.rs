@@ -195,10 +195,7 @@ struct Part {
 impl Part {
     fn check(&self, nodes: &[NodeId]) -> Result<()> {
         match nodes.iter().find(|node| node.0 >= self.bound) {
-            Some(node) => Err(SampleError::Request {
-                problem: format!("node {} is not resident", node.0),
-                remedy: "ask for residents".into(),
-            }),
+            Some(node) => Err(SampleError::NotResident { node: node.0 }),
             None => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ mod naive;
 use esker_sample::bulk::{Bulk, positions};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
-    Batches, Bound, Carry, Direction, Fanout, Fetched, Form, InMemory, NodeBatches, NotAtHand, Position,
+    Batches, Bound, Carry, Direction, Fanout, Fetched, Form, InMemory, NodeBatches, NotInMemory, Position,
     RequestedEntries, Result, Sample, SampleError, Sampler, Seeds, Settings, StoredId, Topology,
     TopologyWorkspace,
 };
@@ -83,7 +83,7 @@ impl TopologyWorkspace for Counted {
 impl<W: StoredId> Topology for Fetching<W> {
     type StoredId = W;
     type Workspace = Counted;
-    type AtHand<'a> = NotAtHand<W>;
+    type HopInMemory<'a> = NotInMemory<W>;
     fn nodes(&self) -> u64 {
         self.0.nodes()
     }
@@ -93,7 +93,7 @@ impl<W: StoredId> Topology for Fetching<W> {
     fn has_relations(&self) -> bool {
         self.0.has_relations()
     }
-    fn at_hand(&self, _: &[NodeId]) -> Option<NotAtHand<W>> {
+    fn hop_in_memory(&self, _: &[NodeId]) -> Option<NotInMemory<W>> {
         None
     }
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
@@ -173,12 +173,12 @@ proptest! {
         for batch in 0..3 {
             sampler.sample(Position { epoch: 0, batch }, &seeds, &mut sample).unwrap();
             prop_assert!(sample.node_ids.len() as u64 <= bound.nodes && sample.edge_count() <= bound.edges);
-            prop_assert!(sample.held_bytes() <= bound.sample_bytes, "{} {bound:?}", sample.held_bytes());
+            prop_assert!(sample.allocated_bytes() <= bound.sample_bytes, "{} {bound:?}", sample.allocated_bytes());
             prop_assert!(sampler.bytes() <= bound.buffer_bytes + bound.direct_bytes, "{} {bound:?}", sampler.bytes());
         }
         let mut frugal = Sampler::new(&graph, settings, bound.bytes(1)).unwrap();
         frugal.sample(Position { epoch: 0, batch: 2 }, &seeds, &mut sample).unwrap();
-        prop_assert!(frugal.bytes() + sample.held_bytes() <= bound.bytes(1));
+        prop_assert!(frugal.bytes() + sample.allocated_bytes() <= bound.bytes(1));
     }
 
     /// With any allowance a batch comes out as it should, or is refused; never is more than the allowance held, and what
@@ -195,7 +195,7 @@ proptest! {
             let at = Position { epoch: 0, batch };
             let some = &seeds[..seeds.len().min(1 + batch as usize * 3)];
             let result = sampler.sample(at, some, &mut sample);
-            prop_assert!(sampler.bytes() + sample.held_bytes() <= most);
+            prop_assert!(sampler.bytes() + sample.allocated_bytes() <= most);
             let (mut fresh, mut again) = (Sampler::new(&graph, settings.clone(), most).unwrap(), Sample::default());
             let alone = fresh.sample(at, some, &mut again);
             prop_assert_eq!(result.is_ok() || alone.is_err(), true, "{:?}", result);

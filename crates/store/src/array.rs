@@ -1,8 +1,8 @@
-//! One array: a header page, the rows, and a table of block checksums, in one file or dealt out in stripes.
-//! `docs/format.md` draws it.
+//! One array: a header page, the rows, and a table of block checksums, in one file or in stripes over several. See
+//! `docs/format.md` for a drawing.
 //!
-//! The payload starts on a page and is padded to a page, so a direct read may always take whole pages; nothing
-//! assumes that a row divides one.
+//! The payload starts on a page and is padded to a page, so direct reads can always read whole pages. A page is not
+//! assumed to be a multiple of the row length.
 
 use crate::shared_disk::SharedDisk;
 use crate::stripes::Stripes;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Where the elements of an array start in its file, behind the header.
+/// Offset of the first element in an array file, after the header.
 pub const PAYLOAD_OFFSET: u64 = PAGE_BYTES;
 pub(crate) const BLOCK_BYTES: u64 = 64 << 10;
 const MAGIC: &[u8; 8] = b"ESKARRAY";
@@ -35,29 +35,29 @@ pub struct FileEntry {
     pub dtype: Dtype,
     /// Rows.
     pub rows: u64,
-    /// Elements in a row.
+    /// Elements per row.
     pub columns: u64,
     /// Length of the file, or of all its parts together.
     pub bytes: u64,
     /// xxh3-64 of the checksum table, in hex.
     pub sums: String,
-    /// How it is dealt out over several directories; `None`: it is one file.
+    /// Its stripes over several directories; `None`: it is one file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<Stripes>,
 }
 
 impl FileEntry {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> u64 {
         self.columns.saturating_mul(self.dtype.bytes())
     }
 
-    /// Where its bytes are when it belongs to the dataset (or derived data) in `directory`.
+    /// Where its bytes are stored if it belongs to the dataset (or derived data) in `directory`.
     pub fn layout(&self, directory: &Path) -> Layout {
         self.layout_as(directory, &file_name(&self.name))
     }
 
-    /// The same under another name.
+    /// The same under another file name.
     pub(crate) fn layout_as(&self, directory: &Path, file_name: &str) -> Layout {
         match &self.stripes {
             Some(stripes) => stripes.layout(directory, file_name),
@@ -65,7 +65,8 @@ impl FileEntry {
         }
     }
 
-    /// Where things are in it, as rows and columns have it; what is wrong when its length does not fit them.
+    /// Offsets of its sections, from its rows and columns. The error is (expected, found) if its length does not
+    /// match.
     pub(crate) fn sections(&self) -> Result<Sections, (String, String)> {
         let payload = self.rows.checked_mul(self.columns).and_then(|n| n.checked_mul(self.dtype.bytes()));
         let sections = payload.and_then(Sections::of).filter(|found| found.file_bytes == self.bytes);
@@ -82,7 +83,7 @@ pub(crate) fn file_name(name: &str) -> String {
     format!("{name}.bin")
 }
 
-/// Where things are in an array.
+/// Offsets of the sections of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sections {
     pub payload_bytes: u64,
@@ -117,7 +118,7 @@ pub(crate) fn header_page(entry: &FileEntry, sections: &Sections) -> [u8; PAGE_B
     page
 }
 
-/// Writes an array row by row. The file gets its header last, so a file without one is unfinished.
+/// Writes an array row by row. The header is written last, so a file without one is unfinished.
 pub struct ArrayWriter {
     directory: PathBuf,
     name: String,
@@ -125,7 +126,7 @@ pub struct ArrayWriter {
     dtype: Dtype,
     columns: u64,
     file: SequentialWriter,
-    /// Block checksums, spooled beside the array and appended at the end: their memory does not grow.
+    /// Block checksums, written to a temporary file and appended at the end, so that they take constant memory.
     sums: SequentialWriter,
     sums_path: PathBuf,
     block: Vec<u8>,
@@ -137,7 +138,7 @@ impl ArrayWriter {
         ArrayWriter::resume(directory, name, dtype, columns, 0)
     }
 
-    /// Goes on after the first `rows` rows, which an earlier [`ArrayWriter::checkpoint`] made safe.
+    /// Resumes after the first `rows` rows, which an earlier [`ArrayWriter::checkpoint`] made durable.
     pub fn resume(
         directory: &Path,
         name: &str,
@@ -157,7 +158,7 @@ impl ArrayWriter {
             file = files::create_sequential(&path)?;
             file.write_all(&[0; PAGE_BYTES as usize]).map_err(StoreError::io(&path))?;
         } else {
-            // The last, incomplete block is read again: its checksum is still open.
+            // The last, incomplete block is read again, because its checksum is not complete yet.
             let tail = payload_bytes % BLOCK_BYTES;
             files::refuse_links(&path)?;
             files::refuse_links(&sums_path)?;
@@ -180,7 +181,7 @@ impl ArrayWriter {
 
     /// Appends bytes: whole elements in this machine's little-endian order.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
-        // Whole blocks go straight through; only what straddles a block's edge is copied.
+        // Whole blocks are written directly; only bytes of incomplete blocks are copied.
         if self.block.is_empty() {
             let (whole, rest) = bytes.split_at(bytes.len() / BLOCK_BYTES as usize * BLOCK_BYTES as usize);
             for block in whole.chunks_exact(BLOCK_BYTES as usize) {
@@ -221,9 +222,10 @@ impl ArrayWriter {
         self.file.position() - PAGE_BYTES + self.block.len() as u64
     }
 
-    /// Makes everything written so far safe. The rows written may be given to [`ArrayWriter::resume`] later.
+    /// Makes everything written so far durable. [`ArrayWriter::resume`] may later be called with the rows written so
+    /// far.
     pub fn checkpoint(&mut self) -> Result<()> {
-        // The incomplete block goes out too; a resumed writer reads it back.
+        // The incomplete block is written too; a resumed writer reads it back.
         let position = self.file.position();
         self.file.sync().map_err(StoreError::io(&self.path))?;
         self.sums.sync().map_err(StoreError::io(&self.sums_path))?;
@@ -235,7 +237,7 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Pads, appends the checksum table, writes the header, syncs. A payload that is not whole rows is a bug.
+    /// Pads, appends the checksum table, writes the header and syncs. Panics if the payload is not whole rows.
     pub fn finish(mut self) -> Result<FileEntry> {
         let payload_bytes = self.payload_bytes();
         let row_bytes = self.columns * self.dtype.bytes();
@@ -279,7 +281,7 @@ impl ArrayWriter {
     }
 }
 
-/// An array that opened: lengths and header agree with its entry.
+/// An open array: its lengths and header match its entry.
 #[derive(Debug, Clone)]
 pub struct ArrayFile {
     layout: Layout,
@@ -293,7 +295,7 @@ impl ArrayFile {
         ArrayFile::open_on(&SharedDisk::this_machine(), directory, entry)
     }
 
-    /// The same where the bytes are on another disk than this machine's.
+    /// The same for an array on a given disk.
     pub(crate) fn open_on(disk: &SharedDisk, directory: &Path, entry: &FileEntry) -> Result<ArrayFile> {
         let layout = entry.layout(directory);
         let path = &layout.parts()[0];
@@ -316,12 +318,12 @@ impl ArrayFile {
         Ok(array)
     }
 
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The file, or the first of its parts: for messages about all of it.
+    /// The file, or the first of its parts, for messages about the whole array.
     pub fn path(&self) -> &Path {
         &self.layout.parts()[0]
     }
@@ -331,7 +333,7 @@ impl ArrayFile {
         &self.entry
     }
 
-    /// A stream of elements from element `first` on. Takes about a MiB of memory.
+    /// A stream of elements, starting at element `first`. Takes about a MiB of memory.
     pub fn elements(&self, first: u64) -> Result<Elements> {
         let width = self.entry.dtype.bytes();
         let left = (self.entry.rows * self.entry.columns).saturating_sub(first);
@@ -354,7 +356,7 @@ impl ArrayFile {
         Ok(Elements { stream, path: self.path().to_path_buf(), dtype: self.entry.dtype, left })
     }
 
-    /// Maps its elements: they are read through the page cache as they are touched. One file only.
+    /// Memory-maps its elements: they are read through the page cache on first access. Works for a single file only.
     pub fn map(&self, touch: Touch) -> Result<Map> {
         if self.layout.parts().len() > 1 {
             return Err(StoreError::InParts {
@@ -366,7 +368,7 @@ impl ArrayFile {
         Map::open(self.path(), PAGE_BYTES..PAGE_BYTES + bytes, touch).map_err(StoreError::io(self.path()))
     }
 
-    /// Reads elements at a position: for a few; the reading engine is for many.
+    /// Reads a few elements at a position. Use the I/O engine for many.
     pub fn read_at<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
         &self,
         first: u64,
@@ -387,8 +389,8 @@ impl ArrayFile {
         Ok(())
     }
 
-    /// The checksums of its blocks of 64 KiB, for whoever reads whole blocks and wants to know them whole. They are checked
-    /// against the manifest's.
+    /// The checksums of its blocks of 64 KiB, for callers that read whole blocks and verify them. The table itself is
+    /// verified against the manifest.
     pub fn block_sums(&self) -> Result<Vec<u64>> {
         let sections = self
             .entry
@@ -404,7 +406,7 @@ impl ArrayFile {
         Ok(sums)
     }
 
-    /// All of a small array, every block checked: for what other things are found by.
+    /// Reads a whole small array and verifies every block: for arrays that are used to find other data.
     pub fn read_whole<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self) -> Result<Vec<T>> {
         let bytes = self.entry.rows * self.entry.row_bytes();
         let mut content = vec![0u8; bytes.next_multiple_of(PAGE_BYTES) as usize];
@@ -425,10 +427,10 @@ impl ArrayFile {
     }
 }
 
-/// Checks that a part of an array of `bytes` bytes is there and as long as it must be.
+/// Checks that a part of an array of `bytes` bytes exists and has the right length.
 pub(crate) fn check_part(disk: &dyn Disk, layout: &Layout, number: usize, bytes: u64) -> Result<()> {
     let path = &layout.parts()[number];
-    // An empty part is as long as a pipe, and whoever opens a pipe waits for its writer.
+    // A pipe has the length of an empty part, and opening a pipe waits for its writer.
     if let Some(kind) = fs::metadata(path).ok().and_then(|found| files::not_a_file(&found)) {
         return Err(StoreError::inconsistent(path, "a file", kind));
     }
@@ -445,8 +447,8 @@ pub(crate) fn check_part(disk: &dyn Disk, layout: &Layout, number: usize, bytes:
     Ok(())
 }
 
-/// For a few bytes: one thread and the page cache, where a ring would cost more than it brings. Little staging memory:
-/// it is not needed on this way, and cleared all the same.
+/// For a few bytes: one thread and the page cache, because a ring would cost more than it gains. Staging memory is
+/// small because this backend does not need it, but it is zeroed anyway.
 fn few_bytes() -> Options {
     Options {
         io_backend: Some(IoBackendKind::PoolBuffered),
@@ -457,7 +459,7 @@ fn few_bytes() -> Options {
     }
 }
 
-/// Several streams are open at once inside an import's budget: a MiB each, with the staging memory.
+/// Several streams are open at once within an import's budget: a MiB each, including the staging memory.
 const STREAM_CHUNK_BYTES: u64 = 256 << 10;
 const STREAM_CHUNKS: usize = 3;
 
@@ -475,7 +477,7 @@ impl Elements {
         self.left
     }
 
-    /// Fills `out` as far as there are elements; returns how many.
+    /// Fills `out` as far as there are elements; returns how many were read.
     pub fn fill<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&mut self, out: &mut [T]) -> Result<usize> {
         assert_eq!(size_of::<T>() as u64, self.dtype.bytes(), "element size");
         let count = self.left.min(out.len() as u64) as usize;
@@ -486,7 +488,7 @@ impl Elements {
         Ok(count)
     }
 
-    /// Fills `out` with ids of either width, widened; returns how many.
+    /// Fills `out` with ids of either width, widened; returns how many were read.
     pub fn fill_ids(&mut self, out: &mut [u64]) -> Result<usize> {
         if self.dtype == Dtype::U64 {
             return self.fill(out);
@@ -534,7 +536,7 @@ mod tests {
             let mut writer = ArrayWriter::create(directory.path(), "a", Dtype::U8, 100).unwrap();
             writer.write(&bytes[..rows * 100]).unwrap();
             writer.checkpoint().unwrap();
-            // What comes after the checkpoint is lost with the process.
+            // Rows written after the checkpoint are lost with the process.
             writer.write(&bytes[rows * 100..][..100.min(bytes.len() - rows * 100)]).unwrap();
             drop(writer);
             let mut writer = ArrayWriter::resume(directory.path(), "a", Dtype::U8, 100, rows as u64).unwrap();

@@ -1,5 +1,5 @@
-//! An array whose blocks are written in any order, each once, through the reading and writing engine; its checksums are those
-//! of any array. The room is reserved at the start, so a full disk shows before the work.
+//! An array whose blocks are written in any order, each once, through the I/O engine. It has the same checksums as any
+//! array. Its space is reserved at the start, so a full disk shows before the work.
 
 use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, file_name, header_page};
 use crate::shared_disk::SharedDisk;
@@ -24,7 +24,7 @@ impl BlockArray {
     /// Bytes of a block.
     pub const BLOCK_BYTES: u64 = BLOCK_BYTES;
 
-    /// Starts `name` in `directory` with room for so many blocks, replacing an unfinished one.
+    /// Starts `name` in `directory` with space for this many blocks, replacing an unfinished one.
     pub fn create(directory: &Path, name: &str, blocks: u64) -> Result<BlockArray> {
         let array = BlockArray::reopen(directory, name, blocks);
         files::remove(&array.path)?;
@@ -33,7 +33,7 @@ impl BlockArray {
         Ok(array)
     }
 
-    /// One that an earlier process started.
+    /// Reopens an array that an earlier process started.
     pub fn reopen(directory: &Path, name: &str, blocks: u64) -> BlockArray {
         let path = directory.join(file_name(name));
         BlockArray { directory: directory.to_path_buf(), name: name.to_string(), path, blocks }
@@ -44,13 +44,13 @@ impl BlockArray {
         &self.path
     }
 
-    /// The file, to be written to: block `b` starts at [`BlockArray::offset`].
+    /// Opens the file for writing: block `b` starts at [`BlockArray::offset`].
     pub fn files(&self, options: &Options) -> Result<Files> {
         files::refuse_links(&self.path)?;
         Ok(SharedDisk::this_machine().open(&[Layout::file(&self.path)], Access::Write, options)?)
     }
 
-    /// Where a block starts in the file.
+    /// Offset of a block in the file.
     pub fn offset(block: u64) -> u64 {
         PAGE_BYTES + block * BLOCK_BYTES
     }

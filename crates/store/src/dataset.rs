@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An open dataset: the manifest holds together, every file has its length and header, offsets span the edges.
+/// An open dataset: its manifest is consistent, every file has its length and header, and offsets span the edges.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     directory: PathBuf,
@@ -15,13 +15,13 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens a dataset, checking what is cheap. [`crate::verify`] checks the rest.
+    /// Opens a dataset with cheap checks. [`crate::verify`] checks the rest.
     pub fn open(directory: &Path) -> Result<Dataset> {
         Dataset::open_from(SharedDisk::this_machine(), directory)
     }
 
-    /// Opens a dataset whose arrays are on another disk than this machine's, under the same paths. The manifest, and
-    /// the directories or links of stripes, are this machine's all the same.
+    /// Opens a dataset whose arrays are on the given disk, under the same paths. The manifest, and the directories or
+    /// links of stripes, are still on this machine.
     pub fn open_on(directory: &Path, disk: Arc<dyn Disk>) -> Result<Dataset> {
         Dataset::open_from(SharedDisk::new(disk), directory)
     }
@@ -60,17 +60,17 @@ impl Dataset {
         Ok(())
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What its arrays are read from.
+    /// The disk of its arrays.
     pub(crate) fn disk(&self) -> &SharedDisk {
         &self.disk
     }
 
-    /// What it is.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -87,7 +87,7 @@ impl Dataset {
         Ok(self.disk.open(&layouts, Access::Read, options)?)
     }
 
-    /// Every array.
+    /// All arrays.
     pub fn arrays(&self) -> &[ArrayFile] {
         &self.arrays
     }
@@ -103,5 +103,5 @@ fn not_a_dataset(directory: &Path) -> StoreError {
     } else {
         "; `esker generate` and `esker import` make datasets"
     };
-    StoreError::NotADataset { path: directory.to_path_buf(), hint: hint.into() }
+    StoreError::NotADataset { path: directory.to_path_buf(), hint }
 }

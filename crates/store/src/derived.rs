@@ -1,5 +1,5 @@
-//! Derived data: what can be computed again from a dataset, kept under `derived/NAME` inside it. Its manifest
-//! carries a hash of everything it was made from, so that it is used only while that has not changed.
+//! Derived data: data that can be computed again from a dataset, stored under `derived/NAME` in it. Its manifest has a
+//! hash of everything it was made from, so that it is used only while that has not changed.
 
 use crate::shared_disk::SharedDisk;
 use crate::{ArrayFile, Dataset, FileEntry, Result, Staging, StoreError, files, sealed};
@@ -18,29 +18,29 @@ pub struct DerivedManifest {
     pub esker_derived: u32,
     /// Seal over the whole file.
     pub checksum: String,
-    /// What kind of thing it is: `packed extents`, `partitions`.
+    /// The kind of data: `packed extents`, `partitions`.
     pub kind: String,
     /// Hash of the dataset's id and of `parameters`.
     pub inputs: String,
-    /// What it was made with.
+    /// The parameters it was made with.
     pub parameters: serde_json::Value,
     /// Its arrays.
     pub files: Vec<FileEntry>,
 }
 
-/// Derived data that opened and belongs to its dataset as it is now.
+/// Open derived data that matches its dataset as it is now.
 #[derive(Debug)]
 pub struct Derived {
-    /// Where it is.
+    /// Its directory.
     pub directory: PathBuf,
-    /// What it is.
+    /// Its manifest.
     pub manifest: DerivedManifest,
     /// Its arrays.
     pub arrays: Vec<ArrayFile>,
 }
 
 impl Dataset {
-    /// The hash that ties derived data to this dataset and to what it is made with.
+    /// The hash that ties derived data to this dataset and to its parameters.
     pub fn inputs_of(&self, kind: &str, parameters: &serde_json::Value) -> String {
         let mut hash = Xxh3::new();
         for part in [self.manifest().id.as_str(), kind, &parameters.to_string()] {
@@ -50,13 +50,14 @@ impl Dataset {
         format!("{:032x}", hash.digest128())
     }
 
-    /// The derived data `name`, if it is there, whole, and made from exactly this; `None` means: make it.
+    /// The derived data `name`, if it exists, is complete, and was made from exactly this; `None` means that it must
+    /// be made.
     pub fn derived(&self, name: &str, kind: &str, parameters: &serde_json::Value) -> Option<Derived> {
         let found = open(self.disk(), &self.derived_directory().join(name)).ok()?;
         (found.manifest.inputs == self.inputs_of(kind, parameters)).then_some(found)
     }
 
-    /// Everything under `derived/`, by name; what does not open with the reason.
+    /// Everything under `derived/`, by name. Data that cannot be opened has the reason.
     pub fn all_derived(&self) -> Result<Vec<(String, Result<Derived>)>> {
         let directory = self.derived_directory();
         let mut all = Vec::new();
@@ -72,12 +73,12 @@ impl Dataset {
         Ok(all)
     }
 
-    /// Derived data in a directory of its own, elsewhere than in the dataset.
+    /// Opens derived data in a directory outside the dataset.
     pub fn open_derived(&self, directory: &Path) -> Result<Derived> {
         open(self.disk(), directory)
     }
 
-    /// Starts making derived data in a directory of its own, in place of derived data that is there.
+    /// Starts making derived data in a directory outside the dataset, replacing derived data there.
     pub fn derive_at(&self, directory: &Path) -> Result<Staging> {
         if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(StoreError::io(parent))?;
@@ -85,17 +86,17 @@ impl Dataset {
         Staging::begin_with(directory, true, MANIFEST)
     }
 
-    /// Where derived data of this name is kept inside the dataset.
+    /// Path of the derived data of this name inside the dataset.
     pub fn derived_path(&self, name: &str) -> PathBuf {
         self.derived_directory().join(name)
     }
 
-    /// Whether derived data belongs to this dataset as it is now.
-    pub fn is_fresh(&self, derived: &Derived) -> bool {
+    /// Whether derived data matches this dataset as it is now.
+    pub fn is_current(&self, derived: &Derived) -> bool {
         derived.manifest.inputs == self.inputs_of(&derived.manifest.kind, &derived.manifest.parameters)
     }
 
-    /// Starts making `name`, in place of derived data that has that name.
+    /// Starts making `name`, replacing derived data of that name.
     pub fn derive(&self, name: &str) -> Result<Staging> {
         self.derive_at(&self.derived_path(name))
     }
@@ -106,7 +107,7 @@ impl Dataset {
 }
 
 impl Staging {
-    /// Writes the manifest of derived data and gives the directory its name.
+    /// Writes the manifest of derived data and renames the directory to its final name.
     pub fn publish_derived(
         self,
         dataset: &Dataset,

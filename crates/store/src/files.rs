@@ -1,8 +1,8 @@
-//! Small files, and the names that larger ones are written under.
+//! Small files, and the temporary names under which larger ones are written.
 //!
-//! A dataset may come from anywhere. A link that waits where Esker is going to write would lead the bytes into a file
-//! of the user's, and a pipe in place of a file would make a reader wait for ever: so nothing is written to a file that
-//! was there already, and nothing is read that is not a file.
+//! A dataset may come from an untrusted source. A link at a path that Esker writes to would redirect the bytes into
+//! one of the user's files, and a pipe instead of a file would make a reader wait forever. So Esker never writes to an
+//! existing file, and reads regular files only.
 
 use crate::{Result, StoreError};
 use esker_io::SequentialWriter;
@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// All of a file.
+/// Reads a whole file.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     match not_a_file(&fs::metadata(path)?) {
         Some(found) => Err(io::Error::other(format!("expected a file, found {found}; remove it"))),
@@ -19,7 +19,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What something is that is not a file.
+/// What kind of thing it is, if it is not a regular file.
 pub(crate) fn not_a_file(found: &fs::Metadata) -> Option<&'static str> {
     let kind = found.file_type();
     match () {
@@ -31,7 +31,7 @@ pub(crate) fn not_a_file(found: &fs::Metadata) -> Option<&'static str> {
     }
 }
 
-/// Refuses what is about to be written to if it is there and not a plain file, a link to one included.
+/// Refuses a path that is about to be written if it exists and is not a regular file. A link to a file is refused too.
 pub(crate) fn refuse_links(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() => Err(StoreError::Foreign { path: path.to_path_buf() }),
@@ -39,7 +39,7 @@ pub(crate) fn refuse_links(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes a file from front to back, in place of what has its name.
+/// Starts writing a file from front to back, replacing any file of this name.
 pub fn create_sequential(path: &Path) -> Result<SequentialWriter> {
     remove(path)?;
     SequentialWriter::create(path).map_err(StoreError::io(path))
@@ -60,7 +60,7 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(StoreError::io(path))
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

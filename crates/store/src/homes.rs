@@ -1,8 +1,9 @@
-//! The directories on other disks that hold the parts of a striped dataset.
+//! The directories on other disks that contain the parts of a striped dataset.
 //!
-//! Each is a directory of this dataset's own, `DIR/NAME.stripe-i`, linked to as `stripe-i` and marked with the dataset
-//! it belongs to. What has no mark is a stranger's. The mark names the dataset's directory by what a move keeps and a
-//! copy does not have: a copy took the links along, and must not take its original's parts away, wherever that is.
+//! Each is a directory of this dataset's own, `DIR/NAME.stripe-i`. The dataset has a link to it, `stripe-i`, and the
+//! directory has a mark that names its dataset. A directory without a mark is not Esker's. The mark identifies the
+//! dataset's directory by properties that survive a move but not a copy: a copy has the same links, and must not
+//! remove its original's parts, wherever that is.
 
 use crate::files::{self, sync_directory};
 use crate::manifest::plain_name;
@@ -15,20 +16,20 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// The mark.
+/// File name of the mark.
 const MARK: &str = "esker-stripe.json";
-/// What a copy is called while it is being written.
+/// Suffix of a copy while it is being written.
 pub(crate) const UNFINISHED: &str = ".new";
 
-/// What ties a directory of parts to its dataset.
+/// Ties a directory of parts to its dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     esker_stripe: u32,
-    /// Where the dataset was when it was striped: for people.
+    /// Path of the dataset when it was striped, for people.
     dataset: String,
-    /// Which directory that was.
+    /// Identity of that directory.
     directory: Identity,
-    /// Its content: parts of another content are not these.
+    /// Content id of the dataset: parts of another content do not match.
     id: String,
     part: u32,
     stripes: Stripes,
@@ -38,8 +39,7 @@ impl Mark {
     /// The mark of part 0 of a dataset.
     pub(crate) fn new(dataset: &Path, manifest: &Manifest, stripes: Stripes) -> Result<Mark> {
         let Some(place) = dataset.to_str() else {
-            let problem = "a dataset whose path is not UTF-8 cannot be striped; rename it";
-            return Err(StoreError::Stripe { path: dataset.to_path_buf(), problem: problem.into() });
+            return Err(StoreError::NotUtf8 { path: dataset.to_path_buf() });
         };
         let directory = Identity::of(dataset).map_err(StoreError::io(dataset))?;
         let (dataset, id) = (place.to_string(), manifest.id.clone());
@@ -51,12 +51,13 @@ impl Mark {
     }
 }
 
-/// A directory, by what stays when it is moved within its file system and differs in every copy. The device's number
-/// would not survive a restart; the moment it was made tells apart who had the same number one after the other.
+/// Identifies a directory by properties that stay the same when it is moved within its file system and differ in every
+/// copy. The device number would not survive a restart. The creation time distinguishes directories that had the same
+/// inode number one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     inode: u64,
-    /// Since 1970; 0 where the file system does not know.
+    /// Since 1970; 0 if the file system does not store it.
     made_nanoseconds: u64,
 }
 
@@ -69,22 +70,19 @@ impl Identity {
     }
 }
 
-/// The directories for the parts of `dataset` below `over`, none of them made yet.
+/// The directories for the parts of `dataset` below `over`. None of them is created yet.
 pub(crate) fn homes(dataset: &Path, over: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let refuse = |path: &Path, problem: &str| {
-        Err(StoreError::Stripe { path: path.to_path_buf(), problem: problem.to_string() })
-    };
     let name = dataset.file_name().unwrap_or_default().to_os_string();
     let mut homes: Vec<PathBuf> = Vec::new();
     for (part, directory) in over.iter().enumerate() {
         let Some(place) = fs::canonicalize(directory).ok().filter(|place| place.is_dir()) else {
-            return refuse(directory, "there is no such directory; make it, or mount its disk");
+            return Err(StoreError::NoHome { path: directory.clone() });
         };
         if place.starts_with(dataset) {
-            return refuse(directory, "lies inside the dataset; choose a directory on another disk");
+            return Err(StoreError::HomeInside { path: directory.clone() });
         }
         if homes.iter().any(|home| home.parent() == Some(&place)) {
-            return refuse(directory, "is given twice; each part wants a disk of its own");
+            return Err(StoreError::HomeTwice { path: directory.clone() });
         }
         let mut home = name.clone();
         home.push(format!(".stripe-{part}"));
@@ -93,8 +91,8 @@ pub(crate) fn homes(dataset: &Path, over: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(homes)
 }
 
-/// Makes `home` the directory of part `part`: linked to, marked, and without parts of anything else. The link comes
-/// before the mark, so a marked directory without a link from here is another dataset's, whatever its name.
+/// Makes `home` the directory of part `part`: linked, marked, and without parts of any other data. The link is created
+/// before the mark, so a marked directory without a link from here belongs to another dataset, whatever its name.
 pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Result<()> {
     let mark = Mark { part, ..mark.clone() };
     let link = stripe_directory(dataset, part);
@@ -106,24 +104,20 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
     let found = Mark::of(home);
     match &found {
         Some(found) if !(linked && owned(dataset, part).is_some()) => {
-            let problem = format!(
-                "holds parts of another dataset, which was {} when it was striped; choose another directory, run \
-                 `esker stripe --undo` on that dataset wherever it is now, or remove this directory if it is gone",
-                found.dataset
-            );
-            return Err(StoreError::Stripe { path: home.to_path_buf(), problem });
+            let dataset = found.dataset.clone().into();
+            return Err(StoreError::HomeTaken { path: home.to_path_buf(), dataset });
         }
         None if !is_bare(home)? => return Err(StoreError::Foreign { path: home.to_path_buf() }),
         _ => {}
     }
-    // From here on whoever tidies up finds the directory.
+    // From here on, a cleanup finds the directory.
     if !linked {
         symlink(home, &link).map_err(StoreError::io(&link))?;
         sync_directory(dataset)?;
     }
     fs::create_dir_all(home).map_err(StoreError::io(home))?;
     if found.as_ref() != Some(&mark) {
-        // Parts of what the dataset was before, or of other stripes, are of no use.
+        // Parts of an earlier content of the dataset, or of other stripes, are useless.
         if found.is_some_and(|found| (found.id, found.stripes) != (mark.id.clone(), mark.stripes)) {
             remove_arrays(home, |_| false)?;
         }
@@ -133,7 +127,7 @@ pub(crate) fn claim(dataset: &Path, part: u32, home: &Path, mark: &Mark) -> Resu
     sync_directory(home.parent().unwrap_or(Path::new("/")))
 }
 
-/// Removes the links and directories of a dataset's parts, as far as they are its own. What was left, in words.
+/// Removes the links and directories of a dataset's parts if they are its own. Returns messages about what remains.
 pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for part in linked_parts(dataset)? {
@@ -165,7 +159,7 @@ pub(crate) fn release(dataset: &Path) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// Removes what lies among the parts of a dataset and is none: copies of arrays that are not striped.
+/// Removes files in the part directories that are not parts: copies of arrays that are not striped.
 pub(crate) fn remove_strays(dataset: &Path, manifest: &Manifest) -> Result<()> {
     let striped = |name: &str| manifest.entry(name).is_some_and(|entry| entry.stripes.is_some());
     for part in linked_parts(dataset)? {
@@ -188,27 +182,27 @@ pub(crate) fn linked_parts(dataset: &Path) -> Result<Vec<u32>> {
     Ok(parts)
 }
 
-/// Where part `part` really is, if what is there is certainly the dataset's to remove: a directory inside it, an empty
-/// one that was made for it, or one whose mark means this directory.
+/// The real path of part `part`, if the dataset certainly owns it: a directory inside the dataset, an empty one that
+/// was made for it, or one whose mark identifies this dataset.
 fn owned(dataset: &Path, part: u32) -> Option<PathBuf> {
     let link = stripe_directory(dataset, part);
     let home = fs::canonicalize(&link).ok().filter(|home| home.is_dir())?;
-    // A kill may come before the mark is written or behind its removal. Any other empty directory may be the place
-    // where a disk is to be mounted.
+    // A kill may happen before the mark is written or after it is removed. Any other empty directory may be the mount
+    // point of a disk that is not mounted now.
     let named = home.as_os_str().as_encoded_bytes().ends_with(format!(".stripe-{part}").as_bytes());
     if !link.is_symlink() || named && is_bare(&home).unwrap_or(false) {
         return Some(home);
     }
     let mark = Mark::of(&home)?;
     let same = Identity::of(dataset).is_ok_and(|here| here == mark.directory);
-    // Numbers may be equal on two file systems that do not know when: whoever is where the mark says has the say.
+    // Without creation times, two file systems may give equal identities: then the dataset at the marked path owns it.
     let marked = Path::new(&mark.dataset);
     let elsewhere = fs::canonicalize(marked).ok() != fs::canonicalize(dataset).ok();
     let used = fs::canonicalize(stripe_directory(marked, mark.part)).is_ok_and(|used| used == home);
     (same && !(elsewhere && used)).then_some(home)
 }
 
-/// Whether a directory is not there, or has nothing in it but a mark that was being written.
+/// Whether a directory does not exist, or contains nothing but an unfinished mark.
 fn is_bare(home: &Path) -> Result<bool> {
     let entries = match fs::read_dir(home) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -218,7 +212,7 @@ fn is_bare(home: &Path) -> Result<bool> {
     Ok(entries.into_iter().all(|entry| entry.is_ok_and(|entry| Path::new(&entry.file_name()) == unfinished)))
 }
 
-/// Removes array files, finished and not, except those of arrays that `keep` names.
+/// Removes array files, finished or not, except finished ones for which `keep` returns `true`.
 fn remove_arrays(home: &Path, keep: impl Fn(&str) -> bool) -> Result<()> {
     for entry in fs::read_dir(home).map_err(StoreError::io(home))? {
         let path = entry.map_err(StoreError::io(home))?.path();

@@ -1,7 +1,7 @@
-//! A record of finished steps, so that long work that was killed goes on where it was.
+//! A record of finished steps, so that a long job that was killed can resume.
 //!
-//! One JSON file, replaced atomically at every step. It belongs to one job, named by a fingerprint of everything
-//! that shapes the result: a journal of another job is thrown away together with the files beside it.
+//! It is one JSON file, replaced atomically at every step. It belongs to one job, identified by a fingerprint of
+//! everything that determines the result. A journal of another job is deleted together with the files beside it.
 
 use crate::{Result, StoreError, files};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -25,13 +25,13 @@ struct JournalState {
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, or empties the directory and starts one when there is none of this job.
-    /// The second value says whether there were finished steps.
+    /// Opens the journal in `directory`. If there is no journal of this job, empties the directory and starts one. The
+    /// second value is whether there were finished steps.
     pub fn open(directory: &Path, fingerprint: &str) -> Result<(Journal, bool)> {
         let path = directory.join("journal.json");
         let found = files::read(&path)
             .ok()
-            // Behind a link would be a directory of somebody else's.
+            // A link could lead to a directory that is not ours.
             .filter(|_| !directory.is_symlink())
             .and_then(|bytes| serde_json::from_slice::<JournalState>(&bytes).ok())
             .filter(|state| state.fingerprint == fingerprint);
@@ -55,7 +55,7 @@ impl Journal {
         serde_json::from_value(state.steps.get(step)?.clone()).ok()
     }
 
-    /// Records a step as finished, durably. What it left on disk must be synced already.
+    /// Records a step as finished, durably. Its files must be synced already.
     pub fn record<T: Serialize>(&self, step: &str, result: &T) -> Result<()> {
         let value = serde_json::to_value(result).expect("step results are plain data");
         self.lock().steps.insert(step.to_string(), value);

@@ -1,7 +1,7 @@
-//! The dataset directory: create, open, verify, and a place for derived data. `docs/format.md` draws every byte.
+//! The dataset directory: create, open, verify, and store derived data. `docs/format.md` describes every byte.
 //!
-//! Knows files, not policies. What is written appears under its final name whole or not at all; what is opened is
-//! checked where that is cheap; `verify` checks every byte.
+//! This crate knows files, not policies. A dataset appears under its final name complete or not at all. Opening does
+//! the cheap checks; `verify` checks every byte.
 //!
 //! ```
 //! use esker_store::{Dataset, file};
@@ -25,10 +25,10 @@
 //!
 //! # What always holds
 //!
-//! - An array is reached through `FileEntry::layout` alone, so that one file or several makes no difference to a
-//!   reader.
-//! - An array file gets its header last. Every byte of a dataset is under a checksum; the manifest is under its
-//!   own.
+//! - An array is accessed only through `FileEntry::layout`, so that readers need not know whether it is one file or
+//!   several.
+//! - The header of an array file is written last. Every byte of a dataset is covered by a checksum; the manifest has
+//!   its own.
 #![forbid(unsafe_code)]
 
 mod array;
@@ -53,7 +53,7 @@ pub use array::{ArrayFile, ArrayWriter, Elements, FileEntry, PAYLOAD_OFFSET};
 pub use blocks::BlockArray;
 pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
-pub use error::{Result, StoreError};
+pub use error::{ManifestProblem, Result, StoreError};
 pub use files::create_sequential;
 pub use journal::Journal;
 pub use manifest::{
@@ -62,6 +62,6 @@ pub use manifest::{
 };
 pub use names::{Names, NamesWriter};
 pub use staging::Staging;
-pub use stripes::{Stripes, stripe_directory};
+pub use stripes::{Stripes, StripesError, stripe_directory};
 pub use striping::{MovedArrays, StripeRequest, stripe, unstripe};
 pub use verify::{Damage, Verified, verify, verify_on};

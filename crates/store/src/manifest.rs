@@ -1,17 +1,17 @@
-//! What a dataset is: counts, dtypes and files. The shape of `esker.json`.
+//! The description of a dataset: counts, dtypes and files. This is the schema of `esker.json`.
 
 use crate::shared_disk::SharedDisk;
-use crate::{ArrayFile, FileEntry, Result, StoreError, sealed};
+use crate::{ArrayFile, FileEntry, ManifestProblem, Result, StoreError, sealed};
 use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The version this code writes, and the newest it reads.
+/// The version this code writes, and the newest it can read.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// More nodes or edges than this are beyond any disk; the bound keeps sums inside 64 bits.
+/// Largest number of nodes or edges. No disk fits more, and the bound keeps sums within 64 bits.
 pub const MOST_NODES: u64 = 1 << 56;
 
 /// Names of the files a dataset may have.
@@ -46,35 +46,35 @@ pub struct Manifest {
     pub esker: u32,
     /// Seal over the whole file.
     pub checksum: String,
-    /// Name of the content: a hash over all files. Derived data is tied to it.
+    /// Content id: a hash over all files. Derived data is tied to it.
     pub id: String,
     /// Program and version that wrote it.
     pub made_by: String,
     /// Where the data came from.
     pub source: Provenance,
-    /// Nodes and what hangs on them.
+    /// Nodes, their features and labels.
     pub nodes: NodeInfo,
-    /// Edges and what hangs on them.
+    /// Edges and their columns.
     pub edges: EdgeInfo,
-    /// What trains, validates and tests.
+    /// Training, validation and test splits.
     pub splits: Option<SplitInfo>,
-    /// Every array.
+    /// All arrays.
     pub files: Vec<FileEntry>,
 }
 
 /// Where the data came from. Nothing in here depends on the machine, its memory or its threads.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Provenance {
-    /// The foreign format, or `generate`.
+    /// The source format, or `generate`.
     pub format: String,
-    /// What was asked for and decided.
+    /// Options of the import, given or chosen.
     pub options: BTreeMap<String, serde_json::Value>,
 }
 
-/// Nodes and what hangs on them.
+/// Nodes, their features and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// How many.
+    /// Number of nodes.
     pub count: u64,
     /// Node types; one for now.
     pub types: Vec<String>,
@@ -89,23 +89,23 @@ pub struct NodeInfo {
 /// Feature rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FeatureInfo {
-    /// Numbers in a row.
+    /// Numbers per row.
     pub dim: u64,
-    /// How each is stored.
+    /// Dtype of a stored number.
     pub dtype: Dtype,
-    /// For 8-bit rows: whether stored numbers are to be multiplied by a scale per column.
+    /// For 8-bit rows: whether stored numbers must be multiplied by a scale per column.
     pub scaled: bool,
     /// Whether each row was divided by its sum.
     pub row_normalised: bool,
 }
 
-/// What labels mean.
+/// The meaning of labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabelKind {
-    /// One class a node, i32, -1 for none.
+    /// One class per node, i32, -1 for none.
     Classes,
-    /// One byte a class and node: 0, 1, or 255 for unknown.
+    /// One byte per node and class: 0, 1, or 255 for unknown.
     Multilabel,
     /// f32 values, NaN for none.
     Real,
@@ -114,26 +114,26 @@ pub enum LabelKind {
 /// Labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabelInfo {
-    /// What they mean.
+    /// Their meaning.
     pub kind: LabelKind,
-    /// Number of classes (of columns, for real values).
+    /// Number of classes (or of columns, for real values).
     pub classes: u64,
-    /// Nodes that have one.
+    /// Number of labelled nodes.
     pub labelled: u64,
     /// Whether classes have names.
     pub named: bool,
 }
 
-/// Edges and what hangs on them.
+/// Edges and their columns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EdgeInfo {
-    /// How many, each direction counted.
+    /// Number of edges. The two directions of an undirected edge count separately.
     pub count: u64,
     /// Edge types; one for now.
     pub types: Vec<String>,
     /// Whether every edge is known to have its reverse.
     pub undirected: bool,
-    /// The longest list of in-neighbours.
+    /// The largest in-degree.
     pub max_in_degree: u64,
     /// Nodes without in-neighbours.
     pub without_in_neighbours: u64,
@@ -148,7 +148,7 @@ pub struct EdgeInfo {
 /// Relations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RelationInfo {
-    /// How many.
+    /// Number of relations.
     pub count: u64,
     /// Whether they have names.
     pub named: bool,
@@ -159,13 +159,13 @@ pub struct RelationInfo {
 pub struct EdgeColumn {
     /// Its file.
     pub name: String,
-    /// Elements a row.
+    /// Elements per row.
     pub width: u64,
     /// Element type.
     pub dtype: Dtype,
 }
 
-/// What splits divide.
+/// The items that splits divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SplitOver {
@@ -178,7 +178,7 @@ pub enum SplitOver {
 /// Sizes of the splits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SplitInfo {
-    /// What is divided.
+    /// The items that are divided.
     pub over: SplitOver,
     /// Training items.
     pub train: u64,
@@ -189,7 +189,7 @@ pub struct SplitInfo {
 }
 
 impl Manifest {
-    /// Fills in the content id and the seal's blank.
+    /// Fills in the content id and blanks the seal.
     pub fn complete(mut self) -> Manifest {
         self.files.sort_by(|a, b| a.name.cmp(&b.name));
         self.id = content_id(&self.files);
@@ -204,7 +204,7 @@ impl Manifest {
 
     /// Reads `esker.json`; the path is for messages.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Manifest> {
-        // The seal first: a flipped version is damage. Then the version alone: a newer format may have another shape.
+        // The seal first: a flipped version is damage. Then only the version: a newer format may have another schema.
         #[derive(Deserialize)]
         struct VersionOnly {
             esker: u64,
@@ -229,43 +229,47 @@ impl Manifest {
         self.files.iter().fold(text_bytes, |sum, entry| sum.saturating_add(entry.bytes))
     }
 
-    /// The dtype node ids are stored in.
+    /// The dtype of stored node ids.
     pub fn id_dtype(&self) -> Dtype {
         self.entry(file::IN_NEIGHBOURS).map_or(Dtype::U32, |entry| entry.dtype)
     }
 
     /// Checks that the parts of the manifest agree with each other.
     fn check(&self, path: &Path) -> Result<()> {
-        let damaged = |problem: String| StoreError::Manifest { path: path.to_path_buf(), problem };
+        let damaged = |problem| Err(StoreError::manifest(path, problem));
         if self.id != content_id(&self.files) {
-            return Err(damaged("its id does not belong to its files".into()));
+            return damaged(ManifestProblem::WrongId);
         }
         check_names(&self.files, path)?;
         let classes = self.nodes.labels.as_ref().map_or(0, |labels| labels.classes);
         let relations = self.edges.relations.as_ref().map_or(0, |relations| relations.count);
         let counts = [self.nodes.count, self.edges.count, classes, relations];
         if let Some(count) = counts.into_iter().find(|count| *count > MOST_NODES) {
-            return Err(damaged(format!("it counts {count} of something, more than there can be")));
+            return damaged(ManifestProblem::Count { count });
         }
         for (name, rows, columns, dtypes) in self.expected_files() {
             let Some(entry) = self.entry(&name) else {
-                return Err(damaged(format!("it lists no file {name}")));
+                return damaged(ManifestProblem::NoFile { name });
             };
             let fits = rows.is_none_or(|rows| rows == entry.rows)
                 && columns == entry.columns
                 && dtypes.contains(&entry.dtype);
             if !fits {
-                let rows = rows.map_or("any number of".to_string(), |rows| rows.to_string());
-                let found = format!("{} rows of {} x {}", entry.rows, entry.columns, entry.dtype);
-                return Err(damaged(format!(
-                    "{name}: expected {rows} rows of {columns} x {dtypes:?}, found {found}"
-                )));
+                return damaged(ManifestProblem::FileShape {
+                    name,
+                    rows,
+                    columns,
+                    dtypes,
+                    found_rows: entry.rows,
+                    found_columns: entry.columns,
+                    found_dtype: entry.dtype,
+                });
             }
         }
         Ok(())
     }
 
-    /// The files that the counts call for: name, rows when they are known, columns, dtypes allowed.
+    /// The files that the counts require: name, rows if they are known, columns, allowed dtypes.
     fn expected_files(&self) -> Vec<(String, Option<u64>, u64, Vec<Dtype>)> {
         let (nodes, edges) = (self.nodes.count, self.edges.count);
         let ids = vec![Dtype::U32, Dtype::U64];
@@ -318,7 +322,7 @@ impl Manifest {
         files
     }
 
-    /// Opens every file: lengths and headers.
+    /// Opens every file and checks lengths and headers.
     pub(crate) fn open_files(&self, disk: &SharedDisk, directory: &Path) -> Result<Vec<ArrayFile>> {
         self.files.iter().map(|entry| ArrayFile::open_on(disk, directory, entry)).collect()
     }
@@ -331,13 +335,10 @@ fn push_names(files: &mut Vec<Expected>, name: &str, count: u64) {
     files.push((format!("{name}-bytes"), None, 1, vec![Dtype::U8]));
 }
 
-/// Names that could leave the directory are damage.
+/// Reports a name that could leave the directory as damage.
 pub(crate) fn check_names(files: &[FileEntry], path: &Path) -> Result<()> {
     match files.iter().find(|entry| !plain_name(&entry.name)) {
-        Some(bad) => {
-            let problem = format!("`{}` is not a file name of a dataset", bad.name);
-            Err(StoreError::Manifest { path: path.to_path_buf(), problem })
-        }
+        Some(bad) => Err(StoreError::manifest(path, ManifestProblem::FileName { name: bad.name.clone() })),
         None => Ok(()),
     }
 }

@@ -34,7 +34,7 @@ impl NamesWriter {
     }
 }
 
-/// A dictionary that opened.
+/// An open dictionary.
 pub struct Names {
     offsets: ArrayFile,
     bytes: ArrayFile,
@@ -47,7 +47,7 @@ impl Names {
         Some(Names { offsets, bytes: dataset.array(&format!("{name}-bytes"))?.clone() })
     }
 
-    /// How many names there are.
+    /// Number of names.
     pub fn count(&self) -> u64 {
         self.offsets.entry().rows.saturating_sub(1)
     }

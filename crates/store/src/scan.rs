@@ -1,7 +1,7 @@
 //! Reads arrays from front to back with several threads and compares every block with its checksum.
 //!
-//! Each thread has a queue of its own and keeps a few groups of blocks on their way while it hashes one, so the disk
-//! never waits for a hash; groups are handed out over all arrays, so no thread waits at the end of one.
+//! Each thread has its own queue and keeps a few groups of blocks in flight while it hashes one, so the disk never
+//! waits for a hash. Groups of all arrays are distributed together, so no thread is idle at the end of an array.
 
 use crate::array::{BLOCK_BYTES, PAGE_BYTES, Sections, check_part, header_page};
 use crate::verify::{Damage, NumberRule};
@@ -18,22 +18,22 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 /// Blocks read at a time: large enough for the disk's full rate.
 const BLOCKS_AT_ONCE: u64 = 32;
 const GROUP_BYTES: u64 = BLOCKS_AT_ONCE * BLOCK_BYTES;
-/// Groups on their way, or being hashed, in each thread.
+/// Groups in flight or being hashed, per thread.
 const PREFETCH_GROUPS: usize = 4;
 /// Part files open at a time: well below the usual limit of 1024 open files.
 const MOST_PARTS_OPEN: usize = 256;
 
 /// An array to be checked.
 pub(crate) struct Target<'a> {
-    /// Where its dataset or derived data is.
+    /// Directory of its dataset or derived data.
     pub directory: &'a Path,
-    /// What it must be.
+    /// Its entry in the manifest.
     pub entry: &'a FileEntry,
-    /// What its numbers must be.
+    /// The rule for its numbers.
     pub rule: NumberRule,
 }
 
-/// An array that is all there, as far as lengths tell.
+/// An array whose files exist with the right lengths.
 struct Array<'a> {
     entry: &'a FileEntry,
     rule: NumberRule,
@@ -41,7 +41,7 @@ struct Array<'a> {
     sections: Sections,
 }
 
-/// Every place where the arrays are not what was written.
+/// All damage of the arrays.
 pub(crate) fn scan(
     disk: &dyn Disk,
     targets: &[Target],
@@ -69,7 +69,7 @@ pub(crate) fn scan(
     Ok(damage)
 }
 
-/// Checks what is known without reading: shape, directories, lengths of the parts.
+/// Checks what can be checked without reading: shape, directories, lengths of the parts.
 fn find<'a>(disk: &dyn Disk, target: &Target<'a>, damage: &mut Vec<Damage>) -> Result<Option<Array<'a>>> {
     let entry = target.entry;
     let layout = entry.layout(target.directory);
@@ -130,7 +130,7 @@ fn scan_together(
     let (mut damage, mut shares, mut groups) = (Vec::new(), Vec::new(), 0);
     for (file, array) in arrays.iter().enumerate() {
         if !array.check_frame(&mut queue, file, &mut damage)? {
-            // Blame the table, not every block it no longer describes.
+            // Report the damaged table, not every block that it no longer matches.
             progress.advance(array.entry.bytes);
             continue;
         }
@@ -154,7 +154,7 @@ fn scan_together(
 }
 
 impl Array<'_> {
-    /// Checks the header and the table; whether the table can be trusted.
+    /// Checks the header and the table. Returns whether the table can be trusted.
     fn check_frame(&self, queue: &mut Queue, file: usize, damage: &mut Vec<Damage>) -> Result<bool> {
         let mut page = [0u8; PAGE_BYTES as usize];
         match queue.read(file, &[Piece { offset: 0, bytes: PAGE_BYTES, at: 0 }], &mut page) {
@@ -207,8 +207,8 @@ impl Array<'_> {
     }
 }
 
-/// The finding that a failed read is. What is no fault of the file's (no memory, no permission, a queue that broke) stays
-/// an error: it says nothing about the data.
+/// Converts a failed read to a finding. Errors that are not the file's fault (no memory, no permission, a broken
+/// queue) stay errors: they are no evidence about the data.
 pub(crate) fn unreadable(error: IoError) -> Result<Damage> {
     let (path, offset, bytes, problem) = match error {
         IoError::Read { path, offset, bytes, source } if is_fault(&source) => {
@@ -226,17 +226,17 @@ pub(crate) fn unreadable(error: IoError) -> Result<Damage> {
     Ok(Damage { path, offset, bytes, problem })
 }
 
-/// Whether it is the disk that refuses, or what is on it.
+/// Whether the disk or its content is at fault.
 fn is_fault(source: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, OutOfMemory, PermissionDenied, WouldBlock};
-    // ENFILE and EMFILE, for which the standard library has no names.
+    // ENFILE and EMFILE. The standard library has no names for them.
     let too_many_open_files = matches!(source.raw_os_error(), Some(23 | 24));
     !too_many_open_files
         && !matches!(source.kind(), Interrupted | OutOfMemory | PermissionDenied | WouldBlock)
 }
 
-/// One finding for each part that holds a piece of the bytes from `offset` on. Stripes of one part lie one behind the
-/// other, so a part's share is one range.
+/// One finding for each part that contains some of the bytes. Stripes of one part follow each other directly, so a
+/// part's share is one range.
 pub(crate) fn damage_in(layout: &Layout, offset: u64, bytes: u64, problem: &str) -> Vec<Damage> {
     let mut shares: Vec<(usize, u64, u64)> = Vec::new();
     let (mut at, end) = (offset, offset.saturating_add(bytes));
@@ -272,7 +272,7 @@ struct Scan<'a> {
     files: &'a Files,
     shares: Vec<Share<'a>>,
     groups: u64,
-    /// The longest group.
+    /// Length of the longest group.
     largest: u64,
     next: AtomicU64,
     found: Mutex<Vec<Damage>>,
@@ -282,7 +282,7 @@ struct Scan<'a> {
 struct BlockGroup<'a> {
     file: usize,
     array: &'a Array<'a>,
-    /// Where they start in the payload.
+    /// Their start in the payload.
     start: u64,
     bytes: u64,
     blocks: u64,
@@ -298,7 +298,8 @@ impl BlockGroup<'_> {
             .collect()
     }
 
-    /// Reads block by block what could not be read together: the others may be whole, and are checked.
+    /// Reads a group block by block after reading it as a whole failed: the other blocks may be intact, and are
+    /// checked.
     fn check_one_by_one(&self, queue: &mut Queue) -> Result<Vec<Damage>> {
         let mut damage = Vec::new();
         let mut block = vec![0u8; BLOCK_BYTES as usize + 8];

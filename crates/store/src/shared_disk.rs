@@ -3,7 +3,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The disk that the arrays of a dataset are read from: this machine's, or a simulation of a bad one.
+/// The disk from which the arrays of a dataset are read: this machine's, or a simulated one with faults.
 #[derive(Clone)]
 pub(crate) struct SharedDisk(Arc<dyn Disk>);
 

@@ -1,8 +1,9 @@
-//! Building a directory of arrays so that it appears whole or not at all.
+//! Builds a directory of arrays that appears complete or not at all.
 //!
-//! Everything is written to `NAME.partial`, which nothing opens because its manifest is written last; then the
-//! directory is synced and renamed. Killed before the manifest, the next run of the same job finds its journal and
-//! goes on; killed between manifest and rename, it finds the job's fingerprint in `lock` and only renames.
+//! Everything is written to `NAME.partial`. Nothing opens it, because its manifest is written last. Then the directory
+//! is synced and renamed. If the job is killed before the manifest is written, the next run finds the job's journal
+//! and resumes. If it is killed between manifest and rename, the next run finds the job's fingerprint in `lock` and
+//! only renames.
 
 use crate::files::{self, sync_directory};
 use crate::homes;
@@ -12,10 +13,10 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Marks a directory as one of ours; held locked while it is being built, holds the fingerprint once it is complete.
+/// Marks a directory as Esker's. It is locked while the directory is being built; then it contains the fingerprint.
 const LOCK: &str = "lock";
 const WORK: &str = "work";
-/// What the mark of a dataset says that is being replaced.
+/// Content of the lock file of a dataset that is being replaced.
 const REPLACED: &str = "replaced";
 
 /// A directory being built.
@@ -29,8 +30,8 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Starts (or goes on) building the dataset `target`. `overwrite` allows a dataset of that name to be replaced at
-    /// the end; anything else of that name is never touched.
+    /// Starts or resumes building the dataset `target`. `overwrite` allows replacing a dataset of that name at the
+    /// end. Anything else of that name is never touched.
     pub fn begin(target: &Path, overwrite: bool) -> Result<Staging> {
         Staging::begin_with(target, overwrite, file::MANIFEST)
     }
@@ -56,7 +57,7 @@ impl Staging {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Busy { path: target.to_path_buf() }),
             Err(TryLockError::Error(error)) => return Err(StoreError::io(&lock_path)(error)),
         }
-        // Whoever held the lock until now may have finished and renamed the directory away, with the file we opened.
+        // The previous owner of the lock may have finished and renamed the directory, including the file we opened.
         let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
         let ours = lock.metadata().map_err(StoreError::io(&lock_path))?;
         if !fs::metadata(&lock_path).is_ok_and(|found| same(&found, &ours)) {
@@ -65,22 +66,22 @@ impl Staging {
         Ok(Staging { target: target.to_path_buf(), directory, manifest_name, overwrite, lock })
     }
 
-    /// Where arrays go.
+    /// The directory for arrays.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Where temporary files go.
+    /// The directory for temporary files.
     pub fn work_directory(&self) -> PathBuf {
         self.directory.join(WORK)
     }
 
-    /// Whether an earlier run of the job that `fingerprint` names completed everything but the rename.
+    /// Whether an earlier run of the job with this fingerprint completed everything but the rename.
     pub fn is_complete(&self, fingerprint: &str) -> bool {
         lock_says(&self.directory, fingerprint) && self.directory.join(self.manifest_name).exists()
     }
 
-    /// The journal of the job that `fingerprint` names; what another job left here is removed first.
+    /// The journal of the job with this fingerprint. Files of another job are removed first.
     pub fn journal(&self, fingerprint: &str) -> Result<(Journal, bool)> {
         self.lock.set_len(0).map_err(StoreError::io(&self.directory))?;
         let (journal, resumed) = Journal::open(&self.work_directory(), fingerprint)?;
@@ -90,8 +91,8 @@ impl Staging {
         Ok((journal, resumed))
     }
 
-    /// Whether `target` is what the job that `fingerprint` names has just made: a kill came between the rename and the
-    /// last tidying, which is done now.
+    /// Whether `target` is the result of the job with this fingerprint. This is so if a kill came between the rename
+    /// and the final cleanup; the cleanup is done now.
     pub fn is_in_place(target: &Path, fingerprint: &str) -> Result<bool> {
         if !lock_says(target, fingerprint) || Dataset::open(target).is_err() {
             return Ok(false);
@@ -122,8 +123,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a dataset's manifest, checks that the result opens, and gives the directory its name. Says what parts of
-    /// a replaced dataset were left, and why.
+    /// Writes a dataset's manifest, checks that the result opens, and renames the directory to its final name. Returns
+    /// messages about parts of a replaced dataset that were left, and why.
     pub fn publish(self, manifest: &Manifest, fingerprint: &str) -> Result<Vec<String>> {
         let listed: Vec<String> = manifest.files.iter().map(|entry| format!("{}.bin", entry.name)).collect();
         self.complete(&manifest.to_text(), fingerprint, &listed, |directory| {
@@ -132,7 +133,7 @@ impl Staging {
         self.put_in_place()
     }
 
-    /// Writes the manifest and, if `check` agrees, marks the directory as complete: only the rename is missing then.
+    /// Writes the manifest and, if `check` succeeds, marks the directory as complete: only the rename is missing then.
     pub(crate) fn complete(
         &self,
         text: &str,
@@ -144,7 +145,7 @@ impl Staging {
         files::replace(&self.directory.join(self.manifest_name), text.as_bytes())?;
         check(&self.directory)?;
         let lock_path = self.directory.join(LOCK);
-        // Not replaced by rename: the file that is locked must stay the one of this name.
+        // Not replaced by a rename: the locked file must keep this name.
         write_lock(&self.lock, fingerprint)
             .and_then(|()| self.lock.sync_all())
             .map_err(StoreError::io(&lock_path))?;
@@ -152,8 +153,8 @@ impl Staging {
         sync_directory(&self.directory)
     }
 
-    /// Gives a complete directory its name. A dataset that is replaced is there until the moment it is replaced. Says
-    /// what parts of that one were left, and why.
+    /// Renames a complete directory to its final name. A dataset that is replaced exists until the moment of the
+    /// rename. Returns messages about its parts that were left, and why.
     pub fn put_in_place(self) -> Result<Vec<String>> {
         remove(&self.work_directory())?;
         let parent = match self.target.parent() {
@@ -173,14 +174,14 @@ impl Staging {
     }
 
     fn replace(&self, parent: &Path) -> Result<Vec<String>> {
-        // Whoever is striping the old dataset works by its name: the new one must not get it in between. File systems
+        // A process that stripes the old dataset uses its name: the new one must not get it meanwhile. File systems
         // that cannot lock a directory cannot stripe either.
         let old = File::open(&self.target).map_err(StoreError::io(&self.target))?;
         if let Err(TryLockError::WouldBlock) = old.try_lock() {
             return Err(StoreError::Busy { path: self.target.clone() });
         }
-        // Marked as ours, so that a kill from here on leaves something the next run may remove, and locked, so that
-        // nobody starts building where the old dataset is being removed.
+        // Marked as Esker's, so that the next run may remove what a kill from here on leaves. Locked, so that nobody
+        // starts building while the old dataset is being removed.
         let lock_path = self.target.join(LOCK);
         let old_lock = open_lock(&lock_path)?;
         old_lock.try_lock().map_err(|_| StoreError::Busy { path: self.target.clone() })?;
@@ -191,8 +192,8 @@ impl Staging {
                 remove_own(&self.directory)
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // Without an atomic swap there is a moment with no dataset, never one with half of one; a kill in
-                // between is mended by `recover_aside`.
+                // Without an atomic swap there is a moment without a dataset, but never with half of one.
+                // `recover_aside` repairs the state after a kill in between.
                 let aside = aside(&self.directory);
                 fs::rename(&self.target, &aside).map_err(StoreError::io(&self.target))?;
                 fs::rename(&self.directory, &self.target).map_err(StoreError::io(&self.target))?;
@@ -204,7 +205,7 @@ impl Staging {
     }
 }
 
-/// Opens the mark, or makes it.
+/// Opens or creates the lock file.
 fn open_lock(path: &Path) -> Result<File> {
     files::refuse_links(path)?;
     let lock = File::options().create(true).truncate(false).read(true).write(true).open(path);
@@ -216,19 +217,19 @@ fn write_lock(lock: &File, text: &str) -> io::Result<()> {
     lock.write_all_at(text.as_bytes(), 0)
 }
 
-/// Whether the mark in `directory` says exactly this.
+/// Whether the lock file in `directory` contains exactly this text.
 fn lock_says(directory: &Path, text: &str) -> bool {
     files::read(&directory.join(LOCK)).is_ok_and(|found| found == text.as_bytes())
 }
 
-/// Where a dataset waits while another takes its place, on file systems that cannot swap.
+/// Where a dataset is stored while another replaces it, on file systems that cannot swap.
 fn aside(partial: &Path) -> PathBuf {
     let mut name = partial.as_os_str().to_owned();
     name.push("-old");
     PathBuf::from(name)
 }
 
-/// Puts a dataset that was set aside back, or removes it when its successor is in place.
+/// Moves a dataset that was set aside back, or removes it if its successor is in place.
 fn recover_aside(target: &Path, aside: &Path) -> Result<()> {
     if aside.symlink_metadata().is_err() {
         return Ok(());
@@ -242,7 +243,7 @@ fn recover_aside(target: &Path, aside: &Path) -> Result<()> {
     remove_own(aside).map(drop)
 }
 
-/// Only a dataset may be replaced, and only when that was asked for; an empty directory is no loss.
+/// Allows replacing a dataset if `overwrite` is set, or an empty directory.
 fn check_replaceable(target: &Path, overwrite: bool, manifest_name: &str) -> Result<()> {
     if target.symlink_metadata().is_err() {
         return Ok(());
@@ -258,7 +259,7 @@ fn check_replaceable(target: &Path, overwrite: bool, manifest_name: &str) -> Res
     }
 }
 
-/// Whether there is nothing of that name, or a directory with nothing in it.
+/// Whether the path does not exist or is an empty directory.
 fn is_empty(path: &Path) -> Result<bool> {
     match fs::read_dir(path) {
         Ok(mut entries) => Ok(entries.next().is_none()),
@@ -268,8 +269,8 @@ fn is_empty(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of ours, with the parts of a striped dataset that are its own, wherever they are; says what is
-/// left. The mark goes last: a kill in between must not leave something that looks like a stranger's.
+/// Removes a directory of Esker's, including the dataset's own stripe parts on other disks. Returns messages about
+/// what remains. The lock file is removed last, so that a kill in between does not leave something that looks foreign.
 fn remove_own(directory: &Path) -> Result<Vec<String>> {
     let left = homes::release(directory)?;
     for found in fs::read_dir(directory).map_err(StoreError::io(directory))? {
@@ -282,7 +283,7 @@ fn remove_own(directory: &Path) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// Removes a file or a directory, if it is there.
+/// Removes a file or directory if it exists.
 fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
@@ -295,7 +296,7 @@ fn remove(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A complete directory that only lacks its name.
+    /// A complete directory that only needs the rename.
     fn complete(target: &Path, text: &str) -> Staging {
         let staging = Staging::begin(target, true).unwrap();
         staging.journal("job").unwrap();
@@ -321,7 +322,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let target = directory.path().join("d");
         drop(complete(&target, "one"));
-        // As if the kill had come before the work was removed.
+        // As if the kill had happened before the work directory was removed.
         fs::create_dir(directory.path().join("d.partial/work")).unwrap();
         let staging = Staging::begin(&target, false).unwrap();
         assert!(staging.is_complete("job") && !staging.is_complete("another job"));

@@ -1,7 +1,7 @@
-//! Arrays dealt out over several disks: how a manifest says so, and where the parts are.
+//! Arrays striped over several disks: how a manifest describes them, and where the parts are stored.
 //!
-//! The manifest holds numbers only. Part `i` is reached through `stripe-i` beside the manifest, a directory or a link
-//! to one, so a disk that is mounted elsewhere needs a new link and nothing else.
+//! The manifest contains only numbers. Part `i` is accessed through `stripe-i` beside the manifest, a directory or a
+//! link to one. If a disk is mounted elsewhere, only the link must change.
 
 use crate::{Result, StoreError};
 use esker_io::Layout;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How an array is dealt: stripe `s` is in part `s % parts`. Made only with numbers that can be.
+/// The striping of an array: stripe `s` is in part `s % parts`. The numbers are always valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedStripes", into = "UncheckedStripes")]
 pub struct Stripes {
@@ -17,7 +17,24 @@ pub struct Stripes {
     bytes: u64,
 }
 
-/// What a manifest holds, before anybody has looked at it.
+/// Invalid numbers of a striping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StripesError {
+    /// Too few parts, or too many.
+    #[error("arrays are striped over 2 to {} directories, and {parts} is given", Stripes::MOST_PARTS)]
+    Parts {
+        /// The given number.
+        parts: u32,
+    },
+    /// Stripes are too short, too long, or not a power of two.
+    #[error("stripes of {bytes} bytes; powers of two from 64 KiB to 1 GiB work")]
+    Bytes {
+        /// The given length.
+        bytes: u64,
+    },
+}
+
+/// The numbers in a manifest, before they are checked.
 #[derive(Clone, Serialize, Deserialize)]
 struct UncheckedStripes {
     parts: u32,
@@ -25,28 +42,25 @@ struct UncheckedStripes {
 }
 
 impl Stripes {
-    /// Most parts an array may have.
+    /// Largest number of parts.
     pub const MOST_PARTS: u32 = 64;
     /// The smallest stripe.
     pub const LEAST_BYTES: u64 = 64 << 10;
     /// The largest stripe.
     pub const MOST_BYTES: u64 = 1 << 30;
 
-    /// Stripes of `bytes` over `parts` parts; what is wrong with the numbers, where something is.
-    pub fn new(parts: u32, bytes: u64) -> Result<Stripes, String> {
+    /// Stripes of `bytes` over `parts` parts, or the reason why the numbers are invalid.
+    pub fn new(parts: u32, bytes: u64) -> Result<Stripes, StripesError> {
         if !(2..=Stripes::MOST_PARTS).contains(&parts) {
-            return Err(format!(
-                "arrays are striped over 2 to {} directories, and {parts} is given",
-                Stripes::MOST_PARTS
-            ));
+            return Err(StripesError::Parts { parts });
         }
         if !bytes.is_power_of_two() || !(Stripes::LEAST_BYTES..=Stripes::MOST_BYTES).contains(&bytes) {
-            return Err(format!("stripes of {bytes} bytes; powers of two from 64 KiB to 1 GiB work"));
+            return Err(StripesError::Bytes { bytes });
         }
         Ok(Stripes { parts, bytes })
     }
 
-    /// How many parts there are.
+    /// Number of parts.
     pub fn parts(&self) -> u32 {
         self.parts
     }
@@ -56,13 +70,13 @@ impl Stripes {
         self.bytes
     }
 
-    /// Where the parts of file `file_name` are in the dataset `directory`.
+    /// The parts of file `file_name` in the dataset `directory`.
     pub(crate) fn layout(&self, directory: &Path, file_name: &str) -> Layout {
         let parts = (0..self.parts).map(|part| stripe_directory(directory, part).join(file_name));
         Layout::striped(parts.collect(), self.bytes)
     }
 
-    /// That every part has a directory; which one has not, and what to do about it, otherwise.
+    /// Checks that every part has a directory. The error names the missing one and a remedy.
     pub(crate) fn check_directories(&self, directory: &Path) -> Result<()> {
         (0..self.parts).try_for_each(|part| {
             let path = stripe_directory(directory, part);
@@ -80,9 +94,9 @@ impl Stripes {
 }
 
 impl TryFrom<UncheckedStripes> for Stripes {
-    type Error = String;
+    type Error = StripesError;
 
-    fn try_from(numbers: UncheckedStripes) -> Result<Stripes, String> {
+    fn try_from(numbers: UncheckedStripes) -> Result<Stripes, StripesError> {
         Stripes::new(numbers.parts, numbers.bytes)
     }
 }

@@ -1,9 +1,9 @@
-//! Dealing a dataset's large arrays out over several directories, and bringing them back.
+//! Stripes a dataset's large arrays over several directories, and undoes it.
 //!
-//! Both go the same way: the new copy is written beside the old one, synced, read back against its checksums; then
-//! the manifest is replaced, and only then is the old copy removed. Killed before the manifest is replaced the
-//! dataset is as it was, killed after it as it will be; the next run finds finished copies under their names and
-//! goes on with the rest, or removes what is left of the old copy.
+//! Both directions work the same way. The new copy is written beside the old one, synced, and verified against its
+//! checksums. Then the manifest is replaced, and only then the old copy is removed. If the job is killed before the
+//! manifest is replaced, the dataset is in its old state; after that, in its new one. The next run finds finished
+//! copies under their names and continues with the rest, or removes the remains of the old copy.
 
 use crate::array::{check_part, file_name};
 use crate::files::{self, sync_directory};
@@ -19,32 +19,32 @@ use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Long enough to keep every disk busy, and few: the job should not need memory to speak of.
+/// Long enough to keep every disk busy, and few: the job should need little memory.
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS: usize = 3;
 
-/// What is to be striped, and over what.
+/// Parameters of striping.
 #[derive(Debug, Clone)]
 pub struct StripeRequest {
-    /// One directory for each part, on different disks if it is to help.
+    /// One directory per part. They should be on different disks.
     pub over: Vec<PathBuf>,
     /// Length of a stripe.
     pub stripe_bytes: u64,
-    /// Arrays shorter than this stay as they are.
+    /// Arrays shorter than this are not striped.
     pub least_bytes: u64,
 }
 
-/// What was done.
+/// The arrays whose storage changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MovedArrays {
-    /// Names of the arrays that are stored another way now.
+    /// Their names.
     pub arrays: Vec<String>,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// Deals the large arrays of the dataset in `directory` out over other directories; `threads` read the result back.
-/// Arrays that are dealt out so already stay; what an interrupted run left is finished.
+/// Stripes the large arrays of the dataset in `directory` over other directories; `threads` threads verify the result.
+/// Arrays with the same stripes stay as they are. An interrupted run is finished.
 pub fn stripe(
     directory: &Path,
     request: &StripeRequest,
@@ -52,7 +52,7 @@ pub fn stripe(
     progress: &dyn Progress,
 ) -> Result<MovedArrays> {
     let stripes = Stripes::new(request.over.len() as u32, request.stripe_bytes)
-        .map_err(|problem| StoreError::Stripe { path: directory.to_path_buf(), problem })?;
+        .map_err(|source| StoreError::Stripes { path: directory.to_path_buf(), source })?;
     let (job, manifest) = StripeJob::begin(directory, threads, progress)?;
     let homes = homes::homes(&job.directory, &request.over)?;
     job.refuse_other_stripes(&manifest, stripes, &homes)?;
@@ -73,7 +73,7 @@ pub fn stripe(
     Ok(change.moved())
 }
 
-/// Brings every striped array of the dataset in `directory` back into one file and removes the directories of parts.
+/// Stores every striped array of the dataset in `directory` in one file again and removes the directories of parts.
 pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<MovedArrays> {
     let (job, mut manifest) = StripeJob::begin(directory, threads, progress)?;
     let change = Change::of(&manifest, None, |entry| entry.stripes.is_some());
@@ -88,7 +88,7 @@ pub fn unstripe(directory: &Path, threads: usize, progress: &dyn Progress) -> Re
     Ok(change.moved())
 }
 
-/// Arrays as they are stored, and as they are to be.
+/// Entries of arrays as they are stored now and as they will be.
 struct Change {
     old: Vec<FileEntry>,
     new: Vec<FileEntry>,
@@ -101,8 +101,8 @@ impl Change {
         Change { old, new }
     }
 
-    /// What an earlier run has not finished: copies get their names when they are whole. A link is no copy: it may
-    /// lead to the very file that is to be removed.
+    /// Arrays that are not copied yet: a copy gets its name when it is complete. A link does not count as a copy,
+    /// because it may lead to the file that is to be removed.
     fn missing(&self, directory: &Path) -> Vec<(&FileEntry, &FileEntry)> {
         let is_there = |entry: &FileEntry| {
             let layout = entry.layout(directory);
@@ -122,13 +122,13 @@ impl Change {
     }
 }
 
-/// A dataset whose arrays are being stored another way.
+/// A dataset whose arrays are being moved.
 struct StripeJob<'a> {
-    /// Without links on the way: marks hold it.
+    /// Canonical path, because marks contain it.
     directory: PathBuf,
     threads: usize,
     progress: &'a dyn Progress,
-    /// The directory itself, locked: nobody may replace the dataset, or stripe it too, meanwhile.
+    /// The directory itself, locked: nobody else may replace or stripe the dataset meanwhile.
     _lock: File,
 }
 
@@ -138,7 +138,7 @@ impl<'a> StripeJob<'a> {
         threads: usize,
         progress: &'a dyn Progress,
     ) -> Result<(StripeJob<'a>, Manifest)> {
-        // Before the lock, for the message when this is no dataset; once more after it, for what holds then.
+        // First for the error if this is not a dataset; again after locking, for the manifest that is valid then.
         Dataset::open(directory)?;
         let directory = fs::canonicalize(directory).map_err(StoreError::io(directory))?;
         let lock = File::open(&directory).map_err(StoreError::io(&directory))?;
@@ -152,7 +152,8 @@ impl<'a> StripeJob<'a> {
         Ok((StripeJob { directory, threads, progress, _lock: lock }, manifest))
     }
 
-    /// Other stripes than those there are need an undo first; what an interrupted run has left of others goes.
+    /// Refuses stripes that differ from existing ones; these need an undo first. Removes what an interrupted run left
+    /// of others.
     fn refuse_other_stripes(&self, manifest: &Manifest, stripes: Stripes, homes: &[PathBuf]) -> Result<()> {
         let parts = homes::linked_parts(&self.directory)?;
         let leads_home = |part: &u32| {
@@ -163,12 +164,12 @@ impl<'a> StripeJob<'a> {
         let mut striped = manifest.files.iter().filter_map(|entry| entry.stripes);
         match striped.next() {
             Some(found) if found != stripes || striped.any(|other| other != found) || !same_homes => {
-                let directories: Vec<String> = (0..found.parts())
+                let over = (0..found.parts())
                     .map(|part| stripe_directory(&self.directory, part))
-                    .map(|link| fs::canonicalize(&link).unwrap_or(link).display().to_string())
+                    .map(|link| fs::canonicalize(&link).unwrap_or(link))
                     .collect();
-                let found = format!("{} over {}", ByteCount(found.bytes()), directories.join(", "));
-                Err(StoreError::Striped { path: self.directory.clone(), found })
+                let (path, stripe) = (self.directory.clone(), ByteCount(found.bytes()));
+                Err(StoreError::Striped { path, stripe, over })
             }
             Some(_) => Ok(()),
             None if same_homes => Ok(()),
@@ -177,7 +178,7 @@ impl<'a> StripeJob<'a> {
         }
     }
 
-    /// Striping within one disk works and gains nothing: worth a word.
+    /// Warns if two parts are on one disk: this works, but gains nothing.
     fn note_shared_disks(&self, over: &[PathBuf]) -> Result<()> {
         let mut disks: BTreeMap<u64, &Path> = BTreeMap::new();
         for directory in over {
@@ -190,7 +191,7 @@ impl<'a> StripeJob<'a> {
         Ok(())
     }
 
-    /// Stores arrays the new way and puts the manifest that says so in place.
+    /// Copies arrays to their new layout and writes the manifest that describes it.
     fn carry_out(&self, manifest: Manifest, change: &Change) -> Result<Manifest> {
         let missing = change.missing(&self.directory);
         let bytes = missing.iter().map(|(_, new)| new.bytes).sum();
@@ -205,14 +206,14 @@ impl<'a> StripeJob<'a> {
         Ok(manifest)
     }
 
-    /// Refuses a change whose copies do not fit on the disks of `directories`, one for each part.
+    /// Refuses a change whose copies do not fit on the disks of `directories`, one per part.
     fn check_room(&self, change: &Change, directories: &[PathBuf]) -> Result<()> {
         let mut disks: BTreeMap<u64, (&Path, u64)> = BTreeMap::new();
         for (_, new) in change.missing(&self.directory) {
             let (layout, unfinished) = (new.layout(&self.directory), self.unfinished(new));
             for (part, directory) in directories.iter().enumerate() {
                 let disk = fs::metadata(directory).map_err(StoreError::io(directory))?.dev();
-                // An interrupted run has reserved room, which this one takes over.
+                // An interrupted run has reserved space, which this run reuses.
                 let reserved =
                     fs::metadata(&unfinished.parts()[part]).map_or(0, |found| found.blocks() * 512);
                 let needed = layout.part_bytes(part, new.bytes).saturating_sub(reserved);
@@ -229,12 +230,12 @@ impl<'a> StripeJob<'a> {
         Ok(())
     }
 
-    /// Where a copy is while it is being written.
+    /// Where a copy is stored while it is being written.
     fn unfinished(&self, entry: &FileEntry) -> Layout {
         entry.layout_as(&self.directory, &format!("{}{UNFINISHED}", file_name(&entry.name)))
     }
 
-    /// Copies an array from where `from` has it to where `to` has it. It gets its name when it is safe on the disk.
+    /// Copies an array from the layout of `from` to that of `to`. The copy gets its name when it is durable.
     fn copy(&self, from: &FileEntry, to: &FileEntry) -> Result<()> {
         let unfinished = self.unfinished(to);
         unfinished.parts().iter().try_for_each(|part| files::remove(part))?;
@@ -261,7 +262,7 @@ impl<'a> StripeJob<'a> {
         Ok(())
     }
 
-    /// Compares every block of the new copies with its checksum; copies that are not whole go.
+    /// Compares every block of the new copies with its checksum. Damaged copies are removed.
     fn read_back(&self, entries: &[FileEntry]) -> Result<()> {
         let bytes = entries.iter().map(|entry| entry.bytes).sum();
         self.progress.stage("read back", Some(bytes), Unit::Bytes);
@@ -270,21 +271,14 @@ impl<'a> StripeJob<'a> {
             entries.iter().map(|entry| Target { directory, entry, rule: NumberRule::Any }).collect();
         let damage = scan(&ThisMachine, &targets, self.threads, self.progress)?;
         self.progress.finish();
-        let Some(first) = damage.into_iter().next() else { return Ok(()) };
+        let Some(damage) = damage.into_iter().next() else { return Ok(()) };
         for path in entries.iter().flat_map(|entry| entry.layout(directory).parts().to_vec()) {
             files::remove(&path)?;
         }
-        let problem = format!(
-            "the copy is not what was written, at offset {}: {}; nothing was changed: run `esker verify {}`, and the \
-             same command again if that finds nothing",
-            first.offset,
-            first.problem,
-            directory.display()
-        );
-        Err(StoreError::Stripe { path: first.path, problem })
+        Err(StoreError::BadCopy { damage: Box::new(damage), dataset: directory.clone() })
     }
 
-    /// Removes copies that the manifest, which is in place, does not speak of.
+    /// Removes copies that the current manifest does not refer to.
     fn remove_old_copies(&self, manifest: &Manifest) -> Result<()> {
         for entry in &manifest.files {
             let single = file_name(&entry.name);
@@ -298,22 +292,18 @@ impl<'a> StripeJob<'a> {
     }
 }
 
-/// Refuses parts that are files of the dataset itself, or one another, by links that somebody made: writing or removing
-/// one copy of an array would hit the other. Inside the dataset a part may lie in a `stripe-i` of its own only.
+/// Refuses parts that, through links, are files of the dataset itself or the same file as another part: writing or
+/// removing one copy of an array would hit the other. Inside the dataset, a part may only be in its own `stripe-i`.
 fn refuse_entangled_parts(directory: &Path, manifest: &Manifest) -> Result<()> {
     let mut seen: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
     for entry in manifest.files.iter().filter(|entry| entry.stripes.is_some()) {
         for path in entry.layout(directory).parts() {
             let place = fs::canonicalize(path).map_err(StoreError::io(path))?;
-            let refuse = |problem: String| {
-                let remedy = "link it to a directory of its own (`ln -sfn DIRECTORY stripe-i`)";
-                Err(StoreError::Stripe { path: path.clone(), problem: format!("{problem}; {remedy}") })
-            };
             if place.starts_with(directory) && place != *path {
-                return refuse(format!("is {}, inside the dataset", place.display()));
+                return Err(StoreError::PartInside { path: path.clone(), place });
             }
             if let Some(other) = seen.insert(place, path.clone()) {
-                return refuse(format!("is the same file as {}", other.display()));
+                return Err(StoreError::PartTwice { path: path.clone(), other });
             }
         }
     }

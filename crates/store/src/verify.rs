@@ -1,5 +1,5 @@
-//! Checks every byte of a dataset: checksums of all blocks and tables, headers, and that numbers mean what they
-//! should (ids below the node count, offsets that rise, labels below the class count).
+//! Checks every byte of a dataset: checksums of all blocks and tables, headers, and that numbers are valid (ids below
+//! the node count, offsets ascending, labels below the class count).
 
 use crate::array::PAGE_BYTES;
 use crate::scan::{Target, damage_in, scan, unreadable};
@@ -10,33 +10,33 @@ use esker_types::{Dtype, Progress, Unit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A place where a dataset is not what was written.
+/// A damaged range of a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
-    /// Where the damaged part starts.
+    /// Start of the damaged range.
     pub offset: u64,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
     /// What is wrong.
     pub problem: String,
 }
 
-/// What [`verify`] found.
+/// The result of [`verify`].
 #[derive(Debug)]
 pub struct Verified {
     /// The dataset's id, if its manifest could be read.
     pub id: Option<String>,
     /// Bytes checked.
     pub bytes: u64,
-    /// Every damaged place; none means the dataset is what was written.
+    /// All damage; empty if the dataset is exactly what was written.
     pub damage: Vec<Damage>,
 }
 
-/// Checks every byte of the dataset in `directory` with `threads` threads. Damage of any kind, up to a manifest that
-/// cannot be parsed and blocks that the disk does not give, is a finding; an error is a directory that is no dataset,
-/// or a reason that is not the data's.
+/// Checks every byte of the dataset in `directory` with `threads` threads. Damage of any kind is a finding, even a
+/// manifest that cannot be parsed or blocks that the disk cannot read. An error means that the directory is not a
+/// dataset, or that the failure is not the data's fault.
 pub fn verify(directory: &Path, threads: usize, progress: &dyn Progress) -> Result<Verified> {
     verify_from(&SharedDisk::this_machine(), directory, threads, progress)
 }
@@ -67,8 +67,9 @@ fn verify_from(
     let manifest = match Manifest::from_bytes(&text, &path) {
         Ok(manifest) => manifest,
         Err(StoreError::Manifest { problem, .. }) => {
-            let damage = vec![Damage { path, offset: 0, bytes: text.len() as u64, problem }];
-            return Ok(Verified { id: None, bytes: text.len() as u64, damage });
+            let (bytes, problem) = (text.len() as u64, problem.to_string());
+            let damage = vec![Damage { path, offset: 0, bytes, problem }];
+            return Ok(Verified { id: None, bytes, damage });
         }
         Err(error) => return Err(error),
     };
@@ -97,7 +98,7 @@ fn verify_from(
     }
     progress.finish();
     damage.sort();
-    // Several blocks have their checksums in one sector.
+    // Several blocks may have their checksums in one sector.
     damage.dedup();
     Ok(Verified { id: Some(manifest.id.clone()), bytes, damage })
 }
@@ -119,7 +120,7 @@ fn derived_damage(error: &StoreError) -> Damage {
     Damage { path, offset: 0, bytes: 0, problem: format!("derived data does not open: {error}") }
 }
 
-/// What the numbers of a file must be.
+/// A rule for the numbers of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NumberRule {
     Any,
@@ -161,14 +162,14 @@ impl NumberRule {
         }
     }
 
-    /// The first number of `bytes`, which start with element number `first`, that breaks the rule.
+    /// The first number in `bytes` that violates the rule. `bytes` starts with element number `first`.
     pub(crate) fn broken_by(self, dtype: Dtype, first: u64, bytes: &[u8]) -> Option<(u64, String)> {
         let found = |at: usize, value: String| Some(((at as u64) * dtype.bytes(), value));
         match (self, dtype) {
             (NumberRule::Any, _) => None,
             (NumberRule::Below(bound), Dtype::U32) => {
                 let words = || bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                // The maximum is vectorised; the search for the culprit happens once.
+                // The maximum is vectorised; the position is searched only if it fails.
                 if words().fold(0, u32::max) as u64 >= bound {
                     let at = words().position(|word| word as u64 >= bound)?;
                     return found(at, words().nth(at)?.to_string());
@@ -203,7 +204,7 @@ impl NumberRule {
     }
 }
 
-/// Checks that numbers are in order where they must be, in a dataset whose every block is what was written.
+/// Checks the order of numbers in a dataset whose blocks are all intact.
 fn check_order(disk: &SharedDisk, directory: &Path, manifest: &Manifest) -> Result<Vec<Damage>> {
     let rising = [(file::IN_OFFSETS, false), (file::OUT_OFFSETS, false)]
         .into_iter()
@@ -223,7 +224,7 @@ fn check_order(disk: &SharedDisk, directory: &Path, manifest: &Manifest) -> Resu
     Ok(damage)
 }
 
-/// Offsets rise, ids of a split rise strictly.
+/// Checks that offsets ascend, and ids of a split ascend strictly.
 fn check_rising(array: &ArrayFile, strictly: bool, damage: &mut Vec<Damage>) -> Result<()> {
     let width = array.entry().dtype.bytes();
     let (mut elements, mut chunk) = (array.elements(0)?, vec![0u64; 1 << 14]);

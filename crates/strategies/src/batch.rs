@@ -1,5 +1,5 @@
-//! What a source yields: a batch, which says everything that a step needs, and what flows back from the step. Buffers and the
-//! permit go back to where they came from when a batch is dropped, so that a source never holds more than it promised.
+//! What a source yields: a batch, which has everything that a step needs, and the feedback of the step. Buffers and the
+//! permit return to their source when a batch is dropped, so that a source never exceeds its memory budget.
 
 use crate::{Result, RunPosition};
 use esker_device::{AdjacencyShape, BatchOf, Device, Shape};
@@ -8,24 +8,24 @@ use esker_sample::{Position, Sample, Targets};
 use esker_types::{Dtype, NodeId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A batch that can be trained on, evaluated, or handed to a loader.
+/// A batch for training, evaluation or a loader.
 pub struct Batch<D: Device> {
-    /// Which batch of the run.
+    /// Its position in the run.
     pub at: RunPosition,
-    /// Its nodes and who is whose neighbour.
+    /// Its nodes and their neighbours.
     pub blocks: Blocks<D>,
-    /// The rows of its nodes.
+    /// The input rows of its nodes.
     pub input: Input<D>,
     /// What it is trained or evaluated on.
     pub targets: Targets,
-    /// What is exchanged with stores during the step.
+    /// What the step exchanges with stores.
     pub exchange: Exchange<D>,
-    /// Its place among the batches on their way.
+    /// Its permit to be in flight.
     pub permit: Permit,
 }
 
 impl<D: Device> Batch<D> {
-    /// A batch of a sample in host memory, which exchanges nothing.
+    /// A batch from a sample in host memory, without an exchange.
     pub fn of_sample(
         at: Position,
         sample: Recycled<Sample>,
@@ -42,24 +42,24 @@ impl<D: Device> Batch<D> {
 pub enum Blocks<D: Device> {
     /// A sample in host memory.
     Host(Recycled<Sample>),
-    /// Graphs that are on the device already, a graph a layer.
+    /// Graphs that are on the device already, one per layer.
     Device(DeviceBlocks<D>),
 }
 
 /// Graphs on the device, and what the host knows of them.
 pub struct DeviceBlocks<D: Device> {
-    /// A graph a layer, the first layer's first.
+    /// One graph per layer, the first layer's first.
     pub graphs: Vec<D::Graph>,
     /// Neighbours in all of them.
     pub edges: u64,
-    /// The seeds, as given.
+    /// The seed nodes, in the given order.
     pub seeds: Vec<NodeId>,
     /// Their rows in the output of the last layer.
     pub seed_rows: Vec<u32>,
 }
 
 impl<D: Device> Blocks<D> {
-    /// The sample, where it is in host memory.
+    /// The sample, if it is in host memory.
     pub fn sample(&self) -> Option<&Sample> {
         match self {
             Blocks::Host(sample) => Some(sample),
@@ -67,7 +67,7 @@ impl<D: Device> Blocks<D> {
         }
     }
 
-    /// Nodes whose rows the first layer reads.
+    /// Number of nodes whose rows the first layer reads.
     pub fn nodes(&self) -> u64 {
         match self {
             Blocks::Host(sample) => sample.node_ids.len() as u64,
@@ -75,7 +75,7 @@ impl<D: Device> Blocks<D> {
         }
     }
 
-    /// Neighbours.
+    /// Number of neighbours.
     pub fn edges(&self) -> u64 {
         match self {
             Blocks::Host(sample) => sample.edge_count(),
@@ -83,7 +83,7 @@ impl<D: Device> Blocks<D> {
         }
     }
 
-    /// The seeds, and their rows in the output of the last layer.
+    /// The seed nodes, and their rows in the output of the last layer.
     pub fn seeds(&self) -> (Vec<NodeId>, Vec<u32>) {
         match self {
             Blocks::Host(sample) => seed_rows(sample),
@@ -101,25 +101,26 @@ fn seed_rows(sample: &Sample) -> (Vec<NodeId>, Vec<u32>) {
     (nodes, sample.seeds.iter().map(|seed| seed.0 - first).collect())
 }
 
-/// The rows of a batch's nodes.
+/// The input rows of a batch's nodes.
 pub struct Input<D: Device> {
-    /// Rows that training does not change, brought together ahead of the step.
+    /// Rows that training does not change, assembled before the step.
     pub fixed: Option<FixedRows<D>>,
-    /// Rows that training changes: gathered inside the step, so that it sees what the steps before it made of them.
+    /// Rows that training changes. They are gathered inside the step, so that it reads the results of all steps before
+    /// it.
     pub live: Option<LiveRows<D>>,
-    /// Columns by name, for a loader that has no model.
+    /// Columns by name, for a loader without a model.
     pub columns: Vec<NamedColumn>,
 }
 
 /// Rows that training does not change.
 pub enum FixedRows<D: Device> {
-    /// As f32, in host memory that the device uploads.
+    /// As f32, in host memory for upload to the device.
     Host(D::HostRows),
-    /// As stored, in a cache of the device and in memory that the batch read to; the device assembles them.
+    /// As stored, in a cache of the device and in the memory that the batch was read to. The device assembles them.
     Cached(BatchOf<D>),
 }
 
-/// Rows of a table that training changes, a slot a node.
+/// Rows of a table that training changes, one slot per node.
 pub struct LiveRows<D: Device> {
     /// The table.
     pub table: Arc<LiveTable<D>>,
@@ -127,16 +128,16 @@ pub struct LiveRows<D: Device> {
     pub slots: Vec<u32>,
 }
 
-/// Values of the batch's nodes, or of its edges, as stored: those that [`JobOutline::columns`](crate::JobOutline) names.
+/// Values of the batch's nodes or edges, as stored: those that [`JobOutline::columns`](crate::JobOutline) names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedColumn {
-    /// As the dataset calls it.
+    /// Its name in the dataset.
     pub name: String,
-    /// Whether there is a value a node; else a value an edge, in the order of the sample.
+    /// Whether there is a value per node. Otherwise there is one per edge, in the order of the sample.
     pub by_node: bool,
-    /// How values are stored.
+    /// The type of the values.
     pub dtype: Dtype,
-    /// Values of each node or edge.
+    /// Values per node or edge.
     pub width: usize,
     /// The values.
     pub bytes: Vec<u8>,
@@ -153,17 +154,18 @@ impl<D: Device> Input<D> {
         Input { fixed: None, live: Some(rows), columns: Vec::new() }
     }
 
-    /// No rows: whoever takes the batch has them already.
+    /// No rows: the consumer of the batch has them already.
     pub fn none() -> Input<D> {
         Input { fixed: None, live: None, columns: Vec::new() }
     }
 
-    /// The slots of live rows, where there are any.
+    /// The slots of live rows, if there are any.
     pub fn live_slots(&self) -> Option<&[u32]> {
         self.live.as_ref().map(|live| &live.slots[..])
     }
 
-    /// The rows on the device, `columns` numbers each. Asserts that the batch has rows of one kind.
+    /// Uploads the rows to the device, with `columns` numbers each. Panics unless the batch has exactly one kind of
+    /// rows.
     pub fn upload(&mut self, device: &D, columns: usize) -> D::Matrix {
         match (self.fixed.take(), &self.live) {
             (Some(FixedRows::Host(rows)), None) => device.upload(rows, columns),
@@ -175,8 +177,8 @@ impl<D: Device> Input<D> {
     }
 }
 
-/// A table on a device that steps read and whoever owns it changes, in the order of the steps: every use is handed to the device
-/// while the lock is held, and the device keeps the order.
+/// A table on a device. Steps read it and its owner changes it, in the order of the steps. Every use is submitted to
+/// the device while the lock is taken, and the device keeps that order.
 pub struct LiveTable<D: Device> {
     rows: Mutex<D::Matrix>,
 }
@@ -187,9 +189,9 @@ impl<D: Device> LiveTable<D> {
         Arc::new(LiveTable { rows: Mutex::new(rows) })
     }
 
-    /// The rows, to be read or changed.
+    /// The rows, for reading or changing.
     pub fn lock(&self) -> MutexGuard<'_, D::Matrix> {
-        // A panic while it was held ended the run.
+        // A panic while it was locked has ended the run.
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,102 +204,102 @@ impl<D: Device> LiveTable<D> {
     }
 }
 
-/// What a step exchanges with stores of hidden rows, and whether its source wants the gradient of the input.
+/// What a step exchanges with stores of hidden rows, and whether its source needs the gradient of the input.
 pub struct Exchange<D: Device> {
-    /// Hidden rows that are taken from a store instead of being computed; no gradient flows through them.
+    /// Hidden rows that are taken from a store instead of being computed. No gradient flows through them.
     pub pull: Option<Pull<D>>,
-    /// Hidden rows that flow back.
+    /// Hidden rows that are sent to a store.
     pub push: Option<Push>,
     /// Whether the gradient of the input flows back.
     pub input_gradient: bool,
 }
 
 impl<D: Device> Exchange<D> {
-    /// Nothing.
+    /// No exchange.
     pub fn none() -> Exchange<D> {
         Exchange { pull: None, push: None, input_gradient: false }
     }
 
-    /// The layers that read rows which are pulled or pushed.
+    /// The layers that read pulled or pushed rows.
     pub fn layers(&self) -> Vec<usize> {
         let pull = self.pull.as_ref().map(|pull| pull.layer);
         pull.into_iter().chain(self.push.as_ref().map(|push| push.layer)).collect()
     }
 
-    /// Whether the step is the same without it.
+    /// Whether the step needs no exchange.
     pub fn is_none(&self) -> bool {
         self.pull.is_none() && self.push.is_none() && !self.input_gradient
     }
 }
 
-/// Hidden rows that are pulled: as they are after norm and activation, before dropout.
+/// Hidden rows that are pulled: after norm and activation, before dropout.
 pub struct Pull<D: Device> {
-    /// The layer that reads them: what the layer before it wrote is replaced.
+    /// The layer that reads them. They replace outputs of the layer before it.
     pub layer: usize,
-    /// Which rows of that layer's input.
+    /// Indices of these rows in that layer's input.
     pub rows: Vec<u32>,
-    /// Where they come from.
+    /// The table that they come from.
     pub table: Arc<LiveTable<D>>,
-    /// The slot of each.
+    /// The slot of each row.
     pub slots: Vec<u32>,
 }
 
-/// Hidden rows that are pushed: as they are after norm and activation, before dropout.
+/// Hidden rows that are pushed: after norm and activation, before dropout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Push {
     /// The layer that reads them.
     pub layer: usize,
-    /// Which rows of that layer's input.
+    /// Indices of these rows in that layer's input.
     pub rows: Vec<u32>,
-    /// What the source calls them.
+    /// The source's slot of each row.
     pub slots: Vec<u32>,
 }
 
-/// What flows back from a step. Every batch of training has one, whatever was asked for, so that a source can count.
+/// The feedback of a step. Every training batch has one, even if nothing is exchanged, so that a source can count.
 pub struct Feedback<D: Device> {
     /// The batch.
     pub at: RunPosition,
-    /// The learning rate of the step; none where no target had a label, and no parameter moved (statistics of batch norms did,
-    /// where the batch went through the model to be exchanged).
+    /// The learning rate of the step. `None` if no target had a label, so that no parameter changed. (Batch norm
+    /// statistics did change if the batch went through the model for its exchange.)
     pub rate: Option<f64>,
-    /// Hidden rows that were pushed, one a slot.
+    /// Hidden rows that were pushed, one per slot.
     pub pushed: Option<Pushed<D>>,
-    /// The gradient of the input rows: a row a slot of the live rows, or a row a node where rows are fixed; none where no target
-    /// had a label.
+    /// The gradient of the input rows: one row per slot of live rows, or one row per node if rows are fixed. `None` if
+    /// no target had a label.
     pub input_gradient: Option<Pushed<D>>,
 }
 
-/// Rows on the device, and the slots they belong to.
+/// Rows on the device, and their slots.
 pub struct Pushed<D: Device> {
-    /// As the batch named them.
+    /// The slots, as in the batch.
     pub slots: Vec<u32>,
-    /// A row a slot.
+    /// One row per slot.
     pub rows: D::Matrix,
 }
 
 /// The batches of a run, in order: training, validation after epochs, test.
 pub trait BatchSource<D: Device>: Send {
-    /// The next batch; `None` after the last. Batches that are not dropped keep their permits: see
-    /// [`JobOutline::prefetch_depth`](crate::JobOutline). Of an evaluation there is one at a time: it is dropped before the next is
-    /// asked for.
+    /// The next batch; `None` after the last. Batches keep their permits until they are dropped: see
+    /// [`JobOutline::prefetch_depth`](crate::JobOutline). An evaluation has one batch at a time: it must be dropped
+    /// before the next call.
     fn next(&mut self) -> Result<Option<Batch<D>>>;
 
-    /// Takes what flows back from a step. It is called in the order of the steps, right after the backward pass was handed to the
-    /// device and before the next step is; it hands its own work to the device and does not wait for it.
+    /// Takes the feedback of a step. It is called in the order of the steps, after the backward pass was submitted to
+    /// the device and before the next step is. It submits its own work to the device and does not wait for it.
     fn apply(&mut self, feedback: Feedback<D>) -> Result<()>;
 
-    /// Batch b sees the feedback of the batches up to b - lag. Steps in flight keep to it.
+    /// Batch b sees the feedback of the batches up to b - lag. Steps in flight respect this.
     fn lag(&self) -> usize;
 
-    /// Leaves out the batches before a later position: a run that stops early goes on with its test.
+    /// Skips the batches before a later position: a run that stops early continues with its test.
     fn skip_to(&mut self, at: RunPosition) -> Result<()>;
 
-    /// Writes what a checkpoint must hold, as of the last applied step.
+    /// Writes the state for a checkpoint, as of the last applied step.
     fn save(&self, to: &mut dyn crate::CheckpointSink) -> Result<()>;
 
-    /// The current input rows in the order of nodes, as of the last applied step: for inference, ranking, export.
+    /// The current input rows in node order, as of the last applied step: for inference, ranking and export.
     fn table(&mut self) -> Result<crate::InputTable>;
 
-    /// What was counted so far.
+    /// The counters so far.
     fn counters(&self) -> crate::SourceCounters;
 }

@@ -1,4 +1,5 @@
-//! Columns by name for a loader: the last stage of every strategy, where a job asks for any. Read from disk as they are stored.
+//! Columns by name for a loader. They are the last stage of every strategy, if a job requests any. They are read from
+//! disk as stored.
 
 use crate::{Batch, Job, JobOutline, MemoryTable, NamedColumn, Result, StrategyError};
 use esker_device::Device;
@@ -8,7 +9,7 @@ use esker_sample::{Sample, Settings};
 use esker_store::FileEntry;
 use std::sync::Arc;
 
-/// Whether an array has a row a node; else it has a row an edge.
+/// Whether an array has one row per node. Otherwise it has one row per edge.
 fn is_by_node(entry: &FileEntry) -> Option<bool> {
     match entry.name.split_once('-') {
         Some(("node", _)) => Some(true),
@@ -17,7 +18,7 @@ fn is_by_node(entry: &FileEntry) -> Option<bool> {
     }
 }
 
-/// Opens what a job asks for, and checks that batches can have it.
+/// Opens the columns that a job requests, and checks that batches can have them.
 fn open(job: &JobOutline, settings: &Settings) -> Result<Arc<ColumnFiles>> {
     let columns = ColumnFiles::open(&job.dataset, &job.columns)?;
     let manifest = job.dataset.manifest();
@@ -27,22 +28,16 @@ fn open(job: &JobOutline, settings: &Settings) -> Result<Arc<ColumnFiles>> {
             false => manifest.edges.count,
         });
         if rows != Some(entry.rows) {
-            return Err(StrategyError::request(
-                format!("{} has no row for each node or each edge", entry.name),
-                "ask for columns that begin with node- or edge-",
-            ));
+            return Err(StrategyError::Column { name: entry.name.clone() });
         }
         if is_by_node(entry) == Some(false) && !settings.carry.edges {
-            return Err(StrategyError::request(
-                format!("{} is a column of edges, and the samples do not carry edge ids", entry.name),
-                "let the samples carry edge ids",
-            ));
+            return Err(StrategyError::EdgeColumn { name: entry.name.clone() });
         }
     }
     Ok(columns)
 }
 
-/// Adds what columns of batches take.
+/// Adds the memory of the columns of batches.
 pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) -> Result<()> {
     if job.columns.is_empty() {
         return Ok(());
@@ -62,7 +57,7 @@ pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) -> Result<()
     Ok(())
 }
 
-/// Batches with the columns that the job asks for.
+/// Adds the columns that the job requests to batches.
 pub(crate) fn added<D: Device>(
     job: &Job,
     settings: &Settings,

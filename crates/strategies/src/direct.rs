@@ -1,5 +1,5 @@
-//! Batches without a plan, for evaluation: neighbours and rows read as they are needed, in the memory that is set aside for it,
-//! while the phases of training keep theirs.
+//! Batches without a plan, for evaluation. Neighbours and feature rows are read from disk when they are needed. This
+//! uses separate memory, while the phases of training keep theirs.
 
 use crate::job::positions_of;
 use crate::phases::{InferenceGraph, PhaseSource};
@@ -17,10 +17,10 @@ use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Samples beyond the one that is gathered: being made, waiting.
+/// Samples beyond the one that is gathered: one being made, one waiting.
 const SAMPLES_PREFETCHED: usize = 2;
 
-/// Neighbours and rows on disk, and threads.
+/// Neighbours and feature rows on disk, and threads.
 #[derive(Clone)]
 pub(crate) struct Reads {
     pub graph: Arc<DiskGraph>,
@@ -29,7 +29,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// Opens them.
+    /// Opens the files of a job.
     pub fn open(job: &Job) -> Result<Reads> {
         Ok(Reads {
             graph: Arc::new(DiskGraph::open(&job.dataset, job.direction)?),
@@ -38,20 +38,20 @@ impl Reads {
         })
     }
 
-    /// The same, for a device.
+    /// The same, with a device.
     pub fn on<D: Device>(&self, device: &D) -> ReadsOn<D> {
         ReadsOn { reads: self.clone(), device: device.clone() }
     }
 }
 
-/// Neighbours and rows on disk, for a device.
+/// Neighbours and feature rows on disk, with a device.
 pub(crate) struct ReadsOn<D> {
     reads: Reads,
     device: D,
 }
 
 impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
-    /// The only epoch of an evaluation.
+    /// The batches of an evaluation, which has one epoch.
     fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
         match job.dataset.manifest().id_dtype() {
             Dtype::U64 => source_over::<D, u64>(&self.device, &self.reads, job, over),
@@ -62,13 +62,13 @@ impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
     fn table(&self) -> Result<InputTable> {
         let (reads, format) = (self.reads.clone(), self.reads.rows.format());
         Ok(InputTable::new(format.rows(), format.dim(), move |nodes, values| {
-            // A reader stays with its thread, and a stream may move.
+            // A reader stays on its thread, but this closure may move to another.
             Ok(reads.rows.reader()?.read_all(nodes, &[], values, &reads.pool)?)
         }))
     }
 }
 
-/// What reading neighbours of so many nodes and edges from disk takes.
+/// Memory for reading neighbours of this many nodes and edges from disk.
 pub(crate) fn workspace_bytes(job: &JobOutline, nodes: u64, edges: u64) -> u64 {
     match job.dataset.manifest().id_dtype() {
         Dtype::U64 => OnDisk::<u64>::workspace_bytes(nodes, edges),
@@ -76,7 +76,7 @@ pub(crate) fn workspace_bytes(job: &JobOutline, nodes: u64, edges: u64) -> u64 {
     }
 }
 
-/// A sampler of neighbours on disk, with so many samples.
+/// Memory of a sampler on disk, with this many samples.
 pub(crate) fn sampler_bytes(job: &JobOutline, bound: &Bound, samples: u64) -> u64 {
     bound.bytes(samples).saturating_add(workspace_bytes(job, bound.nodes, bound.edges))
 }
@@ -85,13 +85,13 @@ fn sampling_bytes(job: &JobOutline, settings: &esker_sample::Settings, largest_b
     sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_PREFETCHED as u64)
 }
 
-/// Adds what evaluation takes.
+/// Adds the memory of evaluation.
 pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
     if let Some(evaluation) = &job.evaluation {
         let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
         let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch);
         table.add("evaluation: sampling", sampling);
-        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
+        table.add("evaluation: feature rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
         table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
     }
 }
@@ -110,7 +110,7 @@ fn source_over<D: Device, W: StoredId>(
     let mut positions = positions_of(batches.clone(), Position { epoch: 0, batch: 0 }, 1);
     let topology = OnDisk::<W>::new(reads.graph.clone(), None);
     let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
-    // The sampler's queue stays with its thread, so the sampler is made there.
+    // The sampler's queue stays on its thread, so the sampler is made there.
     let sampled = listed.then_with(
         "sample",
         1,

@@ -4,7 +4,7 @@ use esker_fetch::FetchError;
 use esker_fetch::pipeline::StagePanicked;
 use esker_sample::SampleError;
 use esker_store::StoreError;
-use esker_types::ErrorKind;
+use esker_types::{ByteCount, ErrorKind};
 use std::path::PathBuf;
 
 /// What can go wrong between a dataset and a batch.
@@ -19,58 +19,143 @@ pub enum StrategyError {
     /// A file could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What was asked for cannot be done.
-    #[error("{problem}; {remedy}")]
-    Request {
-        /// What was asked, and what there is.
-        problem: String,
-        /// What to do.
-        remedy: String,
+    /// A cache larger than the memory that is left.
+    #[error("{flag} asks for {asked}, and {left} are left for it; give a smaller {flag}, or more --memory")]
+    Cache {
+        /// The flag of the cache.
+        flag: &'static str,
+        /// Requested bytes.
+        asked: ByteCount,
+        /// Bytes left.
+        left: ByteCount,
     },
-    /// Packed rows cannot go where the dataset is.
+    /// Batches that turned out larger than the memory that is left for them.
+    #[error(
+        "batches of {batch} seeds were sampled, and packing or training on them takes {needed} where {left} are left for it; give {} more ({} bytes) with --memory, or a smaller --batch, --fanout or --feature-cache",
+        short_of(needed, left).flag_value(), short_of(needed, left).0
+    )]
+    BatchMemory {
+        /// Seed nodes per batch.
+        batch: u64,
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes left.
+        left: ByteCount,
+    },
+    /// Samples that exceed the disk budget.
+    #[error(
+        "samples of {done} of {batches} batches take {taken} on disk, and --disk-budget allows {allowed}; all of them take about {all} ({} bytes), and rows packed for them more; give --disk-budget {} at least, or sample fewer epochs with --epochs-sampled",
+        all.0, all.flag_value()
+    )]
+    SamplesDisk {
+        /// Batches sampled so far.
+        done: u64,
+        /// Batches to sample.
+        batches: u64,
+        /// Bytes on disk so far.
+        taken: ByteCount,
+        /// The disk budget.
+        allowed: ByteCount,
+        /// Estimated bytes of all samples.
+        all: ByteCount,
+    },
+    /// Traces of two batches that exceed the disk budget.
+    #[error(
+        "{folder}: two batches at a time take more on disk than --disk-budget allows; give --disk-budget {} at least, or take smaller batches",
+        least.flag_value()
+    )]
+    TraceDisk {
+        /// Their directory.
+        folder: PathBuf,
+        /// The smallest budget that works.
+        least: ByteCount,
+    },
+    /// A directory with packed rows of other batches.
+    #[error(
+        "{directory} holds packed rows of other batches than these; give the flags they were made with, or another --prepared, or remove it"
+    )]
+    OtherBatches {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A column that is neither of nodes nor of edges.
+    #[error("{name} has no row for each node or each edge; ask for columns that begin with node- or edge-")]
+    Column {
+        /// Its name.
+        name: String,
+    },
+    /// A column of edges for samples without edge ids.
+    #[error(
+        "{name} is a column of edges, and the samples do not carry edge ids; let the samples carry edge ids"
+    )]
+    EdgeColumn {
+        /// Its name.
+        name: String,
+    },
+    /// The dataset's directory is not writable, so packed rows cannot go there.
     #[error(
         "{path}: packed rows go here, and it cannot be written: {source}; choose another directory for them with --prepared DIR, or make this one writable"
     )]
     ReadOnly {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: std::io::Error,
     },
-    /// The device that trains failed, or has no room.
+    /// The training device failed, or has too little memory.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A source ended before its run did.
     #[error("the batches ended before {at}; resume the run with the configuration it was started with")]
     Ended {
-        /// The batch that was to come.
+        /// The expected batch.
         at: Box<RunPosition>,
     },
     /// A stage panicked.
     #[error(transparent)]
     Panicked(#[from] StagePanicked),
     /// State of an earlier process could not be written or read.
-    #[error("{name}: {problem}; start the run again with another --out")]
+    #[error("{name}: {path}: {source}; start the run again with another --out")]
     State {
-        /// What it is.
+        /// Name of the state.
         name: String,
-        /// What is wrong with it.
-        problem: String,
+        /// Its file.
+        path: PathBuf,
+        /// The error.
+        source: std::io::Error,
     },
-    /// Somebody asked for an end before there was a batch.
+    /// State of an earlier process that was truncated.
+    #[error(
+        "{name}: {path}: {expected_bytes} bytes were written, {found_bytes} are there; start the run again with another --out"
+    )]
+    StateCut {
+        /// Name of the state.
+        name: String,
+        /// Its file.
+        path: PathBuf,
+        /// Its length when written.
+        expected_bytes: u64,
+        /// Its length now.
+        found_bytes: u64,
+    },
+    /// A stop was requested before there was a batch.
     #[error("stopped")]
     Stopped,
     /// A pool of threads could not be started.
-    #[error("{threads} threads could not be started: {problem}; ask for fewer with --threads")]
+    #[error("{threads} threads could not be started: {source}; ask for fewer with --threads")]
     Threads {
-        /// How many.
+        /// Number of threads.
         threads: usize,
-        /// What the system said.
-        problem: String,
+        /// The error.
+        source: rayon::ThreadPoolBuildError,
     },
 }
 
-/// Result of everything in this crate.
+fn short_of(needed: &ByteCount, left: &ByteCount) -> ByteCount {
+    ByteCount(needed.0.saturating_sub(left.0))
+}
+
+/// Result type of this crate.
 pub type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
 impl From<SampleError> for StrategyError {
@@ -92,24 +177,27 @@ impl From<FetchError> for StrategyError {
 }
 
 impl StrategyError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             StrategyError::Sample(error) => error.kind(),
             StrategyError::Fetch(error) => error.kind(),
             StrategyError::Store(error) => error.kind(),
-            StrategyError::Request { .. } => ErrorKind::Asked,
+            StrategyError::Cache { .. }
+            | StrategyError::BatchMemory { .. }
+            | StrategyError::SamplesDisk { .. }
+            | StrategyError::TraceDisk { .. }
+            | StrategyError::OtherBatches { .. }
+            | StrategyError::Column { .. }
+            | StrategyError::EdgeColumn { .. } => ErrorKind::Asked,
             StrategyError::Stopped => ErrorKind::Stopped,
             StrategyError::ReadOnly { .. }
             | StrategyError::Device(_)
             | StrategyError::Ended { .. }
             | StrategyError::Panicked(_)
             | StrategyError::State { .. }
+            | StrategyError::StateCut { .. }
             | StrategyError::Threads { .. } => ErrorKind::World,
         }
-    }
-
-    pub(crate) fn request(problem: impl ToString, remedy: impl ToString) -> StrategyError {
-        StrategyError::Request { problem: problem.to_string(), remedy: remedy.to_string() }
     }
 }

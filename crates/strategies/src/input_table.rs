@@ -1,4 +1,4 @@
-//! Input rows of every node, in order.
+//! Input rows of all nodes, in order.
 
 use crate::Result;
 use esker_types::NodeId;
@@ -9,7 +9,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Reads the rows of nodes as f32.
 type ReadRows = Box<dyn FnMut(&[NodeId], &mut [f32]) -> Result<()> + Send>;
 
-/// Rows of all nodes, in the order of nodes, some at a time.
+/// Reads the rows of all nodes in node order, some at a time.
 pub struct InputTable {
     dim: usize,
     nodes: u64,
@@ -20,7 +20,7 @@ pub struct InputTable {
 }
 
 impl InputTable {
-    /// Rows of `dim` numbers of so many nodes.
+    /// Rows of `dim` numbers for this many nodes.
     pub fn new(
         nodes: u64,
         dim: usize,
@@ -29,7 +29,7 @@ impl InputTable {
         InputTable { dim, nodes, next: 0, read: Box::new(read), ids: Vec::new(), values: Vec::new() }
     }
 
-    /// Numbers in a row.
+    /// Numbers per row.
     pub fn dim(&self) -> usize {
         self.dim
     }

@@ -1,4 +1,4 @@
-//! What is to be trained on, as every strategy is told it, once: all batches of training, validation and test are known from it.
+//! The job that every strategy gets. It determines all batches of training, validation and test.
 
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
@@ -13,43 +13,43 @@ use std::sync::Arc;
 pub struct Job {
     /// Its size.
     pub outline: JobOutline,
-    /// Which seeds each batch of training has, and in which order batches come.
+    /// The seeds of each training batch, and the order of batches.
     pub batches: Arc<dyn Batches>,
-    /// Batches of validation and test, and when they come.
+    /// Batches of validation and test, and when they run.
     pub schedule: EvaluationSchedule,
-    /// The threads of the run. There are no others that compute.
+    /// The threads of the run. No other threads compute.
     pub pool: Arc<ThreadPool>,
-    /// Where work before training reports how far it is.
+    /// Receives the progress of work before training.
     pub progress: Arc<dyn Progress + Send + Sync>,
-    /// Asked by whoever wants the run to end: work before training and sampling ahead end soon, with nothing lost.
+    /// Requests the end of the run. Work before training and sampling in advance end soon, with nothing lost.
     pub stop: StopSignal,
 }
 
-/// When a run evaluates with sampled neighbourhoods, and on what. Nothing where it does not.
+/// When a run evaluates with sampled neighbourhoods, and on what. Empty if it does not.
 #[derive(Clone, Default)]
 pub struct EvaluationSchedule {
     /// Validation after epochs.
     pub validation: Option<Inference>,
-    /// After each so many epochs, and after the last; 0 for never.
+    /// Validate every this many epochs, and after the last; 0 for never.
     pub every: u64,
-    /// Validation of the model that is kept, in the end.
+    /// Validation of the final model, at the end.
     pub last_validation: Option<Inference>,
-    /// Test, in the end.
+    /// Test, at the end.
     pub test: Option<Inference>,
 }
 
-/// Batches over seeds that are not trained on.
+/// Batches over seeds for inference.
 #[derive(Clone)]
 pub struct Inference {
-    /// Which seeds.
+    /// The batches.
     pub batches: Arc<dyn Batches>,
-    /// Seeds of the largest batch.
+    /// Seed nodes of the largest batch.
     pub largest_batch: u64,
-    /// How neighbours are drawn.
+    /// How neighbours are sampled.
     pub settings: Settings,
-    /// Whether feature rows are needed; else batches come without.
+    /// Whether feature rows are needed. Otherwise batches come without.
     pub rows: bool,
-    /// What sampling may hold, where it is known better than from the fan-outs.
+    /// Memory of sampling, if a better bound is known than the one from fan-outs.
     pub sampling_bytes: Option<u64>,
 }
 
@@ -67,11 +67,11 @@ impl DerefMut for Job {
 }
 
 impl Job {
-    /// A job that trains on these batches and evaluates nothing, with threads of its own.
+    /// A job that trains on these batches, evaluates nothing, and has its own threads.
     pub fn new(outline: JobOutline, batches: Arc<dyn Batches>) -> Result<Job> {
         let threads = outline.threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| StrategyError::Threads { threads, problem: error.to_string() })?;
+        let pool = pool.map_err(|source| StrategyError::Threads { threads, source })?;
         Ok(Job {
             outline,
             batches,
@@ -82,7 +82,7 @@ impl Job {
         })
     }
 
-    /// What a trace of its batches says of itself.
+    /// The header of a trace of its batches.
     pub(crate) fn trace_header(&self) -> TraceHeader {
         let manifest = self.dataset.manifest();
         TraceHeader {
@@ -96,12 +96,12 @@ impl Job {
         }
     }
 
-    /// Where the batch at a position is drawn: further epochs repeat those that are sampled.
-    pub fn drawn_at(&self, at: Position) -> Position {
+    /// The position at which a batch is sampled: later epochs repeat the sampled ones.
+    pub fn sampled_at(&self, at: Position) -> Position {
         Position { epoch: self.epochs_sampled.map_or(at.epoch, |epochs| at.epoch % epochs.max(1)), ..at }
     }
 
-    /// Whether validation comes after an epoch; it comes after the last in any case.
+    /// Whether validation runs after an epoch. It always runs after the last.
     pub fn validates_after(&self, epoch: u64) -> bool {
         let every = self.schedule.every;
         every > 0 && ((epoch + 1).is_multiple_of(every) || epoch + 1 == self.epochs)
@@ -135,7 +135,7 @@ impl Job {
         }
     }
 
-    /// How many batches a phase has.
+    /// Number of batches of a phase.
     pub fn count(&self, phase: Phase) -> u64 {
         match phase {
             Phase::Train { epoch } => self.batches.count(epoch),
@@ -143,12 +143,12 @@ impl Job {
         }
     }
 
-    /// The positions of training from one on, for a thread of its own.
+    /// The training positions from `from` on. The iterator can move to another thread.
     pub(crate) fn training_from(&self, from: Position) -> impl Iterator<Item = Position> + Send + use<> {
         positions_of(self.batches.clone(), from, self.epochs)
     }
 
-    /// The position of training from which a run goes on: that of a validation is the first of the next epoch.
+    /// The training position at which a run resumes. For a validation it is the first of the next epoch.
     pub(crate) fn training_position(&self, from: RunPosition) -> Position {
         match from.phase {
             Phase::Train { epoch } => Position { epoch, batch: from.batch },
@@ -158,7 +158,7 @@ impl Job {
     }
 }
 
-/// The positions of some epochs, for a thread of its own.
+/// The positions of some epochs. The iterator can move to another thread.
 pub(crate) fn positions_of(
     batches: Arc<dyn Batches>,
     from: Position,

@@ -1,24 +1,29 @@
-//! Where batches come from. A strategy says what memory it needs, prepares what it must, and then yields batches that
-//! are ready to train on. One small file or folder each; they compose parts of `sample`, `plan` and `fetch`, and hold no loop
-//! over rows. All exact strategies yield the same batches and the same bytes.
+//! Where batches come from. A strategy reports the memory it needs, prepares its data, and then yields batches that are
+//! ready to train on. Each strategy is one small file or folder. Strategies compose parts of `sample`, `plan` and
+//! `fetch`, and have no loops over rows. All exact strategies yield the same batches and the same bytes.
 //!
-//! The contract: a [`Job`] says what is requested; a [`Strategy`] makes a [`BatchSource`] of it; a [`Batch`] says everything
-//! that a step needs, and a [`Feedback`] is what flows back from it. Everything is generic over the
-//! [`Device`] that trains.
+//! The contract: a [`Job`] describes what is requested. A [`Strategy`] makes a [`BatchSource`] from it. A [`Batch`] has
+//! everything that a step needs, and a [`Feedback`] is what the step returns. Everything is generic over the training
+//! [`Device`].
 //!
 //! # Writing a strategy
 //!
-//! A strategy that has no feedback implements a `PhaseSource` (next, counters) and lets `Phases` make the run of it; `Stages` is the shell around
-//! a pipeline, and adds the columns that a loader asks for (`columns.rs`). `sampling.rs` has the topology in memory and its samplers, `direct.rs` everything on disk without a cache (evaluation of the
-//! strategies that work from disk), `ginex/source.rs` shows placements carried out.
+//! A strategy without feedback implements a `PhaseSource` (next, counters), and `Phases` turns it into a run. `Stages`
+//! wraps a pipeline and adds the columns that a loader requests (`columns.rs`). `sampling.rs` has the topology in
+//! memory and its samplers. `direct.rs` reads everything from disk without a cache, for the evaluation of strategies
+//! that work from disk. `ginex/source.rs` shows how placements are carried out.
 //!
-//! Memory: `needs(outline)` also says what steps exchange and what lives on the device. It is asked for several numbers of samplers and batches in memory, and lists the most that these hold, evaluation apart, because
-//! training keeps its memory meanwhile. What is granted stands in `job.strategy_bytes`: that total, and the rest where `takes_the_rest`; a cache may take
-//! what exceeds the total. `largest_batch` is 0 for whoever only infers. A permit is taken in the stage that allocates rows, before it does.
+//! Memory: `needs(outline)` also reports what steps exchange and what is on the device. It is called for several
+//! numbers of samplers and batches in memory, and lists the largest sizes for these. Evaluation is listed separately,
+//! because training keeps its memory meanwhile. The granted memory is in `job.strategy_bytes`: that total, plus the
+//! rest of the budget if `takes_the_rest`. A cache may use what exceeds the total. `largest_batch` is 0 for
+//! inference-only jobs. A permit is taken in the stage that allocates rows, before it allocates.
 //!
-//! Rows in place: A stored row is never wider than its f32 row, so reads put it in the front of its own place and the assembler widens it there
-//! (`Missed::InPlace`): no second buffer. Reading needs nothing of a cache and may run ahead; `assemble_and_keep` runs in the order of batches. What owns a
-//! queue to a disk (`RowReader`, a sampler of `OnDisk`) is made on its stage's thread: `Pipeline::then_with`. Inference over all neighbours goes layer by layer, block by block (`train/whole/`), through `Strategy::inference`.
+//! Rows in place: a stored row is never wider than its f32 row. So reads put it at the start of its own f32 row, and
+//! the assembler widens it there (`Missed::InPlace`), without a second buffer. Reading does not depend on a cache and
+//! may run ahead. `assemble_and_keep` runs in the order of batches. Values that own a queue to a disk (`RowReader`, a
+//! sampler of `OnDisk`) are made on their stage's thread: `Pipeline::then_with`. Inference over all neighbours runs
+//! layer by layer, block by block (`train/whole/`), through `Strategy::inference`.
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -61,17 +66,18 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A way to bring batches to whoever trains.
+/// A way to bring batches to the trainer.
 pub trait Strategy<D: Device>: Send {
-    /// What it needs of memory, before anything is allocated.
+    /// The memory it needs, before anything is allocated.
     fn needs(&self, job: &JobOutline) -> Result<Needs>;
 
-    /// Opens and reads what training needs all the time, and does work on disk that comes before training: resumable, and used
-    /// again while its inputs have not changed. To be called once the memory it asked for is granted.
+    /// Opens and loads what training needs throughout, and does the work on disk that precedes training. That work can
+    /// be resumed, and its result is used again while its inputs have not changed. Call it after the requested memory
+    /// is granted.
     fn prepare(&mut self, job: &Job) -> Result<Prepared>;
 
-    /// Batches from a position to the end of the run, with the state of an earlier process where there is any. Phases follow each
-    /// other without a break.
+    /// Batches from a position to the end of the run, with the state of an earlier process if there is any. Phases
+    /// follow each other without a break.
     fn batches(
         &mut self,
         job: &Job,
@@ -79,8 +85,8 @@ pub trait Strategy<D: Device>: Send {
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>>;
 
-    /// Batches over any seeds, outside of the run's phases: predictions, blocks of all nodes. `state` is that of the model that
-    /// infers, where there is any.
+    /// Batches over any seeds, outside the phases of the run: for predictions and blocks of all nodes. `state` is that
+    /// of the model used for inference, if there is any.
     fn inference(
         &mut self,
         job: &Job,
@@ -89,14 +95,14 @@ pub trait Strategy<D: Device>: Send {
     ) -> Result<Box<dyn BatchSource<D>>>;
 }
 
-/// What a strategy's work before training came to.
+/// The result of a strategy's work before training.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prepared {
-    /// Epochs whose batches differ, where later ones repeat them.
+    /// Number of distinct epochs, if later ones repeat them.
     pub epochs_sampled: Option<u64>,
-    /// What was left on disk, for machines to read.
+    /// What was stored on disk, machine-readable.
     pub on_disk: Option<serde_json::Value>,
-    /// How it shared out what it was granted, in lines for a person.
+    /// How it divided the granted memory, as readable lines.
     pub notes: Vec<String>,
 }
 
@@ -107,20 +113,20 @@ pub enum StrategyKind {
     /// Everything in RAM: the reference.
     #[default]
     Memory,
-    /// Topology in RAM, features through the page cache: what people do without Esker.
+    /// Topology in RAM, features through the page cache: the usual way without Esker.
     Mmap,
-    /// Topology and features on disk, an optimal cache over superbatches.
+    /// Topology and features on disk, with an optimal cache over superbatches.
     Ginex,
-    /// Batches sampled ahead, their rows packed on disk as they will be requested.
+    /// Batches sampled in advance, their rows packed on disk in access order.
     DiskGnn,
 }
 
 impl StrategyKind {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [StrategyKind; 4] =
         [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
 
-    /// What it needs of memory; no device is needed to know.
+    /// The memory it needs. It does not require a device.
     pub fn needs(self, job: &JobOutline) -> Result<Needs> {
         match self {
             StrategyKind::Memory => memory::needs(job),
@@ -140,7 +146,8 @@ impl StrategyKind {
         }
     }
 
-    /// What sampling a block of inference, of so many rows and as many neighbours, takes beside its sampler and samples.
+    /// Memory for sampling an inference block of this many rows and as many neighbours, apart from its sampler and
+    /// samples.
     pub fn workspace_bytes(self, job: &JobOutline, rows: u64) -> u64 {
         match self {
             StrategyKind::Memory | StrategyKind::Mmap => 0,
@@ -153,7 +160,7 @@ impl StrategyKind {
         self != StrategyKind::Ginex
     }
 
-    /// Whether what it keeps on disk lies beside the dataset, or where `--prepared` says; else with the run.
+    /// Whether its files are next to the dataset, or in the directory of `--prepared`. Otherwise they are with the run.
     pub fn keeps_beside_dataset(self) -> bool {
         self == StrategyKind::DiskGnn
     }
@@ -181,33 +188,33 @@ impl FromStr for StrategyKind {
     }
 }
 
-/// What a source of batches counted so far.
+/// Counters of a source of batches so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceCounters {
     /// Its stages, first to last.
     pub stages: Vec<StageTimes>,
-    /// Rows handed over.
+    /// Feature rows yielded.
     pub rows: u64,
-    /// Bytes of those rows as stored: what a batch needs.
+    /// Bytes of those rows as stored: what batches need.
     pub bytes_useful: u64,
-    /// Bytes that came from the disk for them, by the kernel's count where the page cache reads.
+    /// Bytes read from disk for them. For the page cache, it is the kernel's count.
     pub bytes_read: u64,
-    /// Reads from the disk, where we issue them.
+    /// Disk reads, if we issue them.
     pub reads: u64,
-    /// Share of rows found in each tier.
+    /// Rows found in each tier.
     pub hits: Vec<(String, u64)>,
-    /// Seconds with at least one of those reads on its way.
+    /// Seconds with at least one of those reads in flight.
     pub read_seconds: f64,
-    /// Seconds of each phase, where phases take turns.
+    /// Seconds of each phase, if phases take turns.
     pub phases: Vec<(String, f64)>,
-    /// Nodes whose neighbours were sampled, where those are not all in memory.
+    /// Nodes whose neighbours were sampled, if not all adjacency is in memory.
     #[serde(alias = "lists")]
     pub neighbour_requests: u64,
-    /// Those whose neighbours were found in a cache.
+    /// Nodes whose neighbours were in a cache.
     #[serde(alias = "lists_cached")]
     pub neighbour_hits: u64,
-    /// Reads from the disk for the others.
+    /// Disk reads for the other nodes.
     pub neighbour_reads: u64,
-    /// Bytes that came from the disk for them.
+    /// Bytes read from disk for them.
     pub neighbour_bytes_read: u64,
 }

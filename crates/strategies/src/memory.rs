@@ -1,4 +1,4 @@
-//! Everything in RAM. The reference: every exact strategy must yield the same batches and bytes.
+//! Everything in RAM. This is the reference: every exact strategy must yield the same batches and bytes.
 
 use crate::resident::{self, ResidentRows, ResidentStrategy};
 use crate::{JobOutline, Needs, Result};
@@ -18,7 +18,7 @@ impl ResidentRows for InRam {
     }
 }
 
-/// What it needs of memory.
+/// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
     resident::needs(job, &[("features", FeatureRows::bytes_in_memory(&job.dataset)?)])
 }

@@ -1,6 +1,6 @@
-//! Topology in RAM, features mapped: the kernel reads them through its page cache, a page for each row that is not there. What
-//! people do without Esker, made as well as it can be, and the baseline that other strategies are measured against. Mapped
-//! pages are the page cache's memory, not ours: the budget does not hold them, a cgroup counts them.
+//! Topology in RAM, features memory-mapped. The kernel reads them through its page cache, one page for each missing
+//! row. This is the usual way without Esker, made as fast as possible, and the baseline for other strategies. Mapped
+//! pages are page cache, not our memory: the budget does not include them, but a cgroup counts them.
 
 use crate::resident::{self, ResidentRows, ResidentStrategy};
 use crate::{JobOutline, Needs, Result};
@@ -20,7 +20,7 @@ impl ResidentRows for InPageCache {
     }
 }
 
-/// What it needs of memory.
+/// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
     resident::needs(job, &[])
 }

@@ -1,34 +1,35 @@
-//! What a strategy needs, and how a budget is shared out: before anything is allocated, and without a model, because a loader
-//! has none.
+//! What a strategy needs, and how a budget is divided. This is known before anything is allocated, and without a model,
+//! because a loader has none.
 
 use crate::{JobOutline, MemoryTable, Result, StrategyError, columns};
 
-/// What a strategy needs of memory.
+/// The memory that a strategy needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Needs {
-    /// What it will hold of the host's memory, line by line: itself, its batches, and those of evaluation.
+    /// Host memory, line by line: of the strategy, its batches and those of evaluation.
     pub host: MemoryTable,
-    /// Whether it makes use of memory beyond that: of all that is left.
+    /// Whether it can use all the memory that is left beyond that.
     pub takes_the_rest: bool,
-    /// Whether it caches rows in a device's own memory, where a device has any: what is left there is kept for them.
+    /// Whether it caches rows in device memory, if the device has any. The device memory that is left is reserved for
+    /// them.
     pub caches_on_device: bool,
-    /// What it will hold in the memory of the device that trains: tables that training changes.
+    /// Memory of the training device: tables that training changes.
     pub device: MemoryTable,
-    /// Whether training changes the rows that the first layer reads. Inference over the whole graph then reads them from
-    /// [`BatchSource::table`](crate::BatchSource::table).
+    /// Whether training changes the rows that the first layer reads. If so, inference over the whole graph reads them
+    /// from [`BatchSource::table`](crate::BatchSource::table).
     pub trains_rows: bool,
-    /// What its steps exchange: whoever runs them makes room for it.
+    /// What its steps exchange. The trainer makes room for it.
     pub exchange: ExchangeNeeds,
 }
 
-/// What steps exchange with their source at most, as batches say it in [`Exchange`](crate::Exchange).
+/// The most that steps exchange with their source, see [`Exchange`](crate::Exchange).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExchangeNeeds {
     /// Rows that are pulled.
     pub pull: Option<RowsOfLayer>,
     /// Rows that are pushed.
     pub push: Option<RowsOfLayer>,
-    /// Whether the gradient of the input flows back.
+    /// Whether the gradient of the input is returned.
     pub input_gradient: bool,
 }
 
@@ -37,11 +38,11 @@ pub struct ExchangeNeeds {
 pub struct RowsOfLayer {
     /// The layer.
     pub layer: usize,
-    /// So many at most.
+    /// Maximum number of rows.
     pub rows: u64,
 }
 
-/// Says what a strategy needs for a job.
+/// Computes what a strategy needs for a job.
 pub type StrategyNeeds<'a> = &'a dyn Fn(&JobOutline) -> Result<Needs>;
 
 /// How a budget is used.
@@ -53,23 +54,23 @@ pub struct Grant {
     pub prefetch_depth: usize,
     /// Batches that are sampled at a time.
     pub samplers: usize,
-    /// What the strategy may hold, before it is given any of what is left.
+    /// Memory of the strategy, without its share of what is left.
     pub least_strategy_bytes: u64,
-    /// What is left.
+    /// Bytes left.
     pub spare: u64,
-    /// Whether the strategy makes use of it.
+    /// Whether the strategy uses what is left.
     pub takes_the_rest: bool,
 }
 
-/// Batches in memory at a time when memory allows: being fetched, waiting, being trained on. Those of steps that nobody has
-/// waited for yet come on top.
+/// Batches in memory at a time if memory allows: being fetched, waiting, being trained on. Batches of steps in flight
+/// are added to this.
 const MOST_DEPTH: usize = 3;
 
-/// What takes memory beside the strategy, for a job of this outline.
+/// Memory apart from the strategy's, for a job with this outline.
 pub type Others<'a, E> = &'a dyn Fn(&JobOutline) -> Result<MemoryTable, E>;
 
-/// Shares `allowed` bytes out: the most samplers and batches in memory that fit. What is too little comes back as the table of the
-/// least that would do.
+/// Divides `allowed` bytes: the most samplers and batches in memory that fit. If that is too little, the error is the
+/// table of the smallest configuration.
 pub fn grant<E: From<StrategyError>>(
     strategy: StrategyNeeds<'_>,
     outline: &JobOutline,
@@ -84,7 +85,7 @@ pub fn grant<E: From<StrategyError>>(
         table.extend(needs.host.clone());
         Ok((table, needs, prefetch_depth))
     };
-    // Samplers go first, then batches in memory.
+    // Reduces samplers first, then batches in memory.
     let samplers = (1..=outline.samplers).rev().map(|samplers| (MOST_DEPTH, samplers));
     for (depth, samplers) in samplers.chain((1..MOST_DEPTH).rev().map(|depth| (depth, 1))) {
         let (table, needs, prefetch_depth) = table(depth, samplers)?;

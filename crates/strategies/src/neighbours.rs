@@ -1,4 +1,5 @@
-//! Neighbour lists while batches are sampled ahead: all in memory where they fit, else on disk with the best in a cache.
+//! The adjacency while batches are sampled in advance: all in memory if it fits, else on disk with a cache of the best
+//! nodes.
 
 use crate::{Job, JobOutline, Result, StrategyError};
 use esker_plan::TopByScore;
@@ -9,31 +10,28 @@ use esker_sample::{
 use esker_types::ByteCount;
 use std::sync::Arc;
 
-/// Bytes on disk of a node's count, while it is chosen which lists are cached.
+/// Bytes per node on disk for counts, while the nodes to cache are chosen.
 const COUNT_BYTES: u64 = 4;
 
-/// What lists may take.
+/// Budgets of adjacency.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NeighbourBudget {
-    /// For lists while batches are sampled; all of them fit where `all`.
+    /// Memory during sampling. With `all`, the whole adjacency fits.
     pub bytes: u64,
     pub all: bool,
-    /// While it is chosen which are cached.
+    /// Memory while the nodes to cache are chosen.
     pub choosing_bytes: u64,
-    /// For the copy of cached lists on disk, and for counts while it is chosen; all that it takes where that is not said.
+    /// Disk space for the copy of cached neighbours, and for counts while they are chosen. `None` for no limit.
     pub disk_bytes: Option<u64>,
 }
 
 impl NeighbourBudget {
-    /// What was asked for, or all of `left`, while a phase may hold `phase_bytes`.
+    /// The requested cache size, or all of `left`. A phase may use `phase_bytes`.
     pub fn within(job: &JobOutline, left: u64, phase_bytes: u64) -> Result<NeighbourBudget> {
         let asked = job.out_of_core.neighbour_cache_bytes;
         if let Some(asked) = asked.filter(|asked| *asked > left) {
             let (asked, left) = (ByteCount(asked), ByteCount(left));
-            return Err(StrategyError::request(
-                format!("a neighbour cache of {asked} is asked for, and {left} are left for it"),
-                "take a smaller --neighbour-cache, or allow more memory",
-            ));
+            return Err(StrategyError::Cache { flag: "--neighbour-cache", asked, left });
         }
         let bytes = asked.unwrap_or(left);
         let all = AnyTopology::bytes_for(&job.dataset, job.direction) <= bytes;
@@ -41,29 +39,29 @@ impl NeighbourBudget {
     }
 }
 
-/// Where lists are between phases.
+/// The adjacency between phases.
 pub(crate) struct NeighbourStore {
     pub graph: Arc<DiskGraph>,
     kind: NeighboursKept,
 }
 
 enum NeighboursKept {
-    /// They fit a phase, and are read whole.
+    /// It fits a phase and is read as a whole.
     All,
-    /// The best of them have a file of their own.
+    /// The neighbours of the best nodes are in a file.
     Some(NeighbourCacheFile),
-    /// There is no room for any.
+    /// There is no room for a cache.
     None,
 }
 
-/// Neighbours as samplers use them.
+/// The adjacency as samplers use it.
 pub(crate) enum LoadedNeighbours<W> {
     Memory(InMemory<W>),
     Disk(OnDisk<W>),
 }
 
 impl NeighbourStore {
-    /// Chooses what is cached: by out-degree over in-degree, until the room is full (section 3.2).
+    /// Chooses the nodes to cache: by out-degree over in-degree, until the budget is full (section 3.2).
     pub fn prepare<W: StoredId>(
         job: &Job,
         room: NeighbourBudget,
@@ -89,7 +87,7 @@ impl NeighbourStore {
         top.set_budget(entries);
         let mut next = (counts.stream(), 0);
         let index = CacheIndex::choose(&graph, |node, degree| {
-            // Nodes without a list are not asked about.
+            // Nodes without neighbours are not offered.
             while next.1 < node.0 {
                 next.0.take()?;
                 next.1 += 1;
@@ -102,7 +100,7 @@ impl NeighbourStore {
         Ok(NeighbourStore { graph, kind: NeighboursKept::Some(lists) })
     }
 
-    /// Reads what a phase of sampling has in memory.
+    /// Loads what a sampling phase has in memory.
     pub fn load<W: StoredId>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
         let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
             NeighboursKept::All => {
@@ -114,7 +112,7 @@ impl NeighbourStore {
         Ok(LoadedNeighbours::Disk(OnDisk::new(self.graph.clone(), cache)))
     }
 
-    /// Bytes that they take on disk beside the dataset.
+    /// Bytes on disk in addition to the dataset.
     pub fn disk_bytes<W: StoredId>(&self) -> u64 {
         match &self.kind {
             NeighboursKept::Some(lists) => lists.index().entries() * size_of::<W>() as u64,
@@ -122,7 +120,7 @@ impl NeighbourStore {
         }
     }
 
-    /// In words.
+    /// A readable description.
     pub fn note(&self) -> String {
         match &self.kind {
             NeighboursKept::All => "all neighbours in memory while sampling".into(),

@@ -1,4 +1,5 @@
-//! What memory depends on in a job: known from the configuration and the manifest, before anything is read, and without a model.
+//! The properties of a job that determine its memory. They are known from the configuration and the manifest, before
+//! anything is read, and without a model.
 
 use esker_sample::{Bound, Direction, Settings};
 use esker_store::Dataset;
@@ -10,77 +11,77 @@ use std::sync::Arc;
 pub struct JobOutline {
     /// The graph.
     pub dataset: Arc<Dataset>,
-    /// Seeds of the largest batch that is trained on; 0 where nobody trains.
+    /// Seed nodes of the largest training batch; 0 if the job does not train.
     pub largest_batch: u64,
     /// Epochs of the run.
     pub epochs: u64,
-    /// Epochs whose batches differ, where that is explicit; later ones repeat them.
+    /// Number of distinct epochs, if given explicitly. Later epochs repeat them.
     pub epochs_sampled: Option<u64>,
-    /// Batches of an epoch.
+    /// Batches per epoch.
     pub epoch_batches: u64,
-    /// How neighbours are drawn.
+    /// How neighbours are sampled.
     pub settings: Settings,
-    /// Along which edges.
+    /// The direction of edges along which neighbours are found.
     pub direction: Direction,
-    /// Batches of evaluation, where evaluation samples.
+    /// Batches of evaluation, if evaluation samples.
     pub evaluation: Option<EvaluationOutline>,
     /// Threads that fetch rows and compute.
     pub threads: usize,
-    /// Batches that are sampled at a time: more than one where training leaves threads free.
+    /// Batches sampled at a time: more than one if training leaves threads free.
     pub samplers: usize,
-    /// Batches whose rows are in memory at a time: being fetched, waiting, being trained on.
+    /// Batches with rows in memory at a time: being fetched, waiting, being trained on.
     pub prefetch_depth: usize,
-    /// How many of them steps that nobody has waited for yet hold, even while the next is asked for.
+    /// How many of them belong to steps in flight, even when the next batch is requested.
     pub steps_in_flight: usize,
-    /// What the strategy may hold in all, once it is granted: what its table says, and what is left for caches.
+    /// Total memory of the strategy after the grant: the total of its table, and what is left for caches.
     pub strategy_bytes: u64,
-    /// What rows that it caches for all batches may take of the device's own memory, once that is granted.
+    /// Device memory for rows cached for all batches, after the grant.
     pub device_cache_bytes: u64,
-    /// Arrays of the dataset, by name, whose values of the batch's nodes or edges come with each batch: for a loader. Those of
-    /// edges need the settings to carry edge ids.
+    /// Names of dataset arrays whose values for the batch's nodes or edges come with each batch: for a loader. Arrays
+    /// of edges need settings that carry edge ids.
     pub columns: Vec<String>,
-    /// How strategies that work from disk share out what they have.
+    /// Budgets and sizes of strategies that work from disk.
     pub out_of_core: OutOfCore,
 }
 
 /// The size of evaluation.
 #[derive(Clone)]
 pub struct EvaluationOutline {
-    /// Seeds of the largest batch.
+    /// Seed nodes of the largest batch.
     pub largest_batch: u64,
-    /// How neighbours are drawn.
+    /// How neighbours are sampled.
     pub settings: Settings,
 }
 
-/// What strategies that work from disk may use, and sizes to take instead of those that follow from it.
+/// Budgets of strategies that work from disk, and sizes that override their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OutOfCore {
-    /// Where traces and plans go.
+    /// Directory of traces and plans.
     pub scratch: PathBuf,
-    /// What they may take there.
+    /// Disk budget.
     pub disk_bytes: u64,
-    /// Whether the user said so.
+    /// Whether the disk budget was given explicitly.
     pub disk_bytes_explicit: bool,
     /// Batches that are sampled and planned together.
     pub superbatch: Option<u64>,
-    /// Bytes for feature rows.
+    /// Size of the feature cache in bytes.
     pub feature_cache_bytes: Option<u64>,
-    /// Bytes for neighbour lists.
+    /// Size of the neighbour cache in bytes.
     pub neighbour_cache_bytes: Option<u64>,
-    /// Read feature rows in blocks of so many bytes at least.
+    /// Smallest size of reads of feature rows, in bytes.
     pub io_block_bytes: Option<u64>,
-    /// Where packed rows are; inside the dataset where it is not said.
+    /// Directory of packed rows. By default it is inside the dataset.
     pub prepared: Option<PathBuf>,
-    /// Batches of a segment that shares a cache on disk.
+    /// Batches per segment that shares a cache on disk.
     pub segment: Option<u32>,
-    /// Bytes between two moments of safety while rows are packed, instead of the default: to be killed there by tests.
+    /// Bytes between two safe points while rows are packed, instead of the default: tests kill the process there.
     pub safe_point_bytes: Option<u64>,
-    /// One batch at a time, nothing ahead: to see what working ahead brings.
+    /// One batch at a time without prefetching: to measure what prefetching saves.
     pub sequential: bool,
 }
 
 impl JobOutline {
-    /// The most that a batch can have.
+    /// The upper bounds of a batch.
     pub fn bound(&self, settings: &Settings, batch: u64) -> Bound {
         let manifest = self.dataset.manifest();
         let lists = if self.direction == Direction::Both { 2 } else { 1 };
@@ -93,7 +94,7 @@ impl JobOutline {
         features.map_or(0, |features| features.dim * features.dtype.bytes())
     }
 
-    /// Numbers in a feature row.
+    /// Numbers per feature row.
     pub fn dim(&self) -> u64 {
         self.dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim)
     }

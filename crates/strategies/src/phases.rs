@@ -1,5 +1,5 @@
-//! One stream of batches out of the phases of a run: training goes on from epoch to epoch, evaluations come in between and in
-//! the end, each from its first batch.
+//! One stream of batches from the phases of a run. Training continues from epoch to epoch. Evaluations run in between
+//! and at the end, each from its first batch.
 
 use crate::{
     Batch, BatchSource, CheckpointSink, EvaluationSchedule, Feedback, Inference, InputTable, Job, Phase,
@@ -12,7 +12,7 @@ pub(crate) trait PhaseSource<D: Device>: Send {
     /// The next batch; `None` after the last.
     fn next(&mut self) -> Result<Option<Batch<D>>>;
 
-    /// What was counted so far.
+    /// The counters so far.
     fn counters(&self) -> SourceCounters;
 
     /// See [`BatchSource::apply`].
@@ -21,7 +21,7 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         Ok(())
     }
 
-    /// See [`BatchSource::lag`]. Without feedback nothing is ever late.
+    /// See [`BatchSource::lag`]. Without feedback there is no limit.
     fn lag(&self) -> usize {
         usize::MAX
     }
@@ -31,13 +31,13 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         Ok(())
     }
 
-    /// No more batches are asked for: files that would have served them can go.
+    /// No more batches are requested: files for them can be removed.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A graph that any seeds can be inferred on.
+/// A graph for inference on any seeds.
 pub(crate) trait InferenceGraph<D: Device>: Send {
     /// Opens an evaluation.
     fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>>;
@@ -49,17 +49,18 @@ pub(crate) trait InferenceGraph<D: Device>: Send {
 /// A run, phase after phase.
 pub(crate) struct Phases<D: Device> {
     job: Job,
-    /// Kept to the end: a checkpoint may want its state while the run tests.
+    /// Kept to the end: a checkpoint may need its state during the test.
     training: Box<dyn PhaseSource<D>>,
     graph: Box<dyn InferenceGraph<D>>,
-    /// The evaluation that is going on.
+    /// The current evaluation.
     inference: Option<Box<dyn PhaseSource<D>>>,
     /// The next batch.
     next: Option<RunPosition>,
 }
 
 impl<D: Device> Phases<D> {
-    /// A run from a position on: `training` yields its batches of training from there. An evaluation starts with its first batch.
+    /// A run from a position on. `training` yields training batches from there. An evaluation starts with its first
+    /// batch.
     pub fn new(
         job: &Job,
         from: RunPosition,
@@ -83,7 +84,7 @@ impl<D: Device> Phases<D> {
         Ok(Phases { job, training, graph, inference: Some(source), next })
     }
 
-    /// Goes on with the next phase.
+    /// Moves on to the next phase.
     fn leave(&mut self, phase: Phase) {
         self.inference = None;
         self.next = self.job.phase_after(phase).map(RunPosition::start_of);
@@ -122,7 +123,7 @@ impl<D: Device> BatchSource<D> for Phases<D> {
     }
 
     fn skip_to(&mut self, at: RunPosition) -> Result<()> {
-        // Where training is over, none of its batches need be waited for.
+        // When training is over, its remaining batches need not be waited for.
         let training_is_over = at.phase >= Phase::Validation { epoch: self.job.epochs };
         if training_is_over {
             self.training.end()?;
@@ -154,7 +155,7 @@ impl<D: Device> BatchSource<D> for Phases<D> {
     }
 }
 
-/// Of whoever does not train.
+/// The training of a job that does not train.
 struct NoTraining;
 
 impl<D: Device> PhaseSource<D> for NoTraining {

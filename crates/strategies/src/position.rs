@@ -1,4 +1,4 @@
-//! Where a run is: which batch of which epoch it trains on, or which batch of an evaluation it looks at.
+//! The position of a run: a batch of a training epoch or of an evaluation.
 
 use esker_sample::Position;
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,12 @@ pub enum Phase {
         /// The epoch, from 0.
         epoch: u64,
     },
-    /// The validation after an epoch; after the last of all there may be one more, of the model that is kept.
+    /// The validation after an epoch. At the end there may be one more, of the final model.
     Validation {
-        /// The epoch; the number of epochs for the last of all.
+        /// The epoch. For the validation at the end, the number of epochs.
         epoch: u64,
     },
-    /// The test in the end.
+    /// The test at the end.
     Test,
 }
 
@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// Phases are in the order in which a run goes through them.
+/// Phases are in the order of a run.
 impl Ord for Phase {
     fn cmp(&self, other: &Phase) -> Ordering {
         self.key().cmp(&other.key())
@@ -46,16 +46,16 @@ impl PartialOrd for Phase {
     }
 }
 
-/// A batch of a run. In the order in which a run goes through them.
+/// A batch of a run. Positions are in the order of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RunPosition {
-    /// Which part of the run.
+    /// The phase.
     pub phase: Phase,
     /// The batch, from 0.
     pub batch: u64,
 }
 
-/// For a person, who counts from 1.
+/// For messages. It counts from 1.
 impl fmt::Display for RunPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let batch = self.batch + 1;
@@ -73,7 +73,7 @@ impl RunPosition {
     /// The first batch of a run.
     pub const START: RunPosition = RunPosition::train(0, 0);
 
-    /// A batch of training.
+    /// A training batch.
     pub const fn train(epoch: u64, batch: u64) -> RunPosition {
         RunPosition { phase: Phase::Train { epoch }, batch }
     }
@@ -83,7 +83,7 @@ impl RunPosition {
         RunPosition { phase, batch: 0 }
     }
 
-    /// The batch as samplers name it. Evaluations have one epoch.
+    /// The position for samplers. Evaluations have one epoch.
     pub fn position(self) -> Position {
         let epoch = match self.phase {
             Phase::Train { epoch } => epoch,

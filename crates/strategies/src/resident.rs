@@ -1,5 +1,5 @@
-//! A topology in memory and rows that can be read by node at any time: what `memory` and `mmap` share. Two stages, sampling
-//! and gathering, run ahead of the trainer.
+//! Topology in memory, and feature rows that can be read by node at any time. `memory` and `mmap` share this. Two
+//! stages, sampling and gathering, run ahead of the trainer.
 
 use crate::phases::{InferenceGraph, PhaseSource, Phases};
 use crate::sampling::{ResidentTopology, SampledBatch, Walk, sampling_bytes};
@@ -13,19 +13,20 @@ use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::Permits;
 use esker_sample::{AnyTopology, Position};
 use esker_store::Dataset;
+use esker_types::counted;
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where a strategy with a topology in memory has its rows.
+/// The feature rows of a strategy with its topology in memory.
 pub trait ResidentRows: Send {
-    /// Opens them.
+    /// Opens the rows.
     fn open(&self, dataset: &Dataset) -> Result<FeatureRows>;
-    /// What the strategy needs of memory.
+    /// The memory that the strategy needs.
     fn needs(&self, job: &JobOutline) -> Result<Needs>;
 }
 
-/// What such a strategy needs of memory: what `rows` take, the topology, samples and rows of batches.
+/// The memory of such a strategy: `rows`, the topology, samples and rows of batches.
 pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let mut table = MemoryTable::default();
     rows.iter().for_each(|(what, bytes)| table.add(*what, *bytes));
@@ -35,17 +36,18 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let sampler = sampling_bytes(job, &job.settings, job.largest_batch, job.prefetch_depth, job.samplers);
     table.add("sampling", sampler.saturating_mul(job.samplers as u64));
     let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.prefetch_depth as u64);
-    table.add(format!("rows of {} batches", job.prefetch_depth), rows);
+    let batches = counted(job.prefetch_depth as u64, "batch", "batches");
+    table.add(format!("feature rows of {batches}"), rows);
     if let Some(evaluation) = &job.evaluation {
         let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
         let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1, 1);
         table.add("evaluation: sampling", sampling);
-        table.add("evaluation: rows of a batch", bound.nodes.saturating_mul(row_bytes));
+        table.add("evaluation: feature rows of a batch", bound.nodes.saturating_mul(row_bytes));
     }
     Ok(Needs { host: table, ..Needs::default() })
 }
 
-/// The graph as sources read it.
+/// The graph that sources share.
 struct Resident<D> {
     topology: ResidentTopology,
     rows: Arc<FeatureRows>,
@@ -53,7 +55,7 @@ struct Resident<D> {
     device: D,
 }
 
-/// A topology in memory, and rows wherever they are.
+/// A strategy with its topology in memory and any kind of rows.
 pub struct ResidentStrategy<D, H> {
     device: D,
     rows: H,
@@ -65,7 +67,7 @@ impl<D, H> ResidentStrategy<D, H> {
         ResidentStrategy { device, rows, graph: None }
     }
 
-    /// The graph, once it was opened. Asking before is a bug.
+    /// The graph. Panics before `prepare`.
     fn opened(&self) -> &Arc<Resident<D>> {
         self.graph.as_ref().expect("a strategy is prepared before it yields batches")
     }
@@ -104,7 +106,7 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
 }
 
 impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
-    /// Batches over other seeds: their only epoch.
+    /// Batches over other seeds, with one epoch.
     fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
         let sampling = || sampling_bytes(job, &over.settings, over.largest_batch, 1, 1);
         let walk = Walk {
@@ -130,7 +132,7 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
 }
 
 impl<D: Device> Resident<D> {
-    /// Batches of training from a position on.
+    /// Training batches from a position on.
     fn training(&self, job: &Job, from: Position) -> Result<Box<dyn PhaseSource<D>>> {
         let walk = Walk {
             batches: job.batches.clone(),
@@ -173,7 +175,7 @@ impl<D: Device> Resident<D> {
                 Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
             });
         let row_bytes = self.rows.row_bytes() as u64;
-        // What the page cache found is not known.
+        // The hits of the page cache are not known.
         let tier = self.rows.is_in_memory().then_some("memory");
         Ok(Box::new(Stages::new(job, &walk.settings, pipeline, move |stages| {
             let rows = gathered.load(Ordering::Relaxed);

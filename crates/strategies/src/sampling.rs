@@ -1,4 +1,4 @@
-//! A topology in memory and its samplers: the first stage of strategies that have one.
+//! A topology in memory and its samplers: the first stage of the strategies that have one.
 
 use crate::job::positions_of;
 use crate::{Job, JobOutline, Result, StrategyError};
@@ -6,10 +6,10 @@ use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
 use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, StoredId, Targets};
 use std::sync::Arc;
 
-/// Samples beyond the batches whose rows are in memory: one being made, one waiting.
+/// Samples beyond the batches with rows in memory: one being made, one waiting.
 const SAMPLES_PREFETCHED: usize = 2;
 
-/// What each of some samplers may hold.
+/// Memory of each sampler.
 pub(crate) fn sampling_bytes(
     job: &JobOutline,
     settings: &Settings,
@@ -20,19 +20,19 @@ pub(crate) fn sampling_bytes(
     job.bound(settings, batch).bytes(samples_of(depth, samplers) as u64)
 }
 
-/// Samples that go round at each of some samplers, which take batches in turn.
+/// Samples for reuse per sampler. Samplers take batches in turn.
 fn samples_of(depth: usize, samplers: usize) -> usize {
     depth.div_ceil(samplers.max(1)) + SAMPLES_PREFETCHED
 }
 
-/// A topology of either width, shared by sources.
+/// A topology with ids of either width, shared by sources.
 pub(crate) enum ResidentTopology {
     Narrow(Arc<InMemory<u32>>),
     Wide(Arc<InMemory<u64>>),
 }
 
 impl ResidentTopology {
-    /// Reads it.
+    /// Loads it.
     pub fn load(job: &Job) -> Result<ResidentTopology> {
         Ok(match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
             AnyTopology::Narrow(graph) => ResidentTopology::Narrow(Arc::new(graph)),
@@ -40,7 +40,7 @@ impl ResidentTopology {
         })
     }
 
-    /// Samples the batches of a walk, several at a time where it has several samplers.
+    /// Samples the batches of a walk, several at a time if it has several samplers.
     pub fn sampled(&self, walk: &Walk) -> Result<Pipeline<SampledBatch, StrategyError>> {
         let workers = (0..walk.samplers).map(|number| match self {
             ResidentTopology::Narrow(graph) => sample_stage(graph, walk, number),
@@ -50,7 +50,7 @@ impl ResidentTopology {
     }
 }
 
-/// What a source runs through.
+/// The batches of a source, and how to sample them.
 pub(crate) struct Walk {
     pub batches: Arc<dyn Batches>,
     pub from: Position,
@@ -63,7 +63,7 @@ pub(crate) struct Walk {
     pub samplers: usize,
 }
 
-/// A sample on its way.
+/// A sample in flight.
 pub(crate) struct SampledBatch {
     pub at: Position,
     pub sample: Recycled<Sample>,

@@ -1,4 +1,4 @@
-//! The shell around the stages of a strategy: what they yield comes out here.
+//! A wrapper around the stages of a strategy that yields their batches.
 
 use crate::phases::PhaseSource;
 use crate::{Batch, Job, Result, SourceCounters, StrategyError, columns};
@@ -6,7 +6,7 @@ use esker_device::Device;
 use esker_fetch::pipeline::{Pipeline, StageTimes};
 use esker_sample::Settings;
 
-/// Adds what a strategy counted to the times of its stages.
+/// Adds a strategy's counters to the times of its stages.
 type Count = Box<dyn Fn(Vec<StageTimes>) -> SourceCounters + Send>;
 
 /// Batches out of a pipeline.
@@ -16,8 +16,8 @@ pub(crate) struct Stages<D: Device> {
 }
 
 impl<D: Device> Stages<D> {
-    /// What comes out of a pipeline, with the columns that the job wants; `count` adds what was counted to the times of its
-    /// stages.
+    /// Yields the batches of a pipeline, with the columns that the job requests. `count` adds counters to the times of
+    /// its stages.
     pub fn new(
         job: &Job,
         settings: &Settings,

@@ -1,19 +1,19 @@
-//! What a run will hold in memory, line by line, added up before anything is allocated.
+//! The memory of a run, line by line, summed up before anything is allocated.
 
 use esker_types::ByteCount;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One thing that takes memory.
+/// One use of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryLine {
     /// What it is.
     pub what: String,
-    /// How much it takes at most.
+    /// Its largest size.
     pub bytes: u64,
 }
 
-/// Everything that takes memory.
+/// All uses of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryTable {
     /// The lines.
@@ -26,12 +26,12 @@ impl MemoryTable {
         self.lines.push(MemoryLine { what: what.into(), bytes });
     }
 
-    /// All lines together.
+    /// The sum of all lines.
     pub fn total(&self) -> u64 {
         self.lines.iter().fold(0u64, |sum, line| sum.saturating_add(line.bytes))
     }
 
-    /// Lines of another table behind these.
+    /// Appends the lines of another table.
     pub fn extend(&mut self, other: MemoryTable) {
         self.lines.extend(other.lines);
     }
@@ -43,6 +43,6 @@ impl fmt::Display for MemoryTable {
         for line in &self.lines {
             writeln!(f, "  {:width$}  {:>10}", line.what, ByteCount(line.bytes).to_string())?;
         }
-        write!(f, "  {:width$}  {:>10}", "together", ByteCount(self.total()).to_string())
+        write!(f, "  {:width$}  {:>10}", "total", ByteCount(self.total()).to_string())
     }
 }

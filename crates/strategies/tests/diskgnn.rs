@@ -352,7 +352,7 @@ fn packed_rows_of_several_sizes_stand_beside_each_other_and_are_sampled_once() {
         "{stages:?}"
     );
     assert!(
-        notes.iter().any(|note| note.contains("--feature-cache asks for 200: packing anew")),
+        notes.iter().any(|note| note.contains("--feature-cache asks for 200: packing again")),
         "{notes:?}"
     );
     for bytes in [6400, 12_800, 6400] {
@@ -364,7 +364,7 @@ fn packed_rows_of_several_sizes_stand_beside_each_other_and_are_sampled_once() {
     (job.epochs_sampled, job.epochs) = (Some(5), 5);
     let (stages, notes) = with(&mut job, 6400);
     assert!(stages.contains(&"sample".to_string()), "{stages:?}");
-    assert!(notes.iter().any(|note| note.contains("have 3 of 5 epochs: packing anew")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("have 3 of 5 epochs: packing again")), "{notes:?}");
     check(&job);
     assert_eq!(derived(&job, "samples-").len(), 1);
     (job.epochs_sampled, job.epochs) = (None, 3);
@@ -393,7 +393,8 @@ fn memory_that_drifts_uses_what_is_packed_and_much_more_memory_says_why_it_packs
     let first = packed_at(&job);
     let slots = packing(&job)["slots"].as_u64().unwrap();
     let notes = with(&mut job, least + 20);
-    let said = notes.iter().find(|note| note.contains("packing anew")).unwrap_or_else(|| panic!("{notes:?}"));
+    let said =
+        notes.iter().find(|note| note.contains("packing again")).unwrap_or_else(|| panic!("{notes:?}"));
     assert!(
         said.contains(&first.display().to_string()) && said.contains(&esker_types::grouped(slots)),
         "{said}"
@@ -564,7 +565,7 @@ fn a_directory_that_holds_everything_keeps_its_samples_for_another_memory() {
     job.out_of_core.feature_cache_bytes = Some(5600);
     let (stages, notes) = watched(&job);
     assert!(
-        !stages.contains(&"sample".to_string()) && notes[0].contains("packing anew"),
+        !stages.contains(&"sample".to_string()) && notes[0].contains("packing again"),
         "{stages:?} {notes:?}"
     );
     assert_eq!(samples(), before);

@@ -1,5 +1,6 @@
-//! Weights and everything else that a run needs to go on, in one file: safetensors, so that other programs read the
-//! weights, with the run's state as text and a checksum beside it. Written under another name, synced, renamed.
+//! A checkpoint: weights and everything else that a resumed run needs, in one file. It is a safetensors file, so that
+//! other programs can read the weights, with the run's state as text and a checksum in its metadata. It is written
+//! under another name, synced and renamed.
 
 use crate::state::StatePart;
 use crate::{Result, TrainError};
@@ -12,24 +13,27 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Checksum and state, in one text: the order of several would differ from file to file.
+/// Checksum and state in one text: the order of several entries would differ from file to file.
 const STATE: &str = "esker";
-/// What tells the optimizer's numbers from the model's.
+/// Prefix of the optimizer's tensors.
 const OPTIMIZER: &str = "optimizer.";
 
-/// Numbers of a run and a text about it.
+/// The tensors of a run and a text about it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Checkpoint {
     /// Parameters and running statistics.
     pub model: Vec<Named>,
-    /// The optimizer's state; empty where only weights are kept.
+    /// The optimizer's state. Empty if only weights are stored.
     pub optimizer: Vec<Named>,
-    /// Whatever goes with them.
+    /// State that belongs to them.
     pub state: serde_json::Value,
 }
 
+/// Advice for a damaged file.
+const DAMAGED: &str = "delete it and train again, or restore it from a copy";
+
 impl Checkpoint {
-    /// Writes it in place of what has that name. Killed at any moment, the old or the new file is there.
+    /// Writes it and replaces a file of the same name. If killed at any moment, the old or the new file exists.
     pub fn write(&self, path: &Path) -> Result<()> {
         let optimizer = self.optimizer.iter().map(|named| (format!("{OPTIMIZER}{}", named.name), named));
         let all: Vec<(String, &Named)> =
@@ -39,9 +43,8 @@ impl Checkpoint {
         for (name, named) in &all {
             let bytes = bytemuck::cast_slice(&named.values);
             let view = TensorView::new(Dtype::F32, named.shape.to_vec(), bytes);
-            let view = view.map_err(|error| {
-                TrainError::file(path, "numbers that fit their shape", error, "report this")
-            })?;
+            let view =
+                view.map_err(TrainError::format(path, "numbers that fit their shape", "report this"))?;
             views.push((name.clone(), view));
         }
         let sum = checksum(
@@ -49,8 +52,11 @@ impl Checkpoint {
             &state,
         );
         let about = HashMap::from([(STATE.to_string(), format!("{sum} {state}"))]);
-        let bytes = serialize(views, Some(about))
-            .map_err(|error| TrainError::file(path, "numbers with names", error, "report this"))?;
+        let bytes = serialize(views, Some(about)).map_err(TrainError::format(
+            path,
+            "numbers with names",
+            "report this",
+        ))?;
         write_atomically(path, &bytes)
     }
 
@@ -58,23 +64,28 @@ impl Checkpoint {
     pub(crate) fn source_state(&self, path: &Path) -> Result<Vec<StatePart>> {
         match self.state.get("source") {
             None => Ok(Vec::new()),
-            Some(parts) => serde_json::from_value(parts.clone()).map_err(|error| {
-                let remedy = "delete it and train again, or restore it from a copy";
-                TrainError::file(path, "the state of a source", error, remedy)
-            }),
+            Some(parts) => serde_json::from_value(parts.clone()).map_err(TrainError::format(
+                path,
+                "the state of a source",
+                DAMAGED,
+            )),
         }
     }
 
-    /// Reads it; damage is named.
+    /// Reads it. The error describes any damage.
     pub fn read(path: &Path) -> Result<Checkpoint> {
         let bytes = fs::read(path).map_err(TrainError::io(path))?;
-        let refuse = |expected: &str, found: String| {
-            TrainError::file(path, expected, found, "delete it and train again, or restore it from a copy")
-        };
-        let (_, about) = SafeTensors::read_metadata(&bytes)
-            .map_err(|error| refuse("a safetensors file", error.to_string()))?;
-        let tensors = SafeTensors::deserialize(&bytes)
-            .map_err(|error| refuse("a safetensors file", error.to_string()))?;
+        let refuse = |expected: &str, found: String| TrainError::file(path, expected, found, DAMAGED);
+        let (_, about) = SafeTensors::read_metadata(&bytes).map_err(TrainError::format(
+            path,
+            "a safetensors file",
+            DAMAGED,
+        ))?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(TrainError::format(
+            path,
+            "a safetensors file",
+            DAMAGED,
+        ))?;
         let about = about.metadata().clone().unwrap_or_default();
         let Some((sum, state)) = about.get(STATE).and_then(|text| text.split_once(' ')) else {
             return Err(refuse("weights written by esker", "another file".into()));
@@ -86,7 +97,7 @@ impl Checkpoint {
             return Err(refuse(&format!("checksum {sum}"), found));
         }
         let state =
-            serde_json::from_str(state).map_err(|error| refuse("the state of a run", error.to_string()))?;
+            serde_json::from_str(state).map_err(TrainError::format(path, "the state of a run", DAMAGED))?;
         let mut checkpoint = Checkpoint { state, ..Checkpoint::default() };
         for (name, view) in all {
             let ([rows, columns], Dtype::F32) = (view.shape(), view.dtype()) else {
@@ -110,7 +121,7 @@ impl Checkpoint {
     }
 }
 
-/// Of all numbers, by ascending name, and of the text.
+/// The checksum of all tensors, by ascending name, and of the text.
 fn checksum<'a>(parts: impl Iterator<Item = (&'a str, &'a [u8])>, state: &str) -> String {
     let mut parts: Vec<(&str, &[u8])> = parts.collect();
     parts.sort_by_key(|(name, _)| *name);
@@ -124,7 +135,7 @@ fn checksum<'a>(parts: impl Iterator<Item = (&'a str, &'a [u8])>, state: &str) -
     format!("{:016x}", hash.digest())
 }
 
-/// Writes a file under another name, syncs it, and gives it its name.
+/// Writes a file under another name, syncs it, and renames it.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -178,7 +189,7 @@ mod tests {
             let mut bytes = whole.clone();
             bytes[at] ^= 1;
             fs::write(&path, &bytes).unwrap();
-            // A space of the header's padding may change and means nothing.
+            // A space in the header's padding may change without effect.
             if let Ok(found) = Checkpoint::read(&path) {
                 assert_eq!(found, checkpoint(), "byte {at}");
             }

@@ -1,6 +1,6 @@
-//! A run with every default resolved: what the run directory prints whole, and what a resumed run must equal.
+//! A run with every default resolved: what the run directory stores, and what a resumed run must match.
 
-use crate::{Result, TrainError};
+use crate::{Difference, Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
 use esker_store::{Dataset, LabelKind};
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OrderName {
-    /// Each epoch another pseudo-random order.
+    /// A new pseudo-random order in each epoch.
     #[default]
     Shuffled,
-    /// Seeds as they come.
+    /// Seeds in their given order.
     Sequential,
 }
 
@@ -26,7 +26,7 @@ pub enum OrderName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvaluationMode {
-    /// With sampled neighbourhoods, as training.
+    /// With sampled neighbourhoods, as in training.
     #[default]
     Sampled,
     /// With all neighbours, layer by layer over the whole graph.
@@ -35,24 +35,24 @@ pub enum EvaluationMode {
     None,
 }
 
-/// What "best" means.
+/// How the best model is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MetricName {
-    /// Share of nodes whose class is right (of labels, where nodes have several).
+    /// Share of nodes with the right class (of labels, if nodes have several).
     Accuracy,
     /// F1 of each class, averaged.
     MacroF1,
-    /// Area under the ROC curve, of two classes or of each label, averaged.
+    /// Area under the ROC curve: of two classes, or of each label, averaged.
     Auc,
-    /// The loss itself; less is better.
+    /// The loss itself. Lower is better.
     Loss,
-    /// Accuracy and loss, both no worse than of any model before; patience goes on while either is.
+    /// Accuracy and loss: both must be no worse than those of any earlier model. Patience restarts if either is.
     AccuracyAndLoss,
 }
 
 impl MetricName {
-    /// What is usual for labels of this kind.
+    /// The usual metric for labels of this kind.
     fn for_labels(kind: Option<LabelKind>) -> MetricName {
         match kind {
             Some(LabelKind::Real) => MetricName::Loss,
@@ -88,93 +88,93 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// The learning rate.
     pub lr: f64,
-    /// How it moves.
+    /// The schedule of the learning rate.
     pub schedule: Schedule,
-    /// Neighbours a node takes, by hop; the first is next to the seeds. None for a model without neighbours.
+    /// Fan-out by hop, the hop next to the seed nodes first. Empty for a model without neighbours.
     pub fanout: Vec<Fanout>,
     /// How neighbourhoods are sampled.
     pub form: Form,
-    /// Along which edges.
+    /// The direction of edges along which neighbours are found.
     pub direction: Direction,
-    /// Seeds of a batch.
+    /// Seed nodes per batch.
     pub batch: u64,
-    /// Epochs.
+    /// Number of epochs.
     pub epochs: u64,
     /// The order of batches.
     pub order: OrderName,
     /// Whether a last, smaller batch is left out.
     pub drop_last: bool,
-    /// Seed of everything random.
+    /// Random seed of everything.
     pub seed: u64,
-    /// How nodes are evaluated while training.
+    /// How nodes are evaluated during training.
     pub eval: EvaluationMode,
-    /// Every so many epochs.
+    /// Evaluate every this many epochs.
     pub eval_every: u64,
-    /// Neighbours a node takes in sampled evaluation.
+    /// Fan-out by hop in sampled evaluation.
     pub eval_fanout: Vec<Fanout>,
-    /// How the test nodes are evaluated in the end.
+    /// How the test nodes are evaluated at the end.
     pub final_eval: EvaluationMode,
-    /// What "best" means.
+    /// How the best model is chosen.
     pub metric: MetricName,
     /// Evaluations without a better model after which training stops; 0 for never.
     pub patience: u64,
-    /// Where rows come from.
+    /// The strategy that brings feature rows.
     pub strategy: StrategyKind,
-    /// What the run may use, in bytes.
+    /// The memory budget in bytes.
     pub memory: u64,
-    /// What traces and plans may take on disk, in bytes; half of what is free where it is not said.
+    /// The disk budget for traces and plans in bytes. By default half of what is free.
     #[serde(default)]
     pub disk_budget: Option<u64>,
-    /// Batches that are sampled and planned together, where it is said.
+    /// Batches that are sampled and planned together, if set.
     #[serde(default)]
     pub superbatch: Option<u64>,
-    /// Bytes for cached feature rows, where it is said.
+    /// Size of the feature cache in bytes, if set.
     #[serde(default)]
     pub feature_cache: Option<u64>,
-    /// Bytes for cached neighbour lists, where it is said.
+    /// Size of the neighbour cache in bytes, if set.
     #[serde(default)]
     pub neighbour_cache: Option<u64>,
-    /// Epochs whose batches differ; later ones repeat them. All of them where it is not said, but for strategies that choose.
+    /// Number of distinct epochs; later epochs repeat them. By default all epochs, unless the strategy chooses.
     #[serde(default)]
     pub epochs_sampled: Option<u64>,
-    /// Where packed rows are, where it is said.
+    /// Directory of packed rows, if set.
     #[serde(default)]
     pub prepared: Option<PathBuf>,
-    /// Batches of a segment that shares a cache on disk, where it is said.
+    /// Batches per segment that shares a cache on disk, if set.
     #[serde(default)]
     pub segment: Option<u32>,
-    /// Read feature rows in blocks of so many bytes at least, where it is said.
+    /// Smallest size of reads of feature rows in bytes, if set.
     #[serde(default)]
     pub io_block: Option<u64>,
-    /// One batch at a time, nothing ahead: to see what working ahead brings.
+    /// One batch at a time without prefetching: to measure what prefetching saves.
     #[serde(default)]
     pub sequential: bool,
-    /// Bytes between two moments of safety while rows are packed; for tests.
+    /// Bytes between two safe points while rows are packed; for tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub safe_point: Option<u64>,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// The processor that trains.
+    /// The training device.
     pub device: DeviceName,
-    /// What the run may use of its memory, in bytes; none for a processor without memory of its own.
+    /// The device memory budget in bytes. `None` for a device without its own memory.
     #[serde(default)]
     pub gpu_memory: Option<u64>,
     /// How a GPU computes matmuls.
     #[serde(default)]
     pub precision: Precision,
-    /// A checkpoint every so many batches; 0 for none.
+    /// Write a checkpoint every this many batches; 0 for never.
     pub checkpoint_batches: u64,
-    /// And every so many seconds; 0 for none.
+    /// And every this many seconds; 0 for never.
     pub checkpoint_seconds: u64,
 }
 
 impl RunConfig {
-    /// A run on a dataset with the defaults that `esker train` has, on the CPU.
+    /// A run on a dataset with the defaults of `esker train`, on the CPU.
     pub fn for_dataset(dataset: &Dataset) -> RunConfig {
         let model = ModelConfig::default();
         let fanout = vec![Fanout::AtMost(10); model.layers];
         RunConfig {
-            // Whole, so that the run can be opened from anywhere.
+            // The absolute path, so that the run can be opened from any directory.
             dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
             dataset_id: dataset.manifest().id.clone(),
             model,
@@ -228,7 +228,7 @@ impl RunConfig {
         self.sampling(&self.eval_fanout, self.form, false)
     }
 
-    /// One hop, all neighbours: what a layer of inference over the whole graph reads.
+    /// One hop with all neighbours: what a layer of whole-graph inference reads.
     pub fn whole_settings(&self) -> Settings {
         let hops = if self.model.kind == Kind::Mlp { vec![] } else { vec![Fanout::All] };
         self.sampling(&hops, Form::Dense, true)
@@ -241,7 +241,7 @@ impl RunConfig {
         Settings { seed: self.seed, fanouts: fanouts.to_vec(), form, carry }
     }
 
-    /// To evaluate or predict in `mode`, or as the run was evaluated in the end.
+    /// The configuration for evaluating or predicting in `mode`, by default the mode of the run's final evaluation.
     pub fn to_infer(self, mode: Option<EvaluationMode>) -> RunConfig {
         let mode = match mode.unwrap_or(self.final_eval) {
             EvaluationMode::None => EvaluationMode::Sampled,
@@ -250,50 +250,37 @@ impl RunConfig {
         RunConfig { eval: mode, final_eval: mode, ..self }
     }
 
-    /// Refuses what cannot be run; what depends on the dataset is checked elsewhere.
+    /// Fails if the run is invalid. What depends on the dataset is checked elsewhere.
     pub fn check(&self) -> Result<()> {
         let hops = if self.model.kind == Kind::Mlp { 0 } else { self.model.layers };
         for (name, fanout) in [("fan-out", &self.fanout), ("evaluation fan-out", &self.eval_fanout)] {
             if fanout.len() != hops {
-                let problem = format!("a {name} of {} hops for {hops} layers", fanout.len());
-                return Err(TrainError::config(problem, "give one number, or one a layer"));
+                return Err(TrainError::Fanout { name, hops: fanout.len(), layers: hops });
             }
         }
         self.check_counts()?;
         if !(self.lr > 0.0 && self.lr.is_finite()) {
-            return Err(TrainError::config(
-                format!("--lr is {}", self.lr),
-                "it must be greater than 0, and finite",
-            ));
+            let allowed = "greater than 0, and finite";
+            return Err(TrainError::Setting { flag: "--lr", found: self.lr, allowed });
         }
         if self.form == Form::Shadow && [self.eval, self.final_eval].contains(&EvaluationMode::Full) {
-            return Err(TrainError::config(
-                "ShaDow trains on induced subgraphs, which inference layer by layer does not have",
-                "evaluate with --eval sampled and --final-eval sampled",
-            ));
+            return Err(TrainError::ShadowFull);
         }
         if !self.strategy.repeats_epochs() && self.epochs_sampled.is_some_and(|epochs| epochs < self.epochs) {
-            return Err(TrainError::config(
-                format!("{} samples every epoch anew", self.strategy),
-                "leave --epochs-sampled out, or take diskgnn, memory or mmap",
-            ));
+            return Err(TrainError::RepeatsNothing { strategy: self.strategy });
         }
         if self.device == DeviceName::Auto {
-            return Err(TrainError::config("device auto", "say which: cpu, or cuda:N"));
+            return Err(TrainError::DeviceAuto);
         }
         if self.device == DeviceName::Cpu && self.precision != Precision::F32 {
-            let asked = format!("{:?}", self.precision).to_lowercase();
-            return Err(TrainError::config(
-                format!("the CPU computes in f32, not in {asked}"),
-                "leave --precision out, or train with --device cuda",
-            ));
+            return Err(TrainError::CpuPrecision { asked: self.precision });
         }
         self.optimizer.check()?;
         self.schedule.check()?;
         Ok(())
     }
 
-    /// Refuses counts of 0 where nothing could be done with them.
+    /// Fails on counts of 0 that make no sense.
     fn check_counts(&self) -> Result<()> {
         let counts = [
             ("--epochs", Some(self.epochs)),
@@ -305,25 +292,23 @@ impl RunConfig {
             ("--segment", self.segment.map(u64::from)),
         ];
         match counts.iter().find(|(_, count)| *count == Some(0)) {
-            Some((flag, _)) => Err(TrainError::config(format!("{flag} is 0"), "it must be at least 1")),
+            Some((flag, _)) => Err(TrainError::Setting { flag, found: 0.0, allowed: "at least 1" }),
             None => Ok(()),
         }
     }
 
-    /// Refuses to go on with the run in `out`, which is `before`, where it was another one.
+    /// Fails if the run in `out` cannot be resumed, because its configuration `before` was another.
     pub fn check_resumes(&self, before: &RunConfig, out: &Path) -> Result<()> {
-        match &self.differences(before)[..] {
-            [] => Ok(()),
-            differences => Err(TrainError::config(
-                format!("{} was another run: {}", out.display(), differences.join("; ")),
-                "resume it with what it was started with, or choose another --out",
-            )),
+        let differences = self.differences(before);
+        match differences.is_empty() {
+            true => Ok(()),
+            false => Err(TrainError::OtherRun { out: out.to_path_buf(), differences }),
         }
     }
 
-    /// What must be the same for a run to be resumed, by name: everything that can change a result, but for the device,
-    /// which changes the last bits of it.
-    pub fn differences(&self, other: &RunConfig) -> Vec<String> {
+    /// The settings, by name, that prevent a run from being resumed: everything that can change a result, except the
+    /// device, which changes only the last bits.
+    pub fn differences(&self, other: &RunConfig) -> Vec<Difference> {
         let free = [
             "dataset",
             "strategy",
@@ -343,11 +328,11 @@ impl RunConfig {
             "checkpoint_batches",
             "checkpoint_seconds",
         ];
-        // Another processor may not have the precision.
+        // Another device may not have the precision.
         let moved = self.device != other.device;
         let fields = |config: &RunConfig| {
             let mut all = BTreeMap::new();
-            // Nothing said means all.
+            // By default all epochs are sampled.
             let sampled = config.epochs_sampled.unwrap_or(config.epochs).min(config.epochs);
             let config = RunConfig { epochs_sampled: Some(sampled), ..config.clone() };
             flatten("", &serde_json::to_value(&config).unwrap_or_default(), &mut all);
@@ -361,12 +346,12 @@ impl RunConfig {
         names
             .into_iter()
             .filter(|name| mine.get(*name) != theirs.get(*name))
-            .map(|name| format!("{name} is {}, was {}", of(&mine, name), of(&theirs, name)))
+            .map(|name| Difference { name: name.clone(), now: of(&mine, name), before: of(&theirs, name) })
             .collect()
     }
 }
 
-/// Every number and word of a value by its path: `model.hidden`.
+/// Every number and word of a value by its path, such as `model.hidden`.
 fn flatten(path: &str, value: &serde_json::Value, out: &mut BTreeMap<String, String>) {
     match value {
         serde_json::Value::Object(fields) => {

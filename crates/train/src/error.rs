@@ -1,8 +1,10 @@
-use esker_nn::NnError;
+use crate::MetricName;
+use esker_nn::{NnError, Precision};
 use esker_sample::SampleError;
-use esker_store::StoreError;
-use esker_strategies::{MemoryTable, StrategyError};
+use esker_store::{LabelKind, StoreError};
+use esker_strategies::{MemoryTable, StrategyError, StrategyKind};
 use esker_types::{ByteCount, ErrorKind};
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -15,90 +17,325 @@ pub enum TrainError {
     /// Sampling failed.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// A batch could not be brought.
+    /// A batch could not be fetched.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
-    /// The model refused.
+    /// The model failed.
     #[error(transparent)]
     Nn(#[from] NnError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] esker_nn::DeviceError),
-    /// The disk refused.
+    /// Reading or writing a file failed.
     #[error(transparent)]
     Engine(#[from] esker_io::IoError),
-    /// A run that cannot be.
-    #[error("{problem}; {remedy}")]
-    Config {
-        /// What was asked, and what there is.
-        problem: String,
-        /// What to do.
-        remedy: String,
+    /// A flag whose value is out of bounds.
+    #[error("{flag} is {found}; it must be {allowed}")]
+    Setting {
+        /// The flag.
+        flag: &'static str,
+        /// The given value.
+        found: f64,
+        /// The allowed values.
+        allowed: &'static str,
     },
-    /// What files, disks or other processes do not allow.
-    #[error("{problem}; {remedy}")]
-    Machine {
-        /// What was found.
-        problem: String,
-        /// What to do.
-        remedy: String,
+    /// Fan-outs that do not match the layers.
+    #[error("a {name} of {hops} hops for {layers} layers; give one number, or one a layer")]
+    Fanout {
+        /// The fan-out of training or of evaluation.
+        name: &'static str,
+        /// Number of hops.
+        hops: usize,
+        /// Number of layers.
+        layers: usize,
     },
-    /// More memory than was promised.
+    /// ShaDow cannot be evaluated layer by layer.
     #[error(
-        "this run needs {needed} ({} bytes), and --memory allows {allowed}:\n{table}\nallow --memory {}, or take a smaller batch, fan-out, model or another strategy",
-        needed.0, needed.flag_value()
+        "ShaDow trains on induced subgraphs, which inference layer by layer does not have; evaluate with --eval sampled and --final-eval sampled"
+    )]
+    ShadowFull,
+    /// Repeated epochs with a strategy that cannot repeat them.
+    #[error(
+        "{strategy} samples every epoch again; leave --epochs-sampled out, or take diskgnn, memory or mmap"
+    )]
+    RepeatsNothing {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// No device was chosen.
+    #[error("device auto; say which: cpu, or cuda:N")]
+    DeviceAuto,
+    /// A precision that the CPU does not have.
+    #[error(
+        "the CPU computes in f32, not in {}; leave --precision out, or train with --device cuda",
+        format!("{asked:?}").to_lowercase()
+    )]
+    CpuPrecision {
+        /// The given precision.
+        asked: Precision,
+    },
+    /// Settings that differ from those of the run.
+    #[error(
+        "{out} cannot be resumed with other settings: {}; leave these out, or choose another --out for a new run",
+        differences_text(differences)
+    )]
+    OtherRun {
+        /// The run.
+        out: PathBuf,
+        /// What differs.
+        differences: Vec<Difference>,
+    },
+    /// A run without weights.
+    #[error("{run} holds no weights yet; finish the run with `esker train --resume`")]
+    NoWeights {
+        /// The run.
+        run: PathBuf,
+    },
+    /// A dataset that differs from that of the run.
+    #[error("{dataset} is not the dataset this run was made with; give the old one, or train anew")]
+    OtherDataset {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// A metric that these labels do not have.
+    #[error("--metric {metric} does not fit {}; {}", labels_text(*kind, *outputs), metrics_text(*kind))]
+    Metric {
+        /// The given metric.
+        metric: MetricName,
+        /// The kind of labels.
+        kind: LabelKind,
+        /// Number of classes, or labels per node.
+        outputs: usize,
+    },
+    /// No batch is full.
+    #[error(
+        "--drop-last leaves no batch of {batch} of {nodes} training nodes; take a smaller --batch, or leave --drop-last out"
+    )]
+    NoFullBatch {
+        /// Seed nodes per batch.
+        batch: u64,
+        /// Number of training nodes.
+        nodes: usize,
+    },
+    /// A link batch for an objective over nodes.
+    #[error("a batch of links came to a model of nodes; train links with a task of links")]
+    LinkBatch,
+    /// State that the strategy does not know.
+    #[error(
+        "the checkpoint holds {name}, which {strategy} does not keep; resume the run with the strategy it was started with, or choose another --out"
+    )]
+    UnknownState {
+        /// Name of the state.
+        name: String,
+        /// The strategy that should load it.
+        strategy: String,
+    },
+    /// The output directory is a dataset.
+    #[error("{path} is a dataset; choose another --out for the run")]
+    IsDataset {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The output directory has a run already.
+    #[error("{path} holds a run already; resume it with --resume, or choose another --out")]
+    HoldsRun {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Splits over edges, but training is over nodes.
+    #[error(
+        "{dataset} is split by edges, for link prediction, which is not trained yet; give a dataset with labels and splits over nodes"
+    )]
+    EdgeSplit {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// A dataset without features.
+    #[error("{dataset} has no node features; import it with --features")]
+    NoFeatures {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// A dataset without labels.
+    #[error("{dataset} has no labels; import it with --labels")]
+    NoLabels {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// A dataset without training nodes.
+    #[error(
+        "{dataset} has no nodes to train on; import it with splits over nodes, or with --split per-class:20,30"
+    )]
+    NoSplit {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// Training nodes, all without a label.
+    #[error("{dataset}: no training node has a label; check which nodes are in the training split")]
+    Unlabelled {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// Too little memory for inference with all neighbours.
+    #[error(
+        "inference with all neighbours needs {needed} for the node with most of them, and {left} are left for it; allow more memory, or evaluate with --eval sampled"
+    )]
+    InferenceMemory {
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes left.
+        left: ByteCount,
+    },
+    /// Too little disk for inference with all neighbours.
+    #[error(
+        "{folder}: inference with all neighbours writes {needed} of hidden rows, and {free} are free; make room, allow more memory, or evaluate with --eval sampled"
+    )]
+    InferenceDisk {
+        /// Directory of the hidden rows.
+        folder: PathBuf,
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes free.
+        free: ByteCount,
+    },
+    /// Inference blocks that are not in host memory.
+    #[error("blocks of whole graphs are sampled on the device; evaluate with --eval sampled")]
+    DeviceBlocks,
+    /// Batches that ended early.
+    #[error(
+        "the batches ended in epoch {epoch}, and the run has {epochs}; resume the run with the configuration it was started with"
+    )]
+    Ended {
+        /// The epoch.
+        epoch: u64,
+        /// Epochs of the run.
+        epochs: u64,
+    },
+    /// A directory without a run.
+    #[error("{path} does not hold a run; give the directory that `esker train --out` wrote")]
+    NoRun {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process trains the run.
+    #[error("{path} is being trained by another process; wait for it, or choose another --out")]
+    Busy {
+        /// The run.
+        path: PathBuf,
+    },
+    /// A file of a run that cannot be parsed or written.
+    #[error("{path}: expected {expected}, found {source}; {remedy}")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The expected content.
+        expected: &'static str,
+        /// The error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The run needs more memory than its budget.
+    #[error(
+        "this run needs {needed} ({} bytes), and --memory allows {allowed}:\n{table}\nuse --memory {}, or a smaller --batch, --fanout or --hidden{}",
+        needed.0, needed.flag_value(), strategy_text(table, *needed, *allowed)
     )]
     Memory {
-        /// The smallest budget that would do.
+        /// The smallest budget that works.
         needed: ByteCount,
         /// The budget.
         allowed: ByteCount,
-        /// What needs it.
+        /// The memory of the run, line by line.
         table: MemoryTable,
     },
-    /// More memory of the processor's own than was promised.
+    /// The run needs more device memory than its budget.
     #[error(
-        "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nallow --gpu-memory {}, take a smaller batch, fan-out or model, or train with --device cpu",
+        "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nuse --gpu-memory {}, a smaller --batch, --fanout or --hidden, or --device cpu",
         needed.0, needed.flag_value()
     )]
     DeviceMemory {
-        /// The smallest budget that would do.
+        /// The smallest budget that works.
         needed: ByteCount,
         /// The budget.
         allowed: ByteCount,
-        /// What needs it.
+        /// The memory of the run, line by line.
         table: MemoryTable,
     },
-    /// Somebody asked it to stop while it evaluated.
+    /// A stop was requested during evaluation.
     #[error("stopped")]
     Stopped,
-    /// The operating system refused.
+    /// An I/O error of the operating system.
     #[error("{path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
-    /// A file of a run that is not what was written.
+    /// A damaged file of a run.
     #[error("{path}: expected {expected}, found {found}; {remedy}")]
     File {
         /// The file.
         path: PathBuf,
-        /// By the format.
+        /// What the format requires.
         expected: String,
-        /// In fact.
+        /// What the file has.
         found: String,
         /// What to do.
-        remedy: String,
+        remedy: &'static str,
     },
 }
 
-/// Result of everything in this crate.
+/// A setting of a run that differs from before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its value now.
+    pub now: String,
+    /// Its value before.
+    pub before: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, was {}", self.name, self.now, self.before)
+    }
+}
+
+/// Another strategy helps if it stores on disk what does not fit in memory.
+fn strategy_text(table: &MemoryTable, needed: ByteCount, allowed: ByteCount) -> &'static str {
+    let on_disk = table.lines.iter().filter(|line| ["features", "topology"].contains(&line.what.as_str()));
+    match on_disk.map(|line| line.bytes).sum::<u64>() >= needed.0.saturating_sub(allowed.0) {
+        true => ", or --strategy ginex or diskgnn, which leave features and topology on disk",
+        false => "",
+    }
+}
+
+fn differences_text(differences: &[Difference]) -> String {
+    differences.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn labels_text(kind: LabelKind, outputs: usize) -> String {
+    match kind {
+        LabelKind::Classes => format!("labels of {outputs} classes"),
+        LabelKind::Multilabel => format!("{outputs} labels a node"),
+        LabelKind::Real => "real labels".into(),
+    }
+}
+
+fn metrics_text(kind: LabelKind) -> &'static str {
+    match kind {
+        LabelKind::Real => "take --metric loss",
+        _ => "take --metric accuracy, macro-f1 or loss; auc needs two classes or several labels a node",
+    }
+}
+
+/// Result type of this crate.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 impl TrainError {
-    /// What it is about.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             TrainError::Store(error) => error.kind(),
@@ -106,18 +343,19 @@ impl TrainError {
             TrainError::Strategy(error) => error.kind(),
             TrainError::Nn(error) => error.kind(),
             TrainError::Engine(error) => error.kind(),
-            TrainError::Config { .. } | TrainError::Memory { .. } | TrainError::DeviceMemory { .. } => {
-                ErrorKind::Asked
-            }
             TrainError::Stopped => ErrorKind::Stopped,
             TrainError::Device(_)
-            | TrainError::Machine { .. }
+            | TrainError::InferenceDisk { .. }
+            | TrainError::NoRun { .. }
+            | TrainError::Busy { .. }
             | TrainError::Io { .. }
+            | TrainError::Format { .. }
             | TrainError::File { .. } => ErrorKind::World,
+            _ => ErrorKind::Asked,
         }
     }
 
-    /// For `map_err` on IO results.
+    /// For `map_err` on I/O results.
     pub fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
         move |source| match StoreError::io(path)(source) {
             StoreError::Io { path, source } => TrainError::Io { path, source },
@@ -125,25 +363,27 @@ impl TrainError {
         }
     }
 
-    pub(crate) fn machine(problem: impl ToString, remedy: impl ToString) -> TrainError {
-        TrainError::Machine { problem: problem.to_string(), remedy: remedy.to_string() }
-    }
-
-    pub(crate) fn config(problem: impl ToString, remedy: impl ToString) -> TrainError {
-        TrainError::Config { problem: problem.to_string(), remedy: remedy.to_string() }
+    /// For `map_err` on parsing or formatting the content of a file.
+    pub(crate) fn format<E: std::error::Error + Send + Sync + 'static>(
+        path: &Path,
+        expected: &'static str,
+        remedy: &'static str,
+    ) -> impl FnOnce(E) -> TrainError {
+        let path = path.to_path_buf();
+        move |error| TrainError::Format { path, expected, source: Box::new(error), remedy }
     }
 
     pub(crate) fn file(
         path: &Path,
         expected: impl ToString,
         found: impl ToString,
-        remedy: impl ToString,
+        remedy: &'static str,
     ) -> TrainError {
         TrainError::File {
             path: path.to_path_buf(),
             expected: expected.to_string(),
             found: found.to_string(),
-            remedy: remedy.to_string(),
+            remedy,
         }
     }
 }

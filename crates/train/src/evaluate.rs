@@ -1,4 +1,4 @@
-//! What a model is worth on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
+//! Evaluates a model on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
 //! neighbours, layer by layer.
 
 use crate::memory::Bytes;
@@ -13,26 +13,26 @@ use esker_strategies::{BatchSource, Inference, Job, Phase, RunPosition, Strategy
 use std::path::Path;
 use std::sync::Arc;
 
-/// What evaluation needs of a run.
+/// The parts of a run that evaluation needs.
 pub(crate) struct Context<'a, B: Backend> {
     pub config: &'a RunConfig,
     pub task: &'a Task,
     pub job: &'a Job,
     pub strategy: &'a mut dyn Strategy<B>,
     pub learner: &'a Learner<B>,
-    /// What inference over the whole graph may hold for a block, and for hidden rows.
+    /// Memory of whole-graph inference, for a block and for hidden rows.
     pub whole_bytes: Bytes,
-    /// Where hidden rows go that do not fit.
+    /// Directory of hidden rows that do not fit in memory.
     pub scratch: &'a Path,
-    /// Asked once a batch or block: `true` ends the evaluation with [`TrainError::Stopped`].
+    /// Called once per batch or block. `true` ends the evaluation with [`TrainError::Stopped`].
     pub stop: &'a dyn Fn() -> bool,
     /// Whether training changes the rows that the first layer reads.
     pub trains_rows: bool,
-    /// What the model was saved with, where it was read from a run.
+    /// The state that the model was saved with, if it was loaded from a run.
     pub state: Option<&'a SavedWith>,
 }
 
-/// Batches over nodes as they come.
+/// Batches over nodes in their given order.
 pub(crate) fn inference_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Inference> {
     let batching = Batching::new(nodes.nodes().len() as u64, config.batch, false)?;
     let batches = NodeBatches::new(Sequential(batching), Seeds::Shared(nodes.nodes().clone()))?;
@@ -41,8 +41,8 @@ pub(crate) fn inference_over(config: &RunConfig, nodes: &LabelledNodes) -> Resul
 }
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {
-    /// The metrics of a split; `None` where nothing of it has a label or nobody wants them. Sampled batches come from `source`,
-    /// whose next phase is the one given, or from a source of their own.
+    /// The metrics of a split; `None` if none of its nodes has a label or evaluation is off. Sampled batches come from
+    /// `source`, whose next phase is the given one, or else from a separate source.
     pub fn evaluate(
         &mut self,
         split: SplitName,
@@ -76,7 +76,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         }
     }
 
-    /// As many batches as the nodes of a split make.
+    /// Evaluates as many batches as the nodes of a split make.
     fn sampled(
         &mut self,
         split: SplitName,
@@ -108,7 +108,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     }
 }
 
-/// Evaluates the best model of a run on a split; [`TrainError::Stopped`] where somebody asked for an end.
+/// Evaluates the best model of a run on a split. Fails with [`TrainError::Stopped`] if a stop was requested.
 pub fn evaluate_run<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
     split: SplitName,

@@ -1,5 +1,5 @@
-//! A model, what it is trained for, its optimizer and the threads they compute with: one batch in, one loss out, and what flows
-//! back to the source.
+//! A model, its objective, its optimizer and the threads they compute with: one batch in, one loss out, and the
+//! feedback to the source.
 
 use crate::metrics::Tally;
 use crate::objective::{BatchTargets, Network, Objective};
@@ -14,7 +14,7 @@ use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
 
-/// A model that learns.
+/// A model in training.
 pub struct Learner<B: Backend> {
     backend: B,
     network: Network<B>,
@@ -24,7 +24,7 @@ pub struct Learner<B: Backend> {
 }
 
 impl<B: Backend + Clone + 'static> Learner<B> {
-    /// A model with fresh parameters, for inputs of so many columns. It computes with the threads of the run.
+    /// A model with new parameters, for inputs of `inputs` columns. It computes with the threads of the run.
     pub fn new(
         backend: B,
         config: &RunConfig,
@@ -39,7 +39,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         Ok(Learner { backend, network, optimizer, pool, inputs })
     }
 
-    /// Where it computes.
+    /// The backend it computes on.
     pub fn backend(&self) -> &B {
         &self.backend
     }
@@ -49,12 +49,12 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         &self.network.model
     }
 
-    /// What it is trained for.
+    /// The objective.
     pub fn objective(&self) -> &dyn Objective<B> {
         &*self.network.objective
     }
 
-    /// What parts of a device that works on its own did with their time so far.
+    /// Times so far of the parts of an asynchronous device.
     pub fn device_stages(&self) -> Vec<StageTimes> {
         let busy = self.backend.busy_seconds().into_iter();
         busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
@@ -66,8 +66,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         self.optimizer.steps()
     }
 
-    /// Trains on a batch, or begins to: the loss may come later. What flows back is to be applied before the next step. A batch in
-    /// which nothing has a label moves nothing, but still exchanges what it says.
+    /// Trains on a batch, or starts to: the loss may come later. The feedback must be applied before the next step. A
+    /// batch without labels changes nothing, but still makes its exchange.
     pub fn step(&mut self, mut batch: Batch<B>, rate: f64) -> Result<(Step<B>, Feedback<B>)> {
         let threads = self.threads();
         on(threads.as_deref(), move || {
@@ -77,7 +77,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let nodes = batch.blocks.nodes();
             let mut back = Feedback { at: batch.at, rate: None, pushed: None, input_gradient: None };
             if picked.is_empty() && batch.exchange.is_none() {
-                // A device that keeps rows of this batch does so when it assembles them.
+                // A device that caches rows of this batch does so when it assembles them.
                 if let Some(FixedRows::Cached(_)) = batch.input.fixed {
                     drop(batch.input.upload(&self.backend, self.inputs));
                 }
@@ -108,7 +108,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let requested = batch.exchange.input_gradient;
             let of_input =
                 model.backward_with(&graphs, &input, activations, gradient, requested, |layer, gradient| {
-                    // What was pulled was not computed: nothing flows through it.
+                    // Pulled rows were not computed, so no gradient flows through them.
                     if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
                         backend.scatter_rows(None, &pull.rows, gradient);
                     }
@@ -123,7 +123,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         })
     }
 
-    /// Infers a batch of a split and counts how it compares with its labels.
+    /// Predicts a batch of a split and compares it with its labels.
     pub fn evaluate(&self, mut batch: Batch<B>, split: SplitName, tally: &mut Tally) -> Result<()> {
         on(self.threads().as_deref(), move || {
             let (seeds, rows) = batch.blocks.seeds();
@@ -135,7 +135,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         })
     }
 
-    /// Counts how logits of nodes compare with their labels.
+    /// Compares logits of nodes with their labels.
     pub fn compare(
         &self,
         logits: &B::Matrix,
@@ -161,7 +161,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         on(self.threads().as_deref(), || self.compare(logits, split, &of, tally))
     }
 
-    /// Infers a batch: its seeds, and their logits row after row.
+    /// Predicts a batch. Returns its seed nodes and their logits, row after row.
     pub fn infer_seeds(&self, mut batch: Batch<B>) -> Result<(Vec<NodeId>, Vec<f32>)> {
         on(self.threads().as_deref(), move || {
             let (nodes, rows) = batch.blocks.seeds();
@@ -172,7 +172,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         })
     }
 
-    /// The numbers of a matrix from row `first` on.
+    /// Reads the numbers of a matrix from row `first` on.
     pub fn read(&self, matrix: &B::Matrix, first: usize, values: &mut [f32]) -> Result<()> {
         self.backend.read(matrix, first, values);
         Ok(self.backend.check()?)
@@ -186,7 +186,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         Ok(values)
     }
 
-    /// Brings a batch's feature rows to the device.
+    /// Uploads a batch's feature rows to the device.
     pub(crate) fn upload(&self, batch: &mut Batch<B>) -> B::Matrix {
         batch.input.upload(&self.backend, self.inputs)
     }
@@ -202,7 +202,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         })
     }
 
-    /// The threads that compute; none where a device computes by itself, and its caller must not wait for those that fetch rows.
+    /// The threads that compute. `None` if a device computes by itself: its caller must not wait for threads that fetch
+    /// rows.
     fn threads(&self) -> Option<Arc<ThreadPool>> {
         self.backend.in_host_memory().then(|| self.pool.clone())
     }
@@ -227,18 +228,18 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         Ok(all)
     }
 
-    /// Takes up a model's parameters.
+    /// Loads a model's parameters.
     pub fn load_model(&mut self, from: &[Named]) -> Result<()> {
         self.network.model.load(from)?;
         Ok(load_parameters(&self.backend, from, self.network.objective.parameters_mut())?)
     }
 
-    /// Takes up an optimizer's state.
+    /// Loads an optimizer's state.
     pub fn load_optimizer(&mut self, steps: u64, from: &[Named]) -> Result<()> {
         Ok(self.optimizer.load(&self.network, steps, from)?)
     }
 
-    /// The graph of every layer: uploaded, or those that are on the device already.
+    /// The graph of every layer: uploaded, or already on the device.
     fn graphs(&self, blocks: &mut Blocks<B>) -> Vec<B::Graph> {
         let model = self.model();
         let layers = model.layer_count();
@@ -255,13 +256,13 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         self.backend.graph(&adjacency(view))
     }
 
-    /// Rows without neighbours.
+    /// A graph of rows without neighbours.
     fn without_neighbours(&self, rows: usize) -> B::Graph {
         self.backend.graph(&Adjacency::without_neighbours(&Adjacency::no_offsets(rows)))
     }
 }
 
-/// Runs something with these threads, or on the thread that calls.
+/// Runs something with these threads, or on the calling thread.
 fn on<R: Send>(threads: Option<&ThreadPool>, work: impl FnOnce() -> R + Send) -> R {
     match threads {
         Some(threads) => threads.install(work),
@@ -269,7 +270,7 @@ fn on<R: Send>(threads: Option<&ThreadPool>, work: impl FnOnce() -> R + Send) ->
     }
 }
 
-/// The adjacency of a layer as a device takes it.
+/// The adjacency of a layer in the form that a device takes.
 pub fn adjacency<'a>(view: &LayerView<'a>) -> Adjacency<'a> {
     Adjacency {
         inputs: view.inputs.len(),
@@ -281,13 +282,13 @@ pub fn adjacency<'a>(view: &LayerView<'a>) -> Adjacency<'a> {
     }
 }
 
-/// Writes pulled rows over those that were computed.
+/// Overwrites computed rows with pulled rows.
 fn write_pulled<B: Backend>(backend: &B, pull: &Pull<B>, hidden: &mut B::Matrix) {
     let rows = pull.table.gather(backend, &pull.slots);
     backend.scatter_rows(Some(&rows), &pull.rows, hidden);
 }
 
-/// Copies the rows that are pushed.
+/// Copies the rows to be pushed.
 fn read_pushed<B: Backend>(backend: &B, push: Push, hidden: &B::Matrix) -> Pushed<B> {
     let mut rows = backend.matrix(push.rows.len(), hidden.columns());
     backend.gather_rows(hidden, &push.rows, &mut rows);

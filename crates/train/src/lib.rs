@@ -1,9 +1,9 @@
 //! Training, evaluation and inference over any strategy.
 //!
-//! [`RunConfig`] is a run with every default resolved; [`Task`] is what is learned: splits and labels; [`Trainer`] takes
-//! batches from a strategy, steps the model, evaluates, stops early, and writes a run directory whose checkpoints repeat
-//! an interrupted run to the bit; `whole.rs` infers every node with all its neighbours, layer by layer, inside the same
-//! memory. Nothing here knows where rows come from.
+//! [`RunConfig`] is a run with every default resolved. [`Task`] is what is learned: splits and labels. [`Trainer`]
+//! takes batches from a strategy, steps the model, evaluates, stops early, and writes a run directory. A run that is
+//! resumed from its checkpoints is bit-identical to an uninterrupted one. `whole/` predicts every node with all its
+//! neighbours, layer by layer, in the same memory. Nothing here knows where feature rows come from.
 //!
 //! ```
 //! use esker_nn::{CpuBackend, ModelConfig};
@@ -57,7 +57,7 @@ mod whole;
 
 pub use checkpoint::Checkpoint;
 pub use config::{EvaluationMode, MetricName, OrderName, RunConfig};
-pub use error::{Result, TrainError};
+pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use evaluate::evaluate_run;
 pub use learner::{Learner, adjacency};

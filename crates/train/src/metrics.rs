@@ -1,20 +1,20 @@
-//! What predictions are worth: counted as they come, batch by batch.
+//! Metrics of predictions, computed batch by batch.
 
 use crate::config::MetricName;
 use crate::task::{BatchLabels, LabelKind};
 use serde::{Deserialize, Serialize};
 
-/// Scores kept for a ROC curve, at most.
+/// Largest number of scores stored for a ROC curve.
 pub const MOST_SCORES: usize = 1 << 24;
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Metrics {
-    /// Nodes that counted.
+    /// Number of nodes compared.
     pub nodes: u64,
     /// Mean loss.
     pub loss: f64,
-    /// Share of right classes or labels; none for real values.
+    /// Share of right classes or labels. `None` for real values.
     pub accuracy: Option<f64>,
     /// F1 of each class that occurs or is predicted, averaged.
     pub macro_f1: Option<f64>,
@@ -23,7 +23,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The number that "best" looks at first, if there is one; larger is better.
+    /// The main number for choosing the best model, if there is one. Larger is better.
     pub fn score(&self, metric: MetricName) -> Option<f64> {
         let value = match metric {
             MetricName::Accuracy | MetricName::AccuracyAndLoss => self.accuracy,
@@ -43,25 +43,25 @@ struct Counts {
     actual: u64,
 }
 
-/// Takes up predictions and labels.
+/// Collects predictions and labels.
 #[derive(Debug)]
 pub struct Tally {
     kind: LabelKind,
     nodes: u64,
-    /// Of every node or known entry, added up in order: how they come in batches or blocks does not change a bit.
+    /// Of every node or known entry, summed up in order: the division into batches or blocks does not change a bit.
     losses: f64,
     compared: u64,
     classes: Vec<Counts>,
     right: u64,
     answers: u64,
-    /// (score, positive) by column; one column for two classes.
+    /// (score, positive) by column. Two classes have one column.
     scores: Vec<Vec<(f32, bool)>>,
-    /// Scores of a column, at most, and whether there was room for all.
+    /// Largest number of scores per column, and whether all were stored.
     most: usize,
     whole: bool,
 }
 
-/// Columns that have a ROC curve.
+/// Number of columns that have a ROC curve.
 fn curves(kind: LabelKind, outputs: usize) -> usize {
     match kind {
         LabelKind::Classes if outputs == 2 => 1,
@@ -70,14 +70,14 @@ fn curves(kind: LabelKind, outputs: usize) -> usize {
     }
 }
 
-/// Bytes that a [`Tally`] of so many nodes holds.
+/// Bytes of a [`Tally`] of this many nodes.
 pub(crate) fn tally_bytes(kind: LabelKind, outputs: usize, nodes: u64) -> u64 {
     let scores = nodes.saturating_mul(curves(kind, outputs) as u64).min(MOST_SCORES as u64);
     scores * size_of::<(f32, bool)>() as u64 + outputs as u64 * size_of::<Counts>() as u64
 }
 
 impl Tally {
-    /// An empty one, for logits of `outputs` columns of so many nodes.
+    /// An empty tally, for logits of `outputs` columns and `nodes` nodes.
     pub fn new(kind: LabelKind, outputs: usize, nodes: usize) -> Tally {
         let curves = curves(kind, outputs);
         let each = nodes.min(MOST_SCORES.checked_div(curves).unwrap_or(0));
@@ -95,7 +95,7 @@ impl Tally {
         }
     }
 
-    /// Takes up rows of logits with their labels.
+    /// Adds rows of logits with their labels.
     pub fn add(&mut self, logits: &[f32], labels: &BatchLabels) {
         let width = self.classes.len();
         let rows = logits.len().checked_div(width).unwrap_or(0);
@@ -165,7 +165,7 @@ impl Tally {
         }
     }
 
-    /// The metrics of everything taken up.
+    /// The metrics of everything added.
     pub fn finish(mut self) -> Metrics {
         let whole = self.whole;
         let areas: Vec<f64> = self.scores.iter_mut().filter_map(|scores| area(scores)).collect();
@@ -180,7 +180,7 @@ impl Tally {
     }
 }
 
-/// The first of the largest.
+/// The index of the first largest number.
 pub(crate) fn largest(row: &[f32]) -> usize {
     let mut best = 0;
     for (column, value) in row.iter().enumerate() {
@@ -201,7 +201,7 @@ fn macro_f1(classes: &[Counts]) -> f64 {
     sum / count.max(1) as f64
 }
 
-/// Area under the ROC curve, equal scores counting half; `None` when all are of one kind.
+/// Area under the ROC curve; equal scores count half. `None` if all labels are the same.
 fn area(scores: &mut [(f32, bool)]) -> Option<f64> {
     scores.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let positives = scores.iter().filter(|(_, positive)| *positive).count() as f64;
@@ -209,7 +209,7 @@ fn area(scores: &mut [(f32, bool)]) -> Option<f64> {
     if positives == 0.0 || negatives == 0.0 {
         return None;
     }
-    // Mann and Whitney: for each positive the negatives below it, and half of those beside it.
+    // Mann-Whitney: for each positive, the negatives below it and half of those with an equal score.
     let (mut below, mut wins) = (0.0, 0.0);
     for group in scores.chunk_by(|a, b| a.0 == b.0) {
         let positive = group.iter().filter(|(_, positive)| *positive).count() as f64;

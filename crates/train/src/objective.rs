@@ -1,5 +1,5 @@
-//! What a model is trained for. An objective owns targets, loss, tally and parameters of its own; steps and evaluation use it
-//! and know nothing else of labels.
+//! What a model is trained for. An objective owns its targets, loss, tally and parameters. Steps and evaluation use it
+//! and know nothing else about labels.
 
 use crate::metrics::{Tally, largest};
 use crate::task::{BatchLabels, LabelKind, SplitName, Task};
@@ -16,31 +16,31 @@ pub trait Objective<B: Backend>: Send + Sync {
     /// Picks what a batch of a split is compared with.
     fn pick(&self, split: SplitName, of: &BatchTargets<'_>) -> Result<Picked>;
 
-    /// The loss of what was picked, and the gradient of the model's output.
+    /// The loss of the picked rows, and the gradient of the model's output.
     fn loss(&self, model: &Model<B>, output: &B::Matrix, picked: &Picked) -> Result<(B::Number, B::Matrix)>;
 
-    /// What predictions over a split are worth: nothing counted yet.
+    /// An empty tally for predictions over a split.
     fn tally(&self, split: SplitName) -> Tally;
 
-    /// Makes predictions of rows of the model's output: classes, where there are any, and probabilities or values.
+    /// Turns rows of the model's output into predictions: classes, if there are any, and probabilities or values.
     fn predictions(&self, output: Vec<f32>) -> (Vec<u32>, Vec<f32>);
 
-    /// Parameters of its own, in a fixed order.
+    /// Its own parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter<B>> {
         Vec::new()
     }
 
-    /// The same, to be moved.
+    /// The same, mutable.
     fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
         Vec::new()
     }
 }
 
-/// What a batch says of its targets.
+/// The targets of a batch.
 pub struct BatchTargets<'a> {
     /// Nodes, or links.
     pub targets: &'a Targets,
-    /// The seeds.
+    /// The seed nodes.
     pub seeds: &'a [NodeId],
     /// Their rows in the model's output.
     pub rows: &'a [u32],
@@ -56,13 +56,13 @@ pub struct Picked {
 }
 
 impl Picked {
-    /// Whether nothing has a label.
+    /// Whether no row has a label.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// Labels of nodes.
+/// The objective of node labels.
 impl<B: Backend> Objective<B> for Task {
     fn outputs(&self) -> usize {
         self.outputs
@@ -70,10 +70,7 @@ impl<B: Backend> Objective<B> for Task {
 
     fn pick(&self, split: SplitName, of: &BatchTargets<'_>) -> Result<Picked> {
         let Targets::Nodes = of.targets else {
-            return Err(TrainError::config(
-                "a batch of links came to a model of nodes",
-                "train links with a task of links",
-            ));
+            return Err(TrainError::LinkBatch);
         };
         let (rows, labels) = self.split(split).pick(self.kind, of.seeds, of.rows);
         Ok(Picked { rows, labels })
@@ -110,7 +107,7 @@ fn softmax(row: &mut [f32]) {
     row.iter_mut().for_each(|value| *value /= sum);
 }
 
-/// A model and what it is trained for: what an optimizer moves.
+/// A model and its objective: what an optimizer updates.
 pub(crate) struct Network<B: Backend> {
     pub model: Model<B>,
     pub objective: Box<dyn Objective<B>>,

@@ -1,4 +1,5 @@
-//! A run, opened: its dataset is read once, its job made once, its memory added up before anything large is allocated.
+//! An open run. Its dataset is read once, its job is made once, and its memory is summed up before anything large is
+//! allocated.
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_over};
@@ -21,17 +22,17 @@ use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Traces beyond this gain little (Ginex, section 5.4).
+/// Larger traces gain little (Ginex, section 5.4).
 const MOST_DISK_BYTES: u64 = 100_000_000_000;
-/// Batches sampled at a time where a device of its own trains.
+/// Largest number of batches sampled at a time if the training device has its own memory.
 const MOST_SAMPLERS: usize = 8;
 
-/// Who is told how far the work before training is, and who may end it.
+/// Progress and stop signal of the work before training.
 #[derive(Clone)]
 pub struct RunControl {
-    /// Is told.
+    /// Receives progress.
     pub progress: Arc<dyn Progress + Send + Sync>,
-    /// May end it.
+    /// Ends the work.
     pub stop: StopSignal,
 }
 
@@ -41,12 +42,12 @@ impl Default for RunControl {
     }
 }
 
-/// Is told that a run can start, and may refuse.
+/// Called when a run can start. It may fail.
 type Begun<'a> = &'a mut dyn FnMut(&RunConfig) -> Result<()>;
 
-/// Everything of a run but its progress.
+/// A run without its progress.
 pub struct OpenRun<B: Backend> {
-    /// The run.
+    /// The configuration.
     pub config: RunConfig,
     /// What is learned.
     pub task: Task,
@@ -58,14 +59,14 @@ pub struct OpenRun<B: Backend> {
     prepared: Prepared,
     scratch: PathBuf,
     peak: PeakMeter,
-    /// As [`Needs::trains_rows`](esker_strategies::Needs).
+    /// See [`Needs::trains_rows`](esker_strategies::Needs).
     trains_rows: bool,
-    /// What the model was saved with, where it was read from a run.
+    /// The state that the model was saved with, if it was loaded from a run.
     state: Option<SavedWith>,
 }
 
 impl<B: Backend + Clone + 'static> OpenRun<B> {
-    /// Adds memory up and reads nothing: what [`OpenRun::new`] would promise, or why it would refuse.
+    /// Sums up memory and reads nothing: the plan of [`OpenRun::new`], or why it would fail.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let checked = CheckedDataset::new(config)?;
         let outline = checked.outline(config, Purpose::Train, DeviceProfile::of(backend), Path::new(""));
@@ -73,12 +74,12 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         Plan::new(config, &needs, &outline, checked.outputs, Purpose::Train, DeviceProfile::of(backend))
     }
 
-    /// Adds memory up, and only then reads what the run needs. `scratch` is where hidden rows may go.
+    /// Sums up memory, and only then loads what the run needs. `scratch` is the directory of hidden rows.
     pub fn new(backend: B, config: RunConfig, scratch: PathBuf) -> Result<OpenRun<B>> {
         OpenRun::new_watched(backend, config, scratch, RunControl::default())
     }
 
-    /// The same, and somebody is told how far the work before training is.
+    /// The same, with progress reports and a stop signal for the work before training.
     pub fn new_watched(
         backend: B,
         config: RunConfig,
@@ -89,7 +90,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         OpenRun::with_strategy(backend, config, scratch, control, strategy)
     }
 
-    /// The same with another strategy than the configuration names: one that adds rows which training changes, for instance.
+    /// The same, with another strategy than the configured one: for instance, one that adds rows which training
+    /// changes.
     pub fn with_strategy(
         backend: B,
         config: RunConfig,
@@ -100,7 +102,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         OpenRun::begin(backend, config, scratch, control, strategy, &mut |_| Ok(()))
     }
 
-    /// The same; `begun` is called once the run can start, before the strategy does its work on disk.
+    /// The same. `begun` is called when the run can start, before the strategy does its work on disk.
     pub(crate) fn begin(
         backend: B,
         config: RunConfig,
@@ -127,7 +129,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let plan = Plan::new(&config, &needs, &outline, checked.outputs, purpose, device)?;
         (outline.prefetch_depth, outline.samplers) = (plan.prefetch_depth, plan.samplers);
         outline.strategy_bytes = plan.strategy_bytes;
-        // Whoever only infers reads a row too seldom to cache it.
+        // Inference alone reads a row too rarely to cache it.
         outline.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
         let trains_rows = strategy.needs(&outline)?.trains_rows;
         let peak = PeakMeter::start();
@@ -142,7 +144,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
         begun(&config)?;
         let prepared = strategy.prepare(&job)?;
-        // What was chosen belongs to the run: resumed, it must be the same.
+        // The choice becomes part of the run: a resumed run must have the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
         config.epochs_sampled = Some(sampled.min(config.epochs));
         job.epochs_sampled = config.epochs_sampled;
@@ -161,13 +163,13 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         })
     }
 
-    /// The best model of a run directory, or its last where nothing chose a best one, with the configuration that
-    /// [`RunConfig::to_infer`] gives.
+    /// Loads the best model of a run directory, or its last if no best model was chosen, with the configuration of
+    /// [`RunConfig::to_infer`].
     pub fn load(backend: B, run: &RunDirectory, config: RunConfig) -> Result<OpenRun<B>> {
         OpenRun::load_watched(backend, run, config, RunControl::default())
     }
 
-    /// The same, and somebody may end it, and what is done with it.
+    /// The same, with a stop signal for loading and for what follows.
     pub fn load_watched(
         backend: B,
         run: &RunDirectory,
@@ -178,7 +180,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         OpenRun::load_controlled(backend, run, config, control, strategy)
     }
 
-    /// The same with another strategy than the configuration names.
+    /// The same, with another strategy than the configured one.
     pub fn load_with(
         backend: B,
         run: &RunDirectory,
@@ -197,10 +199,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     ) -> Result<OpenRun<B>> {
         let path = [run.best_path(), run.last_path()].into_iter().find(|path| path.exists());
         let Some(path) = path else {
-            return Err(TrainError::config(
-                format!("{} holds no weights yet", run.path().display()),
-                "finish the run with `esker train --resume`",
-            ));
+            return Err(TrainError::NoWeights { run: run.path().to_path_buf() });
         };
         let weights = Checkpoint::read(&path)?;
         let (scratch, begun) = (run.scratch_path(), &mut |_: &RunConfig| Ok(()));
@@ -211,7 +210,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         Ok(opened)
     }
 
-    /// Batches from a position on, with the state of an earlier process where there is any: what a trainer takes.
+    /// Batches from a position on, with the state of an earlier process if there is any. A trainer takes them.
     pub fn source(
         &mut self,
         from: RunPosition,
@@ -220,12 +219,12 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         Ok(self.strategy.batches(&self.job, from, state)?)
     }
 
-    /// Leaves validation and test out: a source then yields batches of training alone.
+    /// Removes validation and test: a source then yields only training batches.
     pub fn leave_out_evaluation(&mut self) {
         self.job.schedule = EvaluationSchedule::default();
     }
 
-    /// Ends the run after so many batches of its first epoch: nothing is sampled or planned for those after them.
+    /// Ends the run after this many batches of its first epoch. Nothing is sampled or planned for later ones.
     pub fn end_after(&mut self, batches: u64) {
         let all = self.job.batches.clone();
         self.job.batches = Arc::new(FirstBatches { all, batches });
@@ -237,12 +236,12 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.learner.step(batch, self.config.lr)
     }
 
-    /// How the strategy shared out what it was granted, in lines for a person.
+    /// How the strategy divided the granted memory, as readable lines.
     pub fn notes(&self) -> Vec<String> {
         self.prepared.notes.clone()
     }
 
-    /// What the work before training left on disk, where there was any.
+    /// What the work before training stored on disk, if anything.
     pub fn prepared(&self) -> Option<serde_json::Value> {
         self.prepared.on_disk.clone()
     }
@@ -257,7 +256,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.job.dataset.manifest().nodes.count
     }
 
-    /// Batches of the first epoch.
+    /// Number of batches in the first epoch.
     pub fn batches_of_epoch(&self) -> u64 {
         self.job.batches.count(0)
     }
@@ -267,24 +266,24 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.job.row_bytes()
     }
 
-    /// The most memory of its own that the process was seen to have since the run was opened.
+    /// The largest resident memory of the process itself since the run was opened.
     pub fn peak_own_bytes(&self) -> u64 {
         self.peak.bytes()
     }
 
-    /// The most that was in use of the processor's own memory, where it has any.
+    /// The largest device memory in use, if the device has its own.
     pub fn peak_device_bytes(&self) -> Option<u64> {
         let backend = self.learner.backend();
         (!backend.in_host_memory()).then(|| backend.peak_bytes())
     }
 
-    /// What may be used of it.
+    /// The device memory budget.
     pub fn budget_device_bytes(&self) -> Option<u64> {
         let backend = self.learner.backend();
         self.config.gpu_memory.or(backend.memory_limit()).filter(|_| !backend.in_host_memory())
     }
 
-    /// Whether somebody asked for an end.
+    /// The stop signal.
     pub(crate) fn stop_signal(&self) -> StopSignal {
         self.job.stop.clone()
     }
@@ -329,7 +328,7 @@ impl Batches for FirstBatches {
     }
 }
 
-/// A dataset that the run can be of.
+/// A dataset that is valid for the run.
 struct CheckedDataset {
     dataset: Arc<Dataset>,
     /// Columns of logits and of features.
@@ -338,15 +337,12 @@ struct CheckedDataset {
 }
 
 impl CheckedDataset {
-    /// Opens the dataset and checks that the run can be of it.
+    /// Opens the dataset and checks that it is valid for the run.
     fn new(config: &RunConfig) -> Result<CheckedDataset> {
         config.check()?;
         let dataset = Dataset::open(&config.dataset)?;
         if dataset.manifest().id != config.dataset_id {
-            return Err(TrainError::config(
-                format!("{} is not the dataset this run was made with", config.dataset.display()),
-                "give the old one, or train anew",
-            ));
+            return Err(TrainError::OtherDataset { dataset: config.dataset.clone() });
         }
         let (labels, _) = Task::of(&dataset)?;
         let (kind, outputs) = (labels.kind, labels.classes as usize);
@@ -358,22 +354,14 @@ impl CheckedDataset {
             MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
         };
         if !has {
-            return Err(TrainError::config(
-                format!("--metric {} does not fit {}", config.metric, labels_text(kind, outputs)),
-                match kind {
-                    LabelKind::Real => "take --metric loss",
-                    _ => {
-                        "take --metric accuracy, macro-f1 or loss; auc needs two classes or several labels a node"
-                    }
-                },
-            ));
+            return Err(TrainError::Metric { metric: config.metric, kind, outputs });
         }
         let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
         config.model.check(dim, outputs)?;
         Ok(CheckedDataset { dataset: Arc::new(dataset), outputs, dim })
     }
 
-    /// The job as far as memory depends on it.
+    /// The properties of the job that determine memory.
     fn outline(
         &self,
         config: &RunConfig,
@@ -383,7 +371,7 @@ impl CheckedDataset {
     ) -> JobOutline {
         let manifest = self.dataset.manifest();
         let splits = manifest.splits.as_ref();
-        // Inference trains on nothing, and may be asked about any node.
+        // Inference does not train, and may be requested for any node.
         let (count, evaluated) = match purpose {
             Purpose::Train => splits.map_or((0, 0), |splits| (splits.train, splits.valid.max(splits.test))),
             Purpose::Infer => (0, manifest.nodes.count),
@@ -405,7 +393,7 @@ impl CheckedDataset {
                 settings: config.eval_settings(),
             }),
             threads: config.threads,
-            // A device of its own leaves the host's threads free.
+            // A device with its own memory leaves the host's threads free.
             samplers: match device.in_host_memory {
                 true => 1,
                 false => (config.threads / 2).clamp(1, MOST_SAMPLERS),
@@ -432,18 +420,9 @@ impl CheckedDataset {
     }
 }
 
-/// Labels, for a person.
-fn labels_text(kind: LabelKind, outputs: usize) -> String {
-    match kind {
-        LabelKind::Classes => format!("labels of {outputs} classes"),
-        LabelKind::Multilabel => format!("{outputs} labels a node"),
-        LabelKind::Real => "real labels".into(),
-    }
-}
-
-/// Half of what is free where scratch files go, and no more than Ginex takes in its paper.
+/// Half of what is free on the disk of scratch files, and at most what Ginex takes in its paper.
 fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
-    // Packed rows go elsewhere than traces.
+    // Packed rows have another directory than traces.
     let folder = match config.strategy.keeps_beside_dataset() {
         true => config.prepared.as_deref().unwrap_or(&config.dataset),
         false => scratch,
@@ -453,15 +432,12 @@ fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
     (free / 2).min(MOST_DISK_BYTES)
 }
 
-/// The batches that are trained on.
+/// The training batches.
 fn training_batches(config: &RunConfig, task: &Task) -> Result<Arc<dyn Batches>> {
     let nodes = task.train.nodes();
     let batching = Batching::new(nodes.len() as u64, config.batch, config.drop_last)?;
     if batching.batches() == 0 {
-        return Err(TrainError::config(
-            format!("--drop-last leaves no batch of {} of {} training nodes", config.batch, nodes.len()),
-            "take a smaller --batch, or leave --drop-last out",
-        ));
+        return Err(TrainError::NoFullBatch { batch: config.batch, nodes: nodes.len() });
     }
     let order: Arc<dyn Order> = match config.order {
         OrderName::Shuffled => Arc::new(Shuffled { batching, seed: config.seed }),
@@ -476,7 +452,8 @@ fn schedule(config: &RunConfig, task: &Task, purpose: Purpose) -> Result<Evaluat
         let sampled = mode == EvaluationMode::Sampled && purpose == Purpose::Train && nodes.labelled() > 0;
         sampled.then(|| inference_over(config, nodes)).transpose()
     };
-    // Where the kept model is tested in another way than models were chosen, it is validated so, too.
+    // If the final evaluation differs from the one that chose the model, the best model is validated again in the same
+    // way.
     let again = config.final_eval != config.eval;
     Ok(EvaluationSchedule {
         validation: over(config.eval, &task.valid)?,

@@ -1,4 +1,5 @@
-//! The most memory of its own that the process has had, looked at often: the kernel keeps a peak only with mapped pages in it.
+//! Measures the peak of the process's own resident memory at short intervals, because the kernel's peak includes
+//! memory-mapped pages.
 
 use esker_types::own_resident_bytes;
 use std::sync::Arc;
@@ -7,10 +8,10 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often it looks.
+/// The interval.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// A thread that looks.
+/// A thread that measures.
 pub(crate) struct PeakMeter {
     peak: Arc<AtomicU64>,
     stop: Option<SyncSender<()>>,
@@ -54,7 +55,7 @@ mod tests {
         let meter = PeakMeter::start();
         let before = meter.bytes();
         let much = std::hint::black_box(vec![1u8; 64 << 20]);
-        // Until the thread has looked.
+        // Until the thread has measured.
         while meter.peak.load(Ordering::Relaxed) < before + (60 << 20) {
             std::thread::yield_now();
         }

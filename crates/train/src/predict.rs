@@ -8,11 +8,11 @@ use esker_strategies::Inference;
 use esker_types::NodeId;
 use std::sync::Arc;
 
-/// Takes nodes, their classes and their probabilities or values.
+/// Receives nodes, their classes and their probabilities or values.
 pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>;
 
-/// Predicts nodes, ascending, or every node: hands over nodes, classes and probabilities (values, for real labels), block by
-/// block and in order.
+/// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
+/// `take`, block by block and in order.
 pub fn predict<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,

@@ -1,8 +1,8 @@
 //! The run directory: everything about a run, in files that people and programs read.
 //!
-//! `config.json` the resolved configuration, `environment.json` where it ran, `metrics.jsonl` a line a batch and an
-//! epoch, `summary.json` the result, `best.safetensors` and `last.safetensors` the weights, `checkpoint.safetensors` what a
-//! resumed run needs.
+//! `config.json` has the resolved configuration, `environment.json` where it ran, `metrics.jsonl` one line per batch
+//! and per epoch, `summary.json` the result, `best.safetensors` and `last.safetensors` the weights, and
+//! `checkpoint.safetensors` what a resumed run needs.
 
 use crate::checkpoint::write_atomically;
 use crate::{Metrics, Result, RunConfig, TrainError};
@@ -18,137 +18,131 @@ const CONFIG: &str = "config.json";
 const ENVIRONMENT: &str = "environment.json";
 const LOCK: &str = "lock";
 
-/// A batch as `metrics.jsonl` has it.
+/// A batch in `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchRecord {
     /// The epoch, from 0.
     pub epoch: u64,
     /// The batch in its epoch, from 0.
     pub batch: u64,
-    /// Its loss; none when no seed had a label.
+    /// Its loss. `None` if no seed node had a label.
     pub loss: Option<f64>,
     /// The learning rate.
     pub lr: f64,
 }
 
-/// An epoch as `metrics.jsonl` and `summary.json` have it.
+/// An epoch in `metrics.jsonl` and `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Wall time of its batches, evaluation not counted.
+    /// Wall time of its batches, without evaluation.
     pub seconds: f64,
     /// Wall time of its evaluation.
     pub evaluation_seconds: f64,
-    /// Batches.
+    /// Number of batches.
     pub batches: u64,
     /// Mean loss of its batches.
     pub loss: f64,
-    /// Validation, where it was due.
+    /// Validation, if it was due.
     pub valid: Option<Metrics>,
-    /// Bytes that came from the disk, by the kernel's count for this process.
+    /// Bytes read from disk, by the kernel's count for this process.
     pub bytes_read: u64,
-    /// Bytes of the rows that batches needed.
+    /// Bytes of the feature rows that batches needed.
     pub bytes_useful: u64,
-    /// Reads from the disk that we issued; 0 where the page cache reads.
+    /// Disk reads that we issued; 0 if the page cache reads.
     pub reads: u64,
     /// Share of rows found in each tier.
     pub hit_ratio: BTreeMap<String, f64>,
-    /// What each stage did with its time.
+    /// How each stage spent its time.
     pub stages: Vec<StageTimes>,
-    /// Seconds of each phase, where phases take turns: `inspect` (sampling and planning), `switch`, `main loop`.
+    /// Seconds of each phase, if phases take turns: `inspect` (sampling and planning), `switch`, `main loop`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub phases: BTreeMap<String, f64>,
-    /// Neighbours, where they are not all in memory.
+    /// Neighbours, if not all adjacency is in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "lists")]
     pub neighbours: Option<NeighbourRecord>,
 }
 
-/// What sampling neighbours from disk took.
+/// Statistics of sampling neighbours from disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighbourRecord {
-    /// Share of requests for the neighbours of a node that the cache answered.
+    /// Share of requests for a node's neighbours that the cache served.
     pub hit_ratio: f64,
-    /// Reads from the disk for the others.
+    /// Disk reads for the others.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Bytes read.
     pub bytes_read: u64,
 }
 
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// A hash over the bits of every batch's loss, in order: equal for runs that are equal to the bit.
+    /// A hash over the bits of every batch's loss, in order. Bit-identical runs have the same hash.
     pub loss_digest: String,
-    /// Where rows came from.
+    /// The strategy.
     pub strategy: String,
-    /// What trained.
+    /// The training device.
     pub device: String,
-    /// Epochs whose batches differ, where later ones repeated them.
+    /// Number of distinct epochs, if later ones repeated them.
     #[serde(default)]
     pub epochs_sampled: Option<u64>,
-    /// What the work before training left on disk, where there was any.
+    /// What the work before training stored on disk, if anything.
     #[serde(default)]
     pub prepared: Option<serde_json::Value>,
-    /// Test nodes by the best model.
+    /// Metrics of the best model on test nodes.
     pub test: Option<Metrics>,
-    /// Validation nodes by the best model.
+    /// Metrics of the best model on validation nodes.
     pub valid: Option<Metrics>,
     /// The epoch of the best model.
     pub best_epoch: Option<u64>,
-    /// Why it ended: all epochs, or no better model for a while.
+    /// Why it ended: all epochs are done, or no better model was found for a while.
     pub ended: String,
-    /// The most memory of its own that the process had resident, looked at after every batch.
+    /// The largest resident memory of the process itself, measured every few milliseconds.
     pub peak_host_bytes: u64,
-    /// The most it had resident with the pages of files that it maps, which the page cache lends it.
+    /// The largest resident memory including memory-mapped file pages, which belong to the page cache.
     pub peak_with_mapped_bytes: u64,
-    /// What it was allowed.
+    /// The memory budget. A run that cannot keep to it is refused.
     pub budget_host_bytes: u64,
-    /// What was promised, line by line.
+    /// The planned memory, line by line.
     pub memory: MemoryTable,
-    /// The most that was in use of the processor's own memory, where it has any.
+    /// The largest device memory in use, if the device has its own.
     pub peak_device_bytes: Option<u64>,
-    /// What it was allowed of it.
+    /// The device memory budget.
     pub budget_device_bytes: Option<u64>,
-    /// What was promised of it.
+    /// The planned device memory, line by line.
     pub device_memory: Option<MemoryTable>,
-    /// Steps of the optimizer.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Wall time of all epochs, interrupted parts not counted.
+    /// Wall time of all epochs, without interrupted parts.
     pub seconds: f64,
     /// The epochs.
     pub epochs: Vec<EpochRecord>,
 }
 
-/// Where a run lives.
+/// The directory of a run.
 #[derive(Debug, Clone)]
 pub struct RunDirectory {
     path: PathBuf,
-    /// Directories that were made for it, the innermost first.
+    /// Directories that were created for it, the innermost first.
     made: Vec<PathBuf>,
 }
 
 impl RunDirectory {
-    /// A directory that can take a new run; one that holds a run already is refused. Nothing is written.
+    /// A directory for a new run. Fails if it has a run already. Writes nothing.
     pub(crate) fn create_checked(path: &Path) -> Result<RunDirectory> {
         let run = RunDirectory { path: path.to_path_buf(), made: Vec::new() };
         if path.join(esker_store::file::MANIFEST).exists() {
-            return Err(TrainError::config(
-                format!("{} is a dataset", path.display()),
-                "choose another --out for the run",
-            ));
+            return Err(TrainError::IsDataset { path: path.to_path_buf() });
         }
         if RunDirectory::holds_run(path) {
-            return Err(TrainError::config(
-                format!("{} holds a run already", path.display()),
-                "go on with --resume, or choose another --out",
-            ));
+            return Err(TrainError::HoldsRun { path: path.to_path_buf() });
         }
         Ok(run)
     }
 
-    /// A directory for a new run; one that holds a run already is refused.
+    /// Creates the directory of a new run. Fails if it has a run already.
     pub fn create(path: &Path, config: &RunConfig) -> Result<RunDirectory> {
         let mut run = RunDirectory::create_checked(path)?;
         let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
@@ -162,7 +156,7 @@ impl RunDirectory {
             "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
         });
         run.write_json(ENVIRONMENT, &environment)?;
-        // The configuration last: a directory that has it holds a run.
+        // The configuration comes last: a directory with it has a run.
         run.write_config(config)?;
         Ok(run)
     }
@@ -172,12 +166,12 @@ impl RunDirectory {
         self.write_json(CONFIG, config)
     }
 
-    /// Whether the work before training is done: until then a strategy may still choose what it chooses.
+    /// Whether the work before training is done. Until then a strategy may still choose its settings.
     pub fn has_begun(&self) -> bool {
         self.metrics_path().exists() || self.checkpoint_path().exists()
     }
 
-    /// Takes back what [`create`](RunDirectory::create) wrote, for a run that was refused. Other files stay.
+    /// Removes what [`create`](RunDirectory::create) wrote, for a run that was refused. Other files stay.
     pub(crate) fn withdraw(self) {
         for name in [CONFIG, ENVIRONMENT, LOCK] {
             let _ = fs::remove_file(self.path.join(name));
@@ -188,36 +182,33 @@ impl RunDirectory {
         }
     }
 
-    /// Whether a directory holds a run.
+    /// Whether a directory has a run.
     pub fn holds_run(path: &Path) -> bool {
         path.join(CONFIG).exists()
     }
 
-    /// A directory that holds a run.
+    /// Opens a directory that has a run.
     pub fn open(path: &Path) -> Result<(RunDirectory, RunConfig)> {
         let run = RunDirectory { path: path.to_path_buf(), made: Vec::new() };
         let file = run.config_path();
         let bytes = fs::read(&file).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => TrainError::machine(
-                format!("{} does not hold a run", path.display()),
-                "give the directory that `esker train --out` wrote",
-            ),
+            std::io::ErrorKind::NotFound => TrainError::NoRun { path: path.to_path_buf() },
             _ => TrainError::Io { path: file.clone(), source },
         })?;
-        let config = serde_json::from_slice(&bytes)
-            .map_err(|error| TrainError::file(&file, "a run's configuration", error, "train again"))?;
+        let config = serde_json::from_slice(&bytes).map_err(TrainError::format(
+            &file,
+            "a run's configuration",
+            "train again",
+        ))?;
         Ok((run, config))
     }
 
-    /// Makes sure that nobody else trains this run, and clears what a killed inference left behind.
+    /// Locks the run against other training processes, and removes files that a killed inference left.
     pub(crate) fn lock(&self) -> Result<File> {
         let path = self.path.join(LOCK);
         let file = File::create(&path).map_err(TrainError::io(&path))?;
         if file.try_lock().is_err() {
-            return Err(TrainError::machine(
-                format!("{} is being trained by another process", self.path.display()),
-                "wait for it, or choose another --out",
-            ));
+            return Err(TrainError::Busy { path: self.path.clone() });
         }
         for entry in fs::read_dir(self.scratch_path()).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -242,32 +233,32 @@ impl RunDirectory {
         self.path.join("metrics.jsonl")
     }
 
-    /// What a resumed run needs.
+    /// The file with what a resumed run needs.
     pub fn checkpoint_path(&self) -> PathBuf {
         self.path.join("checkpoint.safetensors")
     }
 
-    /// The weights of the best model.
+    /// The file with the weights of the best model.
     pub fn best_path(&self) -> PathBuf {
         self.path.join("best.safetensors")
     }
 
-    /// The weights in the end.
+    /// The file with the weights at the end.
     pub fn last_path(&self) -> PathBuf {
         self.path.join("last.safetensors")
     }
 
-    /// The result.
+    /// The file with the result.
     pub fn summary_path(&self) -> PathBuf {
         self.path.join("summary.json")
     }
 
-    /// Where the state of a source is that a checkpoint names.
+    /// The directory with the state of a source that a checkpoint refers to.
     pub fn state_path(&self) -> PathBuf {
         self.path.join("state")
     }
 
-    /// Where inference over the whole graph keeps hidden rows that do not fit memory.
+    /// The directory for hidden rows of whole-graph inference that do not fit in memory.
     pub fn scratch_path(&self) -> PathBuf {
         self.path.join("scratch")
     }
@@ -279,20 +270,26 @@ impl RunDirectory {
             return Ok(None);
         }
         let bytes = fs::read(&path).map_err(TrainError::io(&path))?;
-        let summary = serde_json::from_slice(&bytes)
-            .map_err(|error| TrainError::file(&path, "a run's summary", error, "train again"))?;
+        let summary = serde_json::from_slice(&bytes).map_err(TrainError::format(
+            &path,
+            "a run's summary",
+            "train again",
+        ))?;
         Ok(Some(summary))
     }
 
-    /// Writes a file of JSON that people can read.
+    /// Writes readable JSON to a file.
     pub fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
         let path = self.path.join(name);
-        let text = serde_json::to_string_pretty(value)
-            .map_err(|error| TrainError::file(&path, "a value", error, "report this"))?;
+        let text = serde_json::to_string_pretty(value).map_err(TrainError::format(
+            &path,
+            "a value",
+            "report this",
+        ))?;
         write_atomically(&path, (text + "\n").as_bytes())
     }
 
-    /// Opens the lines, keeping the first `bytes`: what a checkpoint has seen.
+    /// Opens the lines and keeps the first `bytes` bytes: those that a checkpoint knows.
     pub(crate) fn metrics(&self, bytes: u64) -> Result<MetricsWriter> {
         let path = self.metrics_path();
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -325,7 +322,7 @@ impl MetricsWriter {
         self.file.write_all(line.as_bytes()).map_err(TrainError::io(&self.path))
     }
 
-    /// Makes the lines so far durable; returns their bytes.
+    /// Syncs the lines so far. Returns their bytes.
     pub fn sync(&mut self) -> Result<u64> {
         let done = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         done.map_err(TrainError::io(&self.path))?;
@@ -343,7 +340,7 @@ fn cpu() -> String {
     line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_string()
 }
 
-/// Bytes that the kernel has read from disks for this process so far; 0 where it does not say.
+/// Bytes that the kernel has read from disks for this process so far; 0 if unknown.
 pub(crate) fn disk_bytes_read() -> u64 {
     let text = fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));

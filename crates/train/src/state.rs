@@ -1,5 +1,6 @@
-//! State of a source in a checkpoint: files beside it, each under the name of what it is. They are written and synced before the
-//! checkpoint that names them, and those that it does not name are removed after it; so a kill leaves one whole set or the other.
+//! The state of a source in a checkpoint: separate files, each with a name that describes its content. They are written
+//! and synced before the checkpoint that refers to them. Files that it does not refer to are removed after it. So a
+//! kill leaves one complete set or the other.
 
 use crate::{Result, TrainError};
 use esker_strategies::{CheckpointReader, CheckpointSink, SavedState, StrategyError};
@@ -9,14 +10,14 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// What a checkpoint says of a part of its state.
+/// A part of the state in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StatePart {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// Where it is: a name in the folder of states, or a path of the source's own.
+    /// Its file: a name in the directory of states, or a path that the source manages.
     file: PathBuf,
-    /// How it is kept.
+    /// How it is stored.
     kept: StateKept,
 }
 
@@ -27,8 +28,10 @@ enum StateKept {
     File { version: u64 },
 }
 
-fn refused(name: &str, problem: impl ToString) -> StrategyError {
-    StrategyError::State { name: name.to_string(), problem: problem.to_string() }
+/// For `map_err` on a file of state.
+fn refused(name: &str, path: &Path) -> impl FnOnce(io::Error) -> StrategyError {
+    let (name, path) = (name.to_string(), path.to_path_buf());
+    move |source| StrategyError::State { name, path, source }
 }
 
 /// The state that a model was saved with.
@@ -38,7 +41,7 @@ pub(crate) struct SavedWith {
 }
 
 impl SavedWith {
-    /// Opens something with the state, and refuses what it leaves.
+    /// Opens something with the state. Fails if it does not take all of it.
     pub fn open<R>(
         &self,
         strategy: &str,
@@ -54,7 +57,7 @@ impl SavedWith {
 /// Writes the state of a source.
 pub(crate) struct StateWriter<'a> {
     folder: &'a Path,
-    /// Tells its files from those of other checkpoints: by the position in the run.
+    /// Distinguishes its files from those of other checkpoints: the position in the run.
     tag: String,
     parts: Vec<StatePart>,
 }
@@ -64,10 +67,10 @@ impl<'a> StateWriter<'a> {
         StateWriter { folder, tag: tag.to_string(), parts: Vec::new() }
     }
 
-    /// What was written; safe once this returns.
+    /// What was written. It is synced when this returns.
     pub fn finish(self) -> Result<Vec<StatePart>> {
         if !self.parts.is_empty() {
-            // The folder, and that it is there.
+            // The directory, and its entry in its parent.
             for folder in [Some(self.folder), self.folder.parent()].into_iter().flatten() {
                 let synced = File::open(folder).and_then(|folder| folder.sync_all());
                 synced.map_err(TrainError::io(folder))?;
@@ -77,7 +80,7 @@ impl<'a> StateWriter<'a> {
     }
 }
 
-/// Counts and sums what passes.
+/// Counts and hashes the bytes that pass.
 struct Summed<W> {
     inner: W,
     hash: Xxh3,
@@ -112,11 +115,11 @@ impl CheckpointSink for StateWriter<'_> {
             write(&mut to)?;
             to.flush()?;
             to.inner.get_ref().sync_all()?;
-            // A checkpoint at the same position may name it already, with the same content.
+            // A checkpoint at the same position may refer to it already, with the same content.
             fs::rename(&partial, &path)?;
             Ok((to.bytes, to.hash.digest()))
         });
-        let (bytes, sum) = written.map_err(|error| refused(name, format!("{}: {error}", path.display())))?;
+        let (bytes, sum) = written.map_err(refused(name, &path))?;
         self.parts.push(StatePart { name: name.to_string(), file, kept: StateKept::Bytes { bytes, sum } });
         Ok(())
     }
@@ -128,7 +131,7 @@ impl CheckpointSink for StateWriter<'_> {
     }
 }
 
-/// Removes what no checkpoint names.
+/// Removes files that no checkpoint refers to.
 pub(crate) fn remove_others(folder: &Path, parts: &[&[StatePart]]) -> Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -143,7 +146,7 @@ pub(crate) fn remove_others(folder: &Path, parts: &[&[StatePart]]) -> Result<()>
     Ok(())
 }
 
-/// Hands the state of a checkpoint out.
+/// Provides the state of a checkpoint.
 pub(crate) struct StateReader<'a> {
     folder: &'a Path,
     parts: Vec<StatePart>,
@@ -154,14 +157,14 @@ impl<'a> StateReader<'a> {
         StateReader { folder, parts: parts.to_vec() }
     }
 
-    /// Refuses what nobody took: a strategy that goes on without it would train something else.
+    /// Fails if a part was not taken: a strategy that continues without it would train something else.
     pub fn finish(self, strategy: &str) -> Result<()> {
         match self.parts.first() {
             None => Ok(()),
-            Some(part) => Err(TrainError::config(
-                format!("the checkpoint holds {}, which {strategy} does not keep", part.name),
-                "resume the run with the strategy it was started with, or choose another --out",
-            )),
+            Some(part) => {
+                let (name, strategy) = (part.name.clone(), strategy.to_string());
+                Err(TrainError::UnknownState { name, strategy })
+            }
         }
     }
 }
@@ -176,10 +179,10 @@ impl CheckpointReader for StateReader<'_> {
         };
         let path = self.folder.join(&part.file);
         let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (found, file) = opened.map_err(|error| refused(name, format!("{}: {error}", path.display())))?;
+        let (found, file) = opened.map_err(refused(name, &path))?;
         if found != bytes {
-            let problem = format!("{}: {bytes} bytes were written, {found} are there", path.display());
-            return Err(refused(name, problem));
+            let (name, expected_bytes, found_bytes) = (name.to_string(), bytes, found);
+            return Err(StrategyError::StateCut { name, path, expected_bytes, found_bytes });
         }
         let inner = io::BufReader::new(file);
         Ok(Some(SavedState::Bytes(Box::new(CheckedReader {
@@ -192,7 +195,7 @@ impl CheckpointReader for StateReader<'_> {
     }
 }
 
-/// Reads to the end, and fails there where the bytes are not those that were written.
+/// Reads to the end and fails there if the bytes do not match what was written.
 struct CheckedReader<R> {
     inner: R,
     hash: Xxh3,

@@ -1,35 +1,35 @@
-//! Training steps that a device works on: what one needs lives until it is done, and losses come out in order.
+//! Training steps in flight on a device. A step keeps what it needs until it is done, and losses come out in order.
 
 use crate::Result;
 use esker_nn::{Backend, Deferred};
 use esker_strategies::{Batch, RunPosition};
 use std::collections::VecDeque;
 
-/// A step that was handed to the device. It has its batch, so that nobody else gets the batch's memory before the work on it
+/// A step that was submitted to the device. It owns its batch, so that the batch's memory is not reused before the step
 /// is done.
 pub struct Step<B: Backend> {
     pub(crate) batch: Batch<B>,
     pub(crate) nodes: u64,
     pub(crate) rate: f64,
-    /// The loss, and the norm of the gradient where it is clipped; none when nothing has a label.
+    /// The loss, and the gradient norm if it is clipped. `None` if no target has a label.
     pub(crate) numbers: Option<(B::Number, Option<B::Number>)>,
 }
 
-/// A step that is done.
+/// A finished step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepDone {
     /// The batch.
     pub at: RunPosition,
-    /// Its nodes.
+    /// Number of nodes.
     pub nodes: u64,
     /// The learning rate.
     pub rate: f64,
-    /// The loss; none when nothing has a label.
+    /// The loss. `None` if no target has a label.
     pub loss: Option<f64>,
 }
 
 impl<B: Backend> Step<B> {
-    /// Waits until the step is done, and gives its batch back.
+    /// Waits until the step is done, and drops its batch.
     pub fn wait(self) -> Result<StepDone> {
         let loss = match self.numbers {
             None => None,
@@ -43,7 +43,7 @@ impl<B: Backend> Step<B> {
     }
 }
 
-/// Steps that nobody has waited for yet: no more than the device allows, and no more than the lag of their source.
+/// Steps that are not waited for yet: at most as many as the device allows, and at most the lag of their source.
 pub struct InFlight<B: Backend> {
     steps: VecDeque<Step<B>>,
     most: usize,
@@ -55,13 +55,13 @@ impl<B: Backend> InFlight<B> {
         InFlight { steps: VecDeque::new(), most: B::STEPS_IN_FLIGHT.min(lag) }
     }
 
-    /// Takes a step up; where there are too many, waits for the first of them.
+    /// Adds a step. If there are too many, waits for the first of them.
     pub fn push(&mut self, step: Step<B>) -> Result<Option<StepDone>> {
         self.steps.push_back(step);
         if self.steps.len() > self.most { self.finish_one() } else { Ok(None) }
     }
 
-    /// Waits for the first step; `None` when there is none.
+    /// Waits for the first step. `None` if there is none.
     pub fn finish_one(&mut self) -> Result<Option<StepDone>> {
         self.steps.pop_front().map(Step::wait).transpose()
     }

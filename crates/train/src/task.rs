@@ -1,4 +1,5 @@
-//! What is learned: which nodes train, validate and test, and their labels. Labels are held for these nodes only.
+//! What is learned: the nodes of training, validation and test, and their labels. Only labels of these nodes are in
+//! memory.
 
 use crate::{Result, TrainError};
 use esker_nn::Labels;
@@ -12,11 +13,11 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SplitName {
-    /// Trained on.
+    /// For training.
     Train,
-    /// Chooses the best model.
+    /// For choosing the best model.
     Valid,
-    /// Reported in the end.
+    /// For the result at the end.
     Test,
 }
 
@@ -30,12 +31,12 @@ impl SplitName {
     }
 }
 
-/// Labels by place.
+/// Labels by position of the node in its split.
 #[derive(Debug, Clone, PartialEq)]
 enum LabelValues {
-    /// A class each; `UNKNOWN` for none.
+    /// One class each; `UNKNOWN` for none.
     Classes(Vec<u32>),
-    /// So many numbers each, NaN for unknown.
+    /// This many numbers each; NaN for unknown.
     Numbers(Vec<f32>, usize),
 }
 
@@ -51,7 +52,7 @@ pub struct LabelledNodes {
 /// Labels of the rows of a batch that have one.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BatchLabels {
-    /// A class each.
+    /// One class each.
     Classes(Vec<u32>),
     /// 0, 1 or NaN for each column.
     Binary(Vec<f32>),
@@ -60,7 +61,7 @@ pub enum BatchLabels {
 }
 
 impl BatchLabels {
-    /// As the loss takes them.
+    /// The labels in the form that the loss takes.
     pub fn as_labels(&self) -> Labels<'_> {
         match self {
             BatchLabels::Classes(classes) => Labels::Classes(classes),
@@ -73,20 +74,20 @@ impl BatchLabels {
 /// What is learned on a dataset.
 #[derive(Debug, Clone)]
 pub struct Task {
-    /// What labels mean.
+    /// The kind of labels.
     pub kind: LabelKind,
     /// Columns of the logits.
     pub outputs: usize,
-    /// Trained on.
+    /// Training nodes.
     pub train: LabelledNodes,
-    /// Chooses the best model.
+    /// Nodes for choosing the best model.
     pub valid: LabelledNodes,
-    /// Reported in the end.
+    /// Nodes for the result at the end.
     pub test: LabelledNodes,
 }
 
 impl Task {
-    /// Bytes that [`Task::load`] will hold.
+    /// Bytes that [`Task::load`] will allocate.
     pub fn bytes_for(dataset: &Dataset) -> u64 {
         let manifest = dataset.manifest();
         let items = manifest.splits.as_ref().map_or(0, |splits| splits.train + splits.valid + splits.test);
@@ -97,40 +98,30 @@ impl Task {
         items.saturating_mul(8 + label_bytes)
     }
 
-    /// What labels mean, and how the nodes are split; says what a dataset lacks to be trained on.
+    /// The labels and splits of a dataset. The error names what it lacks for training.
     pub fn of(dataset: &Dataset) -> Result<(&LabelInfo, &SplitInfo)> {
-        let (manifest, name) = (dataset.manifest(), dataset.directory().display());
+        let (manifest, name) = (dataset.manifest(), || dataset.directory().to_path_buf());
         if manifest.splits.as_ref().is_some_and(|splits| splits.over == SplitOver::Edges) {
-            return Err(TrainError::config(
-                format!("{name} is split by edges, for link prediction, which is not trained yet"),
-                "give a dataset with labels and splits over nodes",
-            ));
+            return Err(TrainError::EdgeSplit { dataset: name() });
         }
         if manifest.nodes.features.is_none() {
-            return Err(TrainError::config(
-                format!("{name} has no node features"),
-                "import it with --features",
-            ));
+            return Err(TrainError::NoFeatures { dataset: name() });
         }
         let Some(labels) = &manifest.nodes.labels else {
-            return Err(TrainError::config(format!("{name} has no labels"), "import it with --labels"));
+            return Err(TrainError::NoLabels { dataset: name() });
         };
         let Some(splits) = manifest.splits.as_ref().filter(|splits| splits.train > 0) else {
-            return Err(TrainError::config(
-                format!("{name} has no nodes to train on"),
-                "import it with splits over nodes, or with --split per-class:20,30",
-            ));
+            return Err(TrainError::NoSplit { dataset: name() });
         };
         Ok((labels, splits))
     }
 
-    /// Reads splits and labels.
+    /// Loads splits and labels.
     pub fn load(dataset: &Dataset) -> Result<Task> {
         let (labels, splits) = Task::of(dataset)?;
-        let name = dataset.directory().display();
-        let array = dataset.array(file::NODE_LABELS).ok_or_else(|| {
-            TrainError::config(format!("{name} has no {}", file::NODE_LABELS), "import it again")
-        })?;
+        let name = || dataset.directory().to_path_buf();
+        let array =
+            dataset.array(file::NODE_LABELS).ok_or_else(|| TrainError::NoLabels { dataset: name() })?;
         let read = |split: SplitName, count: u64| -> Result<LabelledNodes> {
             let nodes = read_split(dataset, split, count)?;
             let held = read_labels(array, labels.kind, labels.classes as usize, &nodes)?;
@@ -144,10 +135,7 @@ impl Task {
             test: read(SplitName::Test, splits.test)?,
         };
         if task.train.labelled() == 0 {
-            return Err(TrainError::config(
-                format!("{name}: no training node has a label"),
-                "check which nodes are in the training split",
-            ));
+            return Err(TrainError::Unlabelled { dataset: name() });
         }
         Ok(task)
     }
@@ -168,7 +156,7 @@ impl LabelledNodes {
         &self.nodes
     }
 
-    /// How many have a label.
+    /// Number of nodes with a label.
     pub fn labelled(&self) -> usize {
         match &*self.held {
             LabelValues::Classes(classes) => classes.iter().filter(|class| **class != UNKNOWN).count(),
@@ -179,7 +167,7 @@ impl LabelledNodes {
         }
     }
 
-    /// Picks the rows whose node has a label: which rows, and their labels. `kind` tells what numbers mean.
+    /// Picks the rows whose node has a label: which rows, and their labels. `kind` defines what numbers mean.
     pub fn pick(&self, kind: LabelKind, nodes: &[NodeId], rows: &[u32]) -> (Vec<u32>, BatchLabels) {
         let mut picked = Vec::with_capacity(rows.len());
         let places = nodes

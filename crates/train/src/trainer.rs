@@ -1,5 +1,6 @@
-//! The loop: a batch, a step, a line in the record; at the end of an epoch validation; now and then a checkpoint. All
-//! that the next batch depends on is in the checkpoint, so a run that was killed anywhere goes on as if it had not been.
+//! The training loop: a batch, a step, a line in the record. At the end of an epoch there is a validation, and
+//! sometimes a checkpoint. The checkpoint has everything that the next batch depends on. So a run that was killed
+//! anywhere resumes as if it had not been.
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
@@ -25,11 +26,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Looks at a run, and may stop it.
+/// Observes a run, and may stop it.
 pub trait Watcher {
     /// A batch is done.
     fn batch(&mut self, progress: &BatchProgress<'_>);
-    /// Whether to stop, after a checkpoint. Asked after every batch, and in every batch or block of an evaluation.
+    /// Whether to stop, after a checkpoint. Called after every batch, and in every batch or block of an evaluation.
     fn stop(&self) -> bool;
     /// Validation or test begins.
     fn evaluation(&mut self, what: &str);
@@ -37,7 +38,7 @@ pub trait Watcher {
     fn epoch(&mut self, record: &EpochRecord, best: bool);
 }
 
-/// Nobody looks, and the run goes on to its end.
+/// No observer: the run continues to its end.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unwatched;
 
@@ -50,16 +51,16 @@ impl Watcher for Unwatched {
     fn epoch(&mut self, _: &EpochRecord, _: bool) {}
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchProgress<'a> {
     /// The batch just done.
     pub record: &'a BatchRecord,
-    /// Batches of its epoch.
+    /// Batches in its epoch.
     pub batches: u64,
     /// Epochs of the run.
     pub epochs: u64,
-    /// The stages' times so far; the trainer's is called `train`, and after it come those of a processor of its own.
+    /// The times of stages so far. The trainer's stage is `train`, followed by those of a device with its own memory.
     pub stages: &'a [StageTimes],
 }
 
@@ -68,32 +69,32 @@ pub struct BatchProgress<'a> {
 pub enum Outcome {
     /// With a result.
     Finished(Box<Summary>),
-    /// By its watcher; it goes on from this position with `resume`.
+    /// Stopped by its watcher. `resume` continues at this position.
     Stopped(Position),
 }
 
-/// What comes after a batch or an epoch.
+/// What to do after a batch or an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    GoOn,
+    Continue,
     Stop,
 }
 
-/// What a checkpoint says beside numbers.
+/// The state in a checkpoint in addition to tensors.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 struct State {
     epoch: u64,
     batch: u64,
     steps: u64,
     digest: u64,
-    /// Of the epoch at hand.
+    /// Of the current epoch.
     loss_sum: f64,
     loss_count: u64,
     epoch_seconds: f64,
     epoch_read: u64,
     epoch_useful: u64,
     best: Option<Best>,
-    /// The largest score and the least loss of all evaluations, which need not be of one model.
+    /// The largest score and the smallest loss of all evaluations, which may be of different models.
     #[serde(default)]
     peaks: Option<Peaks>,
     without_better: u64,
@@ -101,7 +102,7 @@ struct State {
     metrics_bytes: u64,
     epochs: Vec<EpochRecord>,
     ended: Option<String>,
-    /// State of the source, and which checkpoint this is.
+    /// State of the source, and the number of this checkpoint.
     #[serde(default)]
     source: Vec<StatePart>,
     #[serde(default)]
@@ -126,7 +127,7 @@ struct Peaks {
 
 /// Trains a run.
 pub struct Trainer<B: Backend> {
-    /// Steps taken that the state does not know yet.
+    /// Steps that were taken but are not in the state yet.
     in_flight: InFlight<B>,
     run: OpenRun<B>,
     directory: RunDirectory,
@@ -135,11 +136,11 @@ pub struct Trainer<B: Backend> {
     clock: Arc<StageClock>,
     last_checkpoint: Instant,
     batches_since: u64,
-    /// What the source and the disk had counted when the epoch, or this process, began.
+    /// Counters of the source and the disk at the start of the epoch or of this process.
     counted: SourceCounters,
     read_before: u64,
     epoch_started: Instant,
-    /// Held while the run is trained: nobody else trains it.
+    /// Locked while the run is trained, so that no other process trains it.
     _lock: File,
 }
 
@@ -149,7 +150,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Trainer::create_watched(backend, config, out, RunControl::default())
     }
 
-    /// The same, and somebody is told how far the work before training is.
+    /// The same, with progress reports and a stop signal for the work before training.
     pub fn create_watched(
         backend: B,
         config: RunConfig,
@@ -160,7 +161,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Trainer::create_with(backend, config, out, control, strategy)
     }
 
-    /// The same with another strategy than the configuration names: one that adds rows which training changes, for instance.
+    /// The same, with another strategy than the configured one: for instance, one that adds rows which training
+    /// changes.
     pub fn create_with(
         backend: B,
         config: RunConfig,
@@ -170,7 +172,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
         let mut begun = None;
-        // The directory comes before the work on disk: stopped there, the run is resumed as any other.
+        // The directory is created before the work on disk: if stopped there, the run can be resumed like any other.
         let run = OpenRun::begin(backend, config, scratch, control, strategy, &mut |config| {
             let directory = RunDirectory::create(out, config)?;
             begun = Some((directory.lock()?, directory));
@@ -192,12 +194,12 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         }
     }
 
-    /// Goes on with a run where its last checkpoint left it; from the start where there is none.
+    /// Resumes a run from its last checkpoint, or from the start if there is none.
     pub fn resume(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
         Trainer::resume_watched(backend, config, out, RunControl::default())
     }
 
-    /// The same, and somebody is told how far the work before training is.
+    /// The same, with progress reports and a stop signal for the work before training.
     pub fn resume_watched(
         backend: B,
         config: RunConfig,
@@ -208,7 +210,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Trainer::resume_with(backend, config, out, control, strategy)
     }
 
-    /// The same with another strategy than the configuration names.
+    /// The same, with another strategy than the configured one.
     pub fn resume_with(
         backend: B,
         config: RunConfig,
@@ -220,7 +222,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         config.check_resumes(&before, out)?;
         let lock = directory.lock()?;
         let has_begun = directory.has_begun();
-        // Whatever strategy goes on, batches are those that the run began with.
+        // With any strategy, batches are those that the run started with.
         let sampled = before.epochs_sampled.or(has_begun.then_some(before.epochs));
         let config = RunConfig { epochs_sampled: sampled.or(config.epochs_sampled), ..config };
         let path = directory.checkpoint_path();
@@ -233,9 +235,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let state = match checkpoint {
             None => State::default(),
             Some(checkpoint) => {
-                let state: State = serde_json::from_value(checkpoint.state.clone()).map_err(|error| {
-                    TrainError::file(&path, "the state of a run", error, "delete it to start the run again")
-                })?;
+                let remedy = "delete it to start the run again";
+                let state: State = serde_json::from_value(checkpoint.state.clone())
+                    .map_err(TrainError::format(&path, "the state of a run", remedy))?;
                 run.learner.load_model(&checkpoint.model)?;
                 run.learner.load_optimizer(state.steps, &checkpoint.optimizer)?;
                 state
@@ -268,7 +270,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         &self.run
     }
 
-    /// Where it goes on.
+    /// The position at which it continues.
     pub fn position(&self) -> Position {
         Position { epoch: self.state.epoch, batch: self.state.batch }
     }
@@ -294,7 +296,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 };
                 let Some(batch) = batch else { break };
                 if !matches!(batch.at.phase, Phase::Train { .. }) {
-                    // A source that evaluates when nobody does is out of step with the run.
+                    // The source evaluates and the run does not: they are out of step.
                     return Err(StrategyError::Ended { at: Box::new(batch.at) }.into());
                 }
                 if self.one_batch(batch, &mut *source, watcher)? == Next::Stop {
@@ -303,10 +305,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             }
             let epochs = self.run.config.epochs;
             if self.state.ended.is_none() && self.state.epoch != epochs {
-                return Err(TrainError::config(
-                    format!("the batches ended in epoch {}, and the run has {epochs}", self.state.epoch),
-                    "resume the run with the configuration it was started with",
-                ));
+                return Err(TrainError::Ended { epoch: self.state.epoch, epochs });
             }
             self.state.ended.get_or_insert_with(|| "all epochs".into());
             self.checkpoint(&*source)?;
@@ -319,7 +318,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         }
     }
 
-    /// Batches from where the run goes on, with the state of its source in the checkpoint.
+    /// Batches from the run's position on, with the source's state of the checkpoint.
     fn open_source(&mut self) -> Result<Box<dyn BatchSource<B>>> {
         let from = match &self.state.ended {
             None => RunPosition::from(self.position()),
@@ -327,7 +326,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         };
         let folder = self.directory.state_path();
         let mut reader = StateReader::new(&folder, &self.state.source);
-        // A run that begins has no state.
+        // A new run has no state.
         let state = (self.state.turn > 0).then_some(&mut reader as &mut dyn CheckpointReader);
         let source = self.run.source(from, state)?;
         reader.finish(&self.run.config.strategy.to_string())?;
@@ -354,7 +353,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             source.apply(feedback)?;
             Ok::<_, TrainError>(step)
         })?;
-        // A device that works on its own is waited for.
+        // Waits for an asynchronous device.
         let done = self.clock.blocked(|| in_flight.push(step))?;
         if let Some(done) = done {
             self.record(&done, source, watcher)?;
@@ -374,10 +373,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             self.settle(source, watcher)?;
             return Ok(Next::Stop);
         }
-        Ok(Next::GoOn)
+        Ok(Next::Continue)
     }
 
-    /// Waits for every step that was taken: what comes next looks at the model, or at the state.
+    /// Waits for every step in flight, because the next action reads the model or the state.
     fn settle(&mut self, source: &dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<()> {
         while let Some(done) = self.in_flight.finish_one()? {
             self.record(&done, source, watcher)?;
@@ -385,7 +384,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(())
     }
 
-    /// Takes a step that is done into the state and the lines. Steps come here in order.
+    /// Adds a finished step to the state and the lines. Steps come in order.
     fn record(
         &mut self,
         done: &StepDone,
@@ -416,7 +415,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         self.read_before = disk_bytes_read();
     }
 
-    /// Validates and closes the epoch; stopped in between, it is still open.
+    /// Validates and closes the epoch. If stopped in between, the epoch is still open.
     fn end_epoch(&mut self, source: &mut dyn BatchSource<B>, watcher: &mut dyn Watcher) -> Result<Next> {
         let mut record = self.epoch_record(source);
         let config = &self.run.config;
@@ -453,10 +452,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             state.ended = Some(format!("no better model in {patience} evaluations"));
         }
         self.begin_epoch(source);
-        Ok(Next::GoOn)
+        Ok(Next::Continue)
     }
 
-    /// Keeps a model that is better than those before it.
+    /// Saves a model that is better than all earlier ones.
     fn keep_better(&mut self, mut found: Best, source: &dyn BatchSource<B>) -> Result<bool> {
         let (better, hopeful) = match (self.run.config.metric, self.state.peaks, &self.state.best) {
             (MetricName::AccuracyAndLoss, Some(peaks), _) => {
@@ -472,14 +471,16 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         (peaks.score, peaks.loss) = (peaks.score.max(found.score), peaks.loss.min(found.valid.loss));
         self.state.without_better = if hopeful { 0 } else { self.state.without_better + 1 };
         if better {
-            // What the source had when the model was this good goes with it.
+            // The current state of the source is saved with the model.
             let folder = self.directory.state_path();
             let mut writer = StateWriter::new(&folder, format!("best-{}", found.epoch));
             source.save(&mut writer)?;
             found.source = writer.finish()?;
-            let state = serde_json::to_value(&found).map_err(|error| {
-                TrainError::file(&self.directory.best_path(), "a state", error, "report this")
-            })?;
+            let state = serde_json::to_value(&found).map_err(TrainError::format(
+                &self.directory.best_path(),
+                "a state",
+                "report this",
+            ))?;
             let model = self.run.learner.export_model()?;
             Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
             self.state.best = Some(found);
@@ -527,7 +528,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         assert!(self.in_flight.is_empty(), "a checkpoint knows every step that its numbers have taken");
         let (steps, optimizer) = self.run.learner.export_optimizer()?;
         self.state.steps = steps;
-        // Lines first: a checkpoint must not know of lines that are not there.
+        // Lines first: a checkpoint must not refer to lines that do not exist.
         self.state.metrics_bytes = self.metrics.sync()?;
         let folder = self.directory.state_path();
         self.state.turn += 1;
@@ -537,9 +538,11 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let mut state = self.state.clone();
         state.epoch_seconds += self.epoch_started.elapsed().as_secs_f64();
         state.epoch_read += disk_bytes_read().saturating_sub(self.read_before);
-        let state = serde_json::to_value(&state).map_err(|error| {
-            TrainError::file(&self.directory.checkpoint_path(), "a state", error, "report this")
-        })?;
+        let state = serde_json::to_value(&state).map_err(TrainError::format(
+            &self.directory.checkpoint_path(),
+            "a state",
+            "report this",
+        ))?;
         let model = self.run.learner.export_model()?;
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
         let best = self.state.best.as_ref().map_or(&[][..], |best| &best.source);
@@ -548,12 +551,12 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(())
     }
 
-    /// Where the evaluations after the last epoch begin.
+    /// The position of the evaluations after the last epoch.
     fn last_evaluations(&self) -> RunPosition {
         RunPosition::start_of(Phase::Validation { epoch: self.run.config.epochs })
     }
 
-    /// Takes the best model up, and the state that its source had then.
+    /// Loads the best model and the state that its source had then.
     fn load_best(&mut self, mut source: Box<dyn BatchSource<B>>) -> Result<Box<dyn BatchSource<B>>> {
         let from = self.last_evaluations();
         if self.state.best.is_some() {
@@ -561,7 +564,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             self.run.learner.load_model(&best.model)?;
             let parts = best.source_state(&self.directory.best_path())?;
             if !parts.is_empty() {
-                // One source at a time: they may hold all that was granted.
+                // One source at a time: each may use all the granted memory.
                 drop(source);
                 let saved = SavedWith { folder: self.directory.state_path(), parts };
                 let (strategy, run) = (self.run.config.strategy.to_string(), &mut self.run);
@@ -571,10 +574,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         Ok(source)
     }
 
-    /// The last weights, the best model's test metrics, the summary.
+    /// Writes the last weights, evaluates the best model, and makes the summary.
     fn summarise(&mut self, source: Box<dyn BatchSource<B>>, watcher: &mut dyn Watcher) -> Result<Summary> {
         let model = self.run.learner.export_model()?;
-        // The state that belongs to it is that of the last checkpoint.
+        // Its state is that of the last checkpoint.
         let last = serde_json::json!({ "epoch": self.state.epoch, "source": self.state.source });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
         let mut source = self.load_best(source)?;

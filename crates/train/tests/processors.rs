@@ -202,14 +202,15 @@ fn each_memory_has_its_table_and_its_promise() {
             assert!(has(&on_cpu.table, what) && has(&device, what) && !has(&elsewhere.table, what), "{what}");
         }
         assert!(
-            has(&elsewhere.table, "rows of 5 batches") && has(&device, "rows and adjacency of 4 batches")
+            has(&elsewhere.table, "feature rows of 5 batches")
+                && has(&device, "rows and adjacency of 4 batches")
         );
         assert!(has(&elsewhere.table, "checkpoint") && has(&elsewhere.table, "sampling"));
         let short = RunConfig { gpu_memory: Some(device.total() - 1), ..config.clone() };
         let said = OpenRun::plan_only(&Lagging::default(), &short).err().unwrap().to_string();
         let (bytes, enough) = (device.total(), esker_types::ByteCount(device.total()).flag_value());
         assert!(said.contains(&format!("({bytes} bytes) of the device's memory")), "{said}");
-        assert!(said.contains(&format!("allow --gpu-memory {enough},")), "{said}");
+        assert!(said.contains(&format!("use --gpu-memory {enough},")), "{said}");
         OpenRun::plan_only(&CpuBackend::new(), &short).unwrap();
         // The smallest of both is enough, and kept.
         let config =

@@ -190,7 +190,7 @@ fn a_budget_is_refused_with_the_arithmetic_to_the_byte() {
         let short = RunConfig { memory: needed.0 - 1, ..tiny.clone() };
         let said = OpenRun::new(CpuBackend::new(), short, bench.path("s")).err().unwrap().to_string();
         assert!(
-            said.contains("topology") && said.contains("training step") && said.contains("together"),
+            said.contains("topology") && said.contains("training step") && said.contains("total"),
             "{said}"
         );
         let out = bench.path(&format!("just-{eval:?}"));

@@ -1,24 +1,25 @@
 use crate::ByteCount;
 use std::{fs, path::Path};
 
-/// What a job may use. A promise: every buffer is sized from it before work starts.
+/// The memory a job may use. It is a limit: every buffer is sized from it before work starts, and a job that cannot
+/// keep to it is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Resident memory of this process, page cache not counted.
+    /// Resident memory of this process, without the page cache.
     pub host_bytes: u64,
 }
 
-/// How much memory this machine lets this process use, and who says so.
+/// How much memory this process may use on this machine, and the source of the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit.
     pub bytes: u64,
-    /// Where it comes from, in words for a user.
+    /// Its source, in words for a user.
     pub from: String,
 }
 
 impl Budget {
-    /// The budget for `--memory`, or four fifths of what the machine has to give.
+    /// The budget for `--memory`, or four fifths of the machine's limit.
     pub fn resolve(asked: Option<ByteCount>) -> Budget {
         let host_bytes = asked.map_or_else(|| machine_memory_limit().bytes / 5 * 4, |asked| asked.0);
         Budget { host_bytes }
@@ -37,13 +38,13 @@ pub fn machine_memory_limit() -> MemoryLimit {
     }
 }
 
-/// The most memory this process has had resident so far (`VmHWM`); 0 where the kernel does not say.
+/// Peak resident memory of this process so far (`VmHWM`); 0 if the kernel does not report it.
 pub fn peak_resident_bytes() -> u64 {
     kib_line(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM").unwrap_or(0)
 }
 
-/// The memory of its own that this process has resident now: not pages of files that it maps, which are the page
-/// cache's. 0 where the kernel does not say.
+/// Current resident memory of this process's own, without memory-mapped file pages, which belong to the page cache. 0
+/// if the kernel does not report it.
 pub fn own_resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     ["RssAnon", "RssShmem"].iter().filter_map(|key| kib_line(&status, key)).sum()
@@ -58,7 +59,7 @@ fn kib_line(text: &str, key: &str) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// The tightest limit on the path from this process's group up to the root: any ancestor may hold it.
+/// The smallest limit on the path from this process's group up to the root: any ancestor may have one.
 fn cgroup_limit(membership: &Path, root: &Path) -> Option<MemoryLimit> {
     let text = fs::read_to_string(membership).ok()?;
     let mut tightest: Option<MemoryLimit> = None;
@@ -74,7 +75,7 @@ fn cgroup_limit(membership: &Path, root: &Path) -> Option<MemoryLimit> {
         while directory.starts_with(&base) {
             let path = directory.join(file);
             let limit = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            // v1 says "no limit" with a number near 2^63.
+            // In v1, a number near 2^63 means no limit.
             if let Some(bytes) = limit.filter(|bytes| *bytes < 1 << 60)
                 && tightest.as_ref().is_none_or(|t| bytes < t.bytes)
             {

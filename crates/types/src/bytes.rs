@@ -39,7 +39,7 @@ const UNITS: [(&str, u64); 13] = [
 ];
 
 impl ByteCount {
-    /// As the value of a flag that must suffice: `716MiB`, rounded up.
+    /// As the value of a flag, rounded up so that it suffices: `716MiB`.
     pub fn flag_value(self) -> String {
         let (unit, scale) = match self.0 {
             0..1_048_576 => ("KiB", 1u64 << 10),
@@ -93,7 +93,7 @@ impl fmt::Display for ByteCount {
     }
 }
 
-/// A count with thin groups of three digits, as people read it: `5 552 998`.
+/// A count with spaces between groups of three digits: `5 552 998`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -106,7 +106,7 @@ pub fn grouped(count: u64) -> String {
     out
 }
 
-/// A count of things, by the word for one and for several: `1 epoch`, `12 epochs`.
+/// A count with its noun in singular or plural: `1 epoch`, `12 epochs`.
 pub fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
 }

@@ -1,19 +1,19 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A processor that trains, by the name a user gives it: `auto`, `cpu`, `cuda` or `cuda:1`.
+/// A device for training, by the name a user gives it: `auto`, `cpu`, `cuda` or `cuda:1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceName {
-    /// Whatever serves best here. A run that has begun knows which it is.
+    /// The best device of this machine. A run that has started knows which one.
     #[default]
     Auto,
-    /// The host's own processors.
+    /// The host's CPU.
     Cpu,
     /// An NVIDIA GPU by its number; `cuda` is the first.
     Cuda(u32),
 }
 
-/// A word that names no processor.
+/// A word that is not the name of a device.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not a device; write auto, cpu, cuda or cuda:N")]
 pub struct ParseDeviceError(String);

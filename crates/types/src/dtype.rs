@@ -40,7 +40,7 @@ impl Dtype {
         Dtype::I64,
     ];
 
-    /// Bytes of one element.
+    /// Bytes per element.
     pub fn bytes(self) -> u64 {
         match self {
             Dtype::U8 | Dtype::I8 => 1,
@@ -60,7 +60,7 @@ impl Dtype {
         Dtype::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// The name users type and manifests hold.
+    /// Its name in flags and manifests.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::U8 => "u8",
@@ -87,7 +87,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A word that names no dtype.
+/// A word that is not the name of a dtype.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not a dtype; use one of u8, i8, f16, bf16, u32, i32, f32, u64, i64")]
 pub struct ParseDtypeError(String);

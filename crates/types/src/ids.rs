@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
-/// How wide node ids are on disk.
+/// The width of node ids on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdWidth {
-    /// Ids fit 32 bits: half the topology bytes.
+    /// Ids fit 32 bits: half the bytes of the topology.
     U32,
     /// More than 2^32 nodes.
     U64,
@@ -30,25 +30,25 @@ impl IdWidth {
 #[repr(transparent)]
 pub struct NodeId(pub u64);
 
-/// An edge of the graph: its position in the in-neighbour lists.
+/// An edge of the graph: its position in the in-neighbours (CSC).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct EdgeId(pub u64);
 
-/// A node of one batch: its place in the batch's `node_ids`.
+/// A node of one batch: its position in the batch's `node_ids`.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bytemuck::Pod, bytemuck::Zeroable,
 )]
 #[repr(transparent)]
 pub struct LocalIndex(pub u32);
 
-/// A place in a cache.
+/// A slot of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct SlotIndex(pub u32);
 
 impl SlotIndex {
-    /// The place of this slot in an array by slot.
+    /// This slot as an index into an array by slot.
     #[inline(always)]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -56,7 +56,7 @@ impl SlotIndex {
 }
 
 impl NodeId {
-    /// The place of this node in an array by node.
+    /// This node as an index into an array by node.
     #[inline(always)]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -64,7 +64,7 @@ impl NodeId {
 }
 
 impl LocalIndex {
-    /// The place of this node in an array by node of the batch.
+    /// This node as an index into an array by local node of the batch.
     #[inline(always)]
     pub fn index(self) -> usize {
         self.0 as usize

@@ -1,7 +1,7 @@
-//! The words every other crate speaks: ids, sizes, dtypes, budgets, progress, medians and counter-based random numbers.
+//! Types that all other crates share: ids, sizes, dtypes, budgets, progress, medians and counter-based random numbers.
 //!
-//! Nothing here opens a dataset or knows a policy. The only files read are the kernel's own (`/proc`, cgroups),
-//! to learn how much memory this process may use and has used.
+//! Nothing here opens a dataset or decides a policy. The only files read are the kernel's (`/proc`, cgroups), for the
+//! memory that this process may use and has used.
 #![forbid(unsafe_code)]
 
 mod budget;

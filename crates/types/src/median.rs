@@ -1,6 +1,6 @@
 /// The median of measurements: the middle one, or the mean of the two in the middle.
 ///
-/// Panics where there are none.
+/// Panics if there are none.
 pub fn median(values: &[f64]) -> f64 {
     assert!(!values.is_empty(), "no measurement has no median");
     let mut sorted = values.to_vec();

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-/// What a stage counts.
+/// The unit of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes, shown with units.
@@ -12,7 +12,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Unit::Bytes => "bytes",
@@ -21,19 +21,19 @@ impl Unit {
     }
 }
 
-/// Where long work reports how far it is. Stages follow one another; `advance` may come from any thread.
+/// Receives progress reports of long work. Stages follow one another; `advance` may be called from any thread.
 pub trait Progress: Sync {
-    /// A stage begins; `total` when it is known.
+    /// A stage starts. `total` is given if known.
     fn stage(&self, name: &str, total: Option<u64>, unit: Unit);
-    /// So much more of the current stage is done.
+    /// This much more of the current stage is done.
     fn advance(&self, amount: u64);
-    /// The current stage is over.
+    /// The current stage is finished.
     fn finish(&self);
-    /// Something the user should read, once.
+    /// A message that the user should read once.
     fn note(&self, text: &str);
 }
 
-/// Reports to nobody.
+/// Ignores all reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -44,30 +44,30 @@ impl Progress for Silent {
     fn note(&self, _: &str) {}
 }
 
-/// Keeps what stages took, and shows nothing.
+/// Records the duration of stages, and shows nothing.
 #[derive(Debug, Default)]
 pub struct Recorded {
     done: AtomicU64,
     stages: Mutex<Vec<StageTaken>>,
 }
 
-/// A stage that is over, or the one that is not.
+/// A finished stage, or the current one.
 #[derive(Debug, Clone)]
 pub struct StageTaken {
     /// Its name.
     pub name: String,
-    /// What it counts.
+    /// Its unit.
     pub unit: Unit,
-    /// How much of it was done.
+    /// The amount done.
     pub amount: u64,
     /// When it began.
     pub began: Instant,
-    /// Once it is over.
+    /// When it ended, if it has.
     pub ended: Option<Instant>,
 }
 
 impl StageTaken {
-    /// How long it took, or has taken so far.
+    /// Its duration, so far if it has not ended.
     pub fn seconds(&self) -> f64 {
         self.ended.unwrap_or_else(Instant::now).duration_since(self.began).as_secs_f64()
     }
@@ -86,7 +86,7 @@ impl Recorded {
 
 impl Progress for Recorded {
     fn stage(&self, name: &str, _: Option<u64>, unit: Unit) {
-        // One that nobody ended ends here.
+        // Ends a stage that was not finished.
         self.finish();
         let stage = StageTaken { name: name.into(), unit, amount: 0, began: Instant::now(), ended: None };
         self.lock().push(stage);
@@ -116,11 +116,11 @@ mod tests {
         progress.stage("read", Some(10), Unit::Bytes);
         progress.advance(4);
         progress.advance(6);
-        // Left open: the next ends it.
+        // Not finished explicitly: the next stage ends it.
         progress.stage("sort", None, Unit::Count("rows"));
         progress.advance(3);
         progress.finish();
-        // Behind the end, for no stage.
+        // After the end: counts for no stage.
         progress.advance(100);
         progress.finish();
         progress.stage("write", None, Unit::Bytes);

@@ -1,6 +1,5 @@
-//! Counter-based random numbers: a value is a pure function of its key, so any thread, any order and any
-//! restart give the same. The mixer is the 64-bit finaliser of SplitMix64 (Steele et al., 2014), applied
-//! once per word of the key.
+//! Counter-based random numbers. A value is a pure function of its key, so it is the same for any thread, order and
+//! restart. The mixer is the 64-bit finaliser of SplitMix64 (Steele et al., 2014), applied once per word of the key.
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -18,7 +17,7 @@ pub fn mix(value: u64) -> u64 {
 pub struct Key(u64);
 
 impl Key {
-    /// The root key of a seed.
+    /// The root key of a random seed.
     pub fn new(seed: u64) -> Key {
         Key(mix(seed))
     }
@@ -29,7 +28,7 @@ impl Key {
         Key(mix(self.0 ^ mix(word)))
     }
 
-    /// The number that names the stream, for another processor to follow it.
+    /// The number that identifies the stream, so that another device can continue it.
     pub fn word(self) -> u64 {
         self.0
     }
@@ -53,17 +52,17 @@ pub fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// A number with mean 0 and variance 1, close to normal: the sum of four uniform 16-bit numbers
-/// (Irwin-Hall), by integer arithmetic and one product, so that every machine gets the same bits.
+/// A number with mean 0 and variance 1, close to normal: the sum of four uniform 16-bit numbers (Irwin-Hall). It uses
+/// integer arithmetic and one multiplication, so that results are bit-identical on every machine.
 #[inline(always)]
 pub fn normal(bits: u64) -> f32 {
     let sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-    // Each term has mean 32767.5 and variance (2^32 - 1) / 12; 37837.22 is the deviation of the sum.
+    // Each term has mean 32767.5 and variance (2^32 - 1) / 12; 37837.22 is the standard deviation of the sum.
     (sum as f32 - 131_070.0) * (1.0 / 37_837.22)
 }
 
-/// A pseudo-random bijection of `0..count`, as a function: a balanced Feistel network over the next even
-/// number of bits, walked until the value falls inside. No table, so it costs nothing per node.
+/// A pseudo-random bijection of `0..count`, as a function: a balanced Feistel network over the next even number of
+/// bits, iterated until the value is in range. It needs no table, so it takes no memory per node.
 #[derive(Debug, Clone, Copy)]
 pub struct Permutation {
     count: u64,
@@ -72,14 +71,14 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..count` that `key` names.
+    /// The permutation of `0..count` identified by `key`.
     pub fn new(count: u64, key: Key) -> Permutation {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
         let half_bits = bits.div_ceil(2).max(1);
         Permutation { count, half_bits, keys: [key.at(0), key.at(1), key.at(2), key.at(3)] }
     }
 
-    /// Where `index` goes.
+    /// The image of `index`.
     #[inline]
     pub fn forward(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);
@@ -92,7 +91,7 @@ impl Permutation {
         }
     }
 
-    /// What `forward` maps to `index`.
+    /// The inverse of `forward`.
     #[inline]
     pub fn backward(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);

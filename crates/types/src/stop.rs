@@ -1,19 +1,19 @@
-//! A wish to stop: whoever works long looks now and then, and ends with nothing lost.
+//! A request to stop. Long work checks it now and then, and ends without losing anything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether somebody asked for an end. Clones share it.
+/// Whether a stop was requested. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Asks for an end. It cannot be taken back.
+    /// Requests a stop. It cannot be withdrawn.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody did.
+    /// Whether a stop was requested.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,23 +1,23 @@
 use crate::Dtype;
 
-/// How rows of numbers are stored, one row behind the other.
+/// The stored form of rows of numbers, one row after the other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredRows {
-    /// Numbers in a row.
+    /// Numbers per row.
     pub columns: usize,
-    /// How a number is stored; one that [`Dtype::holds_features`].
+    /// The dtype of a number; [`Dtype::holds_features`] is true for it.
     pub dtype: Dtype,
-    /// What 8-bit numbers of each column are multiplied by; without, they are taken as they are.
+    /// Factors of 8-bit numbers per column; without them, numbers are used as stored.
     pub scales: Option<Vec<f32>>,
 }
 
 impl StoredRows {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.columns * self.dtype.bytes() as usize
     }
 
-    /// Whole rows that so many bytes hold.
+    /// Number of whole rows in this many bytes.
     pub fn rows_in(&self, bytes: u64) -> u64 {
         bytes.checked_div(self.row_bytes() as u64).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Batches of the training seeds as training would sample them, and what they access: several measurements look at those.
+//! Batches of the training nodes as training would sample them, and their row accesses. Several measurements use them.
 
 use anyhow::{Context, bail, ensure};
 use esker_fetch::{AccessFile, StoredRow};
@@ -39,7 +39,7 @@ pub struct BatchFlags {
     pub memory: Option<ByteCount>,
 }
 
-/// A dataset with its topology in memory, and what may be in memory at all.
+/// A dataset with its topology in memory, and the memory limit.
 pub struct OpenedGraph {
     pub dataset: Dataset,
     pub graph: AnyTopology,
@@ -54,12 +54,12 @@ impl BatchFlags {
         Ok(OpenedGraph { dataset, graph, most_bytes })
     }
 
-    /// The folder for files that are of no use afterwards.
+    /// The folder for temporary files.
     pub fn scratch(&self) -> PathBuf {
         self.scratch.clone().unwrap_or_else(std::env::temp_dir)
     }
 
-    /// What the dataset is called.
+    /// The name of the dataset.
     pub fn name(&self) -> String {
         self.dataset.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -82,7 +82,7 @@ impl BatchFlags {
         Ok(NodeBatches::new(order, Seeds::Nodes(seeds.into_iter().map(NodeId).collect()))?)
     }
 
-    /// What a trace of these batches says of itself.
+    /// The header of a trace of these batches.
     pub fn trace_header(&self, dataset: &Dataset) -> anyhow::Result<TraceHeader> {
         let manifest = dataset.manifest();
         Ok(TraceHeader {
@@ -96,7 +96,7 @@ impl BatchFlags {
         })
     }
 
-    /// Samples the batches and hands them over in order.
+    /// Samples the batches and passes them on in order.
     pub fn sample<W: StoredId>(
         &self,
         dataset: &Dataset,
@@ -113,7 +113,7 @@ impl BatchFlags {
         bulk.run(all, take)
     }
 
-    /// What the batches access.
+    /// The row accesses of the batches.
     pub fn accesses<W: StoredId, R: StoredRow>(
         &self,
         dataset: &Dataset,
@@ -129,22 +129,22 @@ impl BatchFlags {
     }
 }
 
-/// So many percent of all rows.
+/// The given percentage of all rows.
 pub fn slots_of(percent: f64, nodes: u64, flag: &str) -> anyhow::Result<u64> {
     ensure!((0.0..=100.0).contains(&percent), "{flag} {percent}: sizes go from 0 to 100");
     Ok((nodes as f64 * percent / 100.0).round() as u64)
 }
 
-/// What is requested from the disk where the rows accessed most have slots in memory.
+/// The rows read from disk if the most accessed rows are cached in memory.
 pub struct Misses<R> {
-    /// Of each batch, by rising row.
+    /// Of each batch, in ascending row order.
     pub rows: AccessFile<R>,
-    /// Rows with a slot.
+    /// Number of cached rows.
     pub cached: u64,
 }
 
 impl<R: StoredRow> Misses<R> {
-    /// Gives the slots out; `folder` is for a file without a name.
+    /// Assigns the cache slots; `folder` is for an unlinked temporary file.
     pub fn of(
         mut accesses: &AccessFile<R>,
         nodes: u64,

@@ -1,5 +1,5 @@
-//! Hit ratios of cache policies over the accesses of sampled batches (Ginex, Figures 5 and 15), and how fast the optimal one
-//! is planned.
+//! Hit ratios of cache policies over the accesses of sampled batches (Ginex, Figures 5 and 15), and the planning speed
+//! of the optimal one.
 
 use super::batches::{BatchFlags, OpenedGraph, slots_of};
 use super::{Findings, plot};
@@ -47,7 +47,7 @@ pub fn run(arguments: &CacheArguments) -> anyhow::Result<Findings> {
     }
 }
 
-/// Seconds that this thread has had a processor; 0 where the kernel does not say.
+/// CPU seconds of this thread; 0 if the kernel does not report them.
 fn thread_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0) * 1e-9
@@ -71,7 +71,7 @@ impl<W: StoredRow> AccessTrace for Window<'_, W> {
     }
 }
 
-/// What one size of cache gave.
+/// The result for one cache size.
 struct SizeFound {
     percent: f64,
     slots: u64,
@@ -119,11 +119,11 @@ fn measure<W: StoredId + StoredRow>(
             plan_cpu_seconds,
         });
     }
-    // Everything else is gone: what the process has beside the order of nodes is the planner's and the policies'.
+    // Everything else is freed: besides the order of nodes, only the planner and the policies use memory.
     findings(arguments, &found, (nodes, count, superbatch), peak)
 }
 
-/// All nodes by falling out-degree: PaGraph's order.
+/// All nodes by descending out-degree: PaGraph's order.
 fn by_out_degree<W: StoredId + StoredRow>(graph: &InMemory<W>, nodes: u64) -> Vec<W> {
     let mut degrees = vec![0u32; nodes as usize];
     for node in 0..nodes {

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: experiments with algorithms, one file each. What users measure on their machine is `esker bench`.
+//! `cargo xtask bench`: experiments with algorithms, one file each. Users measure their machine with `esker bench`.
 
 mod batches;
 mod cache;
@@ -28,7 +28,7 @@ enum Experiment {
     Pack(pack::PackArguments),
 }
 
-/// What an experiment found.
+/// The result of an experiment.
 pub struct Findings {
     /// For programs.
     pub json: Value,
@@ -36,12 +36,12 @@ pub struct Findings {
     pub text: String,
 }
 
-/// Runs the experiment that these words ask for. Words that it does not understand are a [`clap::Error`].
+/// Runs the experiment given by command-line words. Invalid words are a [`clap::Error`].
 pub fn run(words: &[&str]) -> Result<Findings> {
     perform(&parsed(words)?)
 }
 
-/// The same, and prints what it found: JSON where that is asked for.
+/// The same, and prints the result, as JSON if requested.
 pub fn run_and_print(words: &[&str]) -> Result<()> {
     let command = parsed(words)?;
     let found = perform(&command)?;

@@ -1,5 +1,5 @@
-//! Packing rows batch by batch, each with reads of its own, against packing all batches in one pass over the features (DiskGNN
-//! section 5.2 and Figure 17).
+//! Packing rows batch by batch, with separate reads per batch, against packing all batches in one pass over the
+//! features (DiskGNN section 5.2 and Figure 17).
 
 use super::Findings;
 use super::batches::{BatchFlags, Misses, OpenedGraph, slots_of};
@@ -52,17 +52,17 @@ pub fn run(arguments: &PackArguments) -> anyhow::Result<Findings> {
     }
 }
 
-/// What packing one by one took.
+/// Measurements of packing batch by batch.
 struct Individual {
     seconds: f64,
     read_seconds: f64,
     reads: u64,
     read_bytes: u64,
-    /// Where each batch ends in the file.
+    /// End of each batch in the file.
     ends: Vec<u64>,
 }
 
-/// What packing together took.
+/// Measurements of packing together.
 struct Batched {
     seconds: f64,
     read_seconds: f64,
@@ -101,7 +101,7 @@ fn measure<W: StoredId + StoredRow>(
     let misses = Misses::of(&accesses, nodes, slots, folder.path())?;
     let all = accesses.accesses();
     drop(accesses);
-    // Where rows are read through the page cache after all, whoever comes second gains: that is the other one.
+    // If rows go through the page cache after all, the second one gains from it, so the other method is second.
     let batched = pack_together::<W>(dataset, writer, &samples, &directory, slots, most_bytes)?;
     let path = folder.path().join("one-by-one");
     let individual = pack_one_by_one(&misses.rows, &rows, &path)?;
@@ -115,7 +115,7 @@ fn measure<W: StoredId + StoredRow>(
     findings(arguments, &individual, &batched, (all, misses.rows.accesses(), compared))
 }
 
-/// Reads the rows of a batch wherever they lie and writes them; then those of the next.
+/// For one batch after the other: reads its rows from their positions in the features and writes them.
 fn pack_one_by_one<W: StoredRow>(
     mut misses: &AccessFile<W>,
     rows: &Arc<DiskRows>,
@@ -138,7 +138,7 @@ fn pack_one_by_one<W: StoredRow>(
         let reading = Instant::now();
         reader.read(&nodes, &placements, &mut values)?;
         read_seconds += reading.elapsed().as_secs_f64();
-        // A row lies at the front of its place, which has room for it as f32.
+        // A stored row is at the start of its slot, which has space for it as f32.
         for row in values.chunks_exact(dim.max(1)) {
             file.write_all(&bytemuck::cast_slice(row)[..row_bytes]).with_context(named)?;
         }
@@ -150,7 +150,7 @@ fn pack_one_by_one<W: StoredRow>(
     Ok(Individual { seconds, read_seconds, reads, read_bytes, ends })
 }
 
-/// Packs all batches as `esker prepare` does, every one with its rows to itself.
+/// Packs all batches as `esker prepare` does, without sharing rows between batches.
 fn pack_together<W: StoredRow>(
     dataset: &Dataset,
     writer: PackWriter,
@@ -183,7 +183,7 @@ fn pack_together<W: StoredRow>(
     let stages = progress.stages();
     let counted = stages.iter().position(|stage| stage.name == "count rows");
     let counted = counted.context("packing counts rows first")?;
-    // From there on everything, what lies between two stages as well.
+    // All the time from there on, including the time between stages.
     let since = stages[counted].ended.context("counting has ended")?;
     let seconds = ended.duration_since(since).as_secs_f64();
     let packed = Packed::open(dataset, directory)?.context("packed rows do not open after they were made")?;
@@ -206,7 +206,7 @@ fn read_features(dataset: &Dataset) -> anyhow::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Compares what was packed: of every batch how much, of some every byte. Returns how many those are.
+/// Compares the packed rows: the size of every batch, and every byte of some. Returns how many those are.
 fn compare(packed: &Arc<Packed>, positions: &[Position], ends: &[u64], path: &Path) -> anyhow::Result<u64> {
     let named = || path.display().to_string();
     let (count, single) = (positions.len() as u64, File::open(path).with_context(named)?);
@@ -245,7 +245,7 @@ fn compare(packed: &Arc<Packed>, positions: &[Position], ends: &[u64], path: &Pa
     Ok(some.len().min(positions.len()) as u64)
 }
 
-/// The first byte of `expected` that `found` does not have.
+/// The first byte of `expected` that differs from `found`.
 fn first_difference(expected: &[u8], found: &[u8]) -> Option<usize> {
     (0..expected.len()).find(|at| found.get(*at) != Some(&expected[*at]))
 }

@@ -1,4 +1,4 @@
-//! Lines over numbers, as SVG.
+//! Line plots as SVG.
 
 use std::fmt::Write;
 

@@ -1,15 +1,15 @@
-//! What models reach on real datasets, beside what was published or checked for them.
+//! Accuracies of models on real datasets, compared with published or verified ones.
 
 use super::Bench;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-/// How a result is compared with the one expected.
+/// How a result is compared with the expected one.
 #[derive(Clone, Copy)]
 enum Asked {
-    /// Not below it by more than this many points.
+    /// At most this many points below it.
     Within(f64),
-    /// Only shown.
+    /// Only reported.
     Shown,
 }
 
@@ -17,11 +17,12 @@ enum Asked {
 struct Case {
     dataset: &'static str,
     model: &'static str,
-    /// How to import it; `DATA` is the directory of datasets, `NAME` the dataset, `SEED` and `INDEX` number the split.
+    /// Flags for the import; `DATA` is the directory of datasets, `NAME` the dataset, `SEED` and `INDEX` number the
+    /// split.
     import: &'static str,
-    /// How to train it, chosen by accuracy on validation nodes.
+    /// Flags for training, chosen by accuracy on validation nodes.
     train: &'static str,
-    /// Accuracy in percent, and what it is: published, or checked by the dataset's SOURCE.txt.
+    /// Expected accuracy in percent, and its source: published, or verified by the dataset's SOURCE.txt.
     expected: f64,
     source: &'static str,
     asked: Asked,
@@ -101,12 +102,12 @@ pub(super) fn import(bench: &Bench, how: &str, dataset: &str, data: &str, seed: 
     Ok(())
 }
 
-/// Trains a case with these seeds; accuracies in percent.
+/// Trains a case with these random seeds. Returns accuracies in percent.
 fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64, more: &[&str]) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for seed in 1..=seeds {
         let number = seed.to_string();
-        // Splits that do not depend on the seed are imported once.
+        // Splits that do not depend on the random seed are imported once.
         if seed == 1 || case.import.contains("SEED") || case.import.contains("INDEX") {
             import(bench, case.import, case.dataset, data, seed)?;
         }
@@ -127,7 +128,7 @@ fn mean_and_deviation(numbers: &[f64]) -> (f64, f64) {
     (mean, (squares / (numbers.len().max(2) - 1) as f64).sqrt())
 }
 
-/// One case, few epochs: `None` where the datasets are absent.
+/// One case, few epochs; `None` if the datasets are missing.
 pub fn cora_is_learned(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
     let data = data.to_str().context("the path of the datasets is not text")?;
@@ -136,7 +137,7 @@ pub fn cora_is_learned(bench: &Bench) -> Result<Option<Value>> {
     Ok(Some(json!({ "cora_gcn": found[0] })))
 }
 
-/// Accuracies on the GPU beside those on the CPU, of the cases whose datasets are there.
+/// Accuracies on the GPU next to those on the CPU, for the cases whose datasets exist.
 pub(super) fn on_both(bench: &Bench, data: &std::path::Path, seeds: u64) -> Result<Value> {
     let mut rows = Vec::new();
     for case in
@@ -171,7 +172,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let data = data.to_str().context("the path of the datasets is not text")?;
     let (mut rows, mut short) = (Vec::new(), Vec::new());
     for case in CASES {
-        // Rows of 31 241 columns are slow with neighbours: those that are only shown run twice.
+        // Aggregating rows of 31 241 columns is slow: cases that are only reported run twice.
         let slow = case.dataset == "deezer_europe" && matches!(case.asked, Asked::Shown);
         let found = accuracies(bench, case, data, if slow { 2 } else { 5 }, &["--device", "cpu"])?;
         let (mean, deviation) = mean_and_deviation(&found);

@@ -1,4 +1,4 @@
-//! Flipped bytes and cut files in a dataset of real size are found, and named.
+//! Flipped bytes and truncated files in a dataset of real size are found, and the report names them.
 
 use super::Bench;
 use anyhow::{Context, Result, ensure};
@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Flips `flips` random bytes in each file, one at a time, and cuts each file at as many places.
+/// Flips `flips` random bytes in each file, one at a time, and truncates each file at as many positions.
 pub fn find_and_name(bench: &Bench, nodes: u64, flips: u64, seed: u64) -> Result<Value> {
     let nodes_word = nodes.to_string();
     bench.json(&[
@@ -73,7 +73,7 @@ fn flip(path: &Path, at: u64) -> Result<()> {
     Ok(())
 }
 
-/// What `verify` says is damaged; `None` when nothing is. Damage must show in the exit code too.
+/// The damage that `verify` reports; `None` if there is none. The exit code must match.
 fn verify(bench: &Bench) -> Result<Option<String>> {
     let output = bench.esker(&["verify", "hurt", "--json"]).output()?;
     let found: Value = serde_json::from_slice(&output.stdout).context("verify printed no JSON object")?;
@@ -82,7 +82,7 @@ fn verify(bench: &Bench) -> Result<Option<String>> {
     Ok((!ok).then(|| found.to_string()))
 }
 
-/// Whether one damaged range holds the byte. Headers are refused when the dataset is opened, as a whole.
+/// Whether a damaged range contains the byte. A damaged header is refused as a whole when the dataset is opened.
 fn names_offset(said: &str, at: u64) -> bool {
     let found: Value = serde_json::from_str(said).unwrap_or_default();
     let ranges = found["damage"].as_array().cloned().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! GCN trained on sampled neighbours: one model evaluated with sampled and with all neighbours, for each way a sampled neighbour
-//! can count, beside training on all neighbours.
+//! GCN trained on sampled neighbours. Each model is evaluated with sampled and with all neighbours, for each weighting
+//! of sampled neighbours, and compared with training on all neighbours.
 
 use super::accuracy::{COAUTHOR, PLANETOID, WORDNET, import};
 use super::{Bench, ROUNDS};
@@ -8,7 +8,7 @@ use esker_types::median;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// A dataset and how it is trained, but for model and fan-out.
+/// A dataset and its training flags, except model and fan-out.
 struct Case {
     dataset: &'static str,
     import: &'static str,
@@ -36,7 +36,7 @@ const CASES: &[Case] = &[
 const FANOUTS: &[&str] = &["2,2", "5,5"];
 const DEGREES: [&str; 3] = ["unbiased", "whole", "sampled"];
 
-/// A model of a case: its name, its `--gcn-degree`, its fan-out; `-` where it has none.
+/// A model of a case: its name, its `--gcn-degree`, its fan-out; `-` if it has none.
 type Arm = [&'static str; 3];
 
 /// Accuracies of one model in percent.
@@ -68,7 +68,7 @@ fn evaluate(bench: &Bench, case: &Case, [model, degree, fanout]: Arm, seed: u64)
     Ok(found)
 }
 
-/// Every arm of a case with seeds from 1 on: medians, and each run's own.
+/// Every arm of a case with random seeds from 1 on: medians, and the results of each run.
 fn compare(bench: &Bench, case: &Case, arms: &[Arm], data: &str, seeds: u64) -> Result<Vec<Value>> {
     let mut runs: HashMap<Arm, Vec<Accuracies>> = HashMap::new();
     for seed in 1..=seeds {
@@ -106,7 +106,7 @@ fn full_accuracy(rows: &[Value], dataset: &str, [model, degree, fanout]: Arm) ->
     rows.iter().find(is).and_then(|row| row["full"].as_f64()).context("a row of this model")
 }
 
-/// One seed and one fan-out on one dataset: `None` where the datasets are absent.
+/// One random seed and one fan-out on one dataset; `None` if the datasets are missing.
 pub fn sampled_is_near_full(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
     let data = data.to_str().context("the path of the datasets is not text")?;

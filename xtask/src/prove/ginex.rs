@@ -1,5 +1,5 @@
-//! Ginex: the same losses as in memory, an optimal cache, far more data than memory, killed or out of disk, and its speed
-//! beside the page cache and PyG.
+//! Ginex: the same losses as in memory, an optimal cache, far more data than memory, kills and full disks, and its
+//! speed compared with the page cache and PyG.
 
 use super::{Bench, ROUNDS, number, sample, succeed, train};
 use crate::cgroup::Group;
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
 
-/// What the kernel keeps for a process beside what it promised: page tables, page cache of what it runs.
+/// Memory of the kernel for a process, on top of the budget: page tables, page cache of the program.
 pub(super) const GROUP_SLACK_BYTES: u64 = 16 << 20;
 
-/// What the allocator may keep or not.
+/// Variation of the memory that the allocator keeps.
 const NOISE_BYTES: f64 = 1024.0 * 1024.0;
 
-/// Losses to the bit those of `memory`, for seeds, caches, superbatches and row widths.
+/// Losses are bit-identical to those of `memory`, for several random seeds, caches, superbatches and row widths.
 pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) -> Result<Value> {
     let mut rows = Vec::new();
     for dim in widths {
@@ -23,7 +23,7 @@ pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) ->
         bench.json(&["generate", &graph, "--nodes", nodes, "--degree", "12", "--dim", dim, "--seed", "1"])?;
         let row_bytes = dim.parse::<u64>()? * 4;
         let all = format!("{}B", nodes.parse::<u64>()? * row_bytes);
-        // 0 rows, 1 row, a few, all; superbatches of 1, such that do not divide the epoch, longer than all epochs.
+        // 0 rows, 1 row, a few, all; superbatches of 1, some that do not divide the epoch, one longer than all epochs.
         let (one, few) = (format!("{row_bytes}B"), format!("{}B", row_bytes * 500));
         let cases =
             [("1", "1", "0B"), ("2", "1", &one), ("3", "7", &one), ("4", "7", &few), ("5", "100000", &all)];
@@ -55,7 +55,7 @@ pub fn same_losses(bench: &Bench, nodes: &str, widths: &[&str], epochs: &str) ->
     Ok(Value::Array(rows))
 }
 
-/// Hit ratios of Belady, static and LRU on a preset; Belady is never behind.
+/// Hit ratios of Belady, static and LRU on a preset; Belady is never worse.
 pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches: &str) -> Result<Value> {
     bench
         .json(&["generate", preset, "--preset", preset, "--scale", scale, "--dim", "1", "--dtype", "f32"])?;
@@ -76,7 +76,8 @@ pub fn hit_ratios(bench: &Bench, preset: &str, scale: &str, batch: &str, batches
     Ok(found)
 }
 
-/// How fast superbatches are planned, on one core, from files, medians of some rounds; memory does not grow with the trace.
+/// Planning speed of superbatches on one core, from files, medians of some rounds. Memory does not grow with the
+/// trace.
 pub fn planning(bench: &Bench, batches: [&str; 2], rounds: usize) -> Result<Value> {
     let (graph, scratch) = (bench.text_path("graph"), bench.text_path(""));
     let run = |batches: &str| {
@@ -105,10 +106,10 @@ pub fn planning(bench: &Bench, batches: [&str; 2], rounds: usize) -> Result<Valu
     }))
 }
 
-/// Features four times and topology twice as large as the group that training runs in.
+/// Trains with features four times and topology twice as large as the memory of its cgroup.
 pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &str) -> Result<Value> {
-    // 64 neighbours of 4 bytes and 128 numbers of 4 bytes a node: features are twice the topology.
-    // A little more, because lists are 64 long on average only about.
+    // 64 neighbours of 4 bytes and 128 numbers of 4 bytes per node: features are twice the topology.
+    // Slightly more nodes, because the in-degree is only about 64 on average.
     let nodes = (2 * group_bytes / (64 * 4) * 21 / 20).to_string();
     bench.json(&[
         "generate", "large", "--nodes", &nodes, "--degree", "64", "--dim", "128", "--seed", "1", "--memory",
@@ -138,7 +139,7 @@ pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &
     let peak = number(&summary, "peak_host_bytes")?;
     let budget = number(&summary, "budget_host_bytes")?;
     ensure!(peak <= budget, "the run promised {budget} bytes and took {peak}");
-    // The same losses where everything fits.
+    // The same losses if everything fits.
     let mut words: Vec<&str> = words.into_iter().filter(|word| *word != "--json").collect();
     words[3] = "memory";
     words[5] = "16GiB";
@@ -154,8 +155,8 @@ pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &
     }))
 }
 
-/// A disk that is full while a trace is written: a clear error; the dataset and the checkpoint are whole, and with room the
-/// run goes on to the same losses. `None` where no small disk can be made.
+/// The disk becomes full while a trace is written. The error is clear, dataset and checkpoint are intact, and with
+/// free space the run resumes to the same losses. `None` if no small disk can be made.
 pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
     let disk = bench.path("small-disk");
     fs::create_dir_all(&disk)?;
@@ -176,7 +177,7 @@ pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
     };
     let esker = |words: &[String]| bench.esker(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let expected = bench.json_of(&mut esker(&words("3", &["--out", "full-disk-whole", "--json"])))?;
-    // Some batches on a disk with room, stopped by a checkpoint that is there.
+    // Some batches on a disk with enough space, stopped once a checkpoint exists.
     let mut child = esker(&words("1", &["--out", &run])).stderr(std::process::Stdio::null()).spawn()?;
     let checkpoint = disk.join("run/checkpoint.safetensors");
     while !checkpoint.exists() {
@@ -186,7 +187,7 @@ pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
     child.kill()?;
     child.wait()?;
     let before = fs::read(&checkpoint)?;
-    // The rest of the disk is taken by somebody else, but for a little.
+    // Another file takes almost all of the remaining disk space.
     let free = free_bytes(&disk)?;
     fs::write(disk.join("ballast"), vec![1u8; free.saturating_sub(300 << 10) as usize])?;
     let refused = esker(&words("100000", &["--out", &run, "--resume"])).output()?;
@@ -211,7 +212,7 @@ fn free_bytes(folder: &std::path::Path) -> Result<u64> {
     text.lines().nth(1).and_then(|line| line.trim().parse().ok()).context("df says how much is free")
 }
 
-/// A small disk, taken away in the end.
+/// A small disk, unmounted at the end.
 struct Mounted(std::path::PathBuf);
 
 impl Drop for Mounted {
@@ -220,20 +221,20 @@ impl Drop for Mounted {
     }
 }
 
-/// A preset and the memory it is measured in.
+/// A preset and the memory it is measured with.
 #[derive(Clone, Copy)]
 pub struct Case {
     /// The preset.
     pub preset: &'static str,
     /// Its scale.
     pub scale: &'static str,
-    /// Seeds of a batch.
+    /// Seed nodes per batch.
     pub batch: &'static str,
-    /// Features are so many times the group.
+    /// Size of the features as a multiple of the cgroup's memory.
     pub features_over_group: f64,
 }
 
-/// Full size. `mmap` holds the whole topology, which a group must have room for.
+/// Full size. `mmap` keeps the whole topology in memory, which must fit into the cgroup.
 pub const CASES: [Case; 3] = [
     Case { preset: "papers100m", scale: "0.02", batch: "100", features_over_group: 2.0 },
     Case { preset: "friendster", scale: "0.03", batch: "100", features_over_group: 1.25 },
@@ -244,7 +245,7 @@ pub const CASES: [Case; 3] = [
 const MAPPED_BATCHES: &str = "14";
 const MAPPED_WARM: &str = "8";
 
-/// `esker bench epoch` inside a group, the page cache emptied before.
+/// `esker bench epoch` inside a cgroup, after emptying the page cache.
 pub(super) fn epoch(bench: &Bench, group_bytes: u64, words: &[&str]) -> Result<Value> {
     drop_caches();
     let group = Group::create(group_bytes)?;
@@ -277,8 +278,8 @@ pub fn beside_mmap(bench: &Bench, case: &Case, rounds: usize, most_batches: u64)
     let common = [preset, "--fanout", "10,10,10", "--hidden", "256", "--batch", batch];
     let (mut all, mut path_ratios, mut epoch_ratios, mut limits) = (vec![], vec![], vec![], vec![]);
     for _ in 0..rounds {
-        // Ginex samples and plans an epoch before its first batch, so all of it counts. Every batch of mmap is like the
-        // others once the page cache is full; some before are left out.
+        // Ginex samples and plans an epoch before its first batch, so the whole epoch counts. All batches of mmap are
+        // alike once the page cache is full; some batches before that are left out.
         let ginex = |more: &[&str]| {
             let words = ["--strategy", "ginex", "--warm", "0", "--batches", &batches];
             epoch(bench, group_bytes, &[&common[..], &words, more].concat())
@@ -329,7 +330,7 @@ fn read_limit(bench: &Bench, graph: &str, row_bytes: u64, batch_bytes: f64) -> R
     number(&found["workloads"][0], "kept_reads_per_second")
 }
 
-/// Beside PyG with mapped features, on the graph and in the memory of the published comparison.
+/// Compared with PyG with memory-mapped features, on the graph and in the memory of the published comparison.
 pub fn beside_pyg(
     bench: &Bench,
     group_bytes: u64,
@@ -364,7 +365,7 @@ pub fn beside_pyg(
     Ok(json!({ "group_bytes": group_bytes, "times_pyg": median(&ratios), "rounds": all }))
 }
 
-/// How superbatch, feature width, memory and batch change an epoch: the paper's Figures 16 to 19.
+/// The effect of superbatch, feature width, memory and batch size on an epoch: the paper's Figures 16 to 19.
 pub fn sensitivity(bench: &Bench, nodes: &str, batches: u64, rounds: usize) -> Result<Value> {
     let sweep = Sweep { bench, nodes: nodes.parse()?, batches, rounds };
     sweep.make("base", "128")?;
@@ -378,11 +379,11 @@ pub fn sensitivity(bench: &Bench, nodes: &str, batches: u64, rounds: usize) -> R
     Ok(found)
 }
 
-/// Epochs that differ in one setting. Each is measured so many rounds; medians count.
+/// Epochs that differ in one setting. Each is measured in several rounds; medians count.
 struct Sweep<'a> {
     bench: &'a Bench,
     nodes: u64,
-    /// Of 500 seeds.
+    /// Number of batches of 500 seed nodes.
     batches: u64,
     rounds: usize,
 }
@@ -393,7 +394,7 @@ impl Sweep<'_> {
         self.bench.json(&["generate", name, "--nodes", &nodes, "--degree", "15", "--dim", dim, "--seed", "1"])
     }
 
-    /// A group with memory for a share of the features.
+    /// A cgroup with memory for a share of the features.
     fn group_bytes(&self, dim: u64, share: f64) -> u64 {
         (self.nodes as f64 * dim as f64 * 4.0 * share) as u64 + (160 << 20)
     }
@@ -405,7 +406,7 @@ impl Sweep<'_> {
         Ok(median(&rounds.collect::<Result<Vec<_>>>()?))
     }
 
-    /// Both strategies with batches of so many seeds.
+    /// Both strategies with batches of this many seed nodes.
     fn both(&self, graph: &str, group: u64, batch: u64) -> Result<[f64; 2]> {
         let (count, batch) = ((self.batches * 500 / batch).max(1).to_string(), batch.to_string());
         let seconds = |strategy: &str| {
@@ -478,7 +479,7 @@ pub(super) fn full_cache(bench: &Bench) -> Result<Value> {
         let plot = crate::root().join("bench/record").join(format!("cache-{preset}.svg"));
         fs::copy(bench.path(&format!("{preset}.svg")), plot)?;
     }
-    // Tables by row of a million nodes stay near the processor; those of four million do not, and are only reported.
+    // Tables by row fit the CPU caches with a million nodes. With four million they do not, and are only reported.
     train::graph(bench, 4_000_000, 1)?;
     let far = planning(bench, ["20", "100"], ROUNDS)?;
     fs::remove_dir_all(bench.path("graph"))?;

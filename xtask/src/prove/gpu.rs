@@ -1,5 +1,5 @@
-//! Training on a GPU: against the CPU, PyTorch's fixtures and PyG, at what rate, and without a stray access. Runs from the
-//! folder that `cargo xtask gpu` fills, so that the machine needs no Rust.
+//! Training on a GPU: compared with the CPU, PyTorch's fixtures and PyG; its rates; and no stray memory accesses. Runs
+//! from the folder that `cargo xtask gpu` fills, so that the machine needs no Rust.
 
 use super::{Bench, ROUNDS, accuracy, repeated, succeed};
 use anyhow::{Context, Result, ensure};
@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What GPU threads read from host memory at least, by bytes of a row: what the reference machine gave.
+/// Smallest bytes per second that GPU threads must read from host memory, by bytes per row: rates of the reference
+/// machine.
 const HOST_READS: [(usize, f64); 3] = [(512, 20e9), (1024, 37e9), (4096, 51e9)];
-/// Device time of PyG's step over ours, at least.
+/// Smallest ratio of PyG's device time per step to ours.
 const FASTER: [(&str, &str, f64); 3] = [("sage", "f32", 1.6), ("sage", "tf32", 2.2), ("gat", "f32", 3.0)];
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
@@ -25,7 +26,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     }))
 }
 
-/// How many tests passed; none may fail or be skipped.
+/// Number of passed tests; none may fail or be skipped.
 fn passed(command: &mut Command) -> Result<Value> {
     let output = succeed(command.args(["--test-threads", "2", "--nocapture"]))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -51,7 +52,7 @@ fn number(value: &Value, keys: &[&str]) -> Result<f64> {
     found.as_f64().with_context(|| format!("{keys:?} in {value}"))
 }
 
-/// Rates of the device, and steps beside PyG's on the same batch.
+/// Rates of the device, and steps compared with PyG's on the same batch.
 fn beside_pyg(bench: &Bench) -> Result<Value> {
     let mut found = bench.json(&["bench", "gpu", "--export", "batch", "--precision", "f32,tf32,bf16"])?;
     let rates = &found["bytes_per_second"];
@@ -85,7 +86,7 @@ fn beside_pyg(bench: &Bench) -> Result<Value> {
     Ok(found)
 }
 
-/// Strategies and runs do not change a bit of any loss.
+/// Losses are bit-identical for all strategies and runs.
 pub fn same_losses(bench: &Bench) -> Result<Value> {
     super::train::graph(bench, 300_000, 64)?;
     let mut rows = Vec::new();
@@ -105,7 +106,7 @@ pub fn same_losses(bench: &Bench) -> Result<Value> {
     Ok(rows.into())
 }
 
-/// Batches end to end with everything in host memory, and what bounds them.
+/// Batches end to end with everything in host memory, and their bottleneck.
 fn epochs(bench: &Bench) -> Result<Value> {
     bench.json(&["generate", "large", "--preset", "papers100m", "--scale", "0.05"])?;
     let mut rows = Map::new();
@@ -141,7 +142,7 @@ fn epochs(bench: &Bench) -> Result<Value> {
     Ok(rows.into())
 }
 
-/// Accuracy on real data beside the CPU's, where the datasets are there.
+/// Accuracy on real data next to the CPU's, if the datasets exist.
 fn accuracies(bench: &Bench) -> Result<Value> {
     let Some(data) = crate::real_data() else {
         return Ok(json!("the real datasets are not beside the checkout"));
@@ -149,8 +150,8 @@ fn accuracies(bench: &Bench) -> Result<Value> {
     accuracy::on_both(bench, &data, 3)
 }
 
-/// Builds the program, the tests that need a GPU and this one, stripped, into one folder that can be copied to a machine with a
-/// GPU.
+/// Builds the program, the tests that need a GPU and xtask, stripped, into one folder that can be copied to a machine
+/// with a GPU.
 pub fn fill_folder() -> Result<PathBuf> {
     let root = crate::root();
     let folder = root.join("target/gpu");

@@ -1,4 +1,4 @@
-//! Importing many random edges inside a memory group.
+//! Importing many random edges inside a memory cgroup.
 
 use super::Bench;
 use crate::cgroup::Group;
@@ -24,8 +24,8 @@ pub fn write_edges(path: &Path, nodes: u64, edges: u64, seed: u64) -> Result<()>
     Ok(())
 }
 
-/// Imports `edges` random edges with `--memory` inside a group of `limit_bytes`, and checks count, promise and
-/// bytes. An error of [`Group::create`] passes through.
+/// Imports `edges` random edges with `--memory` inside a cgroup of `limit_bytes`, and checks count, peak memory and
+/// bytes. An error of [`Group::create`] is passed on.
 pub fn in_group(bench: &Bench, edges: u64, memory_bytes: u64, limit_bytes: u64) -> Result<Value> {
     let group = Group::create(limit_bytes)?;
     let nodes = (edges / 10).max(1);
@@ -58,7 +58,7 @@ pub fn in_group(bench: &Bench, edges: u64, memory_bytes: u64, limit_bytes: u64) 
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
     let (memory, limit) = (256 << 20, 384 << 20);
-    // Interleaved, so that the machine's moods fall on both sizes.
+    // Interleaved, so that changes of the machine's speed affect both sizes.
     let mut runs = Vec::new();
     for edges in [10_000_000, 100_000_000, 10_000_000, 100_000_000, 10_000_000, 100_000_000] {
         runs.push(in_group(bench, edges, memory, limit)?);

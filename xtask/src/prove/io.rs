@@ -1,5 +1,5 @@
-//! The reading engine against the disk: what it reads against theory, how fast against a bare loop, and the bare
-//! loop against fio.
+//! The I/O engine and the disk: its reads compared with theory, its speed with a bare loop, and the bare loop with
+//! fio.
 
 use super::{Bench, ROUNDS, number, succeed};
 use anyhow::{Context, Result, ensure};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::process::Command;
 
 /// Runs `esker bench io` and checks everything that does not depend on the clock: each requested block is read once,
-/// by as few reads as runs of blocks; pages are read whole with `--io-block`.
+/// with as few reads as there are runs of blocks. With `--io-block`, whole pages are read.
 pub fn reads_what_theory_says(bench: &Bench, size: &str, seconds: &str, rounds: &str) -> Result<Value> {
     let words = ["bench", "io", "--size", size, "--seconds", seconds, "--rounds", rounds];
     let plain = bench.json(&words)?;
@@ -35,7 +35,7 @@ fn check_theory(record: &Value) -> Result<()> {
             (got - least).abs() < 1e-9,
             "amplification {got}, each block once would be {least}: {workload:#}"
         );
-        // Reads longer than the largest are split, so there may be a few more; never fewer.
+        // Reads longer than the limit are split, so there may be a few more; never fewer.
         let (reads, fewest) = (number(workload, "reads")?, number(workload, "reads_by_theory")?);
         let split = number(workload, "read_bytes")? / f64::from(1 << 20);
         ensure!(
@@ -66,7 +66,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     Ok(record)
 }
 
-/// The bare loop's limits over fio's, each the best over the same settings, in turn, medians.
+/// The bare loop's limits over fio's. Each is the best over the same settings, measured in turn, medians.
 fn against_fio(bench: &Bench) -> Result<Value> {
     let file = bench.path("fio.dat");
     let name = file.to_string_lossy().into_owned();
@@ -111,7 +111,7 @@ fn against_fio(bench: &Bench) -> Result<Value> {
     let mut ratios = vec![Vec::new(); kinds.len()];
     let mut taken = Vec::new();
     for _ in 0..ROUNDS {
-        // A third of a measurement's seconds go to each loop that looks for the limit: one second, as with fio.
+        // Each loop that searches the limit takes a third of a measurement's seconds: one second, as with fio.
         let ours = bench.json(&["bench", "io", "--file", &name, "--only", "limit", "--seconds", "3.34"])?;
         for ((kind, rw, block, depths), ratios) in kinds.iter().zip(&mut ratios) {
             let (ours, fios) =

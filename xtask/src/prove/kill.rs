@@ -1,4 +1,4 @@
-//! SIGKILL at random moments: afterwards there is no dataset or a whole one, and the same command finishes.
+//! SIGKILL at random moments: afterwards there is no dataset or a complete one, and the same command finishes.
 
 use super::Bench;
 use super::import::write_edges;
@@ -35,7 +35,7 @@ pub fn at_random_moments(bench: &Bench, size: u64, times: u64, seed: u64) -> Res
     Ok(Value::Array(results))
 }
 
-/// Replacing a dataset: at every moment there is a whole one, the old or the new.
+/// Replacing a dataset: at every moment there is a complete one, the old or the new.
 fn kill_overwriting(bench: &Bench, nodes: &str, times: u64, key: Key) -> Result<Value> {
     let words = |seed| {
         [
@@ -85,7 +85,7 @@ fn kill_one(bench: &Bench, name: &str, words: &[&str], times: u64, key: Key) -> 
     let undisturbed = bench.json(words)?;
     let whole = started.elapsed();
     for case in 0..times {
-        // Half of the cases kill the same job again and again: progress must survive every time.
+        // Half of the cases kill the same job repeatedly: progress must survive every time.
         let kills = 1 + case % 2 * 3;
         fs::remove_dir_all(bench.path("killed")).ok();
         fs::remove_dir_all(bench.path("killed.partial")).ok();
@@ -124,7 +124,7 @@ fn kill_one(bench: &Bench, name: &str, words: &[&str], times: u64, key: Key) -> 
     }))
 }
 
-/// Runs a command and kills it at a moment; whether it finished before.
+/// Runs a command and kills it after `moment`. Returns whether it finished before.
 pub(super) fn run_until(mut command: Command, moment: Duration) -> Result<bool> {
     let started = Instant::now();
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;

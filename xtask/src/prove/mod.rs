@@ -1,4 +1,4 @@
-//! What an issue must show, as functions of a size.
+//! The proofs of the project's claims, as functions of a size.
 
 pub mod accuracy;
 pub mod damage;
@@ -27,14 +27,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A proof that `cargo xtask prove` runs in full.
 pub struct Item {
-    /// What `prove` calls it.
+    /// Its name in `prove`.
     pub name: &'static str,
-    /// What it shows.
+    /// The claim it proves.
     pub about: &'static str,
     run: fn(&Bench) -> Result<Value>,
 }
 
-/// Every proof.
+/// All proofs.
 pub const ITEMS: &[Item] = &[
     Item {
         name: "io",
@@ -179,11 +179,11 @@ pub const ITEMS: &[Item] = &[
     },
 ];
 
-/// Where a proof works: the program under test and an empty directory.
+/// The environment of a proof: the program under test and an empty directory.
 pub struct Bench {
     /// The `esker` program.
     pub esker: PathBuf,
-    /// This program, built for speed; without it experiments run in this process.
+    /// This program as a release build; without it, experiments run in this process.
     pub xtask: Option<PathBuf>,
     /// Scratch space, removed when dropped.
     pub directory: PathBuf,
@@ -205,19 +205,19 @@ impl Bench {
         self.directory.join(name)
     }
 
-    /// The same as a word of a command.
+    /// The same as a command-line word.
     pub fn text_path(&self, name: &str) -> String {
         self.path(name).to_string_lossy().into_owned()
     }
 
-    /// `esker` with these words.
+    /// The command `esker` with these words.
     pub fn esker(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.esker);
         command.current_dir(&self.directory).args(words);
         command
     }
 
-    /// Runs `esker` with these words and `--json`; an exit code other than 0 is an error with what it said.
+    /// Runs `esker` with these words and `--json`. A non-zero exit code is an error with its output.
     pub fn json(&self, words: &[&str]) -> Result<Value> {
         self.json_of(self.esker(words).arg("--json"))
     }
@@ -243,10 +243,10 @@ impl Drop for Bench {
     }
 }
 
-/// Rounds of everything that measures speed at full size: the median of fewer is one of them.
+/// Rounds of all speed measurements at full size. A median needs at least three.
 pub(crate) const ROUNDS: usize = 3;
 
-/// The first of several runs with the medians over all runs of these numbers in their place, and under `rounds` each run's own.
+/// The first of several runs, with these numbers replaced by their medians over all runs; `rounds` has all values.
 pub(crate) fn repeated(
     rounds: usize,
     keys: &[&str],
@@ -264,7 +264,7 @@ pub(crate) fn repeated(
     Ok(found)
 }
 
-/// A number that must be there.
+/// A number that must exist.
 pub(crate) fn number(value: &Value, key: &str) -> Result<f64> {
     value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
 }
@@ -301,7 +301,7 @@ pub fn run(name: &str) -> Result<()> {
     });
     let path = root.join("bench/record").join(format!("{}.json", item.name));
     fs::create_dir_all(path.parent().unwrap_or(&root))?;
-    // Where it was run is nobody's business.
+    // The record must not contain paths of this machine.
     let places = [&bench.directory, &root].map(|place| place.to_string_lossy().into_owned());
     let record = places.iter().fold(format!("{record:#}"), |text, place| text.replace(place.as_str(), "..."));
     fs::write(&path, format!("{record}\n"))?;
@@ -309,7 +309,7 @@ pub fn run(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// `esker` and this program for speed: both from a folder that was filled elsewhere, or built now.
+/// Release builds of `esker` and this program: from a folder that was filled elsewhere, or built now.
 fn built(root: &Path) -> Result<[PathBuf; 2]> {
     if let Ok(own) = std::env::current_exe()
         && own.parent().is_some_and(|folder| folder.ends_with("gpu"))

@@ -1,10 +1,10 @@
-//! Every real dataset imports with the counts its source gives.
+//! Every real dataset imports with the counts stated by its source.
 
 use super::Bench;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// A dataset: name, flags (`DATA` stands for the directory of datasets), and what `esker info` must say.
+/// A dataset: name, flags (`DATA` is the directory of datasets), and the expected output of `esker info`.
 type Case = (&'static str, &'static str, &'static [(&'static str, u64)]);
 
 const CASES: &[Case] = &[
@@ -135,7 +135,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// Imports and verifies every dataset; `None` where they are absent.
+/// Imports and verifies every dataset; `None` if they are missing.
 pub fn import_all(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
     let data = data.to_str().context("the path of the datasets is not text")?;

@@ -1,4 +1,5 @@
-//! Sampling: the same for any number of threads, its speed beside PyG's and GraphBolt's, and what a trace takes.
+//! Sampling: the same for any number of threads, its speed compared with PyG's and GraphBolt's, and the size of a
+//! trace.
 
 use super::{Bench, ROUNDS, repeated, succeed};
 use anyhow::{Context, Result, ensure};
@@ -40,7 +41,7 @@ pub fn same_for_any_threads(bench: &Bench, batch: &str, batches: &str) -> Result
     Ok(Value::Array(digests))
 }
 
-/// A trace of some batches: read back from both ends by the program itself, and not larger than promised.
+/// A trace of some batches: the program reads it back from both ends, and its size is within the limit.
 pub fn trace(bench: &Bench, batch: &str, batches: &str, most_bytes_per_edge: f64) -> Result<Value> {
     let size = format!("--fanout 10,10,10 --batch {batch} --batches {batches}");
     let found = sample(bench, &format!("{size} --threads 2 --trace samples.trace"))?["trace"].clone();
@@ -49,7 +50,7 @@ pub fn trace(bench: &Bench, batch: &str, batches: &str, most_bytes_per_edge: f64
     Ok(found)
 }
 
-/// Esker's line of the table, over as many batches as take `least_seconds`.
+/// Esker's line of the table, over enough batches to take `least_seconds`.
 fn ours(bench: &Bench, layers: usize, form: &str, least_seconds: f64) -> Result<Value> {
     let mut batches = 4u64;
     loop {
@@ -62,7 +63,7 @@ fn ours(bench: &Bench, layers: usize, form: &str, least_seconds: f64) -> Result<
             row["seconds"] = json!(seconds);
             return Ok(row);
         }
-        // A fifth more than it should take, and at least one more: the machine may be faster next time.
+        // A fifth more than needed, and at least one more: the machine may be faster next time.
         batches = ((1.2 * least_seconds / seconds * batches as f64) as u64).max(batches + 1);
     }
 }
@@ -77,13 +78,13 @@ fn peer(
 ) -> Result<Value> {
     let script = crate::root().join("bench/peers/sample.py");
     let fanout = vec!["10"; layers].join(",");
-    // Workers run ahead: as many batches as they may hold ready are not timed.
+    // Workers prefetch batches: as many as they may have ready are not timed.
     let options = format!("--peer {peer} --fanout {fanout} --workers {workers} --batches {batches} --warm 6");
     let mut command = Command::new(python);
     bench.json_of(command.arg(script).arg(bench.path("graph")).args(options.split_whitespace()))
 }
 
-/// A number of a row that must be there and be above 0.
+/// A number of a row that must exist and be above 0.
 fn number(row: &Value, key: &str) -> Result<f64> {
     row[key].as_f64().filter(|number| *number > 0.0).with_context(|| format!("no {key} in {row}"))
 }
@@ -96,22 +97,22 @@ fn seconds_per_batch(row: &Value) -> Result<f64> {
     number(row, "seconds_per_batch")
 }
 
-/// The Python that has the peers, once `bench/peers/setup.sh` has made it.
+/// The Python that has the peers, if `bench/peers/setup.sh` has made it.
 pub fn peers_python() -> Option<PathBuf> {
     let directory = crate::root().join("target/peers");
     directory.join("ready").exists().then(|| directory.join("bin/python"))
 }
 
-/// How much is sampled beside the peers.
+/// The size of the comparison with the peers.
 #[derive(Clone, Copy)]
 pub struct Size {
-    /// Layers of fan-out 10.
+    /// Number of layers of fan-out 10.
     pub layers: usize,
     /// Rounds of Esker and its peers in turn.
     pub rounds: usize,
-    /// Seconds that a round of ours takes at least.
+    /// Smallest duration of our round in seconds.
     pub least_seconds: f64,
-    /// Batches of a peer's round.
+    /// Batches per round of a peer.
     pub peer_batches: u32,
 }
 
@@ -124,7 +125,7 @@ pub fn beside_peers(bench: &Bench, python: &Path, size: Size) -> Result<Value> {
         let dense = ours(bench, layers, "dense", least_seconds)?;
         let layered = ours(bench, layers, "layered", least_seconds)?;
         let pyg = peer(bench, python, "pyg", layers, 2, peer_batches)?;
-        // GraphBolt samples with two threads in one process, or with two processes: the better counts.
+        // GraphBolt samples with two threads in one process, or with two processes: the better one counts.
         let in_process = peer(bench, python, "graphbolt", layers, 0, peer_batches)?;
         let in_workers = peer(bench, python, "graphbolt", layers, 2, peer_batches)?;
         let graphbolt = if rate(&in_workers)? > rate(&in_process)? { in_workers } else { in_process };
@@ -140,7 +141,7 @@ pub fn beside_peers(bench: &Bench, python: &Path, size: Size) -> Result<Value> {
     }))
 }
 
-/// Esker must sample so many times the edges per second of each peer.
+/// Esker must sample at least `least` times as many edges per second as each peer.
 fn ensure_faster(found: &Value, least: f64) -> Result<()> {
     for (name, key) in
         [("PyG", "edges_per_second_over_pyg"), ("GraphBolt", "edges_per_second_over_graphbolt")]
@@ -167,7 +168,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let mut five = beside_peers(bench, &python, five)?;
     ensure_faster(&three, 5.0)?;
     ensure_faster(&five, 5.0)?;
-    // Not asserted: a layered form that meets no node twice in a layer draws at most L times as much as DENSE.
+    // Not asserted: if no node occurs twice in a layer, the layered form samples at most L times as much as DENSE.
     let layered = five["time_of_layered_over_dense"].take();
     five["time_of_layered_over_dense"] = json!({ "found": layered, "asked": 15 });
     let rates = ["edges_per_second", "seconds_per_batch"];

@@ -1,17 +1,17 @@
-//! How unevenly the presets' nodes are accessed, against what DiskGNN reports for the real graphs (its Table 3).
+//! The skew of accesses to the presets' nodes, compared with DiskGNN's report for the real graphs (its Table 3).
 
 use super::Bench;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-/// A preset, the scale and batch it is measured at, and DiskGNN's shares in percent: top 1%, 1-5%, 5-10%, rest.
+/// A preset, its scale and batch size, and DiskGNN's shares in percent: top 1%, 1-5%, 5-10%, rest.
 #[derive(Clone, Copy)]
 pub struct ExpectedSkew {
     /// The preset.
     pub preset: &'static str,
-    /// Its scale; the batch is 1024 times it.
+    /// Its scale; the batch size is 1024 times the scale.
     pub scale: &'static str,
-    /// Seeds of a batch.
+    /// Seed nodes per batch.
     pub batch: &'static str,
     /// Percent of all accesses.
     pub shares: [f64; 4],
@@ -25,7 +25,7 @@ pub const TABLE: [ExpectedSkew; 4] = [
     ExpectedSkew { preset: "igb", scale: "0.0025", batch: "3", shares: [22.5, 30.0, 20.8, 26.7] },
 ];
 
-/// Generates the preset and measures it under 3-hop sampling with fan-out 10,15,20; no share may be further off than
+/// Generates the preset and measures it under 3-hop sampling with fan-out 10,15,20. No share may differ by more than
 /// `most_points`.
 pub fn check(bench: &Bench, expected: &ExpectedSkew, batches: &str, most_points: f64) -> Result<Value> {
     let ExpectedSkew { preset, scale, batch, shares } = expected;

@@ -1,5 +1,5 @@
-//! SIGKILL at random moments of striping and of its undo: the dataset is whole at every one of them, stored the old
-//! way or the new, and the same command finishes and leaves nothing behind.
+//! SIGKILL at random moments of striping and of its undo: the dataset is complete at all times, stored the old way or
+//! the new, and the same command finishes without leftovers.
 
 use super::Bench;
 use super::kill::run_until;
@@ -30,7 +30,7 @@ pub fn kill_at_random_moments(bench: &Bench, size: u64, times: u64, seed: u64) -
     Ok(Value::Array(vec![stripe, undo]))
 }
 
-/// Kills `words` `times` times; whenever it has come to its end, `back` leads back to where it starts.
+/// Kills `words` `times` times. Whenever it finishes, `back` restores the initial state.
 fn kill(
     bench: &Bench,
     name: &str,
@@ -55,7 +55,7 @@ fn kill(
         let arrived = striped == (words == STRIPE);
         counts[2] += (arrived && !finished) as u64;
         ensure!(arrived || !finished, "{name}, case {case}: it finished and changed nothing");
-        // Cases in a row pile up what they leave; then the same command finishes, or the other cleans up.
+        // The leftovers of consecutive cases accumulate; then the same command finishes, or the other cleans up.
         if case % 3 == 2 {
             bench.json(words).with_context(|| format!("{name}, case {case}: the re-run"))?;
             counts[3] += 1;
@@ -80,7 +80,7 @@ fn undisturbed(bench: &Bench, words: &[&str]) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// Every name in the dataset and on the disks, links not followed.
+/// All names in the dataset and on the disks, without following links.
 fn files(bench: &Bench) -> Result<Vec<String>> {
     fn walk(directory: &Path, names: &mut Vec<String>) -> Result<()> {
         for entry in fs::read_dir(directory)? {

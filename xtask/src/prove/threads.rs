@@ -1,4 +1,4 @@
-//! Generated graphs: inside the budget, and the same bytes for any number of threads.
+//! Generated graphs: within the budget, and the same bytes for any number of threads.
 
 use super::Bench;
 use crate::cgroup::Group;
@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
 
-/// Generates papers100m at `scale` with 1 and 2 threads inside a group as large as the budget, and compares bytes.
+/// Generates papers100m at `scale` with 1 and 2 threads inside a cgroup as large as the budget, and compares bytes.
 pub fn same_bytes(bench: &Bench, scale: &str, memory_bytes: u64, grouped: bool) -> Result<Value> {
     let memory = memory_bytes.to_string();
     let mut runs = Vec::new();
@@ -39,7 +39,7 @@ pub fn same_bytes(bench: &Bench, scale: &str, memory_bytes: u64, grouped: bool) 
             "seconds": found["seconds"], "peak_host_bytes": peak, "group_peak_bytes": group.and_then(|g| g.peak_bytes()),
         }));
     }
-    // The id is a hash over every block; the manifests hold everything else.
+    // The id is a hash over every block; the manifests contain everything else.
     ensure!(runs[0]["id"] == runs[1]["id"], "1 and 2 threads gave different bytes");
     let manifest = |out: &str| fs::read(bench.path(out).join("esker.json"));
     ensure!(manifest("threads-1")? == manifest("threads-2")?, "1 and 2 threads gave different manifests");

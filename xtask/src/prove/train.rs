@@ -1,4 +1,4 @@
-//! Training: the same to the bit whatever carries it, killed anywhere, inside its memory, and beside PyG.
+//! Training: bit-identical for all strategies and threads, killed anywhere, within its memory, and compared with PyG.
 
 use super::{Bench, ROUNDS, sample, succeed};
 use crate::cgroup::Group;
@@ -17,7 +17,7 @@ pub fn graph(bench: &Bench, nodes: u64, dim: u64) -> Result<()> {
     Ok(())
 }
 
-/// The words of a run: these, and then others.
+/// The command-line words of a run: the common ones, followed by `more`.
 fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut words =
         vec!["train", "graph", "--fanout", "10,5", "--hidden", "64", "--batch", "500", "--dropout", "0.3"];
@@ -26,7 +26,7 @@ fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     words
 }
 
-/// Strategies and threads do not change a bit of any loss.
+/// Losses are bit-identical for all strategies and numbers of threads.
 pub fn same_losses(bench: &Bench, epochs: &str) -> Result<Value> {
     let mut rows = Vec::new();
     for strategy in ["memory", "mmap", "ginex"] {
@@ -45,7 +45,7 @@ pub fn same_losses(bench: &Bench, epochs: &str) -> Result<Value> {
     Ok(Value::Array(rows))
 }
 
-/// SIGKILL at random moments, `--resume` until it ends: the weights are those of an undisturbed run, to the bit.
+/// SIGKILL at random moments, `--resume` until it ends: the weights are bit-identical to those of an undisturbed run.
 pub fn killed(bench: &Bench, epochs: &str, kills: u64, seed: u64) -> Result<Value> {
     killed_with(bench, epochs, kills, seed, &[])
 }
@@ -67,7 +67,7 @@ pub fn killed_with(bench: &Bench, epochs: &str, kills: u64, seed: u64, words_too
             more.push("--json");
             more.extend(resume);
             let mut command = bench.esker(&words("killed", epochs, &more));
-            // Of another run, too: where the first was slow, runs may end before they are killed, and must not try that for ever.
+            // If the timed run was slow, runs may end before the kill. Later kills come earlier, so it cannot repeat.
             let share = unit(key.with(runs).at(done * 1000 + turn)) / (1 + runs / kills.max(1)) as f64;
             let last = done >= kills || turn >= 8;
             let wait = if last { Duration::from_secs(600) } else { Duration::from_secs_f64(seconds * share) };
@@ -106,7 +106,7 @@ pub fn killed_with(bench: &Bench, epochs: &str, kills: u64, seed: u64, words_too
     )
 }
 
-/// Runs a command until it ends or the time is over; whether it ended by itself.
+/// Runs a command until it ends or `wait` is over. Returns whether it ended by itself.
 fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let deadline = Instant::now() + wait;
@@ -127,8 +127,8 @@ fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
     }
 }
 
-/// The smallest budget that a run asks for suffices inside a group that allows no more, page cache included; a byte less
-/// is refused with the table.
+/// The smallest budget that a run names is enough inside a cgroup with that limit, page cache included. One byte less
+/// is refused, and the error has the table.
 pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Result<Value> {
     let more = [&["--strategy", strategy, "--eval", eval], also].concat();
     let refused = |memory: &str| -> Result<String> {
@@ -143,10 +143,10 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     let mut smallest = smallest_budget(bench, &more)?;
     let said = refused(&format!("{}B", smallest - 1))?;
     ensure!(
-        (said.contains("topology") || said.contains("neighbours")) && said.contains("together"),
+        (said.contains("topology") || said.contains("neighbours")) && said.contains("total"),
         "the refusal has no table: {said}"
     );
-    // What diskgnn needs to train is known when it has sampled, and said then.
+    // The memory that diskgnn needs for training is known, and reported, only after sampling.
     if strategy == "diskgnn"
         && let Some(missing) = missing_when_sampled(bench, &more, smallest)?
     {
@@ -157,10 +157,10 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     let memory = format!("{smallest}B");
     let mut all = more.to_vec();
     all.extend(["--memory", &memory, "--json"]);
-    // The group counts page cache and the kernel's own memory for the process too: a little more than the promise.
+    // The cgroup also counts page cache and kernel memory of the process, so its limit is slightly above the budget.
     let limit = smallest + (16 << 20);
     let group = Group::create(limit)?;
-    // Preparing must fit, too.
+    // Preparation must fit too.
     fs::remove_dir_all(bench.path("graph/derived")).ok();
     let output = succeed(&mut group.wrap(&bench.esker(&words(&out, "8", &all))))?;
     let summary: Value = serde_json::from_slice(&output.stdout)?;
@@ -172,7 +172,7 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     }))
 }
 
-/// What a run that has sampled its batches says is missing.
+/// The missing memory that a run reports after it has sampled its batches.
 fn missing_when_sampled(bench: &Bench, more: &[&str], memory: u64) -> Result<Option<u64>> {
     let memory = format!("{memory}B");
     let output = bench.esker(&words("tried", "8", &[more, &["--memory", &memory]].concat())).output()?;
@@ -183,7 +183,7 @@ fn missing_when_sampled(bench: &Bench, more: &[&str], memory: u64) -> Result<Opt
     Ok(bytes)
 }
 
-/// The smallest budget that the run says would do.
+/// The smallest budget that works, according to the run.
 fn smallest_budget(bench: &Bench, more: &[&str]) -> Result<u64> {
     let mut all = more.to_vec();
     all.extend(["--memory", "64GiB", "--dry-run"]);
@@ -191,7 +191,7 @@ fn smallest_budget(bench: &Bench, more: &[&str]) -> Result<u64> {
     found["smallest_bytes"].as_u64().context("the smallest budget")
 }
 
-/// Epochs in memory beside PyG's on the same graph with the same model, in turn.
+/// Epochs in memory compared with PyG's on the same graph with the same model, in turn.
 pub fn beside_pyg(bench: &Bench, rounds: usize, batches: &str) -> Result<Value> {
     let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
     let script = crate::root().join("bench/peers/train.py");
@@ -207,7 +207,7 @@ pub fn beside_pyg(bench: &Bench, rounds: usize, batches: &str) -> Result<Value> 
         };
         let (alone, with_workers) = (peer("0")?, peer("2")?);
         let seconds = |value: &Value| value["seconds_per_batch"].as_f64().unwrap_or(f64::INFINITY);
-        // What PyG would take if its sampler took no time at all: only without workers are stages timed apart.
+        // PyG's time if its sampler took no time at all. Stages are timed separately only without workers.
         let stages = &alone["stage_seconds_per_batch"];
         let without = stages["gather"].as_f64().unwrap_or(0.0) + stages["compute"].as_f64().unwrap_or(0.0);
         without_sampling.push(without / seconds(&ours));

@@ -1,4 +1,4 @@
-//! `esker verify` against the disk: the same bytes, read raw, in the same run.
+//! `esker verify` compared with the disk: raw reads of the same bytes in the same run.
 
 use super::{Bench, succeed};
 use anyhow::Result;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// The best of bare loops over a file: bytes per second.
+/// The best rate of bare loops over a file, in bytes per second.
 fn raw_rate(path: &Path) -> Result<f64> {
     let mut best: f64 = 0.0;
     for (depth, threads) in [(8, 1), (16, 1), (8, 2)] {

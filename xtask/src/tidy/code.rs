@@ -3,7 +3,7 @@
 use std::iter::Peekable;
 use std::str::CharIndices;
 
-/// A word or a sign.
+/// A word or a punctuation character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub text: &'a str,
@@ -11,13 +11,13 @@ pub(super) struct Token<'a> {
     pub line: usize,
 }
 
-/// The tokens of a file, and the modules that it declares for tests and keeps in files of their own.
+/// The tokens of a file, and the test modules that it declares in separate files.
 pub(super) struct Code<'a> {
     pub tokens: Vec<Token<'a>>,
     pub test_modules: Vec<&'a str>,
 }
 
-/// Reads a file; what is under `#[cfg(test)]` is left out.
+/// Tokenises a file without the items under `#[cfg(test)]`.
 pub(super) fn without_tests(text: &str) -> Code<'_> {
     let all = tokens(text);
     let (mut kept, mut test_modules, mut at) = (Vec::new(), Vec::new(), 0);
@@ -40,7 +40,7 @@ pub(super) fn without_tests(text: &str) -> Code<'_> {
     Code { tokens: kept, test_modules }
 }
 
-/// Where the item that begins here ends, after its attributes.
+/// The end of the item that begins here, after its attributes.
 fn item_end(tokens: &[Token], first: usize) -> usize {
     let (mut depth, mut attribute) = (0i32, false);
     for (index, token) in tokens.iter().enumerate().skip(first) {
@@ -121,7 +121,7 @@ fn skip_to(characters: &mut Peekable<CharIndices>, end: usize) {
     while characters.next_if(|(at, _)| *at < end).is_some() {}
 }
 
-/// The end of a comment, which may hold others.
+/// The end of a comment, which may contain others.
 fn comment_end(text: &str, start: usize) -> usize {
     let (mut depth, mut at) = (0, start);
     while at < text.len() {
@@ -173,7 +173,7 @@ fn is_character(rest: &str) -> bool {
 fn character_end(text: &str, start: usize) -> usize {
     let mut characters = text[start + 1..].char_indices();
     if characters.next().is_some_and(|(_, c)| c == '\\') {
-        // What is escaped may be a quote.
+        // The escaped character may be a quote.
         characters.next();
     }
     characters.find(|(_, c)| *c == '\'').map_or(text.len(), |(at, _)| start + 1 + at + 1)

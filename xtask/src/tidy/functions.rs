@@ -1,21 +1,21 @@
-//! No function is longer than a screen and a bit, and long ones become fewer.
+//! Limits the length of functions, and the number of long ones.
 
 use super::code::{Token, closed, is_word};
 
-/// What is allowed, and therefore what there is: a limit that nothing reaches would let functions grow again unseen.
+/// The limits. They equal the current state: with a looser limit, functions could grow again unnoticed.
 pub(super) struct LengthLimits {
-    /// Lines of a function at most, from the one with `fn` to the one with its last brace. Never more than 80.
+    /// Largest number of lines of a function, from the one with `fn` to the one with its last brace. Never above 80.
     pub most_lines: usize,
     /// A function with more lines is long.
     pub long_lines: usize,
-    /// How many functions are long. This may only fall.
+    /// Number of long functions. It may only decrease.
     pub long_functions: usize,
 }
 
-/// The limits of today. To be lowered, never raised.
+/// The current limits. They may be lowered, never raised.
 pub(super) const LIMITS: LengthLimits = LengthLimits { most_lines: 78, long_lines: 60, long_functions: 24 };
 
-/// A sentence for every function over the limit, and one for every limit that no longer says what there is.
+/// A message for every function over the limit, and one for every limit that no longer matches the current state.
 pub(super) fn findings(all: &[(String, FunctionSize)], limits: &LengthLimits) -> Vec<String> {
     let LengthLimits { most_lines, long_lines, long_functions } = *limits;
     let too_long = all.iter().filter(|(_, function)| function.lines > most_lines);
@@ -63,7 +63,7 @@ pub(super) struct FunctionSize<'a> {
     pub lines: usize,
 }
 
-/// Every function of a file that has a body.
+/// All functions of a file that have a body.
 pub(super) fn functions<'a>(tokens: &[Token<'a>]) -> Vec<FunctionSize<'a>> {
     let mut found = Vec::new();
     for (at, two) in tokens.windows(2).enumerate() {
@@ -77,7 +77,7 @@ pub(super) fn functions<'a>(tokens: &[Token<'a>]) -> Vec<FunctionSize<'a>> {
     found
 }
 
-/// Where the body of a function opens; functions of traits may have none.
+/// The start of a function's body; functions of traits may have none.
 fn body(tokens: &[Token], function: usize) -> Option<usize> {
     let mut at = function;
     while at < tokens.len() {
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(found, [FunctionSize { name: "long", line: 1, lines: 81 }]);
     }
 
-    /// What is found about functions of these lengths where 20 lines are allowed, and 2 functions with more than 10.
+    /// Checks the findings for functions of these lengths, if 20 lines are allowed, and 2 functions with more than 10.
     fn check(lengths: &[usize], expected: &[&str]) {
         let sized = |lines: &usize| ("a.rs".to_string(), FunctionSize { name: "f", line: 1, lines: *lines });
         let all: Vec<_> = lengths.iter().map(sized).collect();

@@ -1,14 +1,14 @@
-//! A type name means one thing in all crates.
+//! Checks that a type name has one meaning in all crates.
 
 use super::code::{Token, is_word};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names that several crates may have: each has its own alias of this one.
+/// Names that several crates may have: each crate has its own alias.
 pub(super) const SHARED: [&str; 1] = ["Result"];
 
-/// The types that a file defines. Types of traits and implementations belong to those.
+/// The types that a file defines, without the associated types of traits and implementations.
 pub(super) fn types<'a>(tokens: &[Token<'a>]) -> Vec<&'a str> {
-    // Of every brace that is open, whether it is a module's.
+    // For every open brace, whether it belongs to a module.
     let (mut open, mut found) = (Vec::new(), Vec::new());
     for (at, token) in tokens.iter().enumerate() {
         let defines = match token.text {
@@ -31,10 +31,10 @@ pub(super) fn types<'a>(tokens: &[Token<'a>]) -> Vec<&'a str> {
     found
 }
 
-/// Where each name is defined: crates, and in each the files.
+/// Where each name is defined: the crates, and the files in each.
 pub(super) type Definitions = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// A sentence for every name that is defined in several crates and not exempt.
+/// A message for every name that is defined in several crates and not exempt.
 pub(super) fn findings(definitions: &Definitions, exempt: impl Fn(&str) -> bool) -> Vec<String> {
     let several = definitions.iter().filter(|(name, crates)| crates.len() > 1 && !exempt(name));
     several

@@ -1,17 +1,17 @@
-//! Files and folders that ARCHITECTURE.md names exist.
+//! Checks that the files and folders named in ARCHITECTURE.md exist.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What looks like a path and stands for many, or for one yet to be written.
+/// Text that looks like a path, but is a pattern or a path to be written.
 const PATTERNS: [&str; 2] = ["strategies/NAME", "kernels/*.cu"];
 
-/// Endings of files that documents name.
+/// Extensions of files that documents name.
 const ENDINGS: [&str; 8] = ["rs", "md", "toml", "txt", "json", "py", "cu", "cuh"];
 
-/// Adds a finding for every path that leads nowhere.
+/// Adds a finding for every path that does not exist.
 pub(super) fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     let mut present = BTreeSet::new();
     list(root, "", &mut present)?;
@@ -29,7 +29,7 @@ pub(super) fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// What stands in backticks and looks like a path, with its line from 1. Drawings in fences are free.
+/// Text in backticks that looks like a path, with its line from 1. Code fences are skipped.
 fn named(text: &str) -> Vec<(usize, &str)> {
     let (mut fenced, mut found) = (false, Vec::new());
     for (index, line) in text.lines().enumerate() {
@@ -47,13 +47,13 @@ fn is_path(words: &str) -> bool {
     !words.contains(' ') && !words.starts_with(['-', '/']) && (words.contains('/') || ends())
 }
 
-/// Whether a path is the end of one that is present. What is present begins with a slash, and folders end with one.
+/// Whether a path is the end of an existing one. Existing paths begin with a slash, and folders end with one.
 fn exists(present: &BTreeSet<String>, path: &str) -> bool {
     let (file, folder) = (format!("/{path}"), format!("/{}/", path.trim_end_matches('/')));
     present.iter().any(|known| known.ends_with(&folder) || known.ends_with(&file))
 }
 
-/// All files and folders, each also without the `src/` that documents leave out: `train/open.rs`.
+/// All files and folders, each also without the `src/` that documents omit: `train/open.rs`.
 fn list(root: &Path, below: &str, present: &mut BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(root.join(below))? {
         let entry = entry?;

@@ -16,38 +16,41 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Train some batches: seconds a batch, and what each stage did with them
+/// Train some batches: seconds per batch, and how busy each stage was
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "\
 Examples:
   esker bench epoch g --fanout 10,10,10 --batch 1000 --hidden 256
-  esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json     the data path alone
-  esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0  a whole epoch, sampling and planning included
-  esker bench epoch g --matmul                                              the model's matmuls beside gemm's best rate
+  # the data path alone
+  esker bench epoch g --strategy mmap --memory 1GiB --no-compute --json
+  # a whole epoch, sampling and planning included
+  esker bench epoch g --strategy ginex --memory 1GiB --no-compute --warm 0
+  # the model's matmuls beside the machine's best rate
+  esker bench epoch g --matmul
 
 The flags are those of `esker train`."
 )]
 pub struct EpochArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
-    /// Batches measured; default: an epoch
+    /// Batches to measure; default: an epoch
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
     /// Batches before them, not measured
     #[arg(long, default_value_t = 4)]
     warm: u64,
-    /// Bring batches and throw them away
+    /// Load batches, and do not train on them
     #[arg(long)]
     no_compute: bool,
-    /// Where traces and plans of ginex go; default: the system's folder for such
+    /// Directory for traces and plans of ginex; default: the system's temporary directory
     #[arg(long)]
     scratch: Option<PathBuf>,
     /// Measure the best rate of matmuls on this machine too
     #[arg(long)]
     matmul: bool,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -181,7 +184,7 @@ impl HostWork {
     fn between(before: &CpuCounters, now: &CpuCounters, threads: usize) -> HostWork {
         let seconds = |nanos: u64| nanos as f64 * 1e-9 / threads as f64;
         HostWork {
-            operations: (now.product_operations - before.product_operations) as f64,
+            operations: (now.matmul_operations - before.matmul_operations) as f64,
             matmul_seconds: seconds(now.matmul_nanos - before.matmul_nanos),
             aggregate_seconds: seconds(now.aggregate_nanos - before.aggregate_nanos),
         }

@@ -23,19 +23,19 @@ Examples:
   esker bench gpu --rows 240000,61500,8300,1000 --edges-each 7
   esker bench gpu --export batch --json        the batch of the steps as files, for bench/peers/gpu_step.py
 
-A step is forward, loss, backward and Adam on one batch, with everything it needs: lists come from host memory each time and are turned round on the GPU. `device` is the time on the GPU, taken by events with the host far ahead; `wall` is what a loop of steps takes from outside; `launching` is the same loop over a batch of a thousandth of the rows: what a step takes from the host alone."
+A step is forward, loss, backward and Adam on one batch. Adjacency is uploaded from host memory each time and transposed on the GPU. `device` is the time on the GPU, measured by events; `wall` is the time of a loop of steps; `launching` is the time of the same loop over a batch of a thousandth of the rows: what the host alone takes per step."
 )]
 pub struct GpuArguments {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     number: u32,
-    /// Rows each layer reads, then the seeds
+    /// Input rows of each layer, then the seed nodes
     #[arg(long, value_delimiter = ',', default_value = "666000,101000,11000,1000")]
     rows: Vec<usize>,
-    /// Neighbours in each list
+    /// Neighbours per node
     #[arg(long, default_value_t = 10)]
     edges_each: u64,
-    /// Numbers in a feature row
+    /// Features per node
     #[arg(long, default_value_t = 128)]
     dim: usize,
     /// Width of hidden layers; GAT takes 4 heads that share 128

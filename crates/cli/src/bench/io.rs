@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Measure a disk's own limit, and how close the reading engine comes
+/// Measure the raw rate of a disk, and how close Esker's reader comes to it
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -23,7 +23,7 @@ Examples:
   esker bench io --io-backend pread-direct     as on a machine that refuses io_uring
   esker bench io --size 256MiB --seconds 0.2 --rounds 3       a quick look
 
-First a bare loop that reads blocks and throws them away finds the limit: large blocks in order, 4 KiB and the smallest block anywhere, with 1 and 2 threads and several depths. Then the engine reads rows, in turn with the best bare loop of the same block size; medians of all rounds are shown. `of limit` is the engine's reads (or bytes) a second over those of a bare loop whose few buffers stay in the processor's cache; `of kept` over those of one that, like the engine, fills the memory of whole batches. Writes a file of `--size` and removes it."
+First a bare loop finds the limit of the disk. It reads blocks and does nothing with them: large blocks in order, then 4 KiB and the smallest block at random, with 1 and 2 threads and several depths. Then Esker's reader reads rows, in turn with the best bare loop of the same block size. Medians of all rounds are shown. `of limit` is the reads (or bytes) per second of the reader over those of a bare loop whose few buffers stay in the CPU cache; `of kept` is over those of a bare loop that fills the memory of whole batches, as the reader does. Writes a file of `--size` and removes it."
 )]
 pub struct IoArguments {
     /// Directory on the disk to measure
@@ -35,34 +35,34 @@ pub struct IoArguments {
     /// Read this file instead of writing one; it is only read
     #[arg(long, conflicts_with = "dir")]
     file: Option<PathBuf>,
-    /// Smallest read, as disks without 512-byte sectors force; default: what the disk asks for
+    /// Smallest read, such as 4KiB to imitate a disk with 4-KiB sectors; default: the disk's own
     #[arg(long)]
     io_block: Option<ByteCount>,
-    /// The engine's requests in flight
+    /// Requests in flight
     #[arg(long, default_value_t = Options::default().depth)]
     depth: usize,
-    /// Bytes that nobody requested between two rows that the engine reads rather than skips
+    /// Rows at most this far apart are one read, the bytes between them included
     #[arg(long, default_value = "0")]
     gap: ByteCount,
-    /// Shorter reads are copied out of staging memory even where they could land in place
+    /// Reads shorter than this are copied from staging memory, even if they could be read in place
     #[arg(long, default_value_t = ByteCount(Options::default().in_place_bytes))]
     in_place: ByteCount,
-    /// The engine's way to the disk; default: the best that works
+    /// I/O backend; default: the best that works
     #[arg(long, visible_alias = "rung", value_parser = io_backend)]
     io_backend: Option<IoBackendKind>,
-    /// Memory that the bare loop of `of kept` fills; default: as much as the engine does
+    /// Memory that the bare loop of `of kept` fills; default: as much as the reader does
     #[arg(long)]
     kept: Option<ByteCount>,
     /// Seconds of one measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Turns of bare loop and engine
+    /// Rounds of bare loop and reader, in turn
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Only workloads whose names contain this; `limit`: none, only the disk's limit
     #[arg(long)]
     only: Option<String>,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

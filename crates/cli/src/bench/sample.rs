@@ -30,27 +30,27 @@ Examples:
   esker bench sample g --fanout all,all --batch 100             full neighbourhoods
   esker bench sample g --bound                                  its share of the random cache lines that the machine can read
 
-Batches of the training seeds, in shuffled order, are sampled as training would. `bulk` has each thread sample its own batches; `within` has all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it."
+Samples batches of the training nodes, in shuffled order, as training does. With `--share bulk` each thread samples its own batches; with `within` all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it."
 )]
 pub struct SampleArguments {
-    /// The dataset
+    /// Directory of the dataset
     dataset: PathBuf,
-    /// Neighbours a node takes, hop by hop from the targets: numbers, or `all`
+    /// Neighbours sampled per node, hop by hop from the seed nodes: numbers, or `all`
     #[arg(long, value_delimiter = ',', default_value = "10,10,10")]
     fanout: Vec<Fanout>,
-    /// Layers to measure: 3, 1,3 or 1..5 (both ends count); the last fan-out serves further layers. Default: one a fan-out
+    /// Numbers of layers to measure: 3, 1,3 or 1..5 (inclusive); further layers use the last fan-out; default: as many as --fanout has numbers
     #[arg(long, value_parser = layers)]
     layers: Option<Layers>,
-    /// Seeds of a batch
+    /// Batch size: seed nodes per batch
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Batches measured for each line
+    /// Batches to measure per line
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     batches: u64,
     /// Numbers of threads to measure; default: all cores
     #[arg(long, value_delimiter = ',')]
     threads: Vec<u16>,
-    /// Forms to measure
+    /// Forms to measure, as in `esker train --form`
     #[arg(long, value_delimiter = ',', default_value = "dense")]
     form: Vec<FormName>,
     /// How threads share the work
@@ -59,7 +59,7 @@ pub struct SampleArguments {
     /// Along which edges: outgoing and both need a dataset with out-neighbours
     #[arg(long, default_value = "incoming")]
     direction: DirectionName,
-    /// Measure every line so often; the median counts
+    /// Measure every line this many times, and show the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Write the samples to a trace, read it back, and show its bytes per edge
@@ -68,22 +68,22 @@ pub struct SampleArguments {
     /// Show which share of accesses goes to the most accessed nodes
     #[arg(long)]
     skew: bool,
-    /// Samples carry each neighbour's position in its node's list, from which edge ids follow
+    /// Let samples carry each neighbour's position in the adjacency, from which edge ids follow
     #[arg(long)]
     positions: bool,
-    /// Show what bounds it: cache lines touched in a second, beside those that this machine reads at random addresses
+    /// Show what bounds it: cache lines touched per second, beside those that this machine reads at random addresses
     #[arg(long)]
     bound: bool,
-    /// Show a hash over the samples of the first batches, as many as are measured
+    /// Show a hash over the samples of the first batches
     #[arg(long)]
     digest: bool,
-    /// Seed of order and draws
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Memory to use, as in 8GiB; default: four fifths of what is available
+    /// Memory limit, as in 8GiB; default: four fifths of the available memory
     #[arg(long)]
     memory: Option<ByteCount>,
-    /// One JSON object on standard output
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -493,7 +493,7 @@ fn as_text(value: &Value) -> String {
         text.push_str(&row["digest"].as_str().map_or("\n".into(), |digest| format!("  {digest}\n")));
         if let Some(bound) = row.get("bound") {
             text.push_str(&format!(
-                "           {:.2} cache lines an edge, {} a second: {:.0}% of the {} that this machine reads at random\n",
+                "           {:.2} cache lines per edge, {} per second: {:.0}% of the {} that this machine reads at random\n",
                 bound["lines_per_edge"].as_f64().unwrap_or(0.0),
                 number(&bound["lines_per_second"]),
                 bound["share"].as_f64().unwrap_or(0.0) * 100.0,
@@ -504,7 +504,7 @@ fn as_text(value: &Value) -> String {
     if let Some(trace) = value.get("trace") {
         let per_edge = trace["bytes_per_edge"].as_f64().unwrap_or(0.0);
         text.push_str(&format!(
-            "  trace    {} for {} edges: {per_edge:.2} bytes an edge\n",
+            "  trace    {} for {} edges: {per_edge:.2} bytes per edge\n",
             bytes(&trace["bytes"]),
             number(&trace["edges"])
         ));

@@ -26,7 +26,7 @@ fn check(choice: &str, flags: &[FlagUse]) -> anyhow::Result<()> {
     match flags.iter().find(|flag| flag.is_given && !flag.counts) {
         None => Ok(()),
         Some(FlagUse { flag, counts_with, .. }) => {
-            Err(usage(format!("{flag} changes nothing with {choice}; leave it out, or take {counts_with}")))
+            Err(usage(format!("{flag} has no effect with {choice}; leave it out, or use {counts_with}")))
         }
     }
 }
@@ -80,7 +80,7 @@ impl Flags {
             flag("--superbatch", self.superbatch.is_some(), ginex, one),
             flag("--prepared", self.prepared.is_some(), diskgnn, other),
             flag("--segment", self.segment.is_some(), diskgnn, other),
-            flag("--sequential", self.sequential == Some(true), diskgnn, other),
+            flag("--no-prefetch", self.no_prefetch == Some(true), diskgnn, other),
             flag("--safe-point", self.safe_point.is_some(), diskgnn, other),
         ]
     }

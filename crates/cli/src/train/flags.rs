@@ -103,14 +103,14 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset: Option<PathBuf>,
-    /// Where the run goes; default: `runs/DATASET-MODEL`, numbered
+    /// Output directory; default: runs/DATASET-MODEL-NUMBER
     #[arg(long)]
     pub out: Option<PathBuf>,
 
-    /// sage, gcn, gat, gin or mlp
+    /// sage, gcn, gat, gin or mlp; default: sage
     #[arg(long, value_parser = word::<Kind>, help_heading = "Model", default_missing_value = "sage")]
     pub model: Option<Kind>,
-    /// Layers; default: as many as fan-outs, else 3
+    /// Number of layers; default: as many as --fanout has numbers, else 3
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub layers: Option<usize>,
     /// Hidden channels: the width between layers; default: 256
@@ -122,73 +122,74 @@ pub struct Flags {
     /// Dropout of the input features; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub input_dropout: Option<f32>,
-    /// relu, elu, leaky-relu or identity
+    /// relu, elu, leaky-relu or identity; default: relu
     #[arg(long, value_parser = word::<Activation>, help_heading = "Model")]
     pub activation: Option<Activation>,
-    /// none, layer or batch
+    /// Norm between layers: none, layer or batch; default: none
     #[arg(long, value_parser = word::<NormKind>, help_heading = "Model")]
     pub norm: Option<NormKind>,
-    /// Add each layer's input to its output
+    /// Add each layer's input to its output; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Model")]
     pub residual: Option<bool>,
-    /// GraphSAGE: mean, max or sum
+    /// GraphSAGE: aggregator: mean, max or sum; default: mean
     #[arg(long, value_parser = word::<NeighbourAggregator>, help_heading = "Model")]
     pub aggregator: Option<NeighbourAggregator>,
-    /// GCN: unbiased (degrees of the whole graph, each sampled neighbour counted degree / sampled times), whole (the same, each
-    /// counted once) or sampled (degrees of the sample, as under PyG's loaders); default: unbiased
+    /// GCN: which degrees normalise a sampled neighbourhood: sampled (those in the sample, as GCNConv under NeighborLoader), whole
+    /// (those in the whole graph), or unbiased (whole, and each sampled neighbour weighted by degree / sampled, so that the
+    /// sum is that over all neighbours on average); default: unbiased
     #[arg(long, value_parser = word::<Degree>, help_heading = "Model")]
     pub gcn_degree: Option<Degree>,
-    /// GAT: heads; default: 4
+    /// GAT: number of attention heads; default: 4
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub heads: Option<usize>,
-    /// GAT: heads of the last layer; default: as the others
+    /// GAT: heads of the last layer, which are averaged; default: --heads
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub output_heads: Option<usize>,
-    /// GAT: concat or average the heads of hidden layers
+    /// GAT: concat or average the heads of hidden layers; default: concat
     #[arg(long, value_parser = word::<HeadMerge>, help_heading = "Model")]
     pub head_merge: Option<HeadMerge>,
     /// GAT: dropout of the attention coefficients; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub attention_dropout: Option<f32>,
-    /// GAT: dropout of the projected features, before attention; default: 0
+    /// GAT: dropout of the projected features, between projection and attention; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub projected_dropout: Option<f32>,
-    /// GIN: epsilon; a node itself weighs 1 + epsilon; default: 0
+    /// GIN: epsilon, not trained; a node itself is weighted by 1 + epsilon; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
 
-    /// Neighbours sampled per node, hop by hop from the seeds: 10,10,5 or all,all; one number serves all layers; default: 10
+    /// Neighbours sampled per node, hop by hop from the seed nodes (num_neighbors): 10,10,5 or all,all; a single number is used for every layer; default: 10
     #[arg(long, help_heading = "Batches")]
     pub fanout: Option<Fanouts>,
-    /// Seeds of a batch; default: 1000
+    /// Batch size: seed nodes per batch; default: 1000
     #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub batch: Option<u64>,
-    /// shuffled or sequential
+    /// Order of the seed nodes: shuffled in every epoch, or sequential; default: shuffled
     #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
     pub order: Option<OrderName>,
-    /// Leave out a last, smaller batch
+    /// Drop the last, incomplete batch; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Batches")]
     pub drop_last: Option<bool>,
-    /// dense, layered or shadow
+    /// How a batch is sampled: dense (a node's neighbours are sampled once and used in every layer, as NeighborLoader does), layered (every layer samples again, as DGL's NeighborSampler does) or shadow (ShaDow: the induced subgraph of the sampled nodes); default: dense
     #[arg(long, value_parser = word::<Form>, help_heading = "Batches")]
     pub form: Option<Form>,
-    /// incoming, outgoing or both
+    /// Along which edges neighbours are sampled: incoming (messages flow from source to target), outgoing or both; default: incoming
     #[arg(long, value_parser = word::<Direction>, help_heading = "Batches")]
     pub direction: Option<Direction>,
-    /// Seed of everything random; default: 1
+    /// Random seed, for initialisation, sampling, shuffling and dropout; default: 1
     #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub seed: Option<u64>,
 
-    /// Epochs; default: 10
+    /// Number of epochs; default: 10
     #[arg(long, value_parser = whole::<u64>, help_heading = "Training")]
     pub epochs: Option<u64>,
     /// Learning rate; default: 0.003
     #[arg(long, value_parser = number::<f64>, help_heading = "Training")]
     pub lr: Option<f64>,
-    /// constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP, counted in steps
+    /// Learning rate schedule: constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP; EVERY and WARMUP count batches, and the last two end with the last epoch; default: constant
     #[arg(long, help_heading = "Training")]
     pub schedule: Option<String>,
-    /// adam, adamw, sgd or adagrad
+    /// adam, adamw, sgd or adagrad, as in PyTorch; default: adam
     #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Training")]
     pub optimizer: Option<OptimizerKind>,
     /// Weight decay: an L2 penalty, decoupled with adamw; default: 0
@@ -197,94 +198,96 @@ pub struct Flags {
     /// SGD: momentum; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub momentum: Option<f32>,
-    /// SGD: Nesterov momentum
+    /// SGD: Nesterov momentum; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
     pub nesterov: Option<bool>,
-    /// Adam: decay of the two moments; default: 0.9,0.999
+    /// Adam: betas; default: 0.9,0.999
     #[arg(long, value_delimiter = ',', help_heading = "Training")]
     pub betas: Option<Vec<f32>>,
-    /// Added to denominators for stability (eps); default: PyTorch's for the optimizer
+    /// Added to denominators for stability (eps); default: that of PyTorch's optimizer
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub epsilon: Option<f32>,
-    /// Clip the gradient's norm to this, as clip_grad_norm_ does
+    /// Clip the gradient norm to this, as clip_grad_norm_ does; default: no clipping
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_norm: Option<f32>,
-    /// Clip every element of the gradient to this, as clip_grad_value_ does
+    /// Clip every element of the gradient to this, as clip_grad_value_ does; default: no clipping
     #[arg(long, value_parser = number::<f32>, help_heading = "Training")]
     pub clip_value: Option<f32>,
-    /// Stop after so many evaluations without a better model; 0 for never; default: 0
+    /// Early stopping: stop after this many evaluations without a better model; 0: never; default: 0
     #[arg(long, value_parser = whole::<u64>, help_heading = "Training")]
     pub patience: Option<u64>,
 
-    /// sampled, full (all neighbours, layer by layer over the whole graph) or none
+    /// Evaluation after an epoch: sampled, full (all neighbours, layer by layer over the whole graph) or none; default: sampled
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub eval: Option<EvaluationMode>,
-    /// Evaluate every so many epochs; default: 1
+    /// Evaluate every this many epochs; default: 1
     #[arg(long, value_parser = whole::<u64>, help_heading = "Evaluation")]
     pub eval_every: Option<u64>,
-    /// Fan-outs of sampled evaluation; default: those of training
+    /// Fan-outs of sampled evaluation; default: --fanout
     #[arg(long, help_heading = "Evaluation")]
     pub eval_fanout: Option<Fanouts>,
-    /// How the best model is evaluated on the test split; default: as --eval
+    /// How the best model is tested in the end: sampled, full or none; default: --eval
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub final_eval: Option<EvaluationMode>,
-    /// Metric that chooses the best model: accuracy, macro-f1, auc, loss or accuracy-and-loss; default: by the kind of labels
+    /// Metric on the validation split that chooses the best model: accuracy, macro-f1, auc, loss or accuracy-and-loss (neither is worse); default: accuracy; macro-f1 for several labels per node, loss for real ones
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
-    /// memory (everything in RAM), mmap (features through the page cache), ginex (topology and features on disk, an
-    /// optimal cache) or diskgnn (batches sampled ahead, their rows packed on disk)
+    /// Where batches come from: memory (everything in RAM), mmap (features memory-mapped, a baseline), ginex (topology and
+    /// features on disk, a Belady-optimal cache) or diskgnn (batches sampled before training, the feature rows of each
+    /// stored contiguously on disk); default: memory
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
-    /// What the run may use: a promise, kept or refused at once; default: four fifths of what the machine has to give
+    /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory, or of the cgroup's limit
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
-    /// ginex, diskgnn: what traces and plans, or packed rows, may take on disk; default: half of what is free, at most 100 GB
+    /// ginex, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
-    /// ginex: batches that are sampled and planned together; default: an epoch, fewer where the disk budget ends
+    /// ginex: batches that are sampled and planned together; default: an epoch, fewer if --disk-budget is reached
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
-    /// ginex, diskgnn: memory for cached feature rows; default: all that is left beside batches
+    /// ginex, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches
     #[arg(long, help_heading = "Machine")]
     pub feature_cache: Option<ByteCount>,
-    /// ginex, diskgnn: memory for cached neighbours; default: all that is left while batches are sampled
+    /// ginex, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
-    /// Epochs whose batches are sampled; later ones repeat them: a number, or auto: with diskgnn as many as the disk budget takes, else all; default: auto
+    /// Number of epochs to sample; later epochs repeat their batches. auto: with diskgnn as many as fit --disk-budget, else all; default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
-    /// diskgnn: where packed rows are, or go; default: in the dataset
+    /// diskgnn: directory to read packed rows from, or to make them in; default: in the dataset
     #[arg(long, help_heading = "Machine")]
     pub prepared: Option<PathBuf>,
-    /// diskgnn: batches that share a cache on disk; default: 1, or the fewest that fit the disk budget
+    /// diskgnn: batches per segment, which stores rows that its batches share once; default: 1, or the fewest that fit --disk-budget
     #[arg(long, value_parser = whole::<u32>, help_heading = "Machine")]
     pub segment: Option<u32>,
-    /// ginex, and evaluation of diskgnn: read feature rows in blocks of at least this size, as disks without 512-byte sectors do; default: what the disk asks for
+    /// ginex, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; default: the disk's own
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
-    /// diskgnn: no prefetching, one batch at a time: to measure what prefetching brings
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
-    pub sequential: Option<bool>,
+    /// diskgnn: read one batch at a time, nothing ahead, to measure what prefetching brings; default: false
+    #[arg(long, alias = "sequential", num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
+    #[serde(alias = "sequential")]
+    pub no_prefetch: Option<bool>,
     /// Bytes between two moments of safety while rows are packed, to be killed there by tests
     #[arg(long, hide = true)]
     pub safe_point: Option<ByteCount>,
-    /// Device that trains: cpu, cuda or cuda:N (the GPU of that number), or auto: a GPU where there is one that esker can use, else the CPU; default: auto
+    /// Device: cpu, cuda, cuda:N or auto (a GPU if there is one that Esker can use, else the CPU); default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
-    /// What the run may use of a GPU's memory: a promise, kept or refused at once; default: what is free there but a reserve
+    /// GPU memory limit of the run, refused as --memory is; default: what is free, less 1/32 of the GPU's memory or 512 MiB
     #[arg(long, help_heading = "Machine")]
     pub gpu_memory: Option<ByteCount>,
-    /// How a GPU computes matmuls: f32 as the CPU does, or faster and coarser tf32 or bf16; sums and weights are f32 in all; default: f32
+    /// Precision of matmuls on a GPU: f32, tf32 or bf16; the latter are faster and less precise, sums and weights stay f32; default: f32
     #[arg(long, value_parser = word::<Precision>, help_heading = "Machine")]
     pub precision: Option<Precision>,
-    /// Threads; default: all cores
+    /// Number of threads; default: all cores
     #[arg(long, value_parser = whole::<usize>, help_heading = "Machine")]
     pub threads: Option<usize>,
-    /// A checkpoint every so many batches; 0 for none; default: 0
+    /// Checkpoint every this many batches; 0: never; default: 0
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub checkpoint_batches: Option<u64>,
-    /// A checkpoint every so many minutes; 0 for none; default: 10
+    /// Checkpoint every this many minutes; 0: never; default: 10
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub checkpoint_minutes: Option<u64>,
 }
@@ -378,7 +381,7 @@ impl Flags {
             prepared: config.prepared.clone(),
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),
-            sequential: Some(config.sequential),
+            no_prefetch: Some(config.sequential),
             safe_point: config.safe_point.map(ByteCount),
             device: Some(config.device),
             gpu_memory: config.gpu_memory.map(ByteCount),
@@ -450,7 +453,7 @@ impl Flags {
             prepared: self.prepared.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone())),
             segment: self.segment,
             io_block: self.io_block.map(|bytes| bytes.0),
-            sequential: self.sequential.unwrap_or(false),
+            sequential: self.no_prefetch.unwrap_or(false),
             safe_point: self.safe_point.map(|bytes| bytes.0),
             threads: self.threads.unwrap_or(usual.threads),
             device: crate::device::resolve(self.device.unwrap_or_default()),

@@ -31,27 +31,34 @@ pub use watch::{Watch, bound_by};
     allow_negative_numbers = true,
     after_help = "\
 Examples:
-  esker train g                                            GraphSAGE, 3 layers, everything in memory
+  # GraphSAGE with 3 layers, everything in memory
+  esker train g
+  # the same, every number given
   esker train g --model sage --layers 3 --hidden 256 --fanout 10,10,10 --batch 1000 --epochs 3 --lr 0.003 --out run
-  esker train g --strategy ginex --memory 1GiB --out run   topology and features on disk, an optimal cache
-  esker train g --strategy diskgnn --memory 1GiB --out run batches sampled ahead, their rows packed on disk
-  esker train g --strategy mmap --memory 1GiB --out run    features through the page cache
+  # topology and features on disk
+  esker train g --strategy ginex --memory 1GiB --out run
+  # batches sampled before training; samples and packed rows are used again by the next run
+  esker train g --strategy diskgnn --memory 1GiB --out run
+  # full-batch GCN of the paper: all neighbours, evaluated on the whole graph
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
-  esker train run.toml                                     the same keys in a file: dataset = \"g\", hidden = 256
-  esker train --resume --out run                           go on where a run was stopped or killed
+  # options from a file: dataset = \"g\", hidden = 256
+  esker train run.toml
+  # resume a run that was stopped or killed, from its last checkpoint
+  esker train --resume --out run
 
-Ctrl-C stops after a checkpoint. Everything about the run is in its directory: config.json, metrics.jsonl, summary.json, best and last weights."
+Ctrl-C writes a checkpoint, then ends the run. After a kill, --resume continues from the last checkpoint. Everything about a run is in its
+directory: config.json, metrics.jsonl, summary.json, and the best and last weights as safetensors, which PyTorch reads."
 )]
 pub struct TrainArguments {
-    /// The dataset, or a configuration file ending in .toml; with --resume it need not be given again
+    /// Directory of the dataset, or a configuration file ending in .toml; with --resume it can be left out
     #[arg(required_unless_present = "resume")]
     dataset: Option<PathBuf>,
     #[command(flatten)]
     flags: Flags,
-    /// Go on with the run in --out
+    /// Resume the run in --out from its last checkpoint
     #[arg(long)]
     resume: bool,
-    /// Say what memory the run would take, and stop
+    /// Print what memory the run takes, and exit
     #[arg(long)]
     dry_run: bool,
     /// Print the summary as JSON
@@ -67,7 +74,7 @@ impl TrainArguments {
                 let flags = self.flags.clone().over(Flags::read(file)?)?;
                 if flags.dataset.is_none() && !self.resume {
                     return Err(usage(format!(
-                        "{}: names no dataset; add a line: dataset = \"PATH\"",
+                        "{}: there is no dataset in it; add a line: dataset = \"PATH\"",
                         file.display()
                     )));
                 }
@@ -81,7 +88,7 @@ impl TrainArguments {
     fn before(&self, given: &Flags) -> anyhow::Result<Option<(RunDirectory, RunConfig)>> {
         match &given.out {
             _ if !self.resume => Ok(None),
-            None => Err(usage("--resume needs --out: the directory of the run to go on with")),
+            None => Err(usage("--resume needs --out: the directory of the run to resume")),
             Some(out) if RunDirectory::holds_run(out) => Ok(Some(RunDirectory::open(out)?)),
             Some(out) => Err(usage(format!(
                 "{}: there is nothing to resume; give the --out of a run that was started, or leave --resume out to start one",
@@ -188,20 +195,20 @@ impl WithBackend for TrainRun<'_> {
         };
         match trainer.map_err(anyhow::Error::from).and_then(|t| train(t, self.out, self.quiet, stop)) {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
-                note!("stopped before training; {}", go_on(self.out));
+                note!("stopped before training; {}", resume_text(self.out));
                 Ok(None)
             }
             Err(error) if kind_of(&error) == ErrorKind::DiskFull && RunDirectory::holds_run(self.out) => {
-                Err(anyhow::anyhow!("{} and {}", text_of(&error), go_on(self.out)))
+                Err(anyhow::anyhow!("{} and {}", text_of(&error), resume_text(self.out)))
             }
             done => done,
         }
     }
 }
 
-/// How to go on with a run.
-fn go_on(out: &Path) -> String {
-    format!("go on with `esker train --resume --out {}`", out.display())
+/// How to resume a run.
+fn resume_text(out: &Path) -> String {
+    format!("resume with `esker train --resume --out {}`", out.display())
 }
 
 fn show(summary: &Summary, out: &Path, json: bool) -> anyhow::Result<ExitCode> {
@@ -223,13 +230,13 @@ fn train<B: Backend + Clone + 'static>(
         note!("{}", plan_text(run));
     }
     if (from.epoch, from.batch) != (0, 0) {
-        note!("going on with epoch {}, batch {}", from.epoch + 1, from.batch + 1);
+        note!("resuming at epoch {}, batch {}", from.epoch + 1, from.batch + 1);
     }
     let (mut watch, epochs) = (Watch::new(&run.config, stop, quiet), run.config.epochs);
     match trainer.run(&mut watch)? {
         Outcome::Finished(summary) => Ok(Some(*summary)),
         Outcome::Stopped(at) => {
-            note!("{}; {}", stopped_text(at, epochs), go_on(out));
+            note!("{}; {}", stopped_text(at, epochs), resume_text(out));
             Ok(None)
         }
     }
@@ -347,7 +354,7 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     table.render()
 }
 
-/// Evaluate the best model of a run
+/// Evaluate the best model of a run on a split
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -357,17 +364,17 @@ Examples:
   esker eval run --split valid --mode full --json"
 )]
 pub struct EvalArguments {
-    /// The run
+    /// Directory of the run
     run: PathBuf,
-    /// train, valid or test
+    /// Split to evaluate: train, valid or test
     #[arg(long, default_value = "test")]
     split: String,
-    /// sampled or full; default: as the run tested in the end
+    /// sampled or full (all neighbours); default: the run's --final-eval
     #[arg(long)]
     mode: Option<String>,
     #[command(flatten)]
     machine: MachineFlags,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -375,13 +382,13 @@ pub struct EvalArguments {
 /// What evaluates or predicts, and inside which memory.
 #[derive(clap::Args)]
 pub struct MachineFlags {
-    /// What it may use; default: what the run was allowed
+    /// Memory limit; default: the run's --memory
     #[arg(long)]
     memory: Option<ByteCount>,
-    /// cpu, cuda, cuda:N or auto; default: what the run was trained with
+    /// Device: cpu, cuda, cuda:N or auto; default: that of the run
     #[arg(long)]
     device: Option<DeviceName>,
-    /// What it may use of a GPU's memory; default: what the run was allowed
+    /// GPU memory limit; default: the run's --gpu-memory
     #[arg(long)]
     gpu_memory: Option<ByteCount>,
 }
@@ -402,7 +409,7 @@ impl WithBackend for EvaluateRun<'_> {
     fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         let split: SplitName = named("--split", &arguments.split)?;
-        let stop = stop_on_interrupt("stopping; once more to stop at once");
+        let stop = stop_on_interrupt("stopping; press again to stop at once");
         let control = RunControl { stop, ..RunControl::default() };
         let evaluated =
             OpenRun::load_watched(backend, &self.directory, config, control).and_then(|mut run| {
@@ -412,7 +419,7 @@ impl WithBackend for EvaluateRun<'_> {
         let (metrics, run) = match evaluated {
             Err(error) if error.kind() == ErrorKind::Stopped => {
                 note!(
-                    "stopped evaluating {}: nothing was written; the same command starts again",
+                    "stopped evaluating {}: nothing was written; run the same command again to start over",
                     arguments.run.display()
                 );
                 return Ok(ExitCode::from(INTERRUPTED));
@@ -422,7 +429,7 @@ impl WithBackend for EvaluateRun<'_> {
         let mode = run.config.final_eval;
         let Some(metrics) = metrics else {
             return Err(usage(format!(
-                "{}: no {} node has a label; take another --split",
+                "{}: no {} node has a label; use another --split",
                 run.config.dataset.display(),
                 arguments.split
             )));
@@ -459,7 +466,7 @@ impl MachineFlags {
 /// How to infer: sampled or full.
 fn mode_of(word: Option<&str>) -> anyhow::Result<Option<EvaluationMode>> {
     match word {
-        Some("none") => Err(usage("--mode none finds nothing out; take sampled or full")),
+        Some("none") => Err(usage("--mode none evaluates nothing; use sampled or full")),
         word => word.map(|word| named("--mode", word)).transpose(),
     }
 }

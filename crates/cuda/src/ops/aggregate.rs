@@ -2,27 +2,27 @@ use super::RowShape;
 use crate::gpu::{Gpu, launch};
 use crate::{DeviceAdjacency, DeviceMatrix};
 
-/// How neighbours' rows become one, as `kernels/aggregate.cu` has it.
+/// How neighbours' rows are aggregated, as in `kernels/aggregate.cu`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gathering {
     /// Their mean.
     Mean,
     /// Their sum.
     Sum,
-    /// Their sum and this multiple of the node's own row.
+    /// Their sum plus this multiple of the node's own row.
     SumWithSelf(f32),
-    /// GCN's, by whole-graph degrees; a neighbour counts `degree / listed` times.
+    /// GCN's, by whole-graph degrees; a neighbour counts `degree / sampled` times.
     GcnUnbiased,
     /// GCN's, by whole-graph degrees.
     GcnWhole,
-    /// GCN's, by the lists.
+    /// GCN's, by sampled degrees.
     GcnSampled,
-    /// The largest of each column.
+    /// Maximum per column.
     Max,
 }
 
 impl Gathering {
-    /// The kernel's number for it, its multiple, its scales, and the degrees that weigh neighbours.
+    /// The kernel's number for it, its multiple, its scales, and the degrees that weight neighbours.
     fn parts(self, lists: &DeviceAdjacency) -> (u32, f32, u64, u64) {
         match self {
             Gathering::Mean => (0, 1.0, 0, 0),
@@ -36,7 +36,8 @@ impl Gathering {
 }
 
 impl Gpu {
-    /// One row an output from its neighbours' rows. `winners` takes the place in the list of each largest.
+    /// One row per output, from its neighbours' rows. `winners` gets the position of each maximum among the node's
+    /// neighbours.
     pub fn aggregate(
         &self,
         lists: &DeviceAdjacency,
@@ -56,7 +57,7 @@ impl Gpu {
                 assert_eq!((winners.rows(), winners.columns()), (to.rows(), columns));
                 winners.address()
             });
-            // SAFETY: lists are checked; shapes are those just asserted.
+            // SAFETY: the adjacency is checked; the shapes were just asserted.
             return unsafe {
                 launch!(
                     self, &shape.kernel("largest"), grid, [256, 1];
@@ -65,7 +66,7 @@ impl Gpu {
             };
         }
         let (mode, multiple, scales, degrees) = how.parts(lists);
-        // SAFETY: lists are checked; shapes are those just asserted; scales and degrees have an entry an input.
+        // SAFETY: the adjacency is checked; the shapes were just asserted; scales and degrees have an entry per input.
         unsafe {
             launch!(
                 self, &shape.kernel("aggregate"), grid, [256, 1];
@@ -75,8 +76,8 @@ impl Gpu {
         }
     }
 
-    /// Sets the gradient of each input to what the gradients of aggregated rows hand back to it; `add_to_last` says that the
-    /// last rows, the outputs' own, already hold a part of the sum.
+    /// Sets the gradient of each input from the gradients of aggregated rows. With `add_to_last`, the last rows, which
+    /// are the outputs' own, already contain a part of the sum.
     pub fn hand_back(
         &self,
         lists: &DeviceAdjacency,
@@ -95,7 +96,7 @@ impl Gpu {
         let shape = RowShape::of(columns);
         let (mode, multiple, scales, degrees) = how.parts(lists);
         let transposed = lists.transposed();
-        // SAFETY: lists are checked; shapes are those just asserted; scales and degrees have an entry an input.
+        // SAFETY: the adjacency is checked; the shapes were just asserted; scales and degrees have an entry per input.
         unsafe {
             launch!(
                 self, &shape.kernel("hand_back"), shape.grid(lists.inputs(), columns), [256, 1];

@@ -4,33 +4,33 @@ use crate::matrix::blocks;
 use crate::memory::DeviceBuffer;
 use crate::{DeviceAdjacency, DeviceMatrix};
 
-/// Attention of GAT over lists and each node itself.
+/// Attention of GAT over the neighbours and the node itself.
 pub struct AttentionCall<'a> {
-    /// Who is whose neighbour.
+    /// The adjacency.
     pub lists: &'a DeviceAdjacency,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Heads are averaged; else laid side by side.
+    /// Whether heads are averaged; otherwise they are concatenated.
     pub average: bool,
     /// Projected input rows.
     pub hidden: &'a DeviceMatrix,
-    /// Weighs a row as neighbour.
+    /// Weights of a row as neighbour.
     pub source: &'a DeviceMatrix,
-    /// Weighs a row as target.
+    /// Weights of a row as target.
     pub target: &'a DeviceMatrix,
     /// Slope of the leaky ReLU below 0.
     pub slope: f32,
-    /// Dropout of weights.
+    /// Dropout of attention weights.
     pub dropout: DeviceDropout,
 }
 
-/// What attention keeps for its backward pass.
+/// Values that attention keeps for its backward pass.
 pub struct AttentionState<'a> {
-    /// A row an edge, then a row an output.
+    /// One row per edge, then one row per output.
     pub weights: &'a DeviceMatrix,
-    /// A row an input.
+    /// One row per input.
     pub source_scores: &'a DeviceMatrix,
-    /// A row an output.
+    /// One row per output.
     pub target_scores: &'a DeviceMatrix,
 }
 
@@ -54,18 +54,18 @@ impl AttentionCall<'_> {
         if self.average { self.width() } else { self.hidden.columns() }
     }
 
-    /// Lanes that a head's part fills with four numbers each, where it does so evenly.
+    /// Lanes that a head's part fills with exactly four numbers each, if it does.
     fn part_lanes(&self) -> Option<usize> {
         let width = self.width();
         [1, 2, 4, 8, 16, 32].into_iter().find(|lanes| lanes * 4 == width)
     }
 
-    /// Weights: a row an edge, then a row an output.
+    /// Rows of the weights: one per edge, then one per output.
     fn weight_rows(&self) -> usize {
         self.lists.edge_count() + self.lists.outputs()
     }
 
-    /// The shape of kernels whose lanes must not see two heads in one pack.
+    /// The shape of kernels in which a pack of a lane must not contain two heads.
     fn shape(&self) -> RowShape {
         let (columns, width) = (self.hidden.columns(), self.width());
         if width.is_multiple_of(4) {
@@ -79,7 +79,8 @@ impl AttentionCall<'_> {
 }
 
 impl Gpu {
-    /// Attention: one row an output, and what the backward pass wants (weights, scores as neighbour, scores as target).
+    /// Attention: one row per output, and the values for the backward pass (weights, scores as neighbour, scores as
+    /// target).
     pub fn attend(&self, call: &AttentionCall<'_>, output: &mut DeviceMatrix) -> [DeviceMatrix; 3] {
         call.check();
         let (lists, heads, columns) = (call.lists, call.heads, call.hidden.columns());
@@ -91,7 +92,7 @@ impl Gpu {
         self.score(call, &source_scores, &target_scores);
         let dropped =
             (call.dropout.threshold > 0).then(|| DeviceBuffer::words(self, call.weight_rows() * heads));
-        // SAFETY: lists are checked; scores and weights have the rows that the kernel reads and writes.
+        // SAFETY: the adjacency is checked; scores and weights have the rows that the kernel reads and writes.
         unsafe {
             launch!(
                 self, "weigh_lists", [blocks(outputs * heads, 256), 1], [256, 1];
@@ -103,7 +104,7 @@ impl Gpu {
         let shape = call.shape();
         let side_by_side = call.average.then(|| DeviceMatrix::new(self, outputs, columns));
         let to = side_by_side.as_ref().unwrap_or(output).address();
-        // SAFETY: as above; the output has a row an output.
+        // SAFETY: as above; the result has one row per output.
         unsafe {
             launch!(
                 self, &shape.kernel("attend"), shape.grid(outputs, columns), [256, 1];
@@ -125,7 +126,7 @@ impl Gpu {
         let (rows, heads, columns) = (call.lists.inputs(), call.heads, call.hidden.columns());
         let vectors = (call.source.address(), call.target.address());
         let first = call.lists.self_first();
-        // SAFETY: shapes are those of `check`; scores have a row an input and a row an output.
+        // SAFETY: shapes are those of `check`; scores have one row per input and one row per output.
         unsafe {
             match call.part_lanes() {
                 Some(lanes) => launch!(
@@ -162,7 +163,7 @@ impl Gpu {
         let spread = call.average.then(|| DeviceMatrix::new(self, outputs, columns));
         if let Some(spread) = &spread {
             let count = spread.count();
-            // SAFETY: both matrices have a row an output.
+            // SAFETY: both matrices have one row per output.
             unsafe {
                 launch!(
                     self, "spread_heads", [blocks(count, 256), 1], [256, 1];
@@ -178,7 +179,7 @@ impl Gpu {
             (call.dropout.threshold > 0).then(|| DeviceBuffer::words(self, call.weight_rows() * heads));
         let (n_in, n_out, n_edges) = (inputs as u32, outputs as u32, edges as u32);
         let (offsets, nbrs) = (lists.offsets(), lists.nbrs());
-        // SAFETY: lists are checked; every array has the rows that its kernel reads and writes, by the asserts above.
+        // SAFETY: the adjacency is checked; every array has the rows that its kernel accesses, by the asserts above.
         unsafe {
             match call.part_lanes() {
                 Some(lanes) => launch!(

@@ -4,10 +4,10 @@ use crate::memory::DeviceBuffer;
 use crate::pinned::{Pending, Pinned};
 use crate::{DeviceMatrix, Use};
 
-/// What logits are compared with.
+/// The targets of a loss.
 #[derive(Debug, Clone, Copy)]
 pub enum LossTargets<'a> {
-    /// A class a row, each below the number of columns: softmax cross-entropy.
+    /// One class per row, each below the number of columns: softmax cross-entropy.
     Classes(&'a [u32]),
     /// 0, 1 or NaN for each number: sigmoid cross-entropy.
     Binary(&'a [f32]),
@@ -16,7 +16,7 @@ pub enum LossTargets<'a> {
 }
 
 impl Gpu {
-    /// The mean loss over `counted` numbers of the `rows` of the logits, and its gradient; other rows get zeros.
+    /// The mean loss over `counted` numbers of the `rows` of the logits, and its gradient. Other rows get zeros.
     pub fn loss(
         &self,
         logits: &DeviceMatrix,
@@ -48,8 +48,8 @@ impl Gpu {
         let total = losses.address() + count as u64 * 8;
         self.fill(gradient, 0.0);
         let scale = 1.0 / counted.max(1) as f32;
-        // SAFETY: rows and classes are inside the logits by the asserts above; every array has what the kernels read and
-        // write.
+        // SAFETY: rows and classes are inside the logits by the asserts above; every array has the entries that the
+        // kernels read and write.
         unsafe {
             launch!(
                 self, "losses", [blocks(count, 8), 1], [256, 1];
@@ -72,7 +72,7 @@ impl Gpu {
     }
 }
 
-/// Whether no row occurs twice; rows that ascend are the usual case.
+/// Whether no row occurs twice. Rows usually ascend.
 fn are_distinct(rows: &[u32]) -> bool {
     if rows.windows(2).all(|pair| pair[0] < pair[1]) {
         return true;

@@ -1,4 +1,4 @@
-//! What kernels do, with shapes checked: whatever is called here stays inside its memory.
+//! Safe functions that launch kernels. They check shapes, so that kernels stay inside their memory.
 
 mod aggregate;
 mod attention;
@@ -16,10 +16,10 @@ pub use norm::Columns;
 pub use post::{DeviceActivation, DeviceDropout, DevicePost};
 pub use rows::NodeCache;
 pub use tiers::{TieredBatch, TieredRows};
-pub use update::{DeviceRule, MovedMatrix};
+pub use update::{DeviceRule, UpdatedMatrix};
 
-/// The shape in which rows of so many columns are read: lanes a row, packs a lane, numbers a pack. As `FOR_SHAPES` in
-/// `kernels/common.cuh`.
+/// How a kernel reads rows of a given number of columns: lanes per row, packs per lane, numbers per pack. As
+/// `FOR_SHAPES` in `kernels/common.cuh`.
 #[derive(Clone, Copy)]
 pub(crate) struct RowShape {
     lanes: usize,
@@ -50,7 +50,7 @@ impl RowShape {
         format!("{stem}_{}_{}_{}", self.lanes, self.packs, self.numbers)
     }
 
-    /// Blocks of 256 threads for so many rows and columns.
+    /// Blocks of 256 threads for this many rows and columns.
     pub fn grid(self, rows: usize, columns: usize) -> [u32; 2] {
         let width = self.lanes * self.packs * self.numbers;
         [rows.div_ceil(256 / self.lanes) as u32, columns.div_ceil(width) as u32]

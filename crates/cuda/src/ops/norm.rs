@@ -3,9 +3,9 @@ use crate::matrix::blocks;
 use crate::memory::DeviceBuffer;
 use crate::{DeviceMatrix, Use};
 
-/// What columns are normalised by.
+/// The statistics that columns are normalised by.
 pub enum Columns<'a> {
-    /// Their mean and variance in this batch, which move the running ones.
+    /// Their mean and variance in this batch, which update the running ones.
     Batch {
         /// One row.
         running_mean: &'a mut DeviceMatrix,
@@ -24,7 +24,7 @@ pub enum Columns<'a> {
 }
 
 impl Gpu {
-    /// Normalises rows in place and writes them scaled and shifted; returns the reciprocal deviation of each.
+    /// Normalises rows in place and writes them scaled and shifted. Returns the reciprocal standard deviation of each.
     pub fn layer_norm(
         &self,
         values: &mut DeviceMatrix,
@@ -36,7 +36,7 @@ impl Gpu {
         assert_eq!((to.rows(), to.columns()), (rows, columns));
         assert!([scale, shift].iter().all(|row| row.is_row(columns)));
         let deviations = DeviceMatrix::new(self, rows, 1);
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "layer_norm", [blocks(rows, 8), 1], [256, 1];
@@ -47,7 +47,7 @@ impl Gpu {
         deviations
     }
 
-    /// The same by columns; returns the reciprocal deviation of each.
+    /// The same by columns. Returns the reciprocal standard deviation of each.
     pub fn batch_norm(
         &self,
         by: Columns<'_>,
@@ -76,7 +76,7 @@ impl Gpu {
             }
         };
         let count = values.count();
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "batch_statistics", [blocks(columns, 256), 1], [256, 1];
@@ -91,7 +91,7 @@ impl Gpu {
         reciprocals
     }
 
-    /// Gradients of scale and shift, and the gradient of what was normalised, in place.
+    /// Gradients of scale and shift, and the gradient of the input of the normalisation, in place.
     pub fn norm_back(
         &self,
         by_row: bool,
@@ -107,7 +107,7 @@ impl Gpu {
         self.column_sums(gradient, normalised, None, [Some(shift_gradient), Some(scale_gradient)], 1);
         let count = gradient.count();
         if by_row {
-            // SAFETY: shapes are those just asserted.
+            // SAFETY: the shapes were just asserted.
             return unsafe {
                 launch!(
                     self, "layer_norm_back", [blocks(rows, 8), 1], [256, 1];
@@ -118,7 +118,7 @@ impl Gpu {
         }
         let (mean, along) = (DeviceMatrix::new(self, 1, columns), DeviceMatrix::new(self, 1, columns));
         self.column_sums(gradient, normalised, None, [Some(&mean), Some(&along)], rows);
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "batch_norm_back", [blocks(count, 256), 1], [256, 1];
@@ -128,7 +128,7 @@ impl Gpu {
         }
     }
 
-    /// Sums of columns in f64 over fixed chunks, divided: of `a`, and of `a x b` or of squares of distances from `mean`.
+    /// Column sums in f64 over fixed chunks, divided: of `a`, and of `a x b` or of squared distances from `mean`.
     fn column_sums(
         &self,
         a: &DeviceMatrix,
@@ -142,7 +142,7 @@ impl Gpu {
         let chunks = rows.div_ceil(each);
         let sums = DeviceBuffer::new(self, chunks * 2 * columns * 8, Use::Compute);
         let address = |matrix: Option<&DeviceMatrix>| matrix.map_or(0, DeviceMatrix::address);
-        // SAFETY: callers made sure of the shapes; there are two sums a chunk and column.
+        // SAFETY: callers checked the shapes; there are two sums per chunk and column.
         unsafe {
             launch!(
                 self, "column_sums", [chunks as u32, blocks(columns, 32)], [32, 8];

@@ -3,7 +3,7 @@ use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
 use crate::memory::DeviceBuffer;
 
-/// Dropout as kernels have it; a threshold of 0 drops nothing.
+/// Dropout in the form of the kernels. A threshold of 0 drops nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct DeviceDropout {
@@ -11,11 +11,11 @@ pub struct DeviceDropout {
     pub key: u64,
     /// Lanes below this are dropped.
     pub threshold: u32,
-    /// What kept numbers are multiplied by.
+    /// Factor of the numbers that are kept.
     pub scale: f32,
 }
 
-/// Activations as kernels have them.
+/// Activations in the form of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum DeviceActivation {
@@ -34,13 +34,13 @@ pub enum DeviceActivation {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct DevicePost {
-    /// Second.
+    /// Applied second.
     pub dropout: DeviceDropout,
-    /// First.
+    /// Applied first.
     pub activation: DeviceActivation,
 }
 
-/// Rows of one partial sum: few enough that all processors have work, and the same whatever the GPU.
+/// Rows per partial sum: few enough that all multiprocessors have work, and the same on every GPU.
 const SUM_ROWS: usize = 32;
 
 impl Gpu {
@@ -58,7 +58,7 @@ impl Gpu {
         let bias = bias.map_or(0, DeviceMatrix::address);
         let add = add.map_or(0, |add| add.last(rows));
         if post.dropout.threshold == 0 && columns.is_multiple_of(4) {
-            // SAFETY: shapes are those just asserted; rows start at multiples of 16 bytes.
+            // SAFETY: the shapes were just asserted; rows start at multiples of 16 bytes.
             return unsafe {
                 launch!(
                     self, "finish_packs", [blocks(rows, 8), 1], [32, 8];
@@ -66,7 +66,7 @@ impl Gpu {
                 )
             };
         }
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "finish_rows", [blocks(rows, 8), 1], [32, 8];
@@ -86,7 +86,7 @@ impl Gpu {
         let (rows, columns) = (to.rows(), to.columns());
         assert!(bias.is_none_or(|bias| bias.columns() == columns && bias.rows() == 1));
         assert_eq!(from.columns(), columns);
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "finish_rows", [blocks(rows, 8), 1], [32, 8];
@@ -95,8 +95,8 @@ impl Gpu {
         }
     }
 
-    /// Turns the gradient of what `finish` wrote into the gradient of its sum, in place, where `post` is given; sets `sums`
-    /// to the sums of its columns.
+    /// If `post` is given, converts the gradient of the output of `finish` into the gradient of its sum, in place.
+    /// Sets `sums` to the column sums of the result.
     pub fn unfinish(
         &self,
         gradient: &mut DeviceMatrix,
@@ -116,7 +116,7 @@ impl Gpu {
         let to = partials.as_ref().map_or(0, DeviceBuffer::address);
         let random = post.dropout.threshold > 0 && post.activation != DeviceActivation::Relu;
         let kernel = if !random && columns.is_multiple_of(4) { "unfinish_packs" } else { "unfinish_rows" };
-        // SAFETY: shapes are those just asserted; there is a partial sum a chunk and column.
+        // SAFETY: the shapes were just asserted; there is one partial sum per chunk and column.
         unsafe {
             launch!(
                 self, kernel, [chunks as u32, 1], [32, 8];
@@ -128,10 +128,10 @@ impl Gpu {
         }
     }
 
-    /// Sums partial sums up.
+    /// Adds up partial sums.
     fn add_chunks(&self, partials: u64, chunks: usize, to: &mut DeviceMatrix) {
         let columns = to.columns();
-        // SAFETY: callers pass a partial sum a chunk and column.
+        // SAFETY: callers pass one partial sum per chunk and column.
         unsafe {
             launch!(
                 self, "add_chunks", [blocks(columns, 32), 1], [32, 32];
@@ -140,7 +140,7 @@ impl Gpu {
         }
     }
 
-    /// Sums over the last rows of `values` of each head's part times its number of the row: one row.
+    /// One row: sums over the last rows of `values` of each head's part times the row's number for that head.
     pub(crate) fn weighted_sums(
         &self,
         values: &DeviceMatrix,
@@ -154,7 +154,7 @@ impl Gpu {
         let each = rows.div_ceil(2048).max(64);
         let chunks = rows.div_ceil(each);
         let partials = DeviceBuffer::words(self, chunks * columns);
-        // SAFETY: shapes are those just asserted.
+        // SAFETY: the shapes were just asserted.
         unsafe {
             launch!(
                 self, "weighted_sums", [chunks as u32, 1], [32, 8];

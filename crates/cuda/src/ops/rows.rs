@@ -6,7 +6,7 @@ use crate::pinned::Pinned;
 use crate::{DeviceMatrix, Result};
 
 impl Gpu {
-    /// Words in pinned memory, copied to the device.
+    /// Uploads words through pinned memory.
     fn upload_slice(&self, words: &[u32]) -> DeviceBuffer {
         let mut host = Pinned::new(self, words.len());
         host.words_mut().copy_from_slice(words);
@@ -23,7 +23,7 @@ impl Gpu {
     fn gather(&self, from: u64, rows: &DeviceBuffer, to: &mut DeviceMatrix) {
         let (count, columns) = (to.rows(), to.columns());
         let shape = RowShape::of(columns);
-        // SAFETY: callers made sure that every row is one of `from`.
+        // SAFETY: callers checked that every row is a row of `from`.
         unsafe {
             launch!(
                 self, &shape.kernel("gather"), shape.grid(count, columns), [256, 1];
@@ -38,7 +38,7 @@ impl Gpu {
         assert!(from.is_none_or(|from| from.rows() == rows.len() && from.columns() == columns));
         assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
         let (uploaded, count) = (self.upload_slice(rows), rows.len() * columns);
-        // SAFETY: every row is one of `to`.
+        // SAFETY: every row is a row of `to`.
         unsafe {
             launch!(
                 self, "scatter_rows", [blocks(count, 256), 1], [256, 1];
@@ -47,13 +47,13 @@ impl Gpu {
         }
     }
 
-    /// `to[rows[i]] += scale * from[i]`; rows do not repeat.
+    /// `to[rows[i]] += scale * from[i]`. Rows do not repeat.
     pub fn add_rows(&self, from: &DeviceMatrix, rows: &[u32], scale: f32, to: &mut DeviceMatrix) {
         let columns = to.columns();
         assert!(from.rows() == rows.len() && from.columns() == columns);
         assert!(rows.iter().all(|row| (*row as usize) < to.rows()), "rows of the matrix");
         let (uploaded, count) = (self.upload_slice(rows), rows.len() * columns);
-        // SAFETY: every row is one of `to`, and none is written by two threads.
+        // SAFETY: every row is a row of `to`, and no two threads write the same one.
         unsafe {
             launch!(
                 self, "add_rows", [blocks(count, 256), 1], [256, 1];
@@ -62,7 +62,7 @@ impl Gpu {
         }
     }
 
-    /// `to[i] = from[rows[i]]` with the rows in pinned host memory, read by the GPU's threads over the bus.
+    /// `to[i] = from[rows[i]]`, with `from` in pinned host memory that the GPU's threads read over the bus.
     pub fn gather_from_host(&self, from: &Pinned, rows: &[u32], to: &mut DeviceMatrix) {
         let columns = to.columns();
         let last = from.words().len() / columns;
@@ -77,11 +77,11 @@ impl Gpu {
         }
     }
 
-    /// Copies a matrix with a plain kernel: what memory allows.
+    /// Copies a matrix with a plain kernel, to measure the rate of the memory.
     pub fn copy_matrix(&self, from: &DeviceMatrix, to: &mut DeviceMatrix) {
         assert!(from.count() == to.count() && from.count().is_multiple_of(4));
         let packs = from.count() / 4;
-        // SAFETY: both have so many numbers.
+        // SAFETY: both have the same number of elements.
         unsafe {
             launch!(
                 self, "copy_packs", [blocks(packs, 1024), 1], [256, 1]; from.address(), to.address(), packs as u64
@@ -90,20 +90,20 @@ impl Gpu {
     }
 }
 
-/// Rows of some nodes kept on the device, found by a table with an entry a node. Rows of the other nodes come with the batch,
-/// or are read from host memory by the GPU's threads.
+/// Cached rows of some nodes on the device, found by a table with an entry per node. Rows of the other nodes come with
+/// the batch, or the GPU's threads read them from host memory.
 pub struct NodeCache {
     gpu: Gpu,
     slots: DeviceBuffer,
     nodes: usize,
     rows: DeviceMatrix,
     filled: usize,
-    /// Which nodes are kept, for the host to ask.
+    /// A bitmap of the cached nodes, for the host.
     kept: Vec<u64>,
 }
 
 impl NodeCache {
-    /// Room for so many rows, of a graph of so many nodes.
+    /// A cache for up to `rows` rows, of a graph with this many nodes.
     pub fn new(gpu: &Gpu, nodes: usize, rows: usize, columns: usize) -> Result<NodeCache> {
         let slots = DeviceBuffer::words(gpu, nodes);
         gpu.fill_words(slots.address(), nodes, u32::MAX);
@@ -113,12 +113,12 @@ impl NodeCache {
         Ok(NodeCache { gpu: gpu.clone(), slots, nodes, rows, filled: 0, kept })
     }
 
-    /// Device bytes that such a cache takes.
+    /// Device bytes of such a cache.
     pub fn bytes_for(nodes: u64, rows: u64, columns: u64) -> u64 {
         nodes * 4 + rows * columns * 4
     }
 
-    /// Keeps the rows of nodes that are not kept yet; whole rows, node by node. Asserts that there is room.
+    /// Caches rows of nodes that are not cached yet, one whole row per node. Asserts that there is space.
     pub fn add(&mut self, nodes: &[u32], values: &[f32]) {
         assert_eq!(values.len(), nodes.len() * self.rows.columns());
         assert!(self.filled + nodes.len() <= self.rows.rows(), "room for {} more", nodes.len());
@@ -138,22 +138,23 @@ impl NodeCache {
         self.filled += nodes.len();
     }
 
-    /// Whether a node's row is kept.
+    /// Whether a node's row is cached.
     pub fn has(&self, node: u32) -> bool {
         self.kept[node as usize / 64] >> (node % 64) & 1 == 1
     }
 
-    /// Rows kept.
+    /// Number of cached rows.
     pub fn len(&self) -> usize {
         self.filled
     }
 
-    /// Whether nothing is kept.
+    /// Whether no row is cached.
     pub fn is_empty(&self) -> bool {
         self.filled == 0
     }
 
-    /// The rows of a batch: kept rows from here, the others in order from `others`, which holds one a node that is not kept.
+    /// The rows of a batch: cached rows from here, the others in order from `others`, which has one row per uncached
+    /// node.
     pub fn assemble(&self, nodes: &[u32], others: &DeviceMatrix, to: &mut DeviceMatrix) {
         let mut missing = 0;
         let places: Vec<u32> = nodes
@@ -168,7 +169,7 @@ impl NodeCache {
         self.gather(nodes, &places, others.address(), to);
     }
 
-    /// The same with the others in pinned host memory, a row a node of the graph.
+    /// The same with the others in pinned host memory, which has a row for every node of the graph.
     pub fn assemble_from_host(&self, nodes: &[u32], host: &Pinned, to: &mut DeviceMatrix) {
         assert_eq!(host.words().len(), self.nodes * self.rows.columns(), "a row a node");
         if let Some(address) = self.gpu.attempt(|| host.device_address()) {
@@ -183,7 +184,7 @@ impl NodeCache {
         assert_eq!((to.rows(), to.columns()), (nodes.len(), columns));
         let uploaded = self.gpu.upload_slice(&[nodes, places].concat());
         let (count, shape) = (nodes.len(), RowShape::of(columns));
-        // SAFETY: nodes have their entries; slots are rows of the cache; places are rows of the others, as callers made sure.
+        // SAFETY: nodes have entries, slots are cached rows, other positions are rows of `others`: callers checked it.
         unsafe {
             launch!(
                 self.gpu, &shape.kernel("assemble"), shape.grid(count, columns), [256, 1];

@@ -1,6 +1,6 @@
-//! Rows of a whole run, as stored: the first slots in the device's memory, the others in pinned host memory that the GPU's
-//! threads read. A batch is brought together from both and from rows of its own (DiskGNN, section 4: feature assembling) on the
-//! stream that copies, beside the step before.
+//! Cached rows of a whole run, in their stored form: the first slots in device memory, the others in pinned host
+//! memory that the GPU's threads read. A batch is assembled from both and from its missed rows (DiskGNN, section 4:
+//! feature assembling), on the copy stream, while the previous step runs.
 
 use super::RowShape;
 use crate::gpu::{Event, Gpu, launch};
@@ -12,11 +12,11 @@ use esker_plan::{Placement, Placements};
 use esker_types::{Dtype, StoredRows};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Blocks that bring a batch together, for each of the GPU's processors: enough to keep the bus busy, and few enough that the step
-/// before finds room beside them.
-const BLOCKS_A_PROCESSOR: usize = 2;
+/// Blocks that assemble a batch, per multiprocessor: enough to keep the bus busy, and few enough that the previous
+/// step can run at the same time.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
-/// Slots for rows, first those on the device, then those in host memory.
+/// Slots for rows: first those on the device, then those in host memory.
 pub struct TieredRows {
     gpu: Gpu,
     rows: StoredRows,
@@ -27,18 +27,18 @@ pub struct TieredRows {
     scales: Option<DeviceBuffer>,
 }
 
-/// A batch that can be brought together: where each of its rows lies, and the rows that it brings.
+/// A batch that can be assembled: the position of each of its rows, and its missed rows.
 pub struct TieredBatch {
     tiers: Arc<TieredRows>,
     words: Pinned,
     missed: Pinned,
-    /// What is taken of them.
+    /// Bytes of the missed rows that are used.
     missed_bytes: usize,
-    /// Of each row that stays its index among the missed ones and its slot.
+    /// For each missed row to be cached: its index among the missed rows, and its slot.
     kept: Option<Pinned>,
 }
 
-/// The kernels for numbers stored like this.
+/// Name prefix of the kernels for this dtype.
 fn stem(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "tiers_single",
@@ -50,15 +50,15 @@ fn stem(dtype: Dtype) -> &'static str {
     }
 }
 
-/// The rows of those read that a batch takes: none after the last of them. Asserts that every placement is a slot, one of the
-/// rows read, or a row that is skipped.
+/// Number of the read rows that a batch uses: those up to the last used one. Asserts that every placement is a slot, a
+/// read row, or skipped.
 fn taken(placements: &Placements, slots: u64, read_rows: u64) -> u64 {
     assert!(placements.are_valid(slots, read_rows), "every placement is a slot or a row that was read");
     placements.counts().reads_end
 }
 
 impl TieredRows {
-    /// Room for so many rows on the device and in host memory, of unspecified content. Refused where either has too little.
+    /// Space for rows on the device and in host memory, with unspecified content. An error if either has too little.
     pub fn new(gpu: &Gpu, device_slots: u64, host_slots: u64, rows: &StoredRows) -> Result<TieredRows> {
         assert!(rows.columns > 0 && rows.dtype.holds_features(), "rows of numbers");
         assert!(device_slots + host_slots < u32::MAX as u64, "slots are counted in 32 bits");
@@ -69,7 +69,7 @@ impl TieredRows {
         let scales = rows.scales.as_ref().filter(|_| rows.dtype.bytes() == 1).map(|scales| {
             assert_eq!(scales.len(), rows.columns, "a scale a column");
             let buffer = DeviceBuffer::words(gpu, rows.columns);
-            // SAFETY: the buffer has a word a scale.
+            // SAFETY: the buffer has one word per scale.
             unsafe { gpu.write_bytes(buffer.address(), bytemuck::cast_slice(scales)) };
             buffer
         });
@@ -78,27 +78,28 @@ impl TieredRows {
         Ok(TieredRows { gpu, rows, device_slots, host_slots, device, host, scales })
     }
 
-    /// Bytes that so many slots take, wherever they are.
+    /// Bytes of this many slots, wherever they are.
     pub fn bytes_for(slots: u64, rows: &StoredRows) -> u64 {
         slots.saturating_mul(rows.row_bytes() as u64)
     }
 
-    /// Slots on the device: the first ones.
+    /// Number of slots on the device: the first ones.
     pub fn device_slots(&self) -> u64 {
         self.device_slots
     }
 
-    /// All slots.
+    /// Number of all slots.
     pub fn slots(&self) -> u64 {
         self.device_slots + self.host_slots
     }
 
-    /// Numbers in a row.
+    /// Numbers per row.
     pub fn columns(&self) -> usize {
         self.rows.columns
     }
 
-    /// Puts rows, as stored, into slots from `first` on, after batches that were uploaded. Asserts that there are such slots.
+    /// Writes rows, in their stored form, into slots, starting at `first`, after earlier uploads. Asserts that these
+    /// slots exist.
     pub fn fill(&self, first: u64, stored: &[u8]) -> Result<()> {
         let row_bytes = self.rows.row_bytes();
         assert!(stored.len().is_multiple_of(row_bytes), "whole rows");
@@ -107,7 +108,7 @@ impl TieredRows {
         let on_device = self.device_slots.saturating_sub(first).min(rows);
         let (to_device, to_host) = stored.split_at(on_device as usize * row_bytes);
         if let Some(device) = self.device.as_ref().filter(|_| !to_device.is_empty()) {
-            // SAFETY: the buffer has a row a slot, and the slots are its.
+            // SAFETY: the buffer has one row per slot, and these slots are in it.
             unsafe { self.gpu.write_bytes(device.address() + first * row_bytes as u64, to_device) };
         }
         if let Some(host) = self.host.as_ref().filter(|_| !to_host.is_empty()) {
@@ -117,12 +118,12 @@ impl TieredRows {
         self.gpu.check()
     }
 
-    /// Host memory for so many bytes of rows that one batch reads.
+    /// Host memory for this many bytes of missed rows of one batch.
     pub fn missed(&self, bytes: usize) -> Pinned {
         Pinned::new(&self.gpu, bytes.div_ceil(4))
     }
 
-    /// The rows of a batch, from slots and from what it read. Asserts that placements name nothing else.
+    /// The rows of a batch, from slots and from missed rows. Asserts that placements refer to nothing else.
     pub fn batch(self: &Arc<TieredRows>, placements: &Placements, missed: Pinned) -> TieredBatch {
         let words = &placements.words;
         assert!(words.len() < u32::MAX as usize, "rows are counted in 32 bits");
@@ -159,33 +160,34 @@ impl TieredBatch {
         self.words.words().len()
     }
 
-    /// Numbers in a row.
+    /// Numbers per row.
     pub fn columns(&self) -> usize {
         self.tiers.columns()
     }
 
-    /// Brings the rows to the device as f32, on the stream that copies; the stream that computes waits for them, the caller
-    /// does not.
+    /// Assembles the rows on the device as f32, on the copy stream. The compute stream waits for them, the caller does
+    /// not.
     pub fn upload(self) -> DeviceMatrix {
         let (count, columns) = (self.rows(), self.columns());
         let TieredBatch { tiers, words, missed, missed_bytes, kept } = self;
         let (gpu, inner) = (&tiers.gpu, tiers.gpu.inner());
         let words = gpu.copy_in(words, count * 4, false);
         let missed = gpu.copy_in(missed, missed_bytes, true);
-        let mut to = DeviceBuffer::new(gpu, count * columns * 4, Use::Landing);
+        let mut to = DeviceBuffer::new(gpu, count * columns * 4, Use::Upload);
         let begun = gpu.attempt(|| {
             to.wait_until_free()?;
             Event::recorded(&inner.copy)
         });
-        // Nobody writes to the slots before the mark behind the kernel is set.
+        // Nobody writes to the slots before the event after the kernel is recorded.
         let host = tiers.host.as_ref().map(|host| host.read().unwrap_or_else(PoisonError::into_inner));
         let shape = RowShape::of(columns);
         let [rows, parts] = shape.grid(count, columns);
-        let most = (gpu.info().processors as usize * BLOCKS_A_PROCESSOR).div_ceil(parts.max(1) as usize);
+        let most =
+            (gpu.info().processors as usize * BLOCKS_PER_MULTIPROCESSOR).div_ceil(parts.max(1) as usize);
         let address = |buffer: Option<&DeviceBuffer>| buffer.map_or(0, DeviceBuffer::address);
-        // SAFETY: every placement is a slot, one of the missed rows that were copied, or nothing; slots have their rows on the device or in host
-        // memory, scales are one a column, and the result has a row a word. All of it is uploaded on this stream or was written
-        // before, and outlives the kernel: buffers are used again after it, host memory waits for the mark.
+        // SAFETY: every placement is a slot, a copied missed row, or nothing. Slots have their rows on the device or
+        // in host memory, there is a scale per column, and the result has a row per word. All of it is written on this
+        // stream or before, and outlives the kernel: buffers are reused later, host memory waits for the event.
         unsafe {
             launch!(
                 on copy, gpu, &shape.kernel(stem(tiers.rows.dtype)), [rows.min(most.max(1) as u32), parts], [256, 1];
@@ -202,8 +204,8 @@ impl TieredBatch {
                 true => ("keep_words", row_bytes / 4),
                 false => ("keep_bytes", row_bytes),
             };
-            // SAFETY: every pair is one of the missed rows that were copied and a slot, which no other row of the batch has;
-            // batches before this one took their hits on this stream, those after it come after this kernel.
+            // SAFETY: every pair is a copied missed row and a slot that no other row of the batch has. Earlier batches
+            // read their hits on this stream; later ones come after this kernel.
             unsafe {
                 launch!(
                     on copy, gpu, kernel, [blocks(count * width, 256).min(most.max(1) as u32), 1], [256, 1];

@@ -7,15 +7,15 @@ use crate::{DeviceMatrix, Use};
 const MOST_TENSORS: usize = 48;
 const NUMBERS_EACH: usize = 1024;
 
-/// An optimizer's rule as the kernel has it.
+/// An optimizer's rule in the form of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct DeviceRule {
     /// 0 for SGD, 1 for Adam, 2 for Adagrad.
     pub kind: u32,
-    /// SGD: look ahead.
+    /// SGD: Nesterov momentum.
     pub nesterov: u32,
-    /// SGD: weight of the past.
+    /// SGD: momentum.
     pub momentum: f32,
     /// Adam.
     pub beta1: f32,
@@ -27,25 +27,25 @@ pub struct DeviceRule {
     pub correction1: f32,
     /// Adam: sqrt(1 - beta2^step).
     pub correction2_root: f32,
-    /// Step length.
+    /// Learning rate.
     pub rate: f32,
-    /// Gradients are cut to this size.
+    /// Gradients are clipped to this absolute value.
     pub limit: f32,
     /// Added to the gradient, times the value.
     pub weight_decay: f32,
     /// The value is multiplied by this first.
     pub shrink: f32,
-    /// All gradients together are shortened to this length, where the length is asked for.
+    /// All gradients together are scaled down to this norm, if the norm is computed.
     pub clip_norm: f32,
 }
 
-/// A parameter to be moved.
-pub struct MovedMatrix<'a> {
+/// A parameter to be updated.
+pub struct UpdatedMatrix<'a> {
     /// The numbers.
     pub value: &'a mut DeviceMatrix,
-    /// By what they move.
+    /// Their gradient.
     pub gradient: &'a DeviceMatrix,
-    /// What the rule keeps: up to two matrices of the same shape.
+    /// State of the rule: up to two matrices of the same shape.
     pub state: Vec<&'a mut DeviceMatrix>,
 }
 
@@ -68,9 +68,9 @@ struct Tensors {
 }
 
 impl Gpu {
-    /// Moves parameters, all in one launch. With `clip` the length of all gradients is worked out first, on the device, and
-    /// returned.
-    pub fn update(&self, rule: DeviceRule, clip: bool, parameters: &[MovedMatrix<'_>]) -> Option<Pending> {
+    /// Updates parameters, all in one launch. With `clip`, the norm of all gradients is computed first, on the device,
+    /// and returned.
+    pub fn update(&self, rule: DeviceRule, clip: bool, parameters: &[UpdatedMatrix<'_>]) -> Option<Pending> {
         let states = match (rule.kind, rule.momentum) {
             (0, 0.0) => 0,
             (1, _) => 2,
@@ -84,29 +84,29 @@ impl Gpu {
         if let Some(sums) = &sums {
             let mut before = 0;
             for (tensors, blocks) in &launches {
-                // SAFETY: the addresses and counts are those of whole matrices; there is a sum a block.
+                // SAFETY: the addresses and counts are those of whole matrices; there is one sum per block.
                 unsafe { launch!(self, "squares", [*blocks, 1], [256, 1]; *tensors, sums.address(), before) }
                 before += blocks;
             }
-            // SAFETY: there is a sum a block, and one place more.
+            // SAFETY: there is one sum per block, and one more element.
             unsafe {
                 launch!(self, "add_numbers_f64", [1, 1], [256, 1]; sums.address(), length, total_blocks, 1.0f64, 1u32)
             }
         }
         for (tensors, blocks) in &launches {
-            // SAFETY: as above; states are there as the rule needs them.
+            // SAFETY: as above; the states that the rule needs exist.
             unsafe { launch!(self, "update", [*blocks, 1], [256, 1]; *tensors, rule, length) }
         }
-        // SAFETY: the length is an f64 of the pool's memory.
+        // SAFETY: the norm is an f64 in the pool's memory.
         sums.map(|_| unsafe { Pending::copy(self, length) })
     }
 }
 
 /// The parameters of one launch, and its blocks.
-fn group(parameters: &[MovedMatrix<'_>], states: usize) -> (Tensors, u32) {
+fn group(parameters: &[UpdatedMatrix<'_>], states: usize) -> (Tensors, u32) {
     let mut tensors = Tensors { tensor: [Tensor::default(); MOST_TENSORS], count: 0 };
     let mut blocks = 0;
-    // Matrices without a number have no block, and must not stand before one that has.
+    // Empty matrices have no block, and must not precede one that has blocks.
     for moved in parameters.iter().filter(|moved| moved.value.count() > 0) {
         let count = moved.value.count();
         assert!(moved.gradient.count() == count && moved.state.len() == states);

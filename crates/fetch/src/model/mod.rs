@@ -1,7 +1,7 @@
-//! The pipeline, its buffers and its permits in thousands of orders of events: the code of `pipeline/`, compiled once more over
-//! threads and channels that a scheduler runs one at a time ([`shuttle`](https://docs.rs/shuttle)). A test fails where anybody waits
-//! for ever, where more permits are out than there are, or where items change their order. A failure prints a schedule that
-//! `shuttle::replay` repeats.
+//! Model checking of the pipeline, its buffers and its permits, in thousands of orders of events. It compiles the code
+//! of `pipeline/` again over threads and channels that a scheduler runs one at a time
+//! ([`shuttle`](https://docs.rs/shuttle)). A test fails if a thread waits forever, if more permits are in use than
+//! exist, or if items change their order. A failure prints a schedule that `shuttle::replay` repeats.
 
 #[allow(dead_code, unused_imports, reason = "tests need a part of it")]
 #[path = "../pipeline/mod.rs"]
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Orders of events that each test tries.
 const SCHEDULES: usize = 1500;
-/// Many times what a pipeline of a few items takes: who needs more waits for ever.
+/// Many times what a pipeline of a few items takes. A thread that needs more waits forever.
 const MOST_STEPS: usize = 20_000;
 
 impl From<StagePanicked> for String {
@@ -32,7 +32,7 @@ fn try_all(scenario: impl Fn() + Send + Sync + 'static) {
     Runner::new(RandomScheduler::new_from_seed(1, SCHEDULES), config).run(scenario);
 }
 
-/// How many items there are, to be asked whether that is too many.
+/// Counts the live items, to detect too many.
 #[derive(Clone, Default)]
 struct Alive(Arc<AtomicUsize>);
 
@@ -53,12 +53,12 @@ impl Item {
 
 impl Drop for Item {
     fn drop(&mut self) {
-        // Before its permit, which is dropped after this.
+        // Decremented before the permit is dropped.
         self.alive.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// What goes wrong in the second stage, and at which item.
+/// The failure of the second stage, and the item at which it occurs.
 #[derive(Clone, Copy)]
 enum Trouble {
     None,
@@ -66,7 +66,7 @@ enum Trouble {
     Panic(u64),
 }
 
-/// A stage that makes `count` items as permits allow, and one that passes them on.
+/// A stage that makes `count` items as permits allow, and a stage that passes them on.
 fn two_stages(count: u64, permits: usize, queue: usize, trouble: Trouble) -> Pipeline<Item, String> {
     let (free, alive, mut next) = (Permits::new(permits), Alive::default(), 0);
     let made = Pipeline::start("make", queue, move |stage| {
@@ -84,7 +84,7 @@ fn two_stages(count: u64, permits: usize, queue: usize, trouble: Trouble) -> Pip
     })
 }
 
-/// Receives everything and has the last `held` items at a time; returns how many came, and the error after them.
+/// Receives everything and keeps the last `held` items at a time. Returns the number of items and the error after them.
 fn receive_all(line: &mut Pipeline<Item, String>, held: usize) -> (u64, Option<String>) {
     let (mut kept, mut count) = (std::collections::VecDeque::new(), 0);
     while let Some(item) = line.receive() {
@@ -118,7 +118,7 @@ fn items_come_in_order_and_no_more_than_permits_allow() {
 fn a_stage_that_waits_for_a_permit_ends_with_its_consumer() {
     for received in 0..3 {
         try_all(move || {
-            // The consumer keeps what it received, so no permit comes back until the pipeline is gone.
+            // The consumer keeps what it received, so no permit returns until the pipeline is dropped.
             let mut line = two_stages(u64::MAX, 2, 1, Trouble::None);
             let kept: Vec<_> = (0..received).map(|_| line.receive()).collect();
             drop(line);
@@ -163,8 +163,8 @@ fn buffers_go_round_and_nobody_waits_for_one_when_all_ends() {
     });
 }
 
-/// Workers that take turns, each with a permit before its item's turn has come, as those of `diskgnn` do on a GPU. `held` is what the
-/// consumer has when it asks for more.
+/// Workers that take turns. Each takes a permit before its item's turn, as those of `diskgnn` do on a GPU. The consumer
+/// keeps `held` items when it asks for more.
 fn workers(count: usize, permits: usize, held: usize) {
     let (free, alive) = (Permits::new(permits), Alive::default());
     let worker = |first: usize| {
@@ -182,7 +182,7 @@ fn workers(count: usize, permits: usize, held: usize) {
 #[test]
 fn workers_in_turn_need_a_permit_each_beside_those_of_the_consumer() {
     try_all(|| workers(2, 3, 1));
-    // One fewer, and the worker whose turn has come may wait for the other's: the model sees such a thing.
+    // With one permit fewer, the worker whose turn it is may wait for the other's permit. The model detects that.
     let found = catch_unwind(AssertUnwindSafe(|| try_all(|| workers(2, 2, 1))));
     assert!(found.is_err(), "two permits are not enough for two workers and one batch in use");
 }

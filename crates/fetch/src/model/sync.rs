@@ -1,6 +1,6 @@
-//! Threads that a scheduler runs one at a time, and channels that do what crossbeam's are documented to do. Every operation
-//! begins with a point at which another thread may be chosen. Whoever waits tries again and again: a wait without an end runs
-//! out of steps, which fails the test.
+//! Threads that a scheduler runs one at a time, and channels that behave as crossbeam's documentation specifies. Every
+//! operation starts with a point at which the scheduler may switch to another thread. A waiting thread retries, so an
+//! endless wait runs out of steps, which fails the test.
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 struct Channel<T> {
     capacity: usize,
-    // Never locked while another thread may be chosen, so never waited for.
+    // Never locked at a switch point, so nobody waits for it.
     state: Mutex<State<T>>,
 }
 
@@ -18,7 +18,7 @@ struct State<T> {
     items: VecDeque<T>,
     senders: usize,
     receivers: usize,
-    /// Receivers that take whatever comes. Without capacity, an item goes to one of them or nowhere.
+    /// Receivers that wait for any item. Without capacity, an item needs one of them.
     waiting: usize,
 }
 
@@ -34,7 +34,7 @@ impl<T> Channel<T> {
     }
 }
 
-/// Another thread may be chosen here; but not while this one panics, because a second panic would end the process.
+/// A switch point. It does nothing during a panic, because a second panic would end the process.
 fn point() {
     if !std::thread::panicking() {
         AtomicUsize::new(0).load(Ordering::SeqCst);
@@ -45,7 +45,7 @@ pub(crate) struct Sender<T>(Arc<Channel<T>>);
 
 pub(crate) struct Receiver<T>(Arc<Channel<T>>);
 
-/// The other end is gone.
+/// The other end was dropped.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
@@ -100,7 +100,7 @@ impl<T> Receiver<T> {
     }
 }
 
-/// As crossbeam's `select!`: where both are ready, either is taken.
+/// Like crossbeam's `select!`: if both are ready, either may be taken.
 pub(crate) fn receive_until<T>(items: &Receiver<T>, stop: &Receiver<()>) -> Option<T> {
     loop {
         point();
@@ -144,7 +144,8 @@ impl<T> Drop for Receiver<T> {
         point();
         let mut state = self.0.state();
         state.receivers -= 1;
-        // The last receiver drops what nobody will take. That may send elsewhere, so not with the state in hand.
+        // The last receiver drops the remaining items. Dropping them may send elsewhere, so the state is not locked
+        // then.
         let left = if state.receivers == 0 { std::mem::take(&mut state.items) } else { VecDeque::new() };
         drop(state);
         drop(left);

@@ -1,5 +1,5 @@
-//! Where every row goes, by a layout that was decided: which rows a batch has to itself and in which order, which its segment
-//! shares, and a placement for each row of each batch that says where it will be found.
+//! Lays out packed rows by a given layout: which rows a batch has to itself and in which order, which rows it shares
+//! with its segment, and the placement of each row of each batch.
 
 use super::outputs::{self, OutputRows};
 use super::plain::Plain;
@@ -14,26 +14,26 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What to pack: decided before.
+/// What to pack, decided before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackLayout {
-    /// Epochs, the first of those sampled.
+    /// The first epochs of the samples, this many.
     pub epochs: u64,
-    /// Whether more were asked for than the disk takes.
+    /// Whether more were requested than fit the disk.
     pub limited_by_disk: bool,
-    /// Rows that might be set aside for memory, were so many accessed.
+    /// Rows that could be cached in memory if that many were accessed.
     pub slots_asked: u64,
-    /// Batches of a segment; 1: every batch has all its rows to itself.
+    /// Batches per segment. With 1, every batch has all its rows to itself.
     pub segment: u32,
-    /// The disk budget that somebody gave.
+    /// The disk budget, if one was given.
     pub disk_bytes_allowed: Option<u64>,
-    /// Whether shared rows are ordered by the batches that access them; else by their ids.
+    /// Whether shared rows are ordered by the batches that access them. Otherwise by id.
     pub by_hash: bool,
-    /// Rows, and the accesses to so many of the rows accessed most.
+    /// Pairs of a number of rows and the accesses to that many of the most accessed rows.
     pub coverage: Vec<[u64; 2]>,
 }
 
-/// What the layout came to; its lists are in the work directory.
+/// The result of laying out. Its arrays are in the work directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Laid {
     pub layout: PackLayout,
@@ -42,18 +42,18 @@ pub(crate) struct Laid {
     pub misses: u64,
     pub shared: u64,
     pub largest: Largest,
-    /// Parts of the file of rows, each a list of rows in rising order; those of the cache for memory at the front.
+    /// Number of parts of the file of rows, each with ascending rows. The cache for memory comes first.
     pub outputs: u64,
     /// Blocks of the file of rows.
     pub blocks: u64,
-    /// Arrays that are finished.
+    /// Finished arrays.
     pub files: Vec<FileEntry>,
 }
 
-/// Entries as they are laid out.
+/// Array of entries that are laid out.
 pub(crate) const LAID: &str = "laid-entries";
 
-/// Bytes of memory that laying out takes at most.
+/// Largest memory of laying out, in bytes.
 pub(crate) fn memory_bytes(
     nodes: u64,
     row_bytes: u64,
@@ -63,18 +63,19 @@ pub(crate) fn memory_bytes(
 ) -> u64 {
     let tables = Hottest::bytes_for(nodes)
         + SegmentSizes::bytes_for(nodes, batches).max(SegmentRows::bytes_for(nodes));
-    // Its nodes, their words, lists that are being sorted, and as they come out; of others, which are written meanwhile, those.
+    // For a batch: its nodes, their words, the arrays being sorted and the sorted ones. For a batch that is written
+    // meanwhile: the sorted ones.
     let batch = largest_nodes * (8 + 4 + 2 * 16 + 8 + 4) + largest_nodes * (4 + 8 + 4);
     let caches = outputs::memory_bytes(nodes, row_bytes);
     tables + (batch * 2 * threads.max(1)).max(caches) + batches * (size_of::<Entry>() as u64 + 64)
 }
 
-/// What one batch gets.
+/// The layout of one batch.
 struct BatchLayout<W> {
     words: Vec<u32>,
-    /// Its own rows, rising.
+    /// Its own rows, ascending.
     packed: Vec<W>,
-    /// Its positions in the segment's cache, rising.
+    /// Its positions in the segment's cache, ascending.
     shared: Vec<u32>,
     words_sum: u64,
     shared_sum: u64,
@@ -105,9 +106,7 @@ fn lay_batch<W: StoredRow>(
     let first_shared = shared_start(packed.len() as u64, row_bytes);
     let read = first_shared + shared.len() as u64;
     if read >= MOST_READ as u64 {
-        let problem =
-            format!("a batch reads {read} rows, and {} can be named; take smaller batches", MOST_READ - 1);
-        return Err(FetchError::Request { problem });
+        return Err(FetchError::BatchRows { rows: read, most: MOST_READ - 1 });
     }
     for (index, (_, at)) in packed.iter().enumerate() {
         words[*at as usize] = Placement::Read(index as u32).encode();
@@ -125,7 +124,7 @@ fn lay_batch<W: StoredRow>(
     })
 }
 
-/// Lays everything out: rows with a slot in `hottest` for memory, the others by the layout.
+/// Lays out all rows: those with a slot in `hottest` for memory, the others by the layout.
 pub(crate) fn lay_out<W: StoredRow>(
     writer: &PackWriter,
     samples: &Samples,
@@ -190,7 +189,7 @@ pub(crate) fn lay_out<W: StoredRow>(
     })
 }
 
-/// What is being written.
+/// The arrays being written.
 struct Writing<W> {
     words: ArrayWriter,
     shared: ArrayWriter,
@@ -201,7 +200,7 @@ struct Writing<W> {
 }
 
 impl<W: StoredRow> Writing<W> {
-    /// Finds the rows that a segment's batches share, and adds their cache.
+    /// Finds the rows that a segment's batches share, and adds them as its cache.
     fn add_segment(
         &mut self,
         sharing: &mut SegmentRows,
@@ -224,7 +223,7 @@ impl<W: StoredRow> Writing<W> {
         Ok(self.segments.write(bytemuck::bytes_of(&cache))?)
     }
 
-    /// Lays some batches out while those before them are written.
+    /// Lays out some batches while the previous ones are written.
     fn add_batches(
         &mut self,
         batches: &mut [Entry],
@@ -251,7 +250,7 @@ impl<W: StoredRow> Writing<W> {
         self.add_laid(first, written, laid, &segment_of, work)
     }
 
-    /// Writes batches that are laid out, the first of which is number `first` of its segment.
+    /// Writes batches that are laid out. The first of them is batch `first` of its segment.
     fn add_laid(
         &mut self,
         first: usize,

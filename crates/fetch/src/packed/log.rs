@@ -1,5 +1,5 @@
-//! Logging samples as they come. What was made safe is there for the next process; what was made earlier with fewer epochs is
-//! the start of what has more.
+//! The log of samples. A process that resumes finds all samples up to the last sync. A log of fewer epochs is a prefix
+//! of a log of more.
 
 use super::plain::Plain;
 use super::samples::{EpochSampled, SAMPLES_KIND, Sampled, Samples};
@@ -14,9 +14,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Of what is in the work directory: work of another version starts anew.
+/// Version of the work directory. Work of another version starts again.
 const WORK_VERSION: u64 = 1;
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Logs samples.
@@ -28,9 +28,9 @@ pub struct SampleLog<'a> {
     header: TraceHeader,
     records: SampleRecords,
     arrays: Arrays,
-    /// What was logged, epoch by epoch; of the last perhaps not all.
+    /// The samples so far, by epoch. The last epoch may be incomplete.
     epochs: Vec<EpochSampled>,
-    /// Bytes of records that are not safe yet, and how many may be.
+    /// Bytes of records since the last sync, and the size at which they are synced.
     unsafe_bytes: u64,
     safe_bytes: u64,
 }
@@ -43,7 +43,7 @@ struct Arrays {
 }
 
 impl Arrays {
-    /// Goes on after what was logged.
+    /// Opens the arrays to append to what was logged.
     fn open<W>(directory: &Path, logged: &EpochSampled) -> Result<Arrays> {
         let resume = |name: &str, dtype: Dtype, columns: u64, rows: u64| -> Result<ArrayWriter> {
             restore_sums(directory, name, rows * columns * dtype.bytes())?;
@@ -61,8 +61,8 @@ impl Arrays {
     }
 }
 
-/// What of the log is there. Opening an array cuts its last block off until it is next made safe, so a kill soon after leaves
-/// less than the journal says; the batches that are lost are sampled again.
+/// The epochs of the log that are on disk. Opening an array cuts off its last block until the next sync. So a kill soon
+/// after leaves less than the journal records. The lost batches are sampled again.
 fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<EpochSampled>> {
     let logged = EpochSampled::sum(&epochs);
     if logged.batches == 0 {
@@ -87,7 +87,7 @@ fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<Epoch
     entries.truncate(entries.iter().take_while(|entry| is_there(entry)).count());
     for (number, epoch) in epochs.iter_mut().enumerate() {
         let found = entries.iter().filter(|entry| entry.epoch == number as u64);
-        // The largest of the epoch stays: its batches come again.
+        // The epoch keeps its largest sizes: its batches are sampled again.
         *epoch =
             found.fold(EpochSampled { largest: epoch.largest, ..EpochSampled::default() }, |sum, entry| {
                 EpochSampled {
@@ -102,12 +102,12 @@ fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<Epoch
     Ok(epochs)
 }
 
-/// How a row is named.
+/// The type of stored row ids.
 pub(crate) fn id_dtype<W>() -> Dtype {
     if size_of::<W>() == 8 { Dtype::U64 } else { Dtype::U32 }
 }
 
-/// An array that was being closed when its process ended has its content and no list of checksums any more: makes that again.
+/// Restores the checksums of an array. They are missing if the process ended while it closed the array.
 fn restore_sums(directory: &Path, name: &str, payload_bytes: u64) -> Result<()> {
     let path = directory.join(format!("{name}.sums"));
     let whole = payload_bytes / BlockArray::BLOCK_BYTES;
@@ -129,9 +129,9 @@ fn restore_sums(directory: &Path, name: &str, payload_bytes: u64) -> Result<()> 
 }
 
 impl<'a> SampleLog<'a> {
-    /// Starts, or goes on with, samples of what `header` says; `earlier` are some that a new log starts with. They are safe
-    /// whenever `safe_bytes` of them have come together. `None`: an earlier process had finished them but for their name, which
-    /// they have now.
+    /// Starts or resumes the samples that `header` describes. A new log starts with a copy of `earlier`. Samples are
+    /// synced every `safe_bytes` bytes. Returns `None` if an earlier process had finished everything but the rename,
+    /// which is done now.
     pub fn begin<W: StoredRow>(
         dataset: &'a Dataset,
         directory: &Path,
@@ -175,27 +175,27 @@ impl<'a> SampleLog<'a> {
         Ok(Some(log))
     }
 
-    /// Where files go that are of no use when it is done.
+    /// Directory of temporary files.
     pub fn work(&self) -> PathBuf {
         self.staging.work_directory()
     }
 
-    /// What was logged, by this process and those before it: of the first epochs, all where `epochs` is more.
+    /// What was logged of the first `epochs` epochs, by this process and earlier ones.
     pub fn logged(&self, epochs: u64) -> EpochSampled {
         EpochSampled::sum(&self.epochs[..self.epochs.len().min(epochs as usize)])
     }
 
-    /// What an earlier process remembered.
+    /// A value that an earlier process recorded.
     pub fn recall<T: serde::de::DeserializeOwned>(&self, what: &str) -> Option<T> {
         self.journal.done(what)
     }
 
-    /// Remembers something for a process that goes on with this.
+    /// Records a value for a process that resumes this one.
     pub fn remember<T: serde::Serialize>(&self, what: &str, value: &T) -> Result<()> {
         Ok(self.journal.record(what, value)?)
     }
 
-    /// Adds a batch; batches come in order.
+    /// Adds a batch. Batches come in order.
     pub fn append<W: StoredRow>(&mut self, at: Position, sample: &Sample) -> Result<()> {
         let logged = self.logged(u64::MAX);
         let record = self.records.encode(&self.header, sample, self.staging.directory())?;
@@ -238,7 +238,7 @@ impl<'a> SampleLog<'a> {
         Ok(())
     }
 
-    /// What was added so far is there for the next process.
+    /// Syncs what was added so far, for a process that resumes.
     pub fn make_safe(&mut self) -> Result<()> {
         self.arrays.all().into_iter().try_for_each(ArrayWriter::checkpoint)?;
         self.journal.record("logged", &self.epochs)?;
@@ -246,7 +246,7 @@ impl<'a> SampleLog<'a> {
         Ok(())
     }
 
-    /// The first epoch, or what there is of it, to be counted while the log goes on.
+    /// Counts the row accesses of the first epoch, or of what there is of it. The log may continue afterwards.
     pub fn count<W: StoredRow>(&mut self, rows: u64) -> Result<esker_plan::Hottest> {
         self.make_safe()?;
         let mut hottest = esker_plan::Hottest::new(rows);
@@ -259,7 +259,8 @@ impl<'a> SampleLog<'a> {
         Ok(hottest)
     }
 
-    /// Every batch was added of the first `epochs` epochs; what there may be of another is let go. Gives the directory its name.
+    /// Finishes the log after every batch of the first `epochs` epochs was added. Drops what there is of later epochs.
+    /// Gives the directory its final name.
     pub fn finish<W: StoredRow>(mut self, epochs: u64) -> Result<Samples> {
         self.make_safe()?;
         let SampleLog {
@@ -280,7 +281,7 @@ impl<'a> SampleLog<'a> {
     }
 }
 
-/// Copies what was logged earlier.
+/// Copies the arrays of an earlier log.
 fn copy<W: StoredRow>(earlier: &Samples, directory: &Path, logged: &EpochSampled) -> Result<()> {
     let mut arrays = Arrays::open::<W>(directory, &EpochSampled::default())?;
     let mut buffer = Vec::new();

@@ -1,17 +1,18 @@
-//! Rows laid out on disk as batches will access them (DiskGNN): batches are sampled ahead, the rows accessed most are set aside
-//! for memory, and the others are stored batch by batch, so that one read brings them; where that takes too much room, rows
-//! that several batches of a segment want lie once in a cache of the segment. `docs/format.md` draws the directory.
+//! Feature rows laid out on disk in the order in which batches access them (DiskGNN). Batches are sampled in advance.
+//! The most accessed rows are set aside for memory. The others are stored batch by batch, so that one read brings them.
+//! If that takes too much disk, rows that several batches of a segment access are stored once, in a cache of the
+//! segment. `docs/format.md` specifies the directory.
 //!
-//! A [`SampleLog`] keeps samples as they come, and [`Samples`] are what it made. For these a [`PackWriter`] makes a directory of
-//! packed rows, by a [`PackLayout`] that it is told: it lays rows out, packs them in one pass over the features and puts what
-//! is not stored in that order into its own. Killed at any moment, both go on where they were, and the result is the same to the
-//! byte. [`Packed`] is the result, a [`PackReader`] reads batches of it and checks what it reads.
+//! A [`SampleLog`] writes samples as they come and results in [`Samples`]. For these a [`PackWriter`] makes a directory
+//! of packed rows, by a given [`PackLayout`]: it lays rows out, packs them in one pass over the features, and then
+//! reorders the rows that are not stored in feature order. Both resume after a kill at any moment, and the result is
+//! the same byte for byte. [`Packed`] is the result. A [`PackReader`] reads batches of it and verifies what it reads.
 //!
 //! # What always holds
 //!
-//! - Samples and packed rows are a function of dataset, batches, slots and segment: not of memory, threads or
-//!   kills. Where every row goes is known before the first is packed, so blocks are written in any order
-//!   (`BlockArray`) and their checksums taken then. What a batch reads is checked before it is used.
+//! - Samples and packed rows are a function of dataset, batches, slots and segment. They do not depend on memory,
+//!   threads or kills. The position of every row is known before the first is packed. So blocks are written in any
+//!   order (`BlockArray`), and their checksums are computed then. What a batch reads is verified before it is used.
 
 mod layout;
 mod log;
@@ -37,10 +38,10 @@ pub use write::{PackSizes, PackWork, PackWriter, PackedBytes, SafePoints};
 use esker_sample::trace::TraceHeader;
 use serde::{Deserialize, Serialize};
 
-/// What derived data of this kind calls itself.
+/// The kind of this derived data in its manifest.
 pub const KIND: &str = "diskgnn";
 
-/// How placements are written; others are not read.
+/// Version of the placement encoding. Other versions are not read.
 pub const ENCODING: u32 = 2;
 
 /// Arrays of the directory.
@@ -55,46 +56,47 @@ mod file {
     pub const SEGMENTS: &str = "segments";
 }
 
-/// What a directory was made with and holds: the parameters of its manifest.
+/// The parameters in a directory's manifest: what it was made with and what it contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packing {
-    /// The encoding of placements: [`ENCODING`], or it is remade.
+    /// Version of the placement encoding. A directory with another version than [`ENCODING`] is made again.
     pub encoding: u32,
     /// What was sampled, and how.
     pub sampling: TraceHeader,
-    /// The directory beside this one that has the samples; else they are in this one.
+    /// The sibling directory that has the samples. `None`: they are in this directory.
     pub samples: Option<String>,
-    /// Each epoch, where the samples are in this directory.
+    /// The epochs, if the samples are in this directory.
     pub epochs_sampled: Vec<EpochSampled>,
-    /// Epochs packed.
+    /// Number of epochs packed.
     pub epochs: u64,
-    /// Whether more were requested than the disk took.
+    /// Whether more epochs were requested than fit the disk.
     pub limited_by_disk: bool,
-    /// Batches of all of them.
+    /// Number of batches in all of them.
     pub batches: u64,
     /// Bytes of a row as stored.
     pub row_bytes: u64,
-    /// Rows set aside for memory, and how many might have been.
+    /// Number of rows set aside for memory.
     pub slots: u64,
-    /// See there.
+    /// Number of rows that could have been set aside.
     pub slots_asked: u64,
-    /// The disk budget that somebody gave.
+    /// The disk budget, if one was given.
     pub disk_bytes_allowed: Option<u64>,
-    /// Batches of a segment; 1: every batch has all its rows to itself.
+    /// Batches per segment. With 1, every batch has all its rows to itself.
     pub segment: u32,
-    /// Rows requested by all batches.
+    /// Rows accessed by all batches.
     pub accesses: u64,
-    /// Of those, rows that are not in memory.
+    /// Accesses to rows that are not set aside for memory.
     pub misses: u64,
-    /// Of those, rows that come from caches of segments.
+    /// Misses that come from caches of segments.
     pub shared: u64,
-    /// Rows, and the accesses to so many of them, the rows accessed most: what other numbers of slots would miss.
+    /// Pairs of a number of rows and the accesses to that many of the most accessed rows: what other numbers of slots
+    /// would miss.
     pub coverage: Vec<[u64; 2]>,
     /// The largest of all batches.
     pub largest: Largest,
 }
 
-/// The most that a batch has, each of any.
+/// The maximum over batches of each size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Largest {
     /// Nodes.
@@ -103,35 +105,35 @@ pub struct Largest {
     pub sample_bytes: u64,
     /// Bytes of its record.
     pub record_bytes: u64,
-    /// Rows of its own on disk.
+    /// Its own rows on disk.
     pub packed_rows: u64,
     /// Rows in the cache of its segment.
     pub shared_rows: u64,
 }
 
-/// One batch, as the index has it: a row of numbers.
+/// A batch in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Entry {
     pub epoch: u64,
     pub batch: u64,
-    /// Rows that it accesses: its nodes without those that no layer needs.
+    /// Rows that it accesses: its nodes, except those that no layer needs.
     pub nodes: u64,
-    /// Where its record starts, its bytes and their checksum.
+    /// Start, length and checksum of its record.
     pub sample_at: u64,
     pub sample_bytes: u64,
     pub sample_sum: u64,
-    /// The checksum of its words, which start behind those of all batches before.
+    /// Start of its words, after those of all previous batches, and their checksum.
     pub words_at: u64,
     pub words_sum: u64,
-    /// The first block of its own rows, and how many those are.
+    /// The first block of its own rows, and their number.
     pub block: u64,
     pub packed_rows: u64,
-    /// Its segment, and where the list of its rows there starts.
+    /// Its segment, and the start of its positions in the segment's cache.
     pub segment: u64,
     pub shared_at: u64,
     pub shared_rows: u64,
-    /// The checksum of that list, and of the rows themselves.
+    /// The checksum of those positions, and of the rows themselves.
     pub shared_sum: u64,
     pub shared_rows_sum: u64,
 }
@@ -146,7 +148,7 @@ impl Entry {
     }
 }
 
-/// A segment's cache: the first of its blocks, and its rows.
+/// A segment's cache: its first block, and its number of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct SegmentEntry {
@@ -154,17 +156,17 @@ pub(crate) struct SegmentEntry {
     pub rows: u64,
 }
 
-/// The place in a batch's memory, counted in rows, where rows of its segment start: behind all pages of its own.
+/// The row index in a batch's memory at which rows of its segment start: after all pages of its own rows.
 pub(crate) fn shared_start(packed_rows: u64, row_bytes: u64) -> u64 {
     (packed_rows * row_bytes).next_multiple_of(esker_io::DIRECT_ALIGN as u64).div_ceil(row_bytes.max(1))
 }
 
-/// Blocks that so many rows take.
+/// Number of blocks for this many rows.
 pub(crate) fn blocks_for(rows: u64, row_bytes: u64) -> u64 {
     (rows * row_bytes).div_ceil(esker_store::BlockArray::BLOCK_BYTES)
 }
 
-/// The checksum of a shared row in its place.
+/// The checksum of a shared row and its position.
 pub(crate) fn shared_row_sum(row: &[u8], place: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(row, place)
 }

@@ -1,4 +1,4 @@
-//! A finished directory, opened.
+//! Opens a finished directory of packed rows.
 
 use super::plain::Plain;
 use super::samples::Samples;
@@ -10,19 +10,19 @@ use esker_store::{ArrayFile, Dataset, Derived, StoreError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Rows of a segment this far apart are read in one go: a read costs about as much as so many bytes.
+/// Rows of a segment at most this far apart are read together: one more read costs about as much as this many bytes.
 const GAP_BYTES: u64 = 8 << 10;
 /// Reads of a batch's rows: large, several at a time.
 const READ_BYTES: u64 = 1 << 20;
 const READ_DEPTH: usize = 256;
-/// Enough for the disk to go on where the thread that asks has to wait for a core.
+/// Enough to keep the disk busy while the reading thread waits for a core.
 const IN_FLIGHT_BYTES: u64 = 64 << 20;
 
-/// Times that a directory is opened anew where another took its name meanwhile.
+/// How often a directory is opened again if another took its name meanwhile.
 const TRIES: usize = 8;
 
-/// A directory of packed rows that belongs to its dataset. Threads share it. All its files are open: whatever becomes of the
-/// directory's name, what is read is what was opened.
+/// A directory of packed rows that belongs to its dataset. Threads share it. All its files stay open: even if the
+/// directory is renamed or replaced, reads are of what was opened.
 pub struct Packed {
     pub(crate) packing: Packing,
     pub(crate) entries: Vec<Entry>,
@@ -48,12 +48,12 @@ pub(crate) fn read_options() -> Options {
 }
 
 impl Packed {
-    /// Opens a directory; `None` where there is none of this dataset that opens, with its samples.
+    /// Opens a directory with its samples. `None` if there is none of this dataset that can be opened.
     pub fn open(dataset: &Dataset, directory: &Path) -> Result<Option<Packed>> {
         for _ in 0..TRIES {
             let before = identity(directory);
             let opened = Packed::open_once(dataset, directory);
-            // Files are opened one after the other: of one directory, unless its name went to another in between.
+            // Files are opened one after the other. If the name did not change hands, they are all of one directory.
             if identity(directory) == before {
                 return opened;
             }
@@ -63,7 +63,7 @@ impl Packed {
 
     fn open_once(dataset: &Dataset, directory: &Path) -> Result<Option<Packed>> {
         let Ok(found) = dataset.open_derived(directory) else { return Ok(None) };
-        if found.manifest.kind != KIND || !dataset.is_fresh(&found) {
+        if found.manifest.kind != KIND || !dataset.is_current(&found) {
             return Ok(None);
         }
         let Ok(packing) = serde_json::from_value::<Packing>(found.manifest.parameters.clone()) else {
@@ -83,7 +83,7 @@ impl Packed {
         Packed::of(&found, packing, &samples).map(Some)
     }
 
-    /// What a directory says of itself, without opening it whole.
+    /// The parameters of a directory, without opening all of it.
     pub fn describe(found: &Derived) -> Option<Packing> {
         (found.manifest.kind == KIND)
             .then(|| serde_json::from_value(found.manifest.parameters.clone()).ok())?
@@ -113,7 +113,7 @@ impl Packed {
         Ok(packed)
     }
 
-    /// Every entry lies inside its files: what follows reads without asking again.
+    /// Checks that every entry is within its files. Later reads rely on it.
     fn check(&self, words: &ArrayFile, shared: &ArrayFile, sample_bytes: u64) -> Result<()> {
         let blocks = self.sums.len() as u64;
         let inside =
@@ -143,17 +143,17 @@ impl Packed {
         Ok(())
     }
 
-    /// What it holds.
+    /// Its parameters.
     pub fn packing(&self) -> &Packing {
         &self.packing
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Bytes that its index takes in memory.
+    /// Bytes of its index in memory.
     pub fn index_bytes(batches: u64, blocks: u64) -> u64 {
         batches * (size_of::<Entry>() + size_of::<SegmentEntry>()) as u64 + blocks * 8
     }
@@ -165,24 +165,24 @@ impl Packed {
         found.ok()
     }
 
-    /// Bytes that a batch's rows take on disk, and those that are read for it at least.
+    /// Bytes of a batch's rows on disk: the least that is read for it.
     pub fn planned_bytes(&self, number: usize) -> u64 {
         let entry = &self.entries[number];
         (entry.packed_rows + entry.shared_rows) * self.packing.row_bytes
     }
 
-    /// Bytes of it on disk, its samples included.
+    /// Bytes on disk, including its samples.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    /// How rows are read.
+    /// The I/O backend in use.
     pub fn io_backend(&self) -> &esker_io::ChosenBackend {
         self.files.io_backend()
     }
 }
 
-/// What tells a directory from another of the same name.
+/// Distinguishes a directory from another of the same name.
 fn identity(directory: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(directory).ok().map(|found| (found.dev(), found.ino()))
 }

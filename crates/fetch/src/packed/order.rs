@@ -1,6 +1,6 @@
-//! The last step: rows of caches lie in the order in which the features have them, and are moved to their own, part by part and
-//! in place. A kill may leave some parts half moved; which ones is known before they are touched, and their rows are taken
-//! from the features again. Then rows that batches share get their checksums.
+//! The last step of packing. Rows of caches are stored in feature order at first. This step moves them to their final
+//! order, part by part and in place. A kill may leave some parts half moved. The journal records them before they are
+//! touched, and their rows are then read from the features again. Finally, rows that batches share get their checksums.
 
 use super::layout::Laid;
 use super::outputs::{Output, TARGETS, WANTS, part_rows};
@@ -15,38 +15,38 @@ use esker_types::Unit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
-/// Parts that are moved between two moments of safety.
+/// Parts moved between two syncs.
 const WINDOW: usize = 16;
-/// Rows that are asked of the features at a time, where parts are made again.
+/// Rows read from the features at a time, when parts are made again.
 const ROWS_AT_A_TIME: usize = 4096;
 
-/// Memory that each worker takes, of a graph of so many nodes: a part twice, the places of its rows, and two queues.
+/// Memory of each worker for a graph of `nodes` nodes: a part twice, the positions of its rows, and two queues.
 fn worker_bytes(nodes: u64, row_bytes: u64) -> u64 {
-    // A part has a row once.
+    // A part has each row at most once.
     let rows = part_rows(row_bytes).min(nodes);
     let queues = 2 * Options::default().memory_bytes(ROWS_AT_A_TIME as u64);
     2 * (rows * row_bytes).next_multiple_of(BLOCK) + rows * 4 + ROWS_AT_A_TIME as u64 * 8 + queues
 }
 
-/// Memory beside that of workers: a queue that syncs, and reads rows that are shared; a checksum a block, parts, and entries of
+/// Memory that workers share: a queue that syncs and reads shared rows, a checksum per block, parts, and entries of
 /// batches.
 fn fixed_bytes(blocks: u64, parts: u64, batches: u64) -> u64 {
     let known = blocks * 8 + parts * 2 * size_of::<Output>() as u64 + batches * size_of::<Entry>() as u64;
     Options::default().memory_bytes(4) + known
 }
 
-/// Memory for checksums of the rows that batches share: a part, a checksum for each row of a cache, and a batch's positions.
+/// Memory for the checksums of shared rows: a part, a checksum per row of a cache, and a batch's positions.
 fn sums_bytes(nodes: u64, row_bytes: u64) -> u64 {
     part_rows(row_bytes).min(nodes) * row_bytes + nodes * 8 + nodes * 4
 }
 
-/// The least memory that it takes.
+/// The smallest memory that works.
 pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64, blocks: u64, batches: u64) -> u64 {
     let parts = batches + blocks / 256;
     fixed_bytes(blocks, parts, batches) + worker_bytes(nodes, row_bytes).max(sums_bytes(nodes, row_bytes))
 }
 
-/// Moves rows of caches, and closes the array. Returns it, and the entries with all their checksums.
+/// Moves rows of caches and closes the array. Returns the array, and the entries with all their checksums.
 pub(crate) fn order<W: StoredRow>(
     writer: &PackWriter,
     laid: &Laid,
@@ -76,7 +76,7 @@ pub(crate) fn order<W: StoredRow>(
     let bytes_of = |moved: &[Output]| moved.iter().map(|output| output.rows * row_bytes).sum::<u64>();
     work.progress.stage("order caches", Some(bytes_of(&moved)), Unit::Bytes);
     let mut done: usize = writer.journal.done("moved").unwrap_or(0);
-    // Parts up to here may be half moved.
+    // Parts before this one may be half moved.
     let touched: usize = writer.journal.done("touched").unwrap_or(0);
     work.progress.advance(bytes_of(&moved[..done]));
     while done < moved.len() {
@@ -101,7 +101,7 @@ pub(crate) fn order<W: StoredRow>(
     Ok((array.finish(&all)?, entries))
 }
 
-/// Workers that memory has room for.
+/// Number of workers that fit the memory.
 fn workers(laid: &Laid, format: &RowFormat, work: &PackWork) -> usize {
     let fixed = fixed_bytes(laid.blocks, laid.outputs, laid.batches);
     let left = work.sizes.memory_bytes.saturating_sub(fixed);
@@ -109,7 +109,7 @@ fn workers(laid: &Laid, format: &RowFormat, work: &PackWork) -> usize {
     (left / worker).clamp(1, work.sizes.threads.max(1) as u64) as usize
 }
 
-/// What workers that move parts share.
+/// State that is shared by workers.
 struct Mover<'a, W> {
     rows: &'a Files,
     features: Files,
@@ -123,7 +123,7 @@ struct Mover<'a, W> {
     most_bytes: u64,
 }
 
-/// What a worker has of its own.
+/// State of one worker.
 struct OrderWorker<W> {
     queue: Option<Queue>,
     from: AlignedBuffer,
@@ -133,7 +133,7 @@ struct OrderWorker<W> {
 }
 
 impl<W> OrderWorker<W> {
-    /// For parts of so many bytes at most.
+    /// A worker for parts of at most `bytes` bytes.
     fn new(bytes: usize) -> OrderWorker<W> {
         let buffer = || AlignedBuffer::new(bytes, DIRECT_ALIGN);
         OrderWorker { queue: None, from: buffer(), to: buffer(), places: Vec::new(), accessed: Vec::new() }
@@ -141,7 +141,7 @@ impl<W> OrderWorker<W> {
 }
 
 impl<W: StoredRow> Mover<'_, W> {
-    /// Moves all parts from number `first` on; those before `touched` may be half moved.
+    /// Moves all parts from number `first` on. Those before `touched` may be half moved.
     fn place_all(&self, moved: &[Output], first: usize, touched: usize) -> Result<()> {
         let next = AtomicUsize::new(first);
         let worker = || -> Result<()> {
@@ -160,7 +160,7 @@ impl<W: StoredRow> Mover<'_, W> {
         })
     }
 
-    /// Puts a part's rows where they belong: from where they are, or, where that is not known, from the features.
+    /// Puts a part's rows in order. It reads them from the part, or from the features if the part may be half moved.
     fn place(&self, output: &Output, touched: bool, worker: &mut OrderWorker<W>) -> Result<()> {
         let bytes = (output.rows * self.row_bytes) as usize;
         let padded = (blocks_for(output.rows, self.row_bytes) * BLOCK) as usize;
@@ -190,7 +190,7 @@ impl<W: StoredRow> Mover<'_, W> {
         Ok(())
     }
 
-    /// Reads a part's rows from the features, each to its place.
+    /// Reads a part's rows from the features, each to its position.
     fn gather(&self, output: &Output, worker: &mut OrderWorker<W>) -> Result<()> {
         let mut queue = self.features.queue().map_err(StoreError::from)?;
         let mut pieces = Vec::with_capacity(ROWS_AT_A_TIME);
@@ -210,7 +210,7 @@ impl<W: StoredRow> Mover<'_, W> {
     }
 }
 
-/// Reads every segment's cache once and adds up, for each batch, the checksums of the rows it will read of it.
+/// Reads every segment's cache once. For each batch it sums the checksums of the rows that the batch will read of it.
 fn sum_shared(
     writer: &PackWriter,
     laid: &Laid,

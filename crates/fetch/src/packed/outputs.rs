@@ -1,5 +1,5 @@
-//! Parts of the file of rows, each a list of the rows that are stored there: what packing follows. Caches are cut into parts
-//! that memory holds, because their rows are put in order in the end.
+//! Parts of the file of rows. Each has an array of the rows that are stored there, which packing follows. Caches are
+//! cut into parts that fit in memory, because their rows are reordered in the end.
 
 use super::blocks_for;
 use super::log::id_dtype;
@@ -12,23 +12,23 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Rows that are ordered in memory at a time.
+/// Bytes of rows that are ordered in memory at a time.
 const PART_BYTES: u64 = 32 << 20;
-/// What waits in memory, of all parts together, while rows for memory are dealt out to parts.
+/// Memory for buffered entries, of all parts together, while rows for memory are distributed to parts.
 const WAITING_BYTES: u64 = 4 << 20;
-/// Entries that are read at a time, when they have been.
+/// Entries read back at a time.
 const ENTRIES_AT_A_TIME: u64 = 1 << 16;
 
-/// A part of the file of rows: a list of rows that are stored there, in rising order at first.
+/// A part of the file of rows: the rows stored there, ascending at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Output {
-    /// The first of its blocks.
+    /// Its first block.
     pub block: u64,
     pub rows: u64,
-    /// Where its list starts.
+    /// Start of its rows in the array of rows.
     pub wants_at: u64,
-    /// Where the list of the positions they are moved to in the end starts; `u64::MAX` where they stay.
+    /// Start of the positions that they are moved to in the end. `u64::MAX` if they are not moved.
     pub targets_at: u64,
 }
 
@@ -39,7 +39,7 @@ impl Output {
         self.targets_at != u64::MAX
     }
 
-    /// All of them, as they were laid out.
+    /// All parts that were laid out.
     pub fn all(work: &Path, count: u64) -> Result<Vec<Output>> {
         let mut outputs = Vec::new();
         Plain::<Output>::array(work, OUTPUTS)?.read(0, count as usize, &mut outputs)?;
@@ -51,7 +51,7 @@ pub(crate) const WANTS: &str = "wants";
 pub(crate) const TARGETS: &str = "targets";
 const OUTPUTS: &str = "outputs";
 
-/// Rows of a part: as many whole blocks as make about [`PART_BYTES`], so that parts follow each other without a gap.
+/// Rows per part: as many whole blocks as make about [`PART_BYTES`], so that parts follow each other without a gap.
 pub(crate) fn part_rows(row_bytes: u64) -> u64 {
     let block = BlockArray::BLOCK_BYTES;
     let (mut a, mut b) = (row_bytes.max(1), block);
@@ -62,23 +62,23 @@ pub(crate) fn part_rows(row_bytes: u64) -> u64 {
     unit * (PART_BYTES / (unit * row_bytes.max(1))).max(1)
 }
 
-/// Entries of each of so many parts that wait in memory.
+/// Entries buffered in memory per part, for this many parts.
 fn waiting(parts: u64) -> u64 {
     (WAITING_BYTES / 16 / parts.max(1)).clamp(16, 4096)
 }
 
-/// Bytes of memory that adding caches takes at most, of a graph of so many nodes.
+/// Largest memory of adding caches, for a graph of `nodes` nodes, in bytes.
 pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64) -> u64 {
     let part = part_rows(row_bytes);
     let parts = nodes.div_ceil(part);
     let hottest = parts * (waiting(parts) * 16 + 8 + size_of::<Vec<[u64; 2]>>() as u64);
     let reading = ENTRIES_AT_A_TIME * (16 + 8 + 4);
-    // A part of a segment's cache while it is put in order: rows and positions, and as they are written.
+    // A part of a segment's cache while it is ordered: rows and positions, and both as they are written.
     let ordering = part.min(nodes) * (16 + 8 + 4);
     (hottest + reading).max(ordering)
 }
 
-/// Writes the lists.
+/// Writes the arrays of parts.
 pub(crate) struct OutputRows<W> {
     wants: ArrayWriter,
     targets: ArrayWriter,
@@ -107,7 +107,7 @@ impl<W: StoredRow> OutputRows<W> {
         })
     }
 
-    /// Begins a part of so many rows, which follow. Returns its first block.
+    /// Starts a part of this many rows, which are written next. Returns its first block.
     fn begin(&mut self, rows: u64, is_moved: bool) -> Result<u64> {
         let block = self.block;
         let targets_at = if is_moved { self.targeted } else { u64::MAX };
@@ -120,14 +120,14 @@ impl<W: StoredRow> OutputRows<W> {
         Ok(block)
     }
 
-    /// Adds a batch's own rows, rising. Returns their first block.
+    /// Adds a batch's own rows, ascending. Returns their first block.
     pub fn add(&mut self, rows: &[W]) -> Result<u64> {
         let block = self.begin(rows.len() as u64, false)?;
         self.wants.write_elements(rows)?;
         Ok(block)
     }
 
-    /// Adds a segment's cache part by part, given its rows in the order they are to lie in. Returns its first block.
+    /// Adds a segment's cache part by part. `rows` are in their final order. Returns its first block.
     pub fn add_cache(&mut self, rows: &[u32]) -> Result<u64> {
         let block = self.block;
         for part in rows.chunks(part_rows(self.row_bytes) as usize) {
@@ -142,8 +142,8 @@ impl<W: StoredRow> OutputRows<W> {
         Ok(block)
     }
 
-    /// Adds the cache for memory. Rows come in rising order and go to the part of their slot; what a part has is known, so
-    /// each has its own range of a file from the start.
+    /// Adds the cache for memory. Rows come in ascending order and go to the part of their slot. The size of every part
+    /// is known, so each has its own range of a file from the start.
     pub fn add_hottest(&mut self, hottest: &Hottest, work: &Path) -> Result<()> {
         let path = work.join("ranked");
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
@@ -170,7 +170,7 @@ impl<W: StoredRow> OutputRows<W> {
         Ok(())
     }
 
-    /// Closes them. Returns how many parts there are, and blocks of all of them.
+    /// Closes the arrays. Returns the number of parts and the blocks of all of them.
     pub fn finish(self) -> Result<(u64, u64)> {
         self.wants.finish()?;
         self.targets.finish()?;
@@ -179,7 +179,7 @@ impl<W: StoredRow> OutputRows<W> {
     }
 }
 
-/// Writes row and position in its part of every row with a slot, part by part.
+/// Writes, for every row with a slot, the row and its position in its part, part by part.
 fn deal_out(hottest: &Hottest, rows_of_part: u64, file: &File) -> std::io::Result<()> {
     let parts = hottest.cached().div_ceil(rows_of_part);
     let most = waiting(parts) as usize;

@@ -1,6 +1,7 @@
-//! Batched packing (DiskGNN section 5.2): the features are read once from front to back, and every row goes to each part that
-//! wants it, through one block of memory a part. Where there is not memory for a block for every part, parts are packed in
-//! episodes, each with a pass of its own. What is done is made safe from time to time.
+//! Batched packing (DiskGNN section 5.2). The features are read once from start to end. Every row is copied to each
+//! part that contains it, through one block of memory per part. If memory has no room for a block of every part, parts
+//! are packed in episodes, each with a separate pass. A safe point is written from time to time: synced data and the
+//! progress of each part, from which a later process resumes.
 
 use super::file;
 use super::layout::Laid;
@@ -21,38 +22,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: usize = BlockArray::BLOCK_BYTES as usize;
-/// Bytes of features read at a time, and how many such pieces there are.
+/// Bytes of features read at a time, and the number of such chunks.
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS: usize = 3;
-/// Checksums that are read or written at a time.
+/// Checksums read or written at a time.
 const SUMS_AT_A_TIME: usize = 1 << 13;
-/// Blocks on their way to the disk, for each thread.
+/// Blocks in flight to the disk, per thread.
 const WRITES: usize = 32;
-/// Rows of a list that are in memory, for each part.
+/// Rows of a part's array that are in memory.
 const WINDOW: usize = 1024;
-/// Memory for a part: its block, its list, and what is known of it.
+/// Memory per part: its block, its window of rows, and its state.
 const PART_MEMORY: u64 = BLOCK as u64 + (WINDOW * 8) as u64 + 128;
 
-/// Memory beside that of parts.
+/// Memory apart from that of parts.
 pub(crate) fn fixed_bytes(threads: u64) -> u64 {
     CHUNK_BYTES * (CHUNKS as u64 + 2)
         + threads * (WRITES as u64 * BLOCK as u64 + write_options().memory_bytes(WRITES as u64))
         + read_options().memory_bytes(CHUNKS as u64)
 }
 
-/// Memory for what is known of all of the file of rows: a checksum a block, and where each part goes.
+/// Memory for the whole file of rows: a checksum per block, and the location of each part.
 fn lasting_bytes(blocks: u64, outputs: u64) -> u64 {
     blocks * 8 + outputs * size_of::<Output>() as u64
 }
 
-/// The least that packing takes, where the file of rows has so many blocks and there are so many batches.
+/// The smallest memory for packing `blocks` blocks of rows for `batches` batches.
 pub(crate) fn least_bytes(threads: u64, blocks: u64, batches: u64) -> u64 {
     // Parts of caches are far larger than a block.
     let outputs = batches + blocks / 256;
     lasting_bytes(blocks, outputs) + fixed_bytes(threads) + threads * PART_MEMORY
 }
 
-/// Memory for so many parts at a time, as far as that does not depend on what is packed.
+/// Memory for this many parts at a time, without what depends on the packed data.
 #[cfg(test)]
 pub(crate) fn memory_for(threads: u64, parts: u64) -> u64 {
     fixed_bytes(threads) + parts * PART_MEMORY + (1 << 14)
@@ -75,19 +76,19 @@ fn read_options() -> Options {
 /// A part being packed.
 struct Part<W> {
     output: Output,
-    /// Blocks that were written.
+    /// Blocks written.
     written: u64,
-    /// Bytes of the block that is open.
+    /// Bytes in the open block.
     filled: usize,
     block: AlignedBuffer,
-    /// The next row of its list, and those of the list that are in memory.
+    /// The next row of its array, and the rows of the array that are in memory.
     next: u64,
     window: Vec<W>,
     window_at: u64,
 }
 
-/// What is known of a part when it is made safe. What its open block holds by then lies where that block belongs: it is
-/// written there again, with more after it, so a kill in between changes nothing of it.
+/// Progress of a part at a safe point. The content of its open block is written to that block's location. It is written
+/// there again later, with more after it, so a kill in between does not change it.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct SafePart {
@@ -96,18 +97,18 @@ struct SafePart {
     next: u64,
 }
 
-/// The parts of an episode: from this one, up to that one.
+/// The parts of an episode: from `first` up to `end`, exclusive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Episode {
     first: u64,
     end: u64,
 }
 
-/// How far an episode was when it was last made safe.
+/// The last safe point of an episode.
 struct SafePoint {
-    /// Rows of the features that it has been through.
+    /// Feature rows processed.
     row: u64,
-    /// Its parts; none of them has anything where no row has been seen.
+    /// Its parts. Empty if no row was processed.
     parts: Vec<SafePart>,
 }
 
@@ -116,7 +117,7 @@ impl SafePoint {
         work.join("packing")
     }
 
-    /// Of an episode, where it was made safe at all.
+    /// The safe point of an episode, if there is one.
     fn read(work: &Path, episode: Episode) -> Result<Option<SafePoint>> {
         let path = SafePoint::path(work);
         if !path.exists() {
@@ -142,18 +143,18 @@ impl SafePoint {
     }
 }
 
-/// A piece of the features.
+/// A chunk of the features.
 struct Chunk {
     first_row: u64,
     bytes: Vec<u8>,
 }
 
 enum WorkerOrder {
-    /// Takes from a chunk what its parts want.
+    /// Copy from a chunk the rows of its parts.
     Take(Arc<Chunk>),
-    /// Makes everything written safe, open blocks too, and says how far parts are.
+    /// Sync everything written, open blocks included, and report the progress of parts.
     Rest,
-    /// Closes parts.
+    /// Close parts.
     Close,
 }
 
@@ -190,7 +191,7 @@ pub(crate) fn pack<W: StoredRow>(
     work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
     work.progress.advance(bytes_of(&outputs[..first as usize]));
     while first < laid.outputs {
-        // An episode that was begun is finished as it is, where memory has room for it.
+        // If an episode was started, finish it with the same parts, if memory has room for it.
         let begun = started.filter(|episode| episode.first == first && episode.end - first <= at_a_time);
         let safe = begun.map(|episode| SafePoint::read(&folder, episode)).transpose()?.flatten();
         let end = match (&safe, begun) {
@@ -199,7 +200,7 @@ pub(crate) fn pack<W: StoredRow>(
         };
         let episode = Episode { first, end };
         if safe.is_none() {
-            // What it says is of blocks that are written anew.
+            // The safe point is about blocks that are written again.
             remove(&SafePoint::path(&folder))?;
         }
         writer.journal.record("packing", &episode)?;
@@ -228,7 +229,7 @@ fn no_sums(blocks: u64) -> Vec<AtomicU64> {
     (0..blocks).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Checksums of blocks as far as they were made safe.
+/// Checksums of blocks, as of the last safe point.
 pub(crate) fn read_sums(path: &Path, blocks: u64) -> Result<Vec<AtomicU64>> {
     let (file, sums) = (Plain::<u64>::open(path, 0)?, no_sums(blocks));
     let mut some = Vec::new();
@@ -248,7 +249,7 @@ pub(crate) fn write_sums(path: &Path, sums: &[AtomicU64]) -> Result<()> {
     })
 }
 
-/// Writes a file under another name, syncs, renames.
+/// Writes a file under another name, syncs it and renames it.
 pub(crate) fn replace(
     path: &Path,
     write: impl FnOnce(&mut SequentialWriter) -> std::io::Result<()>,
@@ -275,17 +276,17 @@ struct Pass<'a> {
     threads: usize,
 }
 
-/// Threads that pack: what they are told, and what they answer.
+/// Packing threads, with a channel for orders and one for answers each.
 struct Workers(Vec<(Sender<WorkerOrder>, Receiver<Answer>)>);
 
-/// How far a worker's parts are, where it was asked.
+/// The progress of a worker's parts, if it was requested.
 type Answer = Result<Vec<SafePart>>;
 
 impl Workers {
-    /// Gives a chunk to all of them.
+    /// Gives a chunk to all workers.
     fn give(&self, chunk: &Arc<Chunk>) -> Result<()> {
         for (send, answers) in &self.0 {
-            // A worker that has failed says so in its answer.
+            // A worker that has failed reports it in its answer.
             if send.send(WorkerOrder::Take(chunk.clone())).is_err() {
                 answers.recv().unwrap_or(Ok(Vec::new()))?;
             }
@@ -293,7 +294,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Asks all of them, and waits for what they answer.
+    /// Sends an order to all workers and waits for their answers.
     fn ask(&self, make: impl Fn() -> WorkerOrder) -> Result<Vec<Vec<SafePart>>> {
         self.0.iter().for_each(|(send, _)| drop(send.send(make())));
         self.0.iter().map(|(_, answers)| answers.recv().unwrap_or(Ok(Vec::new()))).collect()
@@ -301,7 +302,7 @@ impl Workers {
 }
 
 impl Pass<'_> {
-    /// Goes through the features, from where the episode was last safe.
+    /// Reads the features from the last safe point of the episode on.
     fn run<W: StoredRow>(&self, features: &ArrayFile, safe: Option<SafePoint>) -> Result<()> {
         let entry = features.entry();
         let from = safe.as_ref().map_or(0, |safe| safe.row);
@@ -346,7 +347,7 @@ impl Pass<'_> {
         })
     }
 
-    /// What was packed of the rows before `row` is there for the next process.
+    /// Writes a safe point: what was packed of the rows before `row`.
     fn make_safe(&self, workers: &Workers, row: u64) -> Result<()> {
         let found = workers.ask(|| WorkerOrder::Rest)?;
         let part = |index: usize| found[index % self.threads].get(index / self.threads).copied();
@@ -355,7 +356,7 @@ impl Pass<'_> {
         SafePoint { row, parts }.write(&self.writer.work(), self.episode)
     }
 
-    /// About what is written while so many rows are gone through.
+    /// Approximate bytes written while this many rows are processed.
     fn progressed(&self, rows: u64) -> u64 {
         let accessed: u64 = self.outputs.iter().map(|output| output.rows).sum();
         let all = self.writer.dataset.manifest().nodes.count.max(1);
@@ -364,7 +365,7 @@ impl Pass<'_> {
         bytes
     }
 
-    /// The parts of a worker, as they were made safe or from their start.
+    /// The parts of a worker, from their safe point or from the start.
     fn parts<W>(&self, worker: usize, safe: &[SafePart]) -> Vec<Part<W>> {
         let mine = (worker..self.outputs.len()).step_by(self.threads);
         let part = |index: usize| {
@@ -382,7 +383,7 @@ impl Pass<'_> {
         mine.map(part).collect()
     }
 
-    /// A worker is a thread with parts and a queue of its own.
+    /// A worker: a thread with its own parts and its own queue.
     fn worker<W: StoredRow>(
         &self,
         parts: Vec<Part<W>>,
@@ -410,7 +411,7 @@ impl Pass<'_> {
     }
 }
 
-/// A chunk that every worker is done with serves again; workers have a chunk each and one waiting.
+/// Reuses a chunk that every worker is done with. Each worker has one chunk in use and one waiting.
 fn spare(chunks: &mut Vec<Arc<Chunk>>) -> Chunk {
     let done = chunks.iter().position(|chunk| Arc::strong_count(chunk) == 1);
     let done = done.map(|index| chunks.swap_remove(index)).and_then(Arc::into_inner);
@@ -427,7 +428,7 @@ struct PackWorker<'a, W> {
 }
 
 impl<W> Part<W> {
-    /// Where its open block belongs, up to what is in it.
+    /// The location of its open block, as far as it is filled.
     fn open_block(&self) -> Piece {
         let offset = BlockArray::offset(self.output.block + self.written);
         Piece { offset, bytes: self.filled.next_multiple_of(DIRECT_ALIGN) as u64, at: 0 }
@@ -489,7 +490,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(())
     }
 
-    /// Sends a part's block on its way.
+    /// Submits the write of a part's block.
     fn write(&mut self, part: &mut Part<W>) -> Result<()> {
         let fresh = self.spare()?;
         let block = std::mem::replace(&mut part.block, fresh);
@@ -502,7 +503,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(())
     }
 
-    /// A block that nobody uses.
+    /// An unused block.
     fn spare(&mut self) -> Result<AlignedBuffer> {
         match self.spare.pop() {
             Some(spare) => Ok(spare),
@@ -516,7 +517,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(Some(done.buffer))
     }
 
-    /// Waits for every block, and makes them safe.
+    /// Waits for all writes and syncs them.
     fn settle(&mut self) -> Result<()> {
         while let Some(buffer) = self.wait()? {
             self.spare.push(buffer);
@@ -524,7 +525,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(self.queue.sync().map_err(StoreError::from)?)
     }
 
-    /// Makes everything safe, what is in open blocks included.
+    /// Writes and syncs everything, including open blocks.
     fn rest(&mut self) -> Result<Vec<SafePart>> {
         let parts = std::mem::take(&mut self.parts);
         for part in parts.iter().filter(|part| part.filled > 0) {
@@ -540,7 +541,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(self.parts.iter().map(safe).collect())
     }
 
-    /// Writes what is in open blocks, zeros after it.
+    /// Writes open blocks, padded with zeros.
     fn close(&mut self) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         for part in parts.iter_mut().filter(|part| part.filled > 0) {

@@ -1,5 +1,5 @@
-//! Small arrays of numbers in the work of a writer and in a finished directory: read at any position through the page cache.
-//! Threads share one; its file stays open, whatever becomes of its name.
+//! Small arrays of numbers, in the work directory and in a finished directory. They are read at any position through
+//! the page cache. Threads share one. Its file stays open, even if it is renamed or removed.
 
 use crate::Result;
 use esker_store::{PAYLOAD_OFFSET, StoreError};
@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Elements of a file, from an offset on.
+/// Elements of a file, from offset `start` on.
 #[derive(Debug)]
 pub(crate) struct Plain<T> {
     file: File,
@@ -23,7 +23,7 @@ impl<T: bytemuck::Pod> Plain<T> {
         Plain::open(&directory.join(format!("{name}.bin")), PAYLOAD_OFFSET)
     }
 
-    /// Elements of any file.
+    /// Elements of any file, from offset `start` on.
     pub fn open(path: &Path, start: u64) -> Result<Plain<T>> {
         let file = File::open(path).map_err(StoreError::io(path))?;
         Ok(Plain { file, path: path.to_path_buf(), start, elements: PhantomData })

@@ -1,5 +1,5 @@
-//! Reading batches of a packed directory: a sample and its words, then the rows in one go, then all of it checked and put
-//! together.
+//! Reads batches of a packed directory: first a sample and its words, then the rows together. All of it is verified,
+//! and then the batch is assembled.
 
 use super::open::read_options;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
@@ -15,27 +15,27 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
-/// What was loaded of a batch before its rows.
+/// A batch that is loaded, except for its rows.
 #[derive(Debug, Default)]
 pub struct PackedBatch {
     /// Its number in the directory.
     pub number: usize,
-    /// Where each row comes from: a slot of the cache in memory, or the rows that are read.
+    /// The source of each row: a slot of the cache in memory, or the rows that are read.
     pub placements: Placements,
-    /// Its places in the segment's cache.
+    /// Its positions in the segment's cache.
     shared: Vec<u32>,
 }
 
-/// What a reader did.
+/// Counters of a reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PackCounters {
-    /// Reads from the disk.
+    /// Disk reads.
     pub reads: u64,
-    /// Bytes they brought.
+    /// Bytes read.
     pub bytes: u64,
 }
 
-/// Reads batches. Stays with the thread that made it.
+/// Reads batches. It stays on the thread that made it.
 pub struct PackReader {
     packed: Arc<Packed>,
     records: SampleRecords,
@@ -56,13 +56,13 @@ impl Packed {
         })
     }
 
-    /// Bytes that a reader that loads samples takes beside them: a decoder has the batch in order of discovery, its record,
-    /// and its ids once more; arrays double as they grow.
+    /// Bytes that loading samples takes in addition to them. A decoder has the batch in order of discovery, its record,
+    /// and its ids again. Arrays grow by doubling.
     pub fn loader_bytes(largest: &super::Largest) -> u64 {
         largest.sample_bytes * 3 + largest.nodes * 24 + largest.record_bytes * 2
     }
 
-    /// Bytes that a reader that reads rows takes beside them.
+    /// Bytes that reading rows takes in addition to them.
     pub fn reader_bytes(largest: &super::Largest) -> u64 {
         let pieces = largest.shared_rows * 2 * size_of::<Piece>() as u64;
         pieces + read_options().memory_bytes(largest.shared_rows + largest.packed_rows / 512 + 1)
@@ -82,19 +82,16 @@ impl Packed {
         let entry = &self.entries[number];
         let home = if name == file::SAMPLES { self.samples.path().parent() } else { None };
         let path = home.unwrap_or(&self.directory).join(format!("{name}.bin"));
-        FetchError::Damaged {
-            path: path.display().to_string(),
-            what: format!("{what} of epoch {}, batch {}", entry.epoch, entry.batch),
-        }
+        FetchError::Damaged { path, what: format!("{what} of epoch {}, batch {}", entry.epoch, entry.batch) }
     }
 
-    /// Checks what was read for a batch, with the threads of the surrounding rayon pool.
+    /// Verifies the rows of a batch, with the threads of the current rayon pool.
     pub fn check_rows(&self, batch: &PackedBatch, rows: &mut [u8]) -> Result<()> {
         let entry = &self.entries[batch.number];
         let row_bytes = self.packing.row_bytes;
         let own = entry.packed_rows * row_bytes;
         let blocks = blocks_for(entry.packed_rows, row_bytes);
-        // The end of the last block is zeros that need not be read; rows of the segment may lie in that memory.
+        // The rest of the last block is zeros and need not be read. Rows of the segment may be in that memory.
         let whole = (own / BLOCK) as usize;
         let known = &self.sums[entry.block as usize..(entry.block + blocks) as usize];
         let fits = |(block, sum): (&[u8], &u64)| BlockArray::sum(block) == *sum;
@@ -120,7 +117,8 @@ impl Packed {
         Ok(())
     }
 
-    /// Hands the rows set aside for memory over, part by part, checked: the first slot of each part and its bytes.
+    /// Passes the rows set aside for memory to `take`, part by part and verified: the first slot of each part and its
+    /// bytes.
     pub fn cached_rows(&self, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let (slots, row_bytes) = (self.packing.slots, self.packing.row_bytes);
         let mut queue = self.files.queue().map_err(StoreError::from)?;
@@ -138,7 +136,7 @@ impl Packed {
             {
                 if BlockArray::sum(content) != *sum {
                     return Err(FetchError::Damaged {
-                        path: self.rows.path().display().to_string(),
+                        path: self.rows.path().to_path_buf(),
                         what: format!("the cache for memory, rows {first} to {}", first + rows - 1),
                     });
                 }
@@ -149,7 +147,7 @@ impl Packed {
     }
 }
 
-/// Bytes of memory for so many rows of a batch's own and so many of its segment's.
+/// Bytes of memory for a batch with this many own rows and shared rows.
 pub(crate) fn rows_bytes(packed: u64, shared: u64, row_bytes: u64) -> u64 {
     (shared_start(packed, row_bytes) * row_bytes + shared * row_bytes)
         .max((packed * row_bytes).next_multiple_of(DIRECT_ALIGN as u64))
@@ -165,11 +163,11 @@ fn opened<'a>(queue: &'a mut Option<Queue>, packed: &Packed) -> Result<&'a mut Q
 }
 
 impl PackReader {
-    /// Loads the sample and the words of the batch that was sampled at a position.
+    /// Loads the sample and the words of the batch at a position.
     pub fn load(&mut self, at: Position, sample: &mut Sample, batch: &mut PackedBatch) -> Result<()> {
         let packed = &*self.packed;
         let number = packed.number(at).ok_or_else(|| FetchError::Damaged {
-            path: packed.directory.join(format!("{}.bin", file::BATCHES)).display().to_string(),
+            path: packed.directory.join(format!("{}.bin", file::BATCHES)),
             what: format!("epoch {}, batch {}: it is not there", at.epoch, at.batch),
         })?;
         let entry = &packed.entries[number];
@@ -204,26 +202,26 @@ impl PackReader {
         Ok(())
     }
 
-    /// Bytes of memory that the rows of a loaded batch take.
+    /// Bytes of memory for the rows of a loaded batch.
     pub fn rows_bytes(&self, batch: &PackedBatch) -> usize {
         let entry = &self.packed.entries[batch.number];
         rows_bytes(entry.packed_rows, entry.shared_rows, self.packed.packing.row_bytes) as usize
     }
 
-    /// Tells the kernel of memory that many batches will be read to.
+    /// Registers with the kernel a buffer that many batches are read to.
     pub fn register(&mut self, buffer: &AlignedBuffer) -> Result<()> {
         opened(&mut self.queue, &self.packed)?.register(buffer);
         Ok(())
     }
 
-    /// Reads the rows of a loaded batch: its own in one go, then those of its segment, near ones together.
+    /// Reads the rows of a loaded batch: its own rows in one read, then those of its segment, nearby ones together.
     pub fn read(&mut self, batch: &PackedBatch, rows: &mut [u8]) -> Result<PackCounters> {
         let packed = &*self.packed;
         let entry = &packed.entries[batch.number];
         let row_bytes = packed.packing.row_bytes;
         let queue = opened(&mut self.queue, packed)?;
         self.pieces.clear();
-        // Whole pages, so that they land in place.
+        // Whole pages, so that the kernel reads directly into `rows`.
         let bytes = (entry.packed_rows * row_bytes).next_multiple_of(DIRECT_ALIGN as u64);
         if bytes > 0 {
             self.pieces.push(Piece { offset: BlockArray::offset(entry.block), bytes, at: 0 });

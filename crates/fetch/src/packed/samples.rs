@@ -1,7 +1,7 @@
-//! Samples of some epochs, as they are logged before rows are packed: their records, the rows that they access, and where each
-//! batch has its own. A directory of its own, so that rows can be packed in several ways for the same samples; or inside a directory
-//! of packed rows that stands alone. What more epochs add follows what is there, byte for byte, so packed rows of fewer epochs
-//! go on using it.
+//! Samples of some epochs, as logged before rows are packed: their records, the rows that they access, and an entry per
+//! batch. They have a separate directory, so that rows can be packed in several ways for the same samples. Or they are
+//! inside a self-contained directory of packed rows. More epochs are appended to what is there, byte for byte, so
+//! packed rows of fewer epochs can still use it.
 
 use super::plain::Plain;
 use super::{Entry, KIND, Largest, Packing, file};
@@ -13,10 +13,10 @@ use esker_types::{Progress, StopSignal, Unit};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What derived data of this kind calls itself.
+/// The kind of this derived data in its manifest.
 pub const SAMPLES_KIND: &str = "diskgnn-samples";
 
-/// What was sampled of an epoch.
+/// Totals of a sampled epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EpochSampled {
     /// Its batches.
@@ -25,12 +25,12 @@ pub struct EpochSampled {
     pub accesses: u64,
     /// Bytes of their records.
     pub sample_bytes: u64,
-    /// The largest of them; rows on disk are not known yet.
+    /// The largest batch sizes. Numbers of rows on disk are not known yet.
     pub largest: Largest,
 }
 
 impl EpochSampled {
-    /// Of these epochs together.
+    /// The totals of several epochs.
     pub fn sum(epochs: &[EpochSampled]) -> EpochSampled {
         epochs.iter().fold(EpochSampled::default(), |sum, epoch| EpochSampled {
             batches: sum.batches + epoch.batches,
@@ -45,37 +45,37 @@ impl EpochSampled {
         })
     }
 
-    /// Bytes that the log of these batches takes on disk, with rows named by `id_bytes` each.
+    /// Bytes of the log of these batches on disk, with `id_bytes` per row id.
     pub fn log_bytes(&self, id_bytes: u64) -> u64 {
         let payload = self.sample_bytes + self.accesses * id_bytes + self.batches * size_of::<Entry>() as u64;
-        // Headers, padding, a checksum a block, and those of a block that is open once more.
+        // Headers, padding, a checksum per block, and again the checksums of an open block.
         payload + payload / 4096 + 3 * (3 << 12)
     }
 }
 
-/// What a directory of samples was made with and holds: the parameters of its manifest.
+/// The parameters in a manifest of samples: what they were made with and what there is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
     /// What was sampled, and how.
     pub sampling: TraceHeader,
-    /// Each epoch.
+    /// The epochs.
     pub epochs: Vec<EpochSampled>,
 }
 
-/// A directory with samples, opened.
+/// An open directory with samples.
 #[derive(Debug)]
 pub struct Samples {
     pub(super) found: Derived,
     sampled: Sampled,
-    /// The array with an entry for each batch.
+    /// The array with an entry per batch.
     entries: &'static str,
 }
 
 impl Samples {
-    /// Opens a directory; `None` where there is none with samples of this dataset that opens.
+    /// Opens a directory. `None` if there is none with samples of this dataset that can be opened.
     pub fn open(dataset: &Dataset, directory: &Path) -> Result<Option<Samples>> {
         let Ok(found) = dataset.open_derived(directory) else { return Ok(None) };
-        if !dataset.is_fresh(&found) {
+        if !dataset.is_current(&found) {
             return Ok(None);
         }
         let parameters = found.manifest.parameters.clone();
@@ -95,18 +95,18 @@ impl Samples {
         Ok(sampled.filter(|_| whole).map(|sampled| Samples { found, sampled, entries }))
     }
 
-    /// What it holds.
+    /// Its parameters.
     pub fn sampled(&self) -> &Sampled {
         &self.sampled
     }
 
-    /// The first epochs together.
+    /// Totals of the first `epochs` epochs.
     pub fn of_epochs(&self, epochs: u64) -> EpochSampled {
         let epochs = (epochs as usize).min(self.sampled.epochs.len());
         EpochSampled::sum(&self.sampled.epochs[..epochs])
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn directory(&self) -> &Path {
         &self.found.directory
     }
@@ -127,7 +127,7 @@ impl Samples {
         Ok(found.cloned().ok_or_else(|| StoreError::Missing { path: self.path(name) })?)
     }
 
-    /// Entries of the first epochs' batches, without what a layout adds.
+    /// Entries of the batches of the first `epochs` epochs, without what a layout adds.
     pub(crate) fn entries(&self, epochs: u64) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> = Vec::new();
         let batches = self.of_epochs(epochs).batches;
@@ -162,7 +162,7 @@ impl Samples {
         Ok(hottest)
     }
 
-    /// Counts the rows that segments of every size would store, of those that have no slot.
+    /// For segments of every size, counts the rows without a slot that they would store.
     pub fn segment_sizes<W: StoredRow>(
         &self,
         epochs: u64,
@@ -182,7 +182,7 @@ impl Samples {
         Ok(sizes)
     }
 
-    /// Counts the rows that segments of so many batches would store, of those that have no slot.
+    /// For segments of `segment` batches, counts the rows without a slot that they would store.
     pub fn stored_rows<W: StoredRow>(
         &self,
         epochs: u64,
@@ -220,15 +220,11 @@ impl Samples {
     }
 }
 
-/// Rows of a graph whose batches may be cut into segments.
+/// Number of rows of a graph, checked for being cut into segments.
 fn segment_rows(hottest: &Hottest) -> Result<u64> {
     let rows = hottest.slots().len() as u64;
     match rows < u32::MAX as u64 {
         true => Ok(rows),
-        false => {
-            let problem =
-                format!("segments name rows by 32 bits, and there are {rows}; allow more --disk-budget");
-            Err(FetchError::Request { problem })
-        }
+        false => Err(FetchError::SegmentRows { rows }),
     }
 }

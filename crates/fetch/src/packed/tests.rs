@@ -1,5 +1,5 @@
-//! Samples and packed rows whose making was ended at any moment, by a wish or as a kill does, and gone on with other memory and
-//! other threads, are to the byte those of an undisturbed run.
+//! Sampling and packing are interrupted at any moment, by a stop signal or like a kill, and resumed with other memory
+//! and threads. The result must be the same byte for byte as that of an undisturbed run.
 
 use super::*;
 use crate::FetchError;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 const NODES: u64 = 2000;
 const EPOCHS: u64 = 2;
 
-/// A graph, batches of it, and what samples them.
+/// A graph, its batches and its sampling settings.
 struct Given {
     dataset: Dataset,
     graph: InMemory<u32>,
@@ -64,7 +64,7 @@ impl Given {
         }
     }
 
-    /// Samples epochs after what is in the log; ends, as a killed process does, after so many batches.
+    /// Samples epochs after what is in the log. Ends after `most` batches, as a killed process does.
     fn sample(&self, log: &mut SampleLog, epochs: u64, most: u64) {
         let bulk = Bulk {
             graph: &self.graph,
@@ -90,7 +90,7 @@ impl Given {
         log.finish::<u32>(EPOCHS).unwrap()
     }
 
-    /// Packs, or goes on; the layout does not depend on memory or threads.
+    /// Packs or resumes packing. The layout does not depend on memory or threads.
     fn pack(
         &self,
         samples: &Samples,
@@ -123,7 +123,7 @@ impl Given {
     }
 }
 
-/// What a process packs with.
+/// The resources of a packing process.
 struct With {
     memory_bytes: u64,
     threads: usize,
@@ -139,7 +139,7 @@ impl With {
     }
 }
 
-/// Ends the work when so much has been done: by asking for it, or by going away as a killed process does.
+/// Ends the work after a given amount: by a stop signal, or by a panic like a killed process.
 struct Ends {
     left: AtomicI64,
     stop: Option<StopSignal>,
@@ -245,7 +245,7 @@ fn a_log_that_was_cut_short_goes_on_wherever_it_was_even_while_it_was_being_clos
     given.sample(&mut log, EPOCHS, u64::MAX);
     log.make_safe().unwrap();
     drop(log);
-    // As if the kill had come when some of its arrays had been closed.
+    // As if killed while some of its arrays were closed.
     let partial = directory.path().join("samples.partial");
     fs::remove_file(partial.join("samples.sums")).unwrap();
     let mut samples = fs::read(partial.join("samples.bin")).unwrap();
@@ -274,7 +274,7 @@ fn a_log_that_does_not_open_is_named_and_kept() {
     }
     fs::rename(partial.join("away"), partial.join("accesses.bin")).unwrap();
     assert_eq!(begin().unwrap().unwrap().logged(u64::MAX).batches, 5);
-    // A kill right after it was opened: the last blocks are gone.
+    // As if killed right after opening: the last blocks are gone.
     let cut = fs::File::options().write(true).open(partial.join("samples.bin")).unwrap();
     cut.set_len(4096 + 1).unwrap();
     let mut log = begin().unwrap().unwrap();
@@ -304,7 +304,7 @@ fn more_epochs_follow_those_that_are_there_and_packed_rows_go_on_using_them() {
     read_all(&Arc::new(packed));
 }
 
-/// Reads and checks every batch.
+/// Reads and verifies every batch.
 fn read_all(packed: &Arc<Packed>) {
     let mut reader = packed.reader().unwrap();
     let (mut sample, mut batch) = (Sample::default(), PackedBatch::default());
@@ -327,7 +327,7 @@ fn a_directory_that_is_replaced_or_removed_meanwhile_is_read_to_its_end() {
     let packed = Arc::new(Packed::open(&given.dataset, &at).unwrap().unwrap());
     fs::rename(&at, directory.path().join("moved")).unwrap();
     read_all(&packed);
-    // Another in its place, of which nothing is right.
+    // Another directory of the same name with wrong content.
     fs::create_dir(&at).unwrap();
     for name in ["samples", "words", "shared", "rows"] {
         fs::write(at.join(format!("{name}.bin")), vec![0xAB; 100_000]).unwrap();
@@ -345,7 +345,7 @@ fn finished_work_of_other_batches_is_refused_and_kept() {
     let samples = given.samples(&directory.path().join("samples"));
     let (at, partial) = (directory.path().join("packed"), directory.path().join("packed.partial"));
     given.pack(&samples, &at, &With::parts(9, 2, 1 << 20), &Silent).unwrap();
-    // As if the kill had come before the rename.
+    // As if killed before the rename.
     let manifest: serde_json::Value =
         serde_json::from_slice(&fs::read(at.join("derived.json")).unwrap()).unwrap();
     fs::rename(&at, &partial).unwrap();

@@ -1,4 +1,4 @@
-//! Making a directory of packed rows for samples that are there, step by step; a journal says which are done.
+//! Makes a directory of packed rows for existing samples, step by step. A journal records which steps are done.
 
 use super::layout::{self, Laid, PackLayout};
 use super::plain::Plain;
@@ -22,7 +22,7 @@ pub struct PackWriter<'a> {
     header: TraceHeader,
 }
 
-/// How much may be lost where a process is killed: what is made between two moments of safety.
+/// How much work may be lost if a process is killed: the amount between two safe points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SafePoints {
     /// Bytes of samples.
@@ -37,49 +37,49 @@ impl Default for SafePoints {
     }
 }
 
-/// What packing may hold in memory.
+/// Resources for packing.
 #[derive(Debug, Clone, Copy)]
 pub struct PackSizes {
-    /// All of it.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// Threads that pack.
+    /// Number of packing threads.
     pub threads: usize,
-    /// When what is done is made safe.
+    /// When safe points are written.
     pub safe_points: SafePoints,
 }
 
-/// What packing works with, and who may end it.
+/// What packing works with.
 pub struct PackWork<'a> {
     /// Memory and threads.
     pub sizes: PackSizes,
-    /// Lays rows out.
+    /// The threads that lay rows out.
     pub pool: &'a ThreadPool,
-    /// Asked for an end, it ends soon, with what is done safe.
+    /// Ends the work soon after a stop is requested. What is done is safe.
     pub stop: &'a StopSignal,
-    /// Is told how far it is.
+    /// Receives progress reports.
     pub progress: &'a dyn Progress,
 }
 
 impl PackWork<'_> {
-    /// An error where somebody asked for an end.
+    /// Fails if a stop was requested.
     pub(crate) fn check_stop(&self) -> Result<()> {
         if self.stop.is_asked() { Err(FetchError::Stopped) } else { Ok(()) }
     }
 }
 
-/// What packed rows take on disk while they are made, their samples included.
+/// Disk space of packed rows while they are made, including their samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackedBytes {
     /// For rows set aside for memory.
     pub cached: u64,
-    /// For samples, placements, lists, ends of blocks.
+    /// For samples, placements, arrays of rows and block padding.
     pub others: u64,
-    /// For each row that is stored.
+    /// Per stored row.
     pub row: u64,
 }
 
 impl PackedBytes {
-    /// Of batches and of rows that have slots, and so many misses; `samples_bytes` is what their samples take.
+    /// Disk space for these batches, cached rows and misses. `samples_bytes` is the size of their samples.
     pub fn of<W>(
         samples_bytes: u64,
         batches: &EpochSampled,
@@ -87,9 +87,9 @@ impl PackedBytes {
         row_bytes: u64,
     ) -> PackedBytes {
         let (id_bytes, block) = (size_of::<W>() as u64, BlockArray::BLOCK_BYTES);
-        // Checksums of blocks: in the array, and twice while they are replaced.
+        // Block checksums: in the array, and twice while they are replaced.
         let row = row_bytes + row_bytes.div_ceil(2048) + id_bytes + 4;
-        // Before rows for memory are stored they are dealt out, 16 bytes each.
+        // Rows for memory are first distributed to parts, with 16 bytes each.
         let cached = hottest.cached() * (row + 16u64.saturating_sub(row_bytes)) + block;
         let others = samples_bytes
             + batches.accesses * 4
@@ -98,18 +98,18 @@ impl PackedBytes {
         PackedBytes { cached, others, row }
     }
 
-    /// As a decision is made about it.
+    /// The same, as input of the layout decision.
     pub fn needs(&self) -> DiskNeeds {
         DiskNeeds { fixed_bytes: self.cached + self.others, row_bytes: self.row }
     }
 }
 
-/// Of what is in the work directory: work of another version starts anew.
+/// Version of the work directory. Work of another version starts again.
 const WORK_VERSION: u64 = 4;
 
 impl<'a> PackWriter<'a> {
-    /// Starts, or goes on with, a directory of packed rows of what `header` says. `None`: an earlier process had finished it but
-    /// for its name, which it has now.
+    /// Starts or resumes a directory of packed rows of the samples that `header` describes. Returns `None` if an
+    /// earlier process had finished everything but the rename, which is done now.
     pub fn begin(
         dataset: &'a Dataset,
         directory: &Path,
@@ -119,15 +119,11 @@ impl<'a> PackWriter<'a> {
         if let Ok(found) = dataset.open_derived(staging.directory())
             && found.manifest.kind == KIND
             && staging.is_complete(&found.manifest.inputs)
-            && dataset.is_fresh(&found)
+            && dataset.is_current(&found)
             && let Ok(packing) = serde_json::from_value::<Packing>(found.manifest.parameters.clone())
         {
             if packing.sampling != header {
-                let problem = format!(
-                    "{} holds finished packed rows of other batches than these; give the flags they were made with, or another --prepared, or remove it",
-                    staging.directory().display()
-                );
-                return Err(FetchError::Request { problem });
+                return Err(FetchError::OtherBatches { directory: staging.directory().to_path_buf() });
             }
             staging.put_in_place()?;
             return Ok(None);
@@ -142,18 +138,18 @@ impl<'a> PackWriter<'a> {
         self.staging.directory()
     }
 
-    /// Where files go that are of no use when it is done.
+    /// Directory of temporary files.
     pub fn work(&self) -> PathBuf {
         self.staging.work_directory()
     }
 
-    /// The layout that an earlier process began to follow.
+    /// The layout that an earlier process started to follow.
     pub fn laid(&self) -> Option<PackLayout> {
         self.journal.done::<Laid>("laid").map(|laid| laid.layout)
     }
 
-    /// Bytes of memory that laying out, packing and ordering take at least, whichever takes most, where packed rows have at most
-    /// so many bytes.
+    /// Smallest memory of laying out, packing and ordering, whichever takes most, for packed rows of at most this many
+    /// bytes.
     pub fn memory_bytes(
         nodes: u64,
         row_bytes: u64,
@@ -168,8 +164,8 @@ impl<'a> PackWriter<'a> {
             .max(order::memory_bytes(nodes, row_bytes, blocks, batches))
     }
 
-    /// Lays rows out: those with a slot in `hottest` for memory, the others as the layout says. What followed another layout is
-    /// let go.
+    /// Lays rows out: those with a slot in `hottest` for memory, the others by the layout. Work that followed another
+    /// layout is dropped.
     pub fn lay_out<W: StoredRow>(
         &self,
         samples: &Samples,
@@ -188,8 +184,8 @@ impl<'a> PackWriter<'a> {
         Ok(self.journal.record("laid", &laid)?)
     }
 
-    /// Packs rows as they are laid out, and gives the directory its name; `alone` with the samples inside, so that it can be
-    /// moved.
+    /// Packs rows as they are laid out, and gives the directory its final name. With `alone`, samples are inside, so
+    /// that it can be moved.
     pub fn finish<W: StoredRow>(self, samples: &Samples, alone: bool, work: &PackWork) -> Result<Packing> {
         let laid = self.journal.done::<Laid>("laid");
         let laid = laid.ok_or_else(|| StoreError::Missing { path: self.work() })?;
@@ -238,7 +234,7 @@ impl<'a> PackWriter<'a> {
         }
     }
 
-    /// Another name for an array of the samples, in this directory; a copy where the file system has no such names.
+    /// Hard-links an array of the samples into this directory. Copies it if the file system has no hard links.
     fn link(&self, samples: &Samples, name: &str) -> Result<FileEntry> {
         let (from, to) = (samples.path(name), self.directory().join(format!("{name}.bin")));
         remove(&to)?;
@@ -247,7 +243,7 @@ impl<'a> PackWriter<'a> {
         samples.file(name)
     }
 
-    /// Entries as they were laid out.
+    /// Entries as laid out.
     pub(crate) fn laid_entries(&self, laid: &Laid) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         Plain::<Entry>::array(&self.work(), layout::LAID)?.read(0, laid.batches as usize, &mut entries)?;
@@ -255,7 +251,7 @@ impl<'a> PackWriter<'a> {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io(path)(error).into()),

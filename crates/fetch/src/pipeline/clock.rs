@@ -1,11 +1,11 @@
-//! What stages do with their time.
+//! Clocks of pipeline stages.
 
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a stage did with its time, in seconds.
+/// How a stage spent its time, in seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageTimes {
     /// Its name.
@@ -20,7 +20,7 @@ pub struct StageTimes {
     pub blocked: f64,
 }
 
-/// The time in which any of several threads was at something.
+/// The time in which at least one of several threads was busy.
 #[derive(Debug, Default)]
 pub struct AnyBusy(Mutex<Busy>);
 
@@ -32,7 +32,7 @@ struct Busy {
 }
 
 impl AnyBusy {
-    /// Runs `work`; the clock runs meanwhile.
+    /// Runs `work` and counts its time.
     pub fn busy<R>(&self, work: impl FnOnce() -> R) -> R {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         {
@@ -51,14 +51,14 @@ impl AnyBusy {
         result
     }
 
-    /// What it shows.
+    /// The time counted so far.
     pub fn passed(&self) -> Duration {
         let busy = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         busy.passed + busy.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 
-/// Counts one stage's time; shared by the stage and whoever asks.
+/// Counts one stage's time. The stage shares it with its observers.
 #[derive(Debug, Default)]
 pub struct StageClock {
     name: String,
@@ -74,7 +74,8 @@ impl StageClock {
         Arc::new(StageClock { name: name.to_string(), ..StageClock::default() })
     }
 
-    /// Runs `work` and counts its time as busy, and one item. What `work` counts as waiting is not busy. For one thread.
+    /// Runs `work` and counts its time as busy, and one item. Time that `work` counts as waiting is not busy. For one
+    /// thread.
     pub fn busy<R>(&self, work: impl FnOnce() -> R) -> R {
         self.items.fetch_add(1, Ordering::Relaxed);
         let waited = || self.starved.load(Ordering::Relaxed) + self.blocked.load(Ordering::Relaxed);
@@ -95,7 +96,7 @@ impl StageClock {
         timed(&self.blocked, wait)
     }
 
-    /// What it counted so far.
+    /// The times so far.
     pub fn times(&self) -> StageTimes {
         let seconds = |nanoseconds: &AtomicU64| nanoseconds.load(Ordering::Relaxed) as f64 * 1e-9;
         StageTimes {
@@ -109,7 +110,7 @@ impl StageClock {
 }
 
 impl StageTimes {
-    /// What was counted since `before`.
+    /// The times since `before`.
     pub fn since(&self, before: &StageTimes) -> StageTimes {
         StageTimes {
             name: self.name.clone(),
@@ -121,7 +122,7 @@ impl StageTimes {
     }
 }
 
-/// Items of all, and the mean of their times.
+/// The sum of items and the mean of times.
 pub(super) fn mean_times(clocks: &[Arc<StageClock>]) -> StageTimes {
     let mut mean = StageTimes::default();
     for times in clocks.iter().map(|clock| clock.times()) {

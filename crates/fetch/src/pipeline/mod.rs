@@ -1,9 +1,9 @@
-//! Stages that work at the same time, each a thread, joined by short queues. A stage takes an item, works on it and hands
-//! it on; the time it spends working (busy), without an item (starved) and without room for its result (blocked) is
-//! counted, so that a run can say what it was bound by.
+//! Stages that work at the same time, one thread each, connected by short queues. A stage takes an item, works on it
+//! and passes it on. Its time is counted as working (busy), waiting for an item (starved) or waiting for room for its
+//! result (blocked). So a run can report its bottleneck.
 //!
-//! A pipeline always comes to an end: a stage that fails or panics hands an error on as the last item, and a consumer that
-//! goes away, or has met an error, stops everything before it, whatever it waits for.
+//! A pipeline always ends. A stage that fails or panics sends an error as its last item. A consumer that is dropped, or
+//! has received an error, stops all stages before it, whatever they wait for.
 
 mod clock;
 mod recycle;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub struct StagePanicked {
     /// Its name.
     pub stage: String,
-    /// What it said.
+    /// The panic message.
     pub message: String,
 }
 
@@ -37,20 +37,19 @@ impl StagePanicked {
     }
 }
 
-/// What a stage works with: its clock, and the consumer's word that nobody waits for it any more.
+/// The context of a stage: its clock, and the signal that the consumer no longer waits for it.
 pub struct Stage {
     clock: Arc<StageClock>,
     stopped: Receiver<()>,
 }
 
 impl Stage {
-    /// A buffer, as soon as there is one; waiting counts as blocked. `None` once nobody waits for this stage any more: it is
-    /// to end.
+    /// Waits for a buffer; the time counts as blocked. `None` once nobody waits for this stage any more: it should end.
     pub fn take<T: Default>(&self, from: &Recycler<T>) -> Option<Recycled<T>> {
         self.clock.blocked(|| from.take(&self.stopped))
     }
 
-    /// A permit, likewise.
+    /// Waits for a permit in the same way.
     pub fn permit(&self, from: &Permits) -> Option<Permit> {
         self.clock.blocked(|| from.take(&self.stopped))
     }
@@ -61,19 +60,19 @@ impl Stage {
     }
 }
 
-/// The running end of a pipeline: items come out here, in order.
+/// The output end of a running pipeline: items come out here, in order.
 pub struct Pipeline<T, E> {
-    /// Dropped first: stages that wait for buffers or permits give up.
+    /// Dropped first, so that stages stop waiting for buffers or permits.
     stop: Vec<Sender<()>>,
     stopped: Receiver<()>,
     next: Option<Receiver<Result<T, E>>>,
-    /// For each stage the clocks of the threads that share it.
+    /// For each stage, the clocks of the threads that share it.
     clocks: Vec<Vec<Arc<StageClock>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> {
-    /// Starts the first stage: `make` is called until it has nothing more. `queue` items may wait after it.
+    /// Starts the first stage. It calls `make` until that returns nothing. `queue` items may wait after it.
     pub fn start(
         name: &str,
         queue: usize,
@@ -100,8 +99,8 @@ impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> 
         }
     }
 
-    /// The items of several pipelines with the same stages, one of each in turn: how workers share a stage and keep its order.
-    /// The first that ends is the end.
+    /// Merges several pipelines with the same stages, taking one item of each in turn. This is how workers share a
+    /// stage and keep its order. The result ends with the first pipeline that ends.
     pub fn in_turn(mut parts: Vec<Pipeline<T, E>>) -> Pipeline<T, E> {
         if parts.len() == 1 {
             return parts.remove(0);
@@ -131,7 +130,7 @@ impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> 
         Pipeline { stop, stopped, next: Some(next), clocks, threads }
     }
 
-    /// Adds a stage after the last. `work` that has nothing to hand on ends the pipeline.
+    /// Adds a stage at the end. If `work` returns nothing, the pipeline ends.
     pub fn then<U: Send + 'static>(
         self,
         name: &str,
@@ -141,7 +140,7 @@ impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> 
         self.then_with(name, queue, || Ok(()), move |stage, (), item| work(stage, item))
     }
 
-    /// The same with something that the stage makes on its own thread, and that stays there: a queue to a disk.
+    /// The same with a value that the stage creates on its own thread and that stays there, such as a queue to a disk.
     pub fn then_with<U: Send + 'static, S>(
         mut self,
         name: &str,
@@ -177,7 +176,7 @@ impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> 
 }
 
 impl<T, E> Pipeline<T, E> {
-    /// The next item; `None` after the last, and after an error: nothing follows it.
+    /// The next item. `None` after the last item and after an error.
     pub fn receive(&mut self) -> Option<Result<T, E>> {
         match self.next.as_ref()?.recv() {
             Ok(Ok(item)) => Some(Ok(item)),
@@ -192,12 +191,13 @@ impl<T, E> Pipeline<T, E> {
         }
     }
 
-    /// What each stage did with its time so far, first stage first; the mean where threads share it.
+    /// The times of each stage so far, first stage first. If threads share a stage, it is their mean.
     pub fn times(&self) -> Vec<StageTimes> {
         self.clocks.iter().map(|clocks| mean_times(clocks)).collect()
     }
 
-    /// Without a receiver the last stage stops at its next item, each stage before it likewise, and who waits gives up.
+    /// Drops the receiver. The last stage stops at its next item, then each stage before it, and waiting stages give
+    /// up.
     fn end(&mut self) {
         self.stop.clear();
         self.next = None;
@@ -213,7 +213,7 @@ impl<T, E> Drop for Pipeline<T, E> {
     }
 }
 
-/// Runs work beside a pipeline as a stage would: a panic is an error.
+/// Runs work outside a pipeline as a stage would: a panic becomes an error.
 pub fn caught<R, E: From<StagePanicked>>(stage: &str, work: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,
@@ -221,7 +221,7 @@ pub fn caught<R, E: From<StagePanicked>>(stage: &str, work: impl FnOnce() -> Res
     }
 }
 
-/// A thread that hands a panic on as an error.
+/// Starts a thread that sends a panic as an error.
 fn spawn<T: Send + 'static, E: From<StagePanicked> + Send + 'static>(
     name: &str,
     send: Sender<Result<T, E>>,
@@ -230,7 +230,7 @@ fn spawn<T: Send + 'static, E: From<StagePanicked> + Send + 'static>(
     let (builder, stage) = (Builder::new().name(name.to_string()), name.to_string());
     let caught = move || {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(&send))) {
-            // Where nobody waits for it, nobody needs to know.
+            // If nobody waits for it, nobody needs the error.
             let _ = send.send(Err(StagePanicked::new(&stage, &*panic).into()));
         }
     };

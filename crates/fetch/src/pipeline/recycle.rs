@@ -1,11 +1,11 @@
-//! Buffers and permits that go round: a stage takes one, and whoever is done with it drops it. Waiting for one is how a stage is
-//! kept from running ahead of its memory.
+//! Buffers and permits that are reused: a stage takes one, and it returns when dropped. Waiting for one limits how much
+//! memory a stage may use.
 
 use super::sync::{Receiver, Sender, bounded, receive_until};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// So many buffers that go round.
+/// A fixed number of buffers for reuse.
 pub struct Recycler<T> {
     put: Sender<T>,
     take: Receiver<T>,
@@ -18,21 +18,21 @@ impl<T> Clone for Recycler<T> {
 }
 
 impl<T: Default> Recycler<T> {
-    /// So many empty buffers.
+    /// A pool of `count` empty buffers.
     pub fn new(count: usize) -> Recycler<T> {
         let (put, take) = bounded(count);
         (0..count).for_each(|_| drop(put.try_send(T::default())));
         Recycler { put, take }
     }
 
-    /// A buffer, as soon as there is one. `None` once `stop` is dropped elsewhere.
+    /// Waits for a buffer. `None` once the other end of `stop` is dropped.
     pub(super) fn take(&self, stop: &Receiver<()>) -> Option<Recycled<T>> {
         let content = receive_until(&self.take, stop);
         content.map(|content| Recycled { content, home: self.put.clone() })
     }
 }
 
-/// A buffer on its way; dropped, it serves again.
+/// A buffer in use. When dropped, it can be used again.
 pub struct Recycled<T: Default> {
     content: T,
     home: Sender<T>,
@@ -53,7 +53,7 @@ impl<T: Default> DerefMut for Recycled<T> {
 
 impl<T: Default> Drop for Recycled<T> {
     fn drop(&mut self) {
-        // There is room for all that were made.
+        // There is room for all buffers.
         let _ = self.home.try_send(std::mem::take(&mut self.content));
     }
 }
@@ -64,23 +64,23 @@ impl<T: Default + fmt::Debug> fmt::Debug for Recycled<T> {
     }
 }
 
-/// A value that belongs to no pipeline.
+/// A value that does not belong to a pipeline.
 impl<T: Default> From<T> for Recycled<T> {
     fn from(content: T) -> Recycled<T> {
         Recycled { content, home: bounded(0).0 }
     }
 }
 
-/// How many batches may be on their way at a time.
+/// Limits how many batches may be in flight at a time.
 #[derive(Clone)]
 pub struct Permits(Recycler<()>);
 
-/// One of them; dropped, it is free again.
+/// Permission for one batch. When dropped, it is free again.
 #[derive(Debug)]
 pub struct Permit(#[allow(dead_code)] Recycled<()>);
 
 impl Permits {
-    /// So many.
+    /// A pool of `count` permits.
     pub fn new(count: usize) -> Permits {
         Permits(Recycler::new(count))
     }
@@ -91,7 +91,7 @@ impl Permits {
 }
 
 impl Permit {
-    /// One that belongs to no pipeline, for whoever makes batches without one.
+    /// A permit outside any pipeline, for code that makes batches without one.
     pub fn unlimited() -> Permit {
         Permit(Recycled::from(()))
     }

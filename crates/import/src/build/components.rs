@@ -6,7 +6,7 @@ use crate::source::EdgeSource;
 use crate::{ImportWorkspace, MINIMUM_MEMORY_BYTES, Result};
 use esker_types::Unit;
 
-/// The nodes of the largest component; of several equally large ones, the one with the smallest node.
+/// The nodes of the largest component. Ties go to the component with the smallest node.
 pub fn largest(
     edges: &dyn EdgeSource,
     stated: Option<u64>,
@@ -34,7 +34,7 @@ pub fn largest(
     for node in 0..parents.len() as u64 {
         sizes[root(&mut parents, node) as usize] += 1;
     }
-    // Roots are the smallest nodes of their components, so the first of the largest is the rule's choice.
+    // A root is the smallest node of its component, so the first of the largest ones wins a tie.
     let best =
         sizes.iter().max().and_then(|most| sizes.iter().position(|size| size == most)).unwrap_or(0) as u64;
     let mut bits = Bitmap::new(parents.len() as u64);
@@ -47,7 +47,7 @@ pub fn largest(
     Ok(Selection::new(bits))
 }
 
-/// Parents and sizes take a word a node each, the selection a little over a bit.
+/// Parents and sizes take a word per node each, the selection a little over a bit.
 fn check_budget(nodes: u64, workspace: &ImportWorkspace) -> Result<()> {
     let bytes = nodes.saturating_mul(16).saturating_add(Selection::memory_bytes(nodes));
     workspace.require(&format!("--largest-component of {nodes} nodes"), bytes, MINIMUM_MEMORY_BYTES / 2)

@@ -1,4 +1,4 @@
-//! Edges on their way to the topology: checked, treated, packed into records, sorted by (target, source).
+//! Prepares edges for the topology: checks and treats them, packs them into records, sorts them by (target, source).
 
 use super::selection::Selection;
 use super::topology::{self, TopologyResult};
@@ -26,7 +26,7 @@ impl<'a> CheckedEdges<'a> {
         Ok(CheckedEdges { source, stream: source.open(skip)?, nodes, position: skip })
     }
 
-    /// The next edges; `false` when there are no more.
+    /// The next edges; `false` if there are no more.
     pub fn next(&mut self, out: &mut Vec<ForeignEdge>) -> Result<bool> {
         if !self.stream.next(out)? || out.is_empty() {
             return Ok(false);
@@ -72,7 +72,7 @@ pub trait EdgeRecord: Pod + Ord + Send + Sync {
     }
 }
 
-/// Two 32-bit ends in one word: all that most graphs need.
+/// Two 32-bit ids in one word: enough for most graphs.
 impl EdgeRecord for u64 {
     fn pack(edge: &ForeignEdge, _: u64) -> u64 {
         edge.target << 32 | edge.source
@@ -88,7 +88,7 @@ impl EdgeRecord for u64 {
     }
 }
 
-/// Everything an edge may carry.
+/// All columns that an edge may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct WideEdge {
@@ -147,23 +147,23 @@ impl EdgeRecord for WideEdge {
     }
 }
 
-/// How far the edges have come: the runs sorted so far and the edges they hold.
+/// Progress of spooling: the sorted runs so far and the number of edges in them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Spooled {
     runs: Vec<Run>,
     position: u64,
-    /// Largest id so far, plus one, and about where it stood.
+    /// Largest id so far, plus one, and its approximate position.
     ids_end: u64,
     ids_end_position: u64,
     relations: u64,
-    /// All edges of the source, once it is read to its end.
+    /// Number of edges of the source, once it is read to its end.
     edges: u64,
 }
 
-/// Where nobody says how many nodes there are, this many for each edge are taken for a mistake.
-const MOST_NODES_AN_EDGE: u64 = 16;
+/// If the number of nodes is not given, more than this many nodes per edge are taken for a mistake.
+const MOST_NODES_PER_EDGE: u64 = 16;
 
-/// What to do with a source's edges.
+/// How to treat a source's edges.
 pub struct EdgePlan<'a> {
     pub source: &'a dyn EdgeSource,
     pub treatment: Treatment,
@@ -193,7 +193,7 @@ impl EdgePlan<'_> {
         Ok(result.expect("wide records hold every id"))
     }
 
-    /// `None` when an id does not fit the record.
+    /// `None` if an id does not fit into the record.
     fn build_with<R: EdgeRecord>(
         &self,
         directory: &Path,
@@ -274,10 +274,10 @@ impl EdgePlan<'_> {
         Ok(Some((sorter, spooled)))
     }
 
-    /// One wrong id, or ids that are no row numbers, can ask for terabytes of offsets: better to say so than to fill the
-    /// disk.
+    /// A single wrong id, or ids that are not row numbers, can require terabytes of offsets. This is an error, instead
+    /// of filling the disk.
     fn check_space(&self, nodes: u64, spooled: &Spooled, directory: &Path) -> Result<()> {
-        let most = spooled.edges.saturating_mul(MOST_NODES_AN_EDGE).saturating_add(1 << 20);
+        let most = spooled.edges.saturating_mul(MOST_NODES_PER_EDGE).saturating_add(1 << 20);
         if self.stated_nodes.is_none() && nodes > most {
             let expected = "ids that count nodes from 0 (--string-ids numbers them anew where a format has it; --nodes N if this is meant)";
             return Err(self.source.location(spooled.ids_end_position).bad(expected, nodes - 1));
@@ -308,7 +308,7 @@ impl EdgePlan<'_> {
         for (edge, position) in edges.iter().zip(start..) {
             let mut edge = *edge;
             if let Some(selection) = self.selection {
-                // Both ends are in the same component: both stay or both go.
+                // Both ends are in the same component: both are kept or both are dropped.
                 let (Some(source), Some(target)) = (selection.rank(edge.source), selection.rank(edge.target))
                 else {
                     continue;

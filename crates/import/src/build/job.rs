@@ -3,21 +3,21 @@ use esker_store::{Dataset, Manifest, Staging};
 use esker_types::{Budget, Progress};
 use std::path::Path;
 
-/// How to carry a job out; none of it shapes the result.
+/// How to run a job. Nothing in it changes the result.
 pub struct ImportJob<'a> {
-    /// Where the dataset goes.
+    /// Path of the dataset.
     pub target: &'a Path,
     /// Whether a dataset of that name may be replaced.
     pub overwrite: bool,
-    /// What may be used.
+    /// The memory budget.
     pub budget: Budget,
-    /// Where to report.
+    /// Receives progress reports.
     pub progress: &'a dyn Progress,
 }
 
 impl ImportJob<'_> {
-    /// Makes the dataset that `fingerprint` names, going on where an earlier run was stopped. `build` writes arrays to
-    /// the staging directory and describes them.
+    /// Makes the dataset that `fingerprint` names, resuming an interrupted run. `build` writes arrays to the staging
+    /// directory and describes them.
     pub(crate) fn make(
         &self,
         fingerprint: &str,
@@ -49,9 +49,9 @@ impl ImportJob<'_> {
                 staging.publish(&manifest, fingerprint)?.iter().for_each(|left| self.progress.note(left));
                 Ok(manifest)
             }
-            // Nothing worth keeping yet: leave nothing behind.
+            // Nothing worth keeping yet: remove everything.
             Err(error) if journal.is_empty() => {
-                // What matters is why it failed, not that its empty directory stays.
+                // The original error matters more than a failure to remove the directory.
                 let _ = staging.discard();
                 Err(error)
             }

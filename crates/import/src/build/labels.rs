@@ -5,12 +5,12 @@ use esker_store::{ArrayWriter, FileEntry, LabelInfo, LabelKind, file};
 use esker_types::{Dtype, Unit};
 use std::path::Path;
 
-/// Class numbers pass through f32, which holds every whole number up to here.
+/// Class numbers are converted through f32, which represents every whole number up to this one.
 const MOST_CLASSES: f32 = 16_777_216.0;
-/// Rows converted at a time.
+/// Values converted at a time.
 const PIECE_VALUES: u64 = 1 << 16;
 
-/// Labels and what they mean.
+/// Labels and their meaning.
 pub(super) struct LabelPlan<'a> {
     pub rows: &'a dyn RowSource,
     pub kind: LabelKind,
@@ -18,7 +18,7 @@ pub(super) struct LabelPlan<'a> {
 }
 
 impl LabelPlan<'_> {
-    /// Writes the labels of the nodes that stay.
+    /// Writes the labels of the selected nodes.
     pub fn write(
         &self,
         selection: Option<&Selection>,
@@ -64,7 +64,7 @@ impl LabelPlan<'_> {
         })
     }
 
-    /// Appends a label as it is stored; whether there is one.
+    /// Appends a label in its stored form. Returns whether the node has one.
     fn append(&self, label: &[f32], node: u64, classes: &mut u64, bytes: &mut Vec<u8>) -> Result<bool> {
         let mut known = false;
         for value in label {

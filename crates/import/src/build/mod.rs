@@ -1,5 +1,5 @@
-//! Streams an [`ImportSource`] into a dataset: topology through an external sort, rows straight through, all of it inside
-//! the memory budget and resumable. Knows no format.
+//! Streams an [`ImportSource`] into a dataset: topology through an external sort, rows directly. Everything stays
+//! within the memory budget and is resumable. This module knows no formats.
 
 mod components;
 mod edges;
@@ -28,21 +28,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Imports a foreign dataset.
+/// Imports a dataset from another format.
 pub fn import(request: &Request, job: &ImportJob) -> Result<Manifest> {
     formats::check_flags(request)?;
     let format = formats::by_name(&request.format)?;
     let mut inputs = format.inputs(request)?;
     inputs.extend(request.edge_features.clone());
     for input in &inputs {
-        // --overwrite must not delete what it reads.
+        // --overwrite must not delete the input.
         if let (Ok(input), Ok(target)) = (input.canonicalize(), job.target.canonicalize())
             && input.starts_with(&target)
         {
-            return Err(ImportError::Request(format!(
-                "{}: lies inside the dataset to be written",
-                input.display()
-            )));
+            return Err(ImportError::InsideTarget { path: input });
         }
     }
     job.make(&fingerprint(request, &inputs)?, |staging, workspace| {
@@ -51,9 +48,10 @@ pub fn import(request: &Request, job: &ImportJob) -> Result<Manifest> {
     })
 }
 
-/// Names the job by everything that shapes its result: the request, and each input's length and time of change.
+/// Identifies the job by everything that determines its result: the request, and the length and modification time of
+/// each input.
 fn fingerprint(request: &Request, inputs: &[PathBuf]) -> Result<String> {
-    // Debug keeps what is no UTF-8 in a path apart.
+    // Debug output distinguishes paths that are not UTF-8.
     let mut text = format!("{request:?}{}", env!("CARGO_PKG_VERSION"));
     for path in inputs {
         let found = std::fs::metadata(path).map_err(|error| crate::Location::file(path).io(error))?;
@@ -72,7 +70,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         let (request, source) = (self.request, self.source);
-        self.check_asked()?;
+        self.check_request()?;
         let treatment = self.treatment();
         let stated_nodes = self.stated_nodes()?;
         let selection = match request.largest_component {
@@ -94,7 +92,7 @@ impl Builder<'_> {
         let topology = plan.build(self.staging.directory(), workspace)?;
         let mut files = topology.files.clone();
         let columns = self.edge_columns(&topology, workspace, &mut files)?;
-        // Small things first: a mistake in a split should not cost an hour of features.
+        // Small parts first: a mistake in a split should not cost an hour of reading features.
         let labels = self.labels(selection, &mut files)?;
         let splits = self.splits(&topology, labels.as_ref(), selection, workspace, &mut files)?;
         let features = self.features(selection, workspace, &mut files)?;
@@ -124,7 +122,7 @@ impl Builder<'_> {
         .complete())
     }
 
-    /// Out-neighbours and features by edge, where they are asked for; all columns by edge.
+    /// Writes out-neighbours and edge features if requested. Returns all edge columns.
     fn edge_columns(
         &self,
         topology: &TopologyResult,
@@ -184,8 +182,8 @@ impl Builder<'_> {
         Ok(Some(info))
     }
 
-    /// Refuses what would have no effect.
-    fn check_asked(&self) -> Result<()> {
+    /// Refuses options that would have no effect.
+    fn check_request(&self) -> Result<()> {
         let (request, source) = (self.request, self.source);
         let idle = [
             ("--dtype", request.dtype.is_some() && source.features.is_none(), "features"),
@@ -199,9 +197,7 @@ impl Builder<'_> {
             ("--nan-is-unlabelled", request.nan_is_unlabelled && source.labels.is_none(), "labels"),
         ];
         match idle.into_iter().find(|(_, idle, _)| *idle) {
-            Some((flag, _, what)) => {
-                Err(ImportError::Request(format!("{flag} has nothing to work on: there are no {what}")))
-            }
+            Some((flag, _, what)) => Err(ImportError::Idle { flag, what }),
             None => Ok(()),
         }
     }
@@ -215,7 +211,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The number of nodes by everything that tells it, which must agree.
+    /// The number of nodes according to all sources that state it. They must agree.
     fn stated_nodes(&self) -> Result<Option<u64>> {
         let mut stated = self.source.nodes.or(self.request.nodes);
         let rows: [Option<&dyn RowSource>; 2] =
@@ -308,7 +304,7 @@ impl Builder<'_> {
         Ok(true)
     }
 
-    /// What shaped the dataset, for people who find it later. File names only: paths are of one machine.
+    /// The options that determined the dataset, for later readers. File names only: paths are specific to one machine.
     fn provenance(&self, treatment: Treatment) -> Provenance {
         let serde_json::Value::Object(asked) =
             serde_json::to_value(self.request.with_readable_paths()).expect("plain data")

@@ -1,4 +1,4 @@
-//! Feature rows: choosing how to store them, converting, writing. Rows pass through in order, a chunk at a time.
+//! Feature rows: chooses their dtype, converts and writes them. Rows are streamed in order, one chunk at a time.
 
 use super::selection::Selection;
 use super::topology::TopologyResult;
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 
-/// Bytes of rows between two checkpoints: what a kill may cost.
+/// Bytes of rows between two checkpoints: the most work that a kill can lose.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
-/// What the user asked of features.
+/// The user's options for features.
 pub(crate) struct FeaturePlan {
     pub dtype: Option<Dtype>,
     pub row_normalise: bool,
-    /// NaN and infinite numbers pass.
+    /// NaN and infinite numbers are accepted.
     pub allow_nan: bool,
 }
 
@@ -27,11 +27,11 @@ pub(crate) struct FeaturePlan {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Storage {
     dtype: Dtype,
-    /// For 8-bit rows that are not whole numbers: what a stored 1 stands for, by column.
+    /// For 8-bit rows that are not whole numbers: the value of a stored 1, per column.
     scales: Option<Vec<f32>>,
 }
 
-/// Reads rows in chunks that fit the budget, normalised if asked for, unselected ones left out.
+/// Reads rows in chunks that fit the budget, normalises them if requested, and drops unselected ones.
 struct Chunks<'a> {
     rows: &'a dyn RowSource,
     stream: Box<dyn RowStream>,
@@ -56,7 +56,7 @@ impl<'a> Chunks<'a> {
         Ok(Chunks { rows, stream, selection, plan, buffer: Vec::new(), chunk_rows, next: first })
     }
 
-    /// The next rows that stay, and the source row of the first one read; `None` at the end.
+    /// The next selected rows, and the source row of the first row read; `None` at the end.
     fn next(&mut self) -> Result<Option<(u64, &mut [f32])>> {
         let (dim, first) = (self.rows.dim(), self.next);
         let count = self.chunk_rows.min(self.rows.rows() - self.next);
@@ -89,13 +89,13 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// A feature that no model can learn from.
+/// The error for a feature that no model can learn from.
 fn not_finite(location: Location, column: usize, value: f32) -> ImportError {
     let expected = "a finite number (--allow-nan imports NaN and infinity as they are)";
     location.column(column).bad(expected, value)
 }
 
-/// The source row of the kept row number `index` in a chunk that starts at source row `first`.
+/// The source row of selected row number `index` in a chunk that starts at source row `first`.
 fn source_row(selection: Option<&Selection>, first: u64, index: usize) -> u64 {
     match selection {
         Some(selection) => (first..).filter(|row| selection.contains(*row)).nth(index).unwrap_or(first),
@@ -103,7 +103,7 @@ fn source_row(selection: Option<&Selection>, first: u64, index: usize) -> u64 {
     }
 }
 
-/// Divides a row by its sum; a row that sums to nothing stays as it is.
+/// Divides a row by its sum. A row with sum zero is not changed.
 fn normalise(row: &mut [f32]) {
     let sum: f64 = row.iter().map(|value| *value as f64).sum();
     if sum != 0.0 && sum.is_finite() {
@@ -111,7 +111,7 @@ fn normalise(row: &mut [f32]) {
     }
 }
 
-/// Writes feature rows; returns what the manifest says of them and their files.
+/// Writes feature rows. Returns their description in the manifest and their files.
 pub(crate) fn write_features(
     rows: &dyn RowSource,
     plan: &FeaturePlan,
@@ -145,17 +145,14 @@ fn choose_storage(
     match plan.dtype {
         Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::Bf16)) => return Ok(exact(dtype)),
         Some(Dtype::U8 | Dtype::I8) => {}
-        Some(dtype) => {
-            let text = format!("--dtype {dtype}: features are stored as f32, f16, bf16, u8 or i8");
-            return Err(ImportError::Request(text));
-        }
+        Some(dtype) => return Err(ImportError::NoFeatureDtype { dtype }),
         None if rows.natural_dtype() != Dtype::F32 || plan.row_normalise => {
             return Ok(exact(rows.natural_dtype()));
         }
         None => {}
     }
     let requested = plan.dtype.unwrap_or(Dtype::U8);
-    // Casts saturate and turn NaN into 0, so coming back equal means: whole, in range.
+    // Casts saturate and turn NaN into 0, so a value that is unchanged is whole and in range.
     let fits = |value: &f32| match requested {
         Dtype::U8 => (*value as u8) as f32 == *value,
         _ => (*value as i8) as f32 == *value,
@@ -212,7 +209,7 @@ fn write_rows(
     let resumed = ArrayWriter::resume(directory, file::NODE_FEATURES, storage.dtype, dim, written);
     let (mut writer, read, mut written) = match resumed {
         Ok(writer) => (writer, read, written),
-        // What the journal counts on is not there: a kill came between the finished array and its record.
+        // The rows that the journal counts are missing: a kill came between finishing the array and recording it.
         Err(StoreError::WrongLength { .. }) => {
             (ArrayWriter::create(directory, file::NODE_FEATURES, storage.dtype, dim)?, 0, 0)
         }
@@ -262,15 +259,15 @@ fn write_rows(
     Ok(entries)
 }
 
-/// Room for converted values.
+/// Buffers for converted values.
 #[derive(Default)]
 struct Converted {
     bytes: Vec<u8>,
     halves: Vec<u16>,
 }
 
-/// `values` as they are stored, in `room` where they must be converted; or the position and value of one that does
-/// not fit.
+/// `values` in their stored form, in `room` if they must be converted. The error is the position and value of a value
+/// that does not fit.
 fn convert<'a>(
     values: &'a [f32],
     storage: &Storage,
@@ -307,7 +304,7 @@ fn convert<'a>(
                 _ => value.round() as i8 as u8,
             };
             match &storage.scales {
-                // Known to be whole numbers in range.
+                // These are known to be whole numbers in range.
                 None if storage.dtype == Dtype::U8 => {
                     room.bytes.extend(values.iter().map(|value| *value as u8))
                 }
@@ -325,8 +322,8 @@ fn convert<'a>(
     }
 }
 
-/// Edge feature rows, brought from the order of their file into the order of edge ids. Each pass over the file
-/// fills as many edges as fit half the budget.
+/// Writes edge feature rows in the order of edge ids instead of their file's order. Each pass over the file fills as
+/// many edges as fit into half the budget.
 pub(crate) fn edge_features(
     path: &Path,
     directory: &Path,

@@ -6,17 +6,17 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// Nothing of `0..count`.
+    /// An empty set of nodes from `0..count`.
     pub fn new(count: u64) -> Bitmap {
         Bitmap { words: vec![0; count.div_ceil(64) as usize], count }
     }
 
-    /// What a bitmap of so many nodes takes.
+    /// Memory of a bitmap of this many nodes.
     pub fn memory_bytes(count: u64) -> u64 {
         count.div_ceil(64) * 8
     }
 
-    /// Adds a node; whether it was new.
+    /// Adds a node. Returns whether it was new.
     pub fn insert(&mut self, node: u64) -> bool {
         let (word, bit) = ((node / 64) as usize, 1 << (node % 64));
         let new = self.words[word] & bit == 0;
@@ -24,12 +24,12 @@ impl Bitmap {
         new
     }
 
-    /// Whether the node is in.
+    /// Whether the set contains the node.
     pub fn contains(&self, node: u64) -> bool {
         self.words[(node / 64) as usize] >> (node % 64) & 1 == 1
     }
 
-    /// How many nodes are in.
+    /// Number of nodes in the set.
     pub fn len(&self) -> u64 {
         self.words.iter().map(|word| word.count_ones() as u64).sum()
     }
@@ -40,16 +40,16 @@ impl Bitmap {
     }
 }
 
-/// The nodes that stay, and their new numbers: their ranks among those that stay.
+/// The selected nodes and their new ids: their ranks among the selected nodes.
 pub struct Selection {
     bits: Bitmap,
-    /// Members before each group of 512.
+    /// Selected nodes before each group of 512.
     ranks: Vec<u64>,
     total: u64,
 }
 
 impl Selection {
-    /// Keeps the nodes of `bits`.
+    /// Selects the nodes of `bits`.
     pub fn new(bits: Bitmap) -> Selection {
         let (mut ranks, mut total) = (Vec::with_capacity(bits.words.len() / 8 + 1), 0);
         for group in bits.words.chunks(8) {
@@ -59,27 +59,27 @@ impl Selection {
         Selection { bits, ranks, total }
     }
 
-    /// What a selection among so many nodes takes.
+    /// Memory of a selection among this many nodes.
     pub fn memory_bytes(of: u64) -> u64 {
         Bitmap::memory_bytes(of) / 8 * 9
     }
 
-    /// Whether a node stays.
+    /// Whether a node is selected.
     pub fn contains(&self, node: u64) -> bool {
         self.bits.contains(node)
     }
 
-    /// How many stay.
+    /// Number of selected nodes.
     pub fn len(&self) -> u64 {
         self.total
     }
 
-    /// How many there were.
+    /// Number of nodes before the selection.
     pub fn of(&self) -> u64 {
         self.bits.count
     }
 
-    /// The new number of a node, if it stays.
+    /// The new id of a node, if it is selected.
     pub fn rank(&self, node: u64) -> Option<u64> {
         if !self.contains(node) {
             return None;
@@ -92,11 +92,11 @@ impl Selection {
     }
 }
 
-/// Keeps the `capacity` items with the smallest random priorities: a uniform sample of what was offered.
+/// Keeps the `capacity` items with the smallest random priorities: a uniform sample of the offered items.
 pub struct SmallestPriorities {
     capacity: usize,
     heap: std::collections::BinaryHeap<(u64, u64)>,
-    /// How many items were offered.
+    /// Number of items offered.
     pub offered: u64,
 }
 

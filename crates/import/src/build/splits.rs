@@ -1,4 +1,5 @@
-//! Which nodes (or edges) train, validate and test: as given, coded, or drawn by a seed.
+//! Which nodes (or edges) are for training, validation and testing: given as ids or codes, or drawn with a random
+//! seed.
 
 use super::edges::CheckedEdges;
 use super::selection::{Bitmap, Selection, SmallestPriorities, share_of};
@@ -13,7 +14,7 @@ use std::path::Path;
 
 const NAMES: [&str; 3] = [file::SPLIT_TRAIN, file::SPLIT_VALID, file::SPLIT_TEST];
 
-/// Where splits come from.
+/// The source of the splits.
 pub(super) struct SplitPlan<'a> {
     pub source: &'a Splits,
     pub choice: Option<&'a SplitChoice>,
@@ -165,14 +166,13 @@ impl SplitPlan<'_> {
         workspace: &ImportWorkspace,
     ) -> Result<()> {
         let Some((_, entry)) = labels.filter(|(info, _)| info.kind == LabelKind::Classes) else {
-            return Err(ImportError::Request("--split per-class needs labels that are classes".into()));
+            return Err(ImportError::NoClasses);
         };
         let key = Key::new(self.seed).with(0x5b117);
         let Some(requested) = train.checked_add(valid).filter(|requested| *requested <= self.nodes) else {
-            let text = format!("--split per-class:{train},{valid}: there are only {} nodes", self.nodes);
-            return Err(ImportError::Request(text));
+            return Err(ImportError::FewNodes { train, valid, nodes: self.nodes });
         };
-        // A sample for each class that occurs, made when it does.
+        // One sample per class, created when the class first occurs.
         let mut samples: BTreeMap<i32, SmallestPriorities> = BTreeMap::new();
         let mut bytes = 0;
         for_each_class(directory, entry, |node, class| {
@@ -188,11 +188,8 @@ impl SplitPlan<'_> {
         let test = std::mem::replace(&mut sets[2], Bitmap::new(self.nodes));
         for (class, sample) in samples {
             if sample.offered < requested {
-                let text = format!(
-                    "--split per-class:{train},{valid}: class {class} has {} nodes, {requested} are needed; choose smaller numbers",
-                    sample.offered
-                );
-                return Err(ImportError::Request(text));
+                let found = sample.offered;
+                return Err(ImportError::SmallClass { train, valid, class, found, needed: requested });
             }
             for (index, node) in sample.into_items().into_iter().enumerate() {
                 sets[(index as u64 >= train) as usize].insert(node);
@@ -217,7 +214,7 @@ impl SplitPlan<'_> {
         let order = Permutation::new(of, Key::new(self.seed).with(0x54a5e));
         let train_end = share_of(of, shares[0]);
         let valid_end = train_end + share_of(of, shares[1]);
-        // Shares that add up to one leave nobody out, whatever rounding did.
+        // Shares that add up to one leave out no node, whatever the rounding.
         let all = shares.iter().sum::<f64>() > 1.0 - 1e-9;
         let test_end = if all { of } else { (valid_end + share_of(of, shares[2])).min(of) };
         let mut item = 0;
@@ -238,7 +235,7 @@ impl SplitPlan<'_> {
         Ok(())
     }
 
-    /// A training node without a label would be a silent hole in the loss.
+    /// Refuses a training node without a label: the loss would silently ignore it.
     fn check_labelled(
         &self,
         directory: &Path,
@@ -264,12 +261,7 @@ impl SplitPlan<'_> {
             node += count as u64;
         }
         match unlabelled {
-            Some(node) => {
-                let text = format!(
-                    "node {node} of the dataset is in the training split and has no label; fix the split or the labels"
-                );
-                Err(ImportError::Request(text))
-            }
+            Some(node) => Err(ImportError::Unlabelled { node }),
             None => Ok(()),
         }
     }
@@ -284,7 +276,7 @@ impl SplitPlan<'_> {
         let of = self.selection.map_or(self.nodes, Selection::of);
         let mut files = Vec::new();
         for (name, edges) in [(file::SPLIT_VALID, valid), (file::SPLIT_TEST, test)] {
-            // Relations are 32-bit: either width holds them.
+            // Relations are 32-bit, so they fit either width.
             let mut writer = IdWriter::create(directory, name, self.id_width, 3)?;
             let (mut stream, mut chunk) = (CheckedEdges::open(edges, Some(of), 0)?, Vec::new());
             while stream.next(&mut chunk)? {

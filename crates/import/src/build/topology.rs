@@ -1,5 +1,5 @@
-//! Writing neighbour lists from edges that come sorted by (target, source): offsets, neighbours, and columns by
-//! edge id. An edge's id is its place in this order.
+//! Writes the adjacency (CSC) from edges sorted by (target, source): offsets, neighbours, and columns by edge id. An
+//! edge's id is its position in this order.
 
 use super::edges::EdgeRecord;
 use crate::sort::{Sorted, Sorter};
@@ -9,7 +9,7 @@ use esker_types::{Dtype, IdWidth, Unit};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What came of the edges.
+/// Properties of the topology that was written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TopologyResult {
     pub nodes: u64,
@@ -17,7 +17,7 @@ pub(crate) struct TopologyResult {
     pub id_width: IdWidth,
     pub max_in_degree: u64,
     pub without_in_neighbours: u64,
-    /// Highest relation plus one.
+    /// Largest relation plus one.
     pub relations: u64,
     /// Edges of the source, before anything was added or removed.
     pub source_edges: u64,
@@ -34,7 +34,7 @@ pub(crate) struct ColumnChoice {
     pub position: bool,
 }
 
-/// What the lists are to look like.
+/// Options of the adjacency.
 pub(crate) struct EdgeLayout {
     pub nodes: u64,
     pub columns: ColumnChoice,
@@ -44,10 +44,10 @@ pub(crate) struct EdgeLayout {
     pub wide_ids: bool,
 }
 
-/// Elements gathered before they go to their writer.
+/// Elements collected before they are written.
 const PIECE: usize = 1 << 14;
 
-/// Ids written in the width of the dataset.
+/// Writes ids in the width of the dataset.
 pub(crate) struct IdWriter {
     writer: ArrayWriter,
     width: IdWidth,
@@ -86,7 +86,7 @@ impl IdWriter {
     }
 }
 
-/// Elements of one type, gathered in pieces.
+/// Elements of one type, collected in pieces.
 struct ColumnWriter<T> {
     writer: ArrayWriter,
     piece: Vec<T>,
@@ -120,12 +120,12 @@ pub(crate) struct AdjacencyWriter {
     neighbours: IdWriter,
     width: IdWidth,
     nodes: u64,
-    /// Nodes whose lists are closed.
+    /// Nodes whose neighbours are complete.
     closed: u64,
     edges: u64,
-    list_start: u64,
+    node_start: u64,
     max_degree: u64,
-    empty_lists: u64,
+    without_neighbours: u64,
 }
 
 impl AdjacencyWriter {
@@ -140,27 +140,27 @@ impl AdjacencyWriter {
             nodes,
             closed: 0,
             edges: 0,
-            list_start: 0,
+            node_start: 0,
             max_degree: 0,
-            empty_lists: 0,
+            without_neighbours: 0,
         })
     }
 
-    /// Closes the lists of all nodes before `node`.
+    /// Completes the neighbours of all nodes before `node`.
     #[inline]
     fn close_before(&mut self, node: u64) -> Result<()> {
         while self.closed < node {
-            let degree = self.edges - self.list_start;
+            let degree = self.edges - self.node_start;
             self.max_degree = self.max_degree.max(degree);
-            self.empty_lists += (degree == 0) as u64;
-            self.list_start = self.edges;
+            self.without_neighbours += (degree == 0) as u64;
+            self.node_start = self.edges;
             self.closed += 1;
             self.offsets.push(self.edges)?;
         }
         Ok(())
     }
 
-    /// Appends a neighbour to `node`'s list; nodes must not fall.
+    /// Appends a neighbour of `node`. Calls must have ascending nodes.
     #[inline]
     pub fn push(&mut self, node: u64, neighbour: u64) -> Result<()> {
         self.close_before(node)?;
@@ -175,7 +175,7 @@ impl AdjacencyWriter {
             edges: self.edges,
             id_width: self.width,
             max_in_degree: self.max_degree,
-            without_in_neighbours: self.empty_lists,
+            without_in_neighbours: self.without_neighbours,
             relations: 0,
             source_edges: self.edges,
             columns: Vec::new(),
@@ -263,7 +263,7 @@ impl ColumnWriters {
     }
 
     fn finish(self, result: &mut TopologyResult) -> Result<()> {
-        // Relations have a place of their own in the manifest; the others are columns.
+        // Relations have a field of their own in the manifest; the others are columns.
         if let Some(column) = self.relation {
             result.files.push(column.finish()?);
         }
@@ -288,7 +288,8 @@ impl ColumnWriters {
     }
 }
 
-/// Out-neighbours from the in-neighbours just written: every list sorted by neighbour, then edge id.
+/// Writes out-neighbours from the in-neighbours just written. A node's out-neighbours are sorted by neighbour, then
+/// edge id.
 pub(crate) fn out_neighbours(
     requested: bool,
     directory: &Path,
@@ -299,7 +300,7 @@ pub(crate) fn out_neighbours(
         return Ok(Vec::new());
     }
     workspace.step("out-neighbours", || {
-        // With 32-bit ends one word holds both: two thirds of the bytes to sort.
+        // With 32-bit ids one word has both ends: two thirds of the bytes to sort.
         if topology.id_width == IdWidth::U32 {
             write_out(
                 directory,

@@ -1,10 +1,10 @@
-//! What several formats check about their labels.
+//! Label checks that several formats share.
 
 use crate::npy::{NpyArray, NpyRows, Scalar};
 use crate::source::{LabelKind, NodeLabels};
 use crate::{Request, Result};
 
-/// One class a node, whole numbers or, where `nan_is_unlabelled`, floats.
+/// One class per node: whole numbers, or floats if `nan_is_unlabelled`.
 pub(super) fn from_npy(
     array: NpyArray,
     nodes: u64,

@@ -1,5 +1,5 @@
-//! In-neighbours in compressed form: `--indptr P.npy` says where each node's in-neighbours start in
-//! `--indices I.npy`. Both are streamed.
+//! In-neighbours as CSC: `--indptr P.npy` has the start of each node's in-neighbours in `--indices I.npy`. Both are
+//! streamed.
 
 use super::Format;
 use crate::npy::{NpyArray, NpyElements};
@@ -112,7 +112,7 @@ impl EdgeSource for CscEdges {
     }
 }
 
-/// Walks the starts: which node's range holds an edge.
+/// Walks the starts to find the node whose range contains an edge.
 struct CscTargets {
     elements: NpyElements,
     location: NpyArray,
@@ -128,7 +128,7 @@ struct CscTargets {
 impl CscTargets {
     fn new(starts: &NpyArray) -> Result<CscTargets> {
         let mut elements = starts.stream(0)?;
-        // The first start is 0; what follows are the ends of the ranges of nodes 0, 1, ...
+        // The first start is 0; the following ones are the ends of the ranges of nodes 0, 1, ...
         elements.integers(1, &mut Vec::new())?;
         let left = starts.elements() - 1;
         let (loaded, at) = (Vec::new(), 0);
@@ -160,7 +160,7 @@ impl CscTargets {
         Ok(end as u64)
     }
 
-    /// Moves to the range that holds `edge`, if it is not the end of all.
+    /// Moves to the range that contains `edge`, or to the end.
     fn seek(&mut self, edge: u64) -> Result<()> {
         while self.end <= edge && (self.left > 0 || self.at < self.loaded.len()) {
             self.end = self.next_end(self.node + 1)?;
@@ -197,7 +197,7 @@ impl EdgeStream for CscEdgeStream {
             out.iter_mut().zip(&self.floats).for_each(|(edge, weight)| edge.weight = *weight);
         }
         if self.position == self.count {
-            // The starts after the last edge are checked as well.
+            // The starts after the last edge are checked too.
             self.targets.seek(u64::MAX)?;
         }
         Ok(count > 0)

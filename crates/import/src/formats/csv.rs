@@ -1,4 +1,4 @@
-//! Delimited text, named file by file: `--edges E.tsv.gz`, with numbers or strings for ids and relations.
+//! Delimited text, with one flag per file: `--edges E.tsv.gz`. Ids and relations are numbers or strings.
 
 use super::Format;
 use super::csv_guess::{FirstRows, Guess};
@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-/// Rows looked at to decide whether ids and relations are numbers.
+/// Rows that are examined to decide whether ids and relations are numbers.
 const SAMPLE_ROWS: usize = 1000;
 
 /// The format.
@@ -91,7 +91,7 @@ pub struct TextNames {
     pub records: DelimitedRecords,
     /// Its columns.
     pub layout: EdgeLayout,
-    /// Numbers of its relations, where they have names.
+    /// Numbers of its relations, if they have names.
     pub relations: Option<Arc<Relations>>,
 }
 
@@ -110,7 +110,7 @@ impl NamedEdgeStream for TextNames {
     }
 }
 
-/// How an edge list is to be read, decided from the flags and its first rows.
+/// How to read an edge list, decided from the flags and its first rows.
 struct CsvPlan {
     dialect: Dialect,
     guess: Guess,

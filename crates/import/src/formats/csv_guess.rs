@@ -1,11 +1,11 @@
-//! What a table of edges looks like, guessed from its first rows: header, columns, numbers or names. Whatever is
-//! guessed is told, and what looks two ways at once is an error.
+//! Guesses the layout of an edge table from its first rows: header, columns, numbers or names. Every guess is
+//! reported, and an ambiguous table is an error.
 
 use crate::delimited::{EdgeLayout, parse_id};
 use crate::{Location, Request, Result};
 use std::path::Path;
 
-/// What headers call things.
+/// Header words by meaning.
 const SOURCE_WORDS: &[&str] = &[
     "source",
     "src",
@@ -44,7 +44,7 @@ const TIME_WORDS: &[&str] = &["time", "timestamp", "ts", "date"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Id,
-    /// A number that is no id: a mistake where an id should be, not a name.
+    /// A number that is not an id: a mistake in an id column, not a name.
     Number,
     Empty,
     Word,
@@ -67,11 +67,11 @@ fn look(field: &[u8]) -> Look {
 pub struct FirstRows {
     /// Fields of the first line.
     pub first: Vec<Vec<u8>>,
-    /// How the fields of the next lines look, row by row.
+    /// The looks of the fields of the next lines, row by row.
     looks: Vec<Vec<Look>>,
 }
 
-/// What was decided.
+/// The decisions.
 pub struct Guess {
     pub header: bool,
     pub layout: EdgeLayout,
@@ -79,7 +79,7 @@ pub struct Guess {
     pub named_nodes: bool,
     /// Relations are names.
     pub named_relations: bool,
-    /// What was guessed, for the user to check.
+    /// The guesses, for the user to check.
     pub notes: Vec<String>,
 }
 
@@ -93,10 +93,10 @@ impl FirstRows {
         self.looks.push(fields.map(look).collect());
     }
 
-    /// Decides, by the flags where they say something.
+    /// Decides. Flags take precedence.
     pub fn guess(&self, request: &Request, path: &Path) -> Result<Guess> {
         let named = request.columns != Default::default();
-        let (mut layout, by_name) = self.asked_layout(request, path)?;
+        let (mut layout, by_name) = self.requested_layout(request, path)?;
         let speaks = self.column_called(SOURCE_WORDS).is_some() && self.column_called(TARGET_WORDS).is_some();
         let header = request.header.unwrap_or(by_name || speaks || self.words_over_numbers());
         let mut notes = Vec::new();
@@ -122,12 +122,12 @@ impl FirstRows {
             notes.push(format!("not read: column {}", unread.join(", ")));
         }
         let is_word = |column: usize| self.column(column, header).any(|(_, look)| look == Look::Word);
-        let asked_names = request.string_ids || request.node_ids.is_some();
-        if !asked_names {
+        let requested_names = request.string_ids || request.node_ids.is_some();
+        if !requested_names {
             self.check_ids(layout.source, header, path)?;
             self.check_ids(layout.target, header, path)?;
         }
-        let named_nodes = asked_names || is_word(layout.source) || is_word(layout.target);
+        let named_nodes = requested_names || is_word(layout.source) || is_word(layout.target);
         if named_nodes && request.node_ids.is_none() {
             notes.push("ids are names, numbered in the order they appear".into());
         }
@@ -138,13 +138,14 @@ impl FirstRows {
         Ok(Guess { header, layout, named_nodes, named_relations, notes })
     }
 
-    /// The looks of a column with their lines; the first line counts when it is no header.
+    /// The looks of a column with their lines. The first line counts if it is not a header.
     fn column(&self, column: usize, header: bool) -> impl Iterator<Item = (usize, Look)> + '_ {
         let first = (!header).then(|| (1, look(&self.first[column])));
         first.into_iter().chain((2..).zip(self.looks.iter().filter_map(move |row| row.get(column).copied())))
     }
 
-    /// Numbers and words in one column of ids: a typo, or names that happen to be numbers. Only the user knows.
+    /// Refuses a column of ids with both numbers and words: a typo, or names that happen to be numbers. Only the user
+    /// knows.
     fn check_ids(&self, column: usize, header: bool, path: &Path) -> Result<()> {
         let find = |requested: Look| self.column(column, header).find(|(_, look)| *look == requested);
         if let (Some(_), Some((line, _))) = (find(Look::Id), find(Look::Word)) {
@@ -163,7 +164,7 @@ impl FirstRows {
         })
     }
 
-    /// No number in the first line, and a column of nothing but numbers below it.
+    /// Whether the first line has no number and some column below it has only numbers.
     fn words_over_numbers(&self) -> bool {
         let number = |look: &Look| matches!(look, Look::Id | Look::Number);
         let all_numbers = |column: usize| {
@@ -172,8 +173,8 @@ impl FirstRows {
         !self.first.iter().any(|field| number(&look(field))) && (0..self.first.len()).any(all_numbers)
     }
 
-    /// Columns where nobody named them: by the header's words where it has them, else source, target, and a third that
-    /// is a weight when it has fractions and a relation when not.
+    /// Chooses the columns that no flag names: by the header's words if it has them, else source, target, and a third
+    /// one. The third is a weight if it has fractions, else a relation.
     fn fill_layout(&self, layout: &mut EdgeLayout, speaks: bool, header: bool, notes: &mut Vec<String>) {
         if speaks {
             let called = |words| self.column_called(words);
@@ -209,8 +210,8 @@ impl FirstRows {
         notes.push(format!("the third column is taken for the {what}; --relation-column, --weight-column or --time-column say otherwise"));
     }
 
-    /// Columns as the flags say, by name or number; whether a name was used.
-    fn asked_layout(&self, request: &Request, path: &Path) -> Result<(EdgeLayout, bool)> {
+    /// Columns given by flags, by name or number, and whether a name was used.
+    fn requested_layout(&self, request: &Request, path: &Path) -> Result<(EdgeLayout, bool)> {
         let columns = &request.columns;
         let mut by_name = false;
         let mut find = |word: &String| -> Result<usize> {
@@ -264,7 +265,7 @@ mod tests {
         check("src,dst\nx,y", true, plain, true);
         check("x,y\ny,z", false, plain, true);
         check("source,target", true, plain, false);
-        // Neither: a typo. It must not be dropped as a header.
+        // It is neither: a typo. It must not be dropped as a header.
         assert!(guess("O,1\n2,3", |_| ()).is_err());
     }
 

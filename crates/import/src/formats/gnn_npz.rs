@@ -1,6 +1,6 @@
 //! The npz files of "Pitfalls of Graph Neural Network Evaluation" (Shchur et al., 2018): Amazon, Coauthor, and
-//! others saved the same way. Two layouts are about: the original, whose sparse matrices are plain arrays
-//! (`adj_data`, `adj_indices`, ...), and copies that pickle whole scipy matrices (`adj_matrix`, `node_attr`).
+//! others saved the same way. There are two layouts: in the original, sparse matrices are plain arrays (`adj_data`,
+//! `adj_indices`, ...); copies have whole scipy matrices as pickles (`adj_matrix`, `node_attr`).
 
 use super::{Format, classes};
 use crate::csr::{CsrEdges, CsrRows, check_columns};
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 pub(super) struct GnnNpz;
 
-/// A pickled matrix is in memory twice for a moment: as the file has it, and as Esker holds it.
+/// A pickled matrix is in memory twice for a moment: in the file's form and in Esker's.
 const COPIES: u64 = 2;
-/// Names of classes are a few hundred bytes; the metadata around them (names of nodes and attributes) may be more.
+/// Class names take a few hundred bytes; the metadata around them (names of nodes and attributes) may take more.
 const METADATA_BYTES: u64 = 64 << 20;
 
 impl Format for GnnNpz {
@@ -119,7 +119,7 @@ impl Archive<'_> {
         Ok(Some(Box::new(pickle.sparse(pickle.root())?.to_rows(self.path)?)))
     }
 
-    /// From an array of their own, or from a dictionary of odds and ends.
+    /// From an array of their own, or from a dictionary of metadata.
     fn class_names(&self, workspace: &mut ImportWorkspace) -> Result<Vec<String>> {
         let Some(name) = self.find(&["class_names", "metadata"]) else { return Ok(Vec::new()) };
         let member = self.member(name)?;
@@ -190,7 +190,7 @@ mod tests {
         let path = directory.path().join("tiny.npz");
         fixture::write_zip(&path, &original(labels));
         let source = open(&path)?;
-        // The features stream from the file: look at them while it is there.
+        // The features stream from the file: check them while it exists.
         check_tiny(&source);
         Ok(source)
     }

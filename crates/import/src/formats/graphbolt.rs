@@ -149,7 +149,7 @@ struct SeedSet {
     labels: Option<PathBuf>,
 }
 
-/// Parses the text of a `metadata.yaml` that stands at `yaml`, without opening any file it names.
+/// Parses the text of a `metadata.yaml` at path `yaml`, without opening any file it names.
 pub fn check_metadata(yaml: &Path, text: &[u8]) -> Result<()> {
     Description::parse(yaml, text, &Request::default()).map(|_| ())
 }
@@ -234,7 +234,7 @@ impl Description {
     }
 }
 
-/// The only one of several things.
+/// The only element; an error if there are several.
 fn one<'a, T>(yaml: &Path, what: &str, all: &'a [T], name: impl Fn(&T) -> Option<&str>) -> Result<&'a T> {
     match all {
         [one] => Ok(one),
@@ -272,7 +272,7 @@ fn read_set(yaml: &Path, base: &Path, sets: Vec<Set>, key: &str) -> Result<Optio
         need_numpy(yaml, &datum.format, key)?;
         Ok(Some(base.join(&datum.path)))
     };
-    // `seed_nodes` is what earlier versions called seeds.
+    // Earlier versions call the seeds `seed_nodes`.
     let seeds = find(&["seeds", "seed_nodes"])?;
     let labels = find(&["labels"])?;
     match seeds {
@@ -294,8 +294,8 @@ fn open_seeds(path: &Path) -> Result<NpyArray> {
     Ok(seeds)
 }
 
-/// Labels come with the seeds of each set; here they are put in node order, one row a node in memory. A node in no
-/// set has no label, which NaN says.
+/// Each set has labels for its seed nodes. This puts them in node order in memory, one row per node. A node in no set
+/// has no label, shown by NaN.
 fn assemble_labels(
     description: &Description,
     request: &Request,
@@ -328,7 +328,7 @@ fn assemble_labels(
     let values = description.nodes.checked_mul(dim).filter(|values| *values < 1 << 60).ok_or_else(|| {
         Location::at(&description.yaml, "graph.nodes").bad("a number of nodes", description.nodes)
     })?;
-    // Twice: while they are shared out, the vector and its shared copy are both there.
+    // Twice: the vector and its shared copy exist at the same time.
     workspace.hold("labels in node order", values * 8)?;
     let mut rows = vec![f32::NAN; values as usize];
     for (seeds, labels) in &pairs {

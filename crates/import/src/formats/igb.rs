@@ -1,6 +1,6 @@
-//! The homogeneous graphs of IGB (Khatua et al., 2023): papers, citations as pairs, features and labels, which in
-//! the large sizes are raw 32-bit floats under an `.npy` name. There are no split files: everybody trains on the
-//! first 60 percent of the labelled papers, validates on the next 20 and tests on the rest.
+//! The homogeneous graphs of IGB (Khatua et al., 2023): papers, citations as pairs, features and labels. In the large
+//! sizes, features and labels are raw 32-bit floats under an `.npy` name. There are no split files. By convention the
+//! first 60 percent of the labelled papers are for training, the next 20 for validation and the rest for testing.
 
 use super::Format;
 use crate::npy::{Header, NpyArray, NpyEdges, NpyRows, Scalar};
@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// IGB-full labels only its first papers.
+/// In IGB-full only the first papers have labels.
 const FULL_NODES: u64 = 269_346_174;
 const FULL_LABELLED: u64 = 227_130_858;
 
@@ -43,7 +43,7 @@ impl Format for Igb {
         let features = open_array(&files.features, nodes, "feature rows")?;
         let labels = NpyRows::new(open_array(&files.labels, nodes, "labels")?)?;
         let labelled = if nodes == FULL_NODES { FULL_LABELLED } else { nodes };
-        // As IGB's loaders round.
+        // Rounded as in IGB's loaders.
         let (train, valid) = ((labelled as f64 * 0.6) as u64, (labelled as f64 * 0.2) as u64);
         let span =
             |ids: Range<u64>| -> Box<dyn IdSource> { Box::new(Span { path: files.labels.clone(), ids }) };
@@ -84,7 +84,7 @@ impl IgbFiles {
         let labels = match request.name.as_deref().unwrap_or("19") {
             "19" => "node_label_19.npy",
             "2K" | "2k" | "2983" => "node_label_2K.npy",
-            other => return Err(ImportError::Request(format!("--name {other}: IGB has labels 19 and 2K"))),
+            other => return Err(ImportError::NoSuchIgbLabels { name: other.to_string() }),
         };
         let need = "--from names an IGB size directory (tiny, small, ...) or its processed/";
         let file = |name: &str| input::existing(&root.join(name), need);
@@ -107,7 +107,7 @@ fn file_bytes(path: &Path) -> Result<u64> {
     Ok(input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len())
 }
 
-/// From the id mapping where it is a vector (some releases keep a dictionary there), else from the labels.
+/// From the id mapping if it is a vector (some releases have a dictionary there), else from the labels.
 fn count_nodes(files: &IgbFiles) -> Result<u64> {
     if let Some(mapping) = &files.mapping
         && has_header(mapping)?
@@ -133,7 +133,7 @@ fn count_nodes(files: &IgbFiles) -> Result<u64> {
     Ok(bytes / 4)
 }
 
-/// An array of one row a node, with a header or raw.
+/// An array with one row per node, with a header or raw.
 fn open_array(path: &Path, nodes: u64, what: &str) -> Result<NpyArray> {
     if has_header(path)? {
         let array = NpyArray::open(path)?;
@@ -156,7 +156,7 @@ fn open_array(path: &Path, nodes: u64, what: &str) -> Result<NpyArray> {
     }
 }
 
-/// Ids in a row.
+/// Consecutive ids.
 struct Span {
     path: PathBuf,
     ids: Range<u64>,
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    /// Ten papers; `raw` leaves the headers of features and labels away, as the large sizes do.
+    /// Ten papers; `raw` omits the headers of features and labels, as in the large sizes.
     fn dataset(raw: bool) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: Vec<u8>| {

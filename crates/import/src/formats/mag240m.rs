@@ -1,5 +1,5 @@
-//! MAG240M as OGB-LSC unpacks it: the papers, and who cites whom. Features, labels and edges stream from their npy
-//! files; the lists of the split, which stand in a torch file, are held.
+//! MAG240M as OGB-LSC unpacks it: the papers and their citations. Features, labels and edges stream from their npy
+//! files. The split's ids come from a torch file and stay in memory.
 
 use super::{Format, classes};
 use crate::given;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) struct Mag240m;
 
-/// A list in the torch file, the copy of it that was decoded, and its ids.
+/// Ids of a split in the torch file, their decoded copy, and the resulting ids.
 const BYTES_PER_SPLIT_BYTE: u64 = 4;
 
 struct Mag240mFiles {
@@ -24,7 +24,7 @@ fn files(request: &Request) -> Result<Mag240mFiles> {
     let from = request.need(&request.from, "--from DIR")?;
     let named = from.join("mag240m_kddcup2021");
     let root = if named.is_dir() { named } else { from.to_path_buf() };
-    let need = |path: &str, what: &str| input::existing(&root.join(path), what);
+    let need = |path: &str, what: &'static str| input::existing(&root.join(path), what);
     Ok(Mag240mFiles {
         features: need(
             "processed/paper/node_feat.npy",
@@ -120,7 +120,7 @@ mod tests {
         write(&directory.path().join("mag240m_kddcup2021"));
         let source = open(directory.path()).unwrap();
         assert_eq!(source.nodes, Some(6));
-        // (2, 2) is the one shape that could be read either way: here it is two rows.
+        // (2, 2) is the only ambiguous shape: here it means two rows.
         assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 4), (1, 5)]);
         let features = source.features.unwrap();
         assert_eq!(features.natural_dtype(), Dtype::F16);

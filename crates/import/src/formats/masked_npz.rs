@@ -1,5 +1,5 @@
 //! The npz files of "A critical look at the evaluation of GNNs under heterophily" (Platonov et al., 2023): plain
-//! arrays, and the splits as boolean masks, several to a file. Everything streams.
+//! arrays, and the splits as boolean masks, several per file. Everything streams.
 
 use super::{Format, classes};
 use crate::given;
@@ -84,11 +84,7 @@ impl MaskIds {
             return Err(masks.location().bad(format!("rows of {nodes} masks, one a node"), found));
         }
         if index as u64 >= count {
-            return Err(ImportError::Request(format!(
-                "{}: there are {count} splits, 0 to {}; --split-index {index} is none of them",
-                masks.location(),
-                count.saturating_sub(1)
-            )));
+            return Err(ImportError::NoSuchMask { location: masks.location(), count, index });
         }
         Ok(MaskIds { masks, first: index as u64 * nodes, nodes })
     }

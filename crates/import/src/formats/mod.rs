@@ -1,4 +1,4 @@
-//! One file per foreign format. Each says which files it reads, and opens them as an [`ImportSource`].
+//! One file per input format. Each determines which files it reads, and opens them as an [`ImportSource`].
 
 mod classes;
 mod csc;
@@ -20,29 +20,29 @@ mod triples;
 use crate::{ImportError, ImportWorkspace, Request, Result, source::ImportSource};
 use std::path::PathBuf;
 
-/// A foreign format.
+/// An input format.
 pub trait Format: Sync {
-    /// What `--format` calls it.
+    /// Its name in `--format`.
     fn name(&self) -> &'static str;
     /// One line for `--help`.
     fn about(&self) -> &'static str;
-    /// The reading flags it understands; giving another is an error, not a silence.
+    /// The input flags it understands. Any other is an error; none is silently ignored.
     fn flags(&self) -> Vec<&'static str>;
-    /// The files a request reads, all checked to exist. Their lengths and times of change decide whether an
-    /// interrupted import can go on.
+    /// The files that a request reads, all checked to exist. Their lengths and modification times decide whether an
+    /// interrupted import can be resumed.
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>>;
-    /// Describes what is in them. Steps that take long are recorded in the workspace.
+    /// Describes their content. Long steps are recorded in the workspace.
     fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource>;
 }
 
-/// Flags of formats that are a directory or file of their own, with or without a split inside.
+/// Flags of formats that have a directory or file layout of their own, with or without a split in it.
 const FROM: &[&str] = &["from", "train", "valid", "test", "split", "split-index"];
 
-/// Flags that name files beside an edge list, read by `given`.
+/// Flags for files that accompany an edge list, read by `given`.
 const GIVEN: &[&str] =
     &["features", "features-csr", "labels", "train", "valid", "test", "split", "nodes", "delimiter"];
 
-/// Every format, in the order `--help` lists them.
+/// All formats, in the order of `--help`.
 pub fn all() -> Vec<&'static dyn Format> {
     vec![
         &npy::Npy,
@@ -65,35 +65,30 @@ pub fn all() -> Vec<&'static dyn Format> {
 /// The format of that name.
 pub fn by_name(name: &str) -> Result<&'static dyn Format> {
     all().into_iter().find(|format| format.name() == name).ok_or_else(|| {
-        let names: Vec<_> = all().iter().map(|format| format.name()).collect();
-        ImportError::Request(format!("`{name}` is not a format; use one of {}", names.join(", ")))
+        let known = all().iter().map(|format| format.name()).collect();
+        ImportError::NoSuchFormat { name: name.to_string(), known }
     })
 }
 
-/// Refuses a flag that the request's format would not look at.
+/// Refuses a flag that the request's format does not read.
 pub fn check_flags(request: &Request) -> Result<()> {
     if request.split.is_some()
         && (request.train.is_some() || request.valid.is_some() || request.test.is_some())
     {
-        return Err(ImportError::Request("give --split, or --train, --valid and --test, not both".into()));
+        return Err(ImportError::NotBoth { flags: "--split, or --train, --valid and --test" });
     }
     if let Some(from) = request.from.as_ref().filter(|from| !from.exists()) {
-        return Err(ImportError::Missing { path: from.clone(), need: "--from names it".into() });
+        return Err(ImportError::Missing { path: from.clone(), need: "--from names it" });
     }
     let format = by_name(&request.format)?;
     let flags = format.flags();
     match request.given_flags().into_iter().find(|flag| !flags.contains(flag)) {
-        Some(flag) => {
-            let known: Vec<String> = flags.iter().map(|flag| format!("--{flag}")).collect();
-            let text =
-                format!("--format {} does not read --{flag}; it reads {}", format.name(), known.join(", "));
-            Err(ImportError::Request(text))
-        }
+        Some(flag) => Err(ImportError::NotRead { format: format.name(), flag, reads: flags }),
         None => Ok(()),
     }
 }
 
-/// Names are numbered as they appear; rows of other files would meet the wrong nodes.
+/// Nodes are numbered by the first appearance of their names, so rows of other files would match the wrong nodes.
 fn need_row_order(request: &Request) -> Result<()> {
     let by_row = [
         (request.features.is_some(), "--features"),
@@ -106,9 +101,7 @@ fn need_row_order(request: &Request) -> Result<()> {
         (matches!(request.split, Some(crate::SplitChoice::File(_))), "--split FILE"),
     ];
     match by_row.into_iter().find(|(given, _)| *given && request.node_ids.is_none()) {
-        Some((_, flag)) => Err(ImportError::Request(format!(
-            "ids are names, and {flag} counts nodes by row: say which name has which row with --node-ids FILE, one name a line"
-        ))),
+        Some((_, flag)) => Err(ImportError::NoNodeIds { flag }),
         None => Ok(()),
     }
 }

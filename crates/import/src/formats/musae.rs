@@ -1,6 +1,6 @@
 //! The social networks of Rozemberczki et al. (MUSAE, FEATHER: deezer_europe, lastfm_asia, github): a folder or zip
 //! with `*_edges.csv`, `*_features.json` (`{"0": [feature numbers], ...}`) and `*_target.csv`, all numbered from 0.
-//! Published splits come beside it, as an npy of dictionaries. Edges stream; features and labels are held.
+//! Published splits are a separate file, an npy of dictionaries. Edges stream; features and labels stay in memory.
 
 use super::Format;
 use crate::csr::check_columns;
@@ -22,9 +22,9 @@ pub(super) struct Musae;
 
 /// A feature number takes at least two bytes as text, and 8 (with its value) in memory.
 const BYTES_PER_FEATURE_BYTE: u64 = 4;
-/// Columns that hold the class, in the several datasets.
+/// Column of the class, in the various datasets.
 const TARGET_COLUMNS: [&str; 4] = ["target", "ml_target", "page_type", "mature"];
-/// Columns that hold the node; Twitch's `id` is the user's, not the node's.
+/// Column of the node; Twitch's `id` is the user's, not the node's.
 const NODE_COLUMNS: [&str; 2] = ["new_id", "id"];
 
 impl Format for Musae {
@@ -56,7 +56,7 @@ impl Format for Musae {
         let nodes = targets.classes.len() as u64;
         let features = features(&files.features, nodes)?;
         let splits = match &files.splits {
-            Some(path) if holds_objects(path)? => splits(path, request.split_index, workspace)?,
+            Some(path) if has_objects(path)? => splits(path, request.split_index, workspace)?,
             _ => given::open_named_splits(request, workspace, nodes)?.unwrap_or(Splits::None),
         };
         let rows =
@@ -76,7 +76,7 @@ impl Format for Musae {
     }
 }
 
-/// A text that is a file, or a member of a zip.
+/// A text file, or a member of a zip.
 #[derive(Clone)]
 enum Text {
     File(PathBuf),
@@ -136,7 +136,7 @@ impl MusaeFiles {
             Some(SplitChoice::File(path)) => {
                 Some(input::existing(path, "the file that --split names, an npy of dictionaries")?)
             }
-            // A split to draw, or lists of ids: they are not in the files.
+            // A split to draw, or given ids: they are not in the files.
             Some(_) => None,
             None if request.train.is_some() => None,
             None => ending("-splits.npy"),
@@ -154,7 +154,7 @@ impl MusaeFiles {
             let found = texts.iter().find(|(name, _)| name.ends_with(end));
             found.map(|(_, text)| text.clone()).ok_or_else(|| ImportError::Missing {
                 path: from.join(format!("*{end}")),
-                need: "MUSAE networks have *_edges.csv, *_features.json and *_target.csv".to_string(),
+                need: "MUSAE networks have *_edges.csv, *_features.json and *_target.csv",
             })
         };
         Ok(MusaeFiles {
@@ -166,7 +166,7 @@ impl MusaeFiles {
     }
 }
 
-/// The files of a folder, in order of name, so that the choice among several does not depend on the disk.
+/// The files of a folder, sorted by name, so that the choice among several does not depend on the disk.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let io = |error| Location::file(folder).io(error);
     let entries = std::fs::read_dir(folder).map_err(io)?;
@@ -180,14 +180,14 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Class of each node.
 struct MusaeTargets {
     classes: Vec<f32>,
-    /// In order, where the file has words for classes.
+    /// In order, if the file has words for classes.
     names: Vec<String>,
 }
 
 impl MusaeTargets {
     fn read(text: &Text) -> Result<MusaeTargets> {
         let mut reader = csv::Reader::from_reader(text.open()?);
-        let broken = |error: csv::Error| text.location().bad("a csv file", error);
+        let broken = |error: csv::Error| text.location().undecodable("a csv file", error);
         let header = reader.headers().map_err(broken)?.clone();
         let column = |names: &[&str]| {
             let found = names.iter().find_map(|name| header.iter().position(|field| field == *name));
@@ -228,7 +228,7 @@ impl MusaeTargets {
 #[derive(Default)]
 struct Bags {
     nodes: u64,
-    /// Node, and where its numbers start and end in `columns`.
+    /// Node, and the start and end of its numbers in `columns`.
     spans: Vec<(u64, usize, usize)>,
     columns: Vec<u32>,
 }
@@ -259,7 +259,7 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
     let empty = Bags { nodes, ..Bags::default() };
     let bags = serde::Deserializer::deserialize_map(&mut json, empty)
         .and_then(|bags| json.end().map(|()| bags))
-        .map_err(|error| text.location().bad("features by node, as json", error))?;
+        .map_err(|error| text.location().undecodable("features by node, as json", error))?;
     let mut spans = bags.spans;
     spans.sort_unstable();
     if let Some(pair) = spans.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -274,7 +274,7 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
         if let Some((_, start, end)) = spans.next_if(|span| span.0 == node) {
             bag.extend_from_slice(&bags.columns[start..end]);
         }
-        // A bag that names a number twice means it once; sparse rows would add the two up.
+        // A feature number listed twice counts once; sparse rows would add the two up.
         bag.sort_unstable();
         bag.dedup();
         columns.extend_from_slice(&bag);
@@ -285,8 +285,8 @@ fn features(text: &Text, nodes: u64) -> Result<SparseRows> {
     Ok(SparseRows { path, dim, starts: starts.into(), columns: columns.into(), values })
 }
 
-/// Whether `path` is an npy of dictionaries, and not one of the forms that other formats share.
-fn holds_objects(path: &Path) -> Result<bool> {
+/// Whether `path` is an npy of dictionaries, and not one of the forms that formats share.
+fn has_objects(path: &Path) -> Result<bool> {
     let header = Header::read(&mut BufReader::new(input::open(path)?), &Location::file(path));
     Ok(header.is_ok_and(|header| header.descr == "|O"))
 }
@@ -300,11 +300,8 @@ fn splits(path: &Path, index: usize, workspace: &mut ImportWorkspace) -> Result<
     let splits = pickle.items(pickle.root());
     let splits = splits.ok_or_else(|| pickle.bad("splits", "an array of dictionaries", pickle.root()))?;
     let Some(split) = splits.get(index) else {
-        return Err(ImportError::Request(format!(
-            "{}: there are {} splits, counted from 0; --split-index {index} is none of them",
-            path.display(),
-            splits.len()
-        )));
+        let count = splits.len() as u64;
+        return Err(ImportError::NoSuchSplit { path: path.to_path_buf(), count, index });
     };
     let list = |keys: [&str; 2]| {
         let Some(ids) = keys.iter().find_map(|key| pickle.get(*split, key)) else {
@@ -329,7 +326,7 @@ struct CsvEdgeStream {
     row: u64,
 }
 
-/// Longest line accepted: two ids, and whatever blanks people put around them.
+/// Longest line accepted: two ids, and any spaces around them.
 const LINE_BYTES: u64 = 256;
 
 impl CsvEdgeStream {

@@ -1,4 +1,4 @@
-//! Arrays saved by numpy, named one by one: `--edges E.npy --features X.npy --labels Y.npy --train A.npy ...`
+//! Numpy arrays, with one flag per file: `--edges E.npy --features X.npy --labels Y.npy --train A.npy ...`
 
 use super::Format;
 use crate::npy::{NpyArray, NpyEdges};

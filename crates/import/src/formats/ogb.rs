@@ -1,6 +1,6 @@
-//! Node datasets of the Open Graph Benchmark, as their csv archives unpack: `raw/edge.csv.gz` and its neighbours,
-//! `split/<name>/train.csv.gz`. Edges stay as they are; `--add-reverse` does what OGB's loader calls
-//! `add_inverse_edge`.
+//! Node datasets of the Open Graph Benchmark, as unpacked from their csv archives: `raw/edge.csv.gz` and the files
+//! next to it, `split/<name>/train.csv.gz`. Edges are stored as they are; `--add-reverse` corresponds to
+//! `add_inverse_edge` in OGB's loader.
 
 use super::Format;
 use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, TextRows};
@@ -78,7 +78,7 @@ impl Format for Ogb {
     }
 }
 
-/// One column is classes, several are multilabel; an empty field or NaN is no label.
+/// One column means classes, several mean multilabel. An empty field or NaN means no label.
 fn open_labels(path: &Path, nodes: u64, request: &Request) -> Result<NodeLabels> {
     let rows = TextRows::new(path, DIALECT, nodes, true)?;
     let guess = if rows.dim() == 1 { LabelKind::Classes } else { LabelKind::Multilabel };
@@ -118,7 +118,7 @@ impl OgbFiles {
     }
 }
 
-/// The directory of the split called `name`, or of the only one.
+/// The directory of the split called `name`, or of the only split.
 fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
     let parent = from.join("split");
     if let Some(name) = name {
@@ -126,10 +126,8 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
         if directory.is_dir() {
             return Ok(Some(directory));
         }
-        return Err(ImportError::Missing {
-            path: directory,
-            need: "--name names a split of this dataset".into(),
-        });
+        let need = "--name names a split of this dataset";
+        return Err(ImportError::Missing { path: directory, need });
     }
     let Ok(entries) = std::fs::read_dir(&parent) else { return Ok(None) };
     let mut splits: Vec<PathBuf> =
@@ -146,7 +144,7 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The only number in a file: OGB lists one for each graph.
+/// The only number in a file: OGB writes one per graph.
 fn read_count(path: &Path) -> Result<u64> {
     let mut records = DelimitedRecords::open(path, DIALECT)?;
     if !records.advance()? {

@@ -1,5 +1,5 @@
-//! ogbn-papers100M as OGB's download unpacks: two npz archives and three lists. Nothing is loaded; the archives
-//! are unpacked as they stream (zip64 members cannot be mapped).
+//! ogbn-papers100M as unpacked from OGB's download: two npz archives and three files of split ids. Nothing is loaded
+//! as a whole: the archives are decompressed while they stream (zip64 members cannot be memory-mapped).
 
 use super::{Format, classes};
 use crate::given;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) struct Papers100m;
 
-/// The folder that has `raw/` in it: `--from` itself, or what OGB calls it inside.
+/// The folder that contains `raw/`: `--from` itself, or OGB's folder inside it.
 fn root(request: &Request) -> Result<PathBuf> {
     let from = request.need(&request.from, "--from DIR")?;
     let named = ["papers100M-bin", "ogbn_papers100M"].map(|name| from.join(name));

@@ -1,4 +1,4 @@
-//! Parquet files, named one by one: `--edges E.parquet`, with integers or strings for ids and relations.
+//! Parquet files, with one flag per file: `--edges E.parquet`. Ids and relations are integers or strings.
 
 use super::Format;
 use crate::dictionary::{NamedEdgeStream, NamedEdges, Numbered, Relations};
@@ -65,7 +65,7 @@ impl Format for Parquet {
 #[derive(Clone)]
 struct ParquetEdges {
     file: ParquetFile,
-    /// Columns to read: source, target, then those that `relation`, `weight` and `time` are places of.
+    /// Columns to read: source, target, then the others; `relation`, `weight` and `time` are positions in it.
     layout: Vec<usize>,
     relation: Option<usize>,
     weight: Option<usize>,
@@ -163,7 +163,7 @@ struct ParquetEdgeRows {
 }
 
 impl ParquetEdgeRows {
-    /// Everything of the edge at `at` but its ends.
+    /// All columns of the edge at `at` except its ends.
     fn attributes_at(&self, at: usize) -> Result<ForeignEdge> {
         let mut edge = ForeignEdge::default();
         let location = || self.table.location(at, self.loaded);

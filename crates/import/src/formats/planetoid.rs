@@ -1,6 +1,6 @@
 //! Cora, Citeseer and Pubmed as Planetoid pickled them (Yang et al., 2016): `ind.NAME.{x,tx,allx,y,ty,ally,graph}`
 //! and `ind.NAME.test.index`. Rows of `allx` come first; row `i` of `tx` belongs to the node in line `i` of
-//! `test.index`. Citeseer's list leaves out some isolated nodes: they get empty rows and no label.
+//! `test.index`. Citeseer's file leaves out some isolated nodes: they get empty rows and no label.
 
 use super::Format;
 use crate::given;
@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 
 pub(super) struct Planetoid;
 
-/// Everybody validates on the 500 nodes after the training nodes.
+/// By convention, the 500 nodes after the training nodes are for validation.
 const VALID_NODES: u64 = 500;
 /// A neighbour takes 3 bytes or more in the file, then 16 as a value and 32 as an edge.
 const BYTES_PER_GRAPH_BYTE: u64 = 17;
-/// Matrices are in memory as the file has them, as rows, and in one piece with the rows of the test nodes.
+/// Matrices are in memory in three forms: as in the file, as rows, and combined with the rows of the test nodes.
 const BYTES_PER_MATRIX_BYTE: u64 = 3;
 
 const PARTS: [&str; 8] = ["x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"];
@@ -72,10 +72,7 @@ struct Folder {
 impl Folder {
     fn of(request: &Request) -> Result<Folder> {
         let directory = request.need(&request.from, "--from DIR")?.to_path_buf();
-        let Some(name) = request.name.clone() else {
-            let need = "--format planetoid needs --name NAME, as in --name cora for ind.cora.x";
-            return Err(ImportError::Request(need.to_string()));
-        };
+        let name = request.name.clone().ok_or(ImportError::NoPlanetoidName)?;
         Ok(Folder { directory, name })
     }
 
@@ -104,7 +101,7 @@ impl Folder {
         self.pickled(part, |pickle, path| look(pickle.sparse(pickle.root())?.to_rows(path)?))
     }
 
-    /// The class of each row of a matrix of 0 and 1; NaN where a row has no 1. And the number of classes.
+    /// The class of each row of a 0/1 matrix, NaN if a row has no 1; and the number of classes.
     fn classes(&self, part: &str) -> Result<(Vec<f32>, u64)> {
         self.pickled(part, |pickle, path| {
             let matrix = pickle.numbers(pickle.root())?;
@@ -120,19 +117,19 @@ impl Folder {
                     (Some(_), Some(_)) => Err(Location::row(path, row).bad("one class", "several")),
                 }
             };
-            // A matrix without columns has no data that would bound its rows.
+            // A matrix without columns has no data that would limit its number of rows.
             let rows = if columns == 0 { 0 } else { rows };
             Ok(((0..rows).map(class).collect::<Result<_>>()?, columns))
         })
     }
 }
 
-/// Which node each test row belongs to.
+/// The node of each test row.
 struct TestOrder {
     path: PathBuf,
     /// Nodes of `allx`.
     first: u64,
-    /// For each later node the row of `tx`; `None` for those that the list leaves out.
+    /// For each later node the row of `tx`; `None` if the file leaves the node out.
     rows: Vec<Option<usize>>,
 }
 
@@ -149,7 +146,7 @@ impl TestOrder {
             let found = ids.iter().min().map_or("none".to_string(), u64::to_string);
             return Err(Location::file(&path).bad(format!("ids from {first}, the rows of allx, on"), found));
         }
-        // Gaps are few: a forged id must not decide how much is allocated.
+        // Gaps are few: a forged id must not determine how much is allocated.
         let most = first + 2 * ids.len() as u64 + 1024;
         let mut rows = Vec::new();
         for (row, id) in ids.iter().enumerate() {
@@ -299,7 +296,7 @@ mod tests {
         let source = open(&fixture::committed("planetoid"), "tiny").unwrap();
         assert_eq!(source.nodes, Some(509));
         let features = source.features.unwrap();
-        // test.index says 507, 505, 508; nobody says 506.
+        // test.index has 507, 505, 508, and not 506.
         let expected = [0.0, 11.0, 0.0, 0.0, 10.0, 0.0, 12.0, 0.0];
         assert_eq!(fixture::all_rows(&*features, 505).unwrap(), expected);
         let labels = fixture::all_rows(&*source.labels.unwrap().rows, 505).unwrap();

@@ -1,4 +1,4 @@
-//! Knowledge graphs: `head<TAB>relation<TAB>tail` in train, valid and test files, as FB15k-237 and WN18RR come.
+//! Knowledge graphs: `head<TAB>relation<TAB>tail` in train, valid and test files, as in FB15k-237 and WN18RR.
 
 use super::Format;
 use super::csv::TextNames;
@@ -88,7 +88,7 @@ fn relations(files: &[PathBuf]) -> Result<(Vec<String>, [u64; 3])> {
     Ok((relations.into_names(), counts))
 }
 
-/// The three files, one behind the other.
+/// The three files, one after the other.
 struct Graph {
     files: Vec<PathBuf>,
     relations: Arc<Relations>,

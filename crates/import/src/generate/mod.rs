@@ -1,4 +1,4 @@
-//! Generated graphs: streamed, seeded, the same bytes for any number of threads and any memory budget.
+//! Generated graphs: streamed and seeded. The bytes are the same for any number of threads and any memory budget.
 
 mod model;
 mod presets;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What to generate. Everything in here shapes the result.
+/// Parameters of a generated graph. All of them determine the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GraphShape {
     /// The preset it came from, if any.
@@ -30,48 +30,48 @@ pub struct GraphShape {
     pub nodes: u64,
     /// Mean in-degree.
     pub degree: f64,
-    /// Numbers in a feature row.
+    /// Numbers per feature row.
     pub dim: u64,
-    /// How they are stored.
+    /// Dtype of the feature rows.
     pub dtype: Dtype,
     /// Classes.
     pub classes: u64,
-    /// Share of edges drawn from the target's own class.
+    /// Share of edges whose source is drawn from the target's class.
     pub homophily: f64,
-    /// How far class centroids stand apart, against noise of deviation 1.
+    /// Distance of class centroids, relative to noise with standard deviation 1.
     pub signal: f64,
-    /// Share of labels drawn anew, after edges and features: no model can reach accuracy 1.
+    /// Share of labels that are drawn again, after edges and features: no model can reach accuracy 1.
     pub label_noise: f64,
-    /// How skewed popularity is.
+    /// Skew of the popularity.
     pub popularity: Popularity,
-    /// Share of nodes that train.
+    /// Share of training nodes.
     pub train: f64,
-    /// Share of nodes that validate.
+    /// Share of validation nodes.
     pub valid: f64,
-    /// Share of nodes that test.
+    /// Share of test nodes.
     pub test: f64,
     /// Every edge in both directions.
     pub undirected: bool,
     /// Store out-neighbours too.
     pub out_neighbours: bool,
-    /// Seed of everything.
+    /// Random seed of everything.
     pub seed: u64,
 }
 
-/// How draws fall on nodes by popularity rank x in 0..1: with density (x + plateau)^-exponent, and, for a small
-/// share of the draws, far more steeply, which makes the few hubs that real graphs have.
+/// Distribution of draws over nodes by popularity rank x in 0..1. The density is (x + plateau)^-exponent. A small
+/// share of the draws is far more skewed, which makes the few hubs that real graphs have.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Popularity {
-    /// How fast popularity falls.
+    /// How fast popularity decreases.
     pub exponent: f64,
-    /// The share of nodes that are about equally popular at the top.
+    /// The share of nodes at the top that are about equally popular.
     pub plateau: f64,
     /// Share of draws that go to hubs.
     pub hubs: f64,
 }
 
 impl GraphShape {
-    /// A middling graph: skewed like most, five per cent of the nodes train. What the program makes by default.
+    /// A typical graph, with average skew and five per cent training nodes. The program's default.
     pub fn plain(nodes: u64) -> GraphShape {
         GraphShape {
             preset: None,
@@ -94,47 +94,39 @@ impl GraphShape {
     }
 
     fn check(&self) -> Result<()> {
-        let refuse = |text: String| Err(ImportError::Request(text));
         if self.nodes == 0 || self.dim == 0 || self.classes == 0 {
-            return refuse("--nodes, --dim and --classes must be at least 1".into());
+            return Err(ImportError::EmptyGraph);
         }
         if self.nodes > esker_store::MOST_NODES || self.dim > 1 << 24 {
-            return refuse(format!(
-                "--nodes {} --dim {}: at most 2^56 nodes and 2^24 numbers a row",
-                self.nodes, self.dim
-            ));
+            return Err(ImportError::HugeGraph { nodes: self.nodes, dim: self.dim });
         }
+        let out_of_range = |flag, value, allowed| Err(ImportError::OutOfRange { flag, value, allowed });
         if !self.signal.is_finite() {
-            return refuse(format!("--signal {}: a finite number", self.signal));
+            return out_of_range("--signal", self.signal, "a finite number");
         }
         if self.classes > self.nodes || self.classes > 1 << 24 {
-            return refuse(format!("--classes {}: at most one a node, and at most 2^24", self.classes));
+            return Err(ImportError::ManyClasses { classes: self.classes });
         }
         if !(self.degree >= 0.0 && self.degree <= 1e6) {
-            return refuse(format!("--degree {}: from 0 to 1 000 000", self.degree));
+            return out_of_range("--degree", self.degree, "from 0 to 1 000 000");
         }
-        for (flag, share) in [("homophily", self.homophily), ("label-noise", self.label_noise)] {
+        for (flag, share) in [("--homophily", self.homophily), ("--label-noise", self.label_noise)] {
             if !(0.0..=1.0).contains(&share) {
-                return refuse(format!("--{flag} {share}: from 0 to 1"));
+                return out_of_range(flag, share, "from 0 to 1");
             }
         }
         let shares = [self.train, self.valid, self.test];
         if shares.iter().any(|share| !(0.0..=1.0).contains(share)) || shares.iter().sum::<f64>() > 1.0 + 1e-9
         {
-            return refuse(
-                "the shares of train, valid and test must be from 0 to 1 and add up to at most 1".into(),
-            );
+            return Err(ImportError::GraphShares);
         }
         if !self.dtype.holds_features() {
-            return refuse(format!(
-                "--dtype {}: features are stored as f32, f16, bf16, u8 or i8",
-                self.dtype
-            ));
+            return Err(ImportError::NoFeatureDtype { dtype: self.dtype });
         }
         Ok(())
     }
 
-    /// About how many bytes the dataset will take.
+    /// Approximate size of the dataset in bytes.
     pub fn estimated_bytes(&self) -> u64 {
         let edges = self.nodes as f64 * self.degree;
         let id_bytes = IdWidth::for_nodes(self.nodes).dtype().bytes() as f64;
@@ -182,7 +174,7 @@ fn build(
 ) -> Result<Manifest> {
     let directory = staging.directory();
     let topology = if shape.undirected {
-        // An edge waits as an `ForeignEdge` and as an id.
+        // A waiting edge takes a `ForeignEdge` and an id.
         let block_nodes = block_nodes(model, 40, workspace.budget.host_bytes);
         let edges = GeneratedEdges { model: model.clone(), block_nodes };
         let plan = EdgePlan {
@@ -243,17 +235,17 @@ fn build(
     .complete())
 }
 
-/// The most nodes whose lists one task draws.
+/// Largest number of nodes per block. One task draws the in-neighbours of a block.
 const BLOCK_NODES: u64 = 2048;
 
-/// Nodes a block, so that two blocks a thread, `bytes` an edge, take at most an eighth of the budget.
+/// Nodes per block, so that two blocks per thread, with `bytes` per edge, take at most an eighth of the budget.
 fn block_nodes(model: &GraphModel, bytes: u64, host_bytes: u64) -> u64 {
     let threads = rayon::current_num_threads() as u64;
     let node_bytes = (model.mean_degree() * 2.0 + 8.0) * bytes as f64;
     ((host_bytes / 8 / (threads * 2)) as f64 / node_bytes).clamp(1.0, BLOCK_NODES as f64) as u64
 }
 
-/// Neighbour lists come out sorted by target, so no sort is needed: blocks are drawn in parallel, written in order.
+/// In-neighbours are drawn by target, so no sort is needed: blocks are drawn in parallel and written in order.
 fn write_adjacency(
     model: &GraphModel,
     directory: &Path,
@@ -283,7 +275,7 @@ fn write_adjacency(
     Ok(result)
 }
 
-/// The lists of consecutive nodes.
+/// The in-neighbours of consecutive nodes.
 struct NeighbourBlock {
     sources: Vec<u64>,
     ends: Vec<usize>,
@@ -313,7 +305,7 @@ fn draw_blocks(model: &GraphModel, first: u64, end: u64, nodes: u64) -> Vec<(u64
         .collect()
 }
 
-/// The drawn edges as a stream, for what needs a sort.
+/// The drawn edges as a stream, for datasets that need a sort.
 struct GeneratedEdges {
     model: Arc<GraphModel>,
     block_nodes: u64,
@@ -364,7 +356,7 @@ impl EdgeStream for GeneratedEdgeStream {
             let dropped = self.skip.min(self.waiting.len() as u64);
             self.waiting.drain(..dropped as usize);
             self.skip -= dropped;
-            // Handed over from the back, so turn it around.
+            // Edges are taken from the back below, so reverse the order.
             self.waiting.reverse();
         }
         let count = self.waiting.len().min(CHUNK);
@@ -373,7 +365,7 @@ impl EdgeStream for GeneratedEdgeStream {
     }
 }
 
-/// Feature rows, drawn as they are asked for.
+/// Feature rows, drawn when they are read.
 struct GeneratedRows(Arc<GraphModel>);
 
 struct GeneratedRowStream {

@@ -1,10 +1,10 @@
-//! The random graph: everything about a node is a function of the seed and its number, so nothing is kept in
-//! memory and any thread can draw any part.
+//! The random graph. Everything about a node is a function of the random seed and its id, so nothing is kept in memory
+//! and any thread can draw any part.
 //!
-//! Nodes have a popularity rank, a pseudo-random permutation of their numbers. Ranks are dealt to communities in
-//! turn, so that every community has popular and unpopular members; a class is a run of communities. A target
-//! draws the sources of its in-edges from its community, its class, or anywhere, always by popularity. Because
-//! ranks are dealt evenly, "a popular member of community c" is arithmetic and not a table.
+//! Nodes have a popularity rank, a pseudo-random permutation of their ids. Ranks are assigned to communities in turn,
+//! so that every community has popular and unpopular members; a class is a range of communities. The sources of a
+//! target's in-edges are drawn from its community, its class, or anywhere, always by popularity. Because ranks are
+//! assigned evenly, "a popular member of community c" is arithmetic and needs no table.
 
 use super::{GraphShape, Popularity};
 use crate::build::share_of;
@@ -17,12 +17,12 @@ const COMMUNITY_SHARE: f64 = 0.6;
 const DEGREE_FLOOR: f64 = 0.5;
 /// Hubs: x = u^6, so the density is x^(1/6 - 1) / 6.
 const HUB_POWER: i32 = 6;
-/// Points of the tabled quantile function.
+/// Points of the table of the quantile function.
 const QUANTILES: usize = 1 << 14;
-/// How often a draw that turned out double is made again.
+/// How often a duplicate draw is repeated.
 const REDRAWS: u64 = 6;
-/// Lists longer than this look for doubles in a set, shorter ones in the list itself.
-const SHORT_LIST: u64 = 64;
+/// Above this in-degree, duplicates are found with a set, else by scanning the neighbours.
+const FEW_NEIGHBOURS: u64 = 64;
 
 /// The random graph.
 pub(super) struct GraphModel {
@@ -62,7 +62,7 @@ impl GraphModel {
         GraphModel {
             nodes,
             dim,
-            // Reversing doubles the edges.
+            // Reversing doubles the number of edges.
             degree: if shape.undirected { shape.degree / 2.0 } else { shape.degree },
             homophily: shape.homophily,
             label_noise: shape.label_noise,
@@ -101,12 +101,12 @@ impl GraphModel {
         self.class_starts.partition_point(|start| *start <= community) as u64 - 1
     }
 
-    /// The class that shapes a node's edges and features.
+    /// The class that determines a node's edges and features.
     pub fn class(&self, node: u64) -> u64 {
         self.class_of_community(self.community(node))
     }
 
-    /// The label the dataset shows: mostly the class.
+    /// The label in the dataset: mostly the class.
     pub fn label(&self, node: u64) -> u64 {
         let key = self.label_key.with(node);
         if unit(key.at(0)) < self.label_noise {
@@ -131,7 +131,7 @@ impl GraphModel {
         }
     }
 
-    /// How many in-edges a node asks for.
+    /// Number of in-edges to draw for a node.
     fn in_degree(&self, node: u64, rank: u64) -> u64 {
         let x = (rank as f64 + 0.5) / self.nodes as f64;
         let popular = density(&self.popularity, x);
@@ -142,9 +142,9 @@ impl GraphModel {
         (whole as u64 + more as u64).min(most)
     }
 
-    /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge has its circle
-    /// (community, class or anywhere) and leaves it only when that has nobody new to offer, so that homophily is what was
-    /// asked for.
+    /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge has a circle
+    /// (community, class or anywhere). It leaves the circle only if that has no new source, so that homophily is as
+    /// requested.
     pub fn in_neighbours(&self, node: u64, list: &mut Vec<u64>) {
         list.clear();
         let rank = self.ranks.forward(node);
@@ -157,7 +157,7 @@ impl GraphModel {
             let kind = unit(key.at(slot));
             let draws = key.with(slot);
             for attempt in 0..=REDRAWS {
-                // A circle that has nobody new to offer gives way to the next wider one.
+                // If a circle has no new source, the next wider circle is used.
                 let kind = match attempt {
                     0 | 1 => kind,
                     REDRAWS => 1.0,
@@ -201,27 +201,27 @@ impl GraphModel {
     }
 }
 
-/// The sources a list has already.
+/// The sources that a node already has.
 enum Taken {
-    InTheList,
+    Scanned,
     Set(FxHashSet<u64>),
 }
 
 impl Taken {
     fn for_about(count: u64) -> Taken {
-        if count <= SHORT_LIST { Taken::InTheList } else { Taken::Set(FxHashSet::default()) }
+        if count <= FEW_NEIGHBOURS { Taken::Scanned } else { Taken::Set(FxHashSet::default()) }
     }
 
-    /// Whether `source` is new to the list.
+    /// Whether `source` is new.
     fn insert(&mut self, source: u64, list: &[u64]) -> bool {
         match self {
-            Taken::InTheList => !list.contains(&source),
+            Taken::Scanned => !list.contains(&source),
             Taken::Set(set) => set.insert(source),
         }
     }
 }
 
-/// How much more popular than the mean a node of rank x is.
+/// Popularity of a node of rank x relative to the mean.
 fn density(popularity: &Popularity, x: f64) -> f64 {
     let Popularity { exponent, plateau, hubs } = *popularity;
     let tail = libm::pow((1.0 + plateau) / plateau, 1.0 - exponent);
@@ -230,7 +230,7 @@ fn density(popularity: &Popularity, x: f64) -> f64 {
     (1.0 - hubs) * body + hubs * power * libm::pow(x, power - 1.0)
 }
 
-/// The inverse of the share of draws that fall on ranks below x, at evenly spaced shares.
+/// The inverse of the share of draws on ranks below x, at evenly spaced shares.
 fn quantiles(popularity: &Popularity) -> Vec<f64> {
     let Popularity { exponent, plateau, .. } = *popularity;
     let tail = libm::pow((1.0 + plateau) / plateau, 1.0 - exponent);
@@ -242,11 +242,11 @@ fn quantiles(popularity: &Popularity) -> Vec<f64> {
         .collect()
 }
 
-/// Class sizes fall like 1 / sqrt(c + 4): some classes are several times larger than others, none is empty.
+/// Class sizes decrease like 1 / sqrt(c + 4): some classes are several times larger than others, none is empty.
 fn class_starts(classes: u64, communities: u64) -> Vec<u64> {
     let weight = |class: u64| 1.0 / libm::sqrt(class as f64 + 4.0);
     let total: f64 = (0..classes).map(weight).sum();
-    // One community each, the rest by weight.
+    // One community per class, the rest by weight.
     let spare = (communities - classes) as f64;
     let (mut starts, mut sum) = (vec![0], 0.0);
     for class in 0..classes {
@@ -296,7 +296,7 @@ mod tests {
         }
         let (homophily, degree) = (same as f64 / all as f64, all as f64 / 20_000.0);
         assert!(homophily > 0.6 && homophily < 0.85, "{homophily}");
-        // So small a graph has not enough new neighbours for its most popular nodes.
+        // A graph this small has too few new neighbours for its most popular nodes.
         assert!((15.0..=20.5).contains(&degree), "{degree}");
     }
 

@@ -1,12 +1,12 @@
-//! Shapes of real graphs. Popularity is fitted so that, under 3-hop sampling with fan-out 10,15,20 and batches of
-//! 1024 x scale, accesses fall on the most popular rows as DiskGNN's Table 3 reports; see `docs/generate.md`.
+//! Shapes of real graphs. Popularity is fitted to DiskGNN's Table 3: under 3-hop sampling with fan-out 10,15,20 and
+//! batches of 1024 x scale, the most popular rows get the reported share of accesses; see `docs/generate.md`.
 
 use super::{GraphShape, Popularity};
 use esker_types::Dtype;
 
 /// A named shape.
 pub struct Preset {
-    /// What `--preset` calls it.
+    /// Its name in `--preset`.
     pub name: &'static str,
     /// One line for `--help`.
     pub about: &'static str,
@@ -50,7 +50,7 @@ impl Preset {
     }
 }
 
-/// Every preset. Counts are those of the real graphs with the edges that papers train on (DiskGNN, Table 2).
+/// All presets. Counts are those of the real graphs with the edges that papers train on (DiskGNN, Table 2).
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "papers100m",

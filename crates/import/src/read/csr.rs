@@ -1,5 +1,5 @@
-//! Sparse feature matrices as scipy saves them (`scipy.sparse.save_npz`), made dense row by row. All three arrays
-//! are streamed side by side, so a matrix of any size takes the memory of a few buffers.
+//! Sparse feature matrices as scipy saves them (`scipy.sparse.save_npz`), made dense row by row. All three arrays are
+//! streamed in parallel, so a matrix of any size takes the memory of a few buffers.
 
 use crate::input::Member;
 use crate::npy::{Header, NpyArray, NpyElements, Scalar, find_member};
@@ -11,13 +11,14 @@ use std::{
     sync::Arc,
 };
 
-/// Longest text member (`format`) worth reading.
+/// Longest text member (`format`) that is read.
 const TEXT_BYTES: u64 = 4096;
 
-/// Most columns of a sparse feature matrix: rows are made dense, and a sparse file can claim any number for free.
+/// Largest number of columns of a sparse feature matrix: rows are made dense, and a sparse file can claim any number
+/// for free.
 pub const MOST_COLUMNS: u64 = 1 << 24;
 
-/// Refuses feature matrices without columns, and those whose dense rows no machine should make.
+/// Refuses feature matrices without columns, and those whose dense rows would be too long.
 pub fn check_columns(columns: u64, location: Location) -> Result<()> {
     if (1..=MOST_COLUMNS).contains(&columns) {
         return Ok(());
@@ -40,7 +41,7 @@ pub fn open_csr(path: &Path) -> Result<Box<dyn RowSource>> {
     Ok(Box::new(matrix))
 }
 
-/// A scalar member that holds a string: numpy writes it as bytes (`|S3`) or as 32-bit characters (`<U3`).
+/// A scalar member that is a string: numpy writes it as bytes (`|S3`) or as 32-bit characters (`<U3`).
 fn text_member(member: &Member) -> Result<String> {
     let bytes = member.read_whole(TEXT_BYTES)?;
     let mut rest = &bytes[..];
@@ -67,8 +68,8 @@ pub struct CsrRows {
 }
 
 impl CsrRows {
-    /// The matrix in the members `{prefix}indptr`, `{prefix}indices`, `{prefix}data` and `{prefix}shape`. Lengths
-    /// are checked here; the entries are checked as they are read.
+    /// The matrix in the members `{prefix}indptr`, `{prefix}indices`, `{prefix}data` and `{prefix}shape`. Lengths are
+    /// checked here; entries are checked when they are read.
     pub fn open(members: &[Member], path: &Path, prefix: &str) -> Result<CsrRows> {
         let array = |name: &str| NpyArray::member(members, path, &format!("{prefix}{name}"));
         let shape = array("shape")?;
@@ -101,7 +102,7 @@ impl CsrRows {
         self.columns.elements()
     }
 
-    /// Row starts and columns of the whole matrix, checked, for matrices that are small or requested as edges.
+    /// Row starts and columns of the whole matrix, checked, for matrices that are small or used as edges.
     pub fn structure(&self) -> Result<(Vec<u64>, Vec<u32>)> {
         if self.dim > u32::MAX as u64 {
             return Err(Location::file(&self.path).bad("fewer than 2^32 columns", self.dim));
@@ -130,8 +131,8 @@ impl CsrRows {
             starts,
             columns: self.columns.stream(position)?,
             values: self.values.stream(position)?,
-            starts_place: self.starts.location(),
-            columns_place: self.columns.location(),
+            starts_location: self.starts.location(),
+            columns_location: self.columns.location(),
             row: first,
             rows: self.rows,
             dim: self.dim,
@@ -165,18 +166,18 @@ impl RowSource for CsrRows {
         Ok(Box::new(self.walk(first)?))
     }
     fn location(&self, row: u64) -> Location {
-        // A row of the matrix is in all members at once: name the archive only.
+        // A row of the matrix is in all members at once, so this names only the archive.
         Location::row(&self.path, row)
     }
 }
 
-/// The three arrays, standing at the same row.
+/// The three arrays, at the same row.
 struct CsrWalk {
     starts: NpyElements,
     columns: NpyElements,
     values: NpyElements,
-    starts_place: Location,
-    columns_place: Location,
+    starts_location: Location,
+    columns_location: Location,
     row: u64,
     rows: u64,
     dim: u64,
@@ -189,7 +190,7 @@ struct CsrWalk {
 }
 
 impl CsrWalk {
-    /// Hands over row (counted from the next one), column and value of every entry in the next `count` rows.
+    /// Passes row (counted from the next one), column and value of every entry in the next `count` rows to `visit`.
     fn rows(&mut self, count: usize, mut visit: impl FnMut(usize, usize, f32)) -> Result<()> {
         self.load_ends(count)?;
         let last = self.ends.last().copied().unwrap_or(self.position);
@@ -205,9 +206,9 @@ impl CsrWalk {
                     row += 1;
                 }
                 if *column >= self.dim {
-                    let detail = format!("{}, entry {}", self.columns_place.detail, self.position);
+                    let detail = format!("{}, entry {}", self.columns_location.detail, self.position);
                     let expected = format!("a column below {} in row {}", self.dim, self.row + row as u64);
-                    return Err(Location::at(&self.columns_place.path, detail).bad(expected, column));
+                    return Err(Location::at(&self.columns_location.path, detail).bad(expected, column));
                 }
                 visit(row, *column as usize, *value);
                 self.position += 1;
@@ -217,7 +218,7 @@ impl CsrWalk {
         Ok(())
     }
 
-    /// Reads where the next `count` rows end, each checked to be no smaller than the one before.
+    /// Reads the ends of the next `count` rows and checks that they do not decrease.
     fn load_ends(&mut self, count: usize) -> Result<()> {
         self.ends.clear();
         self.starts.ids(count, &mut self.ends)?;
@@ -225,13 +226,13 @@ impl CsrWalk {
         for (index, end) in (self.row + 1..).zip(&self.ends) {
             let most = self.entries;
             if index == self.rows {
-                // The last row ends where the entries end.
+                // The last row ends at the last entry.
                 least = least.max(most);
             }
             if *end < least || *end > most {
-                let detail = format!("{}, element {index}", self.starts_place.detail);
+                let detail = format!("{}, element {index}", self.starts_location.detail);
                 let expected = format!("a row end in {least}..={most}");
-                return Err(Location::at(&self.starts_place.path, detail).bad(expected, end));
+                return Err(Location::at(&self.starts_location.path, detail).bad(expected, end));
             }
             least = *end;
         }
@@ -251,7 +252,7 @@ impl RowStream for CsrWalk {
     }
 }
 
-/// The entries of a square matrix held in memory, as edges from row to column.
+/// The entries of a square matrix in memory, as edges from row to column.
 pub struct CsrEdges {
     path: PathBuf,
     starts: Arc<[u64]>,
@@ -259,7 +260,7 @@ pub struct CsrEdges {
 }
 
 impl CsrEdges {
-    /// `starts` goes up from 0 to the number of `columns`, and has one more number than there are rows.
+    /// `starts` ascends from 0 to the number of `columns`, and has one more number than there are rows.
     pub fn new(path: &Path, starts: Vec<u64>, columns: Vec<u32>) -> CsrEdges {
         assert_eq!(starts.last().copied(), Some(columns.len() as u64), "row starts fit the columns");
         CsrEdges { path: path.to_path_buf(), starts: starts.into(), columns: columns.into() }

@@ -1,6 +1,6 @@
-//! Delimited text, plain or gzipped, as records of byte fields, as rows of numbers and as edges. Every complaint
-//! names the line. A record has a bounded length, so a file without line ends (or with a quote that is never
-//! closed) costs no more memory than that.
+//! Delimited text, plain or gzipped, as records of byte fields, as rows of numbers and as edges. Every error names the
+//! line. A record has a bounded length, and so has the memory for a file without line ends or with a quote that is
+//! never closed.
 
 use crate::source::{CHUNK, EdgeColumns, EdgeSource, EdgeStream, ForeignEdge, RowSource, RowStream};
 use crate::{Location, Result, input};
@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-/// The longest record accepted: room for a feature row of a million numbers.
+/// The longest record accepted: enough for a feature row of a million numbers.
 const RECORD_BYTES: u64 = 16 << 20;
 
 /// How a text file separates its fields.
@@ -27,7 +27,7 @@ pub struct Dialect {
 }
 
 impl Dialect {
-    /// The separator asked for, or what the extension says, or the first of tab, comma and space in the first line.
+    /// The given separator, or the one of the extension, or the first of tab, comma and space in the first line.
     pub fn guess(path: &Path, asked: Option<char>) -> Result<Dialect> {
         let delimiter = match asked {
             Some(asked) if asked.is_ascii() && !matches!(asked, '\n' | '\r' | '"') => asked as u8,
@@ -40,7 +40,7 @@ impl Dialect {
         Ok(Dialect { delimiter, header: false })
     }
 
-    /// Quotes mean something in comma-separated files only: names of a knowledge graph may contain them.
+    /// Quotes are special in comma-separated files only: names of a knowledge graph may contain them.
     fn quoting(self) -> bool {
         matches!(self.delimiter, b',' | b';')
     }
@@ -60,8 +60,8 @@ fn guess_delimiter(path: &Path) -> Result<u8> {
     Ok(found.unwrap_or(b','))
 }
 
-/// Steps over lines that start with `#` at the start of a file, as SNAP's edge lists have them; how many there were.
-/// Further down such a line is a record like any other: names may start so.
+/// Skips lines that start with `#` at the start of a file, as in SNAP's edge lists. Returns their number. Later such
+/// lines are ordinary records, because names may start this way.
 fn skip_comments(text: &mut dyn BufRead) -> io::Result<u64> {
     let mut lines = 0;
     while text.fill_buf()?.first() == Some(&b'#') {
@@ -71,7 +71,7 @@ fn skip_comments(text: &mut dyn BufRead) -> io::Result<u64> {
     Ok(lines)
 }
 
-/// Hands over bytes until a record has had its share.
+/// Returns at most the allowed number of bytes per record.
 struct Bounded {
     reader: Box<dyn BufRead + Send>,
     left: Arc<AtomicU64>,
@@ -94,7 +94,7 @@ impl Read for Bounded {
     }
 }
 
-/// A stream of records, all of the same number of fields.
+/// A stream of records with the same number of fields.
 pub struct DelimitedRecords {
     path: PathBuf,
     reader: csv::Reader<Bounded>,
@@ -105,7 +105,7 @@ pub struct DelimitedRecords {
 }
 
 impl DelimitedRecords {
-    /// Opens `path` at its first record; a header is stepped over.
+    /// Opens `path` at its first record; a header is skipped.
     pub fn open(path: &Path, dialect: Dialect) -> Result<DelimitedRecords> {
         let left = Arc::new(AtomicU64::new(RECORD_BYTES));
         let mut text = input::open_text(path)?;
@@ -129,14 +129,14 @@ impl DelimitedRecords {
         Ok(records)
     }
 
-    /// Moves to the next record; `false` when there is none.
+    /// Moves to the next record; `false` if there is none.
     pub fn advance(&mut self) -> Result<bool> {
         self.left.store(RECORD_BYTES, Relaxed);
         let line = self.reader.position().line() + self.comments;
         self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error, line))
     }
 
-    /// Steps over `count` records, or fewer where the file ends.
+    /// Skips `count` records, or fewer if the file ends.
     pub fn skip(&mut self, count: u64) -> Result<()> {
         for _ in 0..count {
             if !self.advance()? {
@@ -164,7 +164,7 @@ impl DelimitedRecords {
         self.record.len()
     }
 
-    /// A field of the current record, without spaces around it.
+    /// A field of the current record, trimmed.
     pub fn field(&self, column: usize) -> Result<&[u8]> {
         match self.record.get(column) {
             Some(field) => Ok(field.trim_ascii()),
@@ -172,24 +172,24 @@ impl DelimitedRecords {
         }
     }
 
-    /// Where the current record is.
+    /// The position of the current record, for messages.
     pub fn location(&self) -> Location {
         let line = self.record.position().map_or(0, |position| position.line() + self.comments);
         Location::at(&self.path, format!("line {line}"))
     }
 
-    /// A field that is not what it should be.
+    /// The error for a field that is not as expected.
     pub fn bad(&self, column: usize, expected: &str) -> crate::ImportError {
         let found = self.record.get(column).unwrap_or_default();
         self.location().bad(format!("{expected} in column {column}"), quoted(found))
     }
 
-    /// A field that must be a whole number, 0 or more.
+    /// A field that must be a whole number, at least 0.
     pub fn id(&self, column: usize, expected: &str) -> Result<u64> {
         parse_id(self.field(column)?).ok_or_else(|| self.bad(column, expected))
     }
 
-    /// A field that must be a string of at least one byte.
+    /// A field that must be a non-empty string.
     pub fn name(&self, column: usize) -> Result<&[u8]> {
         let field = self.field(column)?;
         if field.is_empty() { Err(self.bad(column, "a name")) } else { Ok(field) }
@@ -210,7 +210,7 @@ impl Lines {
         Ok(Lines { path: path.to_path_buf(), reader: input::open_text(path)?, line: Vec::new(), number: 0 })
     }
 
-    /// Moves to the next line, which must not be empty; `false` when there is none.
+    /// Moves to the next line, which must not be empty; `false` if there is none.
     pub fn advance(&mut self) -> Result<bool> {
         self.line.clear();
         self.number += 1;
@@ -227,18 +227,18 @@ impl Lines {
         Ok(count > 0)
     }
 
-    /// The current line, without spaces around it.
+    /// The current line, trimmed.
     pub fn name(&self) -> &[u8] {
         self.line.trim_ascii()
     }
 
-    /// Where the current line is.
+    /// The position of the current line, for messages.
     pub fn location(&self) -> Location {
         Location::at(&self.path, format!("line {}", self.number))
     }
 }
 
-/// Bytes of a foreign file, made fit for a message.
+/// Bytes of an input file, formatted for a message.
 pub fn quoted(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "nothing".into();
@@ -247,7 +247,7 @@ pub fn quoted(bytes: &[u8]) -> String {
     format!("`{}`", text.escape_debug())
 }
 
-/// A whole number, 0 or more, in decimal digits.
+/// A whole number, at least 0, in decimal digits.
 pub fn parse_id(field: &[u8]) -> Option<u64> {
     if field.is_empty() || field.len() > 20 {
         return None;
@@ -263,10 +263,10 @@ pub fn parse_float(field: &[u8]) -> Option<f32> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// What a scan of a table of numbers found.
+/// The shape of a table of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableShape {
-    /// Rows, the header not counted.
+    /// Rows without the header.
     pub rows: u64,
     /// Columns.
     pub columns: usize,
@@ -276,7 +276,7 @@ pub struct TableShape {
     pub whole: bool,
 }
 
-/// Reads a table of numbers once, to learn its shape. A first line without any number in it is a header.
+/// Reads a table of numbers once to determine its shape. A first line without any number is a header.
 pub fn scan_table(path: &Path, dialect: Dialect) -> Result<TableShape> {
     let mut records = DelimitedRecords::open(path, dialect)?;
     let mut shape = TableShape { rows: 0, columns: 0, header: false, whole: true };
@@ -312,8 +312,8 @@ pub struct TextRows {
 }
 
 impl TextRows {
-    /// The table in `path`, of which the number of rows is known (and checked when it is read). With
-    /// `missing_is_nan` an empty field reads as NaN; else it is an error.
+    /// The table in `path` with a known number of rows, which is verified during reading. With `missing_is_nan` an
+    /// empty field is NaN; otherwise it is an error.
     pub fn new(path: &Path, dialect: Dialect, rows: u64, missing_is_nan: bool) -> Result<TextRows> {
         let mut records = DelimitedRecords::open(path, dialect)?;
         if !records.advance()? {
@@ -414,11 +414,11 @@ pub struct TextEdges {
     pub path: PathBuf,
     /// How it is written.
     pub dialect: Dialect,
-    /// Which columns mean what.
+    /// The meaning of the columns.
     pub layout: EdgeLayout,
-    /// Numbers of relations written as names; `None` when they are numbers already.
+    /// Numbers of relations written as names; `None` if they are already numbers.
     pub relations: Option<Arc<crate::dictionary::Relations>>,
-    /// How many edges there are, where something says so; checked when the file is read to its end.
+    /// Number of edges, if known; verified when the file is read to its end.
     pub count: Option<u64>,
 }
 
@@ -449,12 +449,12 @@ impl EdgeSource for TextEdges {
         }))
     }
     fn location(&self, position: u64) -> Location {
-        // Blank lines and line ends inside quotes are not counted: "row" keeps the promise that "line" could not.
+        // Blank lines and line ends inside quotes are not counted, so "row" is correct and "line" would not be.
         Location::at(&self.path, format!("row {}", position + self.dialect.header as u64))
     }
 }
 
-/// Everything of an edge but its ends.
+/// All columns of an edge except its ends.
 pub fn read_attributes(
     records: &DelimitedRecords,
     layout: &EdgeLayout,

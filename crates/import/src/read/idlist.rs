@@ -1,4 +1,4 @@
-//! Lists of node ids as text: one whole number a line, plain or gzipped, as OGB's splits are.
+//! Node ids as text: one whole number per line, plain or gzipped, as in OGB's splits.
 
 use crate::source::{CHUNK, IdSource, IdStream};
 use crate::{Location, Result, input};
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longest line accepted: far more than any id needs, and a bound on what a file without line ends can cost.
+/// Longest line accepted: far more than any id needs. It limits the memory for a file without line ends.
 const LINE_BYTES: u64 = 64;
 
 /// A text file of ids.
@@ -28,7 +28,7 @@ struct TextIdStream {
     reader: Box<dyn BufRead + Send>,
     row: u64,
     line: Vec<u8>,
-    /// Blank lines may stand at the end only: anywhere else an id is missing.
+    /// Blank lines are allowed only at the end: anywhere else an id is missing.
     blank: bool,
 }
 

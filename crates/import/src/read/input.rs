@@ -1,4 +1,4 @@
-//! Opening foreign files: plain or gzipped text, and members of zip archives as independent streams.
+//! Opens input files: plain or gzipped text, and members of zip archives as independent streams.
 
 use crate::{ImportError, Location, Result};
 use flate2::{Crc, bufread::MultiGzDecoder, read::DeflateDecoder};
@@ -10,27 +10,27 @@ use std::{
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The path itself if there is a file, else the path with `.gz` after it, else an error that says what it is for.
-pub fn plain_or_gz(path: &Path, need: &str) -> Result<PathBuf> {
+/// The path itself if it is a file, else the path with `.gz` appended, else an error that names the purpose.
+pub fn plain_or_gz(path: &Path, need: &'static str) -> Result<PathBuf> {
     let mut packed = path.as_os_str().to_owned();
     packed.push(".gz");
     let packed = PathBuf::from(packed);
     match (path.is_file(), packed.is_file()) {
         (true, _) => Ok(path.to_path_buf()),
         (false, true) => Ok(packed),
-        _ => Err(ImportError::Missing { path: path.to_path_buf(), need: need.to_string() }),
+        _ => Err(ImportError::Missing { path: path.to_path_buf(), need }),
     }
 }
 
 /// The path, checked to be a file.
-pub fn existing(path: &Path, need: &str) -> Result<PathBuf> {
+pub fn existing(path: &Path, need: &'static str) -> Result<PathBuf> {
     if path.is_file() {
         return Ok(path.to_path_buf());
     }
     if path.is_dir() {
         return Err(Location::file(path).bad("a file", "a directory"));
     }
-    Err(ImportError::Missing { path: path.to_path_buf(), need: need.to_string() })
+    Err(ImportError::Missing { path: path.to_path_buf(), need })
 }
 
 /// Opens a file for reading from its start.
@@ -38,7 +38,7 @@ pub fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|error| Location::file(path).io(error))
 }
 
-/// Opens a text file, unpacking it if it starts like gzip.
+/// Opens a text file, decompressing it if it starts like gzip.
 pub fn open_text(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, open(path)?);
     let start = reader.fill_buf().map_err(|error| Location::file(path).io(error))?;
@@ -78,12 +78,7 @@ pub struct Member {
 
 /// Lists the members of a zip archive (zip64 included).
 pub fn zip_members(path: &Path) -> Result<Vec<Member>> {
-    let broken = |error: zip::result::ZipError| {
-        let found = format!(
-            "one that does not open ({error}): it is cut off, or not a zip or npz; fetch or save it again"
-        );
-        Location::file(path).bad("a whole zip archive", found)
-    };
+    let broken = |source| ImportError::Zip { path: path.to_path_buf(), source };
     let mut archive = zip::ZipArchive::new(BufReader::new(open(path)?)).map_err(broken)?;
     let mut members = Vec::with_capacity(archive.len().min(4096));
     for index in 0..archive.len() {
@@ -115,12 +110,12 @@ pub fn zip_members(path: &Path) -> Result<Vec<Member>> {
 }
 
 impl Member {
-    /// Where this member is, for messages.
+    /// Position of this member, for messages.
     pub fn location(&self) -> Location {
         Location::at(&self.archive, format!("member {}", self.name))
     }
 
-    /// A stream over the unpacked bytes; its checksum is compared at the end.
+    /// A stream of the unpacked bytes; their checksum is verified at the end.
     pub fn open(&self) -> Result<Box<dyn Read + Send>> {
         let mut file = open(&self.archive)?;
         file.seek(SeekFrom::Start(self.data_offset)).map_err(|error| self.location().io(error))?;
@@ -130,7 +125,7 @@ impl Member {
         Ok(Box::new(Checked { reader, crc: Crc::new(), left: self.bytes, crc32: self.crc32 }))
     }
 
-    /// All unpacked bytes, if there are at most `limit_bytes`.
+    /// All unpacked bytes, if they are at most `limit_bytes`.
     pub fn read_whole(&self, limit_bytes: u64) -> Result<Vec<u8>> {
         if self.bytes > limit_bytes {
             return Err(self

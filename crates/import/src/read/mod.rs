@@ -1,4 +1,4 @@
-//! Readers of foreign file types, one a file: they know bytes and rows, not which dataset they belong to.
+//! Readers of file types, one per file. They know bytes and rows, not the dataset these belong to.
 
 pub mod csr;
 pub mod delimited;

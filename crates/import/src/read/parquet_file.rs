@@ -1,8 +1,8 @@
-//! Parquet files, read a few thousand rows at a time: only the pages at hand are in memory.
+//! Parquet files, read a few thousand rows at a time: only the current pages are in memory.
 //!
-//! Numbers, strings and lists of numbers are read, without nulls. The `parquet` crate does the decoding; what a
-//! damaged file could make it do is fenced in here: page sizes are checked before pages are allocated, and panics
-//! inside the crate become errors.
+//! This reads numbers, strings and lists of numbers, without nulls. The `parquet` crate does the decoding. Damaged
+//! files are contained here: page sizes are checked before pages are allocated, and panics inside the crate become
+//! errors.
 
 use crate::delimited::quoted;
 use crate::{ImportError, Location, Result, input};
@@ -28,10 +28,10 @@ use std::{
     sync::Arc,
 };
 
-/// The largest page accepted. Writers aim at 1 MiB; one that never cuts pages still has to cut row groups.
+/// The largest page accepted. Writers aim at 1 MiB; a writer that never splits pages still has to split row groups.
 const PAGE_BYTES: u64 = 256 << 20;
 
-/// What a column's elements are.
+/// The type of a column's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnKind {
     /// Booleans or integers.
@@ -40,7 +40,7 @@ pub enum ColumnKind {
     Float,
     /// Strings.
     Text,
-    /// Anything else: read by nobody here.
+    /// Anything else; it is not read.
     Other,
 }
 
@@ -60,16 +60,16 @@ impl fmt::Display for ColumnKind {
 pub struct ParquetColumn {
     /// Its name; nested ones have dots.
     pub name: String,
-    /// What its elements are.
+    /// The type of its elements.
     pub kind: ColumnKind,
-    /// Whether a row holds a list of them.
+    /// Whether each row has a list of them.
     pub list: bool,
     /// 32-bit elements are unsigned.
     unsigned: bool,
     most_definition: i16,
 }
 
-/// An open file: its columns and where its row groups are.
+/// An open file: its columns and the positions of its row groups.
 #[derive(Clone)]
 pub struct ParquetFile {
     path: PathBuf,
@@ -78,12 +78,12 @@ pub struct ParquetFile {
     rows: u64,
 }
 
-/// Runs decoding code of the `parquet` crate. It has assertions that damaged files reach (a negative offset, for
-/// one), so a panic is taken as what it means: bytes that are not parquet.
+/// Runs decoding code of the `parquet` crate. Damaged files can trigger its assertions (with a negative offset, for
+/// example), so a panic means that the bytes are not valid parquet.
 fn fenced<T>(path: &Path, work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(Location::file(path).bad("readable parquet data", error)),
+        Ok(Err(error)) => Err(Location::file(path).undecodable("readable parquet data", error)),
         Err(_) => {
             Err(Location::file(path).bad("readable parquet data", "damage that the decoder tripped over"))
         }
@@ -131,7 +131,7 @@ impl ParquetFile {
         &self.columns
     }
 
-    /// The number of the column called `word`, or numbered so.
+    /// The number of the column with this name or number.
     pub fn find(&self, word: &str) -> Result<usize> {
         let by_name = self.columns.iter().position(|column| column.name == word);
         let by_number = || word.parse::<usize>().ok().filter(|number| *number < self.columns.len());
@@ -142,7 +142,7 @@ impl ParquetFile {
         })
     }
 
-    /// About what reading these columns side by side keeps in memory: a page and a dictionary of each.
+    /// Approximate memory for reading these columns in parallel: a page and a dictionary of each.
     pub fn read_bytes(&self, columns: &[usize]) -> u64 {
         let chunk_bytes = |column: &usize| {
             let sizes =
@@ -196,7 +196,7 @@ fn describe(column: &parquet::schema::types::ColumnDescPtr) -> ParquetColumn {
     ParquetColumn {
         name: match column.max_rep_level() {
             0 => column.path().string(),
-            // A list is called `x.list.element` inside.
+            // A list is called `x.list.element` internally.
             _ => column.path().parts().first().cloned().unwrap_or_default(),
         },
         kind,
@@ -206,8 +206,8 @@ fn describe(column: &parquet::schema::types::ColumnDescPtr) -> ParquetColumn {
     }
 }
 
-/// The file as the page reader sees it. It asks for a reader at the start of each page's header, where the sizes
-/// stand: a size that no writer would choose is refused before anything of that size is allocated.
+/// The file as the page reader sees it. The page reader requests a reader at the start of each page's header, which
+/// contains the sizes. A size that no writer would choose is refused before it is allocated.
 struct Pages(File);
 
 impl Length for Pages {
@@ -238,8 +238,8 @@ impl ChunkReader for Pages {
     }
 }
 
-/// The unpacked size in a page header: the second field of a Thrift compact struct, after the page type. Fields
-/// are a byte (0x15: the next field, a 32-bit integer) and a zigzag varint.
+/// The unpacked size in a page header: the second field of a Thrift compact struct, after the page type. A field is a
+/// byte (0x15: the next field, a 32-bit integer) and a zigzag varint.
 fn unpacked_page_bytes(head: &[u8]) -> Option<u64> {
     let mut rest = head;
     let mut value = 0u64;
@@ -256,14 +256,14 @@ fn unpacked_page_bytes(head: &[u8]) -> Option<u64> {
     Some(value >> 1)
 }
 
-/// Some columns, read side by side.
+/// Some columns, read in parallel.
 pub struct TableStream {
     file: ParquetFile,
     pages: Arc<Pages>,
     columns: Vec<ColumnSlot>,
     next_group: usize,
     left_in_group: u64,
-    /// The row behind the loaded ones.
+    /// The row after the loaded ones.
     row: u64,
 }
 
@@ -291,7 +291,7 @@ enum Values {
 }
 
 impl TableStream {
-    /// Loads the next rows, at most `most`; 0 when there are none left. Nulls are an error that names the row.
+    /// Loads the next rows, at most `most`; 0 if none are left. Nulls are an error that names the row.
     pub fn load(&mut self, most: usize) -> Result<usize> {
         while self.left_in_group == 0 {
             if self.next_group == self.file.metadata.num_row_groups() {
@@ -353,7 +353,7 @@ impl TableStream {
         }
     }
 
-    /// The loaded element number `at` of a column of numbers.
+    /// Loaded element `at` of a column of numbers.
     pub fn float(&self, slot: usize, at: usize) -> Result<f32> {
         match &self.columns[slot].batch.values {
             Values::Whole(values) => Ok(values[at] as f32),
@@ -386,14 +386,14 @@ impl TableStream {
         }
     }
 
-    /// Where the loaded row number `at` of `loaded` is.
+    /// Position of row `at` of the `loaded` rows, for messages.
     pub fn location(&self, at: usize, loaded: usize) -> Location {
         Location::row(&self.file.path, self.row - loaded as u64 + at as u64)
     }
 }
 
 impl LoadedColumn {
-    /// Reads `count` rows; the numbers of rows and of levels (elements and nulls) are returned.
+    /// Reads `count` rows. Returns the numbers of rows and of levels (elements and nulls).
     fn read(
         &mut self,
         reader: &mut ColumnReader,
@@ -482,7 +482,7 @@ impl LoadedColumn {
 fn half(value: &FixedLenByteArray) -> f32 {
     match value.data() {
         [low, high] => f16::from_le_bytes([*low, *high]).to_f32(),
-        // Columns of other lengths are `ColumnKind::Other`, which nobody opens.
+        // Columns of other lengths are `ColumnKind::Other`, which is never opened.
         _ => f32::NAN,
     }
 }

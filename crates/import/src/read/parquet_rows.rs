@@ -1,4 +1,4 @@
-//! Feature and label rows, and lists of ids, out of parquet files.
+//! Feature rows, label rows and ids from parquet files.
 
 use crate::parquet_file::{ColumnKind, ParquetFile, TableStream};
 use crate::source::{CHUNK, IdSource, IdStream, RowSource, RowStream};
@@ -7,7 +7,7 @@ use crate::{Location, Result};
 /// Elements read at a time from a list column.
 const LIST_ELEMENTS: usize = 1 << 18;
 
-/// All columns of numbers side by side, or one column of lists, as rows.
+/// All columns of numbers together, or one column of lists, as rows.
 pub struct ParquetRows {
     file: ParquetFile,
     columns: Vec<usize>,
@@ -15,7 +15,7 @@ pub struct ParquetRows {
 }
 
 impl ParquetRows {
-    /// Chooses the columns; strings and others are left out.
+    /// Chooses the columns; strings and other types are left out.
     pub fn new(file: ParquetFile) -> Result<ParquetRows> {
         let number =
             |index: &usize| matches!(file.columns()[*index].kind, ColumnKind::Whole | ColumnKind::Float);
@@ -40,7 +40,7 @@ impl ParquetRows {
         self.columns.iter().all(|index| self.file.columns()[*index].kind == ColumnKind::Whole)
     }
 
-    /// About what a stream keeps in memory.
+    /// Approximate memory of a stream.
     pub fn read_bytes(&self) -> u64 {
         self.file.read_bytes(&self.columns)
     }
@@ -107,11 +107,11 @@ impl RowStream for ParquetRowStream {
     }
 }
 
-/// The first column of a file as a list of node ids.
+/// The first column of a file as node ids.
 pub struct ParquetIds(ParquetFile);
 
 impl ParquetIds {
-    /// Checks that the first column holds integers.
+    /// Checks that the first column has integers.
     pub fn new(file: ParquetFile) -> Result<ParquetIds> {
         let column = &file.columns()[0];
         if column.kind != ColumnKind::Whole || column.list {

@@ -1,6 +1,6 @@
-//! Lists of ids in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's
-//! containers. The newer one is a zip archive (`NAME/data.pkl` and a member for each storage); the older one is a
-//! row of pickles, with the storages after them.
+//! Ids in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's containers. The
+//! newer one is a zip archive (`NAME/data.pkl` and a member per storage). The older one is a sequence of pickles,
+//! followed by the storages.
 
 use crate::pickle::{self, Pickle, TensorView, Value};
 use crate::{ImportError, Location, Result, input};
@@ -15,18 +15,18 @@ pub struct IdList {
     pub ids: Vec<u64>,
 }
 
-/// The three lists of a split.
+/// The ids of the three sets of a split.
 #[derive(Debug)]
 pub struct Split {
     /// Training nodes.
     pub train: IdList,
     /// Validation nodes.
     pub valid: IdList,
-    /// Test nodes, under whichever key there is.
+    /// Test nodes, under any of the test keys.
     pub test: IdList,
 }
 
-/// Where the test nodes are looked for, in this order: the later ones are OGB-LSC's, whose labels are hidden.
+/// Keys of the test nodes, in this order. The later ones are OGB-LSC's, whose labels are hidden.
 const TEST_KEYS: [&str; 3] = ["test", "test-dev", "test-whole"];
 
 fn is_zip(path: &Path) -> Result<bool> {
@@ -35,7 +35,7 @@ fn is_zip(path: &Path) -> Result<bool> {
     Ok(start == b"PK")
 }
 
-/// How many bytes reading the file means, whatever they are packed into.
+/// Bytes that reading the file takes after decompression.
 pub fn unpacked_bytes(path: &Path) -> Result<u64> {
     if is_zip(path)? {
         let members = input::zip_members(path)?;
@@ -87,7 +87,7 @@ fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
     }
     next("system information")?;
     let pickle = next("dictionary")?;
-    // Only tensors need what follows; numpy arrays stand in the pickle itself.
+    // Only tensors need the following; numpy arrays are in the pickle itself.
     let keys = next("storage keys").ok();
     let storages = &whole[at..];
     split(&pickle, |tensor| {
@@ -96,7 +96,7 @@ fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
         let mut rest = storages;
         for key in keys.items(keys.root()).unwrap_or_default() {
             let Some((count, data)) = rest.split_first_chunk::<8>() else { break };
-            // Storages of other types may stand before this one, but split files hold one type only.
+            // Storages of other types could precede this one, but split files have only one type.
             let bytes = u64::from_le_bytes(*count).checked_mul(tensor.scalar.bytes());
             let Some(data) = bytes.and_then(|bytes| data.split_at_checked(usize::try_from(bytes).ok()?))
             else {
@@ -134,7 +134,7 @@ fn tensor_ids(pickle: &Pickle, value: Value, tensor: &TensorView, storage: &[u8]
     };
     let numbers = pickle::Numbers::new(tensor.scalar, storage).ok_or_else(|| bad("whole elements"))?;
     let last = length.saturating_sub(1).checked_mul(*stride).and_then(|last| last.checked_add(tensor.offset));
-    // The length too, because a stride of 0 would let a forged one ask for any amount of memory.
+    // The length too: with a stride of 0, a forged tensor could request any amount of memory.
     let inside =
         *length <= tensor.elements && last.is_some_and(|last| *length == 0 || last < tensor.elements);
     if numbers.len() as u64 != tensor.elements || !inside {
@@ -188,7 +188,7 @@ mod tests {
             for length in (0..whole.len()).step_by(7) {
                 std::fs::write(&path, &whole[..length]).unwrap();
                 let cut = read_split(&path);
-                // A legacy file of arrays needs nothing behind its dictionary.
+                // A legacy file of arrays needs nothing after its dictionary.
                 assert!(cut.is_err() || name == "arrays.legacy.pt", "{name} cut to {length} bytes");
             }
         }

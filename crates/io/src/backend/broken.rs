@@ -1,7 +1,7 @@
 use super::{Completion, IoBackend, IoRequest};
 use std::io;
 
-/// Stands in for a backend that failed: takes nothing, as nothing is in flight any more.
+/// Replaces a backend that failed. It accepts no requests, and none is in flight.
 pub(crate) struct BrokenBackend;
 
 impl IoBackend for BrokenBackend {

@@ -1,7 +1,7 @@
-//! A queue of requests to open files, and what can stand after it: io_uring, a pool of threads, a simulation.
+//! A queue of requests to open files, with three implementations: io_uring, a pool of threads, a simulation.
 //!
-//! A backend moves bytes and reports what the system said, short counts and errors included. What that means, and
-//! what to do about it, is decided once, above, in `queue.rs`.
+//! A backend moves bytes and reports the system's result, including short counts and errors. `queue.rs` alone decides
+//! what they mean and how to react.
 
 mod broken;
 mod pool;
@@ -19,15 +19,15 @@ use std::io;
 /// One transfer between memory and a part of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct IoRequest {
-    /// Comes back in the [`Completion`].
+    /// Returned in the [`Completion`].
     pub tag: u32,
-    /// To the file instead of from it.
+    /// A write to the file. `false`: a read from it.
     pub write: bool,
-    /// Through the page cache on a backend that otherwise goes past it.
+    /// Goes through the page cache, on a backend that otherwise bypasses it.
     pub buffered: bool,
-    /// Which part, in the order in which the files were opened.
+    /// The part's number, in the order in which the files were opened.
     pub part: u32,
-    /// Where in the part.
+    /// Offset in the part.
     pub offset: u64,
     /// The memory.
     pub memory: *mut u8,
@@ -35,7 +35,7 @@ pub struct IoRequest {
     pub bytes: u32,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// The request's tag.
@@ -44,50 +44,50 @@ pub struct Completion {
     pub result: i32,
 }
 
-/// A queue of requests. Used by the thread that made it.
+/// A queue of requests. Only the thread that made it uses it.
 ///
-/// Dropping a backend waits until nothing is in flight: only then may its memory go.
+/// Dropping a backend waits until nothing is in flight. Only then may its memory be freed.
 pub trait IoBackend {
-    /// Puts a request in the queue. It starts with the next [`IoBackend::wait`] at the latest. No more than the depth
-    /// that the backend was made for may be between `push` and their completion.
+    /// Queues a request. It starts with the next [`IoBackend::wait`] at the latest. The number of pushed and
+    /// incomplete requests must not exceed the depth that the backend was made for.
     ///
     /// # Safety
-    /// The request's memory stays valid, and nobody else touches it, until `wait` has returned its completion or the
-    /// backend is dropped.
+    /// The request's memory must stay valid, and nobody else may touch it, until `wait` has returned its completion or
+    /// the backend is dropped.
     unsafe fn push(&mut self, request: IoRequest);
 
-    /// Starts what was pushed, waits until at least `at_least` requests are complete, appends all that are. With
-    /// fewer than that in flight it would never return; nobody asks for it.
+    /// Starts the pushed requests, waits until at least `at_least` requests are complete and appends all completions.
+    /// `at_least` must not exceed the number of requests in flight: the call would never return.
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Asks for requests in flight to be given up. Their completions still come, with `ECANCELED` or with success.
+    /// Asks to cancel the requests in flight. Their completions still arrive, with `ECANCELED` or with success.
     fn cancel(&mut self);
 
-    /// Tells the kernel about memory that many requests will use; `false` where that is not to be had, which only
+    /// Registers memory that many requests will use with the kernel. `false` means that this is not possible; it only
     /// costs time. The memory must stay valid as long as the backend lives.
     ///
     /// # Safety
     /// `memory` points at `bytes` bytes that outlive the backend.
     unsafe fn register(&mut self, memory: *mut u8, bytes: usize) -> bool;
 
-    /// Drops a range of a part from the page cache, where it went through that.
+    /// Drops a range of a part from the page cache if it was read through the cache.
     fn forget(&mut self, _part: u32, _offset: u64, _bytes: u64) {}
 
-    /// Everything written is on the disk when this returns. On failure: which part, and why.
+    /// Returns when everything written is on the disk. On failure: which part, and why.
     fn sync(&mut self) -> Result<(), (u32, io::Error)>;
 }
 
 /// One part of a file, open.
 #[derive(Debug)]
 pub(crate) struct OpenPart {
-    /// Past the page cache, where that is the way.
+    /// Bypasses the page cache. `None` if the backend does not use direct I/O.
     pub direct: Option<File>,
-    /// Through the page cache: the only way, or the way for the ragged ends of writes.
+    /// Goes through the page cache: for everything, or for the unaligned ends of writes.
     pub buffered: Option<File>,
 }
 
 impl OpenPart {
-    /// The file that a request goes to.
+    /// The file handle that a request uses.
     pub(crate) fn file(&self, buffered: bool) -> &File {
         let (first, second) =
             if buffered { (&self.buffered, &self.direct) } else { (&self.direct, &self.buffered) };

@@ -1,4 +1,5 @@
-//! A pool of threads that read and write at offsets: works everywhere, at several times the CPU of a ring.
+//! A pool of threads that read and write at offsets. It works everywhere, and takes several times the CPU time of a
+//! ring.
 
 use super::{Completion, IoBackend, IoRequest, OpenPart, forget_part, sync_parts};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -11,18 +12,18 @@ use std::thread::JoinHandle;
 /// More threads than this gain nothing: 64 reached the ring's rate.
 const MOST_THREADS: usize = 64;
 
-/// A request on its way to a thread, and how often everything had been given up when it was pushed.
-struct Errand(IoRequest, u64);
+/// A request on its way to a thread, and the number of cancellations at the time it was pushed.
+struct QueuedRequest(IoRequest, u64);
 
-// SAFETY: the pusher promises that nobody else touches the memory until the completion has come back.
-unsafe impl Send for Errand {}
+// SAFETY: the pusher guarantees that nobody else touches the memory until the completion has been returned.
+unsafe impl Send for QueuedRequest {}
 
 pub(crate) struct PoolBackend {
     parts: Arc<Vec<OpenPart>>,
     /// `None` only while dropping.
-    errands: Option<Sender<Errand>>,
+    requests: Option<Sender<QueuedRequest>>,
     completions: Receiver<Completion>,
-    /// How often everything was given up.
+    /// How often all requests were cancelled.
     given_up: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
     in_flight: usize,
@@ -30,12 +31,12 @@ pub(crate) struct PoolBackend {
 
 impl PoolBackend {
     pub(crate) fn new(parts: Arc<Vec<OpenPart>>, depth: usize) -> io::Result<PoolBackend> {
-        let (errands, todo) = unbounded();
+        let (requests, todo) = unbounded();
         let (finished, completions) = unbounded();
         let given_up = Arc::new(AtomicU64::new(0));
         let mut pool = PoolBackend {
             parts,
-            errands: Some(errands),
+            requests: Some(requests),
             completions,
             given_up,
             threads: Vec::new(),
@@ -49,7 +50,7 @@ impl PoolBackend {
                 .spawn(move || serve(&todo, &finished, &parts, &given_up));
             match thread {
                 Ok(thread) => pool.threads.push(thread),
-                // A process at its limit of threads works with those it has.
+                // If the process is at its thread limit, the pool works with the threads it has.
                 Err(error) if pool.threads.is_empty() => return Err(error),
                 Err(_) => break,
             }
@@ -58,14 +59,19 @@ impl PoolBackend {
     }
 }
 
-fn serve(todo: &Receiver<Errand>, finished: &Sender<Completion>, parts: &[OpenPart], given_up: &AtomicU64) {
-    for Errand(request, generation) in todo {
+fn serve(
+    todo: &Receiver<QueuedRequest>,
+    finished: &Sender<Completion>,
+    parts: &[OpenPart],
+    given_up: &AtomicU64,
+) {
+    for QueuedRequest(request, generation) in todo {
         let result = if given_up.load(Ordering::Acquire) != generation {
             -libc::ECANCELED
         } else {
             transfer(&request, parts)
         };
-        // The backend waits for every completion before it goes: the receiver is still there.
+        // The receiver still exists: the backend waits for every completion before it is dropped.
         let _ = finished.send(Completion { tag: request.tag, result });
     }
 }
@@ -87,9 +93,11 @@ fn transfer(request: &IoRequest, parts: &[OpenPart]) -> i32 {
 impl IoBackend for PoolBackend {
     unsafe fn push(&mut self, request: IoRequest) {
         self.in_flight += 1;
-        let errands = self.errands.as_ref().expect("open until dropped");
+        let requests = self.requests.as_ref().expect("open until dropped");
         let generation = self.given_up.load(Ordering::Relaxed);
-        errands.send(Errand(request, generation)).expect("threads serve until the backend is dropped");
+        requests
+            .send(QueuedRequest(request, generation))
+            .expect("threads serve until the backend is dropped");
     }
 
     fn wait(&mut self, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
@@ -127,8 +135,8 @@ impl IoBackend for PoolBackend {
 impl Drop for PoolBackend {
     fn drop(&mut self) {
         self.cancel();
-        // Without a sender the threads finish what is queued and end.
-        self.errands = None;
+        // Without a sender, the threads finish the queued requests and exit.
+        self.requests = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

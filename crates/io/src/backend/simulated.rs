@@ -1,5 +1,5 @@
-//! A disk in memory that behaves as badly as it is told to, and the same way every time: latency and reordering on
-//! a clock of its own, short transfers, requests put off, faults, a disk that fills up, writes torn by a crash.
+//! A simulated disk in memory with configurable faults, reproducible from a random seed: latency and reordering on a
+//! clock of its own, short transfers, EAGAIN and EINTR, I/O errors, a disk that fills up, writes torn by a crash.
 
 use super::{Completion, IoBackend, IoRequest};
 use crate::IoError;
@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SECTOR_BYTES: usize = 512;
 
-/// How bad the disk is. Shares are between 0 and 1, of all requests.
+/// The faults of the disk. Shares are fractions of all requests, between 0 and 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Faults {
-    /// Everything random follows from it.
+    /// The random seed that determines all faults.
     pub seed: u64,
-    /// Requests that move fewer bytes than asked for.
+    /// Requests that move fewer bytes than requested.
     pub short: f64,
     /// Requests that come back with EAGAIN or EINTR.
     pub put_off: f64,
@@ -34,13 +34,14 @@ pub struct Faults {
     pub sync_error: f64,
     /// Whether memory can be registered.
     pub registers: bool,
-    /// Bytes of all files together; beyond them ENOSPC.
+    /// Capacity for all files together. Writes beyond it fail with ENOSPC.
     pub room_bytes: u64,
-    /// Whether creating a file takes its room; where not, a full disk shows only when it is written.
+    /// Whether creating a file reserves its space. If not, a full disk shows only on writes.
     pub reserves: bool,
-    /// Longest latency, in units of the simulated clock; 1 answers in order.
+    /// Longest latency, in units of the simulated clock. With 1, requests complete in order.
     pub latency: u64,
-    /// What it asks of offsets, lengths and memory of direct requests: 512 or 4096. Others get EINVAL.
+    /// Required alignment of offset, length and memory of direct requests: 512 or 4096. Unaligned requests fail with
+    /// EINVAL.
     pub align_bytes: u64,
 }
 
@@ -73,19 +74,19 @@ pub struct SimulatedDisk {
 #[derive(Default)]
 struct Contents {
     files: BTreeMap<PathBuf, SimulatedFile>,
-    /// Devices made so far: each has random numbers of its own.
+    /// Devices made so far. Each has its own random numbers.
     devices: u64,
 }
 
 #[derive(Default)]
 struct SimulatedFile {
-    /// What readers see.
+    /// The bytes that readers see.
     now: Vec<u8>,
-    /// What was there at the last sync.
+    /// The bytes at the last sync.
     safe: Vec<u8>,
-    /// Writes since, in order.
+    /// Writes since the last sync, in order.
     unsafe_writes: Vec<(usize, Vec<u8>)>,
-    /// Room it has taken.
+    /// Disk space it takes.
     taken_bytes: u64,
     /// Sectors that cannot be read.
     bad: Vec<Range<u64>>,
@@ -97,14 +98,14 @@ impl SimulatedDisk {
         SimulatedDisk { faults, contents: Arc::default() }
     }
 
-    /// Puts a file on the disk, safe and whole.
+    /// Puts a file on the disk, complete and synced.
     pub fn put(&self, path: &Path, bytes: Vec<u8>) {
         let taken_bytes = bytes.len() as u64;
         let file = SimulatedFile { safe: bytes.clone(), now: bytes, taken_bytes, ..SimulatedFile::default() };
         self.lock().files.insert(path.to_path_buf(), file);
     }
 
-    /// What a reader would see in a file.
+    /// The bytes that a reader would see in a file.
     pub fn get(&self, path: &Path) -> Option<Vec<u8>> {
         self.lock().files.get(path).map(|file| file.now.clone())
     }
@@ -116,8 +117,8 @@ impl SimulatedDisk {
         }
     }
 
-    /// The disk as the next start may find it after power fails now: what was synced is there; of every sector
-    /// written since, the new bytes or those before. `seed` says which.
+    /// The disk as the next start may find it if power fails now. Synced bytes are there. Each sector written since
+    /// the last sync has either its new or its old bytes, chosen by `seed`.
     pub fn crash(&self, seed: u64) -> SimulatedDisk {
         let key = Key::new(self.faults.seed).with(seed);
         let after = SimulatedDisk::new(self.faults);
@@ -144,7 +145,7 @@ impl SimulatedDisk {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        // A test that panicked elsewhere must not hide behind a poisoned lock.
+        // A test that panicked elsewhere must not be masked by a poisoned lock.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -207,7 +208,7 @@ struct SimulatedBackend {
     key: Key,
     draws: u64,
     clock: u64,
-    /// When each request will be done, and whether it was asked to be given up.
+    /// When each request completes, and whether its cancellation was requested.
     pending: Vec<(u64, IoRequest, bool)>,
 }
 
@@ -247,7 +248,7 @@ impl SimulatedBackend {
         }
         let mut bytes = request.bytes as usize;
         if bytes > 1 && self.happens(faults.short) {
-            // Anything from one byte; the file's end apart, a real disk would stop at a sector.
+            // At least one byte. A real disk stops at a sector boundary, except at the end of the file.
             bytes = 1 + below(self.draw(), bytes as u64 - 1) as usize;
         }
         if request.write { self.write(request, bytes) } else { self.read(request, bytes) }
@@ -283,7 +284,7 @@ impl SimulatedBackend {
             return -libc::ENOENT;
         };
         let start = request.offset as usize;
-        // Which bytes were written before is not kept: a file takes room as it is written until it has its length.
+        // Previously written ranges are not tracked: every write takes space until the file has its full length.
         let growth = (bytes as u64).min(file.now.len() as u64 - file.taken_bytes);
         if taken_bytes + growth > room_bytes {
             return -libc::ENOSPC;
@@ -348,7 +349,7 @@ impl IoBackend for SimulatedBackend {
 
 impl Drop for SimulatedBackend {
     fn drop(&mut self) {
-        // Like the kernel, it still writes to memory until the last request is over.
+        // Like the kernel, it still writes to memory until the last request is complete.
         for (_, request, given_up) in std::mem::take(&mut self.pending) {
             self.carry_out(&request, given_up);
         }

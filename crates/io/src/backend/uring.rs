@@ -7,11 +7,11 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kernel takes at most this much in one registered buffer.
+/// The kernel accepts at most this many bytes in one registered buffer.
 const LARGEST_REGISTERED_BYTES: usize = 1 << 30;
-/// Room in the table of registered buffers.
+/// Entries in the table of registered buffers.
 const REGISTERED_BUFFERS: u32 = 256;
-/// The kernel may refuse to take requests for lack of memory. So often it is asked again, a pause apart.
+/// The kernel may refuse requests for lack of memory. They are retried this often, with a pause in between.
 const MOST_REFUSALS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(2);
 /// `IORING_ENTER_GETEVENTS`: wait for completions.
@@ -22,9 +22,9 @@ pub(crate) struct UringBackend {
     parts: Arc<Vec<OpenPart>>,
     /// Files are in the ring's table: (direct, buffered) of part p at 2p and 2p + 1.
     files_registered: bool,
-    /// Whether the ring has a table for buffers.
+    /// Whether the ring has a table of buffers.
     table: bool,
-    /// Start, end and table index of registered memory.
+    /// Start, end and table index of each registered range.
     registered: Vec<(usize, usize, u16)>,
     in_flight: usize,
 }
@@ -40,7 +40,7 @@ impl UringBackend {
         Ok(UringBackend { ring, parts, files_registered, table, registered: Vec::new(), in_flight: 0 })
     }
 
-    /// The table index of the registered memory that holds this range.
+    /// The table index of the registered range that contains this memory.
     fn registered_index(&self, memory: *mut u8, bytes: u32) -> Option<u16> {
         let (start, end) = (memory as usize, memory as usize + bytes as usize);
         self.registered.iter().find(|entry| entry.0 <= start && end <= entry.1).map(|entry| entry.2)
@@ -71,7 +71,7 @@ impl UringBackend {
         entry.user_data(u64::from(request.tag))
     }
 
-    /// After a refusal: waits until a request that the kernel already has is done, or a moment if it has none.
+    /// After a refusal: waits until a request in flight completes, or for a pause if there is none.
     fn make_room(&mut self) {
         let waiting = self.ring.submission().len();
         if self.in_flight > waiting {
@@ -90,13 +90,13 @@ impl UringBackend {
     }
 }
 
-/// The best ring this kernel makes: completions are worked off when we ask for them, not by interrupting us.
+/// The best ring this kernel offers: completions are processed when we ask for them, without interrupting us.
 pub(crate) fn build_ring(depth: usize) -> io::Result<IoUring> {
     let entries = depth.next_power_of_two() as u32;
     let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
     builder.setup_single_issuer().setup_defer_taskrun();
     match builder.build(entries) {
-        // Kernels before 6.1 do not know these flags.
+        // Kernels before 6.1 do not have these flags.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         built => built,
     }
@@ -117,7 +117,7 @@ impl IoBackend for UringBackend {
         loop {
             let missing = target.saturating_sub(done.len());
             let waiting = self.ring.submission().len();
-            // SAFETY: what is submitted was pushed with memory that outlives it; no other pointers are passed.
+            // SAFETY: every submitted request was pushed with memory that outlives it; no other pointers are passed.
             let entered = unsafe {
                 self.ring.submitter().enter::<()>(waiting as u32, missing as u32, GET_EVENTS, None)
             };
@@ -139,7 +139,7 @@ impl IoBackend for UringBackend {
     }
 
     fn cancel(&mut self) {
-        // Refused, unknown to this kernel, or too late: then the requests simply run to their end.
+        // If the kernel refuses, does not know it, or is too late, the requests simply run to completion.
         let moment = types::Timespec::new().nsec(PAUSE.subsec_nanos());
         let _ = self.ring.submitter().register_sync_cancel(Some(moment), types::CancelBuilder::any());
     }
@@ -154,7 +154,7 @@ impl IoBackend for UringBackend {
             let length = (end - at).min(LARGEST_REGISTERED_BYTES);
             let index = self.registered.len() as u32;
             let vector = [libc::iovec { iov_base: at as *mut libc::c_void, iov_len: length }];
-            // SAFETY: the caller promises that the memory outlives this backend.
+            // SAFETY: the caller guarantees that the memory outlives this backend.
             let told = index < REGISTERED_BUFFERS
                 && unsafe { self.ring.submitter().register_buffers_update(index, &vector, None) }.is_ok();
             if !told {
@@ -177,7 +177,7 @@ impl IoBackend for UringBackend {
 
 impl Drop for UringBackend {
     fn drop(&mut self) {
-        // What the kernel never took goes with the ring.
+        // Requests that the kernel never took are dropped with the ring.
         self.in_flight -= self.ring.submission().len();
         let mut done = Vec::new();
         let mut refusals = 0;
@@ -189,8 +189,8 @@ impl Drop for UringBackend {
                 Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS {
-                        // The kernel may still write into memory that our owner is about to free. Nothing safe is
-                        // left to do.
+                        // The kernel may still write into memory that our owner is about to free. There is no safe way
+                        // to continue, so the process aborts.
                         eprintln!("error: io_uring does not give {} requests back: {error}", self.in_flight);
                         std::process::abort();
                     }

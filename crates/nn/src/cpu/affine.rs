@@ -1,31 +1,32 @@
-//! Products of a layer on the CPU, forward and backward. Work is cut into chunks of rows whose number depends on the
-//! shapes alone; a chunk aggregates, multiplies, adds its bias and activates while its rows are in the cache.
+//! Matmuls of a layer on the CPU, forward and backward. Work is split into chunks of rows whose number depends only on
+//! the shapes. A chunk aggregates, multiplies, adds its bias and applies the activation while its rows are in the
+//! cache.
 
-use super::aggregate::{aggregate_rows, hand_back_rows};
+use super::aggregate::{aggregate_rows, distribute_rows};
 use super::buffer::Parts;
 use super::graph::CpuGraph;
-use super::matmul::{PackedPanels, View, add_turned, matmul_calls, matmul_packed};
+use super::matmul::{PackedPanels, View, add_transposed, matmul_calls, matmul_packed};
 use super::post::{add_into, add_rows, finish_rows, unfinish_rows};
 use super::wide::prefetch_row_later;
 use super::{CpuBackend, CpuMatrix};
 use crate::{Affine, Aggregator, InputTerm, Post, Shape, TermRows, WeightTerm};
 use rayon::prelude::*;
 
-/// Rows of a forward chunk: whole tiles of rows, and in and out fit the second-level cache together.
+/// Rows of a forward chunk: whole tiles of rows. Input and output together fit the L2 cache.
 pub(crate) const CHUNK_ROWS: usize = 192;
-/// Rows that are aggregated at a time: those of the next block are asked for while this one is multiplied, so that
-/// memory and arithmetic work side by side; both blocks' neighbours fit the second-level cache.
+/// Rows that are aggregated at a time. Those of the next block are prefetched while this one is multiplied, so that
+/// memory access and arithmetic overlap. The neighbours of both blocks fit the L2 cache.
 const BLOCK_ROWS: usize = 48;
 /// Rows of a chunk of weight gradients: the depth of its matmul.
 const DEPTH_ROWS: usize = 192;
-/// Rows that are worth a partial sum of their own.
+/// Rows that justify a partial sum of their own.
 const GROUP_ROWS: usize = 384;
-/// Partial weight gradients at most, and the numbers they may hold together before there are fewer.
+/// Largest number of partial weight gradients, and the total size above which there are fewer.
 const GROUPS: usize = 32;
 const FEWEST_GROUPS: usize = 8;
 const PARTIAL_NUMBERS: usize = 4 << 20;
 
-/// Chunks of `unit` rows, on all threads of the current pool.
+/// Runs `work` on chunks of `unit` rows, on all threads of the current pool.
 pub(crate) fn for_chunks(rows: usize, unit: usize, work: impl Fn(usize, usize) + Sync) {
     (0..rows.div_ceil(unit)).into_par_iter().for_each(|chunk| {
         let first = chunk * unit;
@@ -33,13 +34,13 @@ pub(crate) fn for_chunks(rows: usize, unit: usize, work: impl Fn(usize, usize) +
     });
 }
 
-/// How many partial weight gradients are summed for so many rows; never a function of the threads.
+/// Number of partial weight gradients for this many rows. It never depends on the number of threads.
 pub(crate) fn group_count(rows: usize, numbers: usize) -> usize {
     let most = (PARTIAL_NUMBERS / numbers.max(1)).clamp(FEWEST_GROUPS, GROUPS);
     rows.div_ceil(GROUP_ROWS).clamp(1, most)
 }
 
-/// A term ready to be read by any thread.
+/// A term that any thread can read.
 struct Ready<'a> {
     from: From<'a>,
     weight: PackedPanels,
@@ -56,17 +57,17 @@ enum From<'a> {
     },
 }
 
-/// Neighbours' rows of the next block, asked for bit by bit.
+/// Prefetches the neighbours' rows of the next block in small steps.
 struct Ahead<'a> {
     nbrs: &'a [u32],
     input: &'a [f32],
     columns: usize,
-    /// Rows asked for at a time.
+    /// Rows to prefetch per step.
     each: usize,
 }
 
 impl<'a> Ahead<'a> {
-    /// For the block from output `first` on, while a block before it is multiplied.
+    /// For the block that starts at output `first`, while the previous block is multiplied.
     fn new(terms: &'a [Ready<'_>], first: usize, outputs: usize, columns: usize) -> Ahead<'a> {
         let end = (first + BLOCK_ROWS).min(outputs);
         let aggregate = terms.iter().find_map(|term| match &term.from {
@@ -91,7 +92,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// A term of an input's gradient, ready to be read by any thread.
+/// A term of an input's gradient that any thread can read.
 enum ReadyInput<'a> {
     Rows {
         gradient: &'a CpuMatrix,
@@ -149,7 +150,7 @@ impl CpuBackend {
                 let to = unsafe { to.part(first * columns, count * columns) };
                 let mut ahead = Ahead::new(&terms, first + count, rows, columns);
                 if terms.is_empty() && !accumulate {
-                    // No matmul overwrites what the buffer held before.
+                    // No matmul overwrites the previous content of the buffer.
                     to.fill(0.0);
                 }
                 for (index, term) in terms.iter().enumerate() {
@@ -256,7 +257,7 @@ impl CpuBackend {
         }
     }
 
-    /// Adds the weight and bias gradients of a chunk; the bias comes last where it is requested.
+    /// Adds the weight and bias gradients of a chunk. The bias, if requested, comes last.
     fn weights_of_chunk(
         &self,
         gradient: &[f32],
@@ -271,7 +272,7 @@ impl CpuBackend {
             partial = rest;
             let source = &source[first * depth..][..count * depth];
             let shape = [columns, *depth, count];
-            self.counters.matmul(shape, || add_turned(weight, shape, gradient, source));
+            self.counters.matmul(shape, || add_transposed(weight, shape, gradient, source));
         }
         if !partial.is_empty() {
             add_rows(gradient, columns, partial);
@@ -299,7 +300,7 @@ impl CpuBackend {
                     ReadyInput::Aggregate { graph, projected, aggregator, winners } => {
                         let projected = projected.values();
                         self.counters.aggregate(|| {
-                            hand_back_rows(graph, projected, columns, *aggregator, *winners, first, to)
+                            distribute_rows(graph, projected, columns, *aggregator, *winners, first, to)
                         });
                     }
                 }
@@ -327,7 +328,7 @@ impl CpuBackend {
                     (to.rows(), gradient.rows()),
                     "the graph of this layer"
                 );
-                // Made here, before threads wait for it.
+                // Computed here, before threads wait for it.
                 graph.transposed();
                 let projected = self.projected(gradient, &pack(weight, gradient));
                 let winners = winners.map(|winners| bytemuck::cast_slice(winners.values()));
@@ -351,7 +352,7 @@ impl CpuBackend {
     }
 }
 
-/// Of a matrix that stands for the last of `rows` rows: how many rows of the chunk come before it, and the rest.
+/// For a matrix that contains the last of `rows` rows: how many rows of the chunk precede it, and the remaining rows.
 fn last_rows(matrix: &CpuMatrix, rows: usize, first: usize, count: usize) -> Option<(usize, &[f32])> {
     let start = rows.checked_sub(matrix.rows()).expect("no more rows than the input");
     let skip = start.saturating_sub(first);

@@ -1,15 +1,16 @@
-//! Neighbours' rows into one row, and gradients back, chunk by chunk. A row's sum is taken in the order of its list, whoever
-//! computes it.
+//! Aggregates neighbours' rows into one row, and distributes gradients back, chunk by chunk. A row is summed in the
+//! order of its neighbours, whichever thread computes it.
 
 use super::graph::CpuGraph;
 use super::wide::{prefetch_row, wide};
 use crate::{Aggregator, Degree};
 
-/// How many neighbours ahead rows are asked for: far enough to hide a miss, near enough to stay in the first cache.
+/// How many neighbours in advance rows are prefetched: far enough to hide a miss, near enough to stay in the L1 cache.
 const PREFETCH_DISTANCE: usize = 8;
 
 wide! {
-    /// The aggregated rows of outputs from `first` on. `winners` takes the place in the list of each largest.
+    /// The aggregated rows of outputs, starting at `first`. `winners` gets the position of each maximum among the
+    /// node's neighbours.
     pub(crate) fn aggregate_rows(
         graph: &CpuGraph, input: &[f32], columns: usize, aggregator: Aggregator, first: usize, to: &mut [f32],
         winners: Option<&mut [u32]>,
@@ -49,8 +50,8 @@ wide! {
         }
     }
 
-    /// Adds to the gradients of inputs from `first` on what the gradients of aggregated rows hand back to them.
-    pub(crate) fn hand_back_rows(
+    /// Adds the gradients of aggregated rows to the gradients of inputs, starting at `first`.
+    pub(crate) fn distribute_rows(
         graph: &CpuGraph, gradient: &[f32], columns: usize, aggregator: Aggregator, winners: Option<&[u32]>,
         first: usize, to: &mut [f32],
     ) {
@@ -102,7 +103,7 @@ wide! {
     }
 }
 
-/// Scales by degree, or none for aggregators without.
+/// Scales by degree; empty for aggregators that do not use degrees.
 #[inline(always)]
 fn scales(graph: &CpuGraph, aggregator: Aggregator) -> &[f32] {
     match aggregator {
@@ -111,7 +112,7 @@ fn scales(graph: &CpuGraph, aggregator: Aggregator) -> &[f32] {
     }
 }
 
-/// Whole-graph degrees where they weigh sampled neighbours, else none.
+/// Whole-graph degrees if they weight sampled neighbours; otherwise empty.
 #[inline(always)]
 fn weighing_degrees(graph: &CpuGraph, aggregator: Aggregator) -> &[u32] {
     match aggregator {
@@ -120,7 +121,7 @@ fn weighing_degrees(graph: &CpuGraph, aggregator: Aggregator) -> &[u32] {
     }
 }
 
-/// How often each of so many sampled neighbours of row `own` counts: exactly once where all are there.
+/// The weight of each sampled neighbour of row `own`: exactly 1 if all neighbours are sampled.
 #[inline(always)]
 fn sampled_weight(degrees: &[u32], own: usize, sampled: usize) -> f32 {
     degrees.get(own).map_or(1.0, |degree| *degree as f32 / sampled as f32)

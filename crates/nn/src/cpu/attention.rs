@@ -1,5 +1,5 @@
-//! GAT's attention on the CPU: one pass over the outputs forward; backward one over the outputs (scores), one over
-//! the inputs (rows, by the transposed lists), and one for the two vectors.
+//! GAT's attention on the CPU. Forward is one pass over the outputs. Backward is one pass over the outputs (scores),
+//! one over the inputs (rows, by the transposed adjacency), and one for the two vectors.
 
 use super::affine::for_chunks;
 use super::buffer::Parts;
@@ -9,17 +9,17 @@ use super::{CpuBackend, CpuMatrix};
 use crate::{Attention, AttentionGradients, AttentionKept, Dropout, Shape};
 
 const CHUNK_ROWS: usize = 128;
-/// Partial sums of a vector's gradient at most.
+/// Largest number of partial sums of a vector's gradient.
 pub(crate) const VECTOR_CHUNKS: usize = 64;
 const PREFETCH_DISTANCE: usize = 4;
 
-/// What every pass reads.
+/// The inputs of every pass.
 #[derive(Clone, Copy)]
 struct Setting<'a> {
     graph: &'a CpuGraph,
     hidden: &'a [f32],
     heads: usize,
-    /// Columns of one head.
+    /// Columns per head.
     width: usize,
     average: bool,
     slope: f32,
@@ -37,13 +37,13 @@ impl Setting<'_> {
         if self.average { self.width } else { self.columns() }
     }
 
-    /// Where a head's part starts in a row of the output.
+    /// Start of a head's part in a row of the output.
     #[inline(always)]
     fn output_start(&self, head: usize) -> usize {
         if self.average { 0 } else { head * self.width }
     }
 
-    /// What the part of one head counts in the output.
+    /// Weight of one head's part in the output.
     #[inline(always)]
     fn share(&self) -> f32 {
         if self.average { 1.0 / self.heads as f32 } else { 1.0 }
@@ -54,13 +54,13 @@ impl Setting<'_> {
         if score > 0.0 { score } else { score * self.slope }
     }
 
-    /// Dropout's factor of an attention weight.
+    /// Dropout's factor for an attention weight.
     #[inline(always)]
     fn kept(&self, edge: usize, head: usize) -> f32 {
         self.dropout.map_or(1.0, |dropout| dropout.factor(edge, head, self.heads))
     }
 
-    /// Each edge of an output's list with its neighbour, then the self-loop, without neighbours equal to the node.
+    /// Each edge of an output with its neighbour, then the self-loop. Neighbours equal to the node are skipped.
     #[inline(always)]
     fn list(&self, output: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
         let graph = self.graph;
@@ -83,8 +83,8 @@ wide! {
         }
     }
 
-    /// Softmax weights of one output's list: `weights` is indexed by place in the list, the self-loop last.
-    fn weigh_list(setting: Setting<'_>, output: usize, head: usize, weights: &mut [f32]) {
+    /// Softmax weights of one output's neighbours, indexed by their position; the self-loop is last.
+    fn softmax_weights(setting: Setting<'_>, output: usize, head: usize, weights: &mut [f32]) {
         let (heads, target) = (setting.heads, setting.target_scores[output * setting.heads + head]);
         let mut largest = f32::NEG_INFINITY;
         let list = setting.list(output);
@@ -101,8 +101,8 @@ wide! {
         weights.iter_mut().for_each(|weight| *weight *= reciprocal);
     }
 
-    /// Weighted sum of an output's rows; `weights` holds a row an edge from edge `start` on.
-    fn gather_list(
+    /// Weighted sum of an output's rows. `weights` has one row per edge, starting at edge `start`.
+    fn weighted_sum(
         setting: Setting<'_>, output: usize, start: usize, weights: &[f32], own_weights: &[f32], to: &mut [f32],
     ) {
         let (heads, width, columns) = (setting.heads, setting.width, setting.columns());
@@ -123,7 +123,7 @@ wide! {
         }
     }
 
-    /// Gradients of the weights of one output's list, before softmax: one number an edge and head.
+    /// Gradients of the weights of one output's neighbours, before softmax: one number per edge and head.
     fn weight_gradients_of(setting: Setting<'_>, output: usize, head: usize, gradient: &[f32], to: &mut [f32]) {
         let (width, columns) = (setting.width, setting.columns());
         let part = &gradient[setting.output_start(head)..][..width];
@@ -133,8 +133,8 @@ wide! {
         }
     }
 
-    /// The gradient of one input's row from every list it stands in, and of its score as neighbour.
-    fn hand_back_row(
+    /// The gradient of one input's row from all outputs it is a neighbour of, and of its score as neighbour.
+    fn input_gradient_row(
         setting: Setting<'_>, input: usize, gradient: &[f32], weights: &[f32], score_gradients: &[f32],
         to: &mut [f32], source_gradient: &mut [f32],
     ) {
@@ -182,7 +182,7 @@ wide! {
     }
 }
 
-/// A dot product in sixteen lanes, added in order.
+/// A dot product in sixteen SIMD lanes, which are added in order.
 #[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
@@ -270,7 +270,7 @@ impl CpuBackend {
                 let length = setting.list(first + index).count();
                 list.resize(length, 0.0);
                 for head in 0..heads {
-                    weigh_list(setting, first + index, head, &mut list);
+                    softmax_weights(setting, first + index, head, &mut list);
                     for ((edge, _), weight) in setting.list(first + index).zip(&list) {
                         match edge < edges {
                             true => by_edge[(edge - start) * heads + head] = *weight,
@@ -283,7 +283,7 @@ impl CpuBackend {
                 for index in 0..count {
                     let own = &by_output[index * heads..][..heads];
                     let to = &mut to[index * columns..][..columns];
-                    gather_list(setting, first + index, start, by_edge, own, to);
+                    weighted_sum(setting, first + index, start, by_edge, own, to);
                 }
             });
         });
@@ -311,7 +311,7 @@ impl CpuBackend {
                 let (to, source) =
                     unsafe { (to.part(input * columns, columns), by_input.part(input * heads, heads)) };
                 let (weights, scores) = (kept.weights.values(), scores.values());
-                hand_back_row(setting, input, gradient.values(), weights, scores, to, source);
+                input_gradient_row(setting, input, gradient.values(), weights, scores, to, source);
                 add_outer(to, source, call.source_vector.values());
                 if let Some(output) = input.checked_sub(graph.self_first()) {
                     add_outer(to, &targets.values()[output * heads..][..heads], call.target_vector.values());
@@ -322,7 +322,7 @@ impl CpuBackend {
         self.vector_gradient(call.hidden.last(graph.outputs), targets.values(), heads, into.target_vector);
     }
 
-    /// Gradients of the scores before the leaky ReLU, a row an edge and self-loop, and their sums by output.
+    /// Gradients of the scores before the leaky ReLU, one row per edge and self-loop, and their sums by output.
     fn score_gradients(
         &self,
         setting: Setting<'_>,

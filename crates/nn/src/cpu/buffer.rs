@@ -1,5 +1,5 @@
-//! Memory of matrices: buffers that are handed back when dropped and serve again, so that a warm training step makes
-//! no large allocation. Large ones ask for large pages: rows are read all over them.
+//! Memory of matrices: buffers that are returned to a pool when dropped and reused, so that a warm training step makes
+//! no large allocation. Large buffers request large pages, because rows are read at random.
 
 use crate::Shape;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 const LINE_WORDS: usize = 16;
 
-/// Zeroed 32-bit words at an address of its own.
+/// Zeroed 32-bit words, aligned to cache lines.
 struct Words {
     start: NonNull<f32>,
     layout: Layout,
 }
 
-// SAFETY: the words belong to whoever owns the value; there is no other way to reach them.
+// SAFETY: the words belong to the owner of the value; there is no other way to access them.
 unsafe impl Send for Words {}
-// SAFETY: as above; shared access is reading only.
+// SAFETY: as above; shared access only reads.
 unsafe impl Sync for Words {}
 
 impl Words {
@@ -26,11 +26,11 @@ impl Words {
         let large = bytes >= LARGE_PAGE_BYTES;
         let alignment = if large { LARGE_PAGE_BYTES } else { 64 };
         let layout = Layout::from_size_align(bytes, alignment).expect("the alignment is a power of two");
-        // SAFETY: callers ask for at least one line.
+        // SAFETY: callers request at least one line.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         if large {
-            // SAFETY: the range is the one just allocated, and the advice leaves its content alone.
+            // SAFETY: the range is the one just allocated, and the advice does not change its content.
             unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
         Words { start: start.cast(), layout }
@@ -48,26 +48,26 @@ impl Drop for Words {
     }
 }
 
-/// What a buffer of so many words takes: whole cache lines.
+/// Words of a buffer for this many words, rounded up to whole cache lines.
 pub(crate) fn pooled_words(count: usize) -> usize {
     count.max(1).next_multiple_of(LINE_WORDS)
 }
 
-/// Buffers waiting to be used again, and what is out.
+/// Free buffers for reuse, and the totals.
 #[derive(Default)]
 struct MatrixShelf {
     free: Vec<Words>,
     /// Words of all buffers, free or in use.
     held: usize,
-    /// Words asked for by buffers in use, and the most there were.
+    /// Words requested by buffers in use, now and at most.
     used: usize,
     peak_used: usize,
     peak_held: usize,
-    /// Words of all buffers ever made.
+    /// Words of all buffers ever allocated.
     allocated: usize,
 }
 
-/// Where buffers come from and go back to.
+/// A pool of buffers.
 #[derive(Clone, Default)]
 pub(crate) struct MatrixPool {
     shelf: Arc<Mutex<MatrixShelf>>,
@@ -75,17 +75,17 @@ pub(crate) struct MatrixPool {
 
 impl MatrixPool {
     fn lock(&self) -> MutexGuard<'_, MatrixShelf> {
-        // Every change of the shelf leaves it whole.
+        // Every change of the shelf leaves it consistent.
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of so many words, of unspecified content.
+    /// A buffer of this many words with unspecified content.
     pub fn take(&self, count: usize) -> Buffer {
         let asked = pooled_words(count);
         let mut shelf = self.lock();
         shelf.used += asked;
         shelf.peak_used = shelf.peak_used.max(shelf.used);
-        // A quarter of slack: batches differ in size, and a buffer much too large would be missing elsewhere.
+        // A quarter of slack: batches differ in size, but a buffer that is much too large would be missing elsewhere.
         let fits = |words: &Words| words.count() >= asked && words.count() <= asked + asked / 4;
         let best = (0..shelf.free.len())
             .filter(|index| fits(&shelf.free[*index]))
@@ -93,8 +93,8 @@ impl MatrixPool {
         let words = match best {
             Some(index) => shelf.free.swap_remove(index),
             None => {
-                // Free buffers give way, so that never more than a quarter above the most in use is held: the small ones
-                // first, as they are soon made again.
+                // Free buffers are dropped so that the pool never exceeds the peak use by more than a quarter. Small
+                // ones go first, because they are allocated again quickly.
                 while shelf.held + asked > shelf.peak_used + shelf.peak_used / 4
                     && let Some(index) = (0..shelf.free.len()).min_by_key(|index| shelf.free[*index].count())
                 {
@@ -111,18 +111,18 @@ impl MatrixPool {
         Buffer { words: Some(words), count, asked, pool: self.clone() }
     }
 
-    /// Bytes of all buffers ever made: a warm step adds next to nothing.
+    /// Bytes of all buffers ever allocated: a warm step adds next to nothing.
     pub fn allocated_bytes(&self) -> u64 {
         self.lock().allocated as u64 * 4
     }
 
-    /// The most bytes held at one time.
+    /// Largest number of bytes in the pool at one time.
     pub fn peak_bytes(&self) -> u64 {
         self.lock().peak_held as u64 * 4
     }
 }
 
-/// Words from a pool; they go back when dropped.
+/// Words from a pool; dropping returns them.
 pub(crate) struct Buffer {
     /// Present until dropped.
     words: Option<Words>,
@@ -134,7 +134,7 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub fn floats(&self) -> &[f32] {
         let words = self.words.as_ref().expect("present until dropped");
-        // SAFETY: at least `count` words are there, initialised since they were allocated zeroed.
+        // SAFETY: there are at least `count` words, all initialised since they were allocated zeroed.
         unsafe { std::slice::from_raw_parts(words.start.as_ptr(), self.count) }
     }
 
@@ -179,7 +179,7 @@ impl CpuMatrix {
         self.buffer.floats()
     }
 
-    /// The numbers, to be written in place: whoever fetches rows puts them here without a copy.
+    /// The numbers, mutable: row fetchers write here without a copy.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.buffer.floats_mut()
     }
@@ -206,13 +206,13 @@ impl Shape for CpuMatrix {
     }
 }
 
-/// A mutable slice whose parts several threads write at once.
+/// A mutable slice whose parts are written by several threads at once.
 pub(crate) struct Parts<T> {
     start: *mut T,
     count: usize,
 }
 
-// SAFETY: parts are handed out under the promise of `part` that they do not overlap.
+// SAFETY: parts are handed out under the contract of `part`: they do not overlap.
 unsafe impl<T: Send> Sync for Parts<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Parts<T> {}
@@ -222,14 +222,14 @@ impl<T> Parts<T> {
         Parts { start: slice.as_mut_ptr(), count: slice.len() }
     }
 
-    /// The part of `length` from `first` on.
+    /// The part of `length` elements that starts at `first`.
     ///
     /// # Safety
-    /// The slice given to `new` is still borrowed for it, and no two parts alive at one time overlap.
+    /// The slice given to `new` must still be borrowed, and no two parts alive at one time may overlap.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, first: usize, length: usize) -> &mut [T] {
         assert!(first + length <= self.count, "a part inside the slice");
-        // SAFETY: inside the slice by the assertion, alone by the caller's promise.
+        // SAFETY: inside the slice by the assertion, and without overlap by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), length) }
     }
 }

@@ -1,12 +1,12 @@
-//! A layer's lists in host memory, checked once so that the loops over them need not look, and what the backward pass
-//! wants of them, made when first asked for.
+//! A layer's adjacency in host memory. It is checked once, so that loops need no checks. Data that the backward pass
+//! needs is computed on first use.
 
 use super::CpuMatrix;
 use super::buffer::{Buffer, MatrixPool};
 use crate::{Adjacency, AdjacencyShape};
 use std::sync::OnceLock;
 
-/// A layer's lists: every neighbour is a row of the input.
+/// A layer's adjacency: every neighbour is a row of the input.
 pub struct CpuGraph {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
@@ -20,8 +20,8 @@ pub struct CpuGraph {
     sampled_scales: OnceLock<CpuMatrix>,
 }
 
-/// For each input, the lists it stands in, ascending: a backward pass gathers instead of scattering, so that
-/// threads never meet and sums have one order.
+/// The transposed adjacency: for each input the outputs it is a neighbour of, ascending. A backward pass gathers
+/// instead of scattering, so that threads never conflict and sums have a fixed order.
 pub(crate) struct Transposed {
     offsets: Buffer,
     edges: Buffer,
@@ -63,12 +63,12 @@ impl CpuGraph {
         }
     }
 
-    /// Neighbours in all lists.
+    /// Neighbours of all outputs.
     pub fn edge_count(&self) -> usize {
         self.edges
     }
 
-    /// Where the list of output `i` starts in `nbrs`.
+    /// Start of the neighbours of output `i` in `nbrs`.
     #[inline(always)]
     pub(crate) fn offsets(&self) -> &[u32] {
         self.offsets.integers()
@@ -104,7 +104,7 @@ impl CpuGraph {
                 counts[index + 1] += counts[index];
             }
             let (to_edges, to_outputs) = (edges.integers_mut(), outputs.integers_mut());
-            // Each start moves to its end while its entries are placed, then all are moved back by one.
+            // Each start moves to its end while its entries are written, then all are shifted back by one.
             for output in 0..self.outputs {
                 for edge in offsets[output]..offsets[output + 1] {
                     let place = &mut counts[nbrs[edge as usize] as usize];
@@ -119,7 +119,7 @@ impl CpuGraph {
         })
     }
 
-    /// `1 / sqrt(degree + 1)` of each input row, by whole-graph degrees or by these lists.
+    /// `1 / sqrt(degree + 1)` of each input row, by whole-graph degrees or by sampled degrees.
     pub(crate) fn gcn_scales(&self, whole: bool) -> &[f32] {
         let cell = if whole { &self.whole_scales } else { &self.sampled_scales };
         let scales = cell.get_or_init(|| {
@@ -156,7 +156,7 @@ impl AdjacencyShape for CpuGraph {
 }
 
 impl Transposed {
-    /// Where the entries of input `i` start in `edges` and `outputs`.
+    /// Start of the entries of input `i` in `edges` and `outputs`.
     #[inline(always)]
     pub fn offsets(&self) -> &[u32] {
         self.offsets.integers()

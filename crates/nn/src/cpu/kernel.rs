@@ -1,28 +1,28 @@
-//! The innermost matmul on AVX-512: tiles of 6 rows and 64 columns held in registers. `gemm` copies both sides into its
-//! own layout on every call, which for a chunk of rows and one weight costs a tenth of the time; here the weight is laid out once for
-//! all chunks, and rows are read where they are.
+//! The innermost matmul on AVX-512: tiles of 6 rows and 64 columns in registers. `gemm` copies both sides into its own
+//! layout on every call, which costs a tenth of the time for a chunk of rows and one weight. Here the weight is packed
+//! once for all chunks, and rows are read in place.
 #![cfg(target_arch = "x86_64")]
 
 use std::arch::x86_64::*;
 
-/// Columns of a panel: four registers.
+/// Columns per panel: four registers.
 pub(crate) const PANEL: usize = 64;
-/// Rows of a tile.
+/// Rows per tile.
 pub(crate) const TILE: usize = 6;
 
-/// Where numbers of the left side are: `(row, depth)` at `row * row_step + depth * depth_step`.
+/// Position of the numbers of the left side: `(row, depth)` is at `row * row_step + depth * depth_step`.
 #[derive(Clone, Copy)]
 pub(crate) struct Steps {
     pub row: usize,
     pub depth: usize,
 }
 
-/// `to[row][column] += left[row][d] x right[d][column]` for `rows` rows and the `columns` of one panel. Calls `between`
-/// before every tile, which takes a microsecond: long enough for memory asked for there to arrive after it.
+/// `to[row][column] += left[row][d] x right[d][column]` for `rows` rows and the `columns` of one panel. Calls
+/// `between` before every tile. A tile takes a microsecond: long enough for a prefetch in `between` to complete.
 ///
 /// # Safety
-/// The processor has AVX-512F. `left` holds every (row, depth) of its steps, `right` `depth` rows of `PANEL` numbers, and `to`
-/// `rows` rows of `columns` numbers, `to_step` apart, that nobody else uses.
+/// The CPU must have AVX-512F. `left` must have every (row, depth) of its steps, `right` `depth` rows of `PANEL`
+/// numbers, and `to` `rows` rows of `columns` numbers, `to_step` apart, that nobody else uses.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn panel(
     to: *mut f32,
@@ -38,7 +38,7 @@ pub(crate) unsafe fn panel(
     while row < rows {
         between();
         let count = (rows - row).min(TILE);
-        // SAFETY: by the caller's promise, for the rows of this tile.
+        // SAFETY: by the caller's contract, for the rows of this tile.
         unsafe {
             let (to, left) = (to.add(row * to_step), left.add(row * steps.row));
             let shape = [columns, depth];
@@ -69,7 +69,7 @@ unsafe fn columns_of<const ROWS: usize>(
     right: *const f32,
     accumulate: bool,
 ) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         match (columns.div_ceil(16), steps.depth == 1) {
             (1, true) => tile::<ROWS, 1, true>(to, to_step, [columns, depth], left, steps, right, accumulate),
@@ -92,7 +92,7 @@ unsafe fn columns_of<const ROWS: usize>(
     }
 }
 
-/// One tile. `ALONG` says that the left side is read along its rows, else across.
+/// One tile. `ALONG`: the left side is read along its rows, otherwise across.
 ///
 /// # Safety
 /// As for `panel`, with `ROWS` rows and at most `16 * WIDE` columns.
@@ -110,7 +110,7 @@ unsafe fn tile<const ROWS: usize, const WIDE: usize, const ALONG: bool>(
 ) {
     let mut sums = [[_mm512_setzero_ps(); WIDE]; ROWS];
     for d in 0..depth {
-        // SAFETY: row `d` of the panel and column `d` of the left side exist, by the caller's promise.
+        // SAFETY: row `d` of the panel and column `d` of the left side exist, by the caller's contract.
         unsafe {
             let right = right.add(d * PANEL);
             let mut part = [_mm512_setzero_ps(); WIDE];
@@ -130,7 +130,7 @@ unsafe fn tile<const ROWS: usize, const WIDE: usize, const ALONG: bool>(
     for row in 0..ROWS {
         for wide in 0..WIDE {
             let mask = if wide + 1 == WIDE { last } else { 0xffff };
-            // SAFETY: the mask keeps to the columns of the row, which belongs to the caller.
+            // SAFETY: the mask restricts the access to the columns of the row, which belongs to the caller.
             unsafe {
                 let to = to.add(row * to_step + wide * 16);
                 let mut sum = sums[row][wide];

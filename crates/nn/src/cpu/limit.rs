@@ -1,9 +1,9 @@
-//! What matmuls can reach on this machine, by `gemm` itself: what ours are measured against.
+//! The matmul rate that `gemm` itself reaches on this machine. Esker's matmuls are measured against it.
 
 use std::time::Instant;
 
-/// The rate of `gemm` alone, one call after another on every thread of the surrounding pool, at the best of some sizes:
-/// operations a second.
+/// The rate of `gemm` alone, called repeatedly on every thread of the surrounding pool, at the best of several sizes:
+/// operations per second.
 pub fn best_matmul_rate(threads: usize) -> f64 {
     let sizes = [[1024, 256, 256], [512, 512, 512], [256, 256, 256]];
     let rate = |[m, n, k]: [usize; 3]| {

@@ -1,4 +1,4 @@
-//! Losses on the CPU: each row's loss and gradient on any thread, their sums in the order of the rows.
+//! Losses on the CPU: each row's loss and gradient on any thread, sums in the order of the rows.
 
 use super::affine::for_chunks;
 use super::buffer::Parts;
@@ -21,7 +21,7 @@ wide! {
         sum.ln() - (logits[class] - largest) as f64
     }
 
-    /// Sigmoid cross-entropy of one row; unknown targets count nothing.
+    /// Sigmoid cross-entropy of one row; unknown targets are ignored.
     fn sigmoid_row(logits: &[f32], targets: &[f32], scale: f32, gradient: &mut [f32]) -> f64 {
         let mut loss = 0.0;
         for ((gradient, x), target) in gradient.iter_mut().zip(logits).zip(targets) {
@@ -35,7 +35,7 @@ wide! {
         loss
     }
 
-    /// Squared error of one row; unknown targets count nothing.
+    /// Squared error of one row; unknown targets are ignored.
     fn squared_row(logits: &[f32], targets: &[f32], scale: f32, gradient: &mut [f32]) -> f64 {
         let mut loss = 0.0;
         for ((gradient, x), target) in gradient.iter_mut().zip(logits).zip(targets) {
@@ -93,7 +93,7 @@ impl CpuBackend {
     }
 }
 
-/// How many numbers the mean is over; also checks the labels.
+/// Number of values that the mean is over. Also checks the labels.
 pub(crate) fn counted(rows: &[u32], labels: Labels<'_>, columns: usize) -> Result<usize> {
     match labels {
         Labels::Classes(classes) => {

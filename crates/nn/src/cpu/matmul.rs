@@ -1,5 +1,6 @@
-//! Matmuls of one thread: a safe face of our tiles where the processor has AVX-512, else of `gemm`. Threads share
-//! the work by rows, outside. Each number is a sum in the order of the depth, in blocks fixed by the shapes.
+//! Matmuls of one thread: a safe interface to Esker's tiles if the CPU has AVX-512, otherwise to `gemm`. Callers split
+//! the work among threads by rows. Each number is a sum in the order of the depth, in blocks that depend only on the
+//! shapes.
 
 use super::buffer::{Buffer, MatrixPool};
 #[cfg(target_arch = "x86_64")]
@@ -7,13 +8,13 @@ use super::kernel::{self, PANEL, Steps};
 #[cfg(target_arch = "x86_64")]
 use super::wide::{Width, width};
 
-/// Rows of a block of the depth: with one panel of columns it fits the first-level cache.
+/// Rows of a block of the depth: together with one panel of columns it fits the L1 cache.
 #[cfg(target_arch = "x86_64")]
 const DEPTH_BLOCK: usize = 128;
 #[cfg(target_arch = "x86_64")]
 const TURNED_BLOCK: usize = 64;
 
-/// Columns that lie together in a packed matrix.
+/// Columns per panel of a packed matrix.
 fn panel_columns(columns: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 {
@@ -27,7 +28,7 @@ pub(crate) fn packed_words(depth: usize, columns: usize) -> usize {
     depth * columns.next_multiple_of(panel_columns(columns))
 }
 
-/// The right side of many matmuls (depth x columns), laid out once: panel after panel of columns, each row after row.
+/// The right side of many matmuls (depth x columns), packed once: panel after panel of columns, each row by row.
 pub(crate) struct PackedPanels {
     values: Buffer,
     depth: usize,
@@ -37,7 +38,7 @@ pub(crate) struct PackedPanels {
 impl PackedPanels {
     pub fn new(pool: &MatrixPool, view: View<'_>, depth: usize, columns: usize) -> PackedPanels {
         if depth * columns > 0 {
-            view.assert_holds(depth, columns);
+            view.assert_size(depth, columns);
         }
         let mut values = pool.take(packed_words(depth, columns));
         let wide = panel_columns(columns);
@@ -47,7 +48,7 @@ impl PackedPanels {
             for (d, to) in to.chunks_exact_mut(wide).enumerate() {
                 for (offset, to) in to.iter_mut().enumerate() {
                     let place = d * view.row_step + (first + offset) * view.column_step;
-                    // Columns past the end are computed with and thrown away.
+                    // Columns past the end are computed and discarded.
                     *to = if first + offset < columns { view.values[place] } else { 0.0 };
                 }
             }
@@ -64,7 +65,7 @@ impl PackedPanels {
     }
 }
 
-/// How often `matmul_packed` calls `between`, about.
+/// Approximate number of times that `matmul_packed` calls `between`.
 pub(crate) fn matmul_calls(rows: usize, columns: usize, depth: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 {
@@ -74,8 +75,8 @@ pub(crate) fn matmul_calls(rows: usize, columns: usize, depth: usize) -> usize {
     1
 }
 
-/// `to (rows x columns) = left (rows x depth, row after row) right`, added where `accumulate`.
-/// `between` is called now and then.
+/// `to (rows x columns) = left (rows x depth, row-major) right`, added to `to` if `accumulate`. `between` is called
+/// now and then.
 pub(crate) fn matmul_packed(
     to: &mut [f32],
     rows: usize,
@@ -94,8 +95,8 @@ pub(crate) fn matmul_packed(
                 let first = panel * PANEL;
                 let shape = [rows, PANEL.min(columns - first), block];
                 let steps = Steps { row: depth, depth: 1 };
-                // SAFETY: AVX-512 is there; both sides and `to` have their sizes by the assertion above, and the panel
-                // holds `depth` rows.
+                // SAFETY: AVX-512 is available; both sides and `to` have their sizes by the assertion above, and the
+                // panel has `depth` rows.
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start));
                     let values = values.as_ptr().add(start * PANEL);
@@ -111,8 +112,13 @@ pub(crate) fn matmul_packed(
     matmul(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
 }
 
-/// `to (rows x columns) += left transposed right`, both sides `depth` long and lying row after row.
-pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], left: &[f32], right: &[f32]) {
+/// `to (rows x columns) += left transposed right`, both sides `depth` long and row-major.
+pub(crate) fn add_transposed(
+    to: &mut [f32],
+    [rows, columns, depth]: [usize; 3],
+    left: &[f32],
+    right: &[f32],
+) {
     assert_eq!((to.len(), left.len(), right.len()), (rows * columns, depth * rows, depth * columns));
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 {
@@ -124,13 +130,13 @@ pub(crate) fn add_turned(to: &mut [f32], [rows, columns, depth]: [usize; 3], lef
                 for (d, to) in panel.chunks_exact_mut(PANEL).take(block).enumerate() {
                     let from = &right[(start + d) * columns + first..];
                     match from.first_chunk::<PANEL>() {
-                        // A whole panel, of known length: no call for each row.
+                        // A whole panel, whose length is known: no call per row.
                         Some(from) if wide == PANEL => to.copy_from_slice(from),
                         _ => to[..wide].copy_from_slice(&from[..wide]),
                     }
                 }
                 let steps = Steps { row: 1, depth: rows };
-                // SAFETY: as in `matmul_packed`; the panel holds `block` rows.
+                // SAFETY: as in `matmul_packed`; the panel has `block` rows.
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * rows));
                     let shape = [rows, wide, block];
@@ -152,23 +158,23 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Row after row.
+    /// A row-major matrix.
     pub fn rows(values: &'a [f32], columns: usize) -> View<'a> {
         View { values, row_step: columns, column_step: 1 }
     }
 
-    /// The transpose of a matrix that lies row after row.
+    /// The transpose of a row-major matrix.
     pub fn transposed(values: &'a [f32], columns: usize) -> View<'a> {
         View { values, row_step: 1, column_step: columns }
     }
 
-    fn assert_holds(&self, rows: usize, columns: usize) {
+    fn assert_size(&self, rows: usize, columns: usize) {
         let last = (rows - 1) * self.row_step + (columns - 1) * self.column_step;
         assert!(last < self.values.len(), "{rows} x {columns} in {} numbers", self.values.len());
     }
 }
 
-/// `to (rows x columns, row after row) = left (rows x depth) right (depth x columns)`, added where `accumulate`.
+/// `to (rows x columns, row-major) = left (rows x depth) right (depth x columns)`, added to `to` if `accumulate`.
 fn matmul(
     to: &mut [f32],
     [rows, columns, depth]: [usize; 3],
@@ -186,10 +192,10 @@ fn matmul(
         }
         return;
     }
-    left.assert_holds(rows, depth);
-    right.assert_holds(depth, columns);
+    left.assert_size(rows, depth);
+    right.assert_size(depth, columns);
     let alpha = if accumulate { 1.0 } else { 0.0 };
-    // SAFETY: `to` holds rows x columns numbers; the views hold theirs by the assertions above.
+    // SAFETY: `to` has rows x columns numbers; the views have theirs by the assertions above.
     unsafe {
         gemm::gemm(
             rows,
@@ -225,7 +231,7 @@ mod tests {
         fn packed_and_transposed_matmuls_equal_plain_ones(
             rows in 0usize..20, columns in 0usize..150, depth in 0usize..300, accumulate in any::<bool>(),
         ) {
-            // Small whole numbers: every order of adding gives the same.
+            // Small whole numbers: every order of addition gives the same result.
             let number = |index: usize| (index * 7 % 11) as f32 - 5.0;
             let left: Vec<f32> = (0..rows * depth).map(number).collect();
             let right: Vec<f32> = (0..depth * columns).map(|index| number(index + 3)).collect();
@@ -243,7 +249,7 @@ mod tests {
             prop_assert_eq!(&found, &expected);
             if accumulate {
                 let mut found = start.clone();
-                add_turned(&mut found, [rows, columns, depth], &turned, &right);
+                add_transposed(&mut found, [rows, columns, depth], &turned, &right);
                 prop_assert_eq!(&found, &expected);
             }
         }

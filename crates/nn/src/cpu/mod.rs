@@ -1,4 +1,4 @@
-//! The CPU: rayon over fixed chunks of rows, `gemm` inside each. Threads are those of the rayon pool that calls.
+//! The CPU backend: rayon over fixed chunks of rows, `gemm` inside each. It runs on the rayon pool of its caller.
 
 mod affine;
 mod aggregate;
@@ -40,20 +40,20 @@ pub struct CpuBackend {
 #[derive(Default)]
 struct Counters {
     matmul_nanos: AtomicU64,
-    product_operations: AtomicU64,
+    matmul_operations: AtomicU64,
     aggregate_nanos: AtomicU64,
 }
 
-/// What a backend's threads have done so far, all threads together.
+/// Work of a backend's threads so far, summed over all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCounters {
-    /// Processor time in matmuls.
+    /// CPU time in matmuls.
     pub matmul_nanos: u64,
     /// Multiplications and additions of matmuls.
-    pub product_operations: u64,
-    /// Processor time in gathering and aggregating rows.
+    pub matmul_operations: u64,
+    /// CPU time in gathering and aggregating rows.
     pub aggregate_nanos: u64,
-    /// Bytes of matrices made afresh instead of from memory used before.
+    /// Bytes of matrices that were newly allocated instead of reused.
     pub allocated_bytes: u64,
 }
 
@@ -62,7 +62,7 @@ impl Counters {
         let start = thread_nanos();
         work();
         self.matmul_nanos.fetch_add(thread_nanos() - start, Relaxed);
-        self.product_operations.fetch_add(2 * (rows * columns * depth) as u64, Relaxed);
+        self.matmul_operations.fetch_add(2 * (rows * columns * depth) as u64, Relaxed);
     }
 
     fn aggregate(&self, work: impl FnOnce()) {
@@ -72,7 +72,7 @@ impl Counters {
     }
 }
 
-/// Processor time of this thread: what others take from it does not count.
+/// CPU time of this thread. Time taken by others does not count.
 fn thread_nanos() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes to the struct it is given.
@@ -81,23 +81,23 @@ fn thread_nanos() -> u64 {
 }
 
 impl CpuBackend {
-    /// A backend with memory of its own.
+    /// A backend with its own memory.
     pub fn new() -> CpuBackend {
         CpuBackend::default()
     }
 
-    /// What was done so far.
+    /// Its counters so far.
     pub fn counters(&self) -> CpuCounters {
         CpuCounters {
             matmul_nanos: self.counters.matmul_nanos.load(Relaxed),
-            product_operations: self.counters.product_operations.load(Relaxed),
+            matmul_operations: self.counters.matmul_operations.load(Relaxed),
             aggregate_nanos: self.counters.aggregate_nanos.load(Relaxed),
             allocated_bytes: self.pool.allocated_bytes(),
         }
     }
 }
 
-/// A number that is there.
+/// A number that is already available.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ready(pub f64);
 

@@ -1,5 +1,5 @@
-//! Layer norm and batch norm on the CPU. Sums of a row are taken over sixteen lanes, sums of a column over fixed chunks in
-//! f64: neither depends on the threads.
+//! Layer norm and batch norm on the CPU. Row sums use sixteen SIMD lanes, column sums use fixed chunks in f64: neither
+//! depends on the threads.
 
 use super::affine::for_chunks;
 use super::buffer::Parts;
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 const UNIT_ROWS: usize = 512;
 
 wide! {
-    /// Normalises rows in place; `deviations` takes the reciprocal deviation of each.
+    /// Normalises rows in place; `deviations` gets the reciprocal standard deviation of each.
     fn layer_rows(values: &mut [f32], columns: usize, epsilon: f32, deviations: &mut [f32]) {
         for (row, deviation) in values.chunks_exact_mut(columns).zip(deviations) {
             let mean = lanes(row, row, |x, _| x) / columns as f32;
@@ -32,7 +32,7 @@ wide! {
         }
     }
 
-    /// Gradient of the scaled rows into gradient of the rows before `layer_rows`.
+    /// Converts the gradient of the scaled rows into the gradient of the rows before `layer_rows`.
     fn layer_rows_backward(
         gradient: &mut [f32], normalised: &[f32], columns: usize, scale: &[f32], deviations: &[f32],
     ) {
@@ -56,7 +56,7 @@ wide! {
         }
     }
 
-    /// Gradient of the scaled columns into gradient of what was normalised; `factors` holds scale x reciprocal deviation.
+    /// Converts the gradient of the scaled columns into that of the input; `factors` has scale x reciprocal deviation.
     fn batch_rows_backward(
         gradient: &mut [f32], normalised: &[f32], columns: usize, factors: &[f32], mean: &[f32], along: &[f32],
     ) {
@@ -68,7 +68,7 @@ wide! {
         }
     }
 
-    /// Adds columns of `a` to the first half of `sums`, of `a x b` to the second.
+    /// Adds the column sums of `a` to the first half of `sums`, and those of `a x b` to the second half.
     fn column_sums(a: &[f32], b: &[f32], columns: usize, sums: &mut [f64]) {
         let (plain, along) = sums.split_at_mut(columns);
         for (a, b) in a.chunks_exact(columns).zip(b.chunks_exact(columns)) {
@@ -79,7 +79,7 @@ wide! {
         }
     }
 
-    /// Adds the squares of distances from the mean.
+    /// Adds the squared distances from the mean.
     fn square_sums(values: &[f32], columns: usize, mean: &[f32], sums: &mut [f64]) {
         for row in values.chunks_exact(columns) {
             for column in 0..columns {
@@ -90,7 +90,7 @@ wide! {
     }
 }
 
-/// The sum of a function of two rows, in sixteen lanes added in order.
+/// The sum of a function of two rows, in sixteen SIMD lanes, which are added in order.
 #[inline(always)]
 fn lanes(a: &[f32], b: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut sums = [0.0f32; 16];
@@ -109,7 +109,7 @@ fn lanes(a: &[f32], b: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// Sums by fixed chunks of rows, combined in order. `work` adds a chunk to its sums.
 fn chunked_sums(rows: usize, width: usize, work: impl Fn(usize, usize, &mut [f64]) + Sync) -> Vec<f64> {
-    // Few chunks, so that their sums stay small beside the matrix.
+    // Few chunks, so that their sums are small compared to the matrix.
     let unit = rows.div_ceil(64).max(UNIT_ROWS);
     let partials: Vec<Vec<f64>> = (0..rows.div_ceil(unit))
         .into_par_iter()
@@ -183,7 +183,7 @@ impl CpuBackend {
         let (normalised, output) = (call.normalised.values(), call.output.values());
         assert_eq!((normalised.len(), output.len()), (rows * columns, rows * columns));
         let parts = Parts::new(gradient.values_mut());
-        // SAFETY: `chunked_sums` and `for_chunks` hand out chunks that do not overlap; `gradient` is borrowed throughout.
+        // SAFETY: chunks of `chunked_sums` and `for_chunks` do not overlap; `gradient` is borrowed throughout.
         let part = |first: usize, count: usize| unsafe { parts.part(first * columns, count * columns) };
         let sums = chunked_sums(rows, 2 * columns, |first, count, sums| {
             let range = first * columns..(first + count) * columns;

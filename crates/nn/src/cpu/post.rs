@@ -5,7 +5,7 @@ use crate::post::LEAKY_SLOPE;
 use crate::{Activation, Dropout, Post};
 
 wide! {
-    /// `values = post(values + bias + add)`, rows from `first_row` of the whole on.
+    /// `values = post(values + bias + add)` for rows that start at `first_row` of the whole matrix.
     pub(crate) fn finish_rows(
         values: &mut [f32], columns: usize, first_row: usize, bias: Option<&[f32]>, add: Option<&[f32]>, post: Post,
     ) {
@@ -24,7 +24,7 @@ wide! {
         }
     }
 
-    /// Turns the gradient of what `finish_rows` wrote into the gradient of what it was given.
+    /// Converts the gradient of the output of `finish_rows` into the gradient of its input.
     pub(crate) fn unfinish_rows(
         gradient: &mut [f32], output: &[f32], columns: usize, first_row: usize, post: Post,
     ) {
@@ -32,7 +32,7 @@ wide! {
         let rows = gradient.chunks_exact_mut(columns).zip(output.chunks_exact(columns));
         for (index, (gradient, output)) in rows.enumerate() {
             if post.activation == Activation::Relu {
-                // What was dropped is 0 in the output, as is what was cut off: one comparison does both.
+                // Numbers that dropout or ReLU set to 0 are 0 in the output: one comparison handles both.
                 for (gradient, output) in gradient.iter_mut().zip(output) {
                     *gradient = if *output > 0.0 { *gradient * scale } else { 0.0 };
                 }
@@ -60,7 +60,7 @@ wide! {
 
 #[inline(always)]
 fn activate(row: &mut [f32], activation: Activation) {
-    // Comparisons are written so that NaN passes through and is seen by the loss.
+    // Comparisons are written so that NaN passes through and reaches the loss.
     match activation {
         Activation::Identity => {}
         Activation::Relu => row.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x }),
@@ -74,8 +74,8 @@ fn activate(row: &mut [f32], activation: Activation) {
     }
 }
 
-/// Multiplies by the derivative, found from the output; `scale` is what dropout multiplied the output by. Where dropout made the
-/// output 0 the gradient is 0 already.
+/// Multiplies by the derivative, computed from the output. `scale` is dropout's factor of the output. If dropout made
+/// the output 0, the gradient is already 0.
 #[inline(always)]
 fn deactivate(gradient: &mut [f32], output: &[f32], activation: Activation, scale: f32) {
     let unscale = 1.0 / scale;

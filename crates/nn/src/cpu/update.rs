@@ -56,7 +56,7 @@ fn prepared(update: &Update, scale: f32, gradient: f32, value: f32) -> f32 {
     cut + update.weight_decay * value
 }
 
-/// Moves a parameter by its gradient times `scale`.
+/// Updates a parameter with its gradient times `scale`.
 pub(crate) fn update(
     update: &Update,
     scale: f32,

@@ -1,5 +1,5 @@
-//! Loops compiled once for each vector width, chosen at run time: programs are built for any x86-64. No loop here lets the
-//! compiler reorder a sum, so that every width gives the same bits.
+//! Loops compiled once per vector width and chosen at run time, because programs are built for any x86-64. The
+//! compiler reorders no sum in these loops, so all widths give bit-identical results.
 
 /// Defines functions whose bodies are compiled for AVX-512, AVX2 and the baseline.
 macro_rules! wide {
@@ -19,7 +19,7 @@ macro_rules! wide {
                 #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $type),*) $(-> $result)? { body($($arg),*) }
                 match $crate::cpu::wide::width() {
-                    // SAFETY: `width` has seen that the processor has these instructions.
+                    // SAFETY: `width` has checked that the CPU has these instructions.
                     $crate::cpu::wide::Width::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::wide::Width::Avx2 => return unsafe { avx2($($arg),*) },
@@ -32,7 +32,7 @@ macro_rules! wide {
 }
 pub(crate) use wide;
 
-/// What the processor's vector instructions reach.
+/// The vector width of the CPU.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
@@ -41,7 +41,7 @@ pub(crate) enum Width {
     Baseline,
 }
 
-/// The widest this processor has. The standard library remembers what it found.
+/// The widest that this CPU has. The standard library caches the detection.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn width() -> Width {
@@ -55,7 +55,7 @@ pub(crate) fn width() -> Width {
     }
 }
 
-/// Asks for the cache lines of a row that is requested soon.
+/// Prefetches the cache lines of a row that is needed soon.
 #[inline(always)]
 pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ pub(crate) fn prefetch_row(values: &[f32], first: usize, columns: usize) {
     let _ = (values, first, columns);
 }
 
-/// Asks for a row that is requested later, into the second-level cache.
+/// Prefetches a row that is needed later, into the L2 cache.
 #[inline(always)]
 pub(crate) fn prefetch_row_later(values: &[f32], first: usize, columns: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -87,8 +87,8 @@ pub(crate) fn prefetch_row_later(values: &[f32], first: usize, columns: usize) {
     let _ = (values, first, columns);
 }
 
-/// `e^x` within two units of the last place, without a branch, so that it vectorises: a power of two by the
-/// exponent bits times a polynomial on [-ln 2 / 2, ln 2 / 2].
+/// `e^x` within two units in the last place, without a branch, so that it vectorises: a power of two by the exponent
+/// bits times a polynomial on [-ln 2 / 2, ln 2 / 2].
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let clamped = x.clamp(-87.3, 88.7);
@@ -107,7 +107,7 @@ pub(crate) fn exp(x: f32) -> f32 {
         ((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127) << 23) as u32,
     );
     let value = value * scale;
-    // Infinite and no-number inputs keep their meaning.
+    // Infinite and NaN inputs keep their meaning.
     if x > 88.7 {
         f32::INFINITY
     } else if x < -103.0 {

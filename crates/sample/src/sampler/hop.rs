@@ -1,4 +1,4 @@
-//! One hop: draws in waves, relabelled in order.
+//! One hop: samples neighbours in waves of nodes and relabels them in order.
 
 use super::{Carry, Fanout, MOST_NODES};
 use crate::draw::Drawer;
@@ -15,21 +15,21 @@ use esker_types::{EdgeId, NodeId};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Nodes of a wave: what is drawn for them fits the second-level cache.
+/// Nodes per wave. Their samples fit the L2 cache.
 const WAVE_NODES: usize = 512;
-/// With threads, larger: a wave must outlast the handing over.
+/// Nodes per wave with several threads. It is larger, so that handing a wave over costs little in comparison.
 const SHARED_WAVE_NODES: usize = 2048;
-/// Nodes between asking for a line and reading it.
+/// Nodes between prefetching a cache line and reading it.
 const LAG: usize = 8;
-/// Words between asking for a table line and reading it, where nothing else is done in between.
+/// Words between prefetching a table line and reading it, if nothing else is done in between.
 const PREFETCH_RELABEL: usize = 16;
-/// Nodes whose bounds, and then whose list heads, are asked for together.
+/// Nodes whose offsets, and then whose first neighbours, are prefetched together.
 const CLUSTER: usize = 16;
-/// Fan-outs up to this are taken to be smaller than degrees when room is made.
+/// Fan-outs up to this are assumed to be smaller than degrees when room is made.
 const FEW: u32 = 64;
 /// Fetched entries relabelled at a time.
 const FETCHED_WAVE: usize = 1 << 14;
-/// How far ahead bounds of lists are asked for where they are read one after the other.
+/// How far ahead offsets are prefetched if they are read one after the other.
 const PREFETCH_BOUNDS: usize = 16;
 const LINE_BYTES: usize = 64;
 
@@ -38,12 +38,12 @@ pub(crate) fn wave_nodes(threads: usize) -> u64 {
     (if threads == 1 { WAVE_NODES } else { SHARED_WAVE_NODES }) as u64
 }
 
-/// Waves held at a time.
+/// Waves in memory at a time.
 pub(crate) fn waves_at_once(threads: usize) -> usize {
     if threads == 1 { 1 } else { 2 * threads }
 }
 
-/// The most entries that a wave of so many nodes can have.
+/// The largest number of entries in a wave of `nodes` nodes.
 pub(crate) fn wave_entries_at_most(fanout: Fanout, nodes: u64, entries: u64) -> u64 {
     match fanout {
         Fanout::AtMost(most) => nodes.saturating_mul(most as u64).min(entries),
@@ -52,7 +52,7 @@ pub(crate) fn wave_entries_at_most(fanout: Fanout, nodes: u64, entries: u64) -> 
 }
 
 impl Section {
-    /// Appends a wave. There is room.
+    /// Appends a wave. The caller has made room.
     fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) {
         self.lengths.extend_from_slice(&wave.lengths);
         self.degrees.extend_from_slice(&wave.degrees);
@@ -65,12 +65,12 @@ impl Section {
     }
 }
 
-/// Draws of some nodes.
+/// The sampled neighbours of some nodes.
 #[derive(Debug, Default)]
 pub(super) struct Wave<W> {
     lengths: Vec<u32>,
     degrees: Vec<u32>,
-    /// The first `count` of each are in use; the rest is room from earlier waves.
+    /// The first `count` of each are in use. The rest is room from earlier waves.
     words: Vec<W>,
     positions: Vec<u32>,
     local_indices: Vec<u32>,
@@ -80,7 +80,7 @@ pub(super) struct Wave<W> {
     drawer: Drawer,
 }
 
-/// Waves being drawn and waves being relabelled.
+/// Waves being sampled (`ahead`) and waves being relabelled (`behind`).
 #[derive(Debug, Default)]
 pub(super) struct Waves<W> {
     pub ahead: Vec<Wave<W>>,
@@ -102,23 +102,23 @@ impl<W> Waves<W> {
     }
 }
 
-/// What to draw.
+/// What to sample.
 pub(super) struct HopJob<'a> {
     /// The nodes of the hop.
     pub nodes: &'a [NodeId],
-    /// Which of them have no list in this sample; empty for none.
+    /// Which of them are not expanded in this sample. Empty if all are.
     pub skipped: &'a [bool],
     pub fanout: Fanout,
     pub key: Key,
     pub carry: Carry,
-    /// Place of the first node that is new.
-    pub first_place: u32,
-    /// Nodes of the graph: there cannot be more local indices.
-    pub most_places: u64,
+    /// Local index of the first new node.
+    pub first_local_index: u32,
+    /// Nodes of the graph: the limit of local indices.
+    pub most_local_indices: u64,
     pub threads: usize,
 }
 
-/// Where draws go.
+/// Where samples go.
 pub(super) struct Into<'a, R> {
     pub table: &'a mut R,
     pub new_nodes: &'a mut NewNodes,
@@ -132,23 +132,21 @@ impl<R: Relabel> Into<'_, R> {
         self.new_nodes.clear();
     }
 
-    /// Room for a wave of so many lists and entries.
+    /// Makes room for a wave with this many nodes and entries.
     fn reserve(&mut self, job: &HopJob, lists: usize, entries: usize) -> Result<()> {
-        let local_indices = job.first_place as u64 + self.new_nodes.nodes().len() as u64;
-        let new = (entries as u64).min(job.most_places - local_indices) as usize;
+        let local_indices = job.first_local_index as u64 + self.new_nodes.nodes().len() as u64;
+        let new = (entries as u64).min(job.most_local_indices - local_indices) as usize;
         if local_indices + new as u64 > MOST_NODES {
-            let problem =
-                format!("a batch reached {local_indices} nodes and may pass 2^31 with the next lists");
-            return Err(SampleError::request(problem, "take smaller batches or fan-outs"));
+            return Err(SampleError::TooManyNodes { nodes: local_indices });
         }
-        // The table first: it is what mostly does not fit.
+        // The table first: it is the most likely one not to fit.
         self.table.reserve(local_indices as usize + new, self.ledger)?;
         self.new_nodes.reserve(new, self.ledger)?;
         self.section.reserve(lists, entries, job.carry, self.ledger)
     }
 }
 
-/// Draws the lists of a hop that lie in memory; nodes met for the first time go to `into.fresh`.
+/// Samples the neighbours of a hop whose adjacency is in memory. Nodes found for the first time go to `into.new_nodes`.
 pub(super) fn expand<H: HopNeighbours, R: Relabel + Send>(
     job: &HopJob,
     lists: &H,
@@ -167,7 +165,7 @@ pub(super) fn expand<H: HopNeighbours, R: Relabel + Send>(
         }
         return Ok(());
     }
-    // Draw the next waves while the last are relabelled.
+    // Sample the next waves while the previous ones are relabelled.
     let all: Vec<Range<usize>> = ranges(job.nodes.len(), SHARED_WAVE_NODES).collect();
     let mut drawn = 0;
     for group in all.chunks(job.threads) {
@@ -196,16 +194,16 @@ fn relabel_all<W: StoredId, R: Relabel>(
     for wave in waves {
         into.reserve(job, wave.lengths.len(), wave.count)?;
         let (words, local_indices) = (&wave.words[..wave.count], &mut wave.local_indices[..wave.count]);
-        relabel(words, job.first_place, into.table, into.new_nodes, local_indices);
+        relabel(words, job.first_local_index, into.table, into.new_nodes, local_indices);
         into.section.append(wave, job.carry);
     }
     Ok(())
 }
 
-/// Relabels words that were drawn before.
+/// Relabels sampled words.
 fn relabel<W: StoredId, R: Relabel>(
     words: &[W],
-    first_place: u32,
+    first_local_index: u32,
     table: &mut R,
     new_nodes: &mut NewNodes,
     local_indices: &mut [u32],
@@ -215,11 +213,12 @@ fn relabel<W: StoredId, R: Relabel>(
         let start = at * PREFETCH_RELABEL;
         let ahead = words.iter().skip(start + PREFETCH_RELABEL).take(PREFETCH_RELABEL);
         ahead.for_each(|word| table.prefetch(word.node()));
-        table.assign(&words[start..start + local_indices.len()], first_place, new_nodes, local_indices);
+        table.assign(&words[start..start + local_indices.len()], first_local_index, new_nodes, local_indices);
     }
 }
 
-/// Draws the lists of a hop that must be fetched: degrees, positions, and then what stands there, all at once.
+/// Samples the neighbours of a hop whose adjacency must be fetched: reads degrees, draws positions, and then fetches
+/// all neighbours at once.
 pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     job: &HopJob,
     topology: &T,
@@ -238,7 +237,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     }
     let entries: usize = section.lengths.iter().map(|length| *length as usize).sum();
     section.reserve(0, entries, job.carry, into.ledger)?;
-    // Without being carried positions are needed until the entries are there.
+    // Even if positions are not carried, they are needed until the entries are fetched.
     into.ledger.extend_to(&mut section.positions, entries, 0)?;
     draw_positions(job, section);
     let requested = RequestedEntries {
@@ -258,7 +257,13 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     for (words, at) in fetched.words.chunks(FETCHED_WAVE).zip((0..).step_by(FETCHED_WAVE)) {
         into.reserve(job, 0, words.len())?;
         into.section.local_indices.resize(at + words.len(), 0);
-        relabel(words, job.first_place, into.table, into.new_nodes, &mut into.section.local_indices[at..]);
+        relabel(
+            words,
+            job.first_local_index,
+            into.table,
+            into.new_nodes,
+            &mut into.section.local_indices[at..],
+        );
     }
     if !job.carry.positions {
         into.section.positions.clear();
@@ -268,7 +273,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     Ok(())
 }
 
-/// Draws all positions of a hop, pieces of it on different threads.
+/// Draws all positions of a hop, in pieces on different threads.
 fn draw_positions(job: &HopJob, section: &mut Section) {
     let (mut pieces, mut rest) = (Vec::new(), &mut section.positions[..]);
     for range in ranges(job.nodes.len(), SHARED_WAVE_NODES) {
@@ -296,7 +301,7 @@ fn draw_positions(job: &HopJob, section: &mut Section) {
     }
 }
 
-/// All edges between the nodes of the batch: `section` gets a list for every node.
+/// Finds all edges between the nodes of the batch. `section` gets the neighbours of every node.
 pub(super) fn induce<H: HopNeighbours, R: Relabel + Sync>(
     job: &HopJob,
     lists: &H,
@@ -326,7 +331,7 @@ pub(super) fn induce<H: HopNeighbours, R: Relabel + Sync>(
     Ok(())
 }
 
-/// The same for lists that must be fetched, some nodes at a time.
+/// The same for adjacency that must be fetched, some nodes at a time.
 pub(super) fn induce_fetched<T: Topology, R: Relabel>(
     job: &HopJob,
     topology: &T,
@@ -381,7 +386,7 @@ impl<W: StoredId> Wave<W> {
         self.count = 0;
     }
 
-    /// Room for what the nodes of `range` can draw; returns how many entries that is.
+    /// Makes room for what the nodes of `range` can sample. Returns that number of entries.
     fn make_room<H>(
         &mut self,
         job: &HopJob,
@@ -395,7 +400,7 @@ impl<W: StoredId> Wave<W> {
         let (nodes, mut longest) = (range.len(), 0);
         let entries = match job.fanout {
             Fanout::AtMost(most) if most <= FEW => {
-                // Longer lists are drawn from without a bitmap.
+                // Higher degrees need no bitmap.
                 longest = 2 * most;
                 nodes * most as usize
             }
@@ -425,8 +430,8 @@ impl<W: StoredId> Wave<W> {
         Ok(entries)
     }
 
-    /// Draws and relabels node by node, each step some nodes behind the one before: the processor computes draws while
-    /// the lines of lists and table that other nodes need are on their way.
+    /// Samples and relabels node by node, each step some nodes after the previous one. The CPU computes draws while the
+    /// cache lines that other nodes need, of adjacency and table, are loaded.
     fn draw_and_relabel<H, R>(
         &mut self,
         job: &HopJob,
@@ -453,14 +458,14 @@ impl<W: StoredId> Wave<W> {
                 let end = relabelled + self.lengths[index] as usize;
                 let (words, local_indices) =
                     (&self.words[relabelled..end], &mut self.local_indices[relabelled..end]);
-                table.assign(words, job.first_place, new_nodes, local_indices);
+                table.assign(words, job.first_local_index, new_nodes, local_indices);
                 relabelled = end;
             }
         }
         self.carry(lists, job.carry, range);
     }
 
-    /// Draws and gathers, for another thread to relabel.
+    /// Samples and gathers. Another thread relabels.
     fn draw<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, range: Range<usize>) {
         self.clear();
         let (count, mut gathered) = (range.len(), 0);
@@ -476,7 +481,7 @@ impl<W: StoredId> Wave<W> {
         self.carry(lists, job.carry, range);
     }
 
-    /// Draws the positions of one node and asks for the lines they lie in.
+    /// Draws the positions of one node and prefetches their cache lines.
     #[inline(always)]
     fn draw_node<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
         if job.skipped.get(at).is_some_and(|skipped| *skipped) {
@@ -499,7 +504,7 @@ impl<W: StoredId> Wave<W> {
         self.count += take;
     }
 
-    /// Reads the neighbours of the node at place `index` of the wave, whose entries start at `start`.
+    /// Reads the neighbours of node `index` of the wave. Its entries start at `start`.
     #[inline(always)]
     fn gather_node<H>(&mut self, lists: &H, at: usize, index: usize, start: &mut usize) -> &[W]
     where
@@ -537,7 +542,7 @@ impl<W: StoredId> Wave<W> {
         }
     }
 
-    /// The neighbours of the nodes of `range` that are in the batch.
+    /// Finds the neighbours of the nodes of `range` that are in the batch.
     fn induce<H, R>(&mut self, lists: &H, range: Range<usize>, carry: Carry, table: &R)
     where
         H: HopNeighbours<StoredId = W>,
@@ -547,7 +552,7 @@ impl<W: StoredId> Wave<W> {
         range.clone().take(PREFETCH_BOUNDS).for_each(|at| lists.prefetch(at));
         for at in range.clone() {
             lists.prefetch(at + PREFETCH_BOUNDS);
-            // Two steps ahead the list's lines, one step ahead the table's.
+            // Prefetches adjacency two steps ahead and the table one step ahead.
             if at + 8 < range.end {
                 ask_for(&lists.list(at + 8), &[]);
             }
@@ -571,8 +576,9 @@ impl<W: StoredId> Wave<W> {
     }
 }
 
-/// Every some steps, asks for the bounds of nodes to come and the heads of lists before them. Together, because the first
-/// touch of a list mostly misses the address cache too, and misses in a row are resolved side by side.
+/// Every few steps, prefetches the offsets of nodes to come, and the first neighbours of the nodes before those. They
+/// are prefetched together, because the first access to a node's adjacency usually misses the TLB too, and consecutive
+/// misses are resolved in parallel.
 #[inline(always)]
 fn ask_for_next<H: HopNeighbours>(lists: &H, range: &Range<usize>, step: usize) {
     if step == 0 {
@@ -594,7 +600,7 @@ fn ask_for_head<W: StoredId>(list: &Neighbours<W>) {
     }
 }
 
-/// Asks for the lines of a list that will be read: all of a short one, else those of the positions.
+/// Prefetches the cache lines that will be read: all of them if the adjacency is short, else those of the positions.
 #[inline(always)]
 fn ask_for<W: StoredId>(list: &Neighbours<W>, positions: &[u32]) {
     ask_for_run(list.first, positions);

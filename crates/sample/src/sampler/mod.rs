@@ -1,11 +1,11 @@
-//! The sampler: hops of draws and relabelling, assembled into a [`Sample`].
+//! The sampler: samples and relabels hop by hop and assembles a [`Sample`].
 //!
-//! A hop is worked off node by node in three steps, each some nodes behind the one before: draw positions and ask for the
-//! lines they lie in; read the neighbours and ask for their lines of the table; relabel. So a cache miss is waited for
-//! together with dozens of others, while the processor draws. With more than one thread, waves of nodes are drawn while the
-//! waves before them are relabelled: relabelling is in order of first appearance, hence sequential, and drawing depends on
-//! nothing but keys. Buffers live as long as the sampler; nothing is allocated per node; what grows asks the ledger first.
-//! Lists that are not in memory are drawn from by their degrees, and fetched a hop at a time.
+//! A hop is processed node by node in three steps, each some nodes after the previous one: draw positions and prefetch
+//! their cache lines; read the neighbours and prefetch their table entries; relabel. This overlaps dozens of cache
+//! misses, while the CPU draws. With several threads, some waves of nodes are sampled while earlier waves are
+//! relabelled. Relabelling is in order of first appearance, hence sequential. Drawing depends on keys only. Buffers
+//! live as long as the sampler, nothing is allocated per node, and buffers that grow ask the ledger first. If adjacency
+//! is not in memory, positions are drawn from degrees, and the entries of a hop are fetched together.
 
 mod hop;
 mod prune;
@@ -24,17 +24,17 @@ pub(crate) use prune::mark_unneeded;
 use std::fmt;
 use std::str::FromStr;
 
-/// How many neighbours a node takes. In texts a number, or `all`.
+/// How many neighbours are sampled per node. Written as a number, or `all`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fanout {
-    /// So many, or all when there are no more.
+    /// At most this many.
     AtMost(u32),
     /// All of them.
     All,
 }
 
 impl Fanout {
-    /// How many of `degree` neighbours are taken.
+    /// How many of `degree` neighbours are sampled.
     #[inline(always)]
     pub fn of(self, degree: u32) -> u32 {
         match self {
@@ -89,16 +89,16 @@ impl fmt::Display for Fanout {
     }
 }
 
-/// What a sample carries beside the neighbours.
+/// What a sample carries in addition to the neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Carry {
-    /// Where each neighbour stands in its node's stored list.
+    /// Position of each neighbour in its node's stored adjacency.
     pub positions: bool,
     /// Edge ids.
     pub edges: bool,
     /// Relations.
     pub relations: bool,
-    /// Degrees of all nodes, not only of those that have a list.
+    /// Degrees of all nodes, not only of expanded ones.
     #[serde(default)]
     pub degrees: bool,
 }
@@ -106,17 +106,17 @@ pub struct Carry {
 /// How to sample.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Settings {
-    /// Seed of every draw.
+    /// Random seed of every draw.
     pub seed: u64,
-    /// Neighbours a node takes, by hop; the first is next to the targets.
+    /// Fan-out by hop, the hop next to the targets first.
     pub fanouts: Vec<Fanout>,
     /// Dense, layered or ShaDow.
     pub form: Form,
-    /// What comes with the neighbours.
+    /// What is carried with the neighbours.
     pub carry: Carry,
 }
 
-/// Which batch of a run.
+/// The position of a batch in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// The epoch, from 0.
@@ -125,7 +125,7 @@ pub struct Position {
     pub batch: u64,
 }
 
-/// Decides whether a node first met in a hop is expanded; asked once for each (hop, node) of a batch.
+/// Decides whether a node is expanded that was first found in a hop. Called once per (hop, node) of a batch.
 pub type Expand<'a> = &'a mut dyn FnMut(u32, NodeId) -> bool;
 
 enum RelabelTable {
@@ -133,20 +133,20 @@ enum RelabelTable {
     Hashed(HashedTable),
 }
 
-/// Local indices are 32 bits, and stamps need room beside them.
+/// Local indices are 32 bits, and stamps need some of that range.
 pub(crate) const MOST_NODES: u64 = 1 << 31;
 /// Seeds looked up at a time.
 const SEEDS_AT_ONCE: usize = 64;
-/// The table by node of the graph is taken when it is at most one in so many parts of the memory.
+/// The table per node of the graph is used if it takes at most one part in `DIRECT_PART` of the memory.
 pub(crate) const DIRECT_PART: u64 = 2;
 
-/// Samples batches, one after the other, with buffers of its own.
+/// Samples batches, one after the other, with its own buffers.
 pub struct Sampler<T: Topology> {
     topology: T,
     settings: Settings,
     threads: usize,
     most_bytes: u64,
-    /// How many samples like the one being made are held at a time.
+    /// How many samples are in memory at a time.
     samples: u64,
     /// Bytes of the largest sample so far.
     largest_sample: u64,
@@ -154,12 +154,12 @@ pub struct Sampler<T: Topology> {
     scratch: SamplerScratch<T>,
 }
 
-/// A batch in the making.
+/// The state of a batch while it is sampled.
 struct SamplerScratch<T: Topology> {
     found: Discovered,
     new_nodes: NewNodes,
     waves: Waves<T::StoredId>,
-    /// Nodes of a depth in the order of their block, where that is not the order of discovery.
+    /// Nodes of a depth in the order of their block, if that is not the order of discovery.
     frontier: Vec<NodeId>,
     frontier_skipped: Vec<bool>,
     workspace: T::Workspace,
@@ -180,7 +180,7 @@ impl<T: Topology> Default for SamplerScratch<T> {
     }
 }
 
-/// What to sample, borrowed apart from the buffers.
+/// What to sample, borrowed separately from the buffers.
 #[derive(Clone, Copy)]
 struct BatchSampling<'a, T> {
     topology: &'a T,
@@ -191,17 +191,14 @@ struct BatchSampling<'a, T> {
 }
 
 impl<T: Topology> Sampler<T> {
-    /// A sampler that uses `most_bytes` at most, the sample it makes included. It takes the table by node of the graph
-    /// when that leaves half of them free. The topology may be borrowed or shared: references and `Arc`s are topologies.
+    /// A sampler that uses at most `most_bytes`, including the sample it makes. It uses the table per node of the graph
+    /// if that leaves half of them free. The topology may be borrowed or shared: references and `Arc`s are topologies.
     pub fn new(topology: T, settings: Settings, most_bytes: u64) -> Result<Sampler<T>> {
         if settings.carry.relations && !topology.has_relations() {
-            return Err(SampleError::request(
-                "the graph has no kinds of edges to carry",
-                "leave relations out, or import them",
-            ));
+            return Err(SampleError::NoRelations);
         }
         if settings.fanouts.contains(&Fanout::AtMost(0)) {
-            return Err(SampleError::request("a fan-out of 0 draws nothing", "leave the hop out"));
+            return Err(SampleError::ZeroFanout);
         }
         let direct = DirectTable::bytes_for(topology.nodes());
         let table = match topology.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART {
@@ -224,19 +221,19 @@ impl<T: Topology> Sampler<T> {
         })
     }
 
-    /// The same sampler, drawing with so many threads of the surrounding rayon pool.
+    /// The same sampler, using this many threads of the current rayon pool.
     pub fn with_threads(mut self, threads: usize) -> Sampler<T> {
         self.threads = threads.max(1);
         self
     }
 
-    /// The same sampler, so many of whose samples are held at a time, all within its memory.
+    /// The same sampler, with this many samples in memory at a time, all within its memory limit.
     pub fn with_samples(mut self, samples: u64) -> Sampler<T> {
         self.samples = samples.max(1);
         self
     }
 
-    /// How it samples.
+    /// Its settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -254,10 +251,11 @@ impl<T: Topology> Sampler<T> {
         })
     }
 
-    /// Samples DENSE or the layered form, leaving nodes of middle hops unexpanded where `expand` says so: the strategy
-    /// will supply what enters layer `L - hop` for them. A node left out of which a layer needs anything else that must
-    /// be computed is expanded after all, until nothing changes. In DENSE every layer reuses the lists of all hops above,
-    /// so only nodes of hop `L - 1` can be left out, and only they are asked for.
+    /// Samples DENSE or the layered form and leaves nodes of middle hops unexpanded if `expand` rejects them. The
+    /// strategy supplies what enters layer `L - hop` for those nodes. If a layer needs any other computed value of such
+    /// a node, the node is expanded after all; this repeats until nothing changes. In DENSE every layer reuses the
+    /// neighbours of all previous hops. So only nodes of hop `L - 1` can be left out, and `expand` is called only for
+    /// them.
     pub fn sample_pruned(
         &mut self,
         at: Position,
@@ -266,10 +264,7 @@ impl<T: Topology> Sampler<T> {
         out: &mut Sample,
     ) -> Result<()> {
         if self.settings.form == Form::Shadow {
-            return Err(SampleError::request(
-                "ShaDow uses all edges of its nodes and cannot be pruned",
-                "sample with form dense or layered",
-            ));
+            return Err(SampleError::PrunedShadow);
         }
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
@@ -281,20 +276,20 @@ impl<T: Topology> Sampler<T> {
         })
     }
 
-    /// Samples; when memory is refused, once more without what earlier batches left behind, so that a refusal is about
-    /// this batch.
+    /// Samples. If memory is refused, it frees what earlier batches left and tries once more, so that a refusal is
+    /// about this batch.
     fn within_memory(
         &mut self,
         out: &mut Sample,
         mut sample: impl FnMut(&mut Self, &mut Ledger, &mut Sample) -> Result<()>,
     ) -> Result<()> {
         for again in [false, true] {
-            let others = (self.samples - 1) * self.largest_sample.max(out.held_bytes());
-            let held = self.bytes() + out.held_bytes() + others;
+            let others = (self.samples - 1) * self.largest_sample.max(out.allocated_bytes());
+            let held = self.bytes() + out.allocated_bytes() + others;
             let mut ledger = Ledger::new(held, self.most_bytes);
-            // Samples that are held besides grow like this one.
+            // The other samples in memory may grow as large as this one.
             let result = sample(self, &mut ledger, out).and_then(|()| {
-                let growth = out.held_bytes().saturating_sub(self.largest_sample);
+                let growth = out.allocated_bytes().saturating_sub(self.largest_sample);
                 ledger.charge(growth.saturating_mul(self.samples - 1))
             });
             match result {
@@ -309,16 +304,16 @@ impl<T: Topology> Sampler<T> {
                 Ok(()) => break,
             }
         }
-        self.largest_sample = self.largest_sample.max(out.held_bytes());
+        self.largest_sample = self.largest_sample.max(out.allocated_bytes());
         Ok(())
     }
 
-    /// The most that batches of `batch` seeds can take.
+    /// The upper bounds of batches with `batch` seed nodes.
     pub fn bound(&self, batch: u64) -> Bound {
         Bound::new(&self.settings, batch, self.topology.nodes(), self.topology.entries(), self.threads)
     }
 
-    /// Bytes this sampler holds now.
+    /// Bytes allocated now.
     pub fn bytes(&self) -> u64 {
         let table = match &self.table {
             RelabelTable::Direct(table) => table.bytes(),
@@ -327,7 +322,7 @@ impl<T: Topology> Sampler<T> {
         table + self.scratch.bytes()
     }
 
-    /// What sampling `sample` touched.
+    /// The bytes that sampling `sample` read and wrote.
     pub fn touched(&self, sample: &Sample) -> Touched {
         let table_word_bytes = if matches!(self.table, RelabelTable::Direct(_)) { 4 } else { 16 };
         Touched::of(sample, size_of::<T::StoredId>() as u64, table_word_bytes)
@@ -343,13 +338,13 @@ impl<T: Topology> SamplerScratch<T> {
     }
 }
 
-/// The key of a hop's draws.
+/// The random key of a hop.
 fn hop_key(seed: u64, at: Position, hop: usize) -> Key {
     Key::new(seed).with(PURPOSE_SAMPLE).with(at.epoch).with(at.batch).with(hop as u64)
 }
 
 impl<T: Topology> BatchSampling<'_, T> {
-    /// Finds the nodes of the batch and draws their lists, in order of discovery.
+    /// Finds the nodes of the batch and samples their neighbours, in order of discovery.
     fn discover<R: Relabel + Sync + Send>(
         &self,
         table: &mut R,
@@ -374,7 +369,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         Ok(())
     }
 
-    /// Takes the seeds as hop 0: each once, in order of first appearance.
+    /// Takes the seed nodes as hop 0: each once, in order of first appearance.
     fn begin<R: Relabel>(
         &self,
         table: &mut R,
@@ -395,7 +390,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         ledger.extend_to(&mut found.seeds, seeds.len(), 0)?;
         new_nodes.reserve(seeds.len(), ledger)?;
         table.reserve(seeds.len(), ledger)?;
-        // `u64` is the word that holds any node.
+        // `u64` fits any node id.
         let mut words = [0u64; SEEDS_AT_ONCE];
         for (seeds, local_indices) in seeds.chunks(SEEDS_AT_ONCE).zip(found.seeds.chunks_mut(SEEDS_AT_ONCE)) {
             words.iter_mut().zip(seeds).for_each(|(word, seed)| *word = seed.0);
@@ -409,7 +404,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         Ok(())
     }
 
-    /// Draws the lists of a depth.
+    /// Samples the neighbours at a depth.
     fn hop<R: Relabel + Send>(
         &self,
         table: &mut R,
@@ -433,13 +428,13 @@ impl<T: Topology> BatchSampling<'_, T> {
             fanout,
             key: hop_key(self.settings.seed, self.at, depth),
             carry: self.settings.carry,
-            first_place: found.nodes.len() as u32,
-            most_places: self.topology.nodes(),
+            first_local_index: found.nodes.len() as u32,
+            most_local_indices: self.topology.nodes(),
             threads: self.threads,
         };
         let (new_nodes, section) = (&mut scratch.new_nodes, &mut found.sections[depth]);
         let mut into = hop::Into { table, new_nodes, section, ledger };
-        match self.topology.at_hand(job.nodes) {
+        match self.topology.hop_in_memory(job.nodes) {
             Some(lists) => hop::expand(&job, &lists, &mut scratch.waves, &mut into),
             None => {
                 let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
@@ -448,7 +443,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         }
     }
 
-    /// Takes what the last depth found as the next hop.
+    /// Takes the nodes that the last depth found as the next hop.
     fn close_hop(
         &self,
         scratch: &mut SamplerScratch<T>,
@@ -476,7 +471,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         Ok(())
     }
 
-    /// ShaDow: all edges between the nodes found.
+    /// ShaDow: finds all edges between the nodes found.
     fn induce<R: Relabel + Sync + Send>(
         &self,
         table: &mut R,
@@ -491,13 +486,13 @@ impl<T: Topology> BatchSampling<'_, T> {
             fanout: Fanout::All,
             key: hop_key(self.settings.seed, self.at, layers),
             carry: self.settings.carry,
-            first_place: scratch.found.nodes.len() as u32,
-            most_places: self.topology.nodes(),
+            first_local_index: scratch.found.nodes.len() as u32,
+            most_local_indices: self.topology.nodes(),
             threads: self.threads,
         };
         let (new_nodes, section) = (&mut scratch.new_nodes, &mut scratch.found.sections[layers]);
         let mut into = hop::Into { table, new_nodes, section, ledger: &mut *ledger };
-        match self.topology.at_hand(job.nodes) {
+        match self.topology.hop_in_memory(job.nodes) {
             Some(lists) => hop::induce(&job, &lists, &mut scratch.waves, &mut into),
             None => {
                 let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
@@ -512,7 +507,7 @@ impl<T: Topology> BatchSampling<'_, T> {
     }
 }
 
-/// Lists the nodes of hops 0 to `depth` in the order of a block: the deepest hop first.
+/// Puts the nodes of hops 0 to `depth` in the order of a block: the deepest hop first.
 fn in_block_order<T: Topology>(
     scratch: &mut SamplerScratch<T>,
     depth: usize,

@@ -1,7 +1,7 @@
-//! Pruned sampling. The definition: sample, leaving out nodes that `expand` rejects. A node left out is supplied by the
-//! strategy as it enters layer `L - hop`. Follow what the targets need, from the last layer to the first: where a layer
-//! needs a value of such a node that would have to be computed and is not the one supplied, the node joins those expanded
-//! regardless. Sample again until none joins. They only ever join, so it ends.
+//! Pruned sampling. Sample, leaving out nodes that `expand` rejects. The strategy supplies such a node's value as it
+//! enters layer `L - hop`. Then follow what the targets need, from the last layer to the first. If a layer needs a
+//! value of such a node that must be computed and is not the supplied one, the node is expanded regardless from now on.
+//! Sample again until no node is added to that set. The set only grows, so this ends.
 
 use super::{BatchSampling, Expand, SamplerScratch};
 use crate::memory::Ledger;
@@ -11,7 +11,7 @@ use crate::{Result, Sample};
 use esker_types::NodeId;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Bytes of a remembered answer or node, as the maps hold them when they have just grown.
+/// Bytes per remembered answer or node in the maps just after they have grown.
 const REMEMBERED_BYTES: u64 = 64;
 
 pub(super) fn run<T: Topology, R: Relabel + Sync + Send>(
@@ -43,8 +43,8 @@ pub(super) fn run<T: Topology, R: Relabel + Sync + Send>(
     }
 }
 
-/// Follows what the targets of a pruned sample need and marks the rows that nothing reads. `expand` hears of nodes that
-/// were left out and must not be.
+/// Follows what the targets of a pruned sample need and marks the feature rows that nothing reads. Calls `expand` with
+/// nodes that were left out and must not be.
 pub(crate) fn mark_unneeded(
     sample: &mut Sample,
     ledger: &mut Ledger,
@@ -65,7 +65,8 @@ pub(crate) fn mark_unneeded(
         let view = sample.layer(layer);
         below.clear();
         below.resize(nodes, false);
-        // What enters layer L - hop is what the layer before it writes for the deepest nodes that it writes.
+        // The value that enters layer L - hop is an output of the previous layer, for the deepest hop among its
+        // outputs.
         let supplied = sample.node_id_offsets[layer + 1]..sample.node_id_offsets[layer + 2];
         for (node, bounds) in view.outputs.clone().zip(view.nbr_offsets.windows(2)) {
             if !needed[node as usize] {

@@ -1,6 +1,7 @@
-//! Neighbour lists of chosen nodes, in memory (Ginex section 3.2). Which nodes those are is said by a bit a node, and where a
-//! list starts by the number of members before its node: a fraction of the word a node that a table of addresses takes. The
-//! lists themselves are kept in a file as they lie in memory, so that they can be let go and read again in one stretch.
+//! The neighbours of chosen nodes, in memory (Ginex section 3.2). One bit per node marks the chosen nodes. The start of
+//! a node's neighbours is found from the number of chosen nodes before it. This takes a fraction of a table with one
+//! address per node. A file has the neighbours in the same layout as memory, so they can be dropped and read again in
+//! one sequential read.
 
 use super::disk::DiskGraph;
 use super::elias_fano::{EliasFano, EliasFanoBuilder};
@@ -12,16 +13,16 @@ use esker_types::{NodeId, StopSignal};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Words of the bitmap whose members are counted together.
+/// Words of the bitmap per running count of members.
 const BLOCK_WORDS: usize = 8;
-/// Entries moved at a time.
+/// Entries copied at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Which nodes' lists are cached, and where each starts.
+/// Which nodes' neighbours are cached, and where each node's start.
 #[derive(Debug)]
 pub struct CacheIndex {
     members: Vec<u64>,
-    /// Members before each block of the bitmap.
+    /// Number of members before each block of the bitmap.
     before: Vec<u64>,
     starts: EliasFano,
     entries: u64,
@@ -29,13 +30,13 @@ pub struct CacheIndex {
 }
 
 impl CacheIndex {
-    /// Bytes at most for a graph of `nodes` nodes and lists of `entries` entries.
+    /// Largest size in bytes for a graph of `nodes` nodes and `entries` adjacency entries.
     pub fn bytes_for(nodes: u64, entries: u64) -> u64 {
         let words = nodes.div_ceil(64);
         words * 8 + (words / BLOCK_WORDS as u64 + 1) * 8 + EliasFano::bytes_for(nodes + 1, entries)
     }
 
-    /// The nodes that `takes` takes, asked in order with their degrees.
+    /// Chooses the nodes that `takes` accepts. It is called in node order with each node's degree.
     pub fn choose(
         graph: &DiskGraph,
         mut takes: impl FnMut(NodeId, u64) -> Result<bool>,
@@ -69,23 +70,23 @@ impl CacheIndex {
         Ok(CacheIndex { members, before, starts: starts.finish(), entries, count })
     }
 
-    /// Nodes whose lists are cached.
+    /// Number of nodes whose neighbours are cached.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Entries of their lists.
+    /// Number of cached entries.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// Bytes it holds.
+    /// Allocated bytes.
     pub fn bytes(&self) -> u64 {
         (self.members.len() + self.before.len()) as u64 * 8
             + EliasFano::bytes_for(self.count + 1, self.entries)
     }
 
-    /// Whether a node's list is cached.
+    /// Whether a node's neighbours are cached.
     #[inline(always)]
     pub fn contains(&self, node: NodeId) -> bool {
         self.members[node.index() / 64] >> (node.index() % 64) & 1 == 1
@@ -96,7 +97,7 @@ impl CacheIndex {
         prefetch(&self.members, node.index() / 64);
     }
 
-    /// Where a member's list starts and ends.
+    /// Start and end of a member's neighbours.
     #[inline(always)]
     fn range(&self, node: NodeId) -> Option<(u64, u64)> {
         let (word, bit) = (node.index() / 64, node.index() % 64);
@@ -111,7 +112,7 @@ impl CacheIndex {
     }
 }
 
-/// The lists of chosen nodes on disk, one after the other.
+/// The neighbours of chosen nodes on disk, one node after the other.
 #[derive(Debug)]
 pub struct NeighbourCacheFile {
     index: Arc<CacheIndex>,
@@ -119,7 +120,8 @@ pub struct NeighbourCacheFile {
 }
 
 impl NeighbourCacheFile {
-    /// Copies the lists out of the dataset in one pass over it, to a file beside `folder`'s.
+    /// Copies the neighbours from the dataset to an unlinked temporary file in `folder`, in one pass over each
+    /// direction.
     pub fn write<W: StoredId>(
         graph: &DiskGraph,
         index: CacheIndex,
@@ -128,9 +130,9 @@ impl NeighbourCacheFile {
     ) -> Result<NeighbourCacheFile> {
         let file =
             ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
-        // Lists of both directions are two runs a node: each direction fills its runs in a pass of its own.
+        // With both directions, a node has two runs. Each direction fills its runs in a separate pass.
         for part in 0..graph.parts() {
-            go_on(stop)?;
+            check_stop(stop)?;
             let mut stream = graph.stream(part)?;
             let (mut pending, mut at) = (Vec::with_capacity(CHUNK), 0u64);
             let put = |pending: &mut Vec<W>, start: u64| -> Result<()> {
@@ -148,7 +150,7 @@ impl NeighbourCacheFile {
                 if pending_start + pending.len() as u64 != start || pending.len() >= CHUNK {
                     put(&mut pending, pending_start)?;
                     pending_start = start;
-                    go_on(stop)?;
+                    check_stop(stop)?;
                 }
                 stream.skip_to(first, &mut at)?;
                 stream.append(end - first, &mut at, &mut pending)?;
@@ -158,12 +160,12 @@ impl NeighbourCacheFile {
         Ok(NeighbourCacheFile { index: Arc::new(index), file })
     }
 
-    /// Which lists.
+    /// The index of the cached nodes.
     pub fn index(&self) -> &CacheIndex {
         &self.index
     }
 
-    /// Reads all of them into memory.
+    /// Reads the whole file into memory.
     pub fn load<W: StoredId>(&self) -> Result<NeighbourCache<W>> {
         let mut lists = vec![W::default(); self.index.entries as usize];
         prefer_large_pages(&mut lists);
@@ -177,7 +179,7 @@ impl NeighbourCacheFile {
     }
 }
 
-/// The lists of chosen nodes in memory.
+/// The neighbours of chosen nodes in memory.
 #[derive(Debug)]
 pub struct NeighbourCache<W> {
     index: Arc<CacheIndex>,
@@ -185,7 +187,7 @@ pub struct NeighbourCache<W> {
 }
 
 impl<W: StoredId> NeighbourCache<W> {
-    /// A node's list, if it is cached.
+    /// A node's neighbours, if they are cached.
     #[inline(always)]
     pub fn list(&self, node: NodeId) -> Option<&[W]> {
         let (start, end) = self.index.range(node)?;
@@ -198,8 +200,8 @@ impl<W: StoredId> NeighbourCache<W> {
     }
 }
 
-/// How often each node is named in lists: what caching its own list would save. Counted in passes over the lists, as many
-/// nodes at a time as `most_bytes` hold, and kept in a file.
+/// How often each node is a neighbour: the reads that caching its own neighbours would save. It is counted in passes
+/// over the adjacency, each for as many nodes as fit in `most_bytes`, and stored in a file.
 #[derive(Debug)]
 pub struct EntryCounts {
     file: ScratchFile,
@@ -207,7 +209,7 @@ pub struct EntryCounts {
 }
 
 impl EntryCounts {
-    /// Counts.
+    /// Counts the entries of a graph.
     pub fn count<W: StoredId>(
         graph: &DiskGraph,
         folder: &Path,
@@ -229,7 +231,7 @@ impl EntryCounts {
                         break;
                     }
                     count_u32(&words[..filled], first, &mut counts);
-                    go_on(stop)?;
+                    check_stop(stop)?;
                 }
             }
             for (chunk, at) in counts.chunks(CHUNK).zip((first..).step_by(CHUNK)) {
@@ -245,12 +247,12 @@ impl EntryCounts {
     }
 }
 
-/// Refuses to go on where somebody asked for an end.
-fn go_on(stop: &StopSignal) -> Result<()> {
+/// Fails if a stop was requested.
+fn check_stop(stop: &StopSignal) -> Result<()> {
     if stop.is_asked() { Err(SampleError::Stopped) } else { Ok(()) }
 }
 
-/// Counts in order.
+/// A stream of counts in node order.
 pub struct CountStream<'a> {
     counts: &'a EntryCounts,
     chunk: Vec<u32>,

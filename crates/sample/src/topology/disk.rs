@@ -1,12 +1,12 @@
-//! Topology on disk (Ginex): offsets in memory, a few bits each; lists in their files, and some of them in a cache. A hop's
-//! entries are fetched together: those of cached lists at once, the others by one asynchronous plan in the order of the
-//! file, so that lists which share a block read it once.
+//! Topology on disk (Ginex). Offsets are in memory, with a few bits each. Adjacency is in files, some of it also in a
+//! cache. The entries of a hop are fetched together: cached ones at once, the others by one asynchronous plan in file
+//! order, so that nodes which share a block read it once.
 
 mod lookup;
 
 use super::cache::NeighbourCache;
 use super::elias_fano::{EliasFano, EliasFanoBuilder};
-use super::{Direction, Fetched, NotAtHand, RequestedEntries, StoredId, Topology, TopologyWorkspace};
+use super::{Direction, Fetched, NotInMemory, RequestedEntries, StoredId, Topology, TopologyWorkspace};
 use crate::{Result, SampleError};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, Dataset, Elements, PAYLOAD_OFFSET, StoreError, file};
@@ -16,27 +16,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes and pieces of a job, and jobs in flight: enough that the device has a full queue while a job is delivered.
+/// Bytes and pieces per job, and jobs in flight. The device has a full queue while a job is delivered.
 const JOB_BYTES: usize = 256 << 10;
 const JOB_PIECES: usize = 4096;
 const JOBS: usize = 4;
-/// Entries that lie this close are one piece.
+/// Entries at most this far apart are read as one piece.
 const GAP_BYTES: u64 = 256;
 /// Offsets read at a time.
 const CHUNK: usize = 1 << 15;
-/// How far ahead offsets and members are asked for.
+/// How far ahead offsets and cache members are prefetched.
 const PREFETCH_DISTANCE: usize = 16;
-/// Positions in a list are 32 bits, of both directions together.
+/// Positions in a node's adjacency are 32 bits, over both directions together.
 const MOST_DEGREE: u64 = 1 << 31;
 
-/// Where a dataset's lists are, and how long each is.
+/// Files and degrees of a dataset's adjacency.
 pub struct DiskGraph {
     dataset: Arc<Dataset>,
     direction: Direction,
     nodes: u64,
-    /// Lists of the first direction, and of the second where there are two.
+    /// Adjacency of the first direction, and of the second if there are two.
     parts: Vec<DiskPart>,
-    /// The lists of each part, then edge ids of outgoing lists, then relations, as far as there are such.
+    /// The adjacency of each part, then edge ids of outgoing adjacency, then relations. The last two may be absent.
     files: Files,
     edge_ids: Option<DiskColumn>,
     relations: Option<DiskColumn>,
@@ -50,17 +50,17 @@ struct DiskPart {
     array: usize,
 }
 
-/// An array that is read by element.
+/// An array that is read element by element.
 #[derive(Clone, Copy)]
 struct DiskColumn {
     file: usize,
     array: usize,
     bytes: u64,
-    /// Elements are below this.
+    /// All elements are below this.
     bound: u64,
 }
 
-/// What was read, by all samplers together.
+/// Counters of all samplers together.
 #[derive(Debug, Default)]
 struct DiskCounters {
     lists: AtomicU64,
@@ -69,39 +69,34 @@ struct DiskCounters {
     read_bytes: AtomicU64,
 }
 
-/// What sampling has read so far.
+/// Counters of what sampling has read so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NeighbourCounters {
-    /// Lists that entries were requested of.
+    /// Nodes of which neighbours were requested.
     pub lists: u64,
-    /// Those found in the cache.
+    /// Nodes that were in the cache.
     pub cached: u64,
-    /// Reads of the disk.
+    /// Disk reads.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Bytes read.
     pub read_bytes: u64,
 }
 
 impl DiskGraph {
-    /// Bytes that an open graph holds.
+    /// Bytes of an open graph.
     pub fn bytes_for(dataset: &Dataset, direction: Direction) -> u64 {
         let (nodes, edges) = (dataset.manifest().nodes.count, dataset.manifest().edges.count);
         let one = EliasFano::bytes_for(nodes + 1, edges);
         one * if direction == Direction::Both { 2 } else { 1 }
     }
 
-    /// Reads the offsets of a dataset's lists.
+    /// Opens the adjacency of a dataset and reads its offsets.
     pub fn open(dataset: &Arc<Dataset>, direction: Direction) -> Result<DiskGraph> {
         let manifest = dataset.manifest();
         let (nodes, edges) = (manifest.nodes.count, manifest.edges.count);
         let array = |name: &str| {
             let found = dataset.arrays().iter().position(|array| array.entry().name == name);
-            found.ok_or_else(|| {
-                SampleError::request(
-                    format!("{} has no {name}", dataset.directory().display()),
-                    "import or generate it with --out-neighbours",
-                )
-            })
+            found.ok_or_else(|| super::lookup::no_adjacency(dataset, name))
         };
         let incoming = (file::IN_OFFSETS, file::IN_NEIGHBOURS, false);
         let outgoing = (file::OUT_OFFSETS, file::OUT_NEIGHBOURS, true);
@@ -150,22 +145,22 @@ impl DiskGraph {
         self.nodes
     }
 
-    /// Along which edges lists go.
+    /// The direction of edges along which neighbours are found.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Entries of all lists.
+    /// Entries of the whole adjacency.
     pub fn entries(&self) -> u64 {
         self.parts.iter().map(|part| part.entries).sum()
     }
 
-    /// The way files are read.
+    /// The I/O backend in use.
     pub fn io_backend(&self) -> &esker_io::ChosenBackend {
         self.files.io_backend()
     }
 
-    /// What was read so far.
+    /// The counters so far.
     pub fn counters(&self) -> NeighbourCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let DiskCounters { lists, cached, reads, read_bytes } = &self.counters;
@@ -197,7 +192,7 @@ impl DiskGraph {
         end - start
     }
 
-    /// All lists of a part, from front to back.
+    /// Streams the adjacency of a part from start to end.
     pub(super) fn stream(&self, part: usize) -> Result<NeighbourStream> {
         let array = &self.dataset.arrays()[self.parts[part].array];
         Ok(NeighbourStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
@@ -234,7 +229,7 @@ fn load_offsets(array: &ArrayFile, nodes: u64, edges: u64) -> Result<EliasFano> 
     Ok(builder.finish())
 }
 
-/// Entries of lists, streamed and checked.
+/// A stream of adjacency entries, with their ids checked.
 pub(super) struct NeighbourStream {
     elements: Elements,
     array: ArrayFile,
@@ -242,16 +237,16 @@ pub(super) struct NeighbourStream {
 }
 
 impl NeighbourStream {
-    /// Fills `out` as far as there are entries; returns how many.
+    /// Fills `out` as far as there are entries. Returns their number.
     pub fn fill<W: StoredId>(&mut self, out: &mut [W]) -> Result<usize> {
         let filled = self.elements.fill(out)?;
         check_ids(&out[..filled], self.nodes, &self.array)?;
         Ok(filled)
     }
 
-    /// Goes on at entry `to`, which is not behind `at`.
+    /// Moves on to entry `to`, which is at or after `at`.
     pub fn skip_to(&mut self, to: u64, at: &mut u64) -> Result<()> {
-        // A stream only goes forwards; far steps start another one.
+        // A stream only moves forward. A long skip opens another stream.
         if to > *at {
             let width = self.array.entry().dtype.bytes();
             if (to - *at) * width > FAR_BYTES {
@@ -289,7 +284,7 @@ impl NeighbourStream {
     }
 }
 
-/// From here on a new stream costs less than reading on.
+/// From this distance on, a new stream costs less than reading and discarding.
 const FAR_BYTES: u64 = 8 << 20;
 
 fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
@@ -302,7 +297,7 @@ fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<
     }
 }
 
-/// A graph whose lists are on disk, with the lists of some nodes in memory or none.
+/// A graph whose adjacency is on disk, with an optional cache of some nodes' neighbours.
 pub struct OnDisk<W> {
     graph: Arc<DiskGraph>,
     cache: Option<Arc<NeighbourCache<W>>>,
@@ -315,33 +310,33 @@ impl<W> Clone for OnDisk<W> {
 }
 
 impl<W: StoredId> OnDisk<W> {
-    /// The lists of a graph whose ids are stored as `W`.
+    /// The topology of a graph whose ids are stored as `W`.
     pub fn new(graph: Arc<DiskGraph>, cache: Option<Arc<NeighbourCache<W>>>) -> OnDisk<W> {
         let narrow = graph.dataset.manifest().id_dtype() != Dtype::U64;
         assert_eq!(narrow, size_of::<W>() == 4, "words as wide as they are stored");
         OnDisk { graph, cache }
     }
 
-    /// Bytes that a sampler's workspace takes at most for hops of up to `nodes` nodes and `entries` entries, with what
-    /// sampling keeps for lists that must be fetched.
+    /// Largest size of a sampler's workspace for hops of up to `nodes` nodes and `entries` entries, in bytes. It
+    /// includes what sampling keeps for adjacency that must be fetched.
     pub fn workspace_bytes(nodes: u64, entries: u64) -> u64 {
         let job = JOB_BYTES as u64 + JOB_PIECES as u64 * size_of::<Piece>() as u64;
         let queue = Options::default().memory_bytes((JOBS * JOB_PIECES) as u64) + JOBS as u64 * job;
-        // Arrays that grow double: requests, lists, words and positions.
+        // Arrays grow by doubling: requests, nodes, words and positions.
         let grown =
             entries.saturating_mul(16 + size_of::<W>() as u64 + 4).saturating_add(nodes.saturating_mul(16));
         queue.saturating_add(grown.saturating_mul(2))
     }
 }
 
-/// An entry to be read: which element, and where it goes.
+/// An entry to be read: its element in the file and its index in the output.
 type DiskEntry = (u64, u32);
 
-/// What a sampler on a graph on disk keeps. It stays with the thread that samples: its queue does.
+/// Workspace of a sampler on a graph on disk. It stays on the sampling thread, as its queue must.
 #[derive(Default)]
 pub struct DiskWorkspace {
     queue: Option<Queue>,
-    /// Lists to be read: node, first place and number of entries.
+    /// Nodes to be read: node id, index of the first entry and number of entries.
     lists: Vec<(u64, u32, u32)>,
     entries: Vec<DiskEntry>,
     spare: Vec<(AlignedBuffer, Vec<Piece>)>,
@@ -360,7 +355,7 @@ impl TopologyWorkspace for DiskWorkspace {
 impl<W: StoredId> Topology for OnDisk<W> {
     type StoredId = W;
     type Workspace = DiskWorkspace;
-    type AtHand<'a> = NotAtHand<W>;
+    type HopInMemory<'a> = NotInMemory<W>;
 
     fn nodes(&self) -> u64 {
         self.graph.nodes
@@ -374,7 +369,7 @@ impl<W: StoredId> Topology for OnDisk<W> {
         self.graph.relations.is_some()
     }
 
-    fn at_hand(&self, _: &[NodeId]) -> Option<NotAtHand<W>> {
+    fn hop_in_memory(&self, _: &[NodeId]) -> Option<NotInMemory<W>> {
         None
     }
 
@@ -399,11 +394,11 @@ impl<W: StoredId> Topology for OnDisk<W> {
         out.words.clear();
         out.words.resize(requested.positions.len(), W::default());
         self.take_cached(&requested, workspace, &mut out.words);
-        // In the order of the files.
+        // In file order.
         workspace.lists.sort_unstable();
         for part in 0..self.graph.parts.len() {
             let lists = std::mem::take(&mut workspace.lists);
-            self.list_entries(part, &requested, lists.iter().copied(), &mut workspace.entries);
+            self.part_entries(part, &requested, lists.iter().copied(), &mut workspace.entries);
             workspace.lists = lists;
             let array = &self.graph.dataset.arrays()[self.graph.parts[part].array];
             let words = &mut out.words;
@@ -422,7 +417,7 @@ impl<W: StoredId> Topology for OnDisk<W> {
 }
 
 impl<W: StoredId> OnDisk<W> {
-    /// Takes entries of cached lists; notes the other lists.
+    /// Copies entries from the cache. Notes the nodes that are not cached.
     fn take_cached(&self, requested: &RequestedEntries<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
         let (lists, counters) = (&mut workspace.lists, &self.graph.counters);
         lists.clear();
@@ -449,8 +444,8 @@ impl<W: StoredId> OnDisk<W> {
         counters.cached.fetch_add(asked - lists.len() as u64, Ordering::Relaxed);
     }
 
-    /// The entries of lists that are in a part, in its order, as `entries`.
-    fn list_entries(
+    /// Collects in `entries` those requested entries that are in a part, in file order.
+    fn part_entries(
         &self,
         part: usize,
         requested: &RequestedEntries<'_>,
@@ -472,7 +467,7 @@ impl<W: StoredId> OnDisk<W> {
         }
     }
 
-    /// Edge ids and kinds of all entries.
+    /// Edge ids and relations of all entries.
     fn fetch_edges(
         &self,
         requested: &RequestedEntries<'_>,
@@ -489,10 +484,10 @@ impl<W: StoredId> OnDisk<W> {
         }
         lists.sort_unstable();
         for (part, lists_of) in self.graph.parts.iter().enumerate() {
-            self.list_entries(part, requested, lists.iter().copied(), &mut workspace.entries);
+            self.part_entries(part, requested, lists.iter().copied(), &mut workspace.entries);
             let edges = &mut out.edges;
             match self.graph.edge_ids.filter(|_| lists_of.is_outgoing) {
-                // An edge's id is its position in the incoming lists.
+                // The id of an edge is its position in the incoming adjacency.
                 None => {
                     workspace.entries.iter().for_each(|(edge, place)| edges[*place as usize] = EdgeId(*edge));
                 }
@@ -519,7 +514,7 @@ impl<W: StoredId> OnDisk<W> {
 }
 
 impl DiskGraph {
-    /// Reads the workspace's entries of a column.
+    /// Reads the workspace's entries from a column.
     fn read_column(
         &self,
         column: DiskColumn,
@@ -540,8 +535,8 @@ impl DiskGraph {
         })
     }
 
-    /// Reads the workspace's entries, which ascend, of a file whose elements have `width` bytes; some jobs are always on
-    /// their way while one is delivered.
+    /// Reads the workspace's entries, which ascend, from a file whose elements have `width` bytes. Several jobs are
+    /// always in flight while one is delivered.
     fn read(
         &self,
         file: usize,
@@ -568,7 +563,7 @@ impl DiskGraph {
                 next = end;
             }
             let (Some(finished), Some(range)) = (queue.wait(), coming.pop_front()) else { break };
-            // An error lets the queue go: it waits for what is on its way.
+            // On an error the queue is dropped, which waits for jobs in flight.
             finished.result.map_err(StoreError::from)?;
             deliver(&entries[range], width, &finished.pieces, &finished.buffer, &mut take)?;
             spare.push((finished.buffer, finished.pieces));
@@ -585,7 +580,7 @@ fn new_job() -> (AlignedBuffer, Vec<Piece>) {
     (AlignedBuffer::new(JOB_BYTES, DIRECT_ALIGN), Vec::with_capacity(JOB_PIECES))
 }
 
-/// Makes pieces of as many entries as a job takes; returns how many.
+/// Cuts as many entries into pieces as a job takes. Returns their number.
 fn cut(entries: &[DiskEntry], width: u64, pieces: &mut Vec<Piece>) -> usize {
     pieces.clear();
     for (number, (element, _)) in entries.iter().enumerate() {

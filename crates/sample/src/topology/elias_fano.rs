@@ -1,10 +1,10 @@
-//! Numbers that never fall, in a few bits each, any of them found at once: Elias-Fano. The lower bits of each number lie side
-//! by side; the upper ones are a string of ones, a zero for every step up. Offsets of lists with 15 entries on
-//! average take 7 bits instead of 32 or 64.
+//! Non-decreasing numbers in a few bits each with random access: Elias-Fano. The lower bits of all numbers are packed
+//! side by side. The upper bits are a string of ones, with a zero for every step up. Offsets of a graph with average
+//! degree 15 take 7 bits each instead of 32 or 64.
 
 use esker_io::prefetch;
 
-/// Every so many ones their place is written down.
+/// The bit position of every `EVERY`-th one is stored.
 const EVERY: usize = 64;
 
 /// The numbers.
@@ -13,12 +13,12 @@ pub(crate) struct EliasFano {
     low_width: u32,
     low: Vec<u64>,
     high: Vec<u64>,
-    /// The bit of `high` that holds one number 0, `EVERY`, and so on.
+    /// Bit positions in `high` of the ones of numbers 0, `EVERY`, and so on.
     places: Vec<u64>,
     count: usize,
 }
 
-/// Takes the numbers one by one.
+/// Builds the sequence number by number.
 #[derive(Debug)]
 pub(crate) struct EliasFanoBuilder {
     made: EliasFano,
@@ -30,16 +30,16 @@ fn low_width(count: u64, last: u64) -> u32 {
     (last / count.max(1)).max(1).ilog2()
 }
 
-/// Words of the lower and of the upper bits, and places.
+/// Words of the lower bits, words of the upper bits, and stored bit positions.
 fn lengths(count: u64, last: u64) -> (u64, u64, u64) {
     let width = low_width(count, last);
-    // One more of each, so that a reader may look one word further.
+    // One more of each, so that a reader may read one word further.
     let (low, high) = ((count * width as u64) / 64 + 2, (count + (last >> width)) / 64 + 2);
     (low, high, count.div_ceil(EVERY as u64))
 }
 
 impl EliasFanoBuilder {
-    /// For `count` numbers that do not exceed `last`.
+    /// A builder for `count` numbers up to `last`.
     pub fn new(count: u64, last: u64) -> EliasFanoBuilder {
         let (low, high, places) = lengths(count, last);
         let made = EliasFano {
@@ -52,7 +52,7 @@ impl EliasFanoBuilder {
         EliasFanoBuilder { made, expected: count as usize, last }
     }
 
-    /// The next number: not below the one before, not above the last.
+    /// Appends a number. It is not below the previous one and not above `last`.
     pub fn push(&mut self, number: u64) {
         let EliasFano { low_width, low, high, places, count } = &mut self.made;
         let (width, index) = (*low_width, *count);
@@ -71,7 +71,7 @@ impl EliasFanoBuilder {
         *count += 1;
     }
 
-    /// All numbers were pushed.
+    /// Ends the sequence. All numbers must have been pushed.
     pub fn finish(self) -> EliasFano {
         assert_eq!(self.made.count, self.expected, "as many numbers as were promised");
         self.made
@@ -85,11 +85,11 @@ impl EliasFano {
         (low + high + places) * 8
     }
 
-    /// Number `index` and the one after it.
+    /// Number `index` and the next one.
     #[inline]
     pub fn pair(&self, index: usize) -> (u64, u64) {
         let place = self.place(index);
-        // The next one from here on.
+        // Searches the next one from here.
         let (mut word, mut at) = (self.high[place / 64] & (u64::MAX << (place % 64) << 1), place / 64);
         while word == 0 {
             at += 1;
@@ -105,14 +105,14 @@ impl EliasFano {
         self.number(index, self.place(index))
     }
 
-    /// Says that a number is requested soon.
+    /// Prefetches a number.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         prefetch(&self.places, index / EVERY);
         prefetch(&self.low, index * self.low_width as usize / 64);
     }
 
-    /// Where one number `index` is.
+    /// Bit position of the one of number `index`.
     #[inline(always)]
     fn place(&self, index: usize) -> usize {
         debug_assert!(index < self.count);

@@ -1,11 +1,12 @@
-//! What batches of edges and their negatives ask of a graph: edges by id, in-degrees, incoming adjacency. A graph in memory,
-//! on disk, or a part of a graph can answer. Questions come many at a time, so that a graph on disk reads them together.
+//! Edge look-up for link prediction: edges by id, in-degrees, incoming adjacency. Graphs in memory, on disk, or parts
+//! of a graph can implement it. Each call has many requests, so that a graph on disk reads them together.
 
 use super::{Direction, Edge};
 use crate::{Result, SampleError};
+use esker_store::Dataset;
 use esker_types::{EdgeId, NodeId};
 
-/// Looks up edges. A part of a graph answers for the nodes that it holds and refuses others with an error.
+/// Looks up edges. A part of a graph knows only its own nodes and fails for others.
 pub trait EdgeLookup: Send + Sync {
     /// Nodes of the graph; ids are below it.
     fn node_count(&self) -> u64;
@@ -13,13 +14,13 @@ pub trait EdgeLookup: Send + Sync {
     /// Edges of the graph; ids are below it.
     fn edge_count(&self) -> u64;
 
-    /// Whether incoming adjacency is there. Without it the questions below have no answer.
+    /// Whether there is incoming adjacency. Without it the methods below fail.
     fn has_incoming(&self) -> bool;
 
     /// Appends the edges with these ids.
     fn edges_by_id(&self, ids: &[EdgeId], out: &mut Vec<Edge>) -> Result<()>;
 
-    /// Appends the targets of the edges with these ids: a graph that keeps its offsets in memory reads nothing.
+    /// Appends the targets of the edges with these ids. A graph with its offsets in memory reads nothing for this.
     fn targets_by_id(&self, ids: &[EdgeId], out: &mut Vec<NodeId>) -> Result<()> {
         let mut edges = Vec::with_capacity(ids.len());
         self.edges_by_id(ids, &mut edges)?;
@@ -30,27 +31,27 @@ pub trait EdgeLookup: Send + Sync {
     /// Appends the in-degrees of nodes.
     fn in_degrees(&self, nodes: &[NodeId], out: &mut Vec<u64>) -> Result<()>;
 
-    /// Bytes that a question about so many edges takes for itself while it is answered.
+    /// Temporary bytes that a look-up of `edges` edges takes.
     fn lookup_bytes(&self, edges: u64) -> u64 {
         let _ = edges;
         0
     }
 
-    /// Hands over the incoming adjacency of `nodes`, which ascend: `take` gets an index into `nodes` and the adjacency of
-    /// that node, whole or in several pieces.
+    /// Passes the incoming adjacency of `nodes` to `take`; `nodes` ascend. `take` gets an index into `nodes` and that
+    /// node's adjacency, whole or in several pieces.
     fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()>;
 }
 
-/// The incoming adjacency of a node, or a piece of it: sources ascend.
+/// The incoming adjacency of a node, or a piece of it. Sources ascend.
 #[derive(Debug, Clone, Copy)]
 pub struct IncomingNeighbours<'a> {
-    /// Where its edges start.
+    /// The source of each edge.
     pub sources: Sources<'a>,
-    /// The relation of each edge; `None` where there are no relations, and all are 0.
+    /// The relation of each edge. `None` if the graph has no relations: all are 0.
     pub relations: Option<&'a [u32]>,
 }
 
-/// Node ids as wide as they are stored.
+/// Node ids in their stored width.
 #[derive(Debug, Clone, Copy)]
 pub enum Sources<'a> {
     /// 32 bits each.
@@ -67,29 +68,28 @@ pub(crate) fn check_nodes(mut nodes: impl Iterator<Item = NodeId>, count: u64) -
     }
 }
 
-/// Refuses questions about incoming adjacency where there is none.
+/// Fails if there is no incoming adjacency.
 pub(super) fn check_incoming(direction: Direction) -> Result<()> {
     match direction {
         Direction::Incoming | Direction::Both => Ok(()),
-        Direction::Outgoing => Err(SampleError::request(
-            "incoming adjacency is looked up in outgoing adjacency",
-            "load the topology with incoming adjacency, or with both",
-        )),
+        Direction::Outgoing => Err(SampleError::OnlyOutgoing),
     }
 }
 
-/// Refuses an edge id where adjacency of this direction and so many edges cannot find it.
+/// Fails if an edge id cannot be found in adjacency of this direction and `count` edges.
 pub(super) fn check_edge(edge: EdgeId, direction: Direction, count: u64) -> Result<()> {
     if direction != Direction::Outgoing && edge.0 < count {
         return Ok(());
     }
-    Err(SampleError::request(
-        format!("edge {} is looked up in {direction:?} lists of {count} edges", edge.0),
-        "use edge ids of this graph, and incoming adjacency or both",
-    ))
+    Err(SampleError::NoSuchEdge { edge: edge.0, direction, edges: count })
 }
 
-/// The node whose incoming adjacency holds entry `edge`, `start` being where each node's begins.
+/// The error for a dataset without an array that a direction needs.
+pub(super) fn no_adjacency(dataset: &Dataset, array: &str) -> SampleError {
+    SampleError::NoAdjacency { dataset: dataset.directory().to_path_buf(), array: array.to_string() }
+}
+
+/// The target of edge `edge`. `start` gives the first incoming edge of each node.
 pub(super) fn target_of(edge: EdgeId, nodes: u64, start: impl Fn(usize) -> u64) -> NodeId {
     // The last node whose adjacency starts at or before the edge.
     let (mut low, mut high) = (0, nodes as usize);
@@ -100,7 +100,7 @@ pub(super) fn target_of(edge: EdgeId, nodes: u64, start: impl Fn(usize) -> u64) 
     NodeId(low as u64)
 }
 
-/// What a pointer leads to can be asked through it.
+/// A pointer to a look-up is a look-up too.
 macro_rules! looks_up_too {
     ($pointer:ty) => {
         impl<T: EdgeLookup + ?Sized> EdgeLookup for $pointer {

@@ -1,4 +1,4 @@
-//! The whole topology in memory, ids and offsets in 32 bits where they fit.
+//! The whole topology in memory, with ids and offsets in 32 bits if they fit.
 
 use super::lookup::{self, check_edge, check_incoming, check_nodes};
 use super::{
@@ -10,14 +10,14 @@ use esker_io::{prefer_large_pages, prefetch};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
 use esker_types::{ByteCount, Dtype, EdgeId, NodeId};
 
-/// Elements read at a time where an array is narrowed on its way in.
+/// Elements read at a time if an array is narrowed while it is loaded.
 const CHUNK: usize = 1 << 16;
-/// Positions in a list are 32 bits, of both directions together.
+/// Positions in a node's adjacency are 32 bits, over both directions together.
 const MOST_DEGREE: u64 = 1 << 31;
-/// How far ahead the bounds of lists are asked for where only degrees are read.
+/// How far ahead offsets are prefetched if only degrees are read.
 const PREFETCH_DEGREES: usize = 16;
 
-/// Numbers in 32 bits where all fit, else in 64.
+/// Numbers in 32 bits if all fit, else in 64.
 #[derive(Debug, Clone)]
 enum PackedNumbers {
     Narrow(Vec<u32>),
@@ -55,7 +55,7 @@ impl PackedNumbers {
         }
     }
 
-    /// Reads an array of u32 or u64; `most` is the largest number it may hold.
+    /// Loads an array of u32 or u64. `most` is the largest number allowed in it.
     fn load(array: &ArrayFile, most: u64) -> Result<PackedNumbers> {
         let rows = array.entry().rows as usize;
         if most > u32::MAX as u64 {
@@ -80,7 +80,7 @@ impl PackedNumbers {
     }
 }
 
-/// Untouched zeros on large pages.
+/// Zeroed memory on large pages, not yet touched.
 fn zeros<T: bytemuck::Pod>(count: usize) -> Vec<T> {
     let mut zeros = vec![T::zeroed(); count];
     prefer_large_pages(&mut zeros);
@@ -91,12 +91,12 @@ fn out_of_range(array: &ArrayFile, expected: String, found: u64) -> SampleError 
     StoreError::inconsistent(array.path(), expected, found).into()
 }
 
-/// Neighbour lists in one direction.
+/// Adjacency in one direction.
 #[derive(Debug, Clone)]
 struct DirectedAdjacency<W> {
     offsets: PackedNumbers,
     neighbours: Vec<W>,
-    /// Edge ids where they are not the positions themselves.
+    /// Edge ids, if they are not the positions themselves.
     edges: Option<PackedNumbers>,
 }
 
@@ -109,14 +109,7 @@ impl<W: StoredId> DirectedAdjacency<W> {
     ) -> Result<DirectedAdjacency<W>> {
         let manifest = dataset.manifest();
         let (nodes, count) = (manifest.nodes.count, manifest.edges.count);
-        let array = |name: &str| {
-            dataset.array(name).ok_or_else(|| {
-                SampleError::request(
-                    format!("{} has no {name}", dataset.directory().display()),
-                    "import or generate it with --out-neighbours",
-                )
-            })
-        };
+        let array = |name: &str| dataset.array(name).ok_or_else(|| lookup::no_adjacency(dataset, name));
         let (offset_array, neighbour_array) = (array(offsets)?, array(neighbours)?);
         let offsets = PackedNumbers::load(offset_array, count)?;
         let mut before = 0;
@@ -184,7 +177,7 @@ pub struct InMemory<W> {
 }
 
 impl<W: StoredId> InMemory<W> {
-    /// Reads the lists of a dataset whose ids are stored as `W`: [`AnyTopology::bytes_for`] bytes.
+    /// Loads the adjacency of a dataset whose ids are stored as `W`. It takes [`AnyTopology::bytes_for`] bytes.
     pub fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
         let incoming = || DirectedAdjacency::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
         let outgoing = || {
@@ -226,7 +219,7 @@ impl<W: StoredId> InMemory<W> {
         Ok(InMemory { nodes: dataset.manifest().nodes.count, first, second, relations, direction })
     }
 
-    /// A graph by its sorted incoming lists, with the kind of each edge in the same order.
+    /// A graph from its sorted incoming adjacency, with the relation of each edge in the same order.
     pub fn from_adjacency(lists: &[Vec<u64>], relations: Option<Vec<u32>>) -> InMemory<W> {
         InMemory {
             nodes: lists.len() as u64,
@@ -237,7 +230,7 @@ impl<W: StoredId> InMemory<W> {
         }
     }
 
-    /// The same graph, seen along its edges in another direction. For graphs made by [`InMemory::from_adjacency`].
+    /// The same graph in another direction. For graphs made by [`InMemory::from_adjacency`].
     pub fn in_direction(self, direction: Direction) -> InMemory<W> {
         assert_eq!(self.direction, Direction::Incoming, "lists are turned once");
         let mut outgoing: Vec<Vec<(u64, u64)>> = vec![Vec::new(); self.nodes as usize];
@@ -258,7 +251,7 @@ impl<W: StoredId> InMemory<W> {
         InMemory { first, second, direction, ..self }
     }
 
-    /// A node's list.
+    /// A node's neighbours.
     #[inline(always)]
     pub fn list(&self, node: NodeId) -> Neighbours<'_, W> {
         Neighbours {
@@ -272,25 +265,25 @@ impl<W: StoredId> InMemory<W> {
         self.list(node).len() as u64
     }
 
-    /// Bytes of memory it holds.
+    /// Allocated bytes.
     pub fn bytes(&self) -> u64 {
         let second = self.second.as_ref().map_or(0, DirectedAdjacency::bytes);
         self.first.bytes() + second + self.relations.as_ref().map_or(0, |kinds| kinds.len() as u64 * 4)
     }
 
-    /// The direction of its lists.
+    /// The direction of its adjacency.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The ends and kind of an edge. Needs incoming lists, whose positions edge ids are.
+    /// Ends and relation of an edge. It needs incoming adjacency: an edge id is a position there.
     pub fn edge(&self, edge: EdgeId) -> Result<Edge> {
         check_edge(edge, self.direction, self.first.neighbours.len() as u64)?;
         let source = self.first.neighbours[edge.0 as usize].node();
         Ok(Edge { source, target: self.target_of(edge), relation: self.kind(edge) })
     }
 
-    /// The node whose list holds entry `edge` of the incoming lists.
+    /// The node that edge `edge` leads to.
     fn target_of(&self, edge: EdgeId) -> NodeId {
         lookup::target_of(edge, self.nodes, |node| self.first.offsets.get(node))
     }
@@ -303,7 +296,7 @@ impl<W: StoredId> InMemory<W> {
 impl<W: StoredId> Topology for InMemory<W> {
     type StoredId = W;
     type Workspace = ();
-    type AtHand<'a> = InMemoryHop<'a, W>;
+    type HopInMemory<'a> = InMemoryHop<'a, W>;
 
     fn nodes(&self) -> u64 {
         self.nodes
@@ -317,7 +310,7 @@ impl<W: StoredId> Topology for InMemory<W> {
         self.relations.is_some()
     }
 
-    fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<InMemoryHop<'a, W>> {
+    fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<InMemoryHop<'a, W>> {
         Some(InMemoryHop { graph: self, nodes })
     }
 
@@ -391,7 +384,7 @@ impl<W: StoredId> EdgeLookup for InMemory<W> {
         check_nodes(nodes.iter().copied(), self.nodes)?;
         for (at, node) in nodes.iter().enumerate() {
             let sources = self.first.list(*node);
-            // An edge's id is its position in the incoming lists.
+            // The id of an edge is its position in the incoming adjacency.
             let start = self.first.offsets.get(node.index()) as usize;
             let relations = self.relations.as_ref().map(|kinds| &kinds[start..start + sources.len()]);
             take(at, IncomingNeighbours { sources: W::sources(sources), relations });
@@ -400,7 +393,7 @@ impl<W: StoredId> EdgeLookup for InMemory<W> {
     }
 }
 
-/// The lists of a hop, straight from the graph.
+/// The neighbours of a hop, read directly from the graph.
 #[derive(Debug, Clone, Copy)]
 pub struct InMemoryHop<'a, W> {
     graph: &'a InMemory<W>,
@@ -439,7 +432,7 @@ impl<W: StoredId> HopNeighbours for InMemoryHop<'_, W> {
     }
 }
 
-/// A dataset's topology with ids as wide as they are stored.
+/// A dataset's topology with ids in their stored width.
 #[derive(Debug, Clone)]
 pub enum AnyTopology {
     /// 32-bit ids.
@@ -449,7 +442,7 @@ pub enum AnyTopology {
 }
 
 impl AnyTopology {
-    /// Bytes that [`AnyTopology::load`] will hold.
+    /// Bytes that [`AnyTopology::load`] will allocate.
     pub fn bytes_for(dataset: &Dataset, direction: Direction) -> u64 {
         let (nodes, edges) = (dataset.manifest().nodes.count, dataset.manifest().edges.count);
         let offset_bytes = if edges > u32::MAX as u64 { 8 } else { 4 };
@@ -465,7 +458,7 @@ impl AnyTopology {
             }
     }
 
-    /// Reads a dataset's lists; refuses what does not fit `most_bytes`.
+    /// Loads a dataset's adjacency. Fails if it does not fit `most_bytes`.
     pub fn load(dataset: &Dataset, direction: Direction, most_bytes: u64) -> Result<AnyTopology> {
         let needed = AnyTopology::bytes_for(dataset, direction);
         if needed > most_bytes {
@@ -485,7 +478,7 @@ mod tests {
     use super::*;
     use crate::topology::Sources;
 
-    /// Edges 1->0, 2->0 (kind 5), 2->0 (kind 6), 0->2.
+    /// Edges 1->0, 2->0 (relation 5), 2->0 (relation 6), 0->2.
     fn graph() -> InMemory<u32> {
         InMemory::from_adjacency(&[vec![1, 2, 2], vec![], vec![0]], Some(vec![4, 5, 6, 7]))
     }
@@ -521,7 +514,7 @@ mod tests {
     fn check_adjacency(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
         let graph = graph().in_direction(direction);
         let nodes = [NodeId(node)];
-        let hop = graph.at_hand(&nodes).unwrap();
+        let hop = graph.hop_in_memory(&nodes).unwrap();
         let list = hop.list(0);
         let found: Vec<_> = (0..list.len())
             .map(|at| (list.at(at).node().0, hop.edge(0, at as u32).0, hop.relation(0, at as u32)))

@@ -1,5 +1,6 @@
-//! Where neighbour lists come from. Lists in memory are read as they lie. For others a sampler asks for the degrees of a
-//! hop's nodes, draws, and fetches the entries drawn, all at once: a topology on disk reads no more than their blocks.
+//! Where a node's neighbours come from. Adjacency in memory is read directly. For other topologies a sampler asks for
+//! the degrees of a hop's nodes, draws positions, and fetches those entries, all at once. So a topology on disk reads
+//! only their blocks.
 
 mod cache;
 mod disk;
@@ -15,15 +16,15 @@ pub use memory::{AnyTopology, InMemory};
 use crate::Result;
 use esker_types::{EdgeId, NodeId};
 
-/// A node id as lists store it: `u32` or `u64`.
+/// A node id as adjacency stores it: `u32` or `u64`.
 pub trait StoredId: bytemuck::Pod + Default + Send + Sync + Ord + std::fmt::Debug {
     /// The node.
     fn node(self) -> NodeId;
-    /// The word of a node that is known to fit.
+    /// The stored id of a node that is known to fit.
     fn of(node: NodeId) -> Self;
     /// Words as a [`Sources`].
     fn sources(words: &[Self]) -> Sources<'_>;
-    /// The place in an array by node.
+    /// The index into an array with one element per node.
     #[inline(always)]
     fn index(self) -> usize {
         self.node().index()
@@ -58,7 +59,7 @@ impl StoredId for u64 {
     }
 }
 
-/// Along which edges neighbours are found.
+/// The direction of edges along which neighbours are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -66,28 +67,38 @@ pub enum Direction {
     Incoming,
     /// Targets of edges out of a node.
     Outgoing,
-    /// The incoming list, then the outgoing one, as one list.
+    /// The incoming neighbours, then the outgoing ones.
     Both,
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Direction::Incoming => "incoming",
+            Direction::Outgoing => "outgoing",
+            Direction::Both => "incoming and outgoing",
+        })
+    }
 }
 
 /// An edge by its ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
-    /// Where it starts.
+    /// Its source.
     pub source: NodeId,
-    /// Where it ends.
+    /// Its target.
     pub target: NodeId,
-    /// Its relation; 0 where there are none.
+    /// Its relation; 0 if the graph has none.
     pub relation: u32,
 }
 
-/// A node's stored list: two runs, each sorted by neighbour, then by edge id. The second is empty unless neighbours
-/// in both directions are requested.
+/// A node's stored neighbours: two runs, each sorted by neighbour, then by edge id. The second run is empty unless both
+/// directions are requested.
 #[derive(Debug, Clone, Copy)]
 pub struct Neighbours<'a, W> {
-    /// Positions from 0.
+    /// The first run: positions from 0.
     pub first: &'a [W],
-    /// Positions behind those of `first`.
+    /// The second run: positions after those of `first`.
     pub second: &'a [W],
 }
 
@@ -113,35 +124,36 @@ impl<W: StoredId> Neighbours<'_, W> {
     }
 }
 
-/// Neighbour lists of a graph, or of the part of it that is at hand.
+/// Adjacency of a graph, or of the part of it that is available.
 pub trait Topology: Send + Sync {
     /// How neighbours are stored.
     type StoredId: StoredId;
     /// Memory that fetching needs, kept between hops.
     type Workspace: TopologyWorkspace;
-    /// The lists of one hop, where they lie in memory; else [`NotAtHand`].
-    type AtHand<'a>: HopNeighbours<StoredId = Self::StoredId>
+    /// The neighbours of one hop, if adjacency is in memory; else [`NotInMemory`].
+    type HopInMemory<'a>: HopNeighbours<StoredId = Self::StoredId>
     where
         Self: 'a;
 
     /// Nodes of the graph; ids are below it.
     fn nodes(&self) -> u64;
 
-    /// Edges that lists hold, each as often as lists name it.
+    /// Entries of the adjacency. An edge counts as often as it occurs there.
     fn entries(&self) -> u64;
 
     /// Whether edges have relations.
     fn has_relations(&self) -> bool;
 
-    /// The lists of `nodes`, where they lie in memory. `None`: a sampler asks for [`degrees`](Topology::degrees), draws
-    /// positions, and then [`fetch`](Topology::fetch)es what stands there and nothing else.
-    fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<Self::AtHand<'a>>;
+    /// The neighbours of `nodes`, if adjacency is in memory. On `None` a sampler asks for
+    /// [`degrees`](Topology::degrees), draws positions, and then [`fetch`](Topology::fetch)es the entries at those
+    /// positions only.
+    fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<Self::HopInMemory<'a>>;
 
     /// Appends the degrees of `nodes`.
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()>;
 
-    /// Replaces `out` by what stands at positions of the lists of `nodes`: `lengths` of them for each node, ascending. A
-    /// topology on disk reads all of them together here.
+    /// Replaces `out` by the entries at the requested positions: for each node `lengths` of them, ascending. A topology
+    /// on disk reads all of them together here.
     fn fetch(
         &self,
         requested: RequestedEntries<'_>,
@@ -150,14 +162,14 @@ pub trait Topology: Send + Sync {
     ) -> Result<()>;
 }
 
-/// Entries of neighbour lists that a hop needs.
+/// Adjacency entries that a hop needs.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestedEntries<'a> {
-    /// Whose lists.
+    /// The nodes.
     pub nodes: &'a [NodeId],
-    /// How many entries of each.
+    /// Number of entries per node.
     pub lengths: &'a [u32],
-    /// Their positions, node after node.
+    /// Positions of the entries, node after node.
     pub positions: &'a [u32],
     /// Whether edge ids are requested too.
     pub edges: bool,
@@ -165,20 +177,20 @@ pub struct RequestedEntries<'a> {
     pub relations: bool,
 }
 
-/// Entries of neighbour lists, in the order in which they were requested.
+/// Fetched adjacency entries, in the order of the request.
 #[derive(Debug, Default)]
 pub struct Fetched<W> {
     /// Neighbours.
     pub words: Vec<W>,
-    /// Edges, where requested.
+    /// Edge ids, if requested.
     pub edges: Vec<EdgeId>,
-    /// Relations, where requested.
+    /// Relations, if requested.
     pub relations: Vec<u32>,
 }
 
 /// Memory that a topology keeps for a sampler. A topology on disk keeps a queue, which stays with its thread.
 pub trait TopologyWorkspace: Default {
-    /// Bytes it holds.
+    /// Allocated bytes.
     fn bytes(&self) -> u64;
 }
 
@@ -188,29 +200,29 @@ impl TopologyWorkspace for () {
     }
 }
 
-/// The lists of a hop's nodes, by place in the hop, in memory.
+/// The neighbours of a hop's nodes in memory, by index of the node in the hop.
 pub trait HopNeighbours: Sync {
     /// How neighbours are stored.
     type StoredId: StoredId;
 
-    /// Says that the list at this place is requested soon. Places after the last do no harm.
+    /// Prefetches node `at`. Indices beyond the last node are allowed.
     fn prefetch(&self, at: usize);
 
-    /// The list of the node at this place.
+    /// The neighbours of node `at`.
     fn list(&self, at: usize) -> Neighbours<'_, Self::StoredId>;
 
-    /// The edge at a position of the list at this place.
+    /// The edge at a position in the adjacency of node `at`.
     fn edge(&self, at: usize, position: u32) -> EdgeId;
 
-    /// The kind of that edge; 0 where there are no kinds.
+    /// The relation of that edge; 0 if the graph has none.
     fn relation(&self, at: usize, position: u32) -> u32;
 }
 
-/// The lists of a topology whose lists are never at hand: there is no such value.
+/// The neighbours of a topology that is never in memory. There is no value of this type.
 #[derive(Debug, Clone, Copy)]
-pub struct NotAtHand<W>(std::convert::Infallible, std::marker::PhantomData<W>);
+pub struct NotInMemory<W>(std::convert::Infallible, std::marker::PhantomData<W>);
 
-impl<W: StoredId> HopNeighbours for NotAtHand<W> {
+impl<W: StoredId> HopNeighbours for NotInMemory<W> {
     type StoredId = W;
     fn prefetch(&self, _: usize) {
         match self.0 {}
@@ -226,7 +238,7 @@ impl<W: StoredId> HopNeighbours for NotAtHand<W> {
     }
 }
 
-/// Counts the words that name nodes from `first` on, as far as there are counts.
+/// Counts the words that are nodes from `first` on, as far as there are counts.
 fn count_u32<W: StoredId>(words: &[W], first: u64, counts: &mut [u32]) {
     for word in words {
         if let Some(count) = counts.get_mut(word.node().0.wrapping_sub(first) as usize) {
@@ -235,14 +247,14 @@ fn count_u32<W: StoredId>(words: &[W], first: u64, counts: &mut [u32]) {
     }
 }
 
-/// A topology behind a reference or a shared pointer is one.
+/// A reference or shared pointer to a topology is a topology.
 macro_rules! is_topology_too {
     ($pointer:ty) => {
         impl<T: Topology> Topology for $pointer {
             type StoredId = T::StoredId;
             type Workspace = T::Workspace;
-            type AtHand<'a>
-                = T::AtHand<'a>
+            type HopInMemory<'a>
+                = T::HopInMemory<'a>
             where
                 Self: 'a;
             fn nodes(&self) -> u64 {
@@ -254,8 +266,8 @@ macro_rules! is_topology_too {
             fn has_relations(&self) -> bool {
                 (**self).has_relations()
             }
-            fn at_hand<'a>(&'a self, nodes: &'a [NodeId]) -> Option<T::AtHand<'a>> {
-                (**self).at_hand(nodes)
+            fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<T::HopInMemory<'a>> {
+                (**self).hop_in_memory(nodes)
             }
             fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
                 (**self).degrees(nodes, out)

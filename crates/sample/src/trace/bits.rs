@@ -3,7 +3,7 @@
 /// Zero bytes after every record, so that a reader may load eight bytes anywhere.
 pub(super) const PADDING: usize = 8;
 
-/// The number of bits that hold every number below `bound`.
+/// Bits needed for every number below `bound`.
 #[inline(always)]
 pub(super) fn width_below(bound: u64) -> u32 {
     64 - bound.saturating_sub(1).leading_zeros()
@@ -23,7 +23,7 @@ impl BitWriter {
         (self.pending, self.filled) = (0, 0);
     }
 
-    /// The lowest `width` bits of `value`; higher ones must be zero.
+    /// Appends the lowest `width` bits of `value`. Higher bits must be zero.
     #[inline(always)]
     pub fn put(&mut self, value: u64, width: u32) {
         debug_assert!(width == 64 || value >> width == 0, "{value} in {width} bits");
@@ -38,14 +38,14 @@ impl BitWriter {
         self.filled = width - free;
     }
 
-    /// A number from 0, in 2 log2 + 1 bits (Elias gamma of `value + 1`).
+    /// Appends a number in 2 log2 + 1 bits (Elias gamma of `value + 1`).
     pub fn put_gamma(&mut self, value: u64) {
         let width = 63 - (value + 1).leading_zeros();
         self.put_unary(width as u64);
         self.put(value + 1 - (1 << width), width);
     }
 
-    /// So many ones, then a zero.
+    /// Appends `value` ones, then a zero.
     pub fn put_unary(&mut self, mut value: u64) {
         while value >= 32 {
             self.put(u32::MAX as u64, 32);
@@ -54,14 +54,14 @@ impl BitWriter {
         self.put((1 << value) - 1, value as u32 + 1);
     }
 
-    /// A gap: its upper bits in unary, its `low` lower ones as they are (Rice).
+    /// Appends a gap: its upper bits in unary, its `low` lower bits as they are (Rice).
     #[inline(always)]
     pub fn put_rice(&mut self, value: u64, low: u32) {
         self.put_unary(value >> low);
         self.put(value & ((1 << low) - 1), low);
     }
 
-    /// Everything so far, padded.
+    /// The bytes written so far, padded.
     pub fn finish(&mut self) -> &[u8] {
         let used = self.filled.div_ceil(8) as usize;
         self.bytes.extend_from_slice(&self.pending.to_le_bytes()[..used]);
@@ -71,7 +71,7 @@ impl BitWriter {
     }
 }
 
-/// Reads bits. Behind the end there are zeros, and [`BitReader::is_over`] says so.
+/// Reads bits. Beyond the end it reads zeros, and [`BitReader::is_over`] is true.
 #[derive(Debug, Clone)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
@@ -83,23 +83,23 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, position: 0 }
     }
 
-    /// Whether more was read than there is.
+    /// Whether it has read beyond the end.
     #[inline(always)]
     pub fn is_over(&self) -> bool {
         self.position > (self.bytes.len() as u64).saturating_sub(PADDING as u64) * 8
     }
 
-    /// Whether so many bits more would be more than there is.
+    /// Whether reading `bits` more bits would pass the end.
     pub fn is_over_after(&self, bits: u64) -> bool {
         BitReader { bytes: self.bytes, position: self.position.saturating_add(bits) }.is_over()
     }
 
-    /// Whether nothing but the last byte's rest is left.
+    /// Whether only the rest of the last byte is left.
     pub fn is_at_end(&self) -> bool {
         !self.is_over() && self.position.div_ceil(8) + PADDING as u64 == self.bytes.len() as u64
     }
 
-    /// At least 57 bits from here on.
+    /// At least 57 bits from the current position.
     #[inline(always)]
     fn peek(&self) -> u64 {
         let at = (self.position / 8) as usize;
@@ -121,7 +121,7 @@ impl<'a> BitReader<'a> {
         value
     }
 
-    /// A run of ones and the zero after it. `None` when it is longer than anything written.
+    /// Takes a run of ones and the zero after it. `None` if it is longer than any that is written.
     #[inline(always)]
     pub fn take_unary(&mut self) -> Option<u64> {
         let mut count = 0;

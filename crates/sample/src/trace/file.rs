@@ -15,29 +15,29 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"ESKTRACE";
 const END_MAGIC: &[u8; 8] = b"ESKTREND";
 const VERSION: u32 = 2;
-/// Magic, version and length in front of the header's text, and its checksum after it.
+/// Magic, version and length before the header's text, and its checksum after it.
 const FRAME_BYTES: u64 = 8 + 4 + 4 + 8;
 const ENTRY_BYTES: u64 = 7 * 8;
 const FOOTER_BYTES: u64 = 8 + 3 * 8 + 8;
-/// No header is longer than this.
+/// Largest header.
 const MOST_HEADER_BYTES: u64 = 1 << 20;
-/// As many hops as anybody samples; a forged header must not make decoding take for ever.
+/// Largest number of hops. A forged header must not make decoding take forever.
 const MOST_LAYERS: usize = 64;
 
-/// What a trace holds samples of.
+/// The job and dataset that a trace has samples of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceHeader {
     /// The id of the dataset.
     pub dataset: String,
-    /// Its nodes.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Its edges.
+    /// Number of edges.
     pub edges: u64,
-    /// Its relations; 0 for none.
+    /// Number of relations; 0 for none.
     pub relations: u64,
-    /// Along which edges neighbours were drawn.
+    /// The direction of edges along which neighbours were sampled.
     pub direction: Direction,
-    /// Which seeds each batch has, as [`crate::Batches::identity`] says it.
+    /// The seeds of each batch, as [`crate::Batches::identity`].
     pub batches: String,
     /// How the samples were made.
     pub settings: Settings,
@@ -68,25 +68,25 @@ impl TraceEntry {
     }
 }
 
-/// What a finished trace has.
+/// Totals of a finished trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TraceSummary {
     /// Samples.
     pub samples: u64,
-    /// Neighbours in all of them.
+    /// Neighbours in all samples.
     pub edges: u64,
     /// Length of the file.
     pub bytes: u64,
 }
 
 impl TraceSummary {
-    /// Bytes of the file for each sampled edge.
+    /// Bytes of the file per sampled edge.
     pub fn bytes_per_edge(&self) -> f64 {
         self.bytes as f64 / self.edges.max(1) as f64
     }
 }
 
-/// Writes samples one after the other. The trace gets its name when it is finished.
+/// Writes samples one after the other. The trace gets its final name when it is finished.
 pub struct TraceWriter {
     path: PathBuf,
     partial: PathBuf,
@@ -97,7 +97,7 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Starts a trace; an unfinished one of that name is replaced.
+    /// Starts a trace. It replaces an unfinished one of the same name.
     pub fn create(path: &Path, header: TraceHeader) -> Result<TraceWriter> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
@@ -133,7 +133,7 @@ impl TraceWriter {
         self.file.position()
     }
 
-    /// Writes the index, syncs, and gives the trace its name.
+    /// Writes the index, syncs, and gives the trace its final name.
     pub fn finish(mut self) -> Result<TraceSummary> {
         let index_offset = self.file.position();
         let words = self.entries.iter().flat_map(TraceEntry::words);
@@ -155,7 +155,7 @@ impl TraceWriter {
     }
 }
 
-/// A trace that opened: header, footer and index are what was written. Records are checked as they are read.
+/// An opened trace. Header, footer and index have been checked. Records are checked when they are read.
 pub struct TraceReader {
     path: PathBuf,
     file: File,
@@ -213,17 +213,17 @@ impl TraceReader {
         Ok(TraceReader { path: path.to_path_buf(), file, header, entries, bytes })
     }
 
-    /// What it holds samples of.
+    /// The header.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
-    /// Its samples, in the order they were written.
+    /// Its samples, in the order in which they were written.
     pub fn entries(&self) -> &[TraceEntry] {
         &self.entries
     }
 
-    /// What it has.
+    /// Its totals.
     pub fn summary(&self) -> TraceSummary {
         let edges = self.entries.iter().map(|entry| entry.edges).sum();
         TraceSummary { samples: self.entries.len() as u64, edges, bytes: self.bytes }
@@ -239,7 +239,7 @@ impl TraceReader {
         Cursor::new(self, true)
     }
 
-    /// A cursor that has the trace for itself.
+    /// A cursor that owns the trace.
     pub fn into_cursor(self) -> Cursor<TraceReader> {
         Cursor::new(self, false)
     }
@@ -270,7 +270,7 @@ impl<T: Borrow<TraceReader>> Cursor<T> {
         self.read(at, out).map(Some)
     }
 
-    /// Reads any sample by its place in the trace.
+    /// Reads any sample by its position in the trace.
     pub fn read(&mut self, at: usize, out: &mut Sample) -> Result<Position> {
         let TraceReader { path, file, header, entries, .. } = self.trace.borrow();
         let entry = &entries[at];
@@ -314,7 +314,7 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
     if xxh3_64(text).to_le_bytes() != *sum {
         return Err(flaw("the header that was written", "another one, by its checksum".into()));
     }
-    // The seal first: a flipped version is damage.
+    // Verify the checksum first: a flipped version is damage.
     if word(8) != VERSION {
         return Err(flaw("trace version 1", format!("version {}; a newer esker wrote it", word(8))));
     }
@@ -328,14 +328,11 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
     Ok(header)
 }
 
-/// A record says nothing that the header says: a sample made otherwise could not be read back.
+/// A record does not repeat the header, so a sample made with other settings could not be read back.
 fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
     let TraceHeader { settings, nodes, edges, relations, .. } = header;
     let carry = settings.carry;
-    let refuse = |what: &str| {
-        let problem = format!("{}: a sample with {what} is not a sample of this trace", path.display());
-        Err(SampleError::request(problem, "write samples made with the trace's settings"))
-    };
+    let refuse = |what: &'static str| Err(SampleError::ForeignSample { path: path.to_path_buf(), what });
     if sample.form != settings.form || sample.layers() != settings.fanouts.len() {
         return refuse("another form or depth");
     }
@@ -365,7 +362,7 @@ fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Samples as single records, for whoever keeps them otherwise than in a trace's file.
+/// Encodes and decodes single records, for storage other than a trace file.
 #[derive(Default)]
 pub struct SampleRecords {
     encoder: Encoder,
@@ -373,13 +370,13 @@ pub struct SampleRecords {
 }
 
 impl SampleRecords {
-    /// The record of a sample made with the header's settings; `home` is for messages.
+    /// The record of a sample made with the header's settings. `home` is for error messages.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
         check(header, sample, home)?;
         Ok(self.encoder.encode(header, sample))
     }
 
-    /// The sample of a record; `home` is for messages.
+    /// The sample of a record. `home` is for error messages.
     pub fn decode(
         &mut self,
         header: &TraceHeader,

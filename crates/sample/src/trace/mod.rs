@@ -1,7 +1,8 @@
 //! Samples on disk: written once, read forwards and backwards, any number of times, without the graph.
 //!
-//! A record holds a sample in order of discovery, so most of it need not be said: a list names its new nodes by id and
-//! the others by place, new nodes get the next places, and canonical order follows. `docs/sample.md` draws every bit.
+//! A record has a sample in order of discovery, so most of it is implied: a node's neighbours are ids if they are new,
+//! and local indices if not. New nodes get the next local indices, and canonical order follows. `docs/sample.md`
+//! specifies every bit.
 
 mod bits;
 mod file;

@@ -9,10 +9,10 @@ use crate::{Block, Fanout, Form, Sample};
 use esker_types::{EdgeId, NodeId};
 use std::ops::Range;
 
-/// Position sets of lists up to this long are bitmaps.
+/// Positions of nodes with degrees up to this are bitmaps.
 const BITMAP_DEGREE: u64 = 64;
 
-/// Widths that follow from the graph.
+/// Bit widths that follow from the graph.
 #[derive(Debug, Clone, Copy)]
 struct Widths {
     node: u32,
@@ -27,18 +27,18 @@ impl Widths {
     }
 }
 
-/// A seed costs a bit even where there is one target only: a record cannot name more seeds than it has bits.
+/// A seed takes a bit even if there is only one target, so a record cannot have more seeds than bits.
 fn seed_width(targets: u64) -> u32 {
     width_below(targets).max(1)
 }
 
-/// The lower bits of gaps between `count` ascending numbers below `bound`.
+/// Number of lower bits of the gaps between `count` ascending numbers below `bound`.
 #[inline(always)]
 fn rice_width(bound: u64, count: u64) -> u32 {
     63 - (bound / (count + 1)).max(1).leading_zeros()
 }
 
-/// Which hops the sections of a form list, by depth; a section lists the deepest of them first.
+/// The hops in each section of a form, by depth. A section has the deepest of them first.
 fn sections(form: Form, layers: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let all = match form {
         Form::Dense => (0..layers).map(|depth| (depth, depth..depth + 1)).collect(),
@@ -48,12 +48,12 @@ fn sections(form: Form, layers: usize) -> impl Iterator<Item = (usize, Range<usi
     Vec::into_iter(all)
 }
 
-/// Whether a list of a hop's node at this depth tells its degree: the first list does.
+/// Whether a node of this hop has its degree in the section of this depth: it is in its first section.
 fn tells_degree(form: Form, depth: usize, hop: usize) -> bool {
     form != Form::Layered || depth == hop
 }
 
-/// Where a list stands and what is known of it.
+/// A node's neighbours and what is known of them.
 struct EncodedNeighbours<'a> {
     block: &'a Block,
     fanout: Option<Fanout>,
@@ -64,7 +64,7 @@ struct EncodedNeighbours<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
     writer: BitWriter,
-    /// Entries of the list at hand, as places.
+    /// Local indices of the current neighbours, in order of discovery.
     places: Vec<u64>,
     new_ids: Vec<u64>,
 }
@@ -103,7 +103,7 @@ impl Encoder {
             for at in hops.rev() {
                 let list = EncodedNeighbours { block, fanout, tells_degree: tells_degree(form, depth, at) };
                 for node in hop(at).filter(|node| sample.unexpanded.get(*node) != Some(&true)) {
-                    known = self.encode_list(sample, &list, node, known, &widths);
+                    known = self.encode_neighbours(sample, &list, node, known, &widths);
                 }
             }
         }
@@ -130,8 +130,8 @@ impl Encoder {
         }
     }
 
-    /// One list; returns how many nodes are known after it.
-    fn encode_list(
+    /// Encodes the neighbours of one node. Returns how many nodes are known after them.
+    fn encode_neighbours(
         &mut self,
         sample: &Sample,
         list: &EncodedNeighbours,
@@ -157,7 +157,7 @@ impl Encoder {
             put_positions(writer, degree, &block.positions[range.clone()]);
         }
         self.places.clear();
-        self.places.extend(block.nbrs[range.clone()].iter().map(|nbr| place_of(sample, nbr.0)));
+        self.places.extend(block.nbrs[range.clone()].iter().map(|nbr| discovery_index(sample, nbr.0)));
         self.new_ids.clear();
         let mut next = known;
         for (place, nbr) in self.places.iter().zip(&block.nbrs[range.clone()]) {
@@ -185,7 +185,7 @@ impl Encoder {
     }
 }
 
-/// How many neighbours a node takes when nothing is pruned or induced.
+/// How many neighbours a node has if nothing is pruned or induced.
 fn regular_count(fanout: Option<Fanout>, degree: u64) -> u64 {
     match fanout {
         Some(Fanout::AtMost(most)) => degree.min(most as u64),
@@ -194,16 +194,16 @@ fn regular_count(fanout: Option<Fanout>, degree: u64) -> u64 {
     }
 }
 
-/// The place of a local index in order of discovery.
+/// Index in order of discovery of a local index in canonical order.
 #[inline(always)]
-fn place_of(sample: &Sample, local: u32) -> u64 {
+fn discovery_index(sample: &Sample, local: u32) -> u64 {
     let offsets = &sample.node_id_offsets;
     let nodes = offsets[offsets.len() - 1];
     let chunk = offsets[1..].iter().take_while(|end| **end <= local).count();
     (nodes - offsets[chunk + 1] + (local - offsets[chunk])) as u64
 }
 
-/// A set of positions, ascending; nothing when it is all of them.
+/// Encodes a set of ascending positions. Writes nothing if it is all of them.
 fn put_positions(writer: &mut BitWriter, degree: u64, positions: &[u32]) {
     let count = positions.len() as u64;
     if count == 0 || count == degree {
@@ -219,7 +219,7 @@ fn put_positions(writer: &mut BitWriter, degree: u64, positions: &[u32]) {
     }
 }
 
-/// Ids of new nodes: gaps where they ascend, as they mostly do, else plain.
+/// Encodes ids of new nodes: as gaps if they ascend, as they usually do, else plain.
 fn put_ids(writer: &mut BitWriter, ids: &[u64], width: u32) {
     if ids.len() < 2 {
         return ids.iter().for_each(|id| writer.put(*id, width));
@@ -240,7 +240,8 @@ fn id_gap_width(width: u32, count: usize) -> u32 {
     rice_width(1u64.checked_shl(width).unwrap_or(u64::MAX), count as u64)
 }
 
-/// Turns bits into samples; buffers are reused. Trusts nothing: a record that contradicts itself is described.
+/// Turns bits into samples; buffers are reused. It trusts nothing: an inconsistent record is an error with a
+/// description.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     found: Discovered,
@@ -248,7 +249,7 @@ pub(super) struct Decoder {
     ids: Vec<u64>,
 }
 
-/// The list to decode.
+/// The node whose neighbours are decoded.
 #[derive(Clone, Copy)]
 struct Listed {
     depth: usize,
@@ -286,7 +287,7 @@ impl Decoder {
                 let tells_degree = tells_degree(form, depth, hop);
                 for node in found_range(&self.found.hop_starts, hop) {
                     let list = Listed { depth, node, fanout, tells_degree };
-                    self.decode_list(header, &mut reader, list, &widths)?;
+                    self.decode_neighbours(header, &mut reader, list, &widths)?;
                     if reader.is_over() {
                         return Err(SHORT);
                     }
@@ -313,11 +314,11 @@ impl Decoder {
         if exact { Ok(()) } else { Err("an unexpanded node whose list a layer needs") }
     }
 
-    /// Takes the degrees that a section told, by node in order of discovery.
+    /// Takes the degrees of a section, by node in order of discovery.
     fn keep_degrees(&mut self, form: Form, depth: usize, layers: usize) {
         let found = &mut self.found;
         if form == Form::Shadow {
-            // The section lists the deepest hop first.
+            // The section has the deepest hop first.
             let mut end = found.sections[layers].degrees.len();
             for hop in 0..=layers {
                 let start = end - found_range(&found.hop_starts, hop).len();
@@ -330,7 +331,7 @@ impl Decoder {
         }
     }
 
-    /// Degrees that no list tells, in the order of the sample: the deepest hop first.
+    /// Decodes degrees that no section has, in the order of the sample: the deepest hop first.
     fn decode_degrees(&mut self, reader: &mut BitReader, layers: usize) -> Result<(), Flaw> {
         let found = &mut self.found;
         found.degrees.resize(found.nodes.len(), 0);
@@ -346,7 +347,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// A node is in a batch once.
+    /// Checks that a node is in a batch once.
     fn check_nodes_differ(&mut self) -> Result<(), Flaw> {
         self.ids.clear();
         self.ids.extend(self.found.nodes.iter().map(|node| node.0));
@@ -357,7 +358,7 @@ impl Decoder {
         }
     }
 
-    /// Sizes of the hops, and the ids that lists do not give away.
+    /// Decodes the sizes of the hops, and the ids that sections do not contain.
     fn decode_nodes(
         &mut self,
         header: &TraceHeader,
@@ -379,7 +380,8 @@ impl Decoder {
             hops.push(size);
             found.hop_starts.push(total as u32);
         }
-        // Every node costs a bit at least: a record too short for its hops ends here, before memory is taken.
+        // Every node takes at least one bit. So a record too short for its hops is refused here, before memory is
+        // allocated.
         if reader.is_over_after(total.saturating_sub(1)) {
             return Err(SHORT);
         }
@@ -413,7 +415,7 @@ impl Decoder {
         Ok(())
     }
 
-    fn decode_list(
+    fn decode_neighbours(
         &mut self,
         header: &TraceHeader,
         reader: &mut BitReader,
@@ -430,7 +432,7 @@ impl Decoder {
         }
         let degree = match tells_degree {
             true => reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?,
-            // Told at the depth of the node's own hop, which was read before.
+            // It is in the section of the node's own hop, which was read before.
             false => found.degrees[node] as u64,
         };
         let count = match reader.take(1) {
@@ -440,7 +442,8 @@ impl Decoder {
         if count > degree || reader.is_over() {
             return Err("a list longer than its node's degree");
         }
-        // Every entry has a flag of its own, so a count that the record cannot hold ends here, before memory is taken.
+        // Every entry has its own flag, so a count that the record cannot hold is refused here, before memory is
+        // allocated.
         if header.settings.carry.positions {
             take_positions(reader, degree, count, &mut section.positions)?;
         }
@@ -457,7 +460,7 @@ impl Decoder {
         if self.ids.iter().any(|id| *id >= header.nodes) {
             return Err("a node that the graph does not have");
         }
-        // Lists of a depth discover the next hop and nothing else.
+        // The neighbours at a depth discover the next hop and nothing else.
         let most = found.hop_starts.get(depth + 2).copied().unwrap_or(0) as u64;
         if new > 0 && next + new as u64 > most {
             return Err("lists that name more nodes than their hop has");
@@ -483,7 +486,7 @@ fn found_range(hop_starts: &[u32], hop: usize) -> Range<usize> {
     hop_starts[hop] as usize..hop_starts[hop + 1] as usize
 }
 
-/// Edge ids and relations of a list, as far as they are carried.
+/// Edge ids and relations of a node's neighbours, if they are carried.
 #[inline(always)]
 fn take_edges(
     reader: &mut BitReader,
@@ -515,7 +518,7 @@ fn take_edges(
 
 fn take_positions(reader: &mut BitReader, degree: u64, count: u64, out: &mut Vec<u32>) -> Result<(), Flaw> {
     if count == degree || count == 0 {
-        // A list taken whole costs one bit an entry later on; check that before it costs memory.
+        // If all neighbours are taken, each takes one bit later on. Check that before allocating memory.
         if reader.is_over_after(count) {
             return Err(SHORT);
         }
@@ -573,7 +576,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checksums stop accidents; this is about records that somebody forged.
+        /// Checksums detect accidents; this test is about forged records.
         #[test]
         fn forged_records_are_described_and_never_panic(
             form in 0usize..3, positions: bool, flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
@@ -600,7 +603,7 @@ mod tests {
         }
     }
 
-    /// A record of one target, whose seeds are forged.
+    /// A record of one target with forged seeds.
     fn one_target(count: u64) -> (TraceHeader, Vec<u8>) {
         let settings = Settings {
             seed: 1,

@@ -1,5 +1,6 @@
-//! Where samples and packed rows of a job are, and what they may take there. Samples lie once; packed rows of them may lie several
-//! times beside each other, for other memory, segments or epochs. They are found by what their manifests say, and numbered.
+//! The location of a job's samples and packed rows, and their share of the disk. Samples are stored once. There may be
+//! several sets of packed rows for the same samples, for other memory, segments or epochs. They are found by their
+//! manifests and numbered.
 
 use crate::{Job, Result, StrategyError};
 use esker_fetch::FetchError;
@@ -11,22 +12,22 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Digits of the name of a directory that tell it from those of other batches.
+/// Digits of a directory's name that distinguish its batches from other batches.
 const NAME_DIGITS: usize = 12;
-/// The end of the name of a directory that is being removed: nothing opens it.
+/// Suffix of the name of a directory that is being removed. Nothing opens it.
 const REMOVED: &str = ".removed.partial";
 
-/// Where samples and packed rows of a job are.
+/// The location of a job's samples and packed rows.
 pub(super) struct Home {
-    /// The directory that holds everything, where one is given.
+    /// The directory that has everything, if one is given.
     prepared: Option<PathBuf>,
     derived: PathBuf,
-    /// What directories of these batches end with, or go on with a number.
+    /// These digits are in the names of all directories of these batches. A number may follow.
     digits: String,
 }
 
 impl Home {
-    /// Of a job's batches. Removes what a process that was killed while it removed has left.
+    /// The location for a job's batches. Finishes removals that a killed process left.
     pub fn of(job: &Job) -> Result<Home> {
         let header = serde_json::to_value(job.trace_header()).unwrap_or_default();
         let hash = job.dataset.inputs_of("diskgnn", &header);
@@ -42,12 +43,13 @@ impl Home {
         Ok(home)
     }
 
-    /// Whether one directory holds everything.
+    /// Whether one directory has everything.
     pub fn is_alone(&self) -> bool {
         self.prepared.is_some()
     }
 
-    /// An error as it is, but for a dataset that cannot be written: packed rows may go elsewhere.
+    /// Returns the error unchanged, unless the dataset is not writable: then the error explains that packed rows may go
+    /// elsewhere.
     pub fn explain(&self, error: StrategyError) -> StrategyError {
         let refused = |source: &io::Error| {
             matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
@@ -63,7 +65,7 @@ impl Home {
         }
     }
 
-    /// Everything under a name of these batches' packed rows.
+    /// All paths with a name of these batches' packed rows.
     fn all(&self) -> Vec<PathBuf> {
         let prefix = format!("diskgnn-{}-", self.digits);
         let entries = fs::read_dir(&self.derived).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -74,7 +76,7 @@ impl Home {
         all
     }
 
-    /// Directories with packed rows of these batches, those used last first.
+    /// Directories with packed rows of these batches, most recently used first.
     pub fn packed(&self) -> Vec<PathBuf> {
         let mut found = match &self.prepared {
             Some(directory) => vec![directory.clone()],
@@ -85,7 +87,7 @@ impl Home {
         found
     }
 
-    /// Where the next packed rows go: where some were begun, else under the first number that is free.
+    /// The directory for new packed rows: one with unfinished rows, else the first free number.
     pub fn next(&self, job: &Job) -> Result<PathBuf> {
         if let Some(directory) = &self.prepared {
             return Ok(directory.clone());
@@ -103,11 +105,11 @@ impl Home {
         unreachable!("there are not so many directories")
     }
 
-    /// What a directory says of itself, and its bytes with its samples; nothing where it cannot be used, whatever is asked for.
+    /// A directory's parameters, and its bytes including samples. `None` if it cannot be used for any request.
     pub fn look(&self, job: &Job, directory: &Path) -> Result<Option<(Packing, u64)>> {
         let Ok(found) = job.dataset.open_derived(directory) else { return Ok(None) };
         let packing = Packed::describe(&found).filter(|packing| packing.encoding == ENCODING);
-        let Some(packing) = packing.filter(|_| job.dataset.is_fresh(&found)) else { return Ok(None) };
+        let Some(packing) = packing.filter(|_| job.dataset.is_current(&found)) else { return Ok(None) };
         let mut bytes = found.manifest.files.iter().map(|entry| entry.bytes).sum();
         if let Some(name) = &packing.samples {
             match Samples::open(&job.dataset, &directory.with_file_name(name))? {
@@ -118,7 +120,7 @@ impl Home {
         Ok(Some((packing, bytes)))
     }
 
-    /// Where samples are, or will be; `work` is where packed rows that hold everything are made.
+    /// The directory of samples. `work` is where self-contained packed rows are made.
     pub fn samples_directory(&self, work: &Path) -> PathBuf {
         match self.is_alone() {
             true => work.join("samples"),
@@ -126,7 +128,7 @@ impl Home {
         }
     }
 
-    /// Samples of these batches that are there, the most epochs of them.
+    /// The existing samples of these batches, those with most epochs.
     pub fn samples(&self, job: &Job, work: &Path) -> Result<Option<Samples>> {
         let header = job.trace_header();
         let directories = std::iter::once(self.samples_directory(work)).chain(self.prepared.clone());
@@ -145,9 +147,9 @@ impl Home {
     }
 }
 
-/// Marks packed rows as used: those used least go first where room is needed.
+/// Marks packed rows as used. The least recently used ones are removed first if room is needed.
 pub(super) fn touch(directory: &Path) {
-    // Where the dataset is not ours to write, nothing is removed either.
+    // If the dataset is not writable, nothing is removed either.
     let _ = fs::File::open(directory).and_then(|opened| opened.set_modified(SystemTime::now()));
 }
 
@@ -171,12 +173,12 @@ fn bytes_of(directory: &Path) -> u64 {
         .sum()
 }
 
-/// What samples and packed rows of a job may take on disk, all of these batches together.
+/// The disk budget of a job's samples and packed rows, for all directories of these batches together.
 pub(super) struct DiskShare<'a> {
     job: &'a Job,
-    /// All of it. What was there before is not part of what was free.
+    /// The total. It includes what these directories take already.
     pub allowed: u64,
-    /// Packed rows that are there, those used last first, and their bytes.
+    /// Existing packed rows and their bytes, most recently used first.
     others: Vec<(PathBuf, u64)>,
 }
 
@@ -195,7 +197,7 @@ impl<'a> DiskShare<'a> {
         DiskShare { job, allowed, others }
     }
 
-    /// Whether so many bytes fit. Other packed rows of these batches give way, those that were not used for longest first.
+    /// Whether this many bytes fit. Removes other packed rows of these batches if needed, least recently used first.
     pub fn make_room(&mut self, bytes: u64) -> Result<bool> {
         if bytes > self.allowed {
             return Ok(false);

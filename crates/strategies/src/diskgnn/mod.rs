@@ -1,22 +1,29 @@
-//! Pack what will be needed, read it in one go (DiskGNN, SIGMOD 2025). Batches are sampled before training; rows accessed most
-//! wait in memory, of a GPU first and then of the host, and the others lie on disk batch by batch. Training loads samples,
-//! reads rows and assembles batches, each while the others work on their own.
+//! Packs the rows that batches will access and reads them in one piece (DiskGNN, SIGMOD 2025). Batches are sampled
+//! before training. The most accessed rows are cached in memory, first of a GPU and then of the host. The others are
+//! stored on disk batch by batch. Training loads samples, reads rows and assembles batches in parallel stages.
 //!
 //! # The life of packed rows
 //!
 //! ```text
-//!  strategies/diskgnn/:  positions ── sample ──> samples ── count, decide ── lay out ──> lists ── pack ──> extents ── order ──> NAME
-//!  fetch/packed/:                     (log.rs)   (samples.rs)                (layout.rs)         (pack.rs)            (order.rs)
-//!                        NAME ── load, read, assemble ──> Batch     (read.rs; source.rs: workers of stages)
+//!  positions ── sample ──> samples ── count, decide ── lay out ──> parts ── pack ──> rows ── order ──> NAME
+//!               log.rs     samples.rs prepare.rs       layout.rs   outputs.rs pack.rs        order.rs
+//!  NAME ── load, read, assemble ──> Batch
+//!          read.rs, source.rs
 //! ```
 //!
-//! 1. `prepare.rs` looks in `home.rs` for packed rows that serve and says why none does; `plan/packing.rs` decides by misses. `sampling.rs` finds samples, or logs them as
-//!    they come, with an eye on the disk: once for all packed rows of the same batches.
-//! 2. `prepare.rs` counts accesses and decides which rows are for memory (`Hottest`) and how long segments must be (`choose_segment`); `layout.rs` follows: what batches
-//!    of a segment share (`SegmentRows`), a placement a row and, for every extent of the file of rows (`outputs.rs`), the rows that it takes, rising.
-//! 3. `pack.rs` reads the features once and gives each row to every extent that takes it, a block of memory each, in episodes where memory has not so many.
-//!    `order.rs` moves rows of caches to their positions, part by part, and adds up checksums of shared rows.
-//! 4. `source.rs` has workers that take batches in turn: load, read; then one stage checks and assembles. `esker prepare` stops behind step 3.
+//! Files are in `strategies/diskgnn/` and `fetch/packed/`.
+//!
+//! 1. `prepare.rs` searches `home.rs` for packed rows that can be used, and reports why none can. `plan/packing.rs`
+//!    decides by misses. `sampling.rs` finds samples, or logs new ones within the disk budget. All packed rows of the
+//!    same batches share them.
+//! 2. `prepare.rs` counts accesses. It decides which rows are for memory (`Hottest`) and how long segments must be
+//!    (`choose_segment`). `layout.rs` then determines what batches of a segment share (`SegmentRows`), a placement per
+//!    row and, for every part of the file of rows (`outputs.rs`), its rows, ascending.
+//! 3. `pack.rs` reads the features once and copies each row to every part that has it, through one block of memory per
+//!    part. If memory has too few blocks, it packs in episodes. `order.rs` moves rows of caches to their positions,
+//!    part by part, and sums up checksums of shared rows.
+//! 4. `source.rs` has workers that take batches in turn and load and read them. Then one stage verifies and assembles
+//!    them. `esker prepare` ends after step 3.
 
 mod home;
 mod prepare;
@@ -43,22 +50,22 @@ pub struct DiskGnn<D: Device> {
     opened: Option<Opened<D>>,
 }
 
-/// What sources share.
+/// State that sources share.
 struct Opened<D: Device> {
     reads: Reads,
-    /// Nothing where nobody trains.
+    /// `None` if the job does not train.
     packed: Option<Arc<Packed>>,
     training: Training,
     tier: RowTier<D>,
-    /// Epochs that others repeat.
+    /// Number of distinct epochs. Later epochs repeat them.
     epochs: u64,
 }
 
-/// Where rows accessed most are.
+/// Location of the most accessed rows.
 enum RowTier<D: Device> {
-    /// In host memory, as stored; batches are assembled there.
+    /// In host memory, as stored. Batches are assembled there.
     Host(Arc<HostCache>),
-    /// Where the device that trains reads them; it assembles batches.
+    /// In memory that the training device reads. The device assembles batches.
     Device(Arc<D::Cache>),
 }
 
@@ -71,7 +78,7 @@ impl<D: Device> Clone for RowTier<D> {
     }
 }
 
-/// How much may be lost where preparing is killed.
+/// How much work may be lost if preparing is killed.
 fn safe_points(job: &JobOutline) -> SafePoints {
     match job.out_of_core.safe_point_bytes {
         Some(bytes) => SafePoints { sample_bytes: bytes, packed_bytes: bytes },
@@ -79,23 +86,23 @@ fn safe_points(job: &JobOutline) -> SafePoints {
     }
 }
 
-/// What it needs of memory.
+/// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
     Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: true, ..Needs::default() })
 }
 
-/// Rows packed as batches will access them.
+/// The strategy, not yet prepared.
 pub fn strategy<D: Device>(device: D) -> DiskGnn<D> {
     DiskGnn { device, opened: None }
 }
 
 impl<D: Device> DiskGnn<D> {
-    /// What was opened. Asking before is a bug.
+    /// The prepared state. Panics before `prepare`.
     fn opened(&self) -> &Opened<D> {
         self.opened.as_ref().expect("a strategy is prepared before it yields batches")
     }
 
-    /// Reads the rows accessed most to where they wait.
+    /// Reads the most accessed rows into their cache.
     fn load(&self, job: &Job, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
         let (slots, format) = (packed.packing().slots, reads.rows.format());
         if let Some(cache) = self.device.cache(&format.stored_rows(), slots, job.device_cache_bytes)? {
@@ -125,7 +132,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
 
     fn prepare(&mut self, job: &Job) -> Result<Prepared> {
         let (started, reads) = (Instant::now(), Reads::open(job)?);
-        // Whoever only infers trains on no batch.
+        // An inference-only job has no training batches.
         if job.largest_batch == 0 {
             let tier = RowTier::Host(Arc::new(HostCache::new(0, reads.rows.format())));
             let training = Training::default();
@@ -178,7 +185,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
 }
 
 impl<D: Device> Opened<D> {
-    /// How memory and disk are used, for a person.
+    /// How memory and disk are used, as readable text.
     fn notes(&self, packed: &Packed) -> Vec<String> {
         let packing = packed.packing();
         let share = |part: u64, all: u64| part as f64 / all.max(1) as f64 * 100.0;

@@ -1,5 +1,5 @@
-//! What comes before training: sample some epochs, lay their rows out, pack them. Done once; found again while it serves about
-//! as well as what would be packed now.
+//! Work before training: sample some epochs, lay out their rows, pack them. It is done once. The result is used again
+//! as long as it is about as good as what would be packed now.
 
 use super::home::{DiskShare, Home, touch};
 use super::sampling::{most_epochs, samples};
@@ -10,12 +10,12 @@ use esker_fetch::packed::{
     PackLayout, PackSizes, PackWork, PackWriter, Packed, PackedBytes, Packing, Samples,
 };
 use esker_fetch::{FetchError, StoredRow};
-use esker_plan::{Coverage, Hottest, PackedLayout, PackedWish, choose_segment, is_worth_packing_again};
+use esker_plan::{Coverage, Hottest, PackedLayout, PackedRequest, choose_segment, is_worth_packing_again};
 use esker_sample::StoredId;
 use esker_store::StoreError;
 use esker_types::{ByteCount, grouped};
 
-/// Finds packed rows that serve the job, or makes them.
+/// Finds packed rows that the job can use, or makes them.
 pub(super) fn prepare<W: StoredId + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Packed> {
     let home = Home::of(job)?;
     find_or_make::<W>(job, sizes, reads, &home).map_err(|error| home.explain(error))
@@ -29,15 +29,15 @@ fn find_or_make<W: StoredId + StoredRow>(
 ) -> Result<Packed> {
     loop {
         match find(job, sizes, home)? {
-            Found::Serves(packed) => {
+            Found::Usable(packed) => {
                 touch(packed.directory());
                 return Ok(*packed);
             }
-            Found::Not(Some(reason)) => job.progress.note(&format!("{reason}: packing anew")),
+            Found::Not(Some(reason)) => job.progress.note(&format!("{reason}: packing again")),
             Found::Not(None) => {}
         }
         let directory = home.next(job)?;
-        // An earlier process had finished it but for its name: it may serve.
+        // An earlier process had finished everything but the rename, so it may be usable now.
         let Some(writer) = PackWriter::begin(&job.dataset, &directory, job.trace_header())? else { continue };
         make::<W>(job, sizes, reads, home, writer)?;
         return Packed::open(&job.dataset, &directory)?.ok_or_else(|| {
@@ -46,46 +46,43 @@ fn find_or_make<W: StoredId + StoredRow>(
     }
 }
 
-/// Packed rows that are there.
+/// The result of searching packed rows.
 enum Found {
-    Serves(Box<Packed>),
-    /// Why those that come closest do not, where there are any.
+    Usable(Box<Packed>),
+    /// Why the closest match cannot be used, if there is one.
     Not(Option<String>),
 }
 
-/// Looks for packed rows that serve: of several those that miss least.
+/// Searches packed rows that can be used. Of several it takes those that miss least.
 fn find(job: &Job, sizes: &Sizes, home: &Home) -> Result<Found> {
-    let (mut serve, mut reason) = (Vec::new(), None);
+    let (mut usable, mut reason) = (Vec::new(), None);
     for directory in home.packed() {
         let Some((packing, disk_bytes)) = home.look(job, &directory)? else { continue };
         if packing.sampling != job.trace_header() {
             if home.is_alone() {
-                return Err(StrategyError::request(
-                    format!("{} holds packed rows of other batches than these", directory.display()),
-                    "give the flags they were made with, or another --prepared, or remove it",
-                ));
+                return Err(StrategyError::OtherBatches { directory });
             }
             continue;
         }
         match why_not(job, sizes, &packing, disk_bytes) {
             Some(why) => reason = reason.or(Some(format!("packed rows in {} {why}", directory.display()))),
-            None => serve.push((packing.misses, packing.segment, directory)),
+            None => usable.push((packing.misses, packing.segment, directory)),
         }
     }
-    serve.sort();
-    for (_, _, directory) in serve {
+    usable.sort();
+    for (_, _, directory) in usable {
         if let Some(packed) = Packed::open(&job.dataset, &directory)? {
-            return Ok(Found::Serves(Box::new(packed)));
+            return Ok(Found::Usable(Box::new(packed)));
         }
     }
     Ok(Found::Not(reason))
 }
 
-/// Why packed rows do not serve a job; nothing where they do.
+/// Why packed rows cannot be used for a job. `None` if they can.
 fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Option<String> {
     let asked = &job.out_of_core;
     let most = most_epochs(job);
-    // More epochs than are asked for serve as well; fewer only where the disk takes no more.
+    // More epochs than requested can be used. Fewer can be used only if the disk has no room for more.
     if packing.epochs < most && !(job.epochs_sampled.is_none() && packing.limited_by_disk) {
         return Some(format!("have {} of {most} epochs", packing.epochs));
     }
@@ -99,11 +96,11 @@ fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Opti
     }
     // Segments made for less disk are worth replacing.
     if asked.disk_bytes_explicit {
-        let serves = match packing.segment {
+        let fits = match packing.segment {
             1 => disk_bytes <= asked.disk_bytes,
             _ => packing.disk_bytes_allowed == Some(asked.disk_bytes),
         };
-        if !serves {
+        if !fits {
             let (taken, allowed) = (ByteCount(disk_bytes), ByteCount(asked.disk_bytes));
             return Some(format!(
                 "take {taken} in segments of {}, and --disk-budget is {allowed}",
@@ -115,11 +112,11 @@ fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Opti
         let slots = bytes / packing.row_bytes.max(1);
         if packing.slots_asked != slots {
             let (there, slots) = (grouped(packing.slots_asked), grouped(slots));
-            return Some(format!("set {there} rows aside for memory, and --feature-cache asks for {slots}"));
+            return Some(format!("cache {there} rows, and --feature-cache asks for {slots}"));
         }
     }
     if sizes.training(job, packing).is_err() {
-        return Some(format!("hold {} rows for memory, more than fit it now", grouped(packing.slots)));
+        return Some(format!("cache {} rows, more than fit --memory", grouped(packing.slots)));
     }
     if asked.feature_cache_bytes.is_some() {
         return None;
@@ -129,19 +126,19 @@ fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Opti
     is_worth_packing_again(packing.misses, anew, packing.accesses).then(|| {
         let fewer = 100.0 - anew as f64 / packing.misses.max(1) as f64 * 100.0;
         format!(
-            "hold {} rows for memory; this memory would hold {} and read {fewer:.0}% fewer",
+            "cache {} rows; this memory has room for {} and would read {fewer:.0}% fewer",
             grouped(packing.slots),
             grouped(slots)
         )
     })
 }
 
-/// Batches of a segment, where so many are asked for.
+/// Batches per segment, if the number is requested.
 fn segment_of(asked: u32, batches: u64) -> u32 {
     asked.clamp(1, batches.clamp(1, u32::MAX as u64) as u32)
 }
 
-/// Samples, lays out, packs.
+/// Samples, lays out and packs.
 fn make<W: StoredId + StoredRow>(
     job: &Job,
     sizes: &Sizes,
@@ -162,7 +159,7 @@ fn make<W: StoredId + StoredRow>(
     };
     let sampled = samples.of_epochs(epochs);
     let asked = &job.out_of_core;
-    let wish = PackedWish {
+    let request = PackedRequest {
         slots: sizes.slots(job, &sampled.largest, sampled.batches)?,
         slots_explicit: asked.feature_cache_bytes.is_some(),
         segment: asked.segment.map(|segment| segment_of(segment, sampled.batches)),
@@ -171,20 +168,20 @@ fn make<W: StoredId + StoredRow>(
     let goes_on = |laid: PackLayout| {
         let PackLayout { epochs: laid_epochs, slots_asked, segment, disk_bytes_allowed, .. } = laid;
         laid_epochs == epochs
-            && PackedLayout { slots_asked, segment, disk_bytes_allowed }.is_compatible(&wish)
+            && PackedLayout { slots_asked, segment, disk_bytes_allowed }.is_compatible(&request)
     };
     if !writer.laid().is_some_and(goes_on) {
         let mut hottest =
             samples.count::<W>(epochs, job.dataset.manifest().nodes.count, &job.stop, &*job.progress)?;
         let coverage = hottest.coverage().points().to_vec();
-        hottest.choose(wish.slots);
-        let segment = segment::<W>(job, sizes, home, &samples, epochs, &hottest, &wish)?;
+        hottest.choose(request.slots);
+        let segment = segment::<W>(job, sizes, home, &samples, epochs, &hottest, &request)?;
         let layout = PackLayout {
             epochs,
             limited_by_disk: epochs < most_epochs(job),
-            slots_asked: wish.slots,
+            slots_asked: request.slots,
             segment,
-            disk_bytes_allowed: wish.disk_bytes_allowed,
+            disk_bytes_allowed: request.disk_bytes_allowed,
             by_hash: true,
             coverage,
         };
@@ -194,7 +191,7 @@ fn make<W: StoredId + StoredRow>(
     Ok(())
 }
 
-/// Batches of a segment: those asked for, or the fewest that fit the disk. Room is made for what they take.
+/// Batches per segment: the requested number, or the smallest that fits the disk. Makes room for the result.
 fn segment<W: StoredRow>(
     job: &Job,
     sizes: &Sizes,
@@ -202,14 +199,14 @@ fn segment<W: StoredRow>(
     samples: &Samples,
     epochs: u64,
     hottest: &Hottest,
-    wish: &PackedWish,
+    request: &PackedRequest,
 ) -> Result<u32> {
     let sampled = samples.of_epochs(epochs);
     let needs = PackedBytes::of::<W>(samples.disk_bytes(), &sampled, hottest, job.row_bytes()).needs();
     let mut disk = DiskShare::of(job, home, Some(samples));
     let too_little =
         |needed: u64| FetchError::Disk { needed: ByteCount(needed), allowed: ByteCount(disk.allowed) };
-    let (segment, rows) = match wish.segment {
+    let (segment, rows) = match request.segment {
         None if needs.bytes(hottest.misses()) <= disk.allowed => (1, hottest.misses()),
         Some(1) => (1, hottest.misses()),
         Some(segment) => {

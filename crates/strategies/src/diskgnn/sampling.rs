@@ -1,4 +1,4 @@
-//! Sampling ahead: some epochs' batches go to a log on disk, once for all ways to pack their rows.
+//! Samples batches of some epochs to a log on disk. Every way to pack their rows uses the same log.
 
 use super::home::{DiskShare, Home};
 use super::sizes::Sizes;
@@ -13,16 +13,16 @@ use esker_sample::{Position, SampleError, StoredId, Topology};
 use esker_types::{ByteCount, Unit};
 use std::path::Path;
 
-/// The part of the disk budget that copies of cached neighbour lists may take while batches are sampled: a quarter.
-const LISTS_SHARE: u64 = 4;
+/// The part of the disk budget for copies of cached neighbours during sampling: a quarter.
+const NEIGHBOURS_SHARE: u64 = 4;
 
-/// Epochs of a run whose batches may differ.
+/// Largest number of distinct epochs of a run.
 pub(super) fn most_epochs(job: &Job) -> u64 {
     job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs).max(1)
 }
 
-/// Samples of the epochs that the job asks for, or as many as the disk takes where it asks for no number, and how many; found, or made.
-/// `work` is where packed rows are made.
+/// Finds or makes samples, and returns them with their number of epochs. The number is the one that the job requests.
+/// If it requests none, it is as many as fit the disk. `work` is where packed rows are made.
 pub(super) fn samples<W: StoredId + StoredRow>(
     job: &Job,
     sizes: &Sizes,
@@ -49,30 +49,30 @@ pub(super) fn samples<W: StoredId + StoredRow>(
         let directory = home.samples_directory(work);
         let safe = super::safe_points(job).sample_bytes;
         let log = SampleLog::begin::<W>(&job.dataset, &directory, job.trace_header(), found.as_ref(), safe)?;
-        // An earlier process had finished it but for its name: it is found now.
+        // An earlier process had finished everything but the rename. The samples are found now.
         let Some(mut log) = log else { continue };
         let before = found.as_ref().map_or(0, Samples::disk_bytes);
-        // Neighbours are cached beside what is made.
+        // The cache of neighbours goes to the same work directory.
         let mut beside = job.clone();
         beside.out_of_core.scratch = log.work();
-        let room = NeighbourBudget { disk_bytes: Some(disk.allowed / LISTS_SHARE), ..sizes.lists };
-        let lists = NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone())?;
-        let taken = before + lists.disk_bytes::<W>();
-        let lists = lists.load::<W>(job)?;
+        let room = NeighbourBudget { disk_bytes: Some(disk.allowed / NEIGHBOURS_SHARE), ..sizes.neighbours };
+        let neighbours = NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone())?;
+        let taken = before + neighbours.disk_bytes::<W>();
+        let neighbours = neighbours.load::<W>(job)?;
         let mut sampling = Sampling { job, sizes, log: &mut log, disk: &mut disk, taken, is_open };
-        let epochs = sampling.all::<W>(&lists, most)?;
-        drop(lists);
+        let epochs = sampling.all::<W>(&neighbours, most)?;
+        drop(neighbours);
         let whole = whole_epochs(job, &log);
         return Ok((log.finish::<W>(whole)?, epochs));
     }
 }
 
-/// Feature rows.
+/// Number of feature rows.
 fn rows(job: &Job) -> u64 {
     job.dataset.manifest().nodes.count
 }
 
-/// Epochs of which every batch is in the log.
+/// Number of epochs with every batch in the log.
 fn whole_epochs(job: &Job, log: &SampleLog) -> u64 {
     let (mut epochs, mut batches) = (0, job.batches.count(0));
     while log.logged(epochs + 1).batches == batches && log.logged(epochs).batches < batches {
@@ -82,7 +82,7 @@ fn whole_epochs(job: &Job, log: &SampleLog) -> u64 {
     epochs
 }
 
-/// Epochs like the first that the disk takes with every batch's rows packed.
+/// How many epochs like the first fit the disk with every batch's rows packed.
 fn epochs_that_fit<W: StoredRow>(
     job: &Job,
     sizes: &Sizes,
@@ -103,35 +103,39 @@ fn epochs_that_fit<W: StoredRow>(
     Ok(disk.allowed.saturating_sub(bytes.cached) / epoch.max(1))
 }
 
-/// What samples while it looks at the disk.
+/// Samples within the disk budget.
 struct Sampling<'a, 'b> {
     job: &'a Job,
     sizes: &'a Sizes,
     log: &'a mut SampleLog<'b>,
     disk: &'a mut DiskShare<'b>,
-    /// Bytes on disk beside the log.
+    /// Bytes on disk apart from the log.
     taken: u64,
-    /// Whether the disk says how many epochs there are.
+    /// Whether the disk determines the number of epochs.
     is_open: bool,
 }
 
 impl Sampling<'_, '_> {
-    /// Samples `most` epochs, or those that the disk takes; returns how many.
-    fn all<W: StoredId + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, most: u64) -> Result<u64> {
+    /// Samples `most` epochs, or as many as fit the disk. Returns the number.
+    fn all<W: StoredId + StoredRow>(&mut self, neighbours: &LoadedNeighbours<W>, most: u64) -> Result<u64> {
         let mut epochs = most;
         if self.is_open {
-            // The first says what one takes.
-            self.epochs::<W>(lists, 1)?;
+            // The first epoch shows how much one takes.
+            self.epochs::<W>(neighbours, 1)?;
             let hottest = self.log.count::<W>(rows(self.job))?;
             let first = self.log.logged(1);
             epochs = epochs_that_fit::<W>(self.job, self.sizes, &first, hottest, self.disk)?.clamp(1, most);
         }
-        self.epochs::<W>(lists, epochs)
+        self.epochs::<W>(neighbours, epochs)
     }
 
-    /// Samples batches up to the end of epoch `epochs - 1`, after those that are there; returns how many epochs there are.
-    fn epochs<W: StoredId + StoredRow>(&mut self, lists: &LoadedNeighbours<W>, epochs: u64) -> Result<u64> {
-        let done = match lists {
+    /// Samples batches up to the end of epoch `epochs - 1`, after those in the log. Returns the number of epochs.
+    fn epochs<W: StoredId + StoredRow>(
+        &mut self,
+        neighbours: &LoadedNeighbours<W>,
+        epochs: u64,
+    ) -> Result<u64> {
+        let done = match neighbours {
             LoadedNeighbours::Memory(graph) => self.epochs_on::<W, _>(graph, epochs),
             LoadedNeighbours::Disk(graph) => self.epochs_on::<W, _>(graph, epochs),
         };
@@ -166,7 +170,7 @@ impl Sampling<'_, '_> {
             threads: self.sizes.samplers,
             most_bytes: self.sizes.sampling_bytes,
         };
-        // Positions are listed, not skipped: a later epoch starts where it starts.
+        // Counts off the first `done` positions, because epochs may differ in their number of batches.
         let all: Vec<Position> = positions(&*job.batches, start, epochs).skip(done as usize).collect();
         bulk.run(all.iter().copied(), |at, sample| {
             if job.stop.is_asked() {
@@ -184,30 +188,25 @@ impl Sampling<'_, '_> {
         Ok(())
     }
 
-    /// What is on disk by now is more than is allowed.
+    /// The error if samples exceed the disk budget.
     fn too_little_disk(&self, epochs: u64, needed: u64) -> StrategyError {
         let count: u64 = (0..epochs).map(|epoch| self.job.batches.count(epoch)).sum();
         let done = self.log.logged(u64::MAX).batches.clamp(1, count);
         let all = self.taken as u128 + (needed - self.taken) as u128 * count as u128 / done as u128;
-        StrategyError::request(
-            format!(
-                "samples of {done} of {count} batches take {} on disk, and --disk-budget allows {}; all of them take about {} ({all} bytes), and rows packed for them more",
-                ByteCount(needed),
-                ByteCount(self.disk.allowed),
-                ByteCount(all as u64)
-            ),
-            format!(
-                "allow --disk-budget {} at least, or sample fewer epochs with --epochs-sampled",
-                ByteCount(all as u64).flag_value()
-            ),
-        )
+        StrategyError::SamplesDisk {
+            done,
+            batches: count,
+            taken: ByteCount(needed),
+            allowed: ByteCount(self.disk.allowed),
+            all: ByteCount(all as u64),
+        }
     }
 }
 
 /// Why sampling ended early.
 enum Ended {
     Stopped,
-    /// So many bytes would be on disk.
+    /// Bytes that would be on disk.
     DiskFull(u64),
     Failed(StrategyError),
 }

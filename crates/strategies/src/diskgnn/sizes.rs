@@ -1,5 +1,5 @@
-//! How diskgnn shares out its memory. Before training phases take turns: sampling, laying out, packing. While it trains,
-//! batches ahead get what they need and the rows accessed most get the rest.
+//! The memory budget of diskgnn. Before training the phases sampling, laying out and packing take turns. During
+//! training, prefetched batches get what they need and the cache of the most accessed rows gets the rest.
 
 use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
@@ -9,17 +9,17 @@ use esker_plan::Hottest;
 use esker_sample::DiskGraph;
 use esker_types::ByteCount;
 
-/// Samples of a thread that samples in bulk: made, waiting, looked at.
+/// Samples per bulk sampling thread: made, waiting, read.
 const WORKER_SAMPLES: u64 = 4;
-/// What logging samples keeps beside their records: three arrays being written.
+/// Memory of the sample log apart from records: three arrays being written.
 const LOG_BYTES: u64 = 8 << 20;
-/// Batches whose rows are being read, for each worker: one, and one waiting or being assembled.
+/// Batches per worker with rows in memory: one being read, and one waiting or being assembled.
 pub(super) const WORKER_BUFFERS: usize = 2;
-/// Samples of a worker beside the batches in memory: being loaded, being read, waiting.
+/// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
-/// Bytes of a block of packed rows, which has a checksum in memory.
+/// Bytes per block of packed rows. Each block has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Batches that are counted with before it is known how many there are.
+/// Assumed number of batches before it is known.
 const FEW_BATCHES: u64 = 1024;
 
 fn lasting(job: &JobOutline) -> MemoryTable {
@@ -29,29 +29,30 @@ fn lasting(job: &JobOutline) -> MemoryTable {
     table
 }
 
-/// One thread that samples, and the log.
+/// Memory of one sampling thread and the log.
 fn least_sampling(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let log = LOG_BYTES.saturating_add(bound.sample_bytes).saturating_add(bound.nodes.saturating_mul(8));
-    // Where the disk says how many epochs there are, accesses of the first are counted while lists are in memory.
+    // If the disk determines the number of epochs, accesses of the first epoch are counted while neighbours are in
+    // memory.
     let is_open = job.epochs_sampled.is_none() && job.epochs > 1;
     let counts = if is_open { Hottest::bytes_for(job.dataset.manifest().nodes.count) } else { 0 };
     sampler_bytes(job, &bound, WORKER_SAMPLES).saturating_add(log).saturating_add(counts)
 }
 
-/// Laying out and packing.
+/// Memory of laying out and packing.
 fn least_packing(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let nodes = job.dataset.manifest().nodes.count;
-    // One epoch is packed at least; what more of them take is known when they are sampled, and checked then. No more than every
-    // row of every batch, and no more than the disk takes.
+    // At least one epoch is packed. The size of further epochs is known, and checked, after they are sampled. The bound
+    // is every row of every batch, within the disk budget.
     let rows_bytes = bound.nodes.saturating_mul(job.row_bytes()).saturating_add(BLOCK_BYTES);
     let packed_bytes = job.epoch_batches.saturating_mul(rows_bytes).min(job.out_of_core.disk_bytes);
     let threads = job.threads.max(1) as u64;
     PackWriter::memory_bytes(nodes, job.row_bytes(), FEW_BATCHES, bound.nodes, packed_bytes, threads)
 }
 
-/// Bytes of so many workers and batches in memory, nothing cached.
+/// Bytes for this many workers and batches in memory, without a cache.
 fn training_bytes(
     job: &JobOutline,
     largest: &Largest,
@@ -62,26 +63,26 @@ fn training_bytes(
     device: bool,
 ) -> u64 {
     let row_bytes = job.row_bytes();
-    let fresh = Packed::rows_bytes_for(largest, row_bytes);
+    let missed = Packed::rows_bytes_for(largest, row_bytes);
     let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
     let samples = (depth.next_multiple_of(workers.max(1)) + workers * WORKER_PREFETCH as u64)
         .saturating_mul(largest.sample_bytes.saturating_add(list));
     let readers =
         workers.saturating_mul(Packed::loader_bytes(largest).saturating_add(Packed::reader_bytes(largest)));
-    // A processor that assembles by itself is handed what was read; else there are rows in memory, too.
-    let (fresh_count, rows) = match device {
+    // If the device assembles, it gets the rows that were read. Otherwise there are also assembled rows in memory.
+    let (missed_count, rows) = match device {
         true => (depth + workers, 0),
         false => (workers * WORKER_BUFFERS as u64, largest.nodes.saturating_mul(job.dim() * 4)),
     };
     samples
         .saturating_add(readers)
-        .saturating_add(fresh.saturating_mul(fresh_count))
+        .saturating_add(missed.saturating_mul(missed_count))
         .saturating_add(rows.saturating_mul(depth))
         .saturating_add(Packed::index_bytes(batches, blocks))
 }
 
-/// The least that training takes, as far as it is known before batches are: samples, and the rows of one batch beside those of
-/// steps ahead. What is read for it, and cached, is known when batches are, and checked then.
+/// The smallest memory of training that is known before batches are: samples, and the rows of one batch in addition to
+/// those of steps in flight. Missed and cached rows are known with the batches, and checked then.
 fn least_training(job: &JobOutline) -> u64 {
     let bound = job.bound(&job.settings, job.largest_batch);
     let (nodes, sample_bytes) = (bound.nodes, bound.sample_bytes);
@@ -90,7 +91,7 @@ fn least_training(job: &JobOutline) -> u64 {
     training_bytes(job, &largest, 0, FEW_BATCHES, 1, 1 + job.steps_in_flight as u64, false)
 }
 
-/// The least that diskgnn needs, line by line.
+/// The smallest memory that diskgnn needs, line by line.
 pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, packing, training) = (least_sampling(job), least_packing(job), least_training(job));
@@ -107,22 +108,22 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
 /// How training uses memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Training {
-    /// Batches that are read at a time.
+    /// Batches read at a time.
     pub workers: usize,
-    /// Batches whose rows are held.
+    /// Batches with rows in memory.
     pub depth: usize,
 }
 
-/// How the memory granted is used.
+/// How the granted memory is used.
 #[derive(Debug, Clone)]
 pub(super) struct Sizes {
-    /// What a phase may hold.
+    /// Memory of a phase.
     pub phase_bytes: u64,
-    /// Threads that sample, and what they may hold together.
+    /// Number of sampling threads, and their memory together.
     pub samplers: usize,
     pub sampling_bytes: u64,
-    pub lists: NeighbourBudget,
-    /// What the processor's own memory may hold of rows.
+    pub neighbours: NeighbourBudget,
+    /// Memory on the device for cached rows.
     pub device_bytes: u64,
 }
 
@@ -134,17 +135,18 @@ impl Sizes {
         let left = phase_bytes.saturating_sub(least_sampling(job) - worker_bytes);
         let samplers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
         let left = left.saturating_sub(samplers * worker_bytes);
-        let lists = NeighbourBudget::within(job, left, phase_bytes)?;
+        let neighbours = NeighbourBudget::within(job, left, phase_bytes)?;
         Ok(Sizes {
             phase_bytes,
             samplers: samplers as usize,
             sampling_bytes: samplers * worker_bytes,
-            lists,
+            neighbours,
             device_bytes,
         })
     }
 
-    /// Workers and batches in memory, and what they take, for batches that are known: the most that `room` has room for, else the least.
+    /// Workers and batches in memory for known batches, and the bytes they take: the most that fit `room`, else the
+    /// minimum.
     fn shared_out(
         &self,
         job: &JobOutline,
@@ -158,20 +160,21 @@ impl Sizes {
         let needed = |workers: u64, depth: u64| {
             training_bytes(job, largest, blocks, batches, workers, depth + ahead, device)
         };
-        let wishes = [(2, 3), (2, 2), (1, 2)];
-        let wish = wishes.into_iter().find(|(workers, depth)| needed(*workers, *depth) <= room);
-        let (workers, depth) = wish.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
+        let candidates = [(2, 3), (2, 2), (1, 2)];
+        let fitting = candidates.into_iter().find(|(workers, depth)| needed(*workers, *depth) <= room);
+        let (workers, depth) = fitting.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
         let training = Training { workers: workers as usize, depth: (depth + ahead) as usize };
         (training, needed(workers, depth))
     }
 
-    /// Rows to set aside for memory, once batches are known but not how many of their rows are on disk.
+    /// Rows to set aside for memory, when batches are known but not how many of their rows are on disk.
     pub fn slots(&self, job: &JobOutline, largest: &Largest, batches: u64) -> Result<u64> {
-        // At worst all are.
+        // In the worst case, all of them.
         let largest = Largest { packed_rows: largest.nodes, ..*largest };
         let row_bytes = job.row_bytes().max(1);
         let blocks = batches * (largest.nodes * row_bytes / BLOCK_BYTES + 1);
-        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
+        // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the
+        // cache.
         let asked = job.out_of_core.feature_cache_bytes;
         let room = match asked {
             Some(asked) => self.phase_bytes.saturating_sub(asked.saturating_sub(self.device_bytes)),
@@ -183,19 +186,16 @@ impl Sizes {
         }
         let most = self.phase_bytes - needed + self.device_bytes;
         match asked {
-            Some(asked) if asked > most => Err(StrategyError::request(
-                format!(
-                    "a feature cache of {} is asked for, and {} are left for it",
-                    ByteCount(asked),
-                    ByteCount(most)
-                ),
-                "take a smaller --feature-cache, or allow more memory",
-            )),
+            Some(asked) if asked > most => Err(StrategyError::Cache {
+                flag: "--feature-cache",
+                asked: ByteCount(asked),
+                left: ByteCount(most),
+            }),
             asked => Ok(asked.unwrap_or(most) / row_bytes),
         }
     }
 
-    /// Whether laying out and packing what is known now fit; an error with what would do where not.
+    /// Checks that laying out and packing these samples fit. The error names the size it needs.
     pub fn check_packing(&self, job: &JobOutline, sampled: &EpochSampled, packed_bytes: u64) -> Result<()> {
         let nodes = job.dataset.manifest().nodes.count;
         let (batches, largest, threads) = (sampled.batches, sampled.largest.nodes, job.threads.max(1) as u64);
@@ -204,7 +204,7 @@ impl Sizes {
         if needed > self.phase_bytes { Err(too_little(job, needed, self.phase_bytes)) } else { Ok(()) }
     }
 
-    /// Workers and batches in memory for rows that are packed; an error where they do not fit any more.
+    /// Workers and batches in memory for packed rows. Fails if they do not fit any more.
     pub fn training(&self, job: &JobOutline, packing: &Packing) -> Result<Training> {
         let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
         let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
@@ -217,19 +217,8 @@ impl Sizes {
     }
 }
 
-/// Batches turned out larger than there is memory for.
+/// The error for batches that turned out larger than the memory.
 fn too_little(job: &JobOutline, needed: u64, phase_bytes: u64) -> StrategyError {
-    StrategyError::request(
-        format!(
-            "batches of {} seeds were sampled, and packing or training on them takes {} where {} are left for it",
-            job.largest_batch,
-            ByteCount(needed),
-            ByteCount(phase_bytes)
-        ),
-        format!(
-            "allow {} more ({} bytes) with --memory, or take a smaller batch, fan-out or --feature-cache",
-            ByteCount(needed - phase_bytes).flag_value(),
-            needed - phase_bytes
-        ),
-    )
+    let (batch, needed, left) = (job.largest_batch, ByteCount(needed), ByteCount(phase_bytes));
+    StrategyError::BatchMemory { batch, needed, left }
 }

@@ -1,6 +1,6 @@
-//! Batches of packed rows (Figure 7 of the paper): load a sample, read its rows in one go, put the batch together. Each is a
-//! stage; some workers take batches in turn for the first two, so that the disk has the next batch to read while the last reads
-//! of one are still on their way.
+//! Batches of packed rows (Figure 7 of the paper): load a sample, read its rows in one piece, assemble the batch. Each
+//! is a stage. Several workers take batches in turn for the first two stages, so that the disk has the next batch to
+//! read while the last reads of one batch are still in flight.
 
 use super::sizes::{WORKER_BUFFERS, WORKER_PREFETCH};
 use super::{Opened, RowTier};
@@ -17,7 +17,7 @@ use esker_sample::{Batches, Position, Sample, Targets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted.
+/// Counters.
 #[derive(Default)]
 struct ReadCounts {
     rows: AtomicU64,
@@ -25,11 +25,11 @@ struct ReadCounts {
     host_hits: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
-    /// Any worker reads.
+    /// The time in which any worker reads.
     reading: AnyBusy,
 }
 
-/// Rows as they were read, in memory of ours or where the device reads them.
+/// Missed rows after reading, in our own memory or in memory that the device reads.
 enum MissedRows<D: Device> {
     Ours(Recycled<Option<AlignedBuffer>>),
     Device(MissedOf<D>),
@@ -44,7 +44,7 @@ impl<D: Device> MissedRows<D> {
     }
 }
 
-/// A batch whose sample was loaded.
+/// A batch with its sample loaded.
 struct LoadedSample {
     at: Position,
     sample: Recycled<Sample>,
@@ -53,13 +53,13 @@ struct LoadedSample {
     permit: Option<Permit>,
 }
 
-/// A batch whose rows were read, too.
+/// A batch with its sample loaded and its rows read.
 struct LoadedRows<D: Device> {
     loaded: LoadedSample,
     missed: MissedRows<D>,
 }
 
-/// Batches of training from a position on.
+/// Training batches from a position on.
 pub(super) fn source<D: Device>(
     opened: &Opened<D>,
     job: &Job,
@@ -107,13 +107,13 @@ pub(super) fn source<D: Device>(
     })?))
 }
 
-/// What stages share.
+/// State that stages share.
 struct Shared<D: Device> {
     packed: Arc<Packed>,
     tier: RowTier<D>,
     permits: Permits,
     counts: Arc<ReadCounts>,
-    /// Nothing works ahead: a batch has its permit before anything of it is loaded.
+    /// No prefetching: a batch gets its permit before anything of it is loaded.
     sequential: bool,
 }
 
@@ -130,7 +130,7 @@ impl<D: Device> Clone for Shared<D> {
 }
 
 impl<D: Device> Shared<D> {
-    /// Loads samples and placements. Later epochs repeat those that were sampled.
+    /// Loads samples and placements. Later epochs repeat the sampled ones.
     fn load(
         &self,
         listed: Pipeline<Position, StrategyError>,
@@ -181,7 +181,7 @@ impl<D: Device> Shared<D> {
                         MissedRows::Ours(buffer)
                     }
                     RowTier::Device(cache) => {
-                        // A device that assembles by itself is handed what was read: the permit comes before the memory.
+                        // A device that assembles gets the buffer of the reads, so the permit comes before the memory.
                         if !shared.permitted(stage, &mut loaded) {
                             return Ok(None);
                         }
@@ -197,7 +197,7 @@ impl<D: Device> Shared<D> {
         )
     }
 
-    /// Waits for the permit of a batch, unless it has one; `false` where nobody waits for it any more.
+    /// Waits for the permit of a batch, unless it has one. `false` if nobody waits for the batch any more.
     fn permitted(&self, stage: &Stage, loaded: &mut LoadedSample) -> bool {
         if loaded.permit.is_none() {
             loaded.permit = stage.permit(&self.permits);
@@ -213,7 +213,7 @@ impl<D: Device> Shared<D> {
     }
 }
 
-/// The last stage: checks what was read and puts batches together.
+/// The last stage: verifies rows and assembles batches.
 struct Assemble<D: Device> {
     shared: Shared<D>,
     reads: crate::direct::Reads,

@@ -1,17 +1,18 @@
-//! Topology and features on disk, and an optimal cache (Ginex, VLDB 2022). Batches are sampled ahead, a superbatch at a time;
-//! so the rows that they will want are known, and Belady's algorithm says which to keep. What the paper leaves to a GPU,
-//! planning, one core does in linear time.
+//! Topology and features on disk with an optimal cache (Ginex, VLDB 2022). Batches are sampled in advance, one
+//! superbatch at a time. So the rows that they will access are known, and Belady's algorithm decides which to keep. The
+//! paper plans on a GPU; here one core does it in linear time.
 //!
 //! # The life of a superbatch
 //!
 //! ```text
-//!  strategies/ginex/:  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
-//!                      (neighbours.rs)   (superbatch.rs: the next one       (plan/belady.rs)   (source.rs: three stages;
-//!                                    is sampled while this is planned)                     fetch/disk.rs, fetch/cache.rs)
+//!  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
+//!  (neighbours.rs)         (superbatch.rs: the next one (plan/belady.rs) (source.rs: three stages;
+//!                          is sampled while this one is planned)         fetch/disk.rs, fetch/cache.rs)
 //! ```
 //!
-//! `sizes.rs` shares the memory out: phases take turns, so each has all of it. A row comes from a slot, from the disk, or from
-//! the disk into a slot once the batch's hits are taken. Accesses and placements are checked as they are read back. Stages read ahead of the cache because reading needs none of it.
+//! `sizes.rs` divides the memory. Phases take turns, so each has all of it. A row comes from a slot, from disk, or from
+//! disk into a slot after the batch's hits are copied. Accesses and placements are verified when they are read back.
+//! Reading does not depend on the cache, so stages can read ahead of it.
 
 mod sizes;
 mod source;
@@ -33,9 +34,9 @@ use sizes::Sizes;
 use source::Superbatches;
 use std::sync::Arc;
 
-/// Batches that are sampled to know how large they are.
+/// Batches sampled to estimate the size of batches.
 const PROFILED: usize = 2;
-/// About what an edge takes in a trace.
+/// Approximate bytes per edge in a trace.
 const EDGE_BYTES: u64 = 3;
 
 /// Ginex for a device.
@@ -44,7 +45,7 @@ pub struct Ginex<D> {
     opened: Option<Opened>,
 }
 
-/// What sources share.
+/// State that sources share.
 #[derive(Clone)]
 struct Opened {
     lists: Arc<NeighbourStore>,
@@ -52,18 +53,18 @@ struct Opened {
     sizes: Sizes,
 }
 
-/// What it needs of memory.
+/// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
     Ok(Needs { host: sizes::memory(job), takes_the_rest: true, ..Needs::default() })
 }
 
-/// Topology and features on disk.
+/// The strategy, not yet prepared.
 pub fn strategy<D>(device: D) -> Ginex<D> {
     Ginex { device, opened: None }
 }
 
 impl<D> Ginex<D> {
-    /// What was opened. Asking before is a bug.
+    /// The prepared state. Panics before `prepare`.
     fn opened(&self) -> &Opened {
         self.opened.as_ref().expect("a strategy is prepared before it yields batches")
     }
@@ -109,12 +110,12 @@ impl<D: Device> Strategy<D> for Ginex<D> {
 }
 
 impl Opened {
-    /// Opens neighbours and rows, finds out how large batches are, and shares out what was granted.
+    /// Opens neighbours and feature rows, estimates the size of batches, and divides the granted memory.
     fn open<W: StoredId + StoredRow>(job: &Job) -> Result<Opened> {
         let scratch = &job.out_of_core.scratch;
         std::fs::create_dir_all(scratch).map_err(StoreError::io(scratch))?;
         let reads = Reads::open(job)?;
-        // Whoever only infers trains on no batch.
+        // An inference-only job has no training batches.
         let sizes = match job.largest_batch {
             0 => Sizes::none(),
             _ => {
@@ -128,7 +129,7 @@ impl Opened {
         Ok(Opened { lists, reads, sizes })
     }
 
-    /// How memory and disk are used, for a person.
+    /// How memory and disk are used, as readable text.
     fn notes(&self) -> Vec<String> {
         let sizes = &self.sizes;
         vec![
@@ -144,7 +145,7 @@ impl Opened {
     }
 }
 
-/// What the files of a batch take on disk, from a few batches.
+/// Bytes on disk of a batch's files, estimated from a few batches.
 fn profile<W: StoredId + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64> {
     let start = Position { epoch: 0, batch: 0 };
     let most_bytes = job.strategy_bytes.max(sizes::memory(job).total());

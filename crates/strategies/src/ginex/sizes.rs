@@ -1,5 +1,6 @@
-//! How ginex shares out its memory (section 3.5 of the paper). Phases take turns: while a superbatch is sampled, and the
-//! one before it planned, neighbour lists have what is left; while one is gathered, feature rows have.
+//! The memory budget of ginex (section 3.5 of the paper). Phases take turns. While a superbatch is sampled and the
+//! previous one is planned, cached neighbours get the rest. While a superbatch is gathered, cached feature rows get the
+//! rest.
 
 use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
@@ -9,21 +10,21 @@ use esker_plan::{Belady, MOST_SLOTS};
 use esker_sample::{Bound, DiskGraph, Settings, StoredId};
 use esker_types::ByteCount;
 
-/// Samples of a thread that samples in bulk: made, waiting, looked at.
+/// Samples per bulk sampling thread: made, waiting, read.
 const WORKER_SAMPLES: u64 = 4;
-/// Samples beyond the batches whose rows are held: being loaded, waiting.
+/// Samples beyond the batches with rows in memory: being loaded, waiting.
 pub(super) const SAMPLES_PREFETCHED: usize = 2;
-/// Batches whose rows are held when memory allows: being read, being assembled, being trained on.
+/// Batches with rows in memory if memory allows: being read, being assembled, being trained on.
 pub(super) const MOST_DEPTH: usize = 3;
-/// What writing and reading a trace keeps beside its records.
+/// Memory of writing and reading a trace apart from its records.
 const TRACE_BYTES: u64 = 4 << 20;
-/// What a plan has for a slot, at most.
+/// Largest size of a plan's memory per slot.
 const SLOT_BYTES: u64 = 4;
-/// A superbatch is at least so long by default, where the disk allows it: on small graphs switching would cost more than
-/// training.
+/// Default minimum length of a superbatch, if the disk allows it. On small graphs, switching would otherwise cost more
+/// than training.
 const FEW_BATCHES: u64 = 64;
 
-/// What a batch takes, at most.
+/// The upper bounds of a batch.
 fn bound(job: &JobOutline, settings: &Settings, batch: u64) -> Bound {
     job.bound(settings, batch)
 }
@@ -34,30 +35,30 @@ fn word_bytes(job: &JobOutline) -> u64 {
 
 fn planner_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
-    // Where the accesses, placements and counts of each batch lie in their files, and their checksums.
-    let places = batches * (4 * 8 + PlanFile::bytes_a_batch());
+    // Positions and checksums of each batch's accesses, placements and counts in their files.
+    let places = batches * (4 * 8 + PlanFile::bytes_per_batch());
     match word_bytes(job) {
         8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest) + places,
         _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest) + places,
     }
 }
 
-/// Bytes of a record, of a batch's accesses and of its words while they are in memory.
+/// Bytes of a batch's record, accesses and words while they are in memory.
 fn writing_bytes(job: &JobOutline, bound: &Bound) -> u64 {
     let accesses = bound.nodes.saturating_mul(word_bytes(job));
     TRACE_BYTES.saturating_add(bound.sample_bytes).saturating_add(accesses)
 }
 
-/// Gathering beside rows and cache: samples and words, a decoder, a reader.
+/// Memory of gathering apart from rows and cache: samples and words, a decoder, a reader.
 fn gathering_bytes(nodes: u64, sample_bytes: u64, depth: u64) -> u64 {
     let samples = (depth + SAMPLES_PREFETCHED as u64)
         .saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(8)));
-    // A decoder has the batch in order of discovery, its record, and its ids once more; arrays double as they grow.
+    // A decoder has the batch in order of discovery, its record, and its ids again. Arrays grow by doubling.
     let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
     TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
 }
 
-/// What is there in every phase.
+/// Memory of every phase.
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
@@ -65,7 +66,7 @@ fn lasting(job: &JobOutline) -> MemoryTable {
     table
 }
 
-/// The least that sampling and planning take together.
+/// The smallest memory of sampling and planning together.
 fn least_sampling(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
     let sampler = sampler_bytes(job, &bound, WORKER_SAMPLES);
@@ -74,12 +75,12 @@ fn least_sampling(job: &JobOutline) -> u64 {
     sampler.saturating_add(planner).saturating_add(others)
 }
 
-/// Rows of steps that are still on their way when a superbatch is sampled.
+/// Rows of steps that are still in flight when a superbatch is sampled.
 fn ahead_bytes(job: &JobOutline, bound: &Bound) -> u64 {
     bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_in_flight as u64)
 }
 
-/// The least that gathering takes: one batch beside those of steps ahead, nothing cached.
+/// The smallest memory of gathering: one batch in addition to those of steps in flight, without a cache.
 fn least_gathering(job: &JobOutline) -> u64 {
     let bound = bound(job, &job.settings, job.largest_batch);
     let depth = 1 + job.steps_in_flight as u64;
@@ -87,7 +88,7 @@ fn least_gathering(job: &JobOutline) -> u64 {
     rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, depth))
 }
 
-/// The least that ginex needs, line by line.
+/// The smallest memory that ginex needs, line by line.
 pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, gathering) = (least_sampling(job), least_gathering(job));
@@ -96,29 +97,29 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     table
 }
 
-/// How the memory granted is used.
+/// How the granted memory is used.
 #[derive(Debug, Clone)]
 pub(super) struct Sizes {
-    /// Threads that sample.
+    /// Number of sampling threads.
     pub workers: usize,
-    /// What all samplers together may hold.
+    /// Memory of all samplers together.
     pub sampling_bytes: u64,
-    /// For neighbour lists.
+    /// Memory of neighbours.
     pub lists: NeighbourBudget,
-    /// What a phase may hold.
+    /// Memory of a phase.
     pub phase_bytes: u64,
-    /// Slots that there is memory to plan for.
+    /// Largest number of slots for which there is memory to plan.
     pub most_slots: u64,
-    /// Batches of a superbatch.
+    /// Batches per superbatch.
     pub superbatch: u64,
-    /// What the files of one superbatch may take.
+    /// Disk budget of one superbatch.
     pub disk_bytes: u64,
-    /// What they can take at most by the size of batches, for people.
+    /// Upper bound of its files by the size of batches, for messages.
     pub likely_disk_bytes: u64,
 }
 
 impl Sizes {
-    /// For whoever trains on nothing.
+    /// For a job without training.
     pub fn none() -> Sizes {
         Sizes {
             workers: 1,
@@ -132,7 +133,7 @@ impl Sizes {
         }
     }
 
-    /// `batch_disk_bytes` is what the files of a batch take, about; `batches` those of an epoch and of the run.
+    /// `batch_disk_bytes` is the approximate size of a batch's files. `batches` are those of an epoch and of the run.
     pub fn new(job: &JobOutline, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
         let bound = bound(job, &job.settings, job.largest_batch);
@@ -145,7 +146,7 @@ impl Sizes {
         let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
         let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, bound.nodes));
         let left = left.saturating_sub(writing_bytes(job, &bound)).saturating_sub(ahead_bytes(job, &bound));
-        // A plan has a few bytes for each slot, and is made while others sample.
+        // A plan takes a few bytes per slot. It is made during sampling.
         let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
         let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));
         let most_slots = by_memory.min(left.saturating_sub(worker_bytes) / SLOT_BYTES);
@@ -165,7 +166,7 @@ impl Sizes {
         })
     }
 
-    /// What the files of a superbatch can take: the most that its batches can have, inside what is allowed.
+    /// Largest size of a superbatch's files: the bounds of its batches, within the budget.
     pub fn most_on_disk<W: StoredId + StoredRow>(&self, job: &JobOutline) -> u64 {
         let bound = bound(job, &job.settings, job.largest_batch);
         let of_all = |of_one: u64| of_one.saturating_mul(self.superbatch);
@@ -173,15 +174,16 @@ impl Sizes {
         disk_bytes::<W>(self.superbatch, of_all(bound.nodes), trace_bytes).min(self.disk_bytes)
     }
 
-    /// Batches to hold and slots of the cache for a superbatch that was sampled: `largest` is the most rows that one of
-    /// its batches has, `sample_bytes` the most that a sample takes.
+    /// Batches in memory and slots of the cache for a sampled superbatch. `largest` is the largest number of rows in
+    /// one of its batches, `sample_bytes` the largest size of a sample.
     pub fn gathering(&self, job: &JobOutline, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
         let features = job.dataset.manifest().nodes.features.as_ref();
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
         let needed =
             |depth: u64| depth * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, depth);
         let asked = job.out_of_core.feature_cache_bytes;
-        // Batches ahead before rows cached, as long as they leave a good part of the memory to the cache.
+        // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the
+        // cache.
         let most = |depth: u64| {
             needed(depth) + asked.unwrap_or(0) <= self.phase_bytes / 4 * if asked.is_some() { 4 } else { 3 }
         };
@@ -190,14 +192,11 @@ impl Sizes {
         let left = self.phase_bytes.saturating_sub(needed(depth));
         let bytes = match asked {
             Some(asked) if asked > left => {
-                return Err(StrategyError::request(
-                    format!(
-                        "a feature cache of {} is asked for, and {} are left for it",
-                        ByteCount(asked),
-                        ByteCount(left)
-                    ),
-                    "take a smaller --feature-cache, or allow more memory",
-                ));
+                return Err(StrategyError::Cache {
+                    flag: "--feature-cache",
+                    asked: ByteCount(asked),
+                    left: ByteCount(left),
+                });
             }
             asked => asked.unwrap_or(left),
         };
@@ -206,8 +205,8 @@ impl Sizes {
     }
 }
 
-/// What the files of some batches take on disk: a trace of about three bytes an edge, an access and a word a node, and while
-/// they are planned how many rows of each batch every later one wants.
+/// Bytes on disk of some batches' files: a trace of about three bytes per edge, an access and a word per node. During
+/// planning there are also the counts of rows that each later batch accesses next.
 pub(super) fn disk_bytes<W: StoredId + StoredRow>(batches: u64, nodes: u64, trace_bytes: u64) -> u64 {
     let counts =
         nodes.min(batches.saturating_mul(batches) / 2) * size_of::<esker_plan::RequestCount>() as u64;

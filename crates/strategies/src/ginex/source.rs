@@ -1,9 +1,10 @@
-//! Superbatch after superbatch (Figure 9 of the paper): sample the next while this one is planned, then gather this one.
+//! Yields superbatch after superbatch (Figure 9 of the paper): sample the next one while this one is planned, then
+//! gather this one.
 //!
-//! A phase starts when a batch is asked for and none is left, so nothing holds a phase's memory between superbatches. The
-//! main loop has three stages: load a sample and its plan; read the rows that the plan reads, straight into the
-//! batch; take the others from the cache and put into it what stays. Reading needs nothing of the cache, so the disk works on
-//! the next batch while this one is assembled.
+//! A phase starts when a batch is requested and none is left, so no phase has memory between superbatches. The main
+//! loop has three stages. First, load a sample and its plan. Second, read the rows that the plan reads, directly into
+//! the batch. Third, copy the others from the cache and copy the kept rows into it. Reading does not depend on the
+//! cache, so the disk reads the next batch while this one is assembled.
 
 use super::Opened;
 use super::sizes::SAMPLES_PREFETCHED;
@@ -22,10 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Stages as they are counted over all superbatches.
+/// Stages as counted over all superbatches.
 const STAGES: [&str; 5] = ["sample", "plan", "load", "read", "assemble"];
 
-/// What is counted of rows.
+/// Row counters.
 #[derive(Default)]
 pub(super) struct RowCounters {
     pub rows: AtomicU64,
@@ -36,7 +37,7 @@ pub(super) struct RowCounters {
 }
 
 impl RowCounters {
-    /// Counts what reading did.
+    /// Counts a read.
     fn read<R>(
         &self,
         reader: &mut RowReader,
@@ -60,24 +61,24 @@ struct LoadedPlan {
     targets: Targets,
 }
 
-/// Batches of training, superbatch after superbatch.
+/// Training batches, superbatch after superbatch.
 pub(super) struct Superbatches<D: Device, W> {
     opened: Opened,
     job: Job,
     device: D,
-    /// Where the next superbatch to sample starts.
+    /// Start of the next superbatch to sample.
     next: Position,
-    /// Sampled, and to be gathered next.
+    /// Sampled, and gathered next.
     ready: Option<Superbatch<W>>,
     main: Option<MainLoop<D>>,
     rows: Arc<RowCounters>,
-    /// What had been read of lists before.
+    /// Neighbour counters at the start.
     lists_before: NeighbourCounters,
     sampling: Arc<StageClock>,
     planning: Arc<StageClock>,
-    /// Stages of main loops that are over.
+    /// Stage times of finished main loops.
     spent: Vec<StageTimes>,
-    /// Seconds of sampling and planning together, of loading caches, and of main loops that are over.
+    /// Seconds of sampling and planning together, of loading caches, and of finished main loops.
     inspected: f64,
     switched: f64,
     looped: f64,
@@ -112,9 +113,9 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         })
     }
 
-    /// The next superbatch, from an earlier process or sampled now; lists are loaded when the first is sampled.
+    /// The next superbatch, of an earlier process or sampled now. Neighbours are loaded when the first is sampled.
     fn sample(&mut self, lists: &mut Option<LoadedNeighbours<W>>) -> Result<Option<Superbatch<W>>> {
-        // A position after the last batch of an epoch is the first of the next.
+        // A position after the last batch of an epoch is the first of the next epoch.
         let Some(from) = positions(&*self.job.batches, self.next, self.job.epochs).next() else {
             return Ok(None);
         };
@@ -137,7 +138,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         Ok(found)
     }
 
-    /// Samples, plans, and starts to gather; `false` after the last superbatch.
+    /// Samples, plans, and starts to gather. `false` after the last superbatch.
     fn turn(&mut self) -> Result<bool> {
         let (started, switched) = (Instant::now(), self.switched);
         let mut lists = None;
@@ -151,7 +152,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         let largest = current.accesses.largest();
         let (depth, slots) = self.opened.sizes.gathering(&self.job, largest, current.sample_bytes)?;
         let (planning, job) = (self.planning.clone(), self.job.clone());
-        // The plan of this superbatch while the next is sampled.
+        // Plans this superbatch while the next is sampled.
         let (planned, next) = std::thread::scope(|scope| {
             let plan = scope.spawn(|| planning.busy(|| caught(STAGES[1], || current.plan(&job, slots))));
             let next = self.sample(&mut lists);
@@ -192,7 +193,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         Ok(MainLoop { stages, left, trace: Some(spent), started: Instant::now() })
     }
 
-    /// The first stage: samples and their placements.
+    /// The first stage: loads samples and their placements.
     fn load(
         &self,
         batch: Superbatch<W>,
@@ -220,7 +221,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         (loaded, spent)
     }
 
-    /// The second stage: reads rows straight into the batch.
+    /// The second stage: reads rows directly into the batch.
     fn read(
         &self,
         loaded: Pipeline<LoadedPlan, StrategyError>,
@@ -246,8 +247,8 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         )
     }
 
-    /// After the last batch of a superbatch its threads have ended: what they held is free, and its trace is not needed
-    /// any more.
+    /// Ends the main loop after the last batch of a superbatch. Its threads have ended, their memory is free, and its
+    /// trace is not needed any more.
     fn close_main(&mut self) -> Result<()> {
         let Some(mut main) = self.main.take() else { return Ok(()) };
         self.looped += main.started.elapsed().as_secs_f64();
@@ -257,11 +258,11 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         trace.map_or(Ok(()), Spent::remove)
     }
 
-    /// All stages, those of `main` included.
+    /// The times of all stages, including those of `main`.
     fn stage_times(&self, main: &MainLoop<D>) -> Vec<StageTimes> {
         let running = main.stages.times();
         let mut all = self.spent.clone();
-        // Columns are read by a stage of their own, where a loader asks for them.
+        // If a loader requests columns, a separate stage reads them.
         for found in &running {
             if !all.iter().any(|stage| stage.name == found.name) {
                 all.push(StageTimes { name: found.name.clone(), ..StageTimes::default() });

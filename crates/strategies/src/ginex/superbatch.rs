@@ -1,8 +1,8 @@
 //! A superbatch: some batches sampled to a trace, and a plan for their rows (sections 3.1 and 3.4).
 //!
-//! A trace gets its name when it is whole, and its header says what it is a trace of; so a resumed run takes up what an
-//! earlier one sampled, and removes what belongs to another. What was accessed and what is planned follow from the trace
-//! and are made anew.
+//! A trace gets its final name when it is complete, and its header describes its content. So a resumed run uses what an
+//! earlier one sampled, and removes what belongs to another job. Accesses and plans follow from the trace and are
+//! computed again.
 
 use super::sizes::{Sizes, disk_bytes};
 use crate::neighbours::LoadedNeighbours;
@@ -16,13 +16,13 @@ use esker_store::StoreError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Some batches, sampled.
+/// Some sampled batches.
 pub(super) struct Superbatch<W> {
     pub trace: TraceReader,
     path: PathBuf,
-    /// The first sample of the trace that is requested.
+    /// The first sample of the trace that is used.
     pub first: usize,
-    /// Rows of the batches from there on.
+    /// Rows of the batches from `first` on.
     pub accesses: AccessFile<W>,
     /// Bytes of the largest of their samples.
     pub sample_bytes: u64,
@@ -30,9 +30,9 @@ pub(super) struct Superbatch<W> {
 
 /// Why sampling ended.
 enum End {
-    /// The disk budget is used up.
+    /// The disk budget is exhausted.
     Full,
-    /// Somebody asked for an end.
+    /// A stop was requested.
     Stopped,
     Failed(StrategyError),
 }
@@ -51,12 +51,12 @@ impl From<FetchError> for End {
 
 const ENDING: &str = "trace";
 
-/// Where this strategy keeps its traces.
+/// The directory of traces.
 fn folder(job: &Job) -> PathBuf {
     job.out_of_core.scratch.join("superbatches")
 }
 
-/// Makes the folder, and removes what is no trace of this job, or none from `from` on.
+/// Creates the directory. Removes files that are not traces of this job, or not from `from` on.
 pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
     let folder = folder(job);
     fs::create_dir_all(&folder).map_err(StoreError::io(&folder))?;
@@ -73,7 +73,7 @@ pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
 }
 
 impl<W: StoredId + StoredRow> Superbatch<W> {
-    /// A trace from an earlier process that holds the batch at `from`.
+    /// A trace of an earlier process that contains the batch at `from`.
     pub fn find(job: &Job, from: Position) -> Result<Option<Superbatch<W>>> {
         let folder = folder(job);
         let expected = job.trace_header();
@@ -90,7 +90,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         Ok(None)
     }
 
-    /// Lists the accesses of a trace that was written earlier.
+    /// Collects the accesses of an existing trace.
     fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
         let (mut accesses, mut sample, mut sample_bytes) =
             (AccessFile::create(folder)?, Sample::default(), 0);
@@ -105,7 +105,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         Ok(Superbatch { trace, path, first, accesses, sample_bytes })
     }
 
-    /// Samples batches from `from` on, as many as a superbatch has or its disk budget allows; `None` after the last.
+    /// Samples batches from `from` on, up to the length of a superbatch or its disk budget. `None` after the last.
     pub fn sample(
         job: &Job,
         sizes: &Sizes,
@@ -141,7 +141,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         };
         let ended = bulk.run(all.iter().copied(), |at, sample| {
             let before = writer.bytes();
-            // What the next batch takes is not known; this one's size is the best guess.
+            // The size of the next batch is not known. This one's size is the best guess.
             let nodes = sample.node_ids.len() as u64;
             writer.write(at, sample)?;
             accesses.append(&sample.node_ids, &sample.unneeded)?;
@@ -164,15 +164,9 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         let used = disk_bytes::<W>(count, accesses.accesses(), writer.bytes());
         if count == 1 && used > sizes.disk_bytes {
             let least = esker_types::ByteCount(used * 2 + used / 4);
-            return Err(StrategyError::request(
-                format!(
-                    "{}: two batches at a time take more on disk than --disk-budget allows",
-                    folder.display()
-                ),
-                format!("allow --disk-budget {} at least, or take smaller batches", least.flag_value()),
-            ));
+            return Err(StrategyError::TraceDisk { folder, least });
         }
-        // What was sampled so far is a superbatch, too: whoever resumes takes it up.
+        // A partial superbatch is a superbatch too. A resumed run uses it.
         writer.finish()?;
         if matches!(ended, Err(End::Stopped)) {
             return Err(StrategyError::Stopped);
@@ -192,28 +186,28 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         Ok((plan, tally))
     }
 
-    /// Batches requested.
+    /// Number of batches from `first` on.
     pub fn count(&self) -> usize {
         self.trace.entries().len() - self.first
     }
 
-    /// The position behind its last batch, in this epoch.
+    /// The position after its last batch, in the same epoch.
     pub fn behind(&self) -> Position {
         let last = self.trace.entries().last().map_or(Position { epoch: 0, batch: 0 }, |last| last.at);
         Position { batch: last.batch + 1, ..last }
     }
 
-    /// Its trace, and where that is, once nothing else of it is needed.
+    /// Its trace and the trace's path, when nothing else of it is needed.
     pub fn into_trace(self) -> (TraceReader, Spent) {
         (self.trace, Spent(self.path))
     }
 }
 
-/// A trace that will not be needed any more.
+/// A trace that is not needed any more.
 pub(super) struct Spent(PathBuf);
 
 impl Spent {
-    /// Removes it: every batch of it was handed over. Until then a resumed run may want it.
+    /// Removes it after every batch of it was yielded. Until then a resumed run may need it.
     pub fn remove(self) -> Result<()> {
         Ok(fs::remove_file(&self.0).map_err(StoreError::io(&self.0))?)
     }

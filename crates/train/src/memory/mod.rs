@@ -1,6 +1,7 @@
-//! What a run will hold, added up before anything is allocated. Batches are held ahead of the trainer as far as the budget
-//! goes; a budget that does not even suffice for one at a time is refused, with what would. A processor with memory of its
-//! own has a budget of its own: the model, its steps and its inference count there, and rows on their way to it here.
+//! The memory of a run, summed up before anything is allocated. As many batches are prefetched as the budget allows. If
+//! the budget is too small for one at a time, the run is refused, with the size it needs. A device with its own memory
+//! has a separate budget: the model, its steps and its inference count there, and rows to be uploaded count as host
+//! memory.
 
 mod model;
 
@@ -10,44 +11,44 @@ use esker_nn::{Backend, MemoryOf};
 use esker_strategies::{Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
-/// Code, stacks, and what the allocator and the reading engine hold beside what is counted.
+/// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
 const PROGRAM_BYTES: u64 = 24 << 20;
-/// What each thread that computes has for itself.
+/// Memory of each computing thread.
 const THREAD_BYTES: u64 = 3 << 20;
-/// Batches whose rows lie in a processor's own memory beside those of steps ahead: being trained on, being uploaded.
-const LANDED: usize = 2;
+/// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
+const UPLOADED: usize = 2;
 
-/// What matmuls take on a processor of their own, whatever their size.
+/// Memory of matmuls on a device with its own memory, for any size.
 const MATMUL_BYTES: u64 = esker_nn::DEVICE_MATMUL_BYTES;
 
-/// Where a strategy takes all that is left, of either memory, inference over the whole graph gets one in so many parts of it.
+/// If a strategy takes all that is left of a memory, whole-graph inference gets one part in this many of it.
 const WHOLE_PART: u64 = 4;
 
-/// What a GPU's driver and libraries were seen to take of the host's memory (230 MiB with an H200), and some.
+/// Host memory of a GPU's driver and libraries (230 MiB measured with an H200), with some margin.
 const DRIVER_BYTES: u64 = 256 << 20;
 
-/// What memory is needed for.
+/// What the memory is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Training, and the evaluation that goes with it.
+    /// Training, with its evaluation.
     Train,
-    /// Evaluation or prediction alone.
+    /// Only evaluation or prediction.
     Infer,
 }
 
-/// What memory depends on in a processor.
+/// The properties of a device that determine memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceProfile {
-    /// As [`Device::in_host_memory`](esker_nn::Device::in_host_memory).
+    /// See [`Device::in_host_memory`](esker_nn::Device::in_host_memory).
     pub in_host_memory: bool,
-    /// As [`Device::STEPS_IN_FLIGHT`](esker_nn::Device::STEPS_IN_FLIGHT).
+    /// See [`Device::STEPS_IN_FLIGHT`](esker_nn::Device::STEPS_IN_FLIGHT).
     pub steps_in_flight: usize,
-    /// As [`Device::memory_limit`](esker_nn::Device::memory_limit).
+    /// See [`Device::memory_limit`](esker_nn::Device::memory_limit).
     pub memory_limit: Option<u64>,
 }
 
 impl DeviceProfile {
-    /// Whose memory steps take.
+    /// The memory that steps use.
     pub(crate) fn memory(self, config: &RunConfig) -> MemoryOf {
         match self.in_host_memory {
             true => MemoryOf::Host { threads: config.threads },
@@ -55,7 +56,7 @@ impl DeviceProfile {
         }
     }
 
-    /// That of a backend.
+    /// The profile of a backend.
     pub fn of<B: Backend>(backend: &B) -> DeviceProfile {
         DeviceProfile {
             in_host_memory: backend.in_host_memory(),
@@ -65,12 +66,12 @@ impl DeviceProfile {
     }
 }
 
-/// Bytes in the host's memory and in the processor's own.
+/// Bytes of host memory and of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bytes {
-    /// In the host's.
+    /// Bytes of host memory.
     pub host: u64,
-    /// In the processor's own; 0 where it has none.
+    /// Bytes of device memory; 0 if the device has none.
     pub device: u64,
 }
 
@@ -83,25 +84,25 @@ impl Bytes {
 /// How budgets are used.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What takes how much of the host's memory.
+    /// Host memory, line by line.
     pub table: MemoryTable,
-    /// And of the processor's own, where it has any.
+    /// Device memory, line by line, if the device has its own.
     pub device_table: Option<MemoryTable>,
-    /// Batches whose rows are held at a time.
+    /// Batches with rows in memory at a time.
     pub prefetch_depth: usize,
-    /// Batches that are sampled at a time.
+    /// Batches sampled at a time.
     pub samplers: usize,
-    /// What inference over the whole graph may take.
+    /// Memory of whole-graph inference.
     pub whole_bytes: Bytes,
-    /// What rows that the strategy caches for all batches may take of the device's own memory.
+    /// Device memory for rows that the strategy caches for all batches.
     pub cache_device_bytes: u64,
-    /// The smallest budget that would do.
+    /// The smallest budget that works.
     pub smallest_bytes: u64,
-    /// What the strategy may hold in all.
+    /// Total memory of the strategy.
     pub strategy_bytes: u64,
 }
 
-/// What a plan is made for.
+/// The input of a plan.
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     config: &'a RunConfig,
@@ -112,7 +113,7 @@ struct Planned<'a> {
 }
 
 impl Plan {
-    /// Finds out how the run fits its budgets.
+    /// Fits the run into its budgets.
     pub fn new(
         config: &RunConfig,
         strategy: StrategyNeeds<'_>,
@@ -124,7 +125,7 @@ impl Plan {
         let planned = Planned { config, strategy, outputs, purpose, device };
         let least = planned.whole_least(job)?;
         let device_table = planned.device_table(job, least)?;
-        // A processor whose memory nobody has limited takes what it needs.
+        // A device without a memory limit takes what it needs.
         let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
         let device_total = device_table.as_ref().map_or(0, MemoryTable::total);
         if let Some(table) = device_table.clone().filter(|_| device_total > device_bytes) {
@@ -142,11 +143,11 @@ impl Plan {
         let mut strategy_bytes = least_strategy_bytes;
         let mut host = spare + least.host;
         if purpose == Purpose::Train && takes_the_rest {
-            // Inference over the whole graph comes between epochs, while the strategy keeps what it has.
+            // Whole-graph inference runs between epochs, while the strategy keeps its memory.
             host = if least.host > 0 { least.host + spare / WHOLE_PART } else { 0 };
             let caches = spare - host.saturating_sub(least.host);
             strategy_bytes += caches;
-            table.add("caches, and batches ahead", caches);
+            table.add("caches and prefetched batches", caches);
         }
         let left = device_bytes - device_total;
         let cache_device_bytes = planned.cache_bytes(job, left, least)?;
@@ -170,7 +171,7 @@ impl Plan {
     }
 }
 
-/// The smallest budget that would do.
+/// The smallest budget that works.
 fn grant_least(strategy: StrategyNeeds<'_>, job: &JobOutline, others: Others<'_, TrainError>) -> Result<u64> {
     Ok(match grant(strategy, job, 0, others)? {
         Ok(grant) => grant.table.total(),
@@ -178,19 +179,19 @@ fn grant_least(strategy: StrategyNeeds<'_>, job: &JobOutline, others: Others<'_,
     })
 }
 
-/// What rows cached for all batches take of what is left of a memory, at most `all`. Inference over the whole graph comes between
-/// epochs, while they stay: where there is any, it keeps its part.
+/// The share of cached rows of what is left of a memory, at most `all`. Whole-graph inference runs between epochs,
+/// while they stay. So if there is any, it keeps its part.
 fn cache_share(left: u64, all: u64, whole: bool) -> u64 {
     let kept = if whole { left / WHOLE_PART } else { 0 };
     (left - kept).min(all)
 }
 
 impl Planned<'_> {
-    /// What the host's memory holds beside the strategy.
+    /// Host memory apart from the strategy's.
     fn others(&self, job: &JobOutline, whole_least: Bytes) -> Result<MemoryTable> {
         let (config, outputs) = (self.config, self.outputs);
         let mut table = MemoryTable::default();
-        table.add("program", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
+        table.add("program and its threads", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
         if !self.device.in_host_memory {
             table.add("driver and its libraries", DRIVER_BYTES);
@@ -231,7 +232,7 @@ impl Planned<'_> {
         Ok(table)
     }
 
-    /// What the processor's own memory holds.
+    /// Device memory.
     fn device_table(&self, job: &JobOutline, whole_least: Bytes) -> Result<Option<MemoryTable>> {
         if self.device.in_host_memory {
             return Ok(None);
@@ -243,7 +244,7 @@ impl Planned<'_> {
         table.add("optimizer", optimizer);
         table.extend((self.strategy)(job)?.device);
         if self.purpose == Purpose::Train {
-            let uploaded = self.device.steps_in_flight + LANDED;
+            let uploaded = self.device.steps_in_flight + UPLOADED;
             let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
             let batch = rows.saturating_add(self.adjacency_bytes(job));
             table.add(
@@ -256,7 +257,7 @@ impl Planned<'_> {
             table.add("rows of a batch as stored", self.missed_bytes(job));
         }
         if let Some((inference, rows)) = self.inference_bytes(job)? {
-            table.add("evaluation: rows of a batch", rows);
+            table.add("evaluation: feature rows of a batch", rows);
             table.add("evaluation: inference", inference);
         }
         if whole_least.device > 0 {
@@ -265,14 +266,14 @@ impl Planned<'_> {
         Ok(Some(table))
     }
 
-    /// Whether the strategy caches rows in the device's own memory.
+    /// Whether the strategy caches rows in device memory.
     fn caches_rows(&self, job: &JobOutline) -> Result<bool> {
         Ok(self.purpose == Purpose::Train
             && !self.device.in_host_memory
             && (self.strategy)(job)?.caches_on_device)
     }
 
-    /// What cached rows may take of what is left of the device's own memory.
+    /// Device memory for cached rows, out of what is left.
     fn cache_bytes(&self, job: &JobOutline, left: u64, whole_least: Bytes) -> Result<u64> {
         if !self.caches_rows(job)? {
             return Ok(0);
@@ -281,7 +282,7 @@ impl Planned<'_> {
         Ok(cache_share(left, all, whole_least.device > 0))
     }
 
-    /// What inference over the whole graph cannot do without.
+    /// The smallest memory of whole-graph inference.
     fn whole_least(&self, job: &JobOutline) -> Result<Bytes> {
         if ![self.config.eval, self.config.final_eval].contains(&EvaluationMode::Full) {
             return Ok(Bytes::default());

@@ -1,4 +1,4 @@
-//! What a model takes, from its configuration and the largest batch that fan-outs allow.
+//! The memory of a model, from its configuration and the largest batch that fan-outs allow.
 
 use super::Planned;
 use crate::{Result, RunConfig};
@@ -7,8 +7,8 @@ use esker_sample::{Fanout, Form, Settings};
 use esker_strategies::{JobOutline, RowsOfLayer};
 
 impl Planned<'_> {
-    /// The rows that a batch reads, and a placement a row, until they are assembled; with what a pool rounds
-    /// up. The next batch is uploaded to the same memory.
+    /// The missed rows of a batch and a placement per row, until they are assembled, including the rounding of a pool.
+    /// The next batch is uploaded to the same memory.
     pub(super) fn missed_bytes(&self, job: &JobOutline) -> u64 {
         let trained = job.bound(&job.settings, job.largest_batch).nodes;
         let evaluation = job.evaluation.as_ref();
@@ -17,15 +17,15 @@ impl Planned<'_> {
         bytes.saturating_add(bytes / 4).saturating_add(4096)
     }
 
-    /// Lists and labels on their way to a processor of its own, and what pinned memory is rounded up by: an eighth by its sizes,
-    /// a quarter by its pool.
+    /// Adjacency and labels to be uploaded to a device with its own memory, and the rounding of pinned memory: an
+    /// eighth by its sizes, a quarter by its pool.
     pub(super) fn pinned_bytes(&self, job: &JobOutline) -> u64 {
         let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
         let held = job.prefetch_depth as u64;
         (rows / 8 * 3).saturating_add(self.adjacency_bytes(job) / 8 * 11).saturating_mul(held)
     }
 
-    /// Bytes of the lists of a batch.
+    /// Bytes of the adjacency of a batch.
     pub(super) fn adjacency_bytes(&self, job: &JobOutline) -> u64 {
         let shape = self.shape(job, &job.settings, job.largest_batch);
         let words = |layer: usize| shape.rows[layer] + shape.rows[layer + 1] + shape.edges[layer];
@@ -36,7 +36,7 @@ impl Planned<'_> {
         step_shape(self.config, job, settings, batch, self.device.memory(self.config))
     }
 
-    /// The model, its optimizer, and a step without the rows of its batch, which are counted as such.
+    /// The model, its optimizer, and a step without the rows of its batch, which are counted separately.
     pub(super) fn step_bytes(&self, job: &JobOutline) -> Result<(u64, u64, u64)> {
         let (config, inputs) = (self.config, job.dim() as usize);
         let mut shape = self.shape(job, &job.settings, job.largest_batch);
@@ -49,7 +49,7 @@ impl Planned<'_> {
         Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
     }
 
-    /// Inference of a batch of evaluation without its rows, and the rows; `None` where nobody samples to evaluate.
+    /// Inference of an evaluation batch without its rows, and the rows. `None` if evaluation does not sample.
     pub(super) fn inference_bytes(&self, job: &JobOutline) -> Result<Option<(u64, u64)>> {
         let (config, inputs) = (self.config, job.dim() as usize);
         let Some(evaluation) = &job.evaluation else { return Ok(None) };
@@ -60,7 +60,7 @@ impl Planned<'_> {
     }
 }
 
-/// The largest batch, layer by layer.
+/// The shape of the largest batch, layer by layer.
 fn step_shape(
     config: &RunConfig,
     job: &JobOutline,
@@ -75,7 +75,7 @@ fn step_shape(
     };
     let hops = settings.fanouts.len();
     let whole = bound(hops);
-    // Layer l reads what lies within L - l hops; ShaDow's layers, and those without neighbours, all read everything.
+    // Layer l reads nodes within L - l hops. Layers of ShaDow, and layers without neighbours, read all nodes.
     let shadow = settings.form == Form::Shadow;
     let rows = (0..=layers).map(|layer| match hops {
         0 => whole.nodes as usize,
@@ -85,7 +85,7 @@ fn step_shape(
     let edges = (0..layers).map(|layer| match hops {
         0 => 0,
         _ if shadow => whole.edges as usize,
-        // The layered form draws a layer's lists at one depth.
+        // The layered form samples the neighbours of a layer at one depth.
         _ if settings.form == Form::Layered => {
             let nodes = bound(hops - layer - 1).nodes;
             let entries = job.dataset.manifest().edges.count * 2;

@@ -1,22 +1,22 @@
-//! Nodes cut into blocks by how many rows they read.
+//! Nodes cut into blocks by the number of rows they read.
 
 use super::CHUNK;
-use crate::{Result, TrainError};
+use crate::Result;
 use esker_sample::{Batches, Direction, Position, SampleError};
 use esker_store::{Dataset, Elements, file};
 use esker_types::NodeId;
 use std::sync::Arc;
 
-/// Nodes in order, cut so that no block has more rows than allowed, counting each neighbour as one.
+/// Nodes in order, cut into blocks of at most a given number of rows. Each neighbour counts as one row.
 pub(super) struct NodeBlocks {
-    /// The nodes; every node where there is no list.
+    /// The nodes. `None` for all nodes.
     nodes: Option<Arc<Vec<NodeId>>>,
-    /// Block `b` has places `starts[b]..starts[b + 1]`.
+    /// Block `b` has the nodes at positions `starts[b]..starts[b + 1]`.
     starts: Vec<u64>,
 }
 
 impl NodeBlocks {
-    /// No nodes at all.
+    /// Blocks without nodes.
     pub fn none() -> NodeBlocks {
         NodeBlocks { nodes: None, starts: vec![0] }
     }
@@ -68,7 +68,7 @@ impl Batches for NodeBlocks {
     }
 }
 
-/// Degrees of ascending nodes, streamed.
+/// Streams the degrees of ascending nodes.
 pub(super) struct Degrees {
     lists: Vec<Offsets>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Degrees {
 struct Offsets {
     elements: Elements,
     chunk: Vec<u64>,
-    /// Index of the chunk's first offset, and how many it has.
+    /// Index of the chunk's first offset, and the number of offsets.
     first: u64,
     count: usize,
 }
@@ -91,11 +91,9 @@ impl Degrees {
         };
         let mut lists = Vec::new();
         for name in names {
-            let array = dataset.array(name).ok_or_else(|| {
-                TrainError::config(
-                    format!("{} has no {name}", dataset.directory().display()),
-                    "import or generate it with --out-neighbours",
-                )
+            let array = dataset.array(name).ok_or_else(|| SampleError::NoAdjacency {
+                dataset: dataset.directory().to_path_buf(),
+                array: name.to_string(),
             })?;
             lists.push(Offsets { elements: array.elements(0)?, chunk: vec![0; CHUNK], first: 0, count: 0 });
         }
@@ -113,10 +111,10 @@ impl Degrees {
 }
 
 impl Offsets {
-    /// Offset `index`; indices never fall by more than one.
+    /// Offset `index`. Indices never fall by more than one.
     fn at(&mut self, index: u64) -> Result<u64> {
         while index >= self.first + self.count as u64 {
-            // Keep the last: the next node's list starts where this one's ends.
+            // Keep the last offset: it is where the next node's neighbours start.
             let kept = self.count.min(1);
             if kept == 1 {
                 self.chunk[0] = self.chunk[self.count - 1];

@@ -1,4 +1,4 @@
-//! Hidden rows of every node: in memory, or in a file that goes when nobody uses it any more.
+//! Hidden rows of every node: in memory, or in a file that is removed when it is dropped.
 
 use super::COPY_BYTES;
 use crate::{Learner, Result, TrainError};
@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where a layer reads its rows.
+/// The source of a layer's input rows.
 pub(super) enum Hidden {
     /// From the strategy.
     Features,
@@ -28,7 +28,7 @@ pub(super) struct HiddenFile {
 }
 
 impl Hidden {
-    /// The rows of nodes, on their way to the device.
+    /// Gathers the rows of nodes for upload to the device.
     pub fn gather<B: Backend + Clone + 'static>(
         &mut self,
         learner: &Learner<B>,
@@ -66,7 +66,7 @@ impl HiddenFile {
     }
 }
 
-/// A file that goes when nobody uses it any more, however that comes. It can be computed again.
+/// A file that is removed when dropped, however that happens. It can be computed again.
 pub(super) struct Doomed(PathBuf);
 
 impl Drop for Doomed {
@@ -75,7 +75,7 @@ impl Drop for Doomed {
     }
 }
 
-/// Where a layer writes its rows, node after node.
+/// The destination of a layer's output rows, node after node.
 pub(super) enum HiddenWriter {
     Memory(Vec<f32>),
     File(Doomed, SequentialWriter),
@@ -84,7 +84,7 @@ pub(super) enum HiddenWriter {
 impl HiddenWriter {
     pub fn file(scratch: &Path, layer: usize) -> Result<HiddenWriter> {
         fs::create_dir_all(scratch).map_err(TrainError::io(scratch))?;
-        // By process: two may infer with one run.
+        // One file per process: two may use the same run for inference.
         let path = scratch.join(format!("hidden-{layer}-{}.partial", std::process::id()));
         let file = SequentialWriter::create(&path).map_err(TrainError::io(&path))?;
         Ok(HiddenWriter::File(Doomed(path), file))
@@ -115,7 +115,7 @@ impl HiddenWriter {
         }
     }
 
-    /// Rows that are in host memory.
+    /// Appends rows that are in host memory.
     pub fn append_values(&mut self, rows: &[f32]) -> Result<()> {
         match self {
             HiddenWriter::Memory(all) => {

@@ -1,7 +1,8 @@
-//! Inference with all neighbours, layer by layer over the whole graph. A layer is computed block by block: some nodes, all
-//! their neighbours, and the rows of those, which come from the strategy for the first layer and from what the layer
-//! before wrote for the others. Rows that training changes are written down first, as a layer's would be. Hidden rows stay in memory where they fit and go to files of the run where they do not,
-//! so that any graph can be inferred inside the budget that trained it.
+//! Inference with all neighbours, layer by layer over the whole graph. A layer is computed block by block: some nodes,
+//! all their neighbours, and the rows of those. For the first layer, the rows come from the strategy; for the others,
+//! from the output of the previous layer. Rows that training changes are stored first, like the output of a layer.
+//! Hidden rows stay in memory if they fit, and go to files of the run if they do not. So any graph can be predicted
+//! within the budget that trained it.
 
 mod blocks;
 mod hidden;
@@ -22,22 +23,22 @@ use sizes::{rows_within, sampling_bytes};
 use std::fs;
 use std::sync::Arc;
 
-/// Samples that a source of blocks holds: one being made, one waiting, one being inferred.
+/// Samples of a source of blocks: one being made, one waiting, one in inference.
 const SAMPLES: u64 = 3;
 /// Offsets read at a time while blocks are cut.
 const CHUNK: usize = 1 << 15;
-/// No block needs more rows than this to be worth its set-up.
+/// Largest useful number of rows per block: enough to outweigh its set-up.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// Rows are brought to a file through memory of this size.
+/// Rows are copied to a file through a buffer of this size.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// Takes the logits of some nodes.
+/// Receives the logits of some nodes.
 pub type TakeLogits<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as esker_nn::Device>::Matrix) -> Result<()>;
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {
-    /// Infers `targets`, ascending, or every node, and hands their logits over, block by block. Rows that training changes are
-    /// those of `source`, or of the state that the model was saved with.
+    /// Predicts `targets`, ascending, or every node, and passes their logits to `take`, block by block. Rows that
+    /// training changes come from `source`, or from the state that the model was saved with.
     pub fn infer_whole(
         &mut self,
         targets: Option<&Arc<Vec<NodeId>>>,
@@ -106,7 +107,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         Ok(())
     }
 
-    /// Bytes of the hidden rows that are there at a time: those a layer reads and those it writes.
+    /// Bytes of the hidden rows at a time: those that a layer reads and those that it writes.
     fn hidden_bytes(&self) -> u64 {
         let (nodes, outputs) = (self.job.dataset.manifest().nodes.count, self.learner.objective().outputs());
         let layers = self.config.model.layers;
@@ -118,7 +119,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         nodes.saturating_mul((0..layers).map(of).max().unwrap_or(0) * 4)
     }
 
-    /// Where rows of this width of every node go.
+    /// The destination of rows of this width for every node.
     fn hidden_writer(&self, in_memory: bool, width: usize, number: usize) -> Result<HiddenWriter> {
         let nodes = self.job.dataset.manifest().nodes.count as usize;
         match in_memory {
@@ -127,7 +128,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         }
     }
 
-    /// The rows of a table, to be read in any order.
+    /// Stores the rows of a table, to be read in any order.
     fn written_down(&self, table: &mut InputTable, in_memory: bool) -> Result<Hidden> {
         let width = table.dim();
         let mut writer = self.hidden_writer(in_memory, width, 0)?;
@@ -140,24 +141,20 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         writer.finish(width)
     }
 
-    /// Blocks without rows: those come from elsewhere, and so does any state.
+    /// Blocks without rows. Rows and state come from elsewhere.
     fn open_blocks(&mut self, over: &Inference) -> Result<Box<dyn BatchSource<B>>> {
         Ok(self.strategy.inference(self.job, over, None)?)
     }
 
-    /// Hidden rows will need room on disk: better said now than in an hour.
+    /// Checks early that the disk has room for hidden rows, instead of failing an hour later.
     fn check_disk(&self, needed: u64) -> Result<()> {
         fs::create_dir_all(self.scratch).map_err(TrainError::io(self.scratch))?;
         match esker_io::available_bytes(self.scratch) {
-            Ok(free) if free < needed => Err(TrainError::machine(
-                format!(
-                    "{}: inference with all neighbours writes {} of hidden rows, and {} are free",
-                    self.scratch.display(),
-                    ByteCount(needed),
-                    ByteCount(free)
-                ),
-                "make room, allow more memory, or evaluate with --eval sampled",
-            )),
+            Ok(free) if free < needed => Err(TrainError::InferenceDisk {
+                folder: self.scratch.to_path_buf(),
+                needed: ByteCount(needed),
+                free: ByteCount(free),
+            }),
             _ => Ok(()),
         }
     }
@@ -177,9 +174,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     }
 }
 
-/// The sample of a block. Layers one by one are read from the host.
+/// The sample of a block. Inference layer by layer reads it on the host.
 fn sample_of<B: Backend>(batch: &Batch<B>) -> Result<&Sample> {
-    batch.blocks.sample().ok_or_else(|| {
-        TrainError::config("blocks of whole graphs are sampled on the device", "evaluate with --eval sampled")
-    })
+    batch.blocks.sample().ok_or(TrainError::DeviceBlocks)
 }

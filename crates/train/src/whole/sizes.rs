@@ -1,4 +1,4 @@
-//! What blocks of inference over the whole graph take, and how large they may be.
+//! The memory of blocks of whole-graph inference, and how large they may be.
 
 use super::blocks::Degrees;
 use super::{COPY_BYTES, MOST_ROWS, SAMPLES};
@@ -10,7 +10,7 @@ use esker_sample::{Bound, Direction};
 use esker_strategies::JobOutline;
 use esker_types::ByteCount;
 
-/// What a block of so many rows, its lists' entries included, takes at most.
+/// The largest memory of a block of `rows` rows, adjacency entries included.
 pub fn block_bytes(
     config: &RunConfig,
     job: &JobOutline,
@@ -32,7 +32,7 @@ pub fn block_bytes(
     let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
     let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;
     let sampling = sampling_bytes(config, job, rows);
-    // Logits that are compared with labels are copied twice: where they were computed, and to the host.
+    // Logits that are compared with labels are copied twice: on their device, and to the host.
     let compared = rows.saturating_mul(outputs as u64 * 4);
     let host = reading + compared + COPY_BYTES + sampling;
     let device_bytes = model.inference + compared;
@@ -45,20 +45,20 @@ pub fn block_bytes(
     Ok(Bytes { host: host + uploading, device: device_bytes })
 }
 
-/// What sampling a block takes, where neighbours are read from disk the memory for that included.
+/// The memory of sampling a block, including that of reading neighbours from disk.
 pub(super) fn sampling_bytes(config: &RunConfig, job: &JobOutline, rows: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
     let bound = Bound::of_part(&config.whole_settings(), rows, (rows.min(nodes), rows), nodes);
     bound.bytes(SAMPLES) + config.strategy.workspace_bytes(job, rows)
 }
 
-/// The fewest rows that a block must be able to have: a node and all its neighbours.
+/// The smallest number of rows that a block must allow: a node and all its neighbours.
 pub fn least_rows(config: &RunConfig, job: &JobOutline) -> Result<u64> {
     let manifest = job.dataset.manifest();
     match job.direction {
         _ if config.whole_settings().fanouts.is_empty() => Ok(1),
         Direction::Incoming => Ok(1 + manifest.edges.max_in_degree),
-        // The manifest knows the longest list of incoming edges only.
+        // The manifest has only the largest in-degree.
         direction => {
             let mut degrees = Degrees::open(&job.dataset, Some(direction))?;
             let mut longest = 0;
@@ -70,7 +70,7 @@ pub fn least_rows(config: &RunConfig, job: &JobOutline) -> Result<u64> {
     }
 }
 
-/// The most rows that a block may have inside these bytes.
+/// The largest number of rows of a block within these bytes.
 pub(super) fn rows_within(
     config: &RunConfig,
     job: &JobOutline,
@@ -87,14 +87,7 @@ pub(super) fn rows_within(
             true => (needed.host, most.host),
             false => (needed.device, most.device),
         };
-        return Err(TrainError::config(
-            format!(
-                "inference with all neighbours needs {} for the node with most of them, and {} are left for it",
-                ByteCount(needed),
-                ByteCount(left)
-            ),
-            "allow more memory, or evaluate with --eval sampled",
-        ));
+        return Err(TrainError::InferenceMemory { needed: ByteCount(needed), left: ByteCount(left) });
     }
     while low < high {
         let middle = low + (high - low).div_ceil(2);

@@ -1,30 +1,30 @@
-//! What reading comes to where batches have some rows packed and share others in caches of segments.
+//! The reads of batches that have some rows packed and share others in segment caches.
 
 use esker_fetch::AccessFile;
 use esker_fetch::FetchError;
 use esker_plan::{AccessTrace, SegmentRows, pages_of, ranks};
 use std::ops::Range;
 
-/// Rows that batches access from the disk, and how the disk gives them.
+/// Rows that batches read from disk, and the properties of the disk.
 pub struct RowsOnDisk {
-    /// Of each batch, by rising row.
+    /// Of each batch, in ascending row order.
     pub accessed: AccessFile<u32>,
-    /// Rows of all nodes.
+    /// Number of nodes, each with one row.
     pub nodes: u64,
     pub row_bytes: u64,
     pub page_bytes: u64,
 }
 
-/// What a layout stores and what reading it comes to.
+/// The size of a layout, and the reads of all batches from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SegmentLayout {
     /// Rows on disk, in caches and packed.
     pub stored_rows: u64,
-    /// Rows that batches read packed: their bytes and no more.
+    /// Packed rows that batches read, without any other bytes.
     pub packed_rows: u64,
-    /// Rows that batches read of caches.
+    /// Rows that batches read from caches.
     pub cache_rows: u64,
-    /// Pages that hold those, each once a batch.
+    /// Pages that contain those rows, counted once per batch.
     pub cache_pages: u64,
 }
 
@@ -37,7 +37,7 @@ impl RowsOnDisk {
         (&mut &self.accessed).read(batch, rows)
     }
 
-    /// Segments of so many batches.
+    /// Segments of this many batches.
     pub fn segments(&self, size: u32) -> impl Iterator<Item = Range<u32>> + use<> {
         let (batches, size) = (self.batches(), size.max(1));
         (0..batches.div_ceil(size)).map(move |number| {
@@ -46,7 +46,8 @@ impl RowsOnDisk {
         })
     }
 
-    /// Lays rows out as preparing does: what two batches of a segment want is in its cache, by MinHash or by number.
+    /// Lays rows out as `prepare` does: rows that two batches of a segment access are in its cache, ordered by MinHash
+    /// or by id.
     pub fn lay_out(&self, size: u32, by_hash: bool) -> Result<SegmentLayout, FetchError> {
         let (mut layout, mut accessed) = (SegmentLayout::default(), Vec::new());
         let mut sharing = SegmentRows::new(self.nodes);
@@ -63,7 +64,8 @@ impl RowsOnDisk {
         Ok(layout)
     }
 
-    /// Reads every batch of a segment whose cache has rows at `place`; the others are packed.
+    /// Reads every batch of a segment. `place` is the position of a row in the segment's cache; rows without one are
+    /// packed.
     pub fn read_segment(
         &self,
         segment: Range<u32>,
@@ -86,13 +88,13 @@ impl RowsOnDisk {
         Ok(())
     }
 
-    /// Bytes read over bytes requested; nothing where nothing is requested.
+    /// Read amplification: bytes read over bytes needed. `None` if none are needed.
     pub fn amplification(&self, layout: &SegmentLayout) -> Option<f64> {
         let read = layout.packed_rows * self.row_bytes + layout.cache_pages * self.page_bytes;
         self.ratio(read, layout.packed_rows + layout.cache_rows)
     }
 
-    /// The same of caches alone.
+    /// The same for the caches only.
     pub fn cache_amplification(&self, layout: &SegmentLayout) -> Option<f64> {
         self.ratio(layout.cache_pages * self.page_bytes, layout.cache_rows)
     }
@@ -101,7 +103,7 @@ impl RowsOnDisk {
         (wanted_rows > 0).then(|| read_bytes as f64 / (wanted_rows * self.row_bytes) as f64)
     }
 
-    /// Rows stored over all rows: the disk space as a multiple of all features.
+    /// Stored rows over all rows: the disk space as a multiple of all features.
     pub fn space(&self, layout: &SegmentLayout) -> f64 {
         layout.stored_rows as f64 / self.nodes.max(1) as f64
     }
@@ -130,7 +132,7 @@ pub mod tests {
     }
 
     proptest! {
-        /// Against sets.
+        /// Compares with an implementation by sets.
         #[test]
         fn layouts_store_distinct_rows_of_segments_and_read_what_is_wanted(
             trace in traces(),
@@ -153,16 +155,16 @@ pub mod tests {
 
     #[test]
     fn pages_of_caches_are_read_whole_and_packed_rows_to_the_byte() {
-        // Rows 0 to 3 are in both batches, four to a page by number; 7 and 9 are packed.
+        // Rows 0 to 3 are in both batches, four per page by id; 7 and 9 are packed.
         let trace = vec![BTreeSet::from([0, 1, 2, 3, 7]), BTreeSet::from([0, 1, 2, 3, 9])];
         let disk = on_disk(&trace, 32, 128);
         let expected = SegmentLayout { stored_rows: 6, packed_rows: 2, cache_rows: 8, cache_pages: 2 };
         assert_eq!(disk.lay_out(2, false).unwrap(), expected);
         assert_eq!(disk.amplification(&expected), Some(1.0));
-        // Alone every batch has its rows to itself.
+        // With one batch per segment, every batch has its own rows.
         let alone = disk.lay_out(1, true).unwrap();
         assert_eq!((alone.packed_rows, alone.cache_rows, disk.cache_amplification(&alone)), (10, 0, None));
-        // A row in a page of its own.
+        // Each row has its own page.
         let disk = on_disk(&trace, 32, 32);
         assert_eq!(disk.lay_out(2, false).unwrap().cache_pages, 8);
     }

@@ -1,5 +1,5 @@
-//! Caches of segments on disk (DiskGNN, Figures 5 and 16 and Table 7): what reading them comes to for segments of several
-//! sizes, before and after rows are put in MinHash order, what they take, and how a size that fits the disk is found.
+//! Segment caches on disk (DiskGNN, Figures 5 and 16 and Table 7): their reads and disk space for several segment
+//! sizes, before and after rows are put in MinHash order, and the search for a size that fits the disk.
 
 mod layout;
 mod search;

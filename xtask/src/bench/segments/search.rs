@@ -1,27 +1,27 @@
-//! The search for a layout that fits the disk (DiskGNN section 5.1 and Table 7): the heuristic, which counts, against brute
-//! force, which makes every layout and reads it.
+//! The search for a layout that fits the disk (DiskGNN section 5.1 and Table 7): the heuristic, which only counts,
+//! against brute force, which builds and reads every layout.
 
 use super::layout::{RowsOnDisk, SegmentLayout};
 use esker_fetch::FetchError;
 use esker_plan::{SegmentSizes, ranks};
 use std::time::Instant;
 
-/// Segment sizes that brute force tries: tenths of all batches.
+/// Number of segment sizes that brute force tries: tenths of all batches.
 const STEPS: u64 = 10;
-/// Uses in a segment that it takes for too few to be in the cache.
+/// Thresholds that brute force tries: rows used more often in a segment are in its cache.
 const THRESHOLDS: [u32; 4] = [1, 2, 4, 8];
 
 /// A layout that was chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// Batches of a segment.
+    /// Batches per segment.
     pub size: u32,
     /// Rows used more often in a segment are in its cache.
     pub threshold: u32,
     pub layout: SegmentLayout,
 }
 
-/// What both searches found under one limit.
+/// The results of both searches under one limit.
 pub struct SearchFound {
     /// Disk space allowed, as a multiple of all features.
     pub blowup: f64,
@@ -29,18 +29,18 @@ pub struct SearchFound {
     pub heuristic_seconds: f64,
     pub brute_force: Option<Choice>,
     pub brute_force_seconds: f64,
-    /// Layouts that brute force looked at, and those of them that fit.
+    /// Layouts that brute force tried, and those of them that fit.
     pub tried: u32,
     pub fitting: u32,
 }
 
-/// Searches both ways.
+/// Runs both searches.
 pub fn search(disk: &RowsOnDisk, blowup: f64) -> Result<SearchFound, FetchError> {
     let most_rows = (disk.nodes as f64 * blowup) as u64;
     let started = Instant::now();
     let size = heuristic(disk, most_rows)?;
     let heuristic_seconds = started.elapsed().as_secs_f64();
-    // What it comes to is no part of the search: nobody has to know.
+    // The resulting layout is not part of the search, so it is not timed.
     let heuristic = match size {
         Some(size) => Some(Choice { size, threshold: 1, layout: disk.lay_out(size, true)? }),
         None => None,
@@ -62,7 +62,7 @@ fn heuristic(disk: &RowsOnDisk, most_rows: u64) -> Result<Option<u32>, FetchErro
     Ok(sizes.smallest(most_rows).ok().map(|(size, _)| size))
 }
 
-/// Of all layouts that fit the one that reads least; how many it tried, and how many fit.
+/// The layout that reads least among all that fit; how many were tried, and how many fit.
 fn brute_force(disk: &RowsOnDisk, most_rows: u64) -> Result<(Option<Choice>, u32, u32), FetchError> {
     let batches = disk.batches() as u64;
     let mut sizes: Vec<u32> =
@@ -86,7 +86,7 @@ fn brute_force(disk: &RowsOnDisk, most_rows: u64) -> Result<(Option<Choice>, u32
     Ok((best, tried, fitting))
 }
 
-/// Rows that a layout stores: a row of a cache once, others as often as they are used.
+/// Rows that a layout stores: a cached row once per segment, others once per use.
 fn stored_rows(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<u64, FetchError> {
     let (mut uses, mut accessed, mut stored) = (vec![0u32; disk.nodes as usize], Vec::new(), 0);
     for segment in disk.segments(size) {
@@ -100,7 +100,7 @@ fn stored_rows(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<u64, Fetc
     Ok(stored)
 }
 
-/// Makes the caches of a layout, by MinHash, and reads every batch.
+/// Builds the caches of a layout, by MinHash, and reads every batch.
 fn construct(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<SegmentLayout, FetchError> {
     let nodes = disk.nodes as usize;
     let (mut uses, mut first, mut second) = (vec![0u32; nodes], vec![0u16; nodes], vec![0u16; nodes]);
@@ -108,7 +108,7 @@ fn construct(disk: &RowsOnDisk, size: u32, threshold: u32) -> Result<SegmentLayo
     let (mut layout, mut accessed) = (SegmentLayout::default(), Vec::new());
     for segment in disk.segments(size) {
         uses.fill(0);
-        // By rising rank: the first batch that wants a row gives it its smallest, the second the next.
+        // In ascending rank: the first batch that accesses a row determines its smallest rank, the second the next.
         let mut ranked: Vec<(u16, u32)> =
             ranks(segment.len() as u32).into_iter().zip(segment.clone()).collect();
         ranked.sort_unstable();
@@ -162,7 +162,7 @@ mod tests {
             for choice in [found.heuristic, found.brute_force].into_iter().flatten() {
                 prop_assert!(choice.layout.stored_rows <= most, "{:?}", choice);
             }
-            // The smallest: one batch fewer does not fit.
+            // It is the smallest: with one batch fewer per segment, the layout does not fit.
             if let Some(choice) = found.heuristic.filter(|choice| choice.size > 1) {
                 prop_assert!(stored_rows(&disk, choice.size - 1, 1).unwrap() > most);
             }

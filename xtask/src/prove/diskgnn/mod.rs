@@ -1,5 +1,5 @@
-//! DiskGNN: the same losses as in memory, and preparing that was killed. `speed.rs` has its speed beside ginex, memory and the disk,
-//! `prepare.rs` what preparing costs and what training depends on.
+//! DiskGNN: the same losses as in memory, and killed preparation. `speed.rs` compares its speed with ginex, memory and
+//! the disk. `prepare.rs` measures the cost of preparation and what training depends on.
 
 mod prepare;
 mod speed;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes of all feature rows, and of one.
+/// Bytes of all feature rows, and of one row.
 fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
     let info = bench.json(&["info", graph])?;
     let width = match info["feature_dtype"].as_str() {
@@ -31,8 +31,9 @@ fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
     Ok((number(&info, "nodes")? as u64 * row_bytes, row_bytes))
 }
 
-/// Losses to the bit those of `memory` on a graph, for caches and disk budgets given as multiples of the feature bytes
-/// (beside as much as it likes); with a budget that is just feasible, and one that is not and says so.
+/// Losses are bit-identical to those of `memory` on a graph, for several caches and disk budgets. Budgets are
+/// multiples of the feature bytes, plus no limit. One more budget is just feasible, and one is too small and is
+/// refused.
 pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epochs: &str) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, graph)?;
     let words = |strategy: &str, out: &str| -> Vec<String> {
@@ -75,12 +76,12 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
     for share in [0.0, 0.02, 0.1, 0.5] {
         check("unlimited".into(), (all_bytes as f64 * share) as u64, None)?;
     }
-    // Without a cache in memory most is requested of the disk.
+    // Without a cache in memory, most rows are read from disk.
     for multiple in budgets {
         check(format!("{multiple} times the features"), 0, Some((all_bytes as f64 * multiple) as u64))?;
     }
     let cache = all_bytes / 10;
-    // Far too little is refused with what would just do, and that does; where not even samples fit, with what they take first.
+    // Far too little is refused; the error names the smallest budget (or first the size of samples), which works.
     let with = |bytes: u64| {
         ["--feature-cache".to_string(), format!("{cache}B"), "--disk-budget".into(), format!("{bytes}B")]
     };
@@ -105,7 +106,7 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
     Ok(Value::Array(rows))
 }
 
-/// Every file of the only packed directory of a dataset, by name, as a hash.
+/// A hash of every file of the only packed directory of a dataset, by name.
 fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
@@ -116,7 +117,7 @@ fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// The least memory that a command takes, by what it says when it gets next to none.
+/// The smallest memory of a command, from its error if it gets next to none.
 fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
     let refused = bench.esker(&[words, &["--memory", "1MiB"]].concat()).output().context("esker")?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -125,7 +126,7 @@ fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
     found.with_context(|| format!("the refusal says no memory: {said}"))
 }
 
-/// How far preparing was when it was killed, by its journal.
+/// The progress of preparation when it was killed, from its journal.
 #[derive(Default)]
 struct KilledWhile {
     packing: u64,
@@ -146,16 +147,16 @@ impl KilledWhile {
     }
 }
 
-/// SIGKILL at random moments of preparing, in any of several passes over the features; every run has other memory and other
-/// threads. The re-run completes, and what it made is what an undisturbed run makes.
+/// SIGKILL at random moments of preparation, in any of several passes over the features. Every run has another memory
+/// budget and number of threads. The re-run completes, and its result is that of an undisturbed run.
 pub fn killed(bench: &Bench, graph: &str, times: u64, seed: u64) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, graph)?;
     let cache = format!("{}B", all_bytes / 10);
-    // Threads take different parts of the work, so moments differ from run to run. Segments make every step do something.
+    // Threads take different parts of the work, so moments differ between runs. With segments, every step does work.
     let words =
         ["prepare", graph, "--strategy", "diskgnn", "--fanout", "4,2", "--hidden", "16", "--batch", "20"];
     let more = ["--epochs", "3", "--epochs-sampled", "3", "--segment", "5", "--feature-cache", &cache];
-    // Moments of safety come often, so that kills fall between them.
+    // Checkpoints are frequent, so that kills fall between them.
     let words = [&words[..], &more, &["--prepared", "packed", "--safe-point", "2MiB"]].concat();
     let least = least_memory(bench, &[&words[..], &["--threads", "3"]].concat())?;
     // From a few parts at a time to a hundred.

@@ -1,4 +1,4 @@
-//! What preparing costs, and how training depends on memory, disk, fan-out and batch size.
+//! The cost of preparation, and how training depends on memory, disk, fan-out and batch size.
 
 use super::super::ginex::drop_caches;
 use super::super::{Bench, ROUNDS, number, repeated, train};
@@ -9,7 +9,7 @@ use esker_types::median;
 use serde_json::{Value, json};
 use std::fs;
 
-/// What preparing some epochs costs, beside sampling alone and the disk's rate of writing; the stages of it.
+/// The cost of preparing some epochs, next to sampling alone and the disk's write rate; and its stages.
 pub fn preparing(bench: &Bench, graph: &str, batch: &str, epochs: u64, more: &[&str]) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, graph)?;
     let (cache, sampled) = (format!("{}B", all_bytes / 10), epochs.to_string());
@@ -43,7 +43,7 @@ pub fn preparing(bench: &Bench, graph: &str, batch: &str, epochs: u64, more: &[&
     };
     let written = number(&found["packed"], "disk_bytes")?;
     fs::remove_dir_all(bench.path("packed-p")).ok();
-    // As much again, written from front to back and synced.
+    // The same number of bytes, written sequentially and synced.
     let (directory, size) = (bench.directory.to_string_lossy().into_owned(), format!("{written:.0}B"));
     let words =
         ["bench", "io", "--dir", &directory, "--size", &size, "--only", "sequential", "--seconds", "0.1"];
@@ -139,13 +139,13 @@ pub fn sensitivity(bench: &Bench, graph: &str, batch: &str, batches: &str, round
 }
 
 pub(in crate::prove) fn full_prepare(bench: &Bench) -> Result<Value> {
-    // As many epochs as are trained, with room for all: of a smaller graph, or no disk would do.
+    // As many epochs as are trained, with space for all rows. A smaller graph, or no disk would be large enough.
     train::graph(bench, 1_000_000, 128)?;
     let rounds: Vec<Value> =
         (0..ROUNDS).map(|_| preparing(bench, "graph", "1000", 3, &ALL_DISK)).collect::<Result<_>>()?;
     let over = rounds.iter().map(|round| number(round, "over_the_least")).collect::<Result<Vec<_>>>()?;
     let over = median(&over);
-    // The same in three fifths of that disk, where segments share rows.
+    // The same with three fifths of that disk space, so that segments share rows.
     let half = format!("{:.0}B", number(&rounds[0], "bytes_written")? * 0.6);
     let segmented = repeated(ROUNDS, &["over_the_least"], || {
         preparing(bench, "graph", "1000", 3, &["--disk-budget", &half])
@@ -168,10 +168,10 @@ pub(in crate::prove) fn full_prepare(bench: &Bench) -> Result<Value> {
     }))
 }
 
-/// Room for every batch's rows.
+/// Space for the rows of every batch.
 const ALL_DISK: [&str; 2] = ["--disk-budget", "25GB"];
 
-/// Preparing one epoch, and its share of fifty epochs of training with it.
+/// Preparing one epoch, and its share of the time of fifty epochs of training with it.
 fn beside_fifty_epochs(bench: &Bench) -> Result<(Vec<Value>, f64)> {
     let packed = bench.path("packed-1").to_string_lossy().into_owned();
     let case =

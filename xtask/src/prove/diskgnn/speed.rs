@@ -1,4 +1,5 @@
-//! DiskGNN's data path beside ginex's, its epochs beside those in memory, PyG's and GraphBolt's, all beside what the disk gives.
+//! DiskGNN's data path compared with ginex's, its epochs with those in memory, of PyG and of GraphBolt, all next to
+//! the disk's rate.
 
 use super::super::ginex::{GROUP_SLACK_BYTES, drop_caches, epoch};
 use super::super::{Bench, ROUNDS, number, repeated, sample, succeed, train};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
 
-/// The disk's own rates: bytes of packed rows read from front to back, and random rows of a size, a second.
+/// The disk's own rates: bytes per second of packed rows read sequentially, and random rows of a size per second.
 fn disk_rates(bench: &Bench, row_bytes: u64, packed: &str, seconds: &str) -> Result<(f64, f64)> {
     let directory = bench.directory.to_string_lossy().into_owned();
     let rows = if row_bytes > 2048 { "rows-4096" } else { "rows-512" };
@@ -20,32 +21,32 @@ fn disk_rates(bench: &Bench, row_bytes: u64, packed: &str, seconds: &str) -> Res
         let found = bench.json(&[&words[..], place].concat())?;
         number(&found["workloads"][0], which)
     };
-    // Sequential reads are of a MiB, to as much memory as batches are read to: what stays in the processor's cache is faster
-    // than anything that is used. A small file read again and again may be in a cache of whoever lends the disk.
+    // Sequential reads of 1 MiB go to as much memory as batches use: reads that stay in the CPU cache would be faster
+    // than any use allows. A small file that is read repeatedly may be in a cache of the disk's provider.
     let place = ["--file", &packed_rows, "--kept", "192MiB"];
     let sequential = rate("sequential", "kept_reads_per_second", &place)? * SEQUENTIAL_BYTES;
     Ok((sequential, rate(rows, "bare_reads_per_second", &["--dir", &directory, "--size", "2GiB"])?))
 }
 
-/// Bytes of a sequential read of `esker bench io`.
+/// Bytes per sequential read of `esker bench io`.
 const SEQUENTIAL_BYTES: f64 = 1048576.0;
 
-/// What is run with each strategy: a graph, batches, and memory for a share of its rows.
+/// The setting for each strategy: a graph, batches, and memory for a share of its rows.
 #[derive(Clone, Copy)]
 pub struct Case<'a> {
     /// The graph.
     pub graph: &'a str,
-    /// Seeds of a batch.
+    /// Seed nodes per batch.
     pub batch: &'a str,
-    /// Batches.
+    /// Number of batches.
     pub batches: &'a str,
-    /// The group that it runs in.
+    /// Memory limit of its cgroup.
     pub group_bytes: u64,
-    /// Of each measurement of the disk's own rates.
+    /// Seconds per measurement of the disk's own rates.
     pub seconds: &'a str,
 }
 
-/// `esker bench epoch` with a cache for a tenth of the rows, inside a group.
+/// `esker bench epoch` with a cache for a tenth of the rows, inside a cgroup.
 pub(super) fn tenth(bench: &Bench, case: &Case, strategy: &str, more: &[&str]) -> Result<Value> {
     let (all_bytes, _) = feature_bytes(bench, case.graph)?;
     let cache = format!("{}B", all_bytes / 10);
@@ -64,12 +65,13 @@ pub(super) fn tenth(bench: &Bench, case: &Case, strategy: &str, more: &[&str]) -
         "--strategy",
         strategy,
     ];
-    // Room for every batch's rows, however little of the disk is free: segments are another proof's.
+    // Space for the rows of every batch, however little disk space is free: another proof covers segments.
     let disk: &[&str] = if strategy == "diskgnn" { &["--disk-budget", "25GB"] } else { &[] };
     epoch(bench, case.group_bytes, &[&words[..], disk, more].concat())
 }
 
-/// The data path alone beside ginex, both with memory for a tenth of the rows: bytes, times, and the disk's limit.
+/// The data path alone, compared with ginex, both with memory for a tenth of the rows: bytes, times, and the disk's
+/// limit.
 pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> {
     let (_, row_bytes) = feature_bytes(bench, case.graph)?;
     let packed = bench.path("packed-10").to_string_lossy().into_owned();
@@ -79,7 +81,7 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
     // The first run prepares.
     tenth(bench, case, "diskgnn", &ours)?;
     for _ in 0..rounds {
-        // What the disk gives changes from minute to minute: its own rate is taken right behind.
+        // The disk's rate changes from minute to minute, so it is measured right afterwards.
         let diskgnn = tenth(bench, case, "diskgnn", &ours)?;
         let (sequential, random) = disk_rates(bench, row_bytes, &packed, case.seconds)?;
         let ginex = tenth(bench, case, "ginex", &["--no-compute", "--warm", "0"])?;
@@ -108,7 +110,7 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
             "random_rows_per_second": random,
         }));
     }
-    // Every batch that was sampled, and none that is read ahead: all bytes of an epoch.
+    // All sampled batches and none prefetched: all bytes of an epoch.
     let packing = &all[0]["diskgnn"]["prepared"]["packing"];
     let (batches, planned) =
         (number(packing, "batches")?.to_string(), number(packing, "misses")? * row_bytes as f64);
@@ -125,7 +127,7 @@ pub fn beside_ginex(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> 
     }))
 }
 
-/// A whole epoch beside the same in memory and the least that the disk allows.
+/// A whole epoch, compared with the same in memory and with the least time that the disk allows.
 pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> Result<Value> {
     let (_, row_bytes) = feature_bytes(bench, case.graph)?;
     let packed = bench.path("packed-m").to_string_lossy().into_owned();
@@ -134,7 +136,7 @@ pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> 
     for _ in 0..rounds {
         let ours = tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed])?;
         let sequential_stages =
-            tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--sequential"])?;
+            tenth(bench, case, "diskgnn", &["--warm", "2", "--prepared", &packed, "--no-prefetch"])?;
         let words =
             ["bench", "epoch", case.graph, "--fanout", "10,10,10", "--hidden", "256", "--batch", case.batch];
         let memory = bench
@@ -171,7 +173,7 @@ pub fn beside_memory(bench: &Bench, case: &Case, rounds: usize, peers: bool) -> 
     }))
 }
 
-/// PyG with mapped features and GraphBolt with its own, in the same group.
+/// PyG with memory-mapped features and GraphBolt with its own, in the same cgroup.
 fn beside_peers(bench: &Bench, case: &Case, rounds: usize) -> Result<Value> {
     let python = sample::peers_python().context("bench/peers/setup.sh left no environment behind")?;
     let mut found = serde_json::Map::new();
@@ -237,8 +239,8 @@ pub(in crate::prove) fn full_speed(bench: &Bench) -> Result<Value> {
     Ok(json!({ "rows_of_512_bytes": narrow, "epoch": epoch, "rows_of_4_kib": wide, "asked_of_4_kib": asked }))
 }
 
-/// The same on a GPU: rows for a tenth of the graph on the GPU and the host together, an epoch beside the same in memory and the
-/// least that the disk allows.
+/// The same on a GPU: cached rows for a tenth of the graph on the GPU and the host together. An epoch is compared with
+/// the same in memory and with the least time that the disk allows.
 pub(in crate::prove) fn full_gpu(bench: &Bench) -> Result<Value> {
     train::graph(bench, 4_000_000, 128)?;
     let (all_bytes, row_bytes) = feature_bytes(bench, "graph")?;
@@ -276,7 +278,8 @@ pub(in crate::prove) fn full_gpu(bench: &Bench) -> Result<Value> {
     Ok(json!({ "over_the_least": over, "rounds": all, "caches_one_by_one": caches }))
 }
 
-/// No cache, one on the GPU, one on the GPU and one on the host, one on the host alone (Figure 18): epochs and their stages.
+/// No cache, one on the GPU, one on the GPU and one on the host, one only on the host (Figure 18): epochs and their
+/// stages.
 fn caches_one_by_one(bench: &Bench, all_bytes: u64) -> Result<Value> {
     let packed = bench.path("packed-c").to_string_lossy().into_owned();
     let words = |cache: u64, gpu_bytes: Option<u64>| -> Vec<String> {
@@ -286,7 +289,7 @@ fn caches_one_by_one(bench: &Bench, all_bytes: u64) -> Result<Value> {
         words.extend(gpu_bytes.iter().flat_map(|bytes| ["--gpu-memory".into(), format!("{bytes}B")]));
         words
     };
-    // What the GPU needs without rows is said by a run that is refused.
+    // A refused run reports the memory that the GPU needs without rows.
     let tenth = all_bytes / 10;
     let refused = words(tenth, Some(1 << 20));
     let refused = bench.esker(&refused.iter().map(String::as_str).collect::<Vec<_>>()).output()?;

@@ -1,5 +1,5 @@
-//! Reading numpy's `.npy`: header, then elements as a stream, from a file or from a member of an `.npz`.
-//! Version 1 to 3 headers, either byte order. Nothing is loaded whole.
+//! Reads numpy's `.npy`: a header, then elements as a stream, from a file or from a member of an `.npz`. Headers of
+//! version 1 to 3, either byte order. No array is loaded as a whole.
 
 mod sources;
 
@@ -31,7 +31,7 @@ pub enum Scalar {
     F64,
 }
 
-/// As numbers of Rust are called.
+/// Named like Rust's types.
 impl fmt::Display for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format!("{self:?}").to_lowercase())
@@ -39,7 +39,7 @@ impl fmt::Display for Scalar {
 }
 
 impl Scalar {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> u64 {
         match self {
             Scalar::Bool | Scalar::I8 | Scalar::U8 => 1,
@@ -53,7 +53,7 @@ impl Scalar {
         !matches!(self, Scalar::F16 | Scalar::F32 | Scalar::F64)
     }
 
-    /// The type and byte order (true: swap) that a numpy description such as `<f4` names.
+    /// The type and byte order (true: swap) of a numpy description such as `<f4`.
     pub fn from_descr(descr: &str) -> Option<(Scalar, bool)> {
         let (order, code) = descr.split_at_checked(1)?;
         let scalar = match code {
@@ -88,12 +88,12 @@ pub struct Header {
     pub fortran: bool,
     /// Lengths of the axes.
     pub shape: Vec<u64>,
-    /// Where elements start.
+    /// Offset of the elements.
     pub data_offset: u64,
 }
 
 impl Header {
-    /// Reads a header; `reader` then stands at the first element.
+    /// Reads a header. `reader` is then at the first element.
     pub fn read(reader: &mut dyn Read, location: &Location) -> Result<Header> {
         let mut start = [0u8; 10];
         let bad = |found: &str| location.clone().bad("a numpy array (.npy)", found);
@@ -126,7 +126,7 @@ impl Header {
         Ok(Header { descr, fortran, shape, data_offset: prefix + length })
     }
 
-    /// Number of elements; `None` when the product does not fit 64 bits.
+    /// Number of elements; `None` if it does not fit 64 bits.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis))
     }
@@ -166,7 +166,7 @@ pub struct NpyArray {
 }
 
 impl NpyArray {
-    /// Opens `path`, checks its header against its length.
+    /// Opens `path` and checks its header against its length.
     pub fn open(path: &Path) -> Result<NpyArray> {
         let file = input::open(path)?;
         let bytes = file.metadata().map_err(|error| Location::file(path).io(error))?.len();
@@ -181,7 +181,7 @@ impl NpyArray {
         NpyArray::checked(path, Some(member.clone()), header, member.bytes)
     }
 
-    /// Values without a header, as IGB's large files are: their shape must come from elsewhere.
+    /// Values without a header, as in IGB's large files: the shape must come from elsewhere.
     pub fn raw(path: &Path, scalar: Scalar, shape: Vec<u64>) -> Result<NpyArray> {
         let bytes = input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len();
         let header = Header { descr: format!("raw {scalar}"), fortran: false, shape, data_offset: 0 };
@@ -236,12 +236,12 @@ impl NpyArray {
         self.header.elements().unwrap_or(0)
     }
 
-    /// Where this array is, for messages.
+    /// Position of this array, for messages.
     pub fn location(&self) -> Location {
         self.member.as_ref().map_or_else(|| Location::file(&self.path), |member| member.location())
     }
 
-    /// Where a row of this array is, for messages.
+    /// Position of a row of this array, for messages.
     pub fn row_location(&self, row: u64) -> Location {
         let mut location = self.location();
         if !location.detail.is_empty() {
@@ -251,7 +251,7 @@ impl NpyArray {
         location
     }
 
-    /// A stream of elements from number `first` on, in storage order.
+    /// A stream of elements in storage order, starting at element `first`.
     pub fn stream(&self, first: u64) -> Result<NpyElements> {
         let skip = self.header.data_offset + first * self.scalar.bytes();
         let location = self.location();
@@ -265,7 +265,7 @@ impl NpyArray {
             None => {
                 let mut file = input::open(&self.path)?;
                 file.seek(SeekFrom::Start(skip)).map_err(|error| location.clone().io(error))?;
-                // Large reads pass the buffer by; it is for those who read row by row.
+                // Large reads bypass the buffer; it is for callers that read row by row.
                 Box::new(BufReader::with_capacity(256 << 10, file))
             }
         };
@@ -288,7 +288,7 @@ pub fn find_member<'a>(members: &'a [input::Member], path: &Path, name: &str) ->
     })
 }
 
-/// A stream of an array's elements, converted on the way.
+/// A stream of an array's elements that converts them.
 pub struct NpyElements {
     reader: Box<dyn Read + Send>,
     scalar: Scalar,
@@ -356,13 +356,13 @@ impl NpyElements {
         Ok(())
     }
 
-    /// Appends the next `count` elements, which must be whole and not negative: ids.
+    /// Appends the next `count` elements, which must be ids: whole and not negative.
     pub fn ids(&mut self, count: usize, out: &mut Vec<u64>) -> Result<()> {
         let first = out.len();
         let mut signed = Vec::with_capacity(count);
         self.integers(count, &mut signed)?;
         out.extend(signed.iter().map(|v| *v as u64));
-        // One pass that only looks at signs, then the slow search for the culprit.
+        // One fast pass over the signs, then a slow search for the wrong element.
         if out[first..].iter().fold(0, |all, v| all | v) >> 63 != 0
             && let Some(at) = signed.iter().position(|v| *v < 0)
         {

@@ -1,4 +1,4 @@
-//! Arrays as the streams an [`ImportSource`](crate::source::ImportSource) is made of: rows, edges, ids.
+//! Arrays as the streams of an [`ImportSource`](crate::source::ImportSource): rows, edges, ids.
 
 use super::{NpyArray, NpyElements, Scalar};
 use crate::csr::check_columns;
@@ -22,7 +22,7 @@ impl NpyRows {
             let remedy = "a column-major matrix; save it again after numpy.ascontiguousarray";
             return Err(array.location().bad("a row-major matrix", remedy));
         }
-        // Without rows no byte of the file bounds their length, and a row of it is made all the same.
+        // Without rows, no byte of the file limits the row length, but a buffer for one row is allocated anyway.
         if let [0, columns] = *shape {
             check_columns(columns.max(1), array.location())?;
         }
@@ -56,7 +56,7 @@ impl RowStream for NpyRowStream {
     }
 }
 
-/// An edge list in npy form: shape (2, E) or (E, 2), either order in storage, with optional columns of length E.
+/// An edge list as npy: shape (2, E) or (E, 2), in either storage order, with optional columns of length E.
 pub struct NpyEdges {
     ends: NpyArray,
     pairs: bool,
@@ -67,7 +67,7 @@ pub struct NpyEdges {
 }
 
 impl NpyEdges {
-    /// Takes the array for what its shape says; `pairs` settles (2, 2), where it says nothing: true for (E, 2).
+    /// Interprets the array by its shape. `pairs` decides the ambiguous shape (2, 2): true for (E, 2).
     pub fn new(ends: NpyArray, pairs: bool) -> Result<NpyEdges> {
         let (count, by_pairs) = match *ends.shape() {
             [2, 2] => (2, pairs),
@@ -96,7 +96,7 @@ impl NpyEdges {
         }
     }
 
-    /// Adds columns of the edges' length.
+    /// Adds columns with one value per edge.
     pub fn with(
         mut self,
         relations: Option<NpyArray>,
@@ -112,7 +112,7 @@ impl NpyEdges {
 
 struct NpyEdgeStream {
     sources: NpyElements,
-    /// `None` when ends come in pairs from `sources`.
+    /// `None` if `sources` has both ends in pairs.
     targets: Option<NpyElements>,
     relations: Option<NpyElements>,
     weights: Option<NpyElements>,
@@ -211,11 +211,11 @@ impl EdgeStream for NpyEdgeStream {
     }
 }
 
-/// A list of node ids, or a mask (booleans) whose true positions are the ids.
+/// Node ids, or a mask (booleans) whose true positions are the ids.
 pub struct NpyIds(NpyArray);
 
 impl NpyIds {
-    /// Checks that the array is a vector of integers or booleans (a matrix of one column or row will do).
+    /// Checks that the array is a vector of integers or booleans. A matrix of one column or row is accepted too.
     pub fn new(array: NpyArray) -> Result<NpyIds> {
         if array.shape().iter().filter(|axis| **axis != 1).count() > 1 {
             return Err(array.location().bad("a list of ids", format!("shape {:?}", array.shape())));

@@ -1,5 +1,5 @@
-//! The constructors a pickle may name, and what each of them makes. This list is the whole of what a pickle can
-//! make Esker do.
+//! The constructors a pickle may name, and the value that each of them makes. A pickle cannot make Esker do anything
+//! else.
 
 use super::machine::Machine;
 use super::{ElementKind, ElementType, Node, PickledArray, PickledTensor, Value};
@@ -7,7 +7,7 @@ use crate::Result;
 use crate::npy::Scalar;
 use std::borrow::Cow;
 
-/// A name that is known.
+/// A known name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Global {
     Array,
@@ -23,7 +23,7 @@ pub(super) enum Global {
     DefaultDict,
     Set,
     Bytes,
-    /// A type that stands as an argument and makes nothing here: `object`, `int`, `float`.
+    /// A type that is only an argument and makes nothing here: `object`, `int`, `float`.
     Plain,
     Reconstruct,
     Sparse,
@@ -31,7 +31,7 @@ pub(super) enum Global {
     Storage(Scalar),
 }
 
-/// Longest shape numpy knows of.
+/// Largest number of axes in numpy.
 const AXES: usize = 64;
 
 pub(super) fn global(module: &str, name: &str) -> Option<Global> {
@@ -69,7 +69,7 @@ pub(super) fn global(module: &str, name: &str) -> Option<Global> {
     })
 }
 
-/// REDUCE and NEWOBJ: what `callable(*arguments)` would make.
+/// REDUCE and NEWOBJ: the value of `callable(*arguments)`.
 pub(super) fn make(machine: &mut Machine, callable: Value, arguments: Value) -> Result<Value> {
     let Some(Node::Global(global)) = machine.node(callable) else {
         return Err(machine.bad("a constructor", "another value"));
@@ -122,13 +122,13 @@ pub(super) fn make(machine: &mut Machine, callable: Value, arguments: Value) -> 
     }
 }
 
-/// BUILD: fills in what `make` left empty.
+/// BUILD: fills in the value that `make` left empty.
 pub(super) fn build(machine: &mut Machine, object: Value, state: Value) -> Result<()> {
     let built = match machine.node(object) {
         Some(Node::ElementType(element)) => built_element_type(machine, *element, state),
         Some(Node::Array(_)) => built_array(machine, state),
         Some(Node::Sparse(_)) => sparse_state(machine, state).map(Node::Sparse),
-        // Attributes of an OrderedDict: nothing here looks at them.
+        // Attributes of an OrderedDict: nothing here reads them.
         Some(Node::Dict(_)) => return Ok(()),
         _ => None,
     };
@@ -141,7 +141,7 @@ pub(super) fn build(machine: &mut Machine, object: Value, state: Value) -> Resul
     }
 }
 
-/// State `(3, '<', None, None, None, ...)`: version, byte order, then what structured types have.
+/// State `(3, '<', None, None, None, ...)`: version, byte order, then fields of structured types.
 fn built_element_type<'a>(machine: &Machine<'a, '_>, element: ElementType, state: Value) -> Option<Node<'a>> {
     let Some(Node::Tuple(state)) = machine.node(state) else { return None };
     let [_, order, Value::None, Value::None, Value::None, ..] = state[..] else { return None };
@@ -158,7 +158,7 @@ fn empty_array<'a>() -> Node<'a> {
     Node::Array(Box::new(PickledArray { element, shape: vec![0], fortran: false, data: Value::None }))
 }
 
-/// State `(1, shape, dtype, fortran, data)`; the oldest numpy left the version out.
+/// State `(1, shape, dtype, fortran, data)`; the oldest numpy omits the version.
 fn built_array<'a>(machine: &Machine<'a, '_>, state: Value) -> Option<Node<'a>> {
     let Some(Node::Tuple(state)) = machine.node(state) else { return None };
     let (shape, element, fortran, data) = match state[..] {

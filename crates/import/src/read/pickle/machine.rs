@@ -1,5 +1,5 @@
-//! The pickle machine: a stack, a memo and one small step for each opcode. Each step takes a bounded amount of
-//! memory for the bytes it eats; the few that copy count what they copy against the length of the input.
+//! The pickle machine: a stack, a memo and one small step per opcode. The memory of a step is bounded by the bytes it
+//! consumes. The few steps that copy bytes count them against the length of the input.
 
 use super::{Node, Pickle, Storage, Value, allowed, location_at};
 use crate::{ImportError, Location, Result};
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 pub(super) struct Machine<'a, 'p> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the current opcode stands, for messages.
+    /// Position of the current opcode, for messages.
     opcode_at: usize,
     location: &'p Location,
     pub(super) nodes: Vec<Node<'a>>,
@@ -107,11 +107,15 @@ impl<'a> Machine<'a, '_> {
     }
 
     pub(super) fn bad(&self, expected: &str, found: impl std::fmt::Display) -> ImportError {
-        location_at(self.location, self.opcode_at).bad(expected, found)
+        self.here().bad(expected, found)
     }
 
-    /// Counts bytes that are copied rather than sliced. An honest pickle copies each string once at most; a
-    /// forged one could ask for the same long string again and again.
+    fn here(&self) -> Location {
+        location_at(self.location, self.opcode_at)
+    }
+
+    /// Counts bytes that are copied rather than sliced. An honest pickle copies each string at most once; a forged one
+    /// could copy the same long string again and again.
     pub(super) fn charge(&mut self, bytes: usize) -> Result<()> {
         self.copied_bytes = self.copied_bytes.saturating_add(bytes);
         if self.copied_bytes > self.bytes.len().saturating_mul(32).saturating_add(4096) {
@@ -187,7 +191,7 @@ impl<'a> Machine<'a, '_> {
         self.push(Value::Int(i64::from_le_bytes(out)))
     }
 
-    /// Protocol 0's numbers in decimal.
+    /// Decimal numbers of protocol 0.
     fn number_line(&mut self, opcode: u8) -> Result<()> {
         let line = String::from_utf8_lossy(self.line()?);
         let value = match (opcode, line.as_ref()) {
@@ -206,7 +210,7 @@ impl<'a> Machine<'a, '_> {
         }
     }
 
-    /// Protocol 0's strings: a byte string in quotes, or text, both with backslashes.
+    /// Strings of protocol 0: a byte string in quotes, or text, both with backslashes.
     fn string_line(&mut self, opcode: u8) -> Result<()> {
         let line = self.line()?;
         if opcode == b'V' {
@@ -230,7 +234,8 @@ impl<'a> Machine<'a, '_> {
     fn push_text(&mut self, width: usize) -> Result<()> {
         let length = self.length(width)?;
         let bytes = self.take(length)?;
-        let text = std::str::from_utf8(bytes).map_err(|error| self.bad("text in UTF-8", error))?;
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| self.here().undecodable("text in UTF-8", error))?;
         self.push_node(Node::Text(Cow::Borrowed(text)))
     }
 
@@ -282,7 +287,7 @@ impl<'a> Machine<'a, '_> {
         self.push_node(node)
     }
 
-    /// Items go into the list, set or dictionary below them.
+    /// Adds items to the list, set or dictionary below them.
     fn extend(&mut self, opcode: u8) -> Result<()> {
         let items = match opcode {
             b'a' => self.pop_many(1)?,
@@ -371,7 +376,7 @@ impl<'a> Machine<'a, '_> {
         }
     }
 
-    /// Torch's storages: `('storage', torch.LongStorage, '0', 'cpu', 17)`.
+    /// Storages of torch: `('storage', torch.LongStorage, '0', 'cpu', 17)`.
     fn persistent(&mut self) -> Result<()> {
         let id = self.pop()?;
         let storage = match self.node(id) {

@@ -1,9 +1,9 @@
-//! Python pickles, read as data. Nothing is ever called: a pickle may only name the few constructors in
-//! `allowed.rs`, each of which is a piece of this file's own code; any other name is refused and told.
+//! Python pickles, read as data. Nothing is ever called. A pickle may only name the few constructors in `allowed.rs`,
+//! each of which is implemented here. Any other name is refused, and the error names it.
 //!
-//! Values live in one table and refer to each other by number. So a value shared a thousand times is stored once,
-//! values that contain themselves are harmless, nothing recurses, and memory stays proportional to the input
-//! whatever the bytes say. Long strings stay slices of the input.
+//! Values are stored in one table and refer to each other by number. So a value shared a thousand times is stored
+//! once, values that contain themselves are harmless, nothing recurses, and memory is proportional to the input
+//! whatever the bytes are. Long strings stay slices of the input.
 
 mod allowed;
 mod machine;
@@ -18,7 +18,7 @@ use crate::{ImportError, Location, Result};
 use allowed::Global;
 use std::{borrow::Cow, path::Path};
 
-/// A value: small ones as they are, the others by their number in the table.
+/// A value: small ones directly, the others by their number in the table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value {
     /// `None`.
@@ -37,7 +37,7 @@ pub enum Value {
 enum Node<'a> {
     Bytes(Cow<'a, [u8]>),
     Text(Cow<'a, str>),
-    /// A whole number beyond 64 bits; nothing that Esker reads has a use for it.
+    /// A whole number beyond 64 bits. Esker needs none.
     Big,
     List(Vec<Value>),
     Tuple(Vec<Value>),
@@ -52,13 +52,13 @@ enum Node<'a> {
     Tensor(Box<PickledTensor>),
 }
 
-/// What a numpy array is made of.
+/// The element type of a numpy array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ElementKind {
     Number(Scalar),
-    /// Strings of so many 32-bit characters.
+    /// Strings of this many 32-bit characters.
     Text(usize),
-    /// Strings of so many bytes.
+    /// Strings of this many bytes.
     Bytes(usize),
     Object,
 }
@@ -70,7 +70,7 @@ struct ElementType {
 }
 
 impl ElementType {
-    /// The type that numpy's code for it names, with or without a byte order before it: `<f4`, `U19`, `O8`.
+    /// The type of a numpy code, with or without a byte order: `<f4`, `U19`, `O8`.
     fn from_code(code: &str) -> Option<ElementType> {
         let swap = code.starts_with('>');
         let code = code.strip_prefix(['<', '|', '=', '>']).unwrap_or(code);
@@ -93,7 +93,7 @@ struct PickledArray {
     data: Value,
 }
 
-/// A torch storage, named but not in the pickle itself.
+/// A torch storage, referred to but not in the pickle itself.
 #[derive(Debug, Clone, Copy)]
 struct Storage {
     scalar: Scalar,
@@ -109,7 +109,7 @@ struct PickledTensor {
     strides: Vec<u64>,
 }
 
-/// A torch tensor whose storage stands outside of the pickle.
+/// A torch tensor whose storage is outside the pickle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorView<'p> {
     /// Name of the storage.
@@ -122,18 +122,18 @@ pub struct TensorView<'p> {
     pub offset: u64,
     /// Lengths of the axes.
     pub shape: &'p [u64],
-    /// Elements between neighbours along each axis.
+    /// Elements between adjacent positions along each axis.
     pub strides: &'p [u64],
 }
 
-/// A pickle, read.
+/// A parsed pickle.
 pub struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
     root: Value,
     location: Location,
 }
 
-/// Reads a pickle: any protocol up to 5, nothing after it.
+/// Reads a pickle of any protocol up to 5, with no bytes after it.
 pub fn read<'a>(bytes: &'a [u8], location: &Location) -> Result<Pickle<'a>> {
     let (pickle, used) = read_first(bytes, location)?;
     if used != bytes.len() {
@@ -143,12 +143,12 @@ pub fn read<'a>(bytes: &'a [u8], location: &Location) -> Result<Pickle<'a>> {
     Ok(pickle)
 }
 
-/// Reads the pickle that `bytes` starts with, and says how many bytes it takes.
+/// Reads the pickle at the start of `bytes`, and returns its length in bytes.
 pub fn read_first<'a>(bytes: &'a [u8], location: &Location) -> Result<(Pickle<'a>, usize)> {
     machine::run(bytes, location)
 }
 
-/// Reads an npy whose elements are objects (`|O`): behind the header stands a pickle of the array.
+/// Reads an npy whose elements are objects (`|O`): a pickle of the array follows the header.
 pub fn read_object_npy<'a>(mut bytes: &'a [u8], location: &Location) -> Result<Pickle<'a>> {
     let header = Header::read(&mut bytes, location)?;
     if header.descr != "|O" {
@@ -164,14 +164,14 @@ pub fn strings_of(descr: &str, bytes: &[u8]) -> Option<Vec<String>> {
     numbers::strings(ElementType::from_code(descr)?, bytes)
 }
 
-/// For fuzzing: reads `bytes` as a pickle and looks at everything in it once.
+/// For fuzzing: reads `bytes` as a pickle and accesses everything in it once.
 pub fn fuzz(bytes: &[u8]) -> Result<()> {
     let location = Location::file(Path::new("fuzz.pkl"));
     let (pickle, _) = read_first(bytes, &location)?;
     for number in 0..pickle.nodes.len() as u32 {
         let value = Value::Held(number);
         pickle.describe(value);
-        // Most values are something else, which is an answer like any other.
+        // Most values have another type; then an error is the right answer.
         let _ = pickle.ids(value);
         let _ = pickle.strings(value);
         let _ = pickle.numbers(value);
@@ -195,7 +195,7 @@ impl Pickle<'_> {
         }
     }
 
-    /// The error for a value that is not what the format promises.
+    /// The error for a value that does not match the format.
     pub fn bad(&self, what: &str, expected: &str, value: Value) -> ImportError {
         let comma = if self.location.detail.is_empty() { "" } else { ", " };
         let location = Location::at(&self.location.path, format!("{}{comma}{what}", self.location.detail));
@@ -261,13 +261,13 @@ impl Pickle<'_> {
         }
     }
 
-    /// What a dictionary has under a string key; the last one counts, as in Python.
+    /// The value of a string key in a dictionary; the last one counts, as in Python.
     pub fn get(&self, dictionary: Value, key: &str) -> Option<Value> {
         let matches = |held: &Value| self.text(*held).is_some_and(|text| text == key);
         self.pairs(dictionary)?.iter().rev().find(|(held, _)| matches(held)).map(|(_, value)| *value)
     }
 
-    /// A string; Python 2's byte strings read as latin-1.
+    /// A string; byte strings of Python 2 are read as latin-1.
     pub fn text(&self, value: Value) -> Option<Cow<'_, str>> {
         match self.node(value)? {
             Node::Text(text) => Some(Cow::Borrowed(text)),
@@ -297,7 +297,7 @@ impl Pickle<'_> {
         numbers.ids(&self.location)
     }
 
-    /// Strings: a list of them, or an array of them in any of numpy's three ways.
+    /// Strings: a list of them, or an array in any of numpy's three forms.
     pub fn strings(&self, value: Value) -> Result<Vec<String>> {
         let bad = || self.bad("value", "a list of strings", value);
         if let Some(items) = self.items(value) {

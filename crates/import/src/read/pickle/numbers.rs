@@ -1,4 +1,4 @@
-//! Arrays of numbers and strings inside a pickle, and the CSR matrices made of them.
+//! Arrays of numbers and strings in a pickle, and the CSR matrices made of them.
 
 use super::{ElementKind, ElementType, Node, Pickle, Value};
 use crate::csr::check_columns;
@@ -20,7 +20,7 @@ pub struct Numbers<'p> {
     bytes: &'p [u8],
 }
 
-/// A scipy CSR matrix; shapes are checked, entries are not yet.
+/// A scipy CSR matrix. Its shapes are checked, its entries not yet.
 pub struct SparseMatrix<'p> {
     /// Rows.
     pub rows: u64,
@@ -32,7 +32,7 @@ pub struct SparseMatrix<'p> {
     location: &'p Location,
 }
 
-/// The number in `bytes`, which must be just as long as it is.
+/// The number in `bytes`, which must have exactly its length.
 pub(super) fn one(scalar: Scalar, swap: bool, bytes: &[u8]) -> Option<Value> {
     let mut wide = [0u8; 8];
     let width = scalar.bytes() as usize;
@@ -60,7 +60,7 @@ pub(super) fn one(scalar: Scalar, swap: bool, bytes: &[u8]) -> Option<Value> {
     })
 }
 
-/// One string of a numpy string type; numpy fills up with zeros.
+/// One string of a numpy string type; numpy pads with zeros.
 pub(super) fn string(element: ElementType, bytes: &[u8]) -> Option<String> {
     let text: String = match element.kind {
         ElementKind::Bytes(_) => bytes.iter().map(|byte| *byte as char).collect(),
@@ -89,7 +89,7 @@ pub(super) fn strings(element: ElementType, bytes: &[u8]) -> Option<Vec<String>>
 }
 
 impl<'p> Numbers<'p> {
-    /// Elements in this machine's byte order, as torch stores them; `None` if they are not whole.
+    /// Elements in this machine's byte order, as torch stores them; `None` if the bytes are not whole elements.
     pub fn new(scalar: Scalar, bytes: &'p [u8]) -> Option<Numbers<'p>> {
         let whole = bytes.len().is_multiple_of(scalar.bytes() as usize);
         whole.then_some(Numbers { scalar, shape: &[], swap: false, fortran: false, bytes })
@@ -100,7 +100,7 @@ impl<'p> Numbers<'p> {
         self.bytes.len() / self.scalar.bytes() as usize
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -122,7 +122,7 @@ impl<'p> Numbers<'p> {
         }
     }
 
-    /// Where row `row`, column `column` of a matrix stands in storage order.
+    /// Position of row `row`, column `column` of a matrix in storage order.
     pub fn position(&self, row: usize, column: usize) -> usize {
         match *self.shape {
             [rows, _] if self.fortran => column * rows as usize + row,
@@ -131,7 +131,7 @@ impl<'p> Numbers<'p> {
         }
     }
 
-    /// Element number `at`, which must be a whole number that is not negative.
+    /// Element number `at`, which must be whole and not negative.
     fn id(&self, at: usize, location: &Location) -> Result<u64> {
         match self.value(at) {
             Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
@@ -140,7 +140,7 @@ impl<'p> Numbers<'p> {
         }
     }
 
-    /// All elements, which must be whole numbers that are not negative.
+    /// All elements, which must be whole and not negative.
     pub fn ids(&self, location: &Location) -> Result<Vec<u64>> {
         (0..self.len()).map(|at| self.id(at, location)).collect()
     }
@@ -157,7 +157,7 @@ impl Pickle<'_> {
         let bad = || self.bad("value", "an array of numbers", value);
         let Some(Node::Array(array)) = self.node(value) else { return Err(bad()) };
         let ElementKind::Number(scalar) = array.element.kind else { return Err(bad()) };
-        // An array without elements may come without data.
+        // An empty array may have no data.
         let bytes = self.bytes(array.data).unwrap_or_default();
         let product = array.shape.iter().try_fold(scalar.bytes(), |product, axis| product.checked_mul(*axis));
         if product != Some(bytes.len() as u64) {
@@ -208,8 +208,8 @@ impl SparseMatrix<'_> {
         self.indices.len()
     }
 
-    /// Row starts, checked to begin at 0, to go up and to end at the number of entries; and columns, checked to
-    /// be inside the shape.
+    /// Row starts, checked to begin at 0, to ascend and to end at the number of entries; and columns, checked to be
+    /// within the shape.
     pub fn structure(&self) -> Result<(Vec<u64>, Vec<u32>)> {
         let starts = self.starts.ids(self.location)?;
         let bad = |what: String, expected: &str, found: u64| {
@@ -240,7 +240,7 @@ impl SparseMatrix<'_> {
     pub fn to_rows(&self, path: &Path) -> Result<SparseRows> {
         check_columns(self.columns, self.location.clone())?;
         let (starts, columns) = self.structure()?;
-        // One array after the other: each is copied into its place, and the copies must not add up.
+        // One array after the other: each is copied, and the copies must not exist at the same time.
         let columns: Arc<[u32]> = columns.into();
         let values = (0..self.entries()).map(|at| self.values.float(at)).collect();
         let (path, dim) = (path.to_path_buf(), self.columns as usize);

@@ -9,7 +9,7 @@ fn location() -> Location {
     Location::file(Path::new("a.pkl"))
 }
 
-/// Reads the same dictionary from every protocol and looks at what is under `key`.
+/// Reads the same dictionary from every protocol and examines the value of `key`.
 fn check(key: &str, look: impl Fn(&Pickle, Value)) {
     for protocol in 0..=5 {
         let bytes = committed(&format!("everything.{protocol}.pkl"));
@@ -137,7 +137,7 @@ fn a_list_that_holds_itself_is_harmless() {
 fn deep_nesting_and_repeated_sharing_cost_what_their_bytes_cost() {
     let deep = [vec![b']'; 1 << 20], vec![b'a'; (1 << 20) - 1], vec![b'.']].concat();
     assert!(read(&deep, &location()).is_ok());
-    // Each list holds the one before it twice: 2^1000 leaves, if anybody counted them.
+    // Each list contains the previous one twice: 2^1000 leaves, if they were counted.
     let mut shared = b"]q\x00".to_vec();
     for _ in 0..1000 {
         shared.extend(b"0]h\x00ah\x00aq\x00");

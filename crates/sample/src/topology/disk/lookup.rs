@@ -1,5 +1,5 @@
-//! Edges and incoming adjacency of a graph on disk. Offsets are in memory; what a call asks for is read together, in the order
-//! of the file, by a queue that lives as long as the call: the queue belongs to its thread, and any thread may ask.
+//! Edges and incoming adjacency of a graph on disk. Offsets are in memory. What a call needs is read together, in file
+//! order. The queue lives only as long as the call, because a queue belongs to one thread and any thread may call.
 
 use super::{DiskColumn, DiskGraph, DiskWorkspace, OnDisk};
 use crate::Result;
@@ -57,7 +57,7 @@ impl EdgeLookup for DiskGraph {
     }
 
     fn lookup_bytes(&self, edges: u64) -> u64 {
-        // Sources, targets and relations of edges by id, or of a piece of adjacency.
+        // Sources, targets and relations, of edges by id or of a piece of adjacency.
         let answered = edges.max(MOST_ENTRIES);
         OnDisk::<u64>::workspace_bytes(0, answered).saturating_add(answered.saturating_mul(2 * (8 + 8 + 4)))
     }
@@ -82,7 +82,7 @@ impl EdgeLookup for DiskGraph {
             };
         for (at, node) in nodes.iter().enumerate() {
             let (mut start, end) = self.bounds(0, *node);
-            // A long adjacency comes in pieces.
+            // Long adjacency is read in pieces.
             while start < end {
                 let first = workspace.entries.len();
                 let piece = start..end.min(start + MOST_ENTRIES - first as u64);
@@ -107,7 +107,7 @@ impl DiskGraph {
         self.read_column(column, workspace, |place, source| out[place as usize] = source)
     }
 
-    /// Reads the relations of the workspace's `count` entries; `out` stays empty where there are none.
+    /// Reads the relations of the workspace's `count` entries. `out` stays empty if the graph has no relations.
     fn read_relations(&self, workspace: &mut DiskWorkspace, count: usize, out: &mut Vec<u32>) -> Result<()> {
         let Some(column) = self.relations else { return Ok(()) };
         out.resize(count, 0);

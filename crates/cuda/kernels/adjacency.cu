@@ -1,4 +1,4 @@
-// Lists turned round: for each input the lists it stands in, ascending. A stable radix sort of (neighbour, edge), so
+// Transposed adjacency: for each input the nodes whose neighbour it is, ascending. A stable radix sort of (neighbour, edge), so
 // that every run gives the same order.
 
 static const u32 THREADS = 256, ROUNDS = 8, WARPS = THREADS / 32, ITEMS = THREADS * ROUNDS, MOST_DIGITS = 128;
@@ -48,7 +48,7 @@ extern "C" __global__ void scan_counts(u32* counts, u32 count) {
     }
 }
 
-// Puts each key and value where its digit belongs, in order. Without values the places themselves are the values.
+// Puts each key and value where its digit belongs, in order. Without values the positions themselves are the values.
 extern "C" __global__ void __launch_bounds__(256) place_digits(
     const u32* keys, const u32* values, const u32* counts, u32* to_keys, u32* to_values, u32 count, u32 shift,
     u32 digits
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) place_digits(
         __syncwarp();
     }
     __syncthreads();
-    // Each warp's start: behind those of this digit in earlier blocks and in earlier warps of this one.
+    // Each warp's start: after those of this digit in earlier blocks and in earlier warps of this one.
     for (u32 digit = threadIdx.x; digit < digits; digit += THREADS) {
         u32 running = counts[digit * gridDim.x + blockIdx.x];
         for (u32 w = 0; w < WARPS; w++) {

@@ -1,5 +1,5 @@
-//! What docs/sample.md says, a second time, in the words of that text: written from it alone, and compared with what
-//! the crate does.
+//! A second implementation of the random functions in docs/sample.md. It is written from that text alone, and tests
+//! compare it with the crate.
 
 /// `mix(x)`.
 pub fn mix(x: u64) -> u64 {
