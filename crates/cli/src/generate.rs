@@ -114,7 +114,7 @@ impl Common {
             std::process::exit(130)
         });
         let started = Instant::now();
-        let budget = Budget::resolve(self.memory);
+        let budget = Budget::within_machine(self.memory).map_err(usage)?;
         let progress = Shown::new();
         make(&ImportJob { target: out, overwrite: self.overwrite, budget, progress: &progress })?;
         let dataset = Dataset::open(out)?;

@@ -57,17 +57,17 @@ impl Dataset {
         (found.manifest.inputs == self.inputs_of(kind, parameters)).then_some(found)
     }
 
-    /// Everything under `derived/`, by name. Data that cannot be opened has the reason.
+    /// Everything under `derived/`, by name. Data that cannot be opened has the reason. Derived data inside other
+    /// derived data is named `OUTER/INNER`.
     pub fn all_derived(&self) -> Result<Vec<(String, Result<Derived>)>> {
-        let directory = self.derived_directory();
         let mut all = Vec::new();
-        let Ok(entries) = fs::read_dir(&directory) else { return Ok(all) };
-        for entry in entries {
-            let path = entry.map_err(StoreError::io(&directory))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if path.is_dir() && !name.ends_with(".partial") {
-                all.push((name, open(self.disk(), &path)));
+        for (name, path) in directories(&self.derived_directory())? {
+            for (inner, path) in
+                directories(&path)?.into_iter().filter(|(_, path)| path.join(MANIFEST).exists())
+            {
+                all.push((format!("{name}/{inner}"), open(self.disk(), &path)));
             }
+            all.push((name, open(self.disk(), &path)));
         }
         all.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(all)
@@ -104,6 +104,20 @@ impl Dataset {
     fn derived_directory(&self) -> PathBuf {
         self.directory().join("derived")
     }
+}
+
+/// The finished directories in a directory, by name. None if there is no such directory.
+fn directories(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(StoreError::io(directory))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.ends_with(".partial") {
+            found.push((name, path));
+        }
+    }
+    Ok(found)
 }
 
 impl Staging {

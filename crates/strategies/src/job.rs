@@ -125,6 +125,14 @@ impl Job {
         }
     }
 
+    /// The first batch that exists, from a position on.
+    pub(crate) fn first_batch(&self, mut at: RunPosition) -> Option<RunPosition> {
+        while at.batch >= self.count(at.phase) {
+            at = RunPosition::start_of(self.phase_after(at.phase)?);
+        }
+        Some(at)
+    }
+
     /// The batches of a phase that evaluates.
     pub fn inference(&self, phase: Phase) -> Option<&Inference> {
         match phase {
@@ -141,11 +149,6 @@ impl Job {
             Phase::Train { epoch } => self.batches.count(epoch),
             other => self.inference(other).map_or(0, |over| over.batches.count(0)),
         }
-    }
-
-    /// The training positions from `from` on. The iterator can move to another thread.
-    pub(crate) fn training_from(&self, from: Position) -> impl Iterator<Item = Position> + Send + use<> {
-        positions_of(self.batches.clone(), from, self.epochs)
     }
 
     /// The training position at which a run resumes. For a validation it is the first of the next epoch.

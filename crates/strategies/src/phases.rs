@@ -31,6 +31,16 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         Ok(())
     }
 
+    /// Whether it yields the batches of evaluations too, in the order of the run.
+    fn evaluates(&self) -> bool {
+        false
+    }
+
+    /// Continues at a later position. Only for sources that evaluate.
+    fn restart(&mut self, at: RunPosition) -> Result<()> {
+        unreachable!("only sources that evaluate are restarted, not at {at}")
+    }
+
     /// No more batches are requested: files for them can be removed.
     fn end(&mut self) -> Result<()> {
         Ok(())
@@ -67,11 +77,16 @@ impl<D: Device> Phases<D> {
         training: Box<dyn PhaseSource<D>>,
         graph: impl InferenceGraph<D> + 'static,
     ) -> Phases<D> {
-        let next = match from.phase {
-            Phase::Train { .. } => Some(from),
-            phase => Some(RunPosition::start_of(phase)),
-        };
+        let next = Some(Phases::<D>::first_of(from));
         Phases { job: job.clone(), training, graph: Box::new(graph), inference: None, next }
+    }
+
+    /// The first batch of a run from a position on. An evaluation starts with its first batch.
+    pub fn first_of(from: RunPosition) -> RunPosition {
+        match from.phase {
+            Phase::Train { .. } => from,
+            phase => RunPosition::start_of(phase),
+        }
     }
 
     /// One evaluation and nothing else.
@@ -99,6 +114,7 @@ impl<D: Device> BatchSource<D> for Phases<D> {
                 continue;
             }
             let batch = match self.job.inference(at.phase) {
+                _ if self.training.evaluates() => self.training.next()?,
                 None => self.training.next()?,
                 Some(over) => match &mut self.inference {
                     Some(inference) => inference.next()?,
@@ -127,6 +143,15 @@ impl<D: Device> BatchSource<D> for Phases<D> {
         let training_is_over = at.phase >= Phase::Validation { epoch: self.job.epochs };
         if training_is_over {
             self.training.end()?;
+        }
+        if self.training.evaluates() && self.next.is_some_and(|next| next < at) {
+            let now = self.next.and_then(|next| self.job.first_batch(next));
+            self.next = self.job.first_batch(at);
+            // Batches that are prefetched are used, unless some are left out.
+            return match self.next {
+                Some(next) if now != Some(next) => self.training.restart(next),
+                _ => Ok(()),
+            };
         }
         while let Some(next) = self.next.filter(|next| *next < at) {
             let left_out = match next.phase {

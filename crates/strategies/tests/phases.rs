@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{batches, build, dataset, job, rows_of, sample_of, strategy};
+use common::{batches, build, dataset, job, rest, rows_of, sample_of, scheduled, strategy};
 use esker_fetch::FeatureRows;
 use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Sequential};
@@ -17,34 +17,6 @@ use esker_types::{Dtype, NodeId, StopSignal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-fn inference(job: &Job, first: u64, count: u64) -> Inference {
-    let nodes = (first..first + count).map(NodeId).collect();
-    let order = Sequential(Batching::new(count, 64, false).unwrap());
-    Inference {
-        batches: Arc::new(NodeBatches::new(order, Seeds::Nodes(nodes)).unwrap()),
-        largest_batch: 64,
-        settings: job.settings.clone(),
-        rows: true,
-        sampling_bytes: None,
-    }
-}
-
-/// Three epochs of 8 batches, validated after the second and the third, and two evaluations in the end.
-fn scheduled(job: Job) -> Job {
-    let (settings, largest_batch) = (job.settings.clone(), 64);
-    let mut job = Job {
-        schedule: EvaluationSchedule {
-            validation: Some(inference(&job, 100, 130)),
-            every: 2,
-            last_validation: Some(inference(&job, 400, 64)),
-            test: Some(inference(&job, 900, 200)),
-        },
-        ..job
-    };
-    job.evaluation = Some(EvaluationOutline { largest_batch, settings });
-    job
-}
-
 fn phases() -> Vec<(Phase, u64)> {
     vec![
         (Phase::Train { epoch: 0 }, 8),
@@ -55,16 +27,6 @@ fn phases() -> Vec<(Phase, u64)> {
         (Phase::Validation { epoch: 3 }, 1),
         (Phase::Test, 4),
     ]
-}
-
-type Found = (RunPosition, u64, Vec<f32>);
-
-fn rest(source: &mut dyn BatchSource<CpuBackend>) -> Vec<Found> {
-    let mut all = Vec::new();
-    while let Some(mut batch) = source.next().unwrap() {
-        all.push((batch.at, sample_of(&batch).digest(), rows_of(&mut batch)));
-    }
-    all
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Objective, Picked};
 pub use open::{OpenRun, RunControl};
 pub use predict::{TakePredictions, predict};
-pub use record::{BatchRecord, EpochRecord, NeighbourRecord, RunDirectory, Summary};
+pub use record::{BatchRecord, EpochRecord, NeighbourRecord, RunDirectory, Summary, WallClock};
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};

@@ -9,6 +9,7 @@ use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
 use crate::{
     EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step, TrainError,
+    WallClock,
 };
 use esker_nn::Backend;
 use esker_sample::order::{Batching, Order, Sequential, Shuffled};
@@ -21,6 +22,7 @@ use esker_strategies::{
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Larger traces gain little (Ginex, section 5.4).
 const MOST_DISK_BYTES: u64 = 100_000_000_000;
@@ -63,6 +65,8 @@ pub struct OpenRun<B: Backend> {
     trains_rows: bool,
     /// The state that the model was saved with, if it was loaded from a run.
     state: Option<SavedWith>,
+    /// Seconds of starting and preparing.
+    clock: WallClock,
 }
 
 impl<B: Backend + Clone + 'static> OpenRun<B> {
@@ -123,6 +127,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         mut strategy: Box<dyn Strategy<B>>,
         begun: Begun<'_>,
     ) -> Result<OpenRun<B>> {
+        let started = Instant::now();
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let mut outline = checked.outline(&config, purpose, device, &scratch);
         let needs = |job: &JobOutline| strategy.needs(job);
@@ -143,7 +148,13 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         };
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
         begun(&config)?;
+        let (starting, preparing) = (started.elapsed(), Instant::now());
         let prepared = strategy.prepare(&job)?;
+        let clock = WallClock {
+            starting: starting.as_secs_f64(),
+            preparing: preparing.elapsed().as_secs_f64(),
+            ..WallClock::default()
+        };
         // The choice becomes part of the run: a resumed run must have the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
         config.epochs_sampled = Some(sampled.min(config.epochs));
@@ -160,6 +171,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             peak,
             trains_rows,
             state: None,
+            clock,
         })
     }
 
@@ -239,6 +251,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// How the strategy divided the granted memory, as readable lines.
     pub fn notes(&self) -> Vec<String> {
         self.prepared.notes.clone()
+    }
+
+    /// Seconds of starting and preparing.
+    pub(crate) fn clock(&self) -> WallClock {
+        self.clock
     }
 
     /// What the work before training stored on disk, if anything.

@@ -76,6 +76,29 @@ pub struct NeighbourRecord {
     pub bytes_read: u64,
 }
 
+/// Where the wall-clock time of a run went, in seconds. If it was resumed, of all its processes that wrote a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WallClock {
+    /// Opening the dataset, the device and the model.
+    pub starting: f64,
+    /// The strategy's work before training.
+    pub preparing: f64,
+    /// Training.
+    pub epochs: f64,
+    /// Validation after epochs.
+    pub validation: f64,
+    /// Evaluating the best model at the end.
+    pub test: f64,
+}
+
+impl WallClock {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.starting + self.preparing + self.epochs + self.validation + self.test
+    }
+}
+
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -117,6 +140,9 @@ pub struct Summary {
     pub steps: u64,
     /// Wall time of all epochs, without interrupted parts.
     pub seconds: f64,
+    /// Where the wall-clock time went.
+    #[serde(default)]
+    pub wall_seconds: WallClock,
     /// The epochs.
     pub epochs: Vec<EpochRecord>,
 }

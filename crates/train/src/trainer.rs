@@ -11,6 +11,7 @@ use crate::state::{SavedWith, StatePart, StateReader, StateWriter, remove_others
 use crate::task::SplitName;
 use crate::{
     EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, RunControl, StepDone, TrainError,
+    WallClock,
 };
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
@@ -107,6 +108,9 @@ struct State {
     source: Vec<StatePart>,
     #[serde(default)]
     turn: u64,
+    /// Where the time of this process and of those before it went.
+    #[serde(default)]
+    clock: WallClock,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -248,7 +252,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
 
     fn new(run: OpenRun<B>, directory: RunDirectory, lock: File, state: State) -> Result<Trainer<B>> {
         let metrics = directory.metrics(state.metrics_bytes)?;
-        let now = Instant::now();
+        let (now, mut state, opened) = (Instant::now(), state, run.clock());
+        state.clock.starting += opened.starting;
+        state.clock.preparing += opened.preparing;
         Ok(Trainer {
             in_flight: InFlight::new(usize::MAX),
             run,
@@ -443,6 +449,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         watcher.epoch(&record, better);
         let state = &mut self.state;
         state.seconds += record.seconds + record.evaluation_seconds;
+        state.clock.epochs += record.seconds;
+        state.clock.validation += record.evaluation_seconds;
         state.epochs.push(record);
         (state.epoch, state.batch) = (epoch + 1, 0);
         (state.loss_sum, state.loss_count, state.epoch_seconds) = (0.0, 0, 0.0);
@@ -580,6 +588,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         // Its state is that of the last checkpoint.
         let last = serde_json::json!({ "epoch": self.state.epoch, "source": self.state.source });
         Checkpoint { model, optimizer: Vec::new(), state: last }.write(&self.directory.last_path())?;
+        let started = Instant::now();
         let mut source = self.load_best(source)?;
         source.skip_to(self.last_evaluations())?;
         let source = &mut *source;
@@ -595,6 +604,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             }
             test = self.run.context(&stop).evaluate(SplitName::Test, mode, Some((source, Phase::Test)))?;
         }
+        let wall_seconds = WallClock { test: started.elapsed().as_secs_f64(), ..self.state.clock };
         let config = &self.run.config;
         let summary = Summary {
             loss_digest: format!("{:016x}", self.state.digest),
@@ -615,6 +625,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             device_memory: self.run.plan.device_table.clone(),
             steps: self.state.steps,
             seconds: self.state.seconds,
+            wall_seconds,
             epochs: self.state.epochs.clone(),
         };
         self.directory.write_json("summary.json", &summary)?;

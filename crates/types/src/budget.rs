@@ -24,6 +24,40 @@ impl Budget {
         let host_bytes = asked.map_or_else(|| machine_memory_limit().bytes / 5 * 4, |asked| asked.0);
         Budget { host_bytes }
     }
+
+    /// The same, but more than the machine or the cgroup has is refused.
+    pub fn within_machine(asked: Option<ByteCount>) -> Result<Budget, OverMachine> {
+        let most = machine_memory();
+        match asked {
+            Some(asked) if asked.0 > most.bytes => Err(OverMachine { asked, most }),
+            asked => Ok(Budget::resolve(asked)),
+        }
+    }
+}
+
+/// A budget that no process can have here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--memory is {asked}, and this process can get at most {}, by its {}; give less, such as --memory {}",
+    ByteCount(most.bytes), most.from, ByteCount(most.bytes / 5 * 4).flag_value()
+)]
+pub struct OverMachine {
+    /// What was requested.
+    pub asked: ByteCount,
+    /// What there is.
+    pub most: MemoryLimit,
+}
+
+/// The smaller of the machine's memory and the cgroup limit of this process.
+fn machine_memory() -> MemoryLimit {
+    let all = MemoryLimit {
+        bytes: meminfo_bytes("MemTotal").unwrap_or(u64::MAX),
+        from: "memory (MemTotal)".into(),
+    };
+    match cgroup_limit(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")) {
+        Some(limit) if limit.bytes < all.bytes => limit,
+        _ => all,
+    }
 }
 
 /// The smaller of the available memory and the cgroup limit (v1 or v2) of this process.
@@ -109,6 +143,17 @@ mod tests {
         fs::write(root.join("a/b/memory.max"), "2000000\n").unwrap();
         assert_eq!(cgroup_limit(&membership, &root).unwrap().bytes, 2_000_000);
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_with_what_there_is() {
+        let refused = Budget::within_machine(Some(ByteCount(1 << 60))).unwrap_err();
+        let message = refused.to_string();
+        assert!(message.contains("1 EiB") || message.contains("GiB"), "{message}");
+        assert!(refused.most.bytes < 1 << 60 && message.contains("such as --memory"), "{message}");
+        let fits = Budget::within_machine(Some(ByteCount(1 << 20))).unwrap();
+        assert_eq!(fits.host_bytes, 1 << 20);
+        assert!(Budget::within_machine(None).unwrap().host_bytes > 0);
     }
 
     #[test]

@@ -16,7 +16,9 @@ pub mod random;
 mod stop;
 mod stored;
 
-pub use budget::{Budget, MemoryLimit, machine_memory_limit, own_resident_bytes, peak_resident_bytes};
+pub use budget::{
+    Budget, MemoryLimit, OverMachine, machine_memory_limit, own_resident_bytes, peak_resident_bytes,
+};
 pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};

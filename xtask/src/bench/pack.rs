@@ -175,6 +175,7 @@ fn pack_together<W: StoredRow>(
         segment: 1,
         disk_bytes_allowed: None,
         by_hash: true,
+        cached_by: None,
         coverage,
     };
     writer.lay_out::<W>(samples, &hottest, &layout, &work)?;

@@ -9,7 +9,7 @@ use anyhow::bail;
 use esker_nn::{Backend, CpuCounters, best_matmul_rate};
 use esker_store::Dataset;
 use esker_strategies::{RunPosition, SourceCounters, StrategyKind};
-use esker_train::{InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
+use esker_train::{EvaluationMode, InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
 use esker_types::ByteCount;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -63,8 +63,9 @@ pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     arguments.flags.check_effect(&config)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     drop(dataset);
-    // Enough for any number of batches.
+    // Enough for any number of batches. Nothing is evaluated.
     config.epochs = u64::MAX;
+    (config.eval, config.final_eval) = (EvaluationMode::None, EvaluationMode::None);
     if config.strategy == StrategyKind::DiskGnn {
         // As many epochs as are measured.
         let batches = arguments.warm + arguments.batches.unwrap_or(0);

@@ -147,7 +147,7 @@ struct SampledLine {
 
 pub fn run(arguments: &SampleArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
-    let budget = Budget::resolve(arguments.memory);
+    let budget = Budget::within_machine(arguments.memory).map_err(usage)?;
     let direction = match arguments.direction {
         DirectionName::Incoming => Direction::Incoming,
         DirectionName::Outgoing => Direction::Outgoing,

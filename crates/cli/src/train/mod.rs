@@ -332,6 +332,19 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
         "epochs",
         format!("{count}, {:.2} s each; ended: {}", seconds / count.max(1) as f64, summary.ended),
     );
+    let clock = &summary.wall_seconds;
+    table.row(
+        "time",
+        format!(
+            "{:.1} s: starting {:.1}, preparing {:.1}, epochs {:.1}, validation {:.1}, test {:.1}",
+            clock.total(),
+            clock.starting,
+            clock.preparing,
+            clock.epochs,
+            clock.validation,
+            clock.test
+        ),
+    );
     if let Some(sampled) = summary.epochs_sampled {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }

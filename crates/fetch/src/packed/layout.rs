@@ -31,6 +31,9 @@ pub struct PackLayout {
     pub by_hash: bool,
     /// Pairs of a number of rows and the accesses to that many of the most accessed rows.
     pub coverage: Vec<[u64; 2]>,
+    /// The packed rows whose cached rows these use. Then no cached rows are stored here.
+    #[serde(default)]
+    pub cached_by: Option<String>,
 }
 
 /// The result of laying out. Its arrays are in the work directory.
@@ -149,7 +152,9 @@ pub(crate) fn lay_out<W: StoredRow>(
         largest: samples.of_epochs(layout.epochs).largest,
         shared_at: 0,
     };
-    writing.outputs.add_hottest(hottest, &writer.work())?;
+    if layout.cached_by.is_none() {
+        writing.outputs.add_hottest(hottest, &writer.work())?;
+    }
     let segment = layout.segment.max(1) as usize;
     let mut sharing = (segment > 1).then(|| SegmentRows::new(format.rows()));
     work.progress.stage("lay rows out", Some(entries.len() as u64), Unit::Count("batches"));
@@ -180,7 +185,7 @@ pub(crate) fn lay_out<W: StoredRow>(
         layout: layout.clone(),
         batches: entries.len() as u64,
         slots: hottest.cached(),
-        misses: hottest.misses(),
+        misses: entries.iter().map(|entry| entry.packed_rows + entry.shared_rows).sum(),
         shared: writing.shared_at,
         largest: writing.largest,
         outputs,

@@ -92,6 +92,9 @@ pub struct Packing {
     /// Pairs of a number of rows and the accesses to that many of the most accessed rows: what other numbers of slots
     /// would miss.
     pub coverage: Vec<[u64; 2]>,
+    /// The packed rows whose cached rows these use: slots are theirs, and no cached rows are stored here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_by: Option<String>,
     /// The largest of all batches.
     pub largest: Largest,
 }
@@ -109,6 +112,19 @@ pub struct Largest {
     pub packed_rows: u64,
     /// Rows in the cache of its segment.
     pub shared_rows: u64,
+}
+
+impl Largest {
+    /// The larger of both, each of any batch.
+    pub fn max(&self, other: &Largest) -> Largest {
+        Largest {
+            nodes: self.nodes.max(other.nodes),
+            sample_bytes: self.sample_bytes.max(other.sample_bytes),
+            record_bytes: self.record_bytes.max(other.record_bytes),
+            packed_rows: self.packed_rows.max(other.packed_rows),
+            shared_rows: self.shared_rows.max(other.shared_rows),
+        }
+    }
 }
 
 /// A batch in the index.

@@ -137,7 +137,8 @@ impl Packed {
             let expected = "batches that lie inside their files";
             return Err(StoreError::inconsistent(&index, expected, format!("batch {number}")).into());
         }
-        if blocks_for(slots, row_bytes) > blocks || self.entries.len() as u64 != self.packing.batches {
+        let stored_slots = if self.packing.cached_by.is_none() { slots } else { 0 };
+        if blocks_for(stored_slots, row_bytes) > blocks || self.entries.len() as u64 != self.packing.batches {
             return Err(StoreError::inconsistent(&index, "what the manifest says", "something else").into());
         }
         Ok(())

@@ -115,6 +115,7 @@ impl Given {
                 segment: 4,
                 disk_bytes_allowed: None,
                 by_hash: true,
+                cached_by: None,
                 coverage,
             };
             writer.lay_out::<u32>(samples, &hottest, &layout, &work)?;

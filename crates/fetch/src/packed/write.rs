@@ -230,6 +230,7 @@ impl<'a> PackWriter<'a> {
             misses: laid.misses,
             shared: laid.shared,
             coverage: layout.coverage.clone(),
+            cached_by: layout.cached_by.clone(),
             largest: laid.largest,
         }
     }

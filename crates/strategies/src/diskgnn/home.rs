@@ -29,18 +29,19 @@ pub(super) struct Home {
 impl Home {
     /// The location for a job's batches. Finishes removals that a killed process left.
     pub fn of(job: &Job) -> Result<Home> {
-        let header = serde_json::to_value(job.trace_header()).unwrap_or_default();
-        let hash = job.dataset.inputs_of("diskgnn", &header);
         let derived = job.dataset.derived_path("");
-        let home = Home {
-            prepared: job.out_of_core.prepared.clone(),
-            derived,
-            digits: hash[..NAME_DIGITS].to_string(),
-        };
+        let home = Home { prepared: job.out_of_core.prepared.clone(), derived, digits: digits_of(job) };
         for path in home.all().iter().filter(|path| path.to_string_lossy().ends_with(REMOVED)) {
             fs::remove_dir_all(path).map_err(StoreError::io(path))?;
         }
         Ok(home)
+    }
+
+    /// The location of an evaluation's packed rows, inside those of training.
+    pub fn inside(training: &Path, job: &Job) -> Home {
+        let digits = digits_of(job);
+        let prepared = Some(training.join(format!("evaluation-{digits}")));
+        Home { prepared, derived: job.dataset.derived_path(""), digits }
     }
 
     /// Whether one directory has everything.
@@ -51,13 +52,10 @@ impl Home {
     /// Returns the error unchanged, unless the dataset is not writable: then the error explains that packed rows may go
     /// elsewhere.
     pub fn explain(&self, error: StrategyError) -> StrategyError {
-        let refused = |source: &io::Error| {
-            matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
-        };
         match error {
             StrategyError::Store(StoreError::Io { source, .. })
             | StrategyError::Fetch(FetchError::Store(StoreError::Io { source, .. }))
-                if !self.is_alone() && refused(&source) =>
+                if !self.is_alone() && is_refused(&source) =>
             {
                 StrategyError::ReadOnly { path: self.derived.clone(), source }
             }
@@ -161,8 +159,28 @@ fn is_partial(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "partial")
 }
 
+fn is_refused(source: &io::Error) -> bool {
+    matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Whether a directory could not be written.
+pub(super) fn is_read_only(error: &StrategyError) -> bool {
+    match error {
+        StrategyError::ReadOnly { .. } => true,
+        StrategyError::Store(StoreError::Io { source, .. })
+        | StrategyError::Fetch(FetchError::Store(StoreError::Io { source, .. })) => is_refused(source),
+        _ => false,
+    }
+}
+
+/// Digits that identify a job's batches.
+fn digits_of(job: &Job) -> String {
+    let header = serde_json::to_value(job.trace_header()).unwrap_or_default();
+    job.dataset.inputs_of("diskgnn", &header)[..NAME_DIGITS].to_string()
+}
+
 /// Bytes of the files of a directory.
-fn bytes_of(directory: &Path) -> u64 {
+pub(super) fn bytes_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .map(|entry| {

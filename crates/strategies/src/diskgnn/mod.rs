@@ -25,6 +25,7 @@
 //! 4. `source.rs` has workers that take batches in turn and load and read them. Then one stage verifies and assembles
 //!    them. `esker prepare` ends after step 3.
 
+mod evaluation;
 mod home;
 mod prepare;
 mod sampling;
@@ -38,9 +39,11 @@ use crate::{
 };
 use esker_device::{Device, RowCache};
 use esker_fetch::HostCache;
-use esker_fetch::packed::{Packed, SafePoints};
+use esker_fetch::packed::{Packed, Packing, SafePoints};
 use esker_types::{ByteCount, Dtype, counted, grouped};
+use evaluation::PackedPhases;
 use sizes::{Sizes, Training};
+use source::PackedRun;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,7 +57,7 @@ pub struct DiskGnn<D: Device> {
 struct Opened<D: Device> {
     reads: Reads,
     /// `None` if the job does not train.
-    packed: Option<Arc<Packed>>,
+    packed: Option<PackedPhases>,
     training: Training,
     tier: RowTier<D>,
     /// Number of distinct epochs. Later epochs repeat them.
@@ -149,7 +152,12 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
             Dtype::U64 => prepare::prepare::<u64>(job, &sizes, &reads)?,
             _ => prepare::prepare::<u32>(job, &sizes, &reads)?,
         });
-        let training = sizes.training(job, packed.packing())?;
+        let phases = match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => evaluation::prepare::<u64>(job, &sizes, &reads, packed.clone())?,
+            _ => evaluation::prepare::<u32>(job, &sizes, &reads, packed.clone())?,
+        };
+        let evaluations: Vec<&Packing> = phases.evaluations().iter().map(|packed| packed.packing()).collect();
+        let training = sizes.training(job, packed.packing(), &evaluations)?;
         let tier = self.load(job, &packed, &reads)?;
         let seconds = started.elapsed().as_secs_f64();
         let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(packed.packing().epochs).max(1);
@@ -157,7 +165,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
             "directory": packed.directory(), "seconds": seconds, "disk_bytes": packed.disk_bytes(),
             "packing": packed.packing(),
         });
-        let opened = Opened { reads, packed: Some(packed.clone()), training, tier, epochs };
+        let opened = Opened { reads, packed: Some(phases.clone()), training, tier, epochs };
         let notes = opened.notes(&packed);
         self.opened = Some(opened);
         Ok(Prepared { epochs_sampled: Some(epochs), on_disk: Some(on_disk), notes })
@@ -170,8 +178,8 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
         let opened = self.opened();
-        let training = source::source(opened, job, job.training_position(from), &self.device)?;
-        Ok(Box::new(Phases::new(job, from, training, self.opened().reads.on(&self.device))))
+        let training = PackedRun::open(opened, job, Phases::<D>::first_of(from), &self.device)?;
+        Ok(Box::new(Phases::new(job, from, Box::new(training), opened.reads.on(&self.device))))
     }
 
     fn inference(
@@ -202,7 +210,7 @@ impl<D: Device> Opened<D> {
                 share(packing.shared, packing.misses)
             ),
         };
-        vec![
+        let mut notes = vec![
             format!(
                 "{} of {} sampled and packed, {} on disk: {}",
                 counted(packing.batches, "batch", "batches"),
@@ -219,6 +227,15 @@ impl<D: Device> Opened<D> {
                 counted(self.training.workers as u64, "batch", "batches"),
                 packed.io_backend()
             ),
-        ]
+        ];
+        let evaluations = self.packed.as_ref().map_or(&[][..], PackedPhases::evaluations);
+        if !evaluations.is_empty() {
+            let (batches, bytes) = evaluations.iter().fold((0, 0), |(batches, bytes), packed| {
+                (batches + packed.packing().batches, bytes + packed.disk_bytes())
+            });
+            let batches = counted(batches, "batch", "batches");
+            notes.push(format!("{batches} of evaluation packed as well, {} on disk", ByteCount(bytes)));
+        }
+        notes
     }
 }

@@ -115,7 +115,7 @@ fn why_not(job: &Job, sizes: &Sizes, packing: &Packing, disk_bytes: u64) -> Opti
             return Some(format!("cache {there} rows, and --feature-cache asks for {slots}"));
         }
     }
-    if sizes.training(job, packing).is_err() {
+    if sizes.training(job, packing, &[]).is_err() {
         return Some(format!("cache {} rows, more than fit --memory", grouped(packing.slots)));
     }
     if asked.feature_cache_bytes.is_some() {
@@ -138,6 +138,20 @@ fn segment_of(asked: u32, batches: u64) -> u32 {
     asked.clamp(1, batches.clamp(1, u32::MAX as u64) as u32)
 }
 
+/// Memory, threads and control of packing.
+pub(super) fn work<'a>(job: &'a Job, sizes: &Sizes, reads: &'a Reads) -> PackWork<'a> {
+    PackWork {
+        sizes: PackSizes {
+            memory_bytes: sizes.phase_bytes,
+            threads: job.threads.max(1),
+            safe_points: super::safe_points(job),
+        },
+        pool: &reads.pool,
+        stop: &job.stop,
+        progress: &*job.progress,
+    }
+}
+
 /// Samples, lays out and packs.
 fn make<W: StoredId + StoredRow>(
     job: &Job,
@@ -147,16 +161,7 @@ fn make<W: StoredId + StoredRow>(
     writer: PackWriter,
 ) -> Result<()> {
     let (samples, epochs) = samples::<W>(job, sizes, reads, home, &writer.work())?;
-    let work = PackWork {
-        sizes: PackSizes {
-            memory_bytes: sizes.phase_bytes,
-            threads: job.threads.max(1),
-            safe_points: super::safe_points(job),
-        },
-        pool: &reads.pool,
-        stop: &job.stop,
-        progress: &*job.progress,
-    };
+    let work = work(job, sizes, reads);
     let sampled = samples.of_epochs(epochs);
     let asked = &job.out_of_core;
     let request = PackedRequest {
@@ -184,6 +189,7 @@ fn make<W: StoredId + StoredRow>(
             disk_bytes_allowed: request.disk_bytes_allowed,
             by_hash: true,
             coverage,
+            cached_by: None,
         };
         writer.lay_out::<W>(&samples, &hottest, &layout, &work)?;
     }

@@ -205,11 +205,22 @@ impl Sizes {
     }
 
     /// Workers and batches in memory for packed rows. Fails if they do not fit any more.
-    pub fn training(&self, job: &JobOutline, packing: &Packing) -> Result<Training> {
+    /// Evaluations use the same workers and the same memory, in turn with training.
+    pub fn training(
+        &self,
+        job: &JobOutline,
+        packing: &Packing,
+        evaluations: &[&Packing],
+    ) -> Result<Training> {
         let cached = (packing.slots * packing.row_bytes).saturating_sub(self.device_bytes);
-        let blocks = packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
+        let (mut largest, mut blocks, mut batches) = (packing.largest, 0, 0);
+        for packing in std::iter::once(packing).chain(evaluations.iter().copied()) {
+            largest = largest.max(&packing.largest);
+            blocks += packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
+            batches += packing.batches;
+        }
         let room = self.phase_bytes.saturating_sub(cached);
-        let (training, needed) = self.shared_out(job, &packing.largest, blocks, packing.batches, room);
+        let (training, needed) = self.shared_out(job, &largest, blocks, batches, room);
         match needed <= room {
             true => Ok(training),
             false => Err(too_little(job, cached + needed, self.phase_bytes)),

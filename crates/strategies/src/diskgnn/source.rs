@@ -2,18 +2,20 @@
 //! is a stage. Several workers take batches in turn for the first two stages, so that the disk has the next batch to
 //! read while the last reads of one batch are still in flight.
 
-use super::sizes::{WORKER_BUFFERS, WORKER_PREFETCH};
+use super::evaluation::PackedPhases;
+use super::sizes::{Training, WORKER_BUFFERS, WORKER_PREFETCH};
 use super::{Opened, RowTier};
+use crate::direct::Reads;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
 use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
-use esker_fetch::packed::{Packed, PackedBatch};
+use esker_fetch::packed::{PackReader, PackedBatch};
 use esker_fetch::pipeline::{AnyBusy, Permit, Permits, Pipeline, Recycled, Recycler, Stage};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN};
 use esker_plan::PlacementCounts;
-use esker_sample::{Batches, Position, Sample, Targets};
+use esker_sample::{Position, Sample, Targets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,6 +49,8 @@ impl<D: Device> MissedRows<D> {
 /// A batch with its sample loaded.
 struct LoadedSample {
     at: Position,
+    /// Of which packed rows it is.
+    phase: usize,
     sample: Recycled<Sample>,
     packed: Recycled<PackedBatch>,
     targets: Targets,
@@ -59,36 +63,101 @@ struct LoadedRows<D: Device> {
     missed: MissedRows<D>,
 }
 
-/// Training batches from a position on.
-pub(super) fn source<D: Device>(
-    opened: &Opened<D>,
+/// The batches of a run in one stream: of training, and of evaluations whose rows are packed. So the first batches of
+/// an evaluation are read while the last ones of an epoch are trained on, and the other way round.
+pub(super) struct PackedRun<D: Device> {
+    stages: Stages<D>,
+    evaluates: bool,
+    /// Opens the stages at a position.
+    open: Box<dyn Fn(RunPosition) -> Result<Stages<D>> + Send>,
+}
+
+impl<D: Device> PackedRun<D> {
+    /// The batches of a run from a position on.
+    pub fn open(opened: &Opened<D>, job: &Job, from: RunPosition, device: &D) -> Result<PackedRun<D>> {
+        let phases = opened.packed.clone().expect("rows are packed before batches are requested");
+        let evaluates = phases.evaluates(&job.schedule);
+        let (job, device, reads) = (job.clone(), device.clone(), opened.reads.clone());
+        let (training, epochs, tier) = (opened.training, opened.epochs, opened.tier.clone());
+        // Counters continue if the stages are opened again.
+        let counts: [Arc<ReadCounts>; 2] = Default::default();
+        let open = move |from: RunPosition| {
+            let shared = Shared {
+                permits: Permits::new(training.depth),
+                counts: counts.clone(),
+                tier: tier.clone(),
+                sequential: job.out_of_core.sequential,
+                phases: phases.clone(),
+            };
+            stages(shared, &job, from, training, epochs, &reads, &device)
+        };
+        Ok(PackedRun { stages: open(from)?, evaluates, open: Box::new(open) })
+    }
+}
+
+impl<D: Device> PhaseSource<D> for PackedRun<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        self.stages.next()
+    }
+
+    fn counters(&self) -> SourceCounters {
+        self.stages.counters()
+    }
+
+    fn evaluates(&self) -> bool {
+        self.evaluates
+    }
+
+    fn restart(&mut self, at: RunPosition) -> Result<()> {
+        self.stages = (self.open)(at)?;
+        Ok(())
+    }
+}
+
+/// The positions of a run from one on: all of them, or those of training.
+fn positions(
     job: &Job,
-    from: Position,
+    from: RunPosition,
+    evaluates: bool,
+) -> impl Iterator<Item = RunPosition> + Send + use<> {
+    let (job, mut next) = (job.clone(), Some(from));
+    std::iter::from_fn(move || {
+        loop {
+            let at = next?;
+            let is_yielded = evaluates || matches!(at.phase, Phase::Train { .. });
+            if is_yielded && at.batch < job.count(at.phase) {
+                next = Some(RunPosition { batch: at.batch + 1, ..at });
+                return Some(at);
+            }
+            next = job.phase_after(at.phase).map(RunPosition::start_of);
+        }
+    })
+}
+
+/// The stages of a run from a position on.
+fn stages<D: Device>(
+    shared: Shared<D>,
+    job: &Job,
+    from: RunPosition,
+    training: Training,
+    epochs: u64,
+    reads: &Reads,
     device: &D,
-) -> Result<Box<dyn PhaseSource<D>>> {
-    let packed = opened.packed.clone().expect("rows are packed before batches are asked for");
-    let training = opened.training;
-    let shared = Shared {
-        permits: Permits::new(training.depth),
-        counts: Arc::default(),
-        tier: opened.tier.clone(),
-        sequential: job.out_of_core.sequential,
-        packed,
-    };
+) -> Result<Stages<D>> {
+    let evaluates = shared.phases.evaluates(&job.schedule);
     let workers = (0..training.workers).map(|number| {
-        let mut positions = job.training_from(from).skip(number).step_by(training.workers);
+        let mut positions = positions(job, from, evaluates).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
-        shared.read(shared.load(listed, job.batches.clone(), opened.epochs, samples))
+        shared.read(shared.load(listed, job, epochs, samples))
     });
     let read = Pipeline::in_turn(workers.collect());
-    let assemble = Assemble { shared: shared.clone(), reads: opened.reads.clone(), device: device.clone() };
+    let assemble = Assemble { shared: shared.clone(), reads: reads.clone(), device: device.clone() };
     let queue = training.depth.saturating_sub(2);
     let pipeline = read.then("assemble", queue, move |stage, read| assemble.batch(stage, read));
-    let (row_bytes, on_device) =
-        (shared.packed.packing().row_bytes, matches!(shared.tier, RowTier::Device(_)));
-    let counts = shared.counts.clone();
-    Ok(Box::new(Stages::new(job, &job.settings, pipeline, move |stages| {
+    let row_bytes = shared.phases.all()[0].packing().row_bytes;
+    let (on_device, counts) = (matches!(shared.tier, RowTier::Device(_)), shared.counts[0].clone());
+    Stages::new(job, &job.settings, pipeline, move |stages| {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut hits = vec![("host".to_string(), get(&counts.host_hits))];
         if on_device {
@@ -104,15 +173,21 @@ pub(super) fn source<D: Device>(
             read_seconds: counts.reading.passed().as_secs_f64(),
             ..SourceCounters::default()
         }
-    })?))
+    })
+}
+
+/// Readers of all packed rows, for one thread.
+fn readers_of(phases: &PackedPhases) -> Result<Vec<PackReader>> {
+    phases.all().iter().map(|packed| Ok(packed.reader()?)).collect()
 }
 
 /// State that stages share.
 struct Shared<D: Device> {
-    packed: Arc<Packed>,
+    phases: PackedPhases,
     tier: RowTier<D>,
     permits: Permits,
-    counts: Arc<ReadCounts>,
+    /// Those of training, and those of evaluations.
+    counts: [Arc<ReadCounts>; 2],
     /// No prefetching: a batch gets its permit before anything of it is loaded.
     sequential: bool,
 }
@@ -120,7 +195,7 @@ struct Shared<D: Device> {
 impl<D: Device> Clone for Shared<D> {
     fn clone(&self) -> Shared<D> {
         Shared {
-            packed: self.packed.clone(),
+            phases: self.phases.clone(),
             tier: self.tier.clone(),
             permits: self.permits.clone(),
             counts: self.counts.clone(),
@@ -133,19 +208,20 @@ impl<D: Device> Shared<D> {
     /// Loads samples and placements. Later epochs repeat the sampled ones.
     fn load(
         &self,
-        listed: Pipeline<Position, StrategyError>,
-        batches: Arc<dyn Batches>,
+        listed: Pipeline<RunPosition, StrategyError>,
+        job: &Job,
         epochs: u64,
         samples: usize,
     ) -> Pipeline<LoadedSample, StrategyError> {
-        let (packed, permits, sequential) = (self.packed.clone(), self.permits.clone(), self.sequential);
+        let (phases, permits, sequential) = (self.phases.clone(), self.permits.clone(), self.sequential);
+        let (readers, job) = (self.phases.clone(), job.clone());
         let (samples, loads) =
             (Recycler::<Sample>::new(samples), Recycler::<PackedBatch>::new(WORKER_PREFETCH));
         listed.then_with(
             "load",
             0,
-            move || Ok(packed.reader()?),
-            move |stage, reader, at| {
+            move || readers_of(&readers),
+            move |stage, readers, run_at: RunPosition| {
                 let permit = match sequential {
                     true => match stage.permit(&permits) {
                         None => return Ok(None),
@@ -155,23 +231,30 @@ impl<D: Device> Shared<D> {
                 };
                 let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
                 let Some(mut packed) = stage.take(&loads) else { return Ok(None) };
-                let drawn = Position { epoch: at.epoch % epochs, ..at };
-                reader.load(drawn, &mut sample, &mut packed)?;
-                Ok(Some(LoadedSample { at, sample, packed, targets: batches.targets(drawn)?, permit }))
+                let (at, phase) = (run_at.position(), phases.index(run_at.phase));
+                let (sampled, batches) = match job.inference(run_at.phase) {
+                    None => (Position { epoch: at.epoch % epochs, ..at }, &job.batches),
+                    Some(over) => (at, &over.batches),
+                };
+                readers[phase].load(sampled, &mut sample, &mut packed)?;
+                let targets = batches.targets(sampled)?;
+                Ok(Some(LoadedSample { at, phase, sample, packed, targets, permit }))
             },
         )
     }
 
     /// Reads rows.
     fn read(&self, loaded: Pipeline<LoadedSample, StrategyError>) -> Pipeline<LoadedRows<D>, StrategyError> {
-        let (packed, shared) = (self.packed.clone(), self.clone());
+        let (readers, shared) = (self.phases.clone(), self.clone());
         let buffers = Recycler::<Option<AlignedBuffer>>::new(WORKER_BUFFERS);
-        let most_bytes = self.packed.rows_bytes() as usize;
+        let most_bytes =
+            self.phases.all().iter().map(|packed| packed.rows_bytes()).max().unwrap_or(0) as usize;
         loaded.then_with(
             "read",
             0,
-            move || Ok(packed.reader()?),
-            move |stage, reader, mut loaded: LoadedSample| {
+            move || readers_of(&readers),
+            move |stage, readers, mut loaded: LoadedSample| {
+                let reader = &mut readers[loaded.phase];
                 let mut missed = match &shared.tier {
                     RowTier::Host(_) => {
                         let Some(mut buffer) = stage.take(&buffers) else { return Ok(None) };
@@ -188,7 +271,7 @@ impl<D: Device> Shared<D> {
                         MissedRows::Device(cache.missed(reader.rows_bytes(&loaded.packed)))
                     }
                 };
-                let counts = &shared.counts;
+                let counts = shared.counts_of(loaded.phase);
                 let found = counts.reading.busy(|| reader.read(&loaded.packed, missed.bytes_mut()))?;
                 counts.reads.fetch_add(found.reads, Ordering::Relaxed);
                 counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
@@ -205,8 +288,12 @@ impl<D: Device> Shared<D> {
         loaded.permit.is_some()
     }
 
-    fn count(&self, placed: PlacementCounts, on_device: u64) {
-        let counts = &self.counts;
+    fn counts_of(&self, phase: usize) -> &ReadCounts {
+        &self.counts[phase.min(1)]
+    }
+
+    fn count(&self, phase: usize, placed: PlacementCounts, on_device: u64) {
+        let counts = self.counts_of(phase);
         counts.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
         counts.device_hits.fetch_add(on_device, Ordering::Relaxed);
         counts.host_hits.fetch_add(placed.hits - on_device, Ordering::Relaxed);
@@ -216,7 +303,7 @@ impl<D: Device> Shared<D> {
 /// The last stage: verifies rows and assembles batches.
 struct Assemble<D: Device> {
     shared: Shared<D>,
-    reads: crate::direct::Reads,
+    reads: Reads,
     device: D,
 }
 
@@ -224,7 +311,8 @@ impl<D: Device> Assemble<D> {
     fn batch(&self, stage: &Stage, read: LoadedRows<D>) -> Result<Option<Batch<D>>> {
         let LoadedRows { mut loaded, mut missed } = read;
         let (shared, pool) = (&self.shared, &self.reads.pool);
-        pool.install(|| shared.packed.check_rows(&loaded.packed, missed.bytes_mut()))?;
+        let packed = &shared.phases.all()[loaded.phase];
+        pool.install(|| packed.check_rows(&loaded.packed, missed.bytes_mut()))?;
         if !shared.permitted(stage, &mut loaded) {
             return Ok(None);
         }
@@ -236,11 +324,11 @@ impl<D: Device> Assemble<D> {
                 let mut rows = self.device.host_rows(placements.words.len(), format.dim());
                 let missed = Missed::Buffer(buffer.as_deref_mut().unwrap_or_default());
                 pool.install(|| cache.assemble(placements, missed, format, rows.values_mut()));
-                shared.count(placed, 0);
+                shared.count(loaded.phase, placed, 0);
                 FixedRows::Host(rows)
             }
             (RowTier::Device(cache), MissedRows::Device(missed)) => {
-                shared.count(placed, placements.hits_below(cache.device_slots()));
+                shared.count(loaded.phase, placed, placements.hits_below(cache.device_slots()));
                 FixedRows::Cached(cache.batch(placements, missed))
             }
             _ => unreachable!("rows are read to where they are assembled"),

@@ -4,10 +4,13 @@
 use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
 use esker_nn::CpuBackend;
-use esker_sample::order::{Batching, Shuffled};
+use esker_sample::order::{Batching, Sequential, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
 use esker_store::Dataset;
-use esker_strategies::{FixedRows, Job, JobOutline, OutOfCore, SourceCounters, Strategy, StrategyKind};
+use esker_strategies::{
+    BatchSource, EvaluationOutline, EvaluationSchedule, FixedRows, Inference, Job, JobOutline, OutOfCore,
+    RunPosition, SourceCounters, Strategy, StrategyKind,
+};
 use esker_types::{Budget, Dtype, NodeId, Silent};
 use std::path::Path;
 use std::sync::Arc;
@@ -102,4 +105,42 @@ pub fn same_as_memory(kind: StrategyKind, job: &Job, behind: impl Fn()) -> Sourc
         whole = whole.or(Some(counters));
     }
     whole.unwrap()
+}
+
+pub fn inference(job: &Job, first: u64, count: u64) -> Inference {
+    let nodes = (first..first + count).map(NodeId).collect();
+    let order = Sequential(Batching::new(count, 64, false).unwrap());
+    Inference {
+        batches: Arc::new(NodeBatches::new(order, Seeds::Nodes(nodes)).unwrap()),
+        largest_batch: 64,
+        settings: job.settings.clone(),
+        rows: true,
+        sampling_bytes: None,
+    }
+}
+
+/// Three epochs of 8 batches, validated after the second and the third, and two evaluations in the end.
+pub fn scheduled(job: Job) -> Job {
+    let (settings, largest_batch) = (job.settings.clone(), 64);
+    let mut job = Job {
+        schedule: EvaluationSchedule {
+            validation: Some(inference(&job, 100, 130)),
+            every: 2,
+            last_validation: Some(inference(&job, 400, 64)),
+            test: Some(inference(&job, 900, 200)),
+        },
+        ..job
+    };
+    job.evaluation = Some(EvaluationOutline { largest_batch, settings });
+    job
+}
+
+pub type Found = (RunPosition, u64, Vec<f32>);
+
+pub fn rest(source: &mut dyn BatchSource<CpuBackend>) -> Vec<Found> {
+    let mut all = Vec::new();
+    while let Some(mut batch) = source.next().unwrap() {
+        all.push((batch.at, sample_of(&batch).digest(), rows_of(&mut batch)));
+    }
+    all
 }
