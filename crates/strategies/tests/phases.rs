@@ -4,15 +4,10 @@
 
 mod common;
 
-use common::{batches, build, dataset, job, rest, rows_of, sample_of, scheduled, strategy};
+use common::{batches, build, dataset, job, rest, scheduled, strategy};
 use esker_fetch::FeatureRows;
-use esker_nn::CpuBackend;
-use esker_sample::order::{Batching, Sequential};
-use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds};
-use esker_strategies::{
-    BatchSource, EvaluationOutline, EvaluationSchedule, Inference, Job, Phase, RunPosition, StrategyError,
-    StrategyKind,
-};
+use esker_sample::{Batches, Position, SampleError};
+use esker_strategies::{Job, Phase, RunPosition, StrategyError, StrategyKind};
 use esker_types::{Dtype, NodeId, StopSignal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
