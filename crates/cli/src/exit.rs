@@ -9,7 +9,7 @@ use esker_sample::SampleError;
 use esker_store::StoreError;
 use esker_strategies::StrategyError;
 use esker_train::TrainError;
-use esker_types::ErrorKind;
+use esker_types::{Budget, ByteCount, ErrorKind};
 use std::error::Error;
 use std::fmt;
 
@@ -37,6 +37,11 @@ impl Error for UsageError {}
 /// The error for a request that cannot be: exit code 2.
 pub fn usage(text: impl fmt::Display) -> anyhow::Error {
     UsageError(text.to_string()).into()
+}
+
+/// Refuses more memory than this machine or cgroup has. `--dry-run` may plan for another machine.
+pub fn check_memory(bytes: u64) -> anyhow::Result<()> {
+    Budget::within_machine(Some(ByteCount(bytes))).map(drop).map_err(usage)
 }
 
 /// What an error is about.

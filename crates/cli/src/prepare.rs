@@ -1,7 +1,7 @@
 //! `esker prepare`: the work on disk that comes before training, alone.
 
 use crate::device::{WithBackend, on_device};
-use crate::exit::{INTERRUPTED, usage};
+use crate::exit::{INTERRUPTED, check_memory, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::progress::Shown;
@@ -49,6 +49,7 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     flags.strategy.get_or_insert(StrategyKind::DiskGnn);
     let config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
+    check_memory(config.memory)?;
     if config.strategy != StrategyKind::DiskGnn {
         return Err(usage(format!("{} needs no preparation; use --strategy diskgnn", config.strategy)));
     }

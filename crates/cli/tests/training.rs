@@ -330,6 +330,8 @@ fn wrong_runs_are_told_what_to_do() {
     refused("train g --form shadow --final-eval full --fanout 5,5 --out r", "--final-eval sampled");
     refused("train g --schedule sometimes --out r", "cosine:WARMUP");
     refused("train g --memory 1MiB --out r", "total");
+    refused("train g --memory 900TiB --out r", "this process can get at most");
+    refused("prepare g --memory 900TiB", "this process can get at most");
     refused("train g --strategy warp --out r", "memory, mmap");
     failed("train g --device cuda:99 --out r", "--device cpu");
     failed("bench gpu --number 99", "--device cpu");

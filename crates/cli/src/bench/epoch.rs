@@ -1,7 +1,7 @@
 //! Batches through the whole path, or through all of it but the model: seconds a batch, by stage.
 
 use crate::device::{WithBackend, on_device};
-use crate::exit::usage;
+use crate::exit::{check_memory, usage};
 use crate::folder::OwnFolder;
 use crate::output::{print, print_json};
 use crate::train::{Flags, bound_by};
@@ -61,6 +61,7 @@ pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut config = arguments.flags.resolve(&dataset)?;
     arguments.flags.check_effect(&config)?;
+    check_memory(config.memory)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     drop(dataset);
     // Enough for any number of batches. Nothing is evaluated.

@@ -440,7 +440,7 @@ impl Flags {
             metric: self.metric.unwrap_or(usual.metric),
             patience: self.patience.unwrap_or(usual.patience),
             strategy: self.strategy.unwrap_or(usual.strategy),
-            memory: Budget::within_machine(self.memory).map_err(usage)?.host_bytes,
+            memory: Budget::resolve(self.memory).host_bytes,
             disk_budget: self.disk_budget.map(|bytes| bytes.0),
             superbatch: self.superbatch,
             feature_cache: self.feature_cache.map(|bytes| bytes.0),

@@ -7,7 +7,7 @@ mod watch;
 pub use flags::{Fanouts, Flags};
 
 use crate::device::{WithBackend, on_device, resolve};
-use crate::exit::{INTERRUPTED, kind_of, text_of, usage};
+use crate::exit::{INTERRUPTED, check_memory, kind_of, text_of, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::progress::Shown;
@@ -18,7 +18,7 @@ use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
     Trainer, evaluate_run,
 };
-use esker_types::{ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted};
+use esker_types::{Budget, ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -120,7 +120,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         config.check_resumes(before, directory.path())?;
         if before.device != config.device {
             note!(
-                "going on with {}: the run began with {}, so last bits may differ",
+                "resuming on {}: the run was started on {}, so the last bits may differ",
                 config.device,
                 before.device
             );
@@ -129,6 +129,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     if arguments.dry_run {
         return on_device(config, DryRun { json: arguments.json });
     }
+    check_memory(config.memory)?;
     let out = flags.out.clone().unwrap_or_else(|| fresh_directory(&config));
     if let Some((directory, _)) = &before
         && let Some(summary) = directory.summary()?
@@ -466,13 +467,26 @@ impl MachineFlags {
         let device = resolve(self.device.unwrap_or(config.device));
         effect::check_gpu_memory(self.gpu_memory.is_some(), device)?;
         let config = RunConfig {
-            memory: self.memory.map_or(config.memory, |bytes| bytes.0),
+            memory: self.memory_of(&config)?,
             device,
             gpu_memory: self.gpu_memory.map(|bytes| bytes.0).or(config.gpu_memory),
             precision: if device == DeviceName::Cpu { Precision::F32 } else { config.precision },
             ..config.to_infer(mode)
         };
         Ok((directory, config))
+    }
+
+    /// The memory given, or the run's. What a run had elsewhere is cut to what there is here.
+    fn memory_of(&self, config: &RunConfig) -> anyhow::Result<u64> {
+        if let Some(bytes) = self.memory {
+            return check_memory(bytes.0).map(|()| bytes.0);
+        }
+        if check_memory(config.memory).is_ok() {
+            return Ok(config.memory);
+        }
+        let here = Budget::resolve(None).host_bytes;
+        note!("the run had {} of memory, this machine gives {}", ByteCount(config.memory), ByteCount(here));
+        Ok(here)
     }
 }
 

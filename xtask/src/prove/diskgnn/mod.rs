@@ -106,13 +106,18 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
     Ok(Value::Array(rows))
 }
 
-/// A hash of every file of the only packed directory of a dataset, by name.
+/// A hash of every file of the only packed directory of a dataset, evaluations included, by name.
 fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        all.insert(name, xxh3_64(&fs::read(&path)?));
+        match path.is_dir() {
+            true => all.extend(
+                packed_files(&path)?.into_iter().map(|(inner, sum)| (format!("{name}/{inner}"), sum)),
+            ),
+            false => drop(all.insert(name, xxh3_64(&fs::read(&path)?))),
+        }
     }
     Ok(all)
 }
