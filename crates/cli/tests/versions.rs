@@ -75,8 +75,12 @@ fn traces_of_version_0_1_are_read() {
 #[test]
 fn packed_rows_of_version_0_1_are_found() {
     let directory = copied("v0.1");
-    let found = json(directory.path(), &format!("prepare g {BATCHES} {PACKED}"));
+    let found = json(directory.path(), &format!("prepare g {BATCHES} {PACKED} --eval none"));
     assert_eq!(found["stages"], Value::Array(vec![]), "nothing is sampled or packed anew");
+    // That version packed no evaluations. They are added, and found the next time.
+    json(directory.path(), &format!("prepare g {BATCHES} {PACKED}"));
+    let found = json(directory.path(), &format!("prepare g {BATCHES} {PACKED}"));
+    assert_eq!(found["stages"], Value::Array(vec![]));
     let summary = json(directory.path(), &format!("train g {BATCHES} {PACKED} --out packed"));
     assert_eq!(
         summary["loss_digest"],
