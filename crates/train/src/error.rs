@@ -76,7 +76,7 @@ pub enum TrainError {
     },
     /// Settings that differ from those of the run.
     #[error(
-        "{out} cannot be resumed with other settings: {}; leave these out, or choose another --out for a new run",
+        "the run in {out} was started with other settings: {}; leave these out to resume it, or choose another --out for a new run",
         differences_text(differences)
     )]
     OtherRun {

@@ -110,7 +110,7 @@ pub struct Flags {
     /// sage, gcn, gat, gin or mlp; default: sage
     #[arg(long, value_parser = word::<Kind>, help_heading = "Model", default_missing_value = "sage")]
     pub model: Option<Kind>,
-    /// Number of layers; default: as many as --fanout has numbers, else 3
+    /// Number of layers; default: as many as --fanout lists, if it lists several, else 3
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub layers: Option<usize>,
     /// Hidden channels: the width between layers; default: 256
@@ -229,7 +229,7 @@ pub struct Flags {
     /// How the best model is tested in the end: sampled, full or none; default: --eval
     #[arg(long, value_parser = word::<EvaluationMode>, help_heading = "Evaluation")]
     pub final_eval: Option<EvaluationMode>,
-    /// Metric on the validation split that chooses the best model: accuracy, macro-f1, auc, loss or accuracy-and-loss (neither is worse); default: accuracy; macro-f1 for several labels per node, loss for real ones
+    /// Metric on the validation split that chooses the best model: accuracy, macro-f1, auc, loss or accuracy-and-loss (neither is worse); default: accuracy, macro-f1 if multi-label, loss for regression
     #[arg(long, value_parser = word::<MetricName>, help_heading = "Evaluation")]
     pub metric: Option<MetricName>,
 
@@ -238,13 +238,13 @@ pub struct Flags {
     /// stored contiguously on disk); default: memory
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
-    /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory, or of the cgroup's limit
+    /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory or of the cgroup's limit, whichever is smaller
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
     /// ginex, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
-    /// ginex: batches that are sampled and planned together; default: an epoch, fewer if --disk-budget is reached
+    /// ginex: batches that are sampled and planned together; default: an epoch, at least 64, fewer if --disk-budget is reached
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
     /// ginex, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches
@@ -253,7 +253,7 @@ pub struct Flags {
     /// ginex, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
-    /// Number of epochs to sample; later epochs repeat their batches. auto: with diskgnn as many as fit --disk-budget, else all; default: auto
+    /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
     /// diskgnn: directory to read packed rows from, or to make them in; default: in the dataset
@@ -275,7 +275,7 @@ pub struct Flags {
     /// Device: cpu, cuda, cuda:N or auto (a GPU if there is one that Esker can use, else the CPU); default: auto
     #[arg(long, help_heading = "Machine")]
     pub device: Option<DeviceName>,
-    /// GPU memory limit of the run, refused as --memory is; default: what is free, less 1/32 of the GPU's memory or 512 MiB
+    /// GPU memory limit of the run, refused as --memory is; default: what is free, less 1/32 of the GPU's memory or 512 MiB, whichever is larger
     #[arg(long, help_heading = "Machine")]
     pub gpu_memory: Option<ByteCount>,
     /// Precision of matmuls on a GPU: f32, tf32 or bf16; the latter are faster and less precise, sums and weights stay f32; default: f32
