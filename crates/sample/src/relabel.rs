@@ -109,7 +109,7 @@ impl Relabel for DirectTable {
     ) {
         let (base, slots) = (self.base, &mut new_nodes.slots[..]);
         let mut count = new_nodes.count;
-        for (word, place_of_word) in words.iter().zip(local_indices) {
+        for (word, assigned) in words.iter().zip(local_indices) {
             // About half the nodes are new, in an order that no branch predictor can guess. So there is no branch.
             let stamp = &mut self.stamps[word.index()];
             let known = stamp.wrapping_sub(base);
@@ -119,7 +119,7 @@ impl Relabel for DirectTable {
             *stamp = base + local_index;
             slots[count] = word.node();
             count += is_new as usize;
-            *place_of_word = local_index;
+            *assigned = local_index;
         }
         new_nodes.count = count;
         self.count = first + count as u32;
@@ -230,10 +230,10 @@ impl Relabel for HashedTable {
         new_nodes: &mut NewNodes,
         local_indices: &mut [u32],
     ) {
-        for (word, place_of_word) in words.iter().zip(local_indices) {
+        for (word, assigned) in words.iter().zip(local_indices) {
             let slot = self.slot_of(word.node());
             if self.slots[slot].stamp >= self.base {
-                *place_of_word = self.slots[slot].stamp - self.base;
+                *assigned = self.slots[slot].stamp - self.base;
                 continue;
             }
             let local_index = first + new_nodes.count as u32;
@@ -241,7 +241,7 @@ impl Relabel for HashedTable {
             self.count = local_index + 1;
             new_nodes.slots[new_nodes.count] = word.node();
             new_nodes.count += 1;
-            *place_of_word = local_index;
+            *assigned = local_index;
         }
     }
 

@@ -48,7 +48,7 @@ pub struct IoArguments {
     #[arg(long, default_value_t = ByteCount(Options::default().in_place_bytes))]
     in_place: ByteCount,
     /// I/O backend; default: the best that works
-    #[arg(long, visible_alias = "rung", value_parser = io_backend)]
+    #[arg(long, alias = "rung", value_parser = io_backend)]
     io_backend: Option<IoBackendKind>,
     /// Memory that the bare loop of `of kept` fills; default: as much as the reader does
     #[arg(long)]

@@ -4,16 +4,12 @@
 use esker_fetch::{FeatureRows, RowFormat};
 use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
-use esker_nn::{Device, HostBytes, Kind, ModelConfig, OptimizerConfig, Precision, RowCache, Schedule};
+use esker_nn::{Device, HostBytes, Kind, ModelConfig, RowCache};
 use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
-use esker_sample::{Direction, Fanout, Form};
+use esker_sample::Fanout;
 use esker_store::{Dataset, file};
-use esker_strategies::StrategyKind;
-use esker_train::{
-    BatchProgress, Checkpoint, EpochRecord, EvaluationMode, MetricName, OrderName, Outcome, RunConfig,
-    Summary, Watcher,
-};
-use esker_types::{Budget, DeviceName, Dtype, NodeId, Silent, SlotIndex};
+use esker_train::{BatchProgress, Checkpoint, EpochRecord, Outcome, RunConfig, Summary, Watcher};
+use esker_types::{Budget, Dtype, NodeId, Silent, SlotIndex};
 use std::path::{Path, PathBuf};
 
 pub struct Bench {
@@ -60,41 +56,16 @@ impl Bench {
                 dropout: 0.3,
                 ..ModelConfig::default()
             },
-            optimizer: OptimizerConfig::default(),
             lr: 0.01,
-            schedule: Schedule::Constant,
             fanout: vec![Fanout::AtMost(5), Fanout::AtMost(3)],
-            form: Form::Dense,
-            direction: Direction::Incoming,
+            eval_fanout: vec![Fanout::AtMost(5), Fanout::AtMost(3)],
             batch: 100,
             epochs: 3,
-            order: OrderName::Shuffled,
-            drop_last: false,
             seed: 7,
-            eval: EvaluationMode::Sampled,
-            eval_every: 1,
-            eval_fanout: vec![Fanout::AtMost(5), Fanout::AtMost(3)],
-            final_eval: EvaluationMode::Sampled,
-            metric: MetricName::Accuracy,
-            patience: 0,
-            strategy: StrategyKind::Memory,
             memory: 1 << 30,
-            disk_budget: None,
-            superbatch: None,
-            feature_cache: None,
-            neighbour_cache: None,
-            epochs_sampled: None,
-            prepared: None,
-            segment: None,
-            io_block: None,
-            sequential: false,
-            safe_point: None,
             threads: 2,
-            device: DeviceName::Cpu,
-            gpu_memory: None,
-            precision: Precision::F32,
-            checkpoint_batches: 0,
             checkpoint_seconds: 0,
+            ..RunConfig::for_dataset(&dataset)
         }
     }
 }
