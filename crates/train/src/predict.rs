@@ -1,5 +1,8 @@
-//! Predictions of nodes by the model of a run.
+//! Predictions and embeddings of nodes by the model of a run.
 
+use crate::evaluate::Context;
+use crate::objective::Objective;
+use crate::whole::WholeCounters;
 use crate::{EvaluationMode, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Sequential};
@@ -11,22 +14,54 @@ use std::sync::Arc;
 /// Receives nodes, their classes and their probabilities or values.
 pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>;
 
+/// Receives nodes and their rows.
+pub type TakeEmbeddings<'a> = &'a mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>;
+
 /// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
-/// `take`, block by block and in order.
+/// `take`, some at a time and in order. With all neighbours, returns what was read and written.
 pub fn predict<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
     take: TakePredictions,
-) -> Result<()> {
-    let stop = run.stop_signal();
-    let is_asked = || stop.is_asked();
-    let mut context = run.context(&is_asked);
-    let learner = context.learner;
-    let mut hand_over = |nodes: &[NodeId], logits: Vec<f32>| {
-        let (classes, values) = learner.objective().predictions(logits);
+) -> Result<Option<WholeCounters>> {
+    let layers = run.config.model.layers;
+    infer(run, nodes, layers, mode, &mut |objective, nodes, logits| {
+        let (classes, values) = objective.predictions(logits);
         take(nodes, &classes, &values)
-    };
+    })
+}
+
+/// Computes the rows that layer `layer`, counted from 1, gives `nodes`, ascending, or every node: after norm and
+/// activation, as the next layer reads them. Those of the last layer are logits.
+pub fn embeddings<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+    layer: usize,
+    mode: EvaluationMode,
+    take: TakeEmbeddings,
+) -> Result<Option<WholeCounters>> {
+    let layers = run.config.model.layers;
+    if layer == 0 || layer > layers {
+        return Err(TrainError::NoLayer { layer, layers });
+    }
+    infer(run, nodes, layer, mode, &mut |_, nodes, rows| take(nodes, &rows))
+}
+
+/// Receives the rows of nodes.
+type TakeOutput<'a, B> = &'a mut dyn FnMut(&dyn Objective<B>, &[NodeId], Vec<f32>) -> Result<()>;
+
+fn infer<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+    layers: usize,
+    mode: EvaluationMode,
+    take: TakeOutput<B>,
+) -> Result<Option<WholeCounters>> {
+    let (stop, progress) = (run.stop_signal(), run.progress());
+    let is_asked = || stop.is_asked();
+    let mut context = Context { progress: &*progress, ..run.context(&is_asked) };
+    let learner = context.learner;
     match mode {
         EvaluationMode::Sampled | EvaluationMode::None => {
             let all = context.job.dataset.manifest().nodes.count;
@@ -45,17 +80,19 @@ pub fn predict<B: Backend + Clone + 'static>(
                 if stop.is_asked() {
                     return Err(TrainError::Stopped);
                 }
-                let (nodes, logits) = learner.infer_seeds(batch)?;
-                hand_over(&nodes, logits)?;
+                let (nodes, rows) = learner.infer_seeds(batch, layers)?;
+                take(learner.objective(), &nodes, rows)?;
             }
-            Ok(())
+            Ok(None)
         }
         EvaluationMode::Full => {
-            context.infer_whole(nodes, None, &mut |nodes: &[NodeId], logits: &B::Matrix| {
-                let mut values = vec![0.0; logits.rows() * logits.columns()];
-                learner.read(logits, 0, &mut values)?;
-                hand_over(nodes, values)
-            })
+            let counters =
+                context.infer_whole(nodes, layers, None, &mut |nodes: &[NodeId], rows: &B::Matrix| {
+                    let mut values = vec![0.0; rows.rows() * rows.columns()];
+                    learner.read(rows, 0, &mut values)?;
+                    take(learner.objective(), nodes, values)
+                })?;
+            Ok(Some(counters))
         }
     }
 }

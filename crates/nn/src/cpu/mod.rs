@@ -10,6 +10,7 @@ mod limit;
 mod loss;
 mod matmul;
 mod norm;
+mod part;
 mod post;
 mod update;
 pub(crate) mod wide;
@@ -195,6 +196,10 @@ impl Device for CpuBackend {
     fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
         CpuGraph::new(&self.pool, adjacency)
     }
+
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
+        CpuGraph::part(&self.pool, inputs, nbr_offsets, nbrs)
+    }
 }
 
 impl Backend for CpuBackend {
@@ -237,6 +242,37 @@ impl Backend for CpuBackend {
         into: AttentionGradients<'_, Self>,
     ) {
         self.attend_backward(call, kept, gradient, into)
+    }
+
+    fn accumulate(
+        &self,
+        graph: &CpuGraph,
+        input: &CpuMatrix,
+        by: Accumulator<'_, CpuMatrix>,
+        sums: &mut CpuMatrix,
+    ) {
+        self.accumulate_part(graph, input, by, sums)
+    }
+
+    fn scale_rows(&self, factors: &CpuMatrix, rows: &mut CpuMatrix) {
+        self.scale_all(factors, rows)
+    }
+
+    fn attention_scores(&self, rows: &CpuMatrix, vector: &CpuMatrix, heads: usize) -> CpuMatrix {
+        self.scores_of(rows, vector, heads)
+    }
+
+    fn attend_part(
+        &self,
+        graph: &CpuGraph,
+        call: AttentionPart<'_, CpuMatrix>,
+        sums: &mut AttentionSums<CpuMatrix>,
+    ) {
+        self.attend_some(graph, call, sums)
+    }
+
+    fn attend_end(&self, sums: AttentionSums<CpuMatrix>, average: bool, output: &mut CpuMatrix) {
+        self.attend_last(sums, average, output)
     }
 
     fn normalise(
