@@ -4,9 +4,9 @@
 use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
-    Adding, AttentionCall, AttentionMore, AttentionState, Columns, DeviceActivation, DeviceAdjacency, DeviceDropout, DeviceMatrix,
-    DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned, TieredBatch, TieredRows,
-    UpdatedMatrix,
+    Adding, AttentionCall, AttentionMore, AttentionState, Columns, DeviceActivation, DeviceAdjacency,
+    DeviceDropout, DeviceMatrix, DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned,
+    TieredBatch, TieredRows, UpdatedMatrix,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;

@@ -120,7 +120,8 @@ impl<B: Backend> WholeLayer<'_, B> {
             }
             Convolution::Gin { aggregator, .. } => {
                 let mut rows = own();
-                let multiple = if let Aggregator::SumWithSelf(multiple) = aggregator { *multiple } else { 1.0 };
+                let multiple =
+                    if let Aggregator::SumWithSelf(multiple) = aggregator { *multiple } else { 1.0 };
                 backend.scale_rows(&filled(targets, 1, multiple), &mut rows);
                 SumsKind::Rows(rows)
             }
@@ -138,7 +139,13 @@ impl<B: Backend> WholeLayer<'_, B> {
 
     /// Adds neighbours that are among these rows, projected if the layer projects. `scales` are the rows' factors, if
     /// the layer weights rows by degrees.
-    pub fn add(&self, sums: &mut WholeSums<B>, graph: &B::Graph, rows: &B::Matrix, scales: Option<&B::Matrix>) {
+    pub fn add(
+        &self,
+        sums: &mut WholeSums<B>,
+        graph: &B::Graph,
+        rows: &B::Matrix,
+        scales: Option<&B::Matrix>,
+    ) {
         match (&mut sums.kind, self.layer.convolution()) {
             (SumsKind::None, _) => {}
             (SumsKind::Rows(sums), Convolution::Sage { aggregator: Aggregator::Max, .. }) => {
@@ -170,9 +177,9 @@ impl<B: Backend> WholeLayer<'_, B> {
                 self.end_rows(&mut rows, targets.degrees);
                 Some(rows)
             }
-            SumsKind::Attention { sums, target_scores } => {
-                Some(self.end_attention(WholeSums { kind: SumsKind::Attention { sums, target_scores } }, targets))
-            }
+            SumsKind::Attention { sums, target_scores } => Some(
+                self.end_attention(WholeSums { kind: SumsKind::Attention { sums, target_scores } }, targets),
+            ),
         };
         let nothing;
         let own = match targets.own {
@@ -225,7 +232,8 @@ impl<B: Backend> WholeLayer<'_, B> {
 
     /// Whether a node's own input row is needed at the end.
     pub fn reads_own(&self) -> bool {
-        let by_kind = matches!(self.layer.convolution(), Convolution::Linear { .. } | Convolution::Sage { .. });
+        let by_kind =
+            matches!(self.layer.convolution(), Convolution::Linear { .. } | Convolution::Sage { .. });
         by_kind || self.layer.has_residual()
     }
 }

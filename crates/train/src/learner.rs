@@ -6,7 +6,8 @@ use crate::objective::{BatchTargets, Network, Objective};
 use crate::task::SplitName;
 use crate::{Result, RunConfig, StageTimes, Step};
 use esker_nn::{
-    Adjacency, AdjacencyShape, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters, load_parameters,
+    Adjacency, AdjacencyShape, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters,
+    load_parameters,
 };
 use esker_sample::{LayerView, Targets};
 use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed};
@@ -59,6 +60,13 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         let busy = self.backend.busy_seconds().into_iter();
         busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
             .collect()
+    }
+
+    /// Turns logits into probabilities or values, in place, with the threads of the run. Returns classes, if there are
+    /// any.
+    pub fn predictions(&self, logits: &mut [f32]) -> Vec<u32> {
+        let objective = self.objective();
+        self.pool.install(|| objective.predictions(logits))
     }
 
     /// Steps taken so far.

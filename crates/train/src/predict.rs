@@ -1,9 +1,8 @@
 //! Predictions and embeddings of nodes by the model of a run.
 
 use crate::evaluate::Context;
-use crate::objective::Objective;
 use crate::whole::WholeCounters;
-use crate::{EvaluationMode, OpenRun, Result, TrainError};
+use crate::{EvaluationMode, Learner, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
@@ -26,9 +25,9 @@ pub fn predict<B: Backend + Clone + 'static>(
     take: TakePredictions,
 ) -> Result<Option<WholeCounters>> {
     let layers = run.config.model.layers;
-    infer(run, nodes, layers, mode, &mut |objective, nodes, logits| {
-        let (classes, values) = objective.predictions(logits);
-        take(nodes, &classes, &values)
+    infer(run, nodes, layers, mode, &mut |learner, nodes, logits| {
+        let classes = learner.predictions(logits);
+        take(nodes, &classes, logits)
     })
 }
 
@@ -45,11 +44,11 @@ pub fn embeddings<B: Backend + Clone + 'static>(
     if layer == 0 || layer > layers {
         return Err(TrainError::NoLayer { layer, layers });
     }
-    infer(run, nodes, layer, mode, &mut |_, nodes, rows| take(nodes, &rows))
+    infer(run, nodes, layer, mode, &mut |_, nodes, rows| take(nodes, rows))
 }
 
 /// Receives the rows of nodes.
-type TakeOutput<'a, B> = &'a mut dyn FnMut(&dyn Objective<B>, &[NodeId], Vec<f32>) -> Result<()>;
+type TakeOutput<'a, B> = &'a mut dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()>;
 
 fn infer<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
@@ -80,17 +79,18 @@ fn infer<B: Backend + Clone + 'static>(
                 if stop.is_asked() {
                     return Err(TrainError::Stopped);
                 }
-                let (nodes, rows) = learner.infer_seeds(batch, layers)?;
-                take(learner.objective(), &nodes, rows)?;
+                let (nodes, mut rows) = learner.infer_seeds(batch, layers)?;
+                take(learner, &nodes, &mut rows)?;
             }
             Ok(None)
         }
         EvaluationMode::Full => {
+            let mut values = Vec::new();
             let counters =
                 context.infer_whole(nodes, layers, None, &mut |nodes: &[NodeId], rows: &B::Matrix| {
-                    let mut values = vec![0.0; rows.rows() * rows.columns()];
+                    values.resize(rows.rows() * rows.columns(), 0.0);
                     learner.read(rows, 0, &mut values)?;
-                    take(learner.objective(), nodes, values)
+                    take(learner, nodes, &mut values)
                 })?;
             Ok(Some(counters))
         }

@@ -17,7 +17,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use writer::{Content, Writer};
+use writer::{Background, Content, Writer};
 
 /// Predict nodes with the best model of a run
 #[derive(clap::Args)]
@@ -77,7 +77,10 @@ pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
 const ENDINGS: [&str; 3] = ["npy", "parquet", "safetensors"];
 
 fn no_ending(out: &Path) -> anyhow::Error {
-    usage(format!("--out {}: predictions are written to a file ending in .parquet, .npy or .safetensors", out.display()))
+    usage(format!(
+        "--out {}: predictions are written to a file ending in .parquet, .npy or .safetensors",
+        out.display()
+    ))
 }
 
 struct Prediction<'a> {
@@ -125,7 +128,8 @@ impl Prediction<'_> {
         let nodes = chosen(&arguments.nodes, &run, total)?;
         let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
         let (mode, out) = (run.config.final_eval, &arguments.out);
-        let mut writer = Writer::create(out, self.content(&run), count)?;
+        let writer = Writer::create(out, self.content(&run), count)?;
+        let mut writer = Background::start(writer).map_err(TrainError::io(out))?;
         let counters = match arguments.layer {
             None => predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
                 writer.write(nodes, classes, values).map_err(TrainError::io(out))
@@ -150,11 +154,10 @@ impl Prediction<'_> {
         let (kind, outputs) = (run.task.kind, run.task.outputs);
         match self.arguments.layer {
             None if kind == LabelKind::Real => Content { value: "value", columns: outputs, has_class: false },
-            None => {
-                Content { value: "probability", columns: outputs, has_class: kind == LabelKind::Classes }
-            }
+            None => Content { value: "probability", columns: outputs, has_class: kind == LabelKind::Classes },
             Some(layer) => {
-                let columns = if layer == run.config.model.layers { outputs } else { run.config.model.hidden };
+                let columns =
+                    if layer == run.config.model.layers { outputs } else { run.config.model.hidden };
                 Content { value: "embedding", columns, has_class: false }
             }
         }
@@ -190,4 +193,3 @@ fn chosen<B: Backend + Clone + 'static>(
     nodes.dedup();
     Ok(Some(Arc::new(nodes)))
 }
-

@@ -14,6 +14,8 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
 
 /// What is written for each node, apart from its id.
 #[derive(Debug, Clone, Copy)]
@@ -108,7 +110,8 @@ pub struct TensorFile {
 impl TensorFile {
     fn create(out: &Path, content: Content, count: u64) -> anyhow::Result<TensorFile> {
         let (name, file) = PartialName::create(out.to_path_buf())?;
-        let sizes = [count * 8, if content.has_class { count * 4 } else { 0 }, count * content.columns as u64 * 4];
+        let sizes =
+            [count * 8, if content.has_class { count * 4 } else { 0 }, count * content.columns as u64 * 4];
         let (classes, values) = (sizes[0], sizes[0] + sizes[1]);
         let mut header = serde_json::Map::new();
         header.insert(
@@ -143,9 +146,8 @@ impl TensorFile {
 
     fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
         let nodes: Vec<u8> = ids.iter().flat_map(|node| node.0.to_le_bytes()).collect();
-        let classes: Vec<u8> = found.iter().flat_map(|class| class.to_le_bytes()).collect();
-        let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        for (bytes, at) in [nodes, classes, numbers].iter().zip(&mut self.next) {
+        let parts: [&[u8]; 3] = [&nodes, bytemuck::cast_slice(found), bytemuck::cast_slice(numbers)];
+        for (bytes, at) in parts.iter().zip(&mut self.next) {
             self.file.write_all_at(bytes, *at)?;
             *at += bytes.len() as u64;
         }
@@ -285,10 +287,10 @@ impl Writer {
         match self {
             Writer::Npy(arrays) => {
                 let PredictionArrays { values, classes, nodes } = &mut **arrays;
-                numbers.iter().try_for_each(|number| values.file.write_all(&number.to_le_bytes()))?;
+                values.file.write_all(bytemuck::cast_slice(numbers))?;
                 ids.iter().try_for_each(|node| nodes.file.write_all(&node.0.to_le_bytes()))?;
                 if let Some(classes) = classes {
-                    found.iter().try_for_each(|class| classes.file.write_all(&class.to_le_bytes()))?;
+                    classes.file.write_all(bytemuck::cast_slice(found))?;
                 }
             }
             Writer::Parquet(table) => table.write(ids, found, numbers)?,
@@ -311,5 +313,70 @@ impl Writer {
             Writer::Parquet(table) => table.finish(),
             Writer::Safetensors(file) => file.finish(),
         }
+    }
+}
+
+/// Writes on a thread of its own, while more is computed.
+pub struct Background {
+    send: Option<SyncSender<Rows>>,
+    /// Buffers whose rows are written.
+    written: Receiver<Rows>,
+    thread: Option<JoinHandle<io::Result<Writer>>>,
+}
+
+/// Nodes, classes and numbers.
+type Rows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
+
+/// Rows of so many tiles or batches may wait.
+const WAITING: usize = 2;
+
+impl Background {
+    pub fn start(mut writer: Writer) -> io::Result<Background> {
+        let (send, receive) = sync_channel::<Rows>(WAITING);
+        // There is room for every buffer, so nothing waits here.
+        let (back, written) = sync_channel(WAITING + 2);
+        let work = move || {
+            while let Ok(rows) = receive.recv() {
+                writer.write(&rows.0, &rows.1, &rows.2)?;
+                let _ = back.try_send(rows);
+            }
+            Ok(writer)
+        };
+        let thread = Builder::new().name("write".to_string()).spawn(work)?;
+        Ok(Background { send: Some(send), written, thread: Some(thread) })
+    }
+
+    /// Hands rows over. Fails with what an earlier write failed with.
+    pub fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
+        let (mut nodes, mut classes, mut values) = self.written.try_recv().unwrap_or_default();
+        nodes.clear();
+        nodes.extend_from_slice(ids);
+        classes.clear();
+        classes.extend_from_slice(found);
+        values.clear();
+        values.extend_from_slice(numbers);
+        let rows = (nodes, classes, values);
+        let sent = self.send.as_ref().is_some_and(|send| send.send(rows).is_ok());
+        if sent { Ok(()) } else { self.join().map(drop) }
+    }
+
+    /// Waits for the last write, and gives the files their names.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.join()?.map_or(Ok(()), Writer::finish)
+    }
+
+    fn join(&mut self) -> io::Result<Option<Writer>> {
+        self.send = None;
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(None),
+            Some(Ok(written)) => written.map(Some),
+            Some(Err(_)) => Err(io::Error::other("the thread that writes ended unexpectedly")),
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.join();
     }
 }

@@ -36,10 +36,7 @@ impl Gpu {
         sums: &mut DeviceMatrix,
     ) {
         let columns = input.columns();
-        assert_eq!(
-            (input.rows(), sums.rows(), sums.columns()),
-            (lists.inputs(), lists.outputs(), columns)
-        );
+        assert_eq!((input.rows(), sums.rows(), sums.columns()), (lists.inputs(), lists.outputs(), columns));
         let (mode, scales) = match how {
             Adding::Sum => (0u32, 0),
             Adding::Scaled(scales) => {
@@ -99,11 +96,14 @@ impl Gpu {
         state: [&mut DeviceMatrix; 3],
     ) {
         let [sums, most, total] = state;
-        let (columns, heads, outputs) = (call.hidden.columns(), call.target_scores.columns(), lists.outputs());
+        let (columns, heads, outputs) =
+            (call.hidden.columns(), call.target_scores.columns(), lists.outputs());
         assert!(columns.is_multiple_of(heads), "{heads} heads in {columns} columns");
         assert_eq!((call.hidden.rows(), call.source_scores.rows()), (lists.inputs(), lists.inputs()));
         assert!([&*sums, &*most, &*total, call.target_scores].iter().all(|matrix| matrix.rows() == outputs));
-        assert!(sums.columns() == columns && [&*most, &*total].iter().all(|matrix| matrix.columns() == heads));
+        assert!(
+            sums.columns() == columns && [&*most, &*total].iter().all(|matrix| matrix.columns() == heads)
+        );
         let next = [(); 2].map(|_| DeviceMatrix::new(self, outputs, heads));
         let shape = RowShape::of_heads(columns, columns / heads);
         // SAFETY: the adjacency is checked; the shapes were just asserted.

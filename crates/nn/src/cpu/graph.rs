@@ -35,12 +35,7 @@ impl CpuGraph {
     }
 
     /// Neighbours among some rows, of targets that are not among them. It has no own rows.
-    pub(crate) fn part(
-        pool: &MatrixPool,
-        inputs: usize,
-        nbr_offsets: &[u32],
-        nbrs: &[u32],
-    ) -> CpuGraph {
+    pub(crate) fn part(pool: &MatrixPool, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
         let lists = Adjacency::part(inputs, nbr_offsets, nbrs);
         lists.assert_lists();
         CpuGraph::checked(pool, &lists)

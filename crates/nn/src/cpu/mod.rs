@@ -98,6 +98,9 @@ impl CpuBackend {
     }
 }
 
+/// Rows per parallel task of copies.
+const COPIED_ROWS: usize = 512;
+
 /// A number that is already available.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ready(pub f64);
@@ -167,9 +170,14 @@ impl Device for CpuBackend {
     fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
         let columns = from.columns();
         assert_eq!((to.rows(), to.columns()), (rows.len(), columns));
-        for (index, row) in rows.iter().enumerate() {
-            to.values_mut()[index * columns..][..columns].copy_from_slice(from.row(*row as usize));
-        }
+        let parts = buffer::Parts::new(to.values_mut());
+        affine::for_chunks(rows.len(), COPIED_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and the matrix outlives the loop.
+            let to = unsafe { parts.part(first * columns, count * columns) };
+            for (to, row) in to.chunks_exact_mut(columns.max(1)).zip(&rows[first..]) {
+                to.copy_from_slice(from.row(*row as usize));
+            }
+        });
     }
 
     fn scatter_rows(&self, from: Option<&CpuMatrix>, rows: &[u32], to: &mut CpuMatrix) {

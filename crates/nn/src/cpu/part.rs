@@ -114,9 +114,14 @@ impl CpuBackend {
     pub(super) fn scale_all(&self, factors: &CpuMatrix, rows: &mut CpuMatrix) {
         let columns = rows.columns();
         assert_eq!((factors.rows(), factors.columns()), (rows.rows(), 1), "a factor a row");
-        for (row, factor) in rows.values_mut().chunks_exact_mut(columns).zip(factors.values()) {
-            row.iter_mut().for_each(|value| *value *= factor);
-        }
+        let parts = Parts::new(rows.values_mut());
+        for_chunks(factors.rows(), CHUNK_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and the matrix outlives the loop.
+            let rows = unsafe { parts.part(first * columns, count * columns) };
+            for (row, factor) in rows.chunks_exact_mut(columns.max(1)).zip(&factors.values()[first..]) {
+                row.iter_mut().for_each(|value| *value *= factor);
+            }
+        });
     }
 
     pub(super) fn scores_of(&self, rows: &CpuMatrix, vector: &CpuMatrix, heads: usize) -> CpuMatrix {
@@ -142,7 +147,10 @@ impl CpuBackend {
         assert_eq!((call.hidden.rows(), call.source_scores.rows()), (graph.inputs, graph.inputs));
         let targets = (call.target_scores.rows(), sums.rows.rows(), sums.most.rows(), sums.total.rows());
         assert_eq!(targets, (graph.outputs, graph.outputs, graph.outputs, graph.outputs));
-        assert!(columns.is_multiple_of(heads) && sums.rows.columns() == columns, "{heads} heads in {columns}");
+        assert!(
+            columns.is_multiple_of(heads) && sums.rows.columns() == columns,
+            "{heads} heads in {columns}"
+        );
         let (rows, most) = (Parts::new(sums.rows.values_mut()), Parts::new(sums.most.values_mut()));
         let total = Parts::new(sums.total.values_mut());
         let (hidden, scores) = (call.hidden.values(), call.source_scores.values());
@@ -166,17 +174,21 @@ impl CpuBackend {
         });
     }
 
-    pub(super) fn attend_last(
-        &self,
-        sums: AttentionSums<CpuMatrix>,
-        average: bool,
-        output: &mut CpuMatrix,
-    ) {
+    pub(super) fn attend_last(&self, sums: AttentionSums<CpuMatrix>, average: bool, output: &mut CpuMatrix) {
         let (heads, columns, to_columns) = (sums.total.columns(), sums.rows.columns(), output.columns());
-        assert_eq!((output.rows(), to_columns), (sums.rows.rows(), if average { columns / heads } else { columns }));
-        let rows = sums.rows.values().chunks_exact(columns).zip(sums.total.values().chunks_exact(heads));
-        for ((sum, total), to) in rows.zip(output.values_mut().chunks_exact_mut(to_columns)) {
-            end_attention(sum, total, average, to);
-        }
+        assert_eq!(
+            (output.rows(), to_columns),
+            (sums.rows.rows(), if average { columns / heads } else { columns })
+        );
+        let (rows, totals, parts) =
+            (sums.rows.values(), sums.total.values(), Parts::new(output.values_mut()));
+        for_chunks(sums.rows.rows(), CHUNK_ROWS, |first, count| {
+            for target in first..first + count {
+                // SAFETY: each target has its own row, and the matrix outlives the loop.
+                let to = unsafe { parts.part(target * to_columns, to_columns) };
+                let (sum, total) = (&rows[target * columns..][..columns], &totals[target * heads..][..heads]);
+                end_attention(sum, total, average, to);
+            }
+        });
     }
 }

@@ -1,12 +1,12 @@
 //! One layer over all targets: the rows stay and the adjacency is streamed past them, or the rows are streamed past
 //! the targets.
 
+use super::TakeRows;
 use super::lists::{Degrees, ListPiece, ListReading};
 use super::scratch::{Scratch, output_name, projected_name};
 use super::sizes::{LayerShape, LayerSizes};
 use super::table::{RowService, StoredTable, Table, TableWriter, Traffic, Wanted};
 use super::tiles::{TileNodes, Tiles};
-use super::TakeRows;
 use crate::memory::Bytes;
 use crate::{Learner, Result, TrainError};
 use esker_nn::{Backend, Shape, WholeLayer, WholeSums, WholeTargets};
@@ -136,7 +136,8 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         let (mut writer, done) = match &sink {
             Sink::Take(_) => (None, 0),
             Sink::Table => {
-                let (writer, done) = self.writer(self.sizes.output_stays, self.shape.output, &output_name(self.layer))?;
+                let (writer, done) =
+                    self.writer(self.sizes.output_stays, self.shape.output, &output_name(self.layer))?;
                 (Some(writer), done)
             }
         };
@@ -204,7 +205,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         if !stays {
             return Ok(Rows::Stored(service));
         }
-        let (nodes, tile) = (self.job.dataset.manifest().nodes.count, self.shape.tile);
+        let (nodes, tile) = (self.job.dataset.manifest().nodes.count, self.sizes.chunk_rows);
         let (learner, backend) = (self.learner, self.learner.backend());
         let mut all = backend.matrix(nodes as usize, stored.columns);
         let wanted = |first: u64| Wanted::Range {
@@ -315,9 +316,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     ) -> Result<()> {
         let OpenTile { nodes, degrees, sums } = tile;
         let learner = self.learner;
-        let of = |rows: &mut Option<Rows<B>>| {
-            rows.as_mut().map(|rows| rows.of(learner, &nodes)).transpose()
-        };
+        let of = |rows: &mut Option<Rows<B>>| rows.as_mut().map(|rows| rows.of(learner, &nodes)).transpose();
         let own = if self.whole().reads_own() { of(&mut rows.own)? } else { None };
         let projected = of(&mut rows.projected)?;
         let targets = WholeTargets { own: own.as_ref(), projected: projected.as_ref(), degrees: &degrees };
@@ -439,7 +438,8 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             true => Some(Degrees::open(&self.job.dataset, self.job.direction)?),
             false => None,
         };
-        let mut cursors: Vec<Cursor<W>> = pieces.into_iter().map(|(tile, piece)| Cursor::new(tile, piece)).collect();
+        let mut cursors: Vec<Cursor<W>> =
+            pieces.into_iter().map(|(tile, piece)| Cursor::new(tile, piece)).collect();
         let mut starts = (0..nodes).step_by(chunk_rows as usize);
         let mut next = self.chunk(&mut starts, &mut cursors, service);
         while let Some(chunk) = next.take() {
@@ -479,7 +479,8 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             let count = self.sizes.chunk_rows.min(nodes - first) as usize;
             let end = first + count as u64;
             let take = |cursor: &mut Cursor<W>| cursor.take(first, end);
-            let parts: Vec<ChunkPart> = self.learner.install(|| cursors.par_iter_mut().filter_map(take).collect());
+            let parts: Vec<ChunkPart> =
+                self.learner.install(|| cursors.par_iter_mut().filter_map(take).collect());
             self.counters.stream_bytes += count as u64 * row_bytes;
             if parts.is_empty() {
                 continue;
@@ -497,7 +498,11 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
 }
 
 /// Rows of some nodes of a table on the device.
-fn gathered<B: Backend + Clone + 'static>(learner: &Learner<B>, table: &B::Matrix, nodes: &TileNodes) -> B::Matrix {
+fn gathered<B: Backend + Clone + 'static>(
+    learner: &Learner<B>,
+    table: &B::Matrix,
+    nodes: &TileNodes,
+) -> B::Matrix {
     let places: Vec<u32> = (0..nodes.len()).map(|index| nodes.at(index) as u32).collect();
     let mut rows = learner.backend().matrix(places.len(), table.columns());
     learner.compute(|| learner.backend().gather_rows(table, &places, &mut rows));

@@ -183,7 +183,9 @@ impl<W: StoredId> Entries<W> {
             }
             let largest = self.chunk[..self.count].iter().max().map_or(0, |largest| largest.node().0);
             if largest >= self.nodes {
-                return Err(StoreError::inconsistent(self.array.path(), expected(), largest.to_string()).into());
+                return Err(
+                    StoreError::inconsistent(self.array.path(), expected(), largest.to_string()).into()
+                );
             }
         }
         let start = (at - self.first) as usize;

@@ -15,6 +15,10 @@ mod sizes;
 mod table;
 mod tiles;
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
+mod tests;
+
 pub use layer::WholeCounters;
 pub use sizes::least_bytes;
 
@@ -48,7 +52,19 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         take: TakeRows<B>,
     ) -> Result<WholeCounters> {
         let shapes = self.shapes(layers)?;
-        let all_sizes = self.sizes(&shapes)?;
+        let sizes = self.sizes(&shapes)?;
+        self.infer_sized(targets, shapes.into_iter().zip(sizes).collect(), source, take)
+    }
+
+    /// The same with these sizes.
+    fn infer_sized(
+        &mut self,
+        targets: Option<&Arc<Vec<NodeId>>>,
+        sizes: Vec<(LayerShape, LayerSizes)>,
+        source: Option<&mut dyn BatchSource<B>>,
+        take: TakeRows<B>,
+    ) -> Result<WholeCounters> {
+        let layers = sizes.len();
         let input = match source {
             Some(source) => source.table()?,
             None => self.input_table()?,
@@ -60,10 +76,10 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         if let Some((layer, found)) = scratch.last_output(layers)? {
             (first, table) = (layer, Table::Stored(found));
         }
-        for (layer, (shape, sizes)) in shapes.iter().zip(all_sizes).enumerate().skip(first) {
+        for (layer, (shape, sizes)) in sizes.into_iter().enumerate().skip(first) {
             let is_last = layer + 1 == layers;
             if !sizes.output_stays && !is_last || shape.needs.projects && !sizes.input_stays {
-                self.check_disk(shape, is_last)?;
+                self.check_disk(&shape, is_last, scratch.bytes())?;
             }
             let tiles = Tiles::new(
                 targets.filter(|_| is_last),
@@ -78,7 +94,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
                 scratch: &scratch,
                 traffic: traffic.clone(),
                 layer,
-                shape: *shape,
+                shape,
                 sizes,
                 tiles,
                 counters: &mut counters,
@@ -89,8 +105,11 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
                 (false, Dtype::U64) => job.run::<u64>(table, Sink::Table)?,
                 (false, _) => job.run::<u32>(table, Sink::Table)?,
             };
-            scratch.remove_before(layer)?;
             let Some(next) = next else { break };
+            // Rows that stay on the device are lost with the process: those they came from are kept.
+            if matches!(next, Table::Stored(_)) {
+                scratch.remove_before(layer)?;
+            }
             table = next;
         }
         scratch.end()?;
@@ -106,7 +125,8 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
 
     /// How each layer uses the memory. Output rows stay on the device if they may stay for the next layer too.
     fn sizes(&self, shapes: &[LayerShape]) -> Result<Vec<LayerSizes>> {
-        let sizes = |(layer, shape): (usize, &LayerShape)| shape.sizes(self.whole_bytes, layer + 1 == shapes.len());
+        let sizes =
+            |(layer, shape): (usize, &LayerShape)| shape.sizes(self.whole_bytes, layer + 1 == shapes.len());
         let mut all = shapes.iter().enumerate().map(sizes).collect::<Result<Vec<LayerSizes>>>()?;
         for layer in 1..all.len() {
             all[layer - 1].output_stays &= all[layer].input_stays;
@@ -145,10 +165,12 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     }
 
     /// Checks early that the disk has room for the rows of a layer, instead of failing an hour later.
-    fn check_disk(&self, shape: &LayerShape, is_last: bool) -> Result<()> {
+    fn check_disk(&self, shape: &LayerShape, is_last: bool, there: u64) -> Result<()> {
         let nodes = self.job.dataset.manifest().nodes.count;
         let projected = if shape.needs.projects { shape.needs.columns } else { 0 };
         let needed = nodes * (projected + if is_last { 0 } else { shape.output }) as u64 * 4;
+        // A part may be there from a run that was stopped.
+        let needed = needed.saturating_sub(there);
         fs::create_dir_all(self.scratch).map_err(TrainError::io(self.scratch))?;
         match esker_io::available_bytes(self.scratch) {
             Ok(free) if free < needed => Err(TrainError::InferenceDisk {

@@ -91,6 +91,18 @@ impl Scratch {
         FileWriter::open(&opened.directory, &opened.journal, name, columns, traffic)
     }
 
+    /// Bytes of files that are not finished.
+    pub fn bytes(&self) -> u64 {
+        let Some(opened) = self.opened.get() else { return 0 };
+        let files = fs::read_dir(&opened.directory).into_iter().flatten().flatten();
+        let unfinished = files.filter(|file| {
+            let name = file.path().file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            let state = name.and_then(|name| opened.journal.done::<FileState>(&name));
+            state.is_some_and(|state| state.entry.is_none())
+        });
+        unfinished.filter_map(|file| file.metadata().ok()).map(|found| found.len()).sum()
+    }
+
     /// Removes files that no layer after this one reads.
     pub fn remove_before(&self, layer: usize) -> Result<()> {
         let Some(opened) = self.opened.get() else { return Ok(()) };

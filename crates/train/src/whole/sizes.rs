@@ -17,6 +17,8 @@ const MOST_ENTRIES: u64 = 1 << 22;
 const LEAST_CHUNK_BYTES: u64 = 1 << 18;
 /// Rows read at a time, at most. More would not make reading faster.
 const MOST_CHUNK_BYTES: u64 = 256 << 20;
+/// Bytes of rows read at a time while all of them are loaded.
+const LOADED_BYTES: u64 = 32 << 20;
 /// The part of memory for rows being read: one in this many for each request.
 const CHUNK_PART: u64 = 8;
 
@@ -47,7 +49,7 @@ pub(super) struct LayerSizes {
     pub output_stays: bool,
     /// Largest number of entries of a piece of adjacency.
     pub entries: u64,
-    /// Rows read at a time, if they do not stay.
+    /// Rows read at a time.
     pub chunk_rows: u64,
     /// Memory of targets and their neighbours that are computed at a time, if rows do not stay.
     pub block: Bytes,
@@ -119,7 +121,7 @@ impl LayerShape {
     /// The memory of this many rows being read: requests that are open, and their upload.
     fn reading(&self, rows: u64, columns: usize) -> Bytes {
         let (bytes, requests) = (rows.saturating_mul(columns as u64 * 4), OPEN_REQUESTS as u64);
-        let reader = StoredTable::reader_bytes(rows);
+        let reader = StoredTable::reader_bytes(rows.max(self.tile));
         match self.in_host_memory {
             true => self.bytes(reader, pooled(bytes * requests)),
             false => self.bytes(reader + pinned(bytes * requests), pooled(bytes * requests)),
@@ -132,15 +134,18 @@ impl LayerShape {
             8 => ListReading::piece_bytes::<u64>(entries, self.tile),
             _ => ListReading::piece_bytes::<u32>(entries, self.tile),
         };
-        let own = self.reading(self.tile, self.input.max(self.needs.columns));
-        let reading = ListReading::reader_bytes(self.tile) + PIECES * lists;
+        // Own rows are counted with the tile; only their way to it is not.
+        let row_bytes = self.input.max(self.needs.columns) as u64 * 4;
+        let own = if self.in_host_memory { 0 } else { pinned(self.tile * row_bytes) };
+        let reading = own + ListReading::reader_bytes(self.tile) + PIECES * lists;
         // A piece as the device takes it, and the graph that it makes of it.
         let graph = (entries + self.tile * 2) * 4;
-        let logits = self.tile * self.outputs as u64 * 8;
-        let host = reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
+        // Rows of the last layer are copied, and some wait to be written.
+        let logits = self.tile * self.output.max(self.outputs) as u64 * 4 * 5;
+        let host =
+            reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
         let matrices = pooled(graph) + self.work;
-        let Bytes { host, device } = self.bytes(host, matrices);
-        Bytes { host: host + own.host, device: device + own.device }
+        self.bytes(host, matrices)
     }
 
     /// The matrices of all nodes, if they stay.
@@ -164,7 +169,10 @@ impl LayerShape {
     /// The smallest memory that it needs.
     pub fn least(&self) -> Bytes {
         let entries = LEAST_ENTRIES.min(self.edges.max(1));
-        add(add(self.fixed(entries), self.reading(self.least_chunk(), self.needs.columns)), self.block_bytes(1, entries))
+        add(
+            add(self.fixed(entries), self.reading(self.least_chunk(), self.needs.columns)),
+            self.block_bytes(1, entries),
+        )
     }
 
     fn least_chunk(&self) -> u64 {
@@ -182,12 +190,18 @@ impl LayerShape {
             return Err(TrainError::InferenceMemory { needed: ByteCount(needed), left: ByteCount(left) });
         }
         let spare = within.host - least.host;
-        let entries = (spare / 32 / (self.id_bytes + 8)).clamp(LEAST_ENTRIES, MOST_ENTRIES).min(self.edges.max(1));
+        let entries =
+            (spare / 32 / (self.id_bytes + 8)).clamp(LEAST_ENTRIES, MOST_ENTRIES).min(self.edges.max(1));
         for output_stays in [true, false] {
-            let (host, matrices) = (0, self.tables(true, output_stays && !is_last));
-            if add(self.fixed(entries), self.bytes(host, matrices)).fit(within) {
-                let block = Bytes::default();
-                return Ok(LayerSizes { input_stays: true, output_stays, entries, chunk_rows: self.tile, block });
+            let tables = self.bytes(0, self.tables(true, output_stays && !is_last));
+            let row_bytes = (self.needs.columns as u64 * 4).max(1);
+            for chunk_rows in [(LOADED_BYTES / row_bytes).max(self.tile), self.tile] {
+                let chunk_rows = chunk_rows.min(self.nodes.max(1));
+                let reading = self.reading(chunk_rows, self.needs.columns);
+                if add(add(self.fixed(entries), tables), reading).fit(within) {
+                    let block = Bytes::default();
+                    return Ok(LayerSizes { input_stays: true, output_stays, entries, chunk_rows, block });
+                }
             }
         }
         self.streaming(within, entries)
@@ -196,7 +210,8 @@ impl LayerShape {
     /// The sizes of a layer whose input rows do not fit.
     fn streaming(&self, within: Bytes, entries: u64) -> Result<LayerSizes> {
         let fixed = self.fixed(entries);
-        let left = Bytes { host: within.host - fixed.host, device: within.device.saturating_sub(fixed.device) };
+        let left =
+            Bytes { host: within.host - fixed.host, device: within.device.saturating_sub(fixed.device) };
         let matrices = if self.in_host_memory { left.host } else { left.device.min(left.host) };
         let row_bytes = (self.needs.columns as u64 * 4).max(1);
         let chunk = (matrices / CHUNK_PART / 2).min(MOST_CHUNK_BYTES) / row_bytes;
@@ -208,7 +223,8 @@ impl LayerShape {
                 device: left.device.saturating_sub(reading.device),
             };
             if self.block_bytes(1, entries).fit(room) || chunk_rows == self.least_chunk() {
-                let sizes = LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block: room };
+                let sizes =
+                    LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block: room };
                 return match self.block_bytes(1, entries).fit(room) {
                     true => Ok(sizes),
                     false => {

@@ -312,7 +312,7 @@ impl<B: Backend + Clone + 'static> TableWriter<B> {
         match self {
             TableWriter::Resident(table, filled) => {
                 let places: Vec<u32> = (*filled as u32..(*filled + count) as u32).collect();
-                learner.backend().scatter_rows(Some(rows), &places, table);
+                learner.compute(|| learner.backend().scatter_rows(Some(rows), &places, table));
                 *filled += count;
                 Ok(())
             }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 /// Numbers of the widest rows of a tile: a few MiB.
 const TILE_NUMBERS: usize = 1 << 20;
 const LEAST_ROWS: usize = 64;
-const MOST_ROWS: usize = 8192;
+/// Unit tests have graphs of some thousand nodes, and want several tiles.
+const MOST_ROWS: usize = if cfg!(test) { 256 } else { 8192 };
 
 /// Rows per tile for rows of at most this many columns.
 pub(super) fn tile_rows(columns: usize) -> usize {
