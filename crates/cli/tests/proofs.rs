@@ -4,8 +4,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, io, kill, real, sample, skew, stripe, threads,
-    train,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, real, sample, skew, stripe,
+    threads, train,
 };
 
 fn bench() -> Bench {
@@ -213,4 +213,12 @@ fn diskgnn_is_measured_beside_ginex_memory_and_what_preparing_must_take() {
         }
         Err(error) => println!("skipped: {error:#}"),
     }
+}
+
+#[test]
+fn inference_with_all_neighbours_is_the_same_with_any_memory_and_after_kills() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 32).unwrap();
+    println!("{:#}", inference::same(&bench, &["sage", "gat"], 32).unwrap());
+    println!("{:#}", inference::killed(&bench, "sage", "80MiB", 3).unwrap());
 }

@@ -42,6 +42,23 @@ impl DeviceAdjacency {
         base: u32,
         input_degrees: &[u32],
     ) -> DeviceAdjacency {
+        assert!(nbr_offsets.len() <= inputs + 1, "outputs are the last rows of the inputs");
+        DeviceAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, base, input_degrees)
+    }
+
+    /// Uploads neighbours among some rows, of targets that are not among them. It has no own rows.
+    pub fn part(gpu: &Gpu, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> DeviceAdjacency {
+        DeviceAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, 0, &[])
+    }
+
+    fn of_lists(
+        gpu: &Gpu,
+        inputs: usize,
+        nbr_offsets: &[u32],
+        nbrs: &[u32],
+        base: u32,
+        input_degrees: &[u32],
+    ) -> DeviceAdjacency {
         assert!(!nbr_offsets.is_empty() && nbr_offsets.is_sorted(), "offsets ascend");
         assert!(inputs < u32::MAX as usize, "rows are counted in 32 bits");
         assert!(
@@ -49,7 +66,6 @@ impl DeviceAdjacency {
             "one degree an input row, or none"
         );
         let outputs = nbr_offsets.len() - 1;
-        assert!(outputs <= inputs, "outputs are the last rows of the inputs");
         let first = nbr_offsets[0];
         let edges = (nbr_offsets[outputs] - first) as usize;
         assert!(edges < u32::MAX as usize - 64, "edges are counted in 32 bits, and some are looked at ahead");

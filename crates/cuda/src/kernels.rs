@@ -31,6 +31,7 @@ pub const SOURCES: &[Source] = sources![
     "adjacency.cu",
     "loss.cu",
     "norm.cu",
+    "part.cu",
     "post.cu",
     "rows.cu",
     "tiers.cu",

@@ -39,6 +39,11 @@ impl Adjacency<'_> {
     /// Asserts that the neighbours of every output are inside `nbrs`.
     pub fn assert_valid(&self) {
         assert!(self.outputs <= self.inputs, "outputs are the last rows of the inputs");
+        self.assert_lists();
+    }
+
+    /// Asserts the same, whether or not outputs are among the inputs.
+    pub fn assert_lists(&self) {
         assert!(self.inputs < u32::MAX as usize, "rows are counted in 32 bits");
         assert_eq!(self.nbr_offsets.len(), self.outputs + 1, "one offset an output, and the end");
         assert!(self.nbr_offsets.is_sorted(), "offsets ascend");
@@ -47,6 +52,14 @@ impl Adjacency<'_> {
             self.input_degrees.is_empty() || self.input_degrees.len() == self.inputs,
             "one degree an input row, or none"
         );
+    }
+}
+
+impl<'a> Adjacency<'a> {
+    /// Neighbours among `inputs` rows, of targets that are not among them.
+    pub fn part(inputs: usize, nbr_offsets: &'a [u32], nbrs: &'a [u32]) -> Adjacency<'a> {
+        let outputs = nbr_offsets.len().saturating_sub(1);
+        Adjacency { inputs, outputs, nbr_offsets, nbrs, base: 0, input_degrees: &[] }
     }
 }
 

@@ -105,4 +105,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn add_rows(&self, from: &Self::Matrix, rows: &[u32], scale: f32, to: &mut Self::Matrix);
     /// The adjacency of a layer. Asserts that every neighbour is an input.
     fn graph(&self, adjacency: &Adjacency<'_>) -> Self::Graph;
+    /// Neighbours among some rows, of targets that are not among them: target `i` has the neighbours
+    /// `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`. Asserts that every neighbour is below `inputs`.
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> Self::Graph;
 }

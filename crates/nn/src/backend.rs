@@ -142,6 +142,47 @@ pub struct AttentionGradients<'a, B: Backend> {
     pub target_vector: &'a mut B::Matrix,
 }
 
+/// How rows of neighbours are added to sums, a part of them at a time.
+#[derive(Debug)]
+pub enum Accumulator<'a, M> {
+    /// Added.
+    Sum,
+    /// Added, each times its factor: one row per input, one column.
+    Scaled(&'a M),
+    /// The larger number stays.
+    Max,
+}
+
+impl<M> Clone for Accumulator<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Accumulator<'_, M> {}
+
+/// Attention over a part of the neighbours.
+pub struct AttentionPart<'a, M> {
+    /// Projected rows of this part.
+    pub hidden: &'a M,
+    /// Their scores as neighbours, one column per head.
+    pub source_scores: &'a M,
+    /// The scores of all targets, one column per head.
+    pub target_scores: &'a M,
+    /// Slope of the leaky ReLU below 0.
+    pub slope: f32,
+}
+
+/// Attention over the neighbours seen so far, one row per target.
+pub struct AttentionSums<M> {
+    /// Weighted sums, all heads side by side. Weights are relative to `most`.
+    pub rows: M,
+    /// The largest score so far, one column per head; minus infinity at first.
+    pub most: M,
+    /// The sum of weights so far, one column per head.
+    pub total: M,
+}
+
 /// The statistics that rows or columns are normalised by.
 pub enum Normaliser<'a, B: Backend> {
     /// Each row by its own mean and variance.
@@ -300,6 +341,29 @@ pub trait Backend: Device {
         gradient: &Self::Matrix,
         into: AttentionGradients<'_, Self>,
     );
+
+    /// Adds the rows of a part of the neighbours to `sums`, which has one row per target, in the order of the
+    /// neighbours. The result does not depend on how neighbours are cut into parts.
+    fn accumulate(
+        &self,
+        graph: &Self::Graph,
+        input: &Self::Matrix,
+        by: Accumulator<'_, Self::Matrix>,
+        sums: &mut Self::Matrix,
+    );
+    /// Multiplies each row by its factor: one row per row, one column.
+    fn scale_rows(&self, factors: &Self::Matrix, rows: &mut Self::Matrix);
+    /// Scores of rows: each head's part times that part of the vector.
+    fn attention_scores(&self, rows: &Self::Matrix, vector: &Self::Matrix, heads: usize) -> Self::Matrix;
+    /// Adds a part of the neighbours to attention, in their order, whatever the parts.
+    fn attend_part(
+        &self,
+        graph: &Self::Graph,
+        call: AttentionPart<'_, Self::Matrix>,
+        sums: &mut AttentionSums<Self::Matrix>,
+    );
+    /// The result of attention after all parts. Heads are averaged or concatenated.
+    fn attend_end(&self, sums: AttentionSums<Self::Matrix>, average: bool, output: &mut Self::Matrix);
 
     /// Normalises `values` in place and writes the scaled, shifted and activated result. Returns the reciprocal
     /// standard deviations, one per row or column.

@@ -6,7 +6,7 @@ use crate::*;
 use esker_types::random::Key;
 
 /// Slope of the leaky ReLU over attention scores, as in the paper.
-const ATTENTION_SLOPE: f32 = 0.2;
+pub(crate) const ATTENTION_SLOPE: f32 = 0.2;
 
 /// A layer's parameters, by kind.
 pub(crate) enum Convolution<B: Backend> {
@@ -166,7 +166,7 @@ impl<B: Backend> Convolution<B> {
         match self {
             Convolution::Linear { weight, bias } => {
                 let terms = vec![rows_term(input, weight)];
-                close(call, residual, post, terms, false, bias, output);
+                close((backend, input), residual, post, terms, false, bias, output);
                 Kept::Nothing
             }
             Convolution::Sage { neighbours, bias, own, aggregator } => {
@@ -175,14 +175,14 @@ impl<B: Backend> Convolution<B> {
                     aggregate_term(call, *aggregator, rows.as_mut(), winners.as_mut(), neighbours),
                     rows_term(input, own),
                 ];
-                close(call, residual, post, terms, false, bias, output);
+                close((backend, input), residual, post, terms, false, bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Aggregated { rows, winners })
             }
             Convolution::Gcn { weight, bias, aggregator } => {
                 let mut rows = keeper(true);
                 let aggregator = if call.whole { Aggregator::Gcn(Degree::Whole) } else { *aggregator };
                 let terms = vec![aggregate_term(call, aggregator, rows.as_mut(), None, weight)];
-                close(call, residual, post, terms, false, bias, output);
+                close((backend, input), residual, post, terms, false, bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Aggregated { rows, winners: None })
             }
             Convolution::Gin { first, second, aggregator } => {
@@ -195,17 +195,13 @@ impl<B: Backend> Convolution<B> {
                     &mut hidden,
                 );
                 let terms = vec![rows_term(&hidden, &second.weight)];
-                close(call, residual, post, terms, false, &second.bias, output);
+                close((backend, input), residual, post, terms, false, &second.bias, output);
                 rows.map_or(Kept::Nothing, |rows| Kept::Gin { rows, hidden })
             }
-            Convolution::Gat { weight, bias, .. } => {
-                let mut hidden = backend.matrix(graph.inputs(), weight.value.rows());
-                let terms = vec![rows_term(input, weight)];
-                let projected = self.projected_post(call);
-                let affine = Affine { terms, accumulate: false, bias: None, add: None, post: projected };
-                backend.affine(affine, &mut hidden);
+            Convolution::Gat { bias, .. } => {
+                let hidden = self.project(backend, input, call.key);
                 let attention = backend.attention(&self.attention(call, &hidden), output);
-                close(call, residual, post, Vec::new(), true, bias, output);
+                close((backend, input), residual, post, Vec::new(), true, bias, output);
                 if keep { Kept::Gat { hidden, attention } } else { Kept::Nothing }
             }
         }
@@ -291,7 +287,7 @@ impl<B: Backend> Convolution<B> {
                 let [source_vector, target_vector] = &mut vectors;
                 let into = AttentionGradients { hidden: &mut inner, source_vector, target_vector };
                 backend.attention_backward(&self.attention(call, hidden), attention, gradient, into);
-                let post = self.projected_post(call);
+                let post = self.projected_post(call.key);
                 let post = (!post.is_none()).then_some((hidden, post));
                 let Convolution::Gat { weight, source, target, .. } = self else { return None };
                 [source.gradient, target.gradient] = vectors;
@@ -341,12 +337,61 @@ impl<B: Backend> Convolution<B> {
         }
     }
 
+    /// The projected rows of a GAT layer.
+    pub fn project(&self, backend: &B, input: &B::Matrix, key: Option<Key>) -> B::Matrix {
+        let Convolution::Gat { weight, .. } = self else { unreachable!("only GAT projects first") };
+        let mut hidden = backend.matrix(input.rows(), weight.value.rows());
+        let terms = vec![rows_term(input, weight)];
+        let post = self.projected_post(key);
+        backend.affine(Affine { terms, accumulate: false, bias: None, add: None, post }, &mut hidden);
+        hidden
+    }
+
+    /// Writes `post(convolution + residual)` from aggregated rows, which for GAT are the result of attention. `own` are
+    /// the nodes' rows.
+    pub fn apply(
+        &self,
+        backend: &B,
+        own: &B::Matrix,
+        aggregated: Option<B::Matrix>,
+        residual: &Residual<B>,
+        post: Post,
+        output: &mut B::Matrix,
+    ) {
+        let at = (backend, own);
+        match (self, aggregated) {
+            (Convolution::Linear { weight, bias }, _) => {
+                close(at, residual, post, vec![rows_term(own, weight)], false, bias, output);
+            }
+            (Convolution::Sage { neighbours, bias, own: weight, .. }, Some(rows)) => {
+                let terms = vec![rows_term(&rows, neighbours), rows_term(own, weight)];
+                close(at, residual, post, terms, false, bias, output);
+            }
+            (Convolution::Gcn { weight, bias, .. }, Some(rows)) => {
+                close(at, residual, post, vec![rows_term(&rows, weight)], false, bias, output);
+            }
+            (Convolution::Gin { first, second, .. }, Some(rows)) => {
+                let mut hidden = backend.matrix(rows.rows(), first.weight.value.rows());
+                let (terms, bias) = (vec![rows_term(&rows, &first.weight)], Some(&first.bias.value));
+                let affine = Affine { terms, accumulate: false, bias, add: None, post: GIN_POST };
+                backend.affine(affine, &mut hidden);
+                let terms = vec![rows_term(&hidden, &second.weight)];
+                close(at, residual, post, terms, false, &second.bias, output);
+            }
+            (Convolution::Gat { bias, .. }, Some(attended)) => {
+                *output = attended;
+                close(at, residual, post, Vec::new(), true, bias, output);
+            }
+            (_, None) => unreachable!("layers with neighbours get aggregated rows"),
+        }
+    }
+
     /// Applied to the projected rows of a GAT layer before the attention.
-    fn projected_post(&self, call: &Call<'_, B>) -> Post {
+    fn projected_post(&self, key: Option<Key>) -> Post {
         let Convolution::Gat { projected_dropout, .. } = self else {
             unreachable!("only GAT projects first")
         };
-        let dropout = call.key.and_then(|key| Dropout::new(*projected_dropout, key.with(2)));
+        let dropout = key.and_then(|key| Dropout::new(*projected_dropout, key.with(2)));
         Post { activation: Activation::Identity, dropout }
     }
 
@@ -388,7 +433,7 @@ fn aggregate_term<'a, B: Backend>(
 
 /// The last matmul of a layer.
 fn close<'a, B: Backend>(
-    call: &Call<'a, B>,
+    (backend, input): (&'a B, &'a B::Matrix),
     residual: &'a Residual<B>,
     post: Post,
     mut terms: Vec<Term<'a, B>>,
@@ -398,13 +443,13 @@ fn close<'a, B: Backend>(
 ) {
     let add = match residual {
         Residual::None => None,
-        Residual::Identity => Some(call.input),
+        Residual::Identity => Some(input),
         Residual::Weight(weight) => {
-            terms.push(rows_term(call.input, weight));
+            terms.push(rows_term(input, weight));
             None
         }
     };
-    call.backend.affine(Affine { terms, accumulate, bias: Some(&bias.value), add, post }, output);
+    backend.affine(Affine { terms, accumulate, bias: Some(&bias.value), add, post }, output);
 }
 
 /// The backward pass of `close`, up to the gradient of the sum.

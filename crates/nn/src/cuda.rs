@@ -4,9 +4,9 @@
 use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
-    AttentionCall, AttentionState, Columns, DeviceActivation, DeviceAdjacency, DeviceDropout, DeviceMatrix,
-    DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned, TieredBatch, TieredRows,
-    UpdatedMatrix,
+    Adding, AttentionCall, AttentionMore, AttentionState, Columns, DeviceActivation, DeviceAdjacency,
+    DeviceDropout, DeviceMatrix, DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned,
+    TieredBatch, TieredRows, UpdatedMatrix,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;
@@ -263,6 +263,11 @@ impl Device for CudaBackend {
         let Adjacency { inputs, nbr_offsets, nbrs, base, input_degrees, .. } = *adjacency;
         CudaGraph(DeviceAdjacency::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees))
     }
+
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CudaGraph {
+        Adjacency::part(inputs, nbr_offsets, nbrs).assert_lists();
+        CudaGraph(DeviceAdjacency::part(&self.gpu, inputs, nbr_offsets, nbrs))
+    }
 }
 
 impl Backend for CudaBackend {
@@ -382,6 +387,49 @@ impl Backend for CudaBackend {
         };
         let vectors = [&mut into.source_vector.0, &mut into.target_vector.0];
         self.gpu.attend_back(&attention(call), &state, &gradient.0, &mut into.hidden.0, vectors);
+    }
+
+    fn accumulate(
+        &self,
+        graph: &CudaGraph,
+        input: &CudaMatrix,
+        by: Accumulator<'_, CudaMatrix>,
+        sums: &mut CudaMatrix,
+    ) {
+        let how = match by {
+            Accumulator::Sum => Adding::Sum,
+            Accumulator::Scaled(scales) => Adding::Scaled(&scales.0),
+            Accumulator::Max => Adding::Max,
+        };
+        self.gpu.accumulate(&graph.0, &input.0, how, &mut sums.0);
+    }
+
+    fn scale_rows(&self, factors: &CudaMatrix, rows: &mut CudaMatrix) {
+        self.gpu.scale_rows(&factors.0, &mut rows.0);
+    }
+
+    fn attention_scores(&self, rows: &CudaMatrix, vector: &CudaMatrix, heads: usize) -> CudaMatrix {
+        CudaMatrix(self.gpu.attention_scores(&rows.0, &vector.0, heads))
+    }
+
+    fn attend_part(
+        &self,
+        graph: &CudaGraph,
+        call: AttentionPart<'_, CudaMatrix>,
+        sums: &mut AttentionSums<CudaMatrix>,
+    ) {
+        let more = AttentionMore {
+            hidden: &call.hidden.0,
+            source_scores: &call.source_scores.0,
+            target_scores: &call.target_scores.0,
+            slope: call.slope,
+        };
+        let AttentionSums { rows, most, total } = sums;
+        self.gpu.attend_more(&graph.0, &more, [&mut rows.0, &mut most.0, &mut total.0]);
+    }
+
+    fn attend_end(&self, sums: AttentionSums<CudaMatrix>, average: bool, output: &mut CudaMatrix) {
+        self.gpu.attend_end(&sums.rows.0, &sums.total.0, average, &mut output.0);
     }
 
     fn normalise(

@@ -144,15 +144,41 @@ impl<B: Backend> Layer<B> {
     }
 
     pub fn infer(&self, call: &Call<'_, B>) -> B::Matrix {
-        let backend = call.backend;
-        let post = self.post(call);
-        let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
+        self.infer_with(call.backend, call.graph.outputs(), self.post(call), |post, output| {
+            self.convolution.forward(call, &self.residual, post, false, output);
+        })
+    }
+
+    /// The same for `rows` nodes from aggregated rows, which for GAT are the result of attention; `None` for layers
+    /// without neighbours. `own` are the nodes' rows; they may be missing if nothing reads them.
+    pub fn infer_aggregated(
+        &self,
+        backend: &B,
+        rows: usize,
+        own: &B::Matrix,
+        aggregated: Option<B::Matrix>,
+    ) -> B::Matrix {
+        let post = Post { activation: self.activation, dropout: None };
+        self.infer_with(backend, rows, post, |post, output| {
+            self.convolution.apply(backend, own, aggregated, &self.residual, post, output);
+        })
+    }
+
+    /// The convolution, then the norm.
+    fn infer_with(
+        &self,
+        backend: &B,
+        rows: usize,
+        post: Post,
+        convolve: impl FnOnce(Post, &mut B::Matrix),
+    ) -> B::Matrix {
+        let mut output = backend.matrix(rows, self.output_columns);
         let Some(norm) = &self.norm else {
-            self.convolution.forward(call, &self.residual, post, false, &mut output);
+            convolve(post, &mut output);
             return output;
         };
-        let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
-        self.convolution.forward(call, &self.residual, Post::NONE, false, &mut values);
+        let mut values = backend.matrix(rows, self.output_columns);
+        convolve(Post::NONE, &mut values);
         let by = match &norm.running {
             None => Normaliser::Layer,
             Some([mean, variance]) => {
@@ -163,6 +189,16 @@ impl<B: Backend> Layer<B> {
         let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post };
         backend.normalise(normalise, &mut values, &mut output);
         output
+    }
+
+    /// Its convolution.
+    pub fn convolution(&self) -> &Convolution<B> {
+        &self.convolution
+    }
+
+    /// Whether a node's own row is added to the result.
+    pub fn has_residual(&self) -> bool {
+        !matches!(self.residual, Residual::None)
     }
 
     pub fn backward(

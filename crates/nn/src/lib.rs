@@ -22,6 +22,7 @@ mod optimizer;
 mod parameter;
 mod post;
 mod schedule;
+mod whole;
 
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
@@ -42,3 +43,4 @@ pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind, Trained};
 pub use parameter::{Named, Parameter, export_parameters, load_parameters};
 pub use post::{Activation, Dropout, LEAKY_SLOPE, Post};
 pub use schedule::Schedule;
+pub use whole::{WholeLayer, WholeNeeds, WholeSums, WholeTargets};

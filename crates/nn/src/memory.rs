@@ -327,6 +327,10 @@ impl Device for Counting {
         };
         self.counted_graph(&shape, 0)
     }
+
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CountedGraph {
+        self.graph(&Adjacency::part(inputs, nbr_offsets, nbrs))
+    }
 }
 
 impl Backend for Counting {
@@ -441,6 +445,31 @@ impl Backend for Counting {
         }
         self.hold(VECTOR_CHUNKS * call.hidden.columns);
     }
+
+    fn accumulate(
+        &self,
+        _: &CountedGraph,
+        _: &CountedMatrix,
+        _: Accumulator<'_, CountedMatrix>,
+        _: &mut CountedMatrix,
+    ) {
+    }
+
+    fn scale_rows(&self, _: &CountedMatrix, _: &mut CountedMatrix) {}
+
+    fn attention_scores(&self, rows: &CountedMatrix, _: &CountedMatrix, heads: usize) -> CountedMatrix {
+        self.matrix(rows.rows, heads)
+    }
+
+    fn attend_part(
+        &self,
+        _: &CountedGraph,
+        _: AttentionPart<'_, CountedMatrix>,
+        _: &mut AttentionSums<CountedMatrix>,
+    ) {
+    }
+
+    fn attend_end(&self, _: AttentionSums<CountedMatrix>, _: bool, _: &mut CountedMatrix) {}
 
     fn normalise(
         &self,

@@ -124,6 +124,11 @@ impl<B: Backend + Clone> Model<B> {
         self.layers[layer].backward(&call, saved, gradient, needs_input_gradient)
     }
 
+    /// A layer, for inference over a whole graph with neighbours that come in parts.
+    pub fn whole_layer(&self, layer: usize) -> WholeLayer<'_, B> {
+        WholeLayer { backend: &self.backend, layer: &self.layers[layer] }
+    }
+
     /// One layer over an adjacency of all neighbours, without dropout and with running statistics, keeping nothing:
     /// for whole graphs, layer by layer. GCN normalises by whole-graph degrees here, which the adjacency must have.
     pub fn infer_layer(&self, layer: usize, graph: &B::Graph, input: &B::Matrix) -> B::Matrix {
@@ -222,6 +227,12 @@ impl<B: Backend + Clone> Model<B> {
     /// All layers, without keeping anything.
     pub fn infer(&self, graphs: &[B::Graph], input: &B::Matrix) -> B::Matrix {
         assert_eq!(graphs.len(), self.layers.len(), "a graph a layer");
+        self.infer_some(graphs, input)
+    }
+
+    /// As many layers as there are graphs, from the first on.
+    pub fn infer_some(&self, graphs: &[B::Graph], input: &B::Matrix) -> B::Matrix {
+        assert!(!graphs.is_empty() && graphs.len() <= self.layers.len(), "a graph a layer");
         let mut rows = self.infer_one(0, &graphs[0], input, false);
         for (layer, graph) in graphs.iter().enumerate().skip(1) {
             rows = self.infer_one(layer, graph, &rows, false);

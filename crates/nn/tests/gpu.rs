@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Batch, configs, golden, numbers, stored};
+use common::{Batch, configs, golden, numbers, stored, whole};
 use esker_cuda::{DeviceAdjacency, DeviceMatrix, Gathering, Gpu, NodeCache, Pinned, Precision};
 use esker_nn::*;
 use esker_plan::{Placement, Placements};
@@ -34,6 +34,12 @@ fn ten_optimizer_steps_agree_with_pytorch() {
 fn losses_agree_with_pytorch() {
     let Some(backend) = backend("losses") else { return };
     golden::losses(&backend, TOLERANCE);
+}
+
+#[test]
+fn whole_layers_are_the_same_in_any_parts() {
+    let Some(backend) = backend("whole layers in parts") else { return };
+    whole::layers_in_any_parts(&backend, TOLERANCE);
 }
 
 fn values<B: Backend>(backend: &B, matrix: &B::Matrix) -> Vec<f32> {

@@ -363,3 +363,8 @@ fn gradients_of_losses_are_their_finite_differences() {
         }
     }
 }
+
+#[test]
+fn whole_layers_are_the_same_in_any_parts() {
+    common::whole::layers_in_any_parts(&CpuBackend::new(), 0.0);
+}

@@ -61,9 +61,9 @@ impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
 
     fn table(&self) -> Result<InputTable> {
         let (reads, format) = (self.reads.clone(), self.reads.rows.format());
-        Ok(InputTable::new(format.rows(), format.dim(), move |nodes, values| {
+        Ok(InputTable::new(format.rows(), format.dim(), move |nodes, skipped, values| {
             // A reader stays on its thread, but this closure may move to another.
-            Ok(reads.rows.reader()?.read_all(nodes, &[], values, &reads.pool)?)
+            Ok(reads.rows.reader()?.read_all(nodes, skipped, values, &reads.pool)?)
         }))
     }
 }

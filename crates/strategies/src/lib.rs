@@ -23,7 +23,7 @@
 //! the assembler widens it there (`Missed::InPlace`), without a second buffer. Reading does not depend on a cache and
 //! may run ahead. `assemble_and_keep` runs in the order of batches. Values that own a queue to a disk (`RowReader`, a
 //! sampler of `OnDisk`) are made on their stage's thread: `Pipeline::then_with`. Inference over all neighbours runs
-//! layer by layer, block by block (`train/whole/`), through `Strategy::inference`.
+//! layer by layer (`train/whole/`); a strategy gives it the input rows of any nodes, through `BatchSource::table`.
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -143,15 +143,6 @@ impl StrategyKind {
             StrategyKind::Mmap => Box::new(mmap::strategy(device)),
             StrategyKind::Ginex => Box::new(ginex::strategy(device)),
             StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device)),
-        }
-    }
-
-    /// Memory for sampling an inference block of this many rows and as many neighbours, apart from its sampler and
-    /// samples.
-    pub fn workspace_bytes(self, job: &JobOutline, rows: u64) -> u64 {
-        match self {
-            StrategyKind::Memory | StrategyKind::Mmap => 0,
-            StrategyKind::Ginex | StrategyKind::DiskGnn => direct::workspace_bytes(job, rows, rows),
         }
     }
 

@@ -94,11 +94,20 @@ fn tables_are_the_rows_of_the_dataset_in_order() {
         let mut source = strategy(kind, &job).batches(&job, RunPosition::START, None).unwrap();
         let (mut table, mut found) = (source.table().unwrap(), Vec::new());
         assert_eq!(table.dim(), 300);
-        while let Some((first, rows)) = table.next_rows().unwrap() {
-            assert_eq!(first.index() * 300, found.len());
-            found.extend_from_slice(rows);
+        assert_eq!(table.nodes(), 2000);
+        for some in nodes.chunks(700) {
+            let mut rows = vec![0.0; some.len() * 300];
+            table.read(some, &[], &mut rows).unwrap();
+            found.extend_from_slice(&rows);
         }
         assert!(found == expected, "{kind}");
+        // Any nodes, in any order, and only those without a mark.
+        let some = [1999, 3, 3, 700].map(NodeId);
+        let mut rows = vec![0.0; 4 * 300];
+        table.read(&some, &[false, false, true, false], &mut rows).unwrap();
+        for at in [0, 1, 3] {
+            assert!(rows[at * 300..][..300] == expected[some[at].index() * 300..][..300], "{kind}");
+        }
     }
 }
 

@@ -178,7 +178,7 @@ pub enum TrainError {
     },
     /// Too little memory for inference with all neighbours.
     #[error(
-        "inference with all neighbours needs {needed} for the node with most of them, and {left} are left for it; allow more memory, or evaluate with --eval sampled"
+        "inference with all neighbours needs {needed}, and {left} are left for it; allow more memory, or evaluate with --eval sampled"
     )]
     InferenceMemory {
         /// Bytes needed.
@@ -198,9 +198,20 @@ pub enum TrainError {
         /// Bytes free.
         free: ByteCount,
     },
-    /// Inference blocks that are not in host memory.
-    #[error("blocks of whole graphs are sampled on the device; evaluate with --eval sampled")]
-    DeviceBlocks,
+    /// A layer that the model does not have.
+    #[error("--layer is {layer}; the model has layers 1 to {layers}")]
+    NoLayer {
+        /// The layer asked for.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A thread that could not be started.
+    #[error("a thread could not be started: {source}; allow more processes (ulimit -u), and try again")]
+    Thread {
+        /// What the system answered.
+        source: io::Error,
+    },
     /// Batches that ended early.
     #[error(
         "the batches ended in epoch {epoch}, and the run has {epochs}; resume the run with the configuration it was started with"
@@ -349,6 +360,7 @@ impl TrainError {
             | TrainError::NoRun { .. }
             | TrainError::Busy { .. }
             | TrainError::Io { .. }
+            | TrainError::Thread { .. }
             | TrainError::Format { .. }
             | TrainError::File { .. } => ErrorKind::World,
             _ => ErrorKind::Asked,
@@ -385,5 +397,11 @@ impl TrainError {
             found: found.to_string(),
             remedy,
         }
+    }
+}
+
+impl From<esker_fetch::pipeline::StagePanicked> for TrainError {
+    fn from(panicked: esker_fetch::pipeline::StagePanicked) -> TrainError {
+        TrainError::Strategy(panicked.into())
     }
 }

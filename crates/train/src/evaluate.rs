@@ -10,6 +10,7 @@ use esker_nn::Backend;
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
 use esker_strategies::{BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
+use esker_types::Progress;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,11 +21,13 @@ pub(crate) struct Context<'a, B: Backend> {
     pub job: &'a Job,
     pub strategy: &'a mut dyn Strategy<B>,
     pub learner: &'a Learner<B>,
-    /// Memory of whole-graph inference, for a block and for hidden rows.
+    /// Memory of whole-graph inference.
     pub whole_bytes: Bytes,
     /// Directory of hidden rows that do not fit in memory.
     pub scratch: &'a Path,
-    /// Called once per batch or block. `true` ends the evaluation with [`TrainError::Stopped`].
+    /// Receives the progress of inference over the whole graph.
+    pub progress: &'a dyn Progress,
+    /// Called once per batch or tile. `true` ends the evaluation with [`TrainError::Stopped`].
     pub stop: &'a dyn Fn() -> bool,
     /// Whether training changes the rows that the first layer reads.
     pub trains_rows: bool,
@@ -101,7 +104,8 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     fn full(&mut self, split: SplitName, source: Option<&mut dyn BatchSource<B>>) -> Result<Metrics> {
         let (mut tally, learner) = (self.learner.objective().tally(split), self.learner);
         let nodes = self.task.split(split).nodes().clone();
-        self.infer_whole(Some(&nodes), source, &mut |block, logits| {
+        let layers = self.config.model.layers;
+        self.infer_whole(Some(&nodes), layers, source, &mut |block, logits| {
             learner.compare_nodes(logits, split, block, &mut tally)
         })?;
         Ok(tally.finish())
@@ -114,6 +118,8 @@ pub fn evaluate_run<B: Backend + Clone + 'static>(
     split: SplitName,
     mode: EvaluationMode,
 ) -> Result<Option<Metrics>> {
-    let stop = run.stop_signal();
-    run.context(&|| stop.is_asked()).evaluate(split, mode, None)
+    let (stop, progress) = (run.stop_signal(), run.progress());
+    let is_asked = || stop.is_asked();
+    let mut context = Context { progress: &*progress, ..run.context(&is_asked) };
+    context.evaluate(split, mode, None)
 }

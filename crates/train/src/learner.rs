@@ -6,9 +6,10 @@ use crate::objective::{BatchTargets, Network, Objective};
 use crate::task::SplitName;
 use crate::{Result, RunConfig, StageTimes, Step};
 use esker_nn::{
-    Adjacency, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters, load_parameters,
+    Adjacency, AdjacencyShape, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters,
+    load_parameters,
 };
-use esker_sample::{LayerView, Sample, Targets};
+use esker_sample::{LayerView, Targets};
 use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed};
 use esker_types::NodeId;
 use rayon::ThreadPool;
@@ -59,6 +60,13 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         let busy = self.backend.busy_seconds().into_iter();
         busy.map(|(name, busy)| StageTimes { name: name.to_string(), busy, ..StageTimes::default() })
             .collect()
+    }
+
+    /// Turns logits into probabilities or values, in place, with the threads of the run. Returns classes, if there are
+    /// any.
+    pub fn predictions(&self, logits: &mut [f32]) -> Vec<u32> {
+        let objective = self.objective();
+        self.pool.install(|| objective.predictions(logits))
     }
 
     /// Steps taken so far.
@@ -161,14 +169,19 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         on(self.threads().as_deref(), || self.compare(logits, split, &of, tally))
     }
 
-    /// Predicts a batch. Returns its seed nodes and their logits, row after row.
-    pub fn infer_seeds(&self, mut batch: Batch<B>) -> Result<(Vec<NodeId>, Vec<f32>)> {
+    /// Predicts a batch with the first `layers` layers. Returns its seed nodes and their rows, one after the other:
+    /// logits, if these are all layers.
+    pub fn infer_seeds(&self, mut batch: Batch<B>, layers: usize) -> Result<(Vec<NodeId>, Vec<f32>)> {
         on(self.threads().as_deref(), move || {
-            let (nodes, rows) = batch.blocks.seeds();
+            let (nodes, mut rows) = batch.blocks.seeds();
             let graphs = self.graphs(&mut batch.blocks);
             let input = batch.input.upload(&self.backend, self.inputs);
-            let logits = self.network.model.infer(&graphs, &input);
-            Ok((nodes, self.read_rows(&logits, &rows)?))
+            let output = self.network.model.infer_some(&graphs[..layers], &input);
+            // Outputs of the last layer are the last outputs of every layer.
+            let last = graphs.last().map_or(0, |graph| graph.outputs());
+            let before = (output.rows() - last) as u32;
+            rows.iter_mut().for_each(|row| *row += before);
+            Ok((nodes, self.read_rows(&output, &rows)?))
         })
     }
 
@@ -186,20 +199,9 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         Ok(values)
     }
 
-    /// Uploads a batch's feature rows to the device.
-    pub(crate) fn upload(&self, batch: &mut Batch<B>) -> B::Matrix {
-        batch.input.upload(&self.backend, self.inputs)
-    }
-
-    /// One layer over a one-hop sample, for inference layer by layer.
-    pub fn infer_layer(&self, layer: usize, sample: &Sample, input: &B::Matrix) -> B::Matrix {
-        on(self.threads().as_deref(), || {
-            let graph = match sample.layers() {
-                0 => self.without_neighbours(sample.node_ids.len()),
-                _ => self.graph(&sample.layer(0)),
-            };
-            self.network.model.infer_layer(layer, &graph, input)
-        })
+    /// Runs a computation on the device: with the threads of the run, if they compute.
+    pub(crate) fn compute<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        on(self.threads().as_deref(), work)
     }
 
     /// The threads that compute. `None` if a device computes by itself: its caller must not wait for threads that fetch

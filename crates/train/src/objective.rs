@@ -7,6 +7,7 @@ use crate::{Result, TrainError};
 use esker_nn::{Backend, Model, Parameter, Trained};
 use esker_sample::Targets;
 use esker_types::NodeId;
+use rayon::prelude::*;
 
 /// What a model is trained for.
 pub trait Objective<B: Backend>: Send + Sync {
@@ -22,8 +23,9 @@ pub trait Objective<B: Backend>: Send + Sync {
     /// An empty tally for predictions over a split.
     fn tally(&self, split: SplitName) -> Tally;
 
-    /// Turns rows of the model's output into predictions: classes, if there are any, and probabilities or values.
-    fn predictions(&self, output: Vec<f32>) -> (Vec<u32>, Vec<f32>);
+    /// Turns rows of the model's output into probabilities or values, in place, and returns their classes, if there are
+    /// any. It runs on the rayon pool of its caller.
+    fn predictions(&self, output: &mut [f32]) -> Vec<u32>;
 
     /// Its own parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter<B>> {
@@ -84,21 +86,32 @@ impl<B: Backend> Objective<B> for Task {
         Tally::new(self.kind, self.outputs, self.split(split).nodes().len())
     }
 
-    fn predictions(&self, mut values: Vec<f32>) -> (Vec<u32>, Vec<f32>) {
-        let classes = match self.kind {
-            LabelKind::Classes => values.chunks_exact(self.outputs).map(|row| largest(row) as u32).collect(),
-            _ => Vec::new(),
+    fn predictions(&self, values: &mut [f32]) -> Vec<u32> {
+        let row_classes = |row: &mut [f32]| {
+            let class = largest(row) as u32;
+            softmax(row);
+            class
         };
         match self.kind {
-            LabelKind::Classes => values.chunks_exact_mut(self.outputs).for_each(softmax),
+            LabelKind::Classes => values
+                .par_chunks_exact_mut(self.outputs)
+                .with_min_len(ROWS_PER_TASK)
+                .map(row_classes)
+                .collect(),
             LabelKind::Multilabel => {
-                values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()))
+                let rows = values.par_chunks_mut(self.outputs.max(1) * ROWS_PER_TASK);
+                rows.for_each(|rows| {
+                    rows.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()))
+                });
+                Vec::new()
             }
-            LabelKind::Real => {}
+            LabelKind::Real => Vec::new(),
         }
-        (classes, values)
     }
 }
+
+/// Rows of the model's output per parallel task.
+const ROWS_PER_TASK: usize = 64;
 
 fn softmax(row: &mut [f32]) {
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

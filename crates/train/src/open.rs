@@ -305,6 +305,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.job.stop.clone()
     }
 
+    pub(crate) fn progress(&self) -> Arc<dyn Progress + Send + Sync> {
+        self.job.progress.clone()
+    }
+
+    /// What evaluation needs. Its progress is not shown.
     pub(crate) fn context<'a>(&'a mut self, stop: &'a dyn Fn() -> bool) -> Context<'a, B> {
         Context {
             config: &self.config,
@@ -314,6 +319,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             learner: &self.learner,
             whole_bytes: self.plan.whole_bytes,
             scratch: &self.scratch,
+            progress: &Silent,
             stop,
             trains_rows: self.trains_rows,
             state: self.state.as_ref(),

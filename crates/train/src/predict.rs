@@ -1,6 +1,8 @@
-//! Predictions of nodes by the model of a run.
+//! Predictions and embeddings of nodes by the model of a run.
 
-use crate::{EvaluationMode, OpenRun, Result, TrainError};
+use crate::evaluate::Context;
+use crate::whole::WholeCounters;
+use crate::{EvaluationMode, Learner, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Shape};
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
@@ -11,22 +13,54 @@ use std::sync::Arc;
 /// Receives nodes, their classes and their probabilities or values.
 pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>;
 
+/// Receives nodes and their rows.
+pub type TakeEmbeddings<'a> = &'a mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>;
+
 /// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
-/// `take`, block by block and in order.
+/// `take`, some at a time and in order. With all neighbours, returns what was read and written.
 pub fn predict<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
     take: TakePredictions,
-) -> Result<()> {
-    let stop = run.stop_signal();
+) -> Result<Option<WholeCounters>> {
+    let layers = run.config.model.layers;
+    infer(run, nodes, layers, mode, &mut |learner, nodes, logits| {
+        let classes = learner.predictions(logits);
+        take(nodes, &classes, logits)
+    })
+}
+
+/// Computes the rows that layer `layer`, counted from 1, gives `nodes`, ascending, or every node: after norm and
+/// activation, as the next layer reads them. Those of the last layer are logits.
+pub fn embeddings<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+    layer: usize,
+    mode: EvaluationMode,
+    take: TakeEmbeddings,
+) -> Result<Option<WholeCounters>> {
+    let layers = run.config.model.layers;
+    if layer == 0 || layer > layers {
+        return Err(TrainError::NoLayer { layer, layers });
+    }
+    infer(run, nodes, layer, mode, &mut |_, nodes, rows| take(nodes, rows))
+}
+
+/// Receives the rows of nodes.
+type TakeOutput<'a, B> = &'a mut dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()>;
+
+fn infer<B: Backend + Clone + 'static>(
+    run: &mut OpenRun<B>,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+    layers: usize,
+    mode: EvaluationMode,
+    take: TakeOutput<B>,
+) -> Result<Option<WholeCounters>> {
+    let (stop, progress) = (run.stop_signal(), run.progress());
     let is_asked = || stop.is_asked();
-    let mut context = run.context(&is_asked);
+    let mut context = Context { progress: &*progress, ..run.context(&is_asked) };
     let learner = context.learner;
-    let mut hand_over = |nodes: &[NodeId], logits: Vec<f32>| {
-        let (classes, values) = learner.objective().predictions(logits);
-        take(nodes, &classes, &values)
-    };
     match mode {
         EvaluationMode::Sampled | EvaluationMode::None => {
             let all = context.job.dataset.manifest().nodes.count;
@@ -45,17 +79,20 @@ pub fn predict<B: Backend + Clone + 'static>(
                 if stop.is_asked() {
                     return Err(TrainError::Stopped);
                 }
-                let (nodes, logits) = learner.infer_seeds(batch)?;
-                hand_over(&nodes, logits)?;
+                let (nodes, mut rows) = learner.infer_seeds(batch, layers)?;
+                take(learner, &nodes, &mut rows)?;
             }
-            Ok(())
+            Ok(None)
         }
         EvaluationMode::Full => {
-            context.infer_whole(nodes, None, &mut |nodes: &[NodeId], logits: &B::Matrix| {
-                let mut values = vec![0.0; logits.rows() * logits.columns()];
-                learner.read(logits, 0, &mut values)?;
-                hand_over(nodes, values)
-            })
+            let mut values = Vec::new();
+            let counters =
+                context.infer_whole(nodes, layers, None, &mut |nodes: &[NodeId], rows: &B::Matrix| {
+                    values.resize(rows.rows() * rows.columns(), 0.0);
+                    learner.read(rows, 0, &mut values)?;
+                    take(learner, nodes, &mut values)
+                })?;
+            Ok(Some(counters))
         }
     }
 }

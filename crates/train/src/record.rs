@@ -239,8 +239,8 @@ impl RunDirectory {
         for entry in fs::read_dir(self.scratch_path()).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let process = name.trim_end_matches(".partial").rsplit('-').next().unwrap_or("").to_string();
-            if !Path::new("/proc").join(process).exists() {
-                let _ = fs::remove_file(entry.path());
+            if name.ends_with(".partial") && !Path::new("/proc").join(process).exists() {
+                let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
             }
         }
         Ok(file)

@@ -147,8 +147,11 @@ impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
             let rows = table.lock();
             (rows.rows() as u64, rows.columns())
         };
-        Ok(InputTable::new(rows, dim, move |nodes, values| {
-            device.read(&table.lock(), nodes[0].index(), values);
+        Ok(InputTable::new(rows, dim, move |nodes, _, values| {
+            let table = table.lock();
+            for (node, row) in nodes.iter().zip(values.chunks_exact_mut(dim)) {
+                device.read(&table, node.index(), row);
+            }
             Ok(())
         }))
     }

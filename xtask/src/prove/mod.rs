@@ -7,6 +7,7 @@ pub mod gcn;
 pub mod ginex;
 pub mod gpu;
 pub mod import;
+pub mod inference;
 pub mod io;
 pub mod kill;
 pub mod real;
@@ -171,6 +172,11 @@ pub const ITEMS: &[Item] = &[
         name: "diskgnn-gpu",
         about: "diskgnn on a GPU with a tenth of the rows cached: epochs beside memory and the disk (see cargo xtask gpu)",
         run: diskgnn::full_gpu,
+    },
+    Item {
+        name: "inference",
+        about: "inference with all neighbours: the same bytes with any memory, at the rate of disk or processor, after kills",
+        run: inference::full,
     },
     Item {
         name: "gpu",

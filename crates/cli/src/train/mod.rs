@@ -156,7 +156,7 @@ impl WithBackend for DryRun {
         if self.json {
             return print_json(&json!({
                 "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
-                "smallest_bytes": plan.smallest_bytes, "memory": plan.table,
+                "smallest_host_bytes": plan.smallest_bytes, "smallest_bytes": plan.smallest_bytes, "memory": plan.table,
                 "budget_device_bytes": config.gpu_memory.or(backend.memory_limit()), "device_memory": plan.device_table, "config": config,
             }));
         }
@@ -424,7 +424,11 @@ impl WithBackend for EvaluateRun<'_> {
         let arguments = self.arguments;
         let split: SplitName = named("--split", &arguments.split)?;
         let stop = stop_on_interrupt("stopping; press again to stop at once");
-        let control = RunControl { stop, ..RunControl::default() };
+        let progress: Arc<dyn Progress + Send + Sync> = match arguments.json {
+            true => Arc::new(Silent),
+            false => Arc::new(Shown::new()),
+        };
+        let control = RunControl { stop, progress };
         let evaluated =
             OpenRun::load_watched(backend, &self.directory, config, control).and_then(|mut run| {
                 let mode = run.config.final_eval;

@@ -65,16 +65,8 @@ impl AttentionCall<'_> {
         self.lists.edge_count() + self.lists.outputs()
     }
 
-    /// The shape of kernels in which a pack of a lane must not contain two heads.
     fn shape(&self) -> RowShape {
-        let (columns, width) = (self.hidden.columns(), self.width());
-        if width.is_multiple_of(4) {
-            RowShape::of(columns)
-        } else if columns <= 8 {
-            RowShape { lanes: 8, packs: 1, numbers: 1 }
-        } else {
-            RowShape { lanes: 32, packs: 4, numbers: 1 }
-        }
+        RowShape::of_heads(self.hidden.columns(), self.width())
     }
 }
 

@@ -4,6 +4,7 @@ mod aggregate;
 mod attention;
 mod loss;
 mod norm;
+mod part;
 mod post;
 mod rows;
 mod tiers;
@@ -13,6 +14,7 @@ pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
 pub use loss::LossTargets;
 pub use norm::Columns;
+pub use part::{Adding, AttentionMore};
 pub use post::{DeviceActivation, DeviceDropout, DevicePost};
 pub use rows::NodeCache;
 pub use tiers::{TieredBatch, TieredRows};
@@ -42,6 +44,17 @@ impl RowShape {
             17..=32 => shape(32, 1, 4),
             33..=64 => shape(32, 2, 4),
             _ => shape(32, 4, 4),
+        }
+    }
+
+    /// The shape of kernels in which a pack of a lane must not contain two heads.
+    pub fn of_heads(columns: usize, width: usize) -> RowShape {
+        if width.is_multiple_of(4) {
+            RowShape::of(columns)
+        } else if columns <= 8 {
+            RowShape { lanes: 8, packs: 1, numbers: 1 }
+        } else {
+            RowShape { lanes: 32, packs: 4, numbers: 1 }
         }
     }
 

@@ -73,7 +73,7 @@ impl Setting<'_> {
 
 wide! {
     /// `scores[row][head] = part of the row . part of the vector`.
-    fn score_rows(rows: &[f32], vector: &[f32], heads: usize, scores: &mut [f32]) {
+    pub(super) fn score_rows(rows: &[f32], vector: &[f32], heads: usize, scores: &mut [f32]) {
         let columns = vector.len();
         let width = columns / heads;
         for (row, scores) in rows.chunks_exact(columns).zip(scores.chunks_exact_mut(heads)) {

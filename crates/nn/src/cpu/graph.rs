@@ -31,6 +31,18 @@ pub(crate) struct Transposed {
 impl CpuGraph {
     pub(crate) fn new(pool: &MatrixPool, lists: &Adjacency<'_>) -> CpuGraph {
         lists.assert_valid();
+        CpuGraph::checked(pool, lists)
+    }
+
+    /// Neighbours among some rows, of targets that are not among them. It has no own rows.
+    pub(crate) fn part(pool: &MatrixPool, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
+        let lists = Adjacency::part(inputs, nbr_offsets, nbrs);
+        lists.assert_lists();
+        CpuGraph::checked(pool, &lists)
+    }
+
+    /// Copies an adjacency. Asserts that every neighbour is an input.
+    fn checked(pool: &MatrixPool, lists: &Adjacency<'_>) -> CpuGraph {
         let first = lists.nbr_offsets[0];
         let edges = lists.edge_count();
         let mut offsets = pool.take(lists.outputs + 1);

@@ -10,6 +10,7 @@ mod limit;
 mod loss;
 mod matmul;
 mod norm;
+mod part;
 mod post;
 mod update;
 pub(crate) mod wide;
@@ -97,6 +98,9 @@ impl CpuBackend {
     }
 }
 
+/// Rows per parallel task of copies.
+const COPIED_ROWS: usize = 512;
+
 /// A number that is already available.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ready(pub f64);
@@ -166,9 +170,14 @@ impl Device for CpuBackend {
     fn gather_rows(&self, from: &CpuMatrix, rows: &[u32], to: &mut CpuMatrix) {
         let columns = from.columns();
         assert_eq!((to.rows(), to.columns()), (rows.len(), columns));
-        for (index, row) in rows.iter().enumerate() {
-            to.values_mut()[index * columns..][..columns].copy_from_slice(from.row(*row as usize));
-        }
+        let parts = buffer::Parts::new(to.values_mut());
+        affine::for_chunks(rows.len(), COPIED_ROWS, |first, count| {
+            // SAFETY: chunks do not overlap, and the matrix outlives the loop.
+            let to = unsafe { parts.part(first * columns, count * columns) };
+            for (to, row) in to.chunks_exact_mut(columns.max(1)).zip(&rows[first..]) {
+                to.copy_from_slice(from.row(*row as usize));
+            }
+        });
     }
 
     fn scatter_rows(&self, from: Option<&CpuMatrix>, rows: &[u32], to: &mut CpuMatrix) {
@@ -194,6 +203,10 @@ impl Device for CpuBackend {
 
     fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
         CpuGraph::new(&self.pool, adjacency)
+    }
+
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
+        CpuGraph::part(&self.pool, inputs, nbr_offsets, nbrs)
     }
 }
 
@@ -237,6 +250,37 @@ impl Backend for CpuBackend {
         into: AttentionGradients<'_, Self>,
     ) {
         self.attend_backward(call, kept, gradient, into)
+    }
+
+    fn accumulate(
+        &self,
+        graph: &CpuGraph,
+        input: &CpuMatrix,
+        by: Accumulator<'_, CpuMatrix>,
+        sums: &mut CpuMatrix,
+    ) {
+        self.accumulate_part(graph, input, by, sums)
+    }
+
+    fn scale_rows(&self, factors: &CpuMatrix, rows: &mut CpuMatrix) {
+        self.scale_all(factors, rows)
+    }
+
+    fn attention_scores(&self, rows: &CpuMatrix, vector: &CpuMatrix, heads: usize) -> CpuMatrix {
+        self.scores_of(rows, vector, heads)
+    }
+
+    fn attend_part(
+        &self,
+        graph: &CpuGraph,
+        call: AttentionPart<'_, CpuMatrix>,
+        sums: &mut AttentionSums<CpuMatrix>,
+    ) {
+        self.attend_some(graph, call, sums)
+    }
+
+    fn attend_end(&self, sums: AttentionSums<CpuMatrix>, average: bool, output: &mut CpuMatrix) {
+        self.attend_last(sums, average, output)
     }
 
     fn normalise(

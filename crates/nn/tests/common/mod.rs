@@ -3,6 +3,7 @@
 
 pub mod golden;
 pub mod stored;
+pub mod whole;
 
 use esker_nn::*;
 use esker_types::random::{Key, below, normal};

@@ -227,7 +227,7 @@ impl Planned<'_> {
             table.add("evaluation: inference", inference);
         }
         if whole_least.host > 0 {
-            table.add("evaluation: all neighbours of a node", whole_least.host);
+            table.add("evaluation: all neighbours", whole_least.host);
         }
         Ok(table)
     }
@@ -261,7 +261,7 @@ impl Planned<'_> {
             table.add("evaluation: inference", inference);
         }
         if whole_least.device > 0 {
-            table.add("evaluation: all neighbours of a node", whole_least.device);
+            table.add("evaluation: all neighbours", whole_least.device);
         }
         Ok(Some(table))
     }
@@ -287,8 +287,7 @@ impl Planned<'_> {
         if ![self.config.eval, self.config.final_eval].contains(&EvaluationMode::Full) {
             return Ok(Bytes::default());
         }
-        let rows = whole::least_rows(self.config, job)?;
-        whole::block_bytes(self.config, job, self.outputs, rows, self.device)
+        whole::least_bytes(self.config, job, self.outputs, self.device)
     }
 }
 

@@ -1,153 +1,176 @@
-//! Inference with all neighbours, layer by layer over the whole graph. A layer is computed block by block: some nodes,
-//! all their neighbours, and the rows of those. For the first layer, the rows come from the strategy; for the others,
-//! from the output of the previous layer. Rows that training changes are stored first, like the output of a layer.
-//! Hidden rows stay in memory if they fit, and go to files of the run if they do not. So any graph can be predicted
-//! within the budget that trained it.
+//! Inference with all neighbours, layer by layer over the whole graph.
+//!
+//! A layer is computed tile by tile: some targets, to which the rows of their neighbours are added. If the rows of all
+//! nodes fit on the device, they stay there, and the adjacency is streamed past them. If they do not, as many tiles as
+//! fit are open at a time, and the rows are streamed past them, chunk by chunk, from the strategy or from a file. A
+//! chunk is read as a whole, or only the rows of it that are neighbours, if that is less. Neighbours are added in
+//! ascending order in every case, so results are the same to the bit whatever the memory.
+//!
+//! Files of rows are in the run's directory. They are resumed after a kill, and removed at the end.
 
-mod blocks;
-mod hidden;
+mod layer;
+mod lists;
+mod scratch;
 mod sizes;
+mod table;
+mod tiles;
 
-pub use sizes::{block_bytes, least_rows};
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
+mod tests;
+
+pub use layer::WholeCounters;
+pub use sizes::least_bytes;
 
 use crate::evaluate::Context;
-use crate::memory::{Bytes, DeviceProfile};
+use crate::memory::DeviceProfile;
 use crate::{Result, TrainError};
-use blocks::NodeBlocks;
 use esker_nn::Backend;
-use esker_sample::Sample;
-use esker_strategies::{Batch, BatchSource, Inference, InputTable};
-use esker_types::{ByteCount, NodeId};
-use hidden::{Hidden, HiddenWriter};
-use sizes::{rows_within, sampling_bytes};
+use esker_sample::{Position, SampleError};
+use esker_strategies::{BatchSource, Inference, InputTable};
+use esker_types::{ByteCount, Dtype, NodeId};
+use layer::{LayerJob, Sink};
+use scratch::Scratch;
+use sizes::{LayerShape, LayerSizes};
 use std::fs;
 use std::sync::Arc;
+use table::{StoredTable, Table, Traffic};
+use tiles::Tiles;
 
-/// Samples of a source of blocks: one being made, one waiting, one in inference.
-const SAMPLES: u64 = 3;
-/// Offsets read at a time while blocks are cut.
-const CHUNK: usize = 1 << 15;
-/// Largest useful number of rows per block: enough to outweigh its set-up.
-const MOST_ROWS: u64 = 1 << 20;
-
-/// Rows are copied to a file through a buffer of this size.
-const COPY_BYTES: u64 = 1 << 20;
-
-/// Receives the logits of some nodes.
-pub type TakeLogits<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as esker_nn::Device>::Matrix) -> Result<()>;
+/// Receives the output rows of some nodes.
+pub type TakeRows<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as esker_nn::Device>::Matrix) -> Result<()>;
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {
-    /// Predicts `targets`, ascending, or every node, and passes their logits to `take`, block by block. Rows that
-    /// training changes come from `source`, or from the state that the model was saved with.
+    /// Computes the first `layers` layers, and passes the rows that the last of them gives `targets`, ascending, or
+    /// every node, to `take`, tile by tile. Rows that training changes come from `source`, or from the state that the
+    /// model was saved with.
     pub fn infer_whole(
         &mut self,
         targets: Option<&Arc<Vec<NodeId>>>,
+        layers: usize,
         source: Option<&mut dyn BatchSource<B>>,
-        take: TakeLogits<B>,
-    ) -> Result<()> {
-        let model = self.learner.model();
-        let layers = model.layer_count();
-        let outputs = self.learner.objective().outputs();
-        let (hidden_bytes, most) = (self.hidden_bytes(), self.whole_bytes);
-        let device = DeviceProfile::of(self.learner.backend());
-        let least = least_rows(self.config, self.job)?;
-        let least = block_bytes(self.config, self.job, outputs, least, device)?;
-        let in_memory = hidden_bytes <= most.host / 2 && hidden_bytes + least.host <= most.host;
-        let host = if in_memory { most.host - hidden_bytes } else { most.host };
-        let limit = rows_within(self.config, self.job, outputs, Bytes { host, ..most }, device)?;
-        if !in_memory {
-            self.check_disk(hidden_bytes)?;
-        }
-        let mut input = match self.trains_rows {
-            false => Hidden::Features,
-            true => {
-                let mut table = match source {
-                    Some(source) => source.table()?,
-                    // No seeds: only the table is requested.
-                    None => {
-                        let nobody = Arc::new(NodeBlocks::none());
-                        self.open_inference(&self.inference(&nobody, false, limit))?.table()?
-                    }
-                };
-                self.written_down(&mut table, in_memory)?
-            }
+        take: TakeRows<B>,
+    ) -> Result<WholeCounters> {
+        let shapes = self.shapes(layers)?;
+        let sizes = self.sizes(&shapes)?;
+        self.infer_sized(targets, shapes.into_iter().zip(sizes).collect(), source, take)
+    }
+
+    /// The same with these sizes.
+    fn infer_sized(
+        &mut self,
+        targets: Option<&Arc<Vec<NodeId>>>,
+        sizes: Vec<(LayerShape, LayerSizes)>,
+        source: Option<&mut dyn BatchSource<B>>,
+        take: TakeRows<B>,
+    ) -> Result<WholeCounters> {
+        let layers = sizes.len();
+        let input = match source {
+            Some(source) => source.table()?,
+            None => self.input_table()?,
         };
-        for layer in 0..layers {
-            let last = layer + 1 == layers;
-            let over = if last { targets } else { None };
-            let blocks =
-                Arc::new(NodeBlocks::cut(&self.job.dataset, self.job.direction, over, self.hops(), limit)?);
-            let width = self.config.model.widths(layer, self.job.dim() as usize, outputs).1;
-            let mut output = match last {
-                true => None,
-                false => Some(self.hidden_writer(in_memory, width, layer + 1)?),
+        let scratch = Scratch::new(self.scratch, self.fingerprint(layers)?)?;
+        let traffic = Arc::new(Traffic::default());
+        let mut counters = WholeCounters::default();
+        let (mut first, mut table) = (0, Table::Stored(StoredTable::input(input)));
+        if let Some((layer, found)) = scratch.last_output(layers)? {
+            (first, table) = (layer, Table::Stored(found));
+        }
+        for (layer, (shape, sizes)) in sizes.into_iter().enumerate().skip(first) {
+            let is_last = layer + 1 == layers;
+            if !sizes.output_stays && !is_last || shape.needs.projects && !sizes.input_stays {
+                self.check_disk(&shape, is_last, scratch.bytes())?;
+            }
+            let tiles = Tiles::new(
+                targets.filter(|_| is_last),
+                self.job.dataset.manifest().nodes.count,
+                shape.tile as usize,
+            );
+            let mut job = LayerJob {
+                learner: self.learner,
+                job: self.job,
+                stop: self.stop,
+                progress: self.progress,
+                scratch: &scratch,
+                traffic: traffic.clone(),
+                layer,
+                shape,
+                sizes,
+                tiles,
+                counters: &mut counters,
             };
-            let rows = matches!(input, Hidden::Features);
-            let over = self.inference(&blocks, rows, limit);
-            let mut source = if rows { self.open_inference(&over)? } else { self.open_blocks(&over)? };
-            while let Some(mut batch) = source.next()? {
-                if (self.stop)() {
-                    return Err(TrainError::Stopped);
-                }
-                let rows = match &mut input {
-                    Hidden::Features => self.learner.upload(&mut batch),
-                    other => other.gather(self.learner, &sample_of(&batch)?.node_ids)?,
-                };
-                let sample = sample_of(&batch)?;
-                let logits = self.learner.infer_layer(layer, sample, &rows);
-                match &mut output {
-                    None => take(sample.targets(), &logits)?,
-                    Some(writer) => writer.append(self.learner, &logits)?,
-                }
+            let next = match (is_last, self.job.dataset.manifest().id_dtype()) {
+                (true, Dtype::U64) => job.run::<u64>(table, Sink::Take(take))?,
+                (true, _) => job.run::<u32>(table, Sink::Take(take))?,
+                (false, Dtype::U64) => job.run::<u64>(table, Sink::Table)?,
+                (false, _) => job.run::<u32>(table, Sink::Table)?,
+            };
+            let Some(next) = next else { break };
+            // Rows that stay on the device are lost with the process: those they came from are kept.
+            if matches!(next, Table::Stored(_)) {
+                scratch.remove_before(layer)?;
             }
-            if let Some(writer) = output {
-                input = writer.finish(width)?;
-            }
+            table = next;
         }
-        Ok(())
+        scratch.end()?;
+        counters.add_traffic(&traffic);
+        Ok(counters)
     }
 
-    /// Bytes of the hidden rows at a time: those that a layer reads and those that it writes.
-    fn hidden_bytes(&self) -> u64 {
-        let (nodes, outputs) = (self.job.dataset.manifest().nodes.count, self.learner.objective().outputs());
-        let layers = self.config.model.layers;
-        let of = |layer: usize| {
-            let (read, written) = self.config.model.widths(layer, self.job.dim() as usize, outputs);
-            let read = if layer > 0 || self.trains_rows { read } else { 0 };
-            (read + if layer + 1 < layers { written } else { 0 }) as u64
+    fn shapes(&self, layers: usize) -> Result<Vec<LayerShape>> {
+        let outputs = self.learner.objective().outputs();
+        let device = DeviceProfile::of(self.learner.backend());
+        (0..layers).map(|layer| LayerShape::new(self.config, self.job, outputs, layer, device)).collect()
+    }
+
+    /// How each layer uses the memory. Output rows stay on the device if they may stay for the next layer too.
+    fn sizes(&self, shapes: &[LayerShape]) -> Result<Vec<LayerSizes>> {
+        let sizes =
+            |(layer, shape): (usize, &LayerShape)| shape.sizes(self.whole_bytes, layer + 1 == shapes.len());
+        let mut all = shapes.iter().enumerate().map(sizes).collect::<Result<Vec<LayerSizes>>>()?;
+        for layer in 1..all.len() {
+            all[layer - 1].output_stays &= all[layer].input_stays;
+        }
+        Ok(all)
+    }
+
+    /// The rows that the first layer reads.
+    fn input_table(&mut self) -> Result<InputTable> {
+        // No seeds: only the table is requested.
+        let over = Inference {
+            batches: Arc::new(NoBatches),
+            largest_batch: 0,
+            settings: self.config.whole_settings(),
+            rows: false,
+            sampling_bytes: Some(1 << 20),
         };
-        nodes.saturating_mul((0..layers).map(of).max().unwrap_or(0) * 4)
+        Ok(self.open_inference(&over)?.table()?)
     }
 
-    /// The destination of rows of this width for every node.
-    fn hidden_writer(&self, in_memory: bool, width: usize, number: usize) -> Result<HiddenWriter> {
-        let nodes = self.job.dataset.manifest().nodes.count as usize;
-        match in_memory {
-            true => Ok(HiddenWriter::Memory(Vec::with_capacity(nodes * width))),
-            false => HiddenWriter::file(self.scratch, number),
+    /// Everything that hidden rows depend on. `None` if rows that training changes are among it: they are not named.
+    fn fingerprint(&self, layers: usize) -> Result<Option<String>> {
+        if self.trains_rows {
+            return Ok(None);
         }
-    }
-
-    /// Stores the rows of a table, to be read in any order.
-    fn written_down(&self, table: &mut InputTable, in_memory: bool) -> Result<Hidden> {
-        let width = table.dim();
-        let mut writer = self.hidden_writer(in_memory, width, 0)?;
-        while let Some((_, rows)) = table.next_rows()? {
-            if (self.stop)() {
-                return Err(TrainError::Stopped);
-            }
-            writer.append_values(rows)?;
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        for named in self.learner.export_model()? {
+            hash.update(named.name.as_bytes());
+            named.values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
         }
-        writer.finish(width)
+        let model = serde_json::to_string(&self.config.model).expect("a configuration is plain data");
+        let dataset = &self.job.dataset.manifest().id;
+        let backend = if self.learner.backend().in_host_memory() { "cpu" } else { "gpu" };
+        let direction = self.job.direction;
+        Ok(Some(format!("{dataset} {direction} {model} {backend} {layers} {:032x}", hash.digest128())))
     }
 
-    /// Blocks without rows. Rows and state come from elsewhere.
-    fn open_blocks(&mut self, over: &Inference) -> Result<Box<dyn BatchSource<B>>> {
-        Ok(self.strategy.inference(self.job, over, None)?)
-    }
-
-    /// Checks early that the disk has room for hidden rows, instead of failing an hour later.
-    fn check_disk(&self, needed: u64) -> Result<()> {
+    /// Checks early that the disk has room for the rows of a layer, instead of failing an hour later.
+    fn check_disk(&self, shape: &LayerShape, is_last: bool, there: u64) -> Result<()> {
+        let nodes = self.job.dataset.manifest().nodes.count;
+        let projected = if shape.needs.projects { shape.needs.columns } else { 0 };
+        let needed = nodes * (projected + if is_last { 0 } else { shape.output }) as u64 * 4;
+        // A part may be there from a run that was stopped.
+        let needed = needed.saturating_sub(there);
         fs::create_dir_all(self.scratch).map_err(TrainError::io(self.scratch))?;
         match esker_io::available_bytes(self.scratch) {
             Ok(free) if free < needed => Err(TrainError::InferenceDisk {
@@ -158,23 +181,22 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             _ => Ok(()),
         }
     }
-
-    fn hops(&self) -> bool {
-        !self.config.whole_settings().fanouts.is_empty()
-    }
-
-    fn inference(&self, blocks: &Arc<NodeBlocks>, rows: bool, limit: u64) -> Inference {
-        Inference {
-            batches: blocks.clone(),
-            largest_batch: limit,
-            settings: self.config.whole_settings(),
-            rows,
-            sampling_bytes: Some(sampling_bytes(self.config, self.job, limit)),
-        }
-    }
 }
 
-/// The sample of a block. Inference layer by layer reads it on the host.
-fn sample_of<B: Backend>(batch: &Batch<B>) -> Result<&Sample> {
-    batch.blocks.sample().ok_or(TrainError::DeviceBlocks)
+/// No batches at all.
+struct NoBatches;
+
+impl esker_sample::Batches for NoBatches {
+    fn count(&self, _: u64) -> u64 {
+        0
+    }
+
+    fn seeds(&self, _: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
+        out.clear();
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        "none".to_string()
+    }
 }

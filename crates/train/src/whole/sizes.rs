@@ -1,101 +1,263 @@
-//! The memory of blocks of whole-graph inference, and how large they may be.
+//! The memory of inference over a whole graph, and how it is used: which rows stay on the device, how many targets are
+//! computed at a time, and how many rows are read at a time.
 
-use super::blocks::Degrees;
-use super::{COPY_BYTES, MOST_ROWS, SAMPLES};
+use super::lists::{ListReading, PIECES};
+use super::table::{COPY_BYTES, OPEN_REQUESTS, StoredTable};
+use super::tiles::tile_rows;
 use crate::memory::{Bytes, DeviceProfile};
 use crate::{Result, RunConfig, TrainError};
-use esker_io::{Options, Piece};
-use esker_nn::{StepShape, memory_bytes};
-use esker_sample::{Bound, Direction};
+use esker_nn::{StepShape, WholeNeeds, memory_bytes};
 use esker_strategies::JobOutline;
 use esker_types::ByteCount;
 
-/// The largest memory of a block of `rows` rows, adjacency entries included.
-pub fn block_bytes(
+/// Entries of a piece of adjacency, at least and at most.
+const LEAST_ENTRIES: u64 = 1 << 14;
+const MOST_ENTRIES: u64 = 1 << 22;
+/// Bytes of rows read at a time, at least. More, if memory allows.
+const LEAST_CHUNK_BYTES: u64 = 1 << 18;
+/// Rows read at a time, at most. More would not make reading faster.
+const MOST_CHUNK_BYTES: u64 = 256 << 20;
+/// Bytes of rows read at a time while all of them are loaded.
+const LOADED_BYTES: u64 = 32 << 20;
+/// The part of memory for rows being read: one in this many for each request.
+const CHUNK_PART: u64 = 8;
+
+/// The sizes of one layer that do not depend on memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerShape {
+    pub needs: WholeNeeds,
+    /// Columns of input rows and of output rows.
+    pub input: usize,
+    pub output: usize,
+    /// Targets per tile.
+    pub tile: u64,
+    nodes: u64,
+    edges: u64,
+    id_bytes: u64,
+    outputs: usize,
+    /// Matrices of a tile, from its sums to its output.
+    work: u64,
+    in_host_memory: bool,
+}
+
+/// How a layer uses its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LayerSizes {
+    /// Whether the rows that it aggregates are all on the device.
+    pub input_stays: bool,
+    /// Whether its output rows stay on the device.
+    pub output_stays: bool,
+    /// Largest number of entries of a piece of adjacency.
+    pub entries: u64,
+    /// Rows read at a time.
+    pub chunk_rows: u64,
+    /// Memory of targets and their neighbours that are computed at a time, if rows do not stay.
+    pub block: Bytes,
+}
+
+/// Matrices come from a pool, which may exceed what is used by a quarter.
+fn pooled(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 4)
+}
+
+/// Rows to be uploaded are in pinned memory, whose sizes are rounded up.
+fn pinned(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 8 * 3)
+}
+
+impl LayerShape {
+    pub fn new(
+        config: &RunConfig,
+        job: &JobOutline,
+        outputs: usize,
+        layer: usize,
+        device: DeviceProfile,
+    ) -> Result<LayerShape> {
+        let dim = job.dim() as usize;
+        let (input, output) = config.model.widths(layer, dim, outputs);
+        let needs = config.model.whole_needs(layer, dim, outputs);
+        let widths = (0..config.model.layers).map(|layer| {
+            let (input, output) = config.model.widths(layer, dim, outputs);
+            input.max(output).max(config.model.whole_needs(layer, dim, outputs).columns)
+        });
+        let tile = tile_rows(widths.max().unwrap_or(1)) as u64;
+        let manifest = job.dataset.manifest();
+        let tile_in_use = tile.min(manifest.nodes.count.max(1));
+        let shape = StepShape {
+            rows: vec![tile_in_use as usize; config.model.layers + 1],
+            edges: vec![tile_in_use as usize; config.model.layers],
+            seeds: 0,
+            degrees: false,
+            input_gradient: false,
+            pulled: None,
+            pushed: None,
+            memory: device.memory(config),
+        };
+        let model = memory_bytes(&config.model, &config.optimizer, dim, outputs, &shape)?;
+        let rows = tile_in_use * (needs.columns * 2 + needs.heads * 2 + 2) as u64 * 4;
+        let both = if job.direction == esker_sample::Direction::Both { 2 } else { 1 };
+        Ok(LayerShape {
+            needs,
+            input,
+            output,
+            tile: tile_in_use,
+            nodes: manifest.nodes.count,
+            edges: manifest.edges.count * both,
+            id_bytes: manifest.id_dtype().bytes(),
+            outputs,
+            work: pooled(rows) + pooled(model.inference),
+            in_host_memory: device.in_host_memory,
+        })
+    }
+
+    /// Matrices on the device and memory of the host, together.
+    fn bytes(&self, host: u64, matrices: u64) -> Bytes {
+        match self.in_host_memory {
+            true => Bytes { host: host.saturating_add(matrices), device: 0 },
+            false => Bytes { host, device: matrices },
+        }
+    }
+
+    /// The memory of this many rows being read: requests that are open, and their upload.
+    fn reading(&self, rows: u64, columns: usize) -> Bytes {
+        let (bytes, requests) = (rows.saturating_mul(columns as u64 * 4), OPEN_REQUESTS as u64);
+        let reader = StoredTable::reader_bytes(rows.max(self.tile));
+        match self.in_host_memory {
+            true => self.bytes(reader, pooled(bytes * requests)),
+            false => self.bytes(reader + pinned(bytes * requests), pooled(bytes * requests)),
+        }
+    }
+
+    /// What a layer always needs: a tile, its own rows, adjacency in pieces, and the copy of its output.
+    fn fixed(&self, entries: u64) -> Bytes {
+        let lists = match self.id_bytes {
+            8 => ListReading::piece_bytes::<u64>(entries, self.tile),
+            _ => ListReading::piece_bytes::<u32>(entries, self.tile),
+        };
+        // Own rows are counted with the tile; only their way to it is not.
+        let row_bytes = self.input.max(self.needs.columns) as u64 * 4;
+        let own = if self.in_host_memory { 0 } else { pinned(self.tile * row_bytes) };
+        let reading = own + ListReading::reader_bytes(self.tile) + PIECES * lists;
+        // A piece as the device takes it, and the graph that it makes of it.
+        let graph = (entries + self.tile * 2) * 4;
+        // Rows of the last layer are copied, and some wait to be written.
+        let logits = self.tile * self.output.max(self.outputs) as u64 * 4 * 5;
+        let host =
+            reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
+        let matrices = pooled(graph) + self.work;
+        self.bytes(host, matrices)
+    }
+
+    /// The matrices of all nodes, if they stay.
+    fn tables(&self, input_stays: bool, output_stays: bool) -> u64 {
+        let scales = if self.needs.degrees && input_stays { 1 } else { 0 };
+        // Rows that are projected may be there as well.
+        let projected_from = if self.needs.projects { self.input } else { 0 };
+        let columns = if input_stays { self.needs.columns + scales + projected_from } else { 0 };
+        let columns = columns + if output_stays { self.output } else { 0 };
+        pooled(self.nodes.saturating_mul(columns as u64 * 4))
+    }
+
+    /// The memory of a tile and its neighbours in a block of targets.
+    pub fn block_bytes(&self, tiles: u64, entries: u64) -> Bytes {
+        let sums = self.tile * (self.needs.columns + 3 * self.needs.heads) as u64 * 4;
+        // Entries, how far each target is, and the entries of two chunks as the device takes them.
+        let lists = entries * (self.id_bytes + 8) + self.tile * tiles * 24;
+        self.bytes(lists, pooled(sums).saturating_mul(tiles))
+    }
+
+    /// The smallest memory that it needs.
+    pub fn least(&self) -> Bytes {
+        let entries = LEAST_ENTRIES.min(self.edges.max(1));
+        add(
+            add(self.fixed(entries), self.reading(self.least_chunk(), self.needs.columns)),
+            self.block_bytes(1, entries),
+        )
+    }
+
+    fn least_chunk(&self) -> u64 {
+        (LEAST_CHUNK_BYTES / (self.needs.columns as u64 * 4).max(1)).clamp(1, self.nodes.max(1))
+    }
+
+    /// Divides the memory of a layer. `is_last`: its output is not needed as a table.
+    pub fn sizes(&self, within: Bytes, is_last: bool) -> Result<LayerSizes> {
+        let least = self.least();
+        if !least.fit(within) {
+            let (needed, left) = match least.host > within.host {
+                true => (least.host, within.host),
+                false => (least.device, within.device),
+            };
+            return Err(TrainError::InferenceMemory { needed: ByteCount(needed), left: ByteCount(left) });
+        }
+        let spare = within.host - least.host;
+        let entries =
+            (spare / 32 / (self.id_bytes + 8)).clamp(LEAST_ENTRIES, MOST_ENTRIES).min(self.edges.max(1));
+        for output_stays in [true, false] {
+            let tables = self.bytes(0, self.tables(true, output_stays && !is_last));
+            let row_bytes = (self.needs.columns as u64 * 4).max(1);
+            for chunk_rows in [(LOADED_BYTES / row_bytes).max(self.tile), self.tile] {
+                let chunk_rows = chunk_rows.min(self.nodes.max(1));
+                let reading = self.reading(chunk_rows, self.needs.columns);
+                if add(add(self.fixed(entries), tables), reading).fit(within) {
+                    let block = Bytes::default();
+                    return Ok(LayerSizes { input_stays: true, output_stays, entries, chunk_rows, block });
+                }
+            }
+        }
+        self.streaming(within, entries)
+    }
+
+    /// The sizes of a layer whose input rows do not fit.
+    fn streaming(&self, within: Bytes, entries: u64) -> Result<LayerSizes> {
+        let fixed = self.fixed(entries);
+        let left =
+            Bytes { host: within.host - fixed.host, device: within.device.saturating_sub(fixed.device) };
+        let matrices = if self.in_host_memory { left.host } else { left.device.min(left.host) };
+        let row_bytes = (self.needs.columns as u64 * 4).max(1);
+        let chunk = (matrices / CHUNK_PART / 2).min(MOST_CHUNK_BYTES) / row_bytes;
+        let mut chunk_rows = chunk.clamp(self.least_chunk(), self.nodes.max(1));
+        loop {
+            let reading = self.reading(chunk_rows, self.needs.columns);
+            let room = Bytes {
+                host: left.host.saturating_sub(reading.host),
+                device: left.device.saturating_sub(reading.device),
+            };
+            if self.block_bytes(1, entries).fit(room) || chunk_rows == self.least_chunk() {
+                let sizes =
+                    LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block: room };
+                return match self.block_bytes(1, entries).fit(room) {
+                    true => Ok(sizes),
+                    false => {
+                        // Shorter pieces leave more: these are what the smallest memory was counted with.
+                        let entries = LEAST_ENTRIES.min(self.edges.max(1));
+                        let less = self.fixed(entries);
+                        let host = room.host + (fixed.host - less.host);
+                        let device = room.device + (fixed.device - less.device);
+                        Ok(LayerSizes { entries, block: Bytes { host, device }, ..sizes })
+                    }
+                };
+            }
+            chunk_rows = (chunk_rows / 2).max(self.least_chunk());
+        }
+    }
+}
+
+fn add(a: Bytes, b: Bytes) -> Bytes {
+    Bytes { host: a.host.saturating_add(b.host), device: a.device.saturating_add(b.device) }
+}
+
+/// The smallest memory of inference over a whole graph.
+pub fn least_bytes(
     config: &RunConfig,
     job: &JobOutline,
     outputs: usize,
-    rows: u64,
     device: DeviceProfile,
 ) -> Result<Bytes> {
-    let layers = config.model.layers;
-    let shape = StepShape {
-        rows: vec![rows as usize; layers + 1],
-        edges: vec![rows as usize; layers],
-        seeds: 0,
-        degrees: config.whole_settings().carry.degrees,
-        input_gradient: false,
-        pulled: None,
-        pushed: None,
-        memory: device.memory(config),
-    };
-    let model = memory_bytes(&config.model, &config.optimizer, job.dim() as usize, outputs, &shape)?;
-    let reading = Options::default().memory_bytes(rows) + rows * size_of::<Piece>() as u64;
-    let sampling = sampling_bytes(config, job, rows);
-    // Logits that are compared with labels are copied twice: on their device, and to the host.
-    let compared = rows.saturating_mul(outputs as u64 * 4);
-    let host = reading + compared + COPY_BYTES + sampling;
-    let device_bytes = model.inference + compared;
-    if device.in_host_memory {
-        return Ok(Bytes { host: host + device_bytes, device: 0 });
+    let mut least = Bytes::default();
+    for layer in 0..config.model.layers {
+        let shape = LayerShape::new(config, job, outputs, layer, device)?;
+        let Bytes { host, device } = shape.least();
+        least = Bytes { host: least.host.max(host), device: least.device.max(device) };
     }
-    // Rows are uploaded from host memory.
-    let widths = (0..layers).map(|layer| config.model.widths(layer, job.dim() as usize, outputs).0);
-    let uploading = rows.saturating_mul(widths.max().unwrap_or(0) as u64 * 4);
-    Ok(Bytes { host: host + uploading, device: device_bytes })
-}
-
-/// The memory of sampling a block, including that of reading neighbours from disk.
-pub(super) fn sampling_bytes(config: &RunConfig, job: &JobOutline, rows: u64) -> u64 {
-    let nodes = job.dataset.manifest().nodes.count;
-    let bound = Bound::of_part(&config.whole_settings(), rows, (rows.min(nodes), rows), nodes);
-    bound.bytes(SAMPLES) + config.strategy.workspace_bytes(job, rows)
-}
-
-/// The smallest number of rows that a block must allow: a node and all its neighbours.
-pub fn least_rows(config: &RunConfig, job: &JobOutline) -> Result<u64> {
-    let manifest = job.dataset.manifest();
-    match job.direction {
-        _ if config.whole_settings().fanouts.is_empty() => Ok(1),
-        Direction::Incoming => Ok(1 + manifest.edges.max_in_degree),
-        // The manifest has only the largest in-degree.
-        direction => {
-            let mut degrees = Degrees::open(&job.dataset, Some(direction))?;
-            let mut longest = 0;
-            for node in 0..manifest.nodes.count {
-                longest = longest.max(degrees.of(node)?);
-            }
-            Ok(1 + longest)
-        }
-    }
-}
-
-/// The largest number of rows of a block within these bytes.
-pub(super) fn rows_within(
-    config: &RunConfig,
-    job: &JobOutline,
-    outputs: usize,
-    most: Bytes,
-    device: DeviceProfile,
-) -> Result<u64> {
-    let manifest = job.dataset.manifest();
-    let mut low = least_rows(config, job)?;
-    let mut high = (manifest.nodes.count + manifest.edges.count * 2).min(MOST_ROWS).max(low);
-    let needed = block_bytes(config, job, outputs, low, device)?;
-    if !needed.fit(most) {
-        let (needed, left) = match needed.host > most.host {
-            true => (needed.host, most.host),
-            false => (needed.device, most.device),
-        };
-        return Err(TrainError::InferenceMemory { needed: ByteCount(needed), left: ByteCount(left) });
-    }
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if block_bytes(config, job, outputs, middle, device)?.fit(most) {
-            low = middle
-        } else {
-            high = middle - 1
-        }
-    }
-    Ok(low)
+    Ok(least)
 }

@@ -246,6 +246,10 @@ impl Device for Lagging {
     fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
         self.cpu.graph(adjacency)
     }
+
+    fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
+        self.cpu.part_graph(inputs, nbr_offsets, nbrs)
+    }
 }
 
 impl Backend for Lagging {
@@ -297,6 +301,37 @@ impl Backend for Lagging {
         let AttentionGradients { hidden, source_vector, target_vector } = into;
         let into = AttentionGradients { hidden, source_vector, target_vector };
         self.cpu.attention_backward(&attention(call), &kept, gradient, into)
+    }
+
+    fn accumulate(
+        &self,
+        graph: &CpuGraph,
+        input: &CpuMatrix,
+        by: Accumulator<'_, CpuMatrix>,
+        sums: &mut CpuMatrix,
+    ) {
+        self.cpu.accumulate(graph, input, by, sums)
+    }
+
+    fn scale_rows(&self, factors: &CpuMatrix, rows: &mut CpuMatrix) {
+        self.cpu.scale_rows(factors, rows)
+    }
+
+    fn attention_scores(&self, rows: &CpuMatrix, vector: &CpuMatrix, heads: usize) -> CpuMatrix {
+        self.cpu.attention_scores(rows, vector, heads)
+    }
+
+    fn attend_part(
+        &self,
+        graph: &CpuGraph,
+        call: AttentionPart<'_, CpuMatrix>,
+        sums: &mut AttentionSums<CpuMatrix>,
+    ) {
+        self.cpu.attend_part(graph, call, sums)
+    }
+
+    fn attend_end(&self, sums: AttentionSums<CpuMatrix>, average: bool, output: &mut CpuMatrix) {
+        self.cpu.attend_end(sums, average, output)
     }
 
     fn normalise(

@@ -1,13 +1,7 @@
-//! `esker predict`: classes and probabilities of nodes, as npy or Parquet.
+//! Predictions as files, written as they come.
 
-use crate::device::{WithBackend, on_device};
-use crate::exit::{INTERRUPTED, kind_of, text_of, usage};
-use crate::note;
-use crate::output::{print, print_json};
-use crate::train::{MachineFlags, named, stop_on_interrupt};
-use esker_nn::Backend;
-use esker_train::{LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, predict};
-use esker_types::{ErrorKind, NodeId, grouped};
+use esker_train::TrainError;
+use esker_types::NodeId;
 use parquet::basic::Compression;
 use parquet::data_type::{FloatType, Int32Type, Int64Type};
 use parquet::errors::ParquetError;
@@ -17,147 +11,21 @@ use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
 
-/// Predict nodes with the best model of a run
-#[derive(clap::Args)]
-#[command(
-    allow_negative_numbers = true,
-    after_help = "\
-Examples:
-  # the test nodes
-  esker predict run --out test.parquet
-  # every node
-  esker predict run --nodes all --out all.parquet
-  # some nodes: some.npy has the probabilities, some.classes.npy the classes, some.nodes.npy the nodes
-  esker predict run --nodes 5,17,123 --out some.npy
-  # all neighbours instead of sampled ones, or the other way round
-  esker predict run --nodes all --mode full --out all.npy
-
-A Parquet file has the columns node, class and one probability per class; for real labels, node and one value per output."
-)]
-pub struct PredictArguments {
-    /// Directory of the run
-    run: PathBuf,
-    /// all, train, valid, test, or node ids separated by commas
-    #[arg(long, default_value = "test")]
-    nodes: String,
-    /// File for the predictions, ending in .parquet or .npy
-    #[arg(long)]
-    out: PathBuf,
-    /// full (all neighbours) or sampled; default: the run's --final-eval
-    #[arg(long)]
-    mode: Option<String>,
-    #[command(flatten)]
-    machine: MachineFlags,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
-    if !["npy", "parquet"]
-        .iter()
-        .any(|ending| arguments.out.extension().is_some_and(|found| found == *ending))
-    {
-        return Err(no_ending(&arguments.out));
-    }
-    let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
-    on_device(config, Prediction { directory, arguments })
-}
-
-fn no_ending(out: &Path) -> anyhow::Error {
-    usage(format!("--out {}: predictions are written to a file ending in .parquet or .npy", out.display()))
-}
-
-struct Prediction<'a> {
-    directory: RunDirectory,
-    arguments: &'a PredictArguments,
-}
-
-impl WithBackend for Prediction<'_> {
-    type Output = ExitCode;
-
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
-        let arguments = self.arguments;
-        let stop = stop_on_interrupt("stopping; press again to stop at once");
-        let control = RunControl { stop, ..RunControl::default() };
-        match self.predict(backend, config, control) {
-            Err(error) if kind_of(&error) == ErrorKind::Stopped => {
-                note!(
-                    "stopped predicting: {} was not written; run the same command again to start over",
-                    arguments.out.display()
-                );
-                Ok(ExitCode::from(INTERRUPTED))
-            }
-            Err(error) if kind_of(&error) == ErrorKind::DiskFull => {
-                Err(anyhow::anyhow!("{}, or choose another --out", text_of(&error)))
-            }
-            done => done,
-        }
-    }
-}
-
-impl Prediction<'_> {
-    fn predict<B: Backend + Clone + 'static>(
-        &self,
-        backend: B,
-        config: RunConfig,
-        control: RunControl,
-    ) -> anyhow::Result<ExitCode> {
-        let arguments = self.arguments;
-        let mut run = OpenRun::load_watched(backend, &self.directory, config, control)?;
-        let total = run.node_count();
-        let nodes = chosen(&arguments.nodes, &run, total)?;
-        let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
-        let (kind, outputs) = (run.task.kind, run.task.outputs);
-        let mode = run.config.final_eval;
-        let mut writer = Writer::create(&arguments.out, kind, outputs, count)?;
-        predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
-            writer.write(nodes, classes, values).map_err(TrainError::io(&arguments.out))
-        })?;
-        writer.finish().map_err(TrainError::io(&arguments.out))?;
-        match arguments.json {
-            true => print_json(&json!({
-                "out": arguments.out, "nodes": count, "mode": mode,
-                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-                "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
-            })),
-            false => print(&format!("{}: {} nodes\n", arguments.out.display(), grouped(count))),
-        }
-    }
-}
-
-/// The nodes that were asked for, ascending; `None` for all.
-fn chosen<B: Backend + Clone + 'static>(
-    words: &str,
-    run: &OpenRun<B>,
-    total: u64,
-) -> anyhow::Result<Option<Arc<Vec<NodeId>>>> {
-    if words == "all" {
-        return Ok(None);
-    }
-    if let Ok(split) = named::<SplitName>("--nodes", words) {
-        return Ok(Some(run.task.split(split).nodes().clone()));
-    }
-    let mut nodes = Vec::new();
-    for word in words.split(',') {
-        let node: u64 = word.trim().parse().map_err(|_| {
-            usage(format!("--nodes {words}: `{word}` is not a node id; write all, train, valid, test, or ids separated by commas"))
-        })?;
-        if node >= total {
-            return Err(usage(format!(
-                "--nodes {words}: there is no node {node}: the graph has nodes 0 to {}",
-                total.saturating_sub(1)
-            )));
-        }
-        nodes.push(NodeId(node));
-    }
-    nodes.sort_unstable();
-    nodes.dedup();
-    Ok(Some(Arc::new(nodes)))
+/// What is written for each node, apart from its id.
+#[derive(Debug, Clone, Copy)]
+pub struct Content {
+    /// The name of a number.
+    pub value: &'static str,
+    /// Numbers per node.
+    pub columns: usize,
+    /// Whether there is a class.
+    pub has_class: bool,
 }
 
 /// The name of a file until it is whole. It goes with whoever does not finish.
@@ -218,20 +86,83 @@ impl PartialFile {
 }
 
 /// The npy files.
-struct PredictionArrays {
+pub struct PredictionArrays {
     values: PartialFile,
     classes: Option<PartialFile>,
     nodes: PartialFile,
 }
 
-enum Writer {
+/// A file of predictions in the making.
+pub enum Writer {
     Npy(Box<PredictionArrays>),
     Parquet(Box<ParquetTable>),
+    Safetensors(Box<TensorFile>),
+}
+
+/// A safetensors file: its tensors lie one after the other, and all of them grow at the same time.
+pub struct TensorFile {
+    name: PartialName,
+    file: File,
+    /// Where the next nodes, classes and numbers go.
+    next: [u64; 3],
+}
+
+impl TensorFile {
+    fn create(out: &Path, content: Content, count: u64) -> anyhow::Result<TensorFile> {
+        let (name, file) = PartialName::create(out.to_path_buf())?;
+        let sizes =
+            [count * 8, if content.has_class { count * 4 } else { 0 }, count * content.columns as u64 * 4];
+        let (classes, values) = (sizes[0], sizes[0] + sizes[1]);
+        let mut header = serde_json::Map::new();
+        header.insert(
+            "nodes".to_string(),
+            json!({ "dtype": "I64", "shape": [count], "data_offsets": [0, classes] }),
+        );
+        if content.has_class {
+            header.insert(
+                "classes".to_string(),
+                json!({ "dtype": "I32", "shape": [count], "data_offsets": [classes, values] }),
+            );
+        }
+        let plural = match content.value {
+            "probability" => "probabilities",
+            "value" => "values",
+            _ => "embeddings",
+        };
+        header.insert(
+            plural.to_string(),
+            json!({ "dtype": "F32", "shape": [count, content.columns], "data_offsets": [values, values + sizes[2]] }),
+        );
+        let mut text = serde_json::Value::Object(header).to_string();
+        // Data starts at a multiple of 8.
+        while !text.len().is_multiple_of(8) {
+            text.push(' ');
+        }
+        file.write_all_at(&(text.len() as u64).to_le_bytes(), 0).map_err(TrainError::io(out))?;
+        file.write_all_at(text.as_bytes(), 8).map_err(TrainError::io(out))?;
+        let start = 8 + text.len() as u64;
+        Ok(TensorFile { name, file, next: [start, start + classes, start + values] })
+    }
+
+    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
+        let nodes: Vec<u8> = ids.iter().flat_map(|node| node.0.to_le_bytes()).collect();
+        let parts: [&[u8]; 3] = [&nodes, bytemuck::cast_slice(found), bytemuck::cast_slice(numbers)];
+        for (bytes, at) in parts.iter().zip(&mut self.next) {
+            self.file.write_all_at(bytes, *at)?;
+            *at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<()> {
+        self.file.sync_all()?;
+        self.name.finish()
+    }
 }
 
 /// A Parquet file in the making. Rows are gathered into groups of some size: the description of every group is held until
 /// the end.
-struct ParquetTable {
+pub struct ParquetTable {
     writer: SerializedFileWriter<File>,
     name: PartialName,
     has_class: bool,
@@ -305,11 +236,12 @@ fn said_by_parquet(error: ParquetError) -> io::Error {
 }
 
 impl Writer {
-    fn create(out: &Path, kind: LabelKind, outputs: usize, count: u64) -> anyhow::Result<Writer> {
-        let has_class = kind == LabelKind::Classes;
+    /// Starts a file for this many nodes. Its ending says what it is.
+    pub fn create(out: &Path, content: Content, count: u64) -> anyhow::Result<Writer> {
+        let Content { value, columns, has_class } = content;
         match out.extension().and_then(|extension| extension.to_str()) {
             Some("npy") => Ok(Writer::Npy(Box::new(PredictionArrays {
-                values: PartialFile::npy(out.to_path_buf(), "<f4", &format!("{count}, {outputs}"))?,
+                values: PartialFile::npy(out.to_path_buf(), "<f4", &format!("{count}, {columns}"))?,
                 classes: match has_class {
                     true => Some(PartialFile::npy(
                         out.with_extension("classes.npy"),
@@ -321,12 +253,11 @@ impl Writer {
                 nodes: PartialFile::npy(out.with_extension("nodes.npy"), "<u8", &format!("{count},"))?,
             }))),
             Some("parquet") => {
-                let value = if kind == LabelKind::Real { "value" } else { "probability" };
-                let columns: String =
-                    (0..outputs).map(|column| format!("required float {value}_{column}; ")).collect();
+                let names: String =
+                    (0..columns).map(|column| format!("required float {value}_{column}; ")).collect();
                 let class = if has_class { "required int32 class; " } else { "" };
                 let schema = parse_message_type(&format!(
-                    "message prediction {{ required int64 node; {class}{columns}}}"
+                    "message prediction {{ required int64 node; {class}{names}}}"
                 ))?;
                 let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
                 let (name, file) = PartialName::create(out.to_path_buf())?;
@@ -337,33 +268,39 @@ impl Writer {
                     writer,
                     name,
                     has_class,
-                    outputs,
-                    group_rows: (GROUP_BYTES / (12 + 4 * outputs)).max(1),
+                    outputs: columns,
+                    group_rows: (GROUP_BYTES / (12 + 4 * columns)).max(1),
                     nodes: Vec::new(),
                     classes: Vec::new(),
                     values: Vec::new(),
                 })))
             }
-            _ => Err(no_ending(out)),
+            Some("safetensors") => {
+                Ok(Writer::Safetensors(Box::new(TensorFile::create(out, content, count)?)))
+            }
+            _ => Err(super::no_ending(out)),
         }
     }
 
-    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
+    /// Writes some nodes, their classes, if they have any, and their numbers.
+    pub fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
         match self {
             Writer::Npy(arrays) => {
                 let PredictionArrays { values, classes, nodes } = &mut **arrays;
-                numbers.iter().try_for_each(|number| values.file.write_all(&number.to_le_bytes()))?;
+                values.file.write_all(bytemuck::cast_slice(numbers))?;
                 ids.iter().try_for_each(|node| nodes.file.write_all(&node.0.to_le_bytes()))?;
                 if let Some(classes) = classes {
-                    found.iter().try_for_each(|class| classes.file.write_all(&class.to_le_bytes()))?;
+                    classes.file.write_all(bytemuck::cast_slice(found))?;
                 }
             }
             Writer::Parquet(table) => table.write(ids, found, numbers)?,
+            Writer::Safetensors(file) => file.write(ids, found, numbers)?,
         }
         Ok(())
     }
 
-    fn finish(self) -> io::Result<()> {
+    /// Gives the files their names.
+    pub fn finish(self) -> io::Result<()> {
         match self {
             Writer::Npy(arrays) => {
                 let PredictionArrays { values, classes, nodes } = *arrays;
@@ -374,6 +311,72 @@ impl Writer {
                 parts.into_iter().try_for_each(|part| part.name.finish())
             }
             Writer::Parquet(table) => table.finish(),
+            Writer::Safetensors(file) => file.finish(),
         }
+    }
+}
+
+/// Writes on a thread of its own, while more is computed.
+pub struct Background {
+    send: Option<SyncSender<Rows>>,
+    /// Buffers whose rows are written.
+    written: Receiver<Rows>,
+    thread: Option<JoinHandle<io::Result<Writer>>>,
+}
+
+/// Nodes, classes and numbers.
+type Rows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
+
+/// Rows of so many tiles or batches may wait.
+const WAITING: usize = 2;
+
+impl Background {
+    pub fn start(mut writer: Writer) -> io::Result<Background> {
+        let (send, receive) = sync_channel::<Rows>(WAITING);
+        // There is room for every buffer, so nothing waits here.
+        let (back, written) = sync_channel(WAITING + 2);
+        let work = move || {
+            while let Ok(rows) = receive.recv() {
+                writer.write(&rows.0, &rows.1, &rows.2)?;
+                let _ = back.try_send(rows);
+            }
+            Ok(writer)
+        };
+        let thread = Builder::new().name("write".to_string()).spawn(work)?;
+        Ok(Background { send: Some(send), written, thread: Some(thread) })
+    }
+
+    /// Hands rows over. Fails with what an earlier write failed with.
+    pub fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
+        let (mut nodes, mut classes, mut values) = self.written.try_recv().unwrap_or_default();
+        nodes.clear();
+        nodes.extend_from_slice(ids);
+        classes.clear();
+        classes.extend_from_slice(found);
+        values.clear();
+        values.extend_from_slice(numbers);
+        let rows = (nodes, classes, values);
+        let sent = self.send.as_ref().is_some_and(|send| send.send(rows).is_ok());
+        if sent { Ok(()) } else { self.join().map(drop) }
+    }
+
+    /// Waits for the last write, and gives the files their names.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.join()?.map_or(Ok(()), Writer::finish)
+    }
+
+    fn join(&mut self) -> io::Result<Option<Writer>> {
+        self.send = None;
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(None),
+            Some(Ok(written)) => written.map(Some),
+            Some(Err(_)) => Err(io::Error::other("the thread that writes ended unexpectedly")),
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.join();
     }
 }

@@ -1,0 +1,195 @@
+//! `esker predict`: classes and probabilities of nodes, or embeddings, as npy, Parquet or safetensors.
+
+mod writer;
+
+use crate::device::{WithBackend, on_device};
+use crate::exit::{INTERRUPTED, kind_of, text_of, usage};
+use crate::note;
+use crate::output::{print, print_json};
+use crate::progress::Shown;
+use crate::train::{MachineFlags, named, stop_on_interrupt};
+use esker_nn::Backend;
+use esker_train::{
+    LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, embeddings, predict,
+};
+use esker_types::{ErrorKind, NodeId, Progress, Silent, grouped};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use writer::{Background, Content, Writer};
+
+/// Predict nodes with the best model of a run
+#[derive(clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  # the test nodes
+  esker predict run --out test.parquet
+  # every node
+  esker predict run --nodes all --out all.parquet
+  # some nodes: some.npy has the probabilities, some.classes.npy the classes, some.nodes.npy the nodes
+  esker predict run --nodes 5,17,123 --out some.npy
+  # all neighbours instead of sampled ones, or the other way round
+  esker predict run --nodes all --mode full --out all.npy
+  # embeddings: the output of the first layer, for every node
+  esker predict run --nodes all --layer 1 --out embeddings.safetensors
+
+A Parquet file has the columns node, class and one probability per class; for real labels, node and one value per output. With --layer: node and one column per number of the layer's output."
+)]
+pub struct PredictArguments {
+    /// Directory of the run
+    run: PathBuf,
+    /// all, train, valid, test, or node ids separated by commas
+    #[arg(long, default_value = "test")]
+    nodes: String,
+    /// File for the predictions, ending in .parquet, .npy or .safetensors
+    #[arg(long)]
+    out: PathBuf,
+    /// Write the output of this layer instead of predictions: embeddings after norm and activation; the last layer's are
+    /// logits. Layers are counted from 1
+    #[arg(long)]
+    layer: Option<usize>,
+    /// full (all neighbours) or sampled; default: the run's --final-eval
+    #[arg(long)]
+    mode: Option<String>,
+    #[command(flatten)]
+    machine: MachineFlags,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
+    if !ENDINGS.iter().any(|ending| arguments.out.extension().is_some_and(|found| found == *ending)) {
+        return Err(no_ending(&arguments.out));
+    }
+    let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    let layers = config.model.layers;
+    if let Some(layer) = arguments.layer.filter(|layer| !(1..=layers).contains(layer)) {
+        return Err(TrainError::NoLayer { layer, layers }.into());
+    }
+    on_device(config, Prediction { directory, arguments })
+}
+
+/// Endings of files that can be written.
+const ENDINGS: [&str; 3] = ["npy", "parquet", "safetensors"];
+
+fn no_ending(out: &Path) -> anyhow::Error {
+    usage(format!(
+        "--out {}: predictions are written to a file ending in .parquet, .npy or .safetensors",
+        out.display()
+    ))
+}
+
+struct Prediction<'a> {
+    directory: RunDirectory,
+    arguments: &'a PredictArguments,
+}
+
+impl WithBackend for Prediction<'_> {
+    type Output = ExitCode;
+
+    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        let stop = stop_on_interrupt("stopping; press again to stop at once");
+        let progress: Arc<dyn Progress + Send + Sync> = match arguments.json {
+            true => Arc::new(Silent),
+            false => Arc::new(Shown::new()),
+        };
+        let control = RunControl { stop, progress };
+        match self.predict(backend, config, control) {
+            Err(error) if kind_of(&error) == ErrorKind::Stopped => {
+                note!(
+                    "stopped predicting: {} was not written; run the same command again (finished layers of --mode full are kept)",
+                    arguments.out.display()
+                );
+                Ok(ExitCode::from(INTERRUPTED))
+            }
+            Err(error) if kind_of(&error) == ErrorKind::DiskFull => {
+                Err(anyhow::anyhow!("{}, or choose another --out", text_of(&error)))
+            }
+            done => done,
+        }
+    }
+}
+
+impl Prediction<'_> {
+    fn predict<B: Backend + Clone + 'static>(
+        &self,
+        backend: B,
+        config: RunConfig,
+        control: RunControl,
+    ) -> anyhow::Result<ExitCode> {
+        let arguments = self.arguments;
+        let mut run = OpenRun::load_watched(backend, &self.directory, config, control)?;
+        let total = run.node_count();
+        let nodes = chosen(&arguments.nodes, &run, total)?;
+        let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
+        let (mode, out) = (run.config.final_eval, &arguments.out);
+        let writer = Writer::create(out, self.content(&run), count)?;
+        let mut writer = Background::start(writer).map_err(TrainError::io(out))?;
+        let counters = match arguments.layer {
+            None => predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
+                writer.write(nodes, classes, values).map_err(TrainError::io(out))
+            })?,
+            Some(layer) => embeddings(&mut run, nodes.as_ref(), layer, mode, &mut |nodes, values| {
+                writer.write(nodes, &[], values).map_err(TrainError::io(out))
+            })?,
+        };
+        writer.finish().map_err(TrainError::io(out))?;
+        match arguments.json {
+            true => print_json(&json!({
+                "out": out, "nodes": count, "mode": mode, "layer": arguments.layer, "inference": counters,
+                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
+                "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
+            })),
+            false => print(&format!("{}: {} nodes\n", out.display(), grouped(count))),
+        }
+    }
+
+    /// What is written for each node.
+    fn content<B: Backend + Clone + 'static>(&self, run: &OpenRun<B>) -> Content {
+        let (kind, outputs) = (run.task.kind, run.task.outputs);
+        match self.arguments.layer {
+            None if kind == LabelKind::Real => Content { value: "value", columns: outputs, has_class: false },
+            None => Content { value: "probability", columns: outputs, has_class: kind == LabelKind::Classes },
+            Some(layer) => {
+                let columns =
+                    if layer == run.config.model.layers { outputs } else { run.config.model.hidden };
+                Content { value: "embedding", columns, has_class: false }
+            }
+        }
+    }
+}
+
+/// The nodes that were asked for, ascending; `None` for all.
+fn chosen<B: Backend + Clone + 'static>(
+    words: &str,
+    run: &OpenRun<B>,
+    total: u64,
+) -> anyhow::Result<Option<Arc<Vec<NodeId>>>> {
+    if words == "all" {
+        return Ok(None);
+    }
+    if let Ok(split) = named::<SplitName>("--nodes", words) {
+        return Ok(Some(run.task.split(split).nodes().clone()));
+    }
+    let mut nodes = Vec::new();
+    for word in words.split(',') {
+        let node: u64 = word.trim().parse().map_err(|_| {
+            usage(format!("--nodes {words}: `{word}` is not a node id; write all, train, valid, test, or ids separated by commas"))
+        })?;
+        if node >= total {
+            return Err(usage(format!(
+                "--nodes {words}: there is no node {node}: the graph has nodes 0 to {}",
+                total.saturating_sub(1)
+            )));
+        }
+        nodes.push(NodeId(node));
+    }
+    nodes.sort_unstable();
+    nodes.dedup();
+    Ok(Some(Arc::new(nodes)))
+}

@@ -1,0 +1,209 @@
+//! Every way to compute a layer gives the same bits, and a run that was stopped continues.
+
+use super::sizes::{LayerShape, LayerSizes};
+use crate::evaluate::Context;
+use crate::memory::Bytes;
+use crate::{EvaluationMode, OpenRun, Result, RunConfig, TrainError, WholeCounters};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
+use esker_nn::{CpuBackend, CpuMatrix, Kind, ModelConfig, NeighbourAggregator, NormKind};
+use esker_sample::{Direction, Fanout};
+use esker_store::Dataset;
+use esker_types::{Budget, Dtype, NodeId, Silent};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+const NODES: u64 = 1500;
+
+fn graph() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let shape = GraphShape {
+        degree: 9.0,
+        dim: 12,
+        dtype: Dtype::F16,
+        classes: 5,
+        out_neighbours: true,
+        ..GraphShape::plain(NODES)
+    };
+    let (target, budget) = (directory.path().join("g"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+    directory
+}
+
+fn open(at: &Path, model: ModelConfig, direction: Direction) -> OpenRun<CpuBackend> {
+    let dataset = Dataset::open(&at.join("g")).unwrap();
+    let hops = if model.kind == Kind::Mlp { vec![] } else { vec![Fanout::AtMost(3); model.layers] };
+    let config = RunConfig {
+        dataset: at.join("g"),
+        dataset_id: dataset.manifest().id.clone(),
+        model,
+        direction,
+        eval: EvaluationMode::Full,
+        final_eval: EvaluationMode::Full,
+        fanout: hops.clone(),
+        eval_fanout: hops,
+        memory: 1 << 30,
+        threads: 2,
+        ..RunConfig::for_dataset(&dataset)
+    };
+    OpenRun::new(CpuBackend::new(), config, at.join("scratch")).unwrap()
+}
+
+/// What is changed of the sizes of each layer.
+type Change<'a> = &'a dyn Fn(usize, LayerSizes) -> LayerSizes;
+
+fn infer(
+    run: &mut OpenRun<CpuBackend>,
+    targets: Option<&Arc<Vec<NodeId>>>,
+    change: Change,
+    stop: &dyn Fn() -> bool,
+) -> Result<(Vec<f32>, WholeCounters)> {
+    let layers = run.config.model.layers;
+    let mut context: Context<CpuBackend> = run.context(stop);
+    let shapes = context.shapes(layers)?;
+    let sizes = context.sizes(&shapes)?;
+    let sizes: Vec<(LayerShape, LayerSizes)> = shapes
+        .into_iter()
+        .zip(sizes)
+        .enumerate()
+        .map(|(layer, (shape, sizes))| (shape, change(layer, sizes)))
+        .collect();
+    let (mut ids, mut found) = (Vec::new(), Vec::new());
+    let counters = context.infer_sized(targets, sizes, None, &mut |nodes, rows: &CpuMatrix| {
+        ids.extend_from_slice(nodes);
+        found.extend_from_slice(rows.values());
+        Ok(())
+    })?;
+    match targets {
+        Some(targets) => assert_eq!(&ids, &**targets),
+        None => assert!(ids.iter().map(|node| node.0).eq(0..NODES)),
+    }
+    Ok((found, counters))
+}
+
+fn models() -> Vec<(ModelConfig, Direction)> {
+    let base = ModelConfig { layers: 3, hidden: 16, heads: 2, ..ModelConfig::default() };
+    let sage = |aggregator| ModelConfig { aggregator, ..base.clone() };
+    let kind = |kind| ModelConfig { kind, ..base.clone() };
+    vec![
+        (sage(NeighbourAggregator::Mean), Direction::Incoming),
+        (ModelConfig { norm: NormKind::Layer, ..sage(NeighbourAggregator::Max) }, Direction::Both),
+        (kind(Kind::Gcn), Direction::Both),
+        (ModelConfig { residual: true, ..kind(Kind::Gin) }, Direction::Outgoing),
+        (ModelConfig { residual: true, ..kind(Kind::Gat) }, Direction::Incoming),
+        (kind(Kind::Gat), Direction::Both),
+        (kind(Kind::Mlp), Direction::Incoming),
+    ]
+}
+
+fn never() -> bool {
+    false
+}
+
+fn as_they_are(_: usize, sizes: LayerSizes) -> LayerSizes {
+    sizes
+}
+
+#[test]
+fn every_way_gives_the_same_bits() {
+    let directory = graph();
+    let some: Arc<Vec<NodeId>> =
+        Arc::new((0..NODES).filter(|node| node % 7 == 2 || *node < 40).map(NodeId).collect());
+    for (model, direction) in models() {
+        let mut run = open(directory.path(), model.clone(), direction);
+        let width = 5;
+        let (expected, counters) = infer(&mut run, None, &as_they_are, &never).unwrap();
+        assert_eq!(counters.row_bytes_written, 0, "everything stays: {model:?}");
+        let accessed: Vec<f32> =
+            some.iter().flat_map(|node| expected[node.index() * width..][..width].to_vec()).collect();
+        let (found, _) = infer(&mut run, Some(&some), &as_they_are, &never).unwrap();
+        assert!(found == accessed, "some targets: {model:?}");
+        let strategy = (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>());
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(6));
+        let result = runner.run(&strategy, |(entries, chunk_rows, input_stays, tiles, few)| {
+            let change = |layer: usize, _: LayerSizes| LayerSizes {
+                entries,
+                chunk_rows,
+                input_stays: input_stays && layer > 0,
+                output_stays: false,
+                block: Bytes { host: tiles * 30_000, device: 0 },
+            };
+            let mut run = open(directory.path(), model.clone(), direction);
+            let targets = few.then_some(&some);
+            let (found, counters) = infer(&mut run, targets, &change, &never).unwrap();
+            prop_assert!(&found == if few { &accessed } else { &expected }, "{:?}", model);
+            let least = NODES * 16 * 4;
+            prop_assert!(counters.row_bytes_written >= 2 * least);
+            prop_assert!(counters.gather_bytes <= counters.stream_bytes);
+            Ok(())
+        });
+        result.unwrap();
+    }
+    assert!(!directory.path().join("scratch/inference").exists(), "nothing stays behind");
+}
+
+#[test]
+fn inference_that_was_stopped_continues() {
+    let directory = graph();
+    let on_disk = |_: usize, _: LayerSizes| LayerSizes {
+        entries: 200,
+        chunk_rows: 300,
+        input_stays: false,
+        output_stays: false,
+        block: Bytes { host: 60_000, device: 0 },
+    };
+    for (model, direction) in models() {
+        let (expected, whole) =
+            infer(&mut open(directory.path(), model.clone(), direction), None, &on_disk, &never).unwrap();
+        let (mut written, mut stops) = (0, 0);
+        let found = loop {
+            let calls = Cell::new(0);
+            // Later and later, so that every part of the work is stopped in.
+            let limit = 3 + 4 * stops;
+            let stop = || calls.replace(calls.get() + 1) >= limit;
+            match infer(&mut open(directory.path(), model.clone(), direction), None, &on_disk, &stop) {
+                Ok((found, counters)) => {
+                    written += counters.row_bytes_written;
+                    break found;
+                }
+                Err(TrainError::Stopped) => stops += 1,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(directory.path().join("scratch/inference/journal.json").exists());
+        };
+        assert!(found == expected, "{model:?}");
+        assert!(stops >= 2, "{stops}");
+        assert!(
+            written < whole.row_bytes_written,
+            "{written} of {}: it started over",
+            whole.row_bytes_written
+        );
+        assert!(!directory.path().join("scratch/inference").exists());
+    }
+}
+
+#[test]
+fn hidden_rows_of_another_model_are_not_used() {
+    let directory = graph();
+    let on_disk = |_: usize, _: LayerSizes| LayerSizes {
+        entries: 200,
+        chunk_rows: 300,
+        input_stays: false,
+        output_stays: false,
+        block: Bytes { host: 1 << 20, device: 0 },
+    };
+    let (model, direction) = models().remove(0);
+    let seeded = |seed: u64| {
+        let run = open(directory.path(), model.clone(), direction);
+        let config = RunConfig { seed, ..run.config.clone() };
+        OpenRun::new(CpuBackend::new(), config, directory.path().join("scratch")).unwrap()
+    };
+    let expected = infer(&mut seeded(2), None, &as_they_are, &never).unwrap().0;
+    let calls = Cell::new(0);
+    let stop = || calls.replace(calls.get() + 1) >= 25;
+    assert!(matches!(infer(&mut seeded(1), None, &on_disk, &stop), Err(TrainError::Stopped)));
+    assert!(directory.path().join("scratch/inference/journal.json").exists());
+    assert!(infer(&mut seeded(2), None, &on_disk, &never).unwrap().0 == expected);
+}
