@@ -82,7 +82,7 @@ pub mod trace;
 
 pub use batches::{Batches, LinkBatch, LinkBatches, NodeBatches, Targets};
 pub use error::{Result, SampleError};
-pub use memory::{Bound, Touched};
+pub use memory::{Bound, HopSizes, Touched};
 pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};

@@ -104,27 +104,41 @@ impl Bound {
     /// Bounds for batches of `batch` seed nodes, sampled by `threads` threads on a graph of `nodes` nodes and `entries`
     /// adjacency entries.
     pub fn new(settings: &Settings, batch: u64, nodes: u64, entries: u64, threads: usize) -> Bound {
+        Bound::within(settings, batch, nodes, entries, threads, None)
+    }
+
+    /// The same for batches that are known to stay below some sizes, hop by hop.
+    pub fn within(
+        settings: &Settings,
+        batch: u64,
+        nodes: u64,
+        entries: u64,
+        threads: usize,
+        known: Option<&HopSizes>,
+    ) -> Bound {
         let (mut frontier, mut total) = (batch.min(nodes), batch.min(nodes));
         let (mut sampled_total, mut listed, mut wave_entries) = (0u64, 0u64, 0u64);
-        for fanout in &settings.fanouts {
+        for (hop, fanout) in settings.fanouts.iter().enumerate() {
+            let (most_found, most_sampled) = known.map_or((u64::MAX, u64::MAX), |known| known.of_hop(hop));
             let expanded = if settings.form == Form::Layered { total } else { frontier };
             let drawn = match fanout {
                 Fanout::AtMost(count) => expanded.saturating_mul(*count as u64).min(entries),
                 Fanout::All => entries,
             };
+            let drawn = drawn.min(most_sampled);
             let wave = wave_entries_at_most(*fanout, wave_nodes(threads).min(expanded), entries);
             wave_entries = wave_entries.max(wave);
             sampled_total = sampled_total.saturating_add(drawn);
             listed = listed.saturating_add(expanded);
             // Seed nodes may repeat, so a hop may find any node.
-            frontier = drawn.min(nodes);
+            frontier = drawn.min(nodes).min(most_found);
             total = total.saturating_add(frontier).min(nodes);
         }
         // A node's neighbours are in DENSE and ShaDow once, in the layered form once per layer.
         let edges = match settings.form {
             Form::Dense => sampled_total.min(entries),
             Form::Layered => sampled_total,
-            Form::Shadow => entries,
+            Form::Shadow => known.map_or(entries, |known| known.edges.min(entries)),
         };
         let offsets = if settings.form == Form::Layered { listed } else { total };
         let blocks = if settings.form == Form::Layered { settings.fanouts.len() as u64 } else { 1 };
@@ -166,6 +180,18 @@ impl Bound {
         }
     }
 
+    /// The larger of both in every respect.
+    pub fn max(&self, other: &Bound) -> Bound {
+        Bound {
+            nodes: self.nodes.max(other.nodes),
+            edges: self.edges.max(other.edges),
+            sample_bytes: self.sample_bytes.max(other.sample_bytes),
+            buffer_bytes: self.buffer_bytes.max(other.buffer_bytes),
+            direct_bytes: self.direct_bytes.max(other.direct_bytes),
+            hashed_bytes: self.hashed_bytes.max(other.hashed_bytes),
+        }
+    }
+
     /// Bytes of a sampler, `samples` samples included. It is the smaller of two: a budget that lets it have the table
     /// per node of the graph, and one with the smaller table.
     pub fn bytes(&self, samples: u64) -> u64 {
@@ -175,6 +201,81 @@ impl Bound {
         // While a hash table grows, the previous one is still allocated.
         let with_hashed = others.saturating_add(self.hashed_bytes.saturating_mul(3) / 2);
         with_direct.min(with_hashed)
+    }
+}
+
+/// The size of batches, hop by hop from their seed nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HopSizes {
+    /// Nodes that each hop finds first.
+    pub found: Vec<u64>,
+    /// Neighbours that each hop samples.
+    pub sampled: Vec<u64>,
+    /// Neighbours in all blocks.
+    pub edges: u64,
+}
+
+impl HopSizes {
+    /// The size of a sample.
+    pub fn of(sample: &Sample) -> HopSizes {
+        let hops = sample.layers();
+        let nodes = |hop: usize| {
+            let at = hops - hop;
+            sample.node_id_offsets[at]..sample.node_id_offsets[at + 1]
+        };
+        let sampled = |hop: usize| match sample.form {
+            // The neighbours of a node are listed once, where the node was found.
+            Form::Dense => {
+                let (block, nodes) = (&sample.blocks[0], nodes(hop));
+                let offset = |node: u32| block.nbr_offsets[(node - block.first) as usize] as u64;
+                offset(nodes.end) - offset(nodes.start)
+            }
+            Form::Layered => sample.blocks[hops - 1 - hop].nbrs.len() as u64,
+            // What is drawn on the way to the induced subgraph is not kept.
+            Form::Shadow => u64::MAX,
+        };
+        HopSizes {
+            found: (1..=hops).map(|hop| nodes(hop).len() as u64).collect(),
+            sampled: (0..hops).map(sampled).collect(),
+            edges: sample.edge_count(),
+        }
+    }
+
+    /// The larger of both in every hop.
+    pub fn max(&self, other: &HopSizes) -> HopSizes {
+        let each = |ours: &[u64], others: &[u64]| {
+            let at = |of: &[u64], hop: usize| of.get(hop).copied().unwrap_or(0);
+            (0..ours.len().max(others.len())).map(|hop| at(ours, hop).max(at(others, hop))).collect()
+        };
+        HopSizes {
+            found: each(&self.found, &other.found),
+            sampled: each(&self.sampled, &other.sampled),
+            edges: self.edges.max(other.edges),
+        }
+    }
+
+    /// Every size enlarged by a share, and by a few.
+    pub fn enlarged(&self, share: f64) -> HopSizes {
+        let more = |size: &u64| match *size {
+            u64::MAX => u64::MAX,
+            size => size.saturating_add((size as f64 * share).ceil() as u64).saturating_add(16),
+        };
+        HopSizes {
+            found: self.found.iter().map(more).collect(),
+            sampled: self.sampled.iter().map(more).collect(),
+            edges: more(&self.edges),
+        }
+    }
+
+    /// Nodes that all hops find.
+    pub fn nodes(&self) -> u64 {
+        self.found.iter().fold(0, |sum: u64, found| sum.saturating_add(*found))
+    }
+
+    /// The nodes that a hop finds and the neighbours that it samples.
+    fn of_hop(&self, hop: usize) -> (u64, u64) {
+        let at = |of: &[u64]| of.get(hop).copied().unwrap_or(u64::MAX);
+        (at(&self.found), at(&self.sampled))
     }
 }
 

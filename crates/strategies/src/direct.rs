@@ -2,15 +2,16 @@
 //! uses separate memory, while the phases of training keep theirs.
 
 use crate::job::positions_of;
+use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource};
 use crate::source::Stages;
 use crate::{
-    Batch, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Result, SourceCounters,
-    StrategyError,
+    Batch, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Phase, Result, RunPosition,
+    SourceCounters, StrategyError,
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::DiskRows;
-use esker_fetch::pipeline::{Permits, Pipeline, Recycler};
+use esker_fetch::pipeline::{Pipeline, Recycler};
 use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, StoredId};
 use esker_types::Dtype;
 use rayon::ThreadPool;
@@ -85,14 +86,19 @@ fn sampling_bytes(job: &JobOutline, settings: &esker_sample::Settings, largest_b
     sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_PREFETCHED as u64)
 }
 
-/// Adds the memory of evaluation.
+/// The memory of evaluation; 0 without sampled evaluation.
+pub(crate) fn memory_bytes(job: &JobOutline) -> u64 {
+    let Some(evaluation) = &job.evaluation else { return 0 };
+    let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
+    sampling_bytes(job, &evaluation.settings, evaluation.largest_batch)
+        .saturating_add(bound.nodes.saturating_mul(job.dim() * 4))
+        .saturating_add(DiskRows::reader_bytes(bound.nodes))
+}
+
+/// Adds it to a table.
 pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
-    if let Some(evaluation) = &job.evaluation {
-        let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
-        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch);
-        table.add("evaluation: sampling", sampling);
-        table.add("evaluation: feature rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
-        table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
+    if job.evaluation.is_some() {
+        table.add("evaluation: sampling, reading, feature rows of a batch", memory_bytes(job));
     }
 }
 
@@ -103,7 +109,8 @@ fn source_over<D: Device, W: StoredId>(
     over: &Inference,
 ) -> Result<Box<dyn PhaseSource<D>>> {
     let all_samples = 1 + SAMPLES_PREFETCHED;
-    let (samples, permits) = (Recycler::<Sample>::new(all_samples), Permits::new(1));
+    let samples = Recycler::<Sample>::new(all_samples);
+    let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1);
     let (batches, settings) = (over.batches.clone(), over.settings.clone());
     let sampling = || sampling_bytes(job, &over.settings, over.largest_batch);
     let most_bytes = over.sampling_bytes.unwrap_or_else(sampling);
@@ -134,10 +141,12 @@ fn source_over<D: Device, W: StoredId>(
         0,
         move || Ok(disk.reader()?),
         move |stage, reader, (at, sample, targets)| {
-            let Some(permit) = stage.permit(&permits) else { return Ok(None) };
+            let (run_at, nodes) =
+                (RunPosition { phase: Phase::Test, batch: at.batch }, sample.node_ids.len());
+            let Some(permit) = permits.take(stage, run_at, nodes as u64)? else { return Ok(None) };
             let input = match with_rows {
                 true => {
-                    let mut rows = device.host_rows(sample.node_ids.len(), dim);
+                    let mut rows = device.host_rows(nodes, dim);
                     reader.read_all(&sample.node_ids, &sample.unneeded, rows.values_mut(), &pool)?;
                     count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(rows))

@@ -42,6 +42,21 @@ pub enum StrategyError {
         /// Bytes left.
         left: ByteCount,
     },
+    /// A batch that is larger than the pilot's, and does not fit.
+    #[error(
+        "{at} has {} nodes; with it the run takes {needed}, and --memory allows {allowed}; the run is saved: continue it with --resume --memory {}",
+        esker_types::grouped(*nodes), needed.flag_value()
+    )]
+    LargeBatch {
+        /// The batch.
+        at: Box<RunPosition>,
+        /// Its nodes.
+        nodes: u64,
+        /// The budget that would do.
+        needed: ByteCount,
+        /// The budget.
+        allowed: ByteCount,
+    },
     /// Samples that exceed the disk budget.
     #[error(
         "samples of {done} of {batches} batches take {taken} on disk, and --disk-budget allows {allowed}; all of them take about {all} ({} bytes), and rows packed for them more; give --disk-budget {} at least, or sample fewer epochs with --epochs-sampled",
@@ -185,6 +200,7 @@ impl StrategyError {
             StrategyError::Store(error) => error.kind(),
             StrategyError::Cache { .. }
             | StrategyError::BatchMemory { .. }
+            | StrategyError::LargeBatch { .. }
             | StrategyError::SamplesDisk { .. }
             | StrategyError::TraceDisk { .. }
             | StrategyError::OtherBatches { .. }

@@ -1,5 +1,6 @@
 //! The job that every strategy gets. It determines all batches of training, validation and test.
 
+use crate::sampling::ResidentTopology;
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
 use esker_sample::{Batches, Position, Settings};
@@ -23,7 +24,13 @@ pub struct Job {
     pub progress: Arc<dyn Progress + Send + Sync>,
     /// Requests the end of the run. Work before training and sampling in advance end soon, with nothing lost.
     pub stop: StopSignal,
+    /// The topology that the pilot loaded, for a strategy that keeps it in memory.
+    pub topology: LoadedTopology,
 }
+
+/// A topology in memory, if it is loaded.
+#[derive(Clone, Default)]
+pub struct LoadedTopology(pub(crate) Option<ResidentTopology>);
 
 /// When a run evaluates with sampled neighbourhoods, and on what. Empty if it does not.
 #[derive(Clone, Default)]
@@ -79,6 +86,7 @@ impl Job {
             pool: Arc::new(pool),
             progress: Arc::new(Silent),
             stop: StopSignal::default(),
+            topology: LoadedTopology::default(),
         })
     }
 
@@ -170,5 +178,25 @@ pub(crate) fn positions_of(
     (from.epoch..epochs).flat_map(move |epoch| {
         let first = if epoch == from.epoch { from.batch } else { 0 };
         (first..batches.count(epoch)).map(move |batch| Position { epoch, batch })
+    })
+}
+
+/// The positions of a run from one on: all of them, or those of training. The iterator can move to another thread.
+pub(crate) fn run_positions(
+    job: &Job,
+    from: RunPosition,
+    evaluates: bool,
+) -> impl Iterator<Item = RunPosition> + Send + use<> {
+    let (job, mut next) = (job.clone(), Some(from));
+    std::iter::from_fn(move || {
+        loop {
+            let at = next?;
+            let is_yielded = evaluates || matches!(at.phase, Phase::Train { .. });
+            if is_yielded && at.batch < job.count(at.phase) {
+                next = Some(RunPosition { batch: at.batch + 1, ..at });
+                return Some(at);
+            }
+            next = job.phase_after(at.phase).map(RunPosition::start_of);
+        }
     })
 }

@@ -39,7 +39,9 @@ mod mmap;
 mod needs;
 mod neighbours;
 mod outline;
+mod permits;
 mod phases;
+mod pilot;
 mod position;
 mod resident;
 mod sampling;
@@ -53,9 +55,9 @@ pub use batch::{
 };
 pub use error::{Result, StrategyError};
 pub use input_table::InputTable;
-pub use job::{EvaluationSchedule, Inference, Job};
+pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
-pub use outline::{EvaluationOutline, JobOutline, OutOfCore};
+pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
 pub use table::{MemoryLine, MemoryTable};
@@ -192,6 +194,8 @@ pub struct SourceCounters {
     pub bytes_read: u64,
     /// Disk reads, if we issue them.
     pub reads: u64,
+    /// Bytes read from disk for samples and placements that were made before.
+    pub sample_bytes_read: u64,
     /// Rows found in each tier.
     pub hits: Vec<(String, u64)>,
     /// Seconds with at least one of those reads in flight.

@@ -8,6 +8,10 @@ use crate::{JobOutline, MemoryTable, Result, StrategyError, columns};
 pub struct Needs {
     /// Host memory, line by line: of the strategy, its batches and those of evaluation.
     pub host: MemoryTable,
+    /// The most that its files may take on disk, within the disk budget; 0 if it writes none.
+    pub disk_bytes: u64,
+    /// Whether it keeps the whole topology in memory.
+    pub topology_in_memory: bool,
     /// Whether it can use all the memory that is left beyond that.
     pub takes_the_rest: bool,
     /// Whether it caches rows in device memory, if the device has any. The device memory that is left is reserved for

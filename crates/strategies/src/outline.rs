@@ -1,7 +1,7 @@
 //! The properties of a job that determine its memory. They are known from the configuration and the manifest, before
 //! anything is read, and without a model.
 
-use esker_sample::{Bound, Direction, Settings};
+use esker_sample::{Bound, Direction, HopSizes, Settings};
 use esker_store::Dataset;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,6 +21,8 @@ pub struct JobOutline {
     pub epoch_batches: u64,
     /// How neighbours are sampled.
     pub settings: Settings,
+    /// The size of batches, once a pilot has sampled some. Until then, what fan-outs allow.
+    pub known: Option<KnownSizes>,
     /// The direction of edges along which neighbours are found.
     pub direction: Direction,
     /// Batches of evaluation, if evaluation samples.
@@ -37,6 +39,8 @@ pub struct JobOutline {
     pub strategy_bytes: u64,
     /// Device memory for rows cached for all batches, after the grant.
     pub device_cache_bytes: u64,
+    /// What batches that are larger than expected may take, after the grant.
+    pub room: BatchRoom,
     /// Names of dataset arrays whose values for the batch's nodes or edges come with each batch: for a loader. Arrays
     /// of edges need settings that carry edge ids.
     pub columns: Vec<String>,
@@ -44,11 +48,33 @@ pub struct JobOutline {
     pub out_of_core: OutOfCore,
 }
 
+/// The size of batches that a pilot sampled, with a margin.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KnownSizes {
+    /// Those of training.
+    pub training: Option<HopSizes>,
+    /// Those of validation and test.
+    pub evaluation: Option<HopSizes>,
+}
+
+/// Memory for batches that are larger than the pilot's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BatchRoom {
+    /// Memory that nothing else uses.
+    pub spare_bytes: u64,
+    /// Host memory of a step on the largest expected batch, without its rows.
+    pub step_bytes: u64,
+    /// The budget of the whole run, for messages.
+    pub budget_bytes: u64,
+}
+
 /// The size of evaluation.
 #[derive(Clone)]
 pub struct EvaluationOutline {
     /// Seed nodes of the largest batch.
     pub largest_batch: u64,
+    /// Batches of validation and test.
+    pub batches: u64,
     /// How neighbours are sampled.
     pub settings: Settings,
 }
@@ -81,11 +107,56 @@ pub struct OutOfCore {
 }
 
 impl JobOutline {
-    /// The upper bounds of a batch.
+    /// The upper bounds of a batch of training or evaluation. `settings` are those of either, or their first hops.
     pub fn bound(&self, settings: &Settings, batch: u64) -> Bound {
         let manifest = self.dataset.manifest();
-        let lists = if self.direction == Direction::Both { 2 } else { 1 };
-        Bound::new(settings, batch, manifest.nodes.count, manifest.edges.count * lists, 1)
+        let directions = if self.direction == Direction::Both { 2 } else { 1 };
+        let (nodes, entries) = (manifest.nodes.count, manifest.edges.count * directions);
+        Bound::within(settings, batch, nodes, entries, 1, self.known_of(settings, batch).as_ref())
+    }
+
+    /// The bounds of training batches.
+    pub fn training_bound(&self) -> Bound {
+        self.bound(&self.settings, self.largest_batch)
+    }
+
+    /// The bounds of evaluation batches, if evaluation samples.
+    pub fn evaluation_bound(&self) -> Option<Bound> {
+        let evaluation = self.evaluation.as_ref()?;
+        Some(self.bound(&evaluation.settings, evaluation.largest_batch))
+    }
+
+    /// The bounds of all batches, of training and of evaluation.
+    pub fn largest_bound(&self) -> Bound {
+        let trained = (self.largest_batch > 0).then(|| self.training_bound());
+        match (trained, self.evaluation_bound()) {
+            (Some(trained), Some(evaluated)) => trained.max(&evaluated),
+            (trained, evaluated) => trained.or(evaluated).unwrap_or_else(|| self.training_bound()),
+        }
+    }
+
+    /// Nodes of the largest batch of training or evaluation.
+    pub fn most_nodes(&self) -> u64 {
+        self.largest_bound().nodes
+    }
+
+    /// Seed nodes of the largest batch that is sampled like this.
+    pub(crate) fn largest_batch_of(&self, settings: &Settings) -> u64 {
+        let trained = if begins_with(&self.settings, settings) { self.largest_batch } else { 0 };
+        let evaluation = self.evaluation.as_ref().filter(|over| begins_with(&over.settings, settings));
+        evaluation.map_or(0, |over| over.largest_batch).max(trained)
+    }
+
+    /// What is known of batches that are sampled like this.
+    fn known_of(&self, settings: &Settings, batch: u64) -> Option<HopSizes> {
+        let known = self.known.as_ref().filter(|_| batch <= self.largest_batch_of(settings))?;
+        let trained = known.training.as_ref().filter(|_| begins_with(&self.settings, settings));
+        let evaluation = self.evaluation.as_ref().filter(|over| begins_with(&over.settings, settings));
+        let evaluated = known.evaluation.as_ref().filter(|_| evaluation.is_some());
+        match (trained, evaluated) {
+            (Some(trained), Some(evaluated)) => Some(trained.max(evaluated)),
+            (trained, evaluated) => trained.or(evaluated).cloned(),
+        }
     }
 
     /// Bytes of a feature row as stored.
@@ -98,4 +169,10 @@ impl JobOutline {
     pub fn dim(&self) -> u64 {
         self.dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim)
     }
+}
+
+/// Whether the first hops of `whole` are sampled like `settings`.
+fn begins_with(whole: &Settings, settings: &Settings) -> bool {
+    whole.fanouts.starts_with(&settings.fanouts)
+        && (whole.seed, whole.form, whole.carry) == (settings.seed, settings.form, settings.carry)
 }

@@ -36,9 +36,14 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         false
     }
 
-    /// Continues at a later position. Only for sources that evaluate.
+    /// Frees its memory for an evaluation that it does not yield. Returns whether it must then be restarted.
+    fn rest(&mut self) -> bool {
+        false
+    }
+
+    /// Continues at a later position. Only for sources that evaluate or rest.
     fn restart(&mut self, at: RunPosition) -> Result<()> {
-        unreachable!("only sources that evaluate are restarted, not at {at}")
+        unreachable!("only sources that evaluate or rest are restarted, not at {at}")
     }
 
     /// No more batches are requested: files for them can be removed.
@@ -66,6 +71,8 @@ pub(crate) struct Phases<D: Device> {
     inference: Option<Box<dyn PhaseSource<D>>>,
     /// The next batch.
     next: Option<RunPosition>,
+    /// Whether training rests while an evaluation has its memory.
+    rests: bool,
 }
 
 impl<D: Device> Phases<D> {
@@ -78,7 +85,7 @@ impl<D: Device> Phases<D> {
         graph: impl InferenceGraph<D> + 'static,
     ) -> Phases<D> {
         let next = Some(Phases::<D>::first_of(from));
-        Phases { job: job.clone(), training, graph: Box::new(graph), inference: None, next }
+        Phases { job: job.clone(), training, graph: Box::new(graph), inference: None, next, rests: false }
     }
 
     /// The first batch of a run from a position on. An evaluation starts with its first batch.
@@ -96,7 +103,7 @@ impl<D: Device> Phases<D> {
             (0, EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() });
         let next = Some(RunPosition::start_of(Phase::Test));
         let (training, graph) = (Box::new(NoTraining), Box::new(graph));
-        Ok(Phases { job, training, graph, inference: Some(source), next })
+        Ok(Phases { job, training, graph, inference: Some(source), next, rests: false })
     }
 
     /// Moves on to the next phase.
@@ -114,12 +121,19 @@ impl<D: Device> BatchSource<D> for Phases<D> {
                 continue;
             }
             let batch = match self.job.inference(at.phase) {
-                _ if self.training.evaluates() => self.training.next()?,
-                None => self.training.next()?,
-                Some(over) => match &mut self.inference {
+                Some(over) if !self.training.evaluates() => match &mut self.inference {
                     Some(inference) => inference.next()?,
-                    none => none.insert(self.graph.infer(&self.job, over)?).next()?,
+                    none => {
+                        self.rests |= self.training.rest();
+                        none.insert(self.graph.infer(&self.job, over)?).next()?
+                    }
                 },
+                _ => {
+                    if std::mem::take(&mut self.rests) {
+                        self.training.restart(at)?;
+                    }
+                    self.training.next()?
+                }
             };
             let Some(mut batch) = batch else { return Err(StrategyError::Ended { at: Box::new(at) }) };
             assert_eq!(batch.at.position(), at.position(), "batches come in the order of the run");

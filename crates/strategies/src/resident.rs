@@ -1,19 +1,19 @@
 //! Topology in memory, and feature rows that can be read by node at any time. `memory` and `mmap` share this. Two
 //! stages, sampling and gathering, run ahead of the trainer.
 
+use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource, Phases};
-use crate::sampling::{ResidentTopology, SampledBatch, Walk, sampling_bytes};
+use crate::sampling::{ResidentTopology, SampledBatch, sampling_bytes};
 use crate::source::Stages;
 use crate::{
-    Batch, BatchSource, CheckpointReader, FixedRows, Inference, Input, InputTable, Job, JobOutline,
-    MemoryTable, Needs, Prepared, Result, RunPosition, SourceCounters, Strategy,
+    Batch, BatchSource, CheckpointReader, EvaluationSchedule, FixedRows, Inference, Input, InputTable, Job,
+    JobOutline, MemoryTable, Needs, Phase, Prepared, Result, RunPosition, SourceCounters, Strategy,
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::FeatureRows;
-use esker_fetch::pipeline::Permits;
-use esker_sample::{AnyTopology, Position};
+use esker_sample::AnyTopology;
 use esker_store::Dataset;
-use esker_types::counted;
+use esker_types::{counted, disk_bytes_read, grouped};
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,25 +26,20 @@ pub trait ResidentRows: Send {
     fn needs(&self, job: &JobOutline) -> Result<Needs>;
 }
 
-/// The memory of such a strategy: `rows`, the topology, samples and rows of batches.
+/// The memory of such a strategy: `rows`, the topology, samples and rows of batches. Batches of training and of
+/// evaluation share it, in the order of the run.
 pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let mut table = MemoryTable::default();
     rows.iter().for_each(|(what, bytes)| table.add(*what, *bytes));
-    table.add("topology", AnyTopology::bytes_for(&job.dataset, job.direction));
-    let row_bytes = job.dim() * 4;
-    let bound = job.bound(&job.settings, job.largest_batch);
-    let sampler = sampling_bytes(job, &job.settings, job.largest_batch, job.prefetch_depth, job.samplers);
-    table.add("sampling", sampler.saturating_mul(job.samplers as u64));
-    let rows = bound.nodes.saturating_mul(row_bytes).saturating_mul(job.prefetch_depth as u64);
-    let batches = counted(job.prefetch_depth as u64, "batch", "batches");
-    table.add(format!("feature rows of {batches}"), rows);
-    if let Some(evaluation) = &job.evaluation {
-        let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
-        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch, 1, 1);
-        table.add("evaluation: sampling", sampling);
-        table.add("evaluation: feature rows of a batch", bound.nodes.saturating_mul(row_bytes));
-    }
-    Ok(Needs { host: table, ..Needs::default() })
+    let edges = grouped(job.dataset.manifest().edges.count);
+    let topology = AnyTopology::bytes_for(&job.dataset, job.direction);
+    table.add_from("topology", topology, format!("offsets of all nodes, {edges} neighbours"));
+    table.add("sampling", sampling_bytes(job).saturating_mul(job.samplers as u64));
+    let (nodes, dim, depth) = (job.most_nodes(), job.dim(), job.prefetch_depth as u64);
+    let rows = nodes.saturating_mul(dim * 4).saturating_mul(depth);
+    let from = format!("{depth} x {} nodes x {dim} x 4 bytes", grouped(nodes));
+    table.add_from(format!("feature rows of {}", counted(depth, "batch", "batches")), rows, from);
+    Ok(Needs { host: table, topology_in_memory: true, ..Needs::default() })
 }
 
 /// The graph that sources share.
@@ -91,8 +86,8 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
         from: RunPosition,
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
-        let training = self.opened().training(job, job.training_position(from))?;
-        Ok(Box::new(Phases::new(job, from, training, self.opened().clone())))
+        let run = ResidentRun::open(self.opened(), job, Phases::<D>::first_of(from))?;
+        Ok(Box::new(Phases::new(job, from, Box::new(run), self.opened().clone())))
     }
 
     fn inference(
@@ -106,21 +101,12 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
 }
 
 impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
-    /// Batches over other seeds, with one epoch.
+    /// Batches over other seeds: a run that only tests.
     fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
-        let sampling = || sampling_bytes(job, &over.settings, over.largest_batch, 1, 1);
-        let walk = Walk {
-            batches: over.batches.clone(),
-            from: Position { epoch: 0, batch: 0 },
-            epochs: 1,
-            epochs_sampled: 1,
-            settings: over.settings.clone(),
-            most_bytes: over.sampling_bytes.unwrap_or_else(sampling),
-            depth: 1,
-            rows: over.rows,
-            samplers: 1,
-        };
-        self.source(job, walk)
+        let mut job = job.clone();
+        job.schedule = EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() };
+        (job.outline.prefetch_depth, job.outline.samplers) = (1, 1);
+        Ok(Box::new(ResidentRun::open(self, &job, RunPosition::start_of(Phase::Test))?))
     }
 
     fn table(&self) -> Result<InputTable> {
@@ -131,56 +117,81 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
     }
 }
 
-impl<D: Device> Resident<D> {
-    /// Training batches from a position on.
-    fn training(&self, job: &Job, from: Position) -> Result<Box<dyn PhaseSource<D>>> {
-        let walk = Walk {
-            batches: job.batches.clone(),
-            from,
-            epochs: job.epochs,
-            epochs_sampled: job.epochs_sampled.unwrap_or(u64::MAX),
-            settings: job.settings.clone(),
-            most_bytes: sampling_bytes(
-                job,
-                &job.settings,
-                job.largest_batch,
-                job.prefetch_depth,
-                job.samplers,
-            ),
-            depth: job.prefetch_depth,
-            rows: true,
-            samplers: job.samplers.max(1),
-        };
-        self.source(job, walk)
+/// The batches of a run in one stream, those of evaluations included. So the first batches of an evaluation are ready
+/// when an epoch ends, and the other way round.
+struct ResidentRun<D: Device> {
+    graph: Arc<Resident<D>>,
+    job: Job,
+    stages: Stages<D>,
+    /// Rows of training batches.
+    gathered: Arc<AtomicU64>,
+}
+
+impl<D: Device> ResidentRun<D> {
+    /// Batches from a position on.
+    fn open(graph: &Arc<Resident<D>>, job: &Job, from: RunPosition) -> Result<ResidentRun<D>> {
+        let gathered = Arc::new(AtomicU64::new(0));
+        let stages = graph.stages(job, from, &gathered)?;
+        Ok(ResidentRun { graph: graph.clone(), job: job.clone(), stages, gathered })
+    }
+}
+
+impl<D: Device> PhaseSource<D> for ResidentRun<D> {
+    fn next(&mut self) -> Result<Option<Batch<D>>> {
+        self.stages.next()
     }
 
-    fn source(&self, job: &Job, walk: Walk) -> Result<Box<dyn PhaseSource<D>>> {
-        let sampled = self.topology.sampled(&walk)?;
+    fn counters(&self) -> SourceCounters {
+        self.stages.counters()
+    }
+
+    fn evaluates(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, at: RunPosition) -> Result<()> {
+        self.stages = self.graph.stages(&self.job, at, &self.gathered)?;
+        Ok(())
+    }
+}
+
+impl<D: Device> Resident<D> {
+    /// The stages of a run from a position on.
+    fn stages(&self, job: &Job, from: RunPosition, gathered: &Arc<AtomicU64>) -> Result<Stages<D>> {
+        let sampled = self.topology.sampled(job, from)?;
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
-        let (permits, gathered) = (Permits::new(walk.depth), Arc::new(AtomicU64::new(0)));
-        let (count, with_rows) = (gathered.clone(), walk.rows);
-        let pipeline =
-            sampled.then("gather", walk.depth.saturating_sub(2), move |stage, sampled: SampledBatch| {
-                let SampledBatch { at, sample, targets } = sampled;
-                let Some(permit) = stage.permit(&permits) else { return Ok(None) };
-                let input = match with_rows {
-                    true => {
-                        let mut input = device.host_rows(sample.node_ids.len(), rows.dim());
-                        pool.install(|| rows.gather(&sample.node_ids, &sample.unneeded, input.values_mut()))?;
+        let expected =
+            job.inference(from.phase).map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
+        let permits = BatchPermits::new(job, expected.max(job.most_nodes()), job.prefetch_depth);
+        let (count, job_of) = (gathered.clone(), job.clone());
+        let queue = job.prefetch_depth.saturating_sub(2);
+        let pipeline = sampled.then("gather", queue, move |stage, sampled: SampledBatch| {
+            let SampledBatch { at, sample, targets } = sampled;
+            let over = job_of.inference(at.phase);
+            let nodes = sample.node_ids.len();
+            let Some(permit) = permits.take(stage, at, nodes as u64)? else { return Ok(None) };
+            let input = match over.is_none_or(|over| over.rows) {
+                true => {
+                    let mut input = device.host_rows(nodes, rows.dim());
+                    pool.install(|| rows.gather(&sample.node_ids, &sample.unneeded, input.values_mut()))?;
+                    if over.is_none() {
                         count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
-                        Input::fixed(FixedRows::Host(input))
                     }
-                    false => Input::none(),
-                };
-                Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
-            });
+                    Input::fixed(FixedRows::Host(input))
+                }
+                false => Input::none(),
+            };
+            Ok(Some(Batch::of_sample(at.position(), sample, targets, input, permit)))
+        });
         let row_bytes = self.rows.row_bytes() as u64;
         // The hits of the page cache are not known.
-        let tier = self.rows.is_in_memory().then_some("memory");
-        Ok(Box::new(Stages::new(job, &walk.settings, pipeline, move |stages| {
+        let (tier, gathered) = (self.rows.is_in_memory().then_some("memory"), gathered.clone());
+        Stages::new(job, &job.settings, pipeline, move |stages| {
             let rows = gathered.load(Ordering::Relaxed);
             let hits = tier.iter().map(|tier| (tier.to_string(), rows)).collect();
-            SourceCounters { stages, rows, bytes_useful: rows * row_bytes, hits, ..SourceCounters::default() }
-        })?))
+            let bytes_read = if tier.is_some() { 0 } else { disk_bytes_read() };
+            let bytes_useful = rows * row_bytes;
+            SourceCounters { stages, rows, bytes_useful, bytes_read, hits, ..SourceCounters::default() }
+        })
     }
 }

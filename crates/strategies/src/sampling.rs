@@ -1,71 +1,64 @@
 //! A topology in memory and its samplers: the first stage of the strategies that have one.
 
-use crate::job::positions_of;
-use crate::{Job, JobOutline, Result, StrategyError};
+use crate::job::run_positions;
+use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
-use esker_sample::{AnyTopology, Batches, InMemory, Position, Sample, Sampler, Settings, StoredId, Targets};
+use esker_sample::{
+    AnyTopology, Bound, InMemory, Position, Sample, Sampler, Settings, StoredId, Targets, Topology,
+};
 use std::sync::Arc;
 
 /// Samples beyond the batches with rows in memory: one being made, one waiting.
 const SAMPLES_PREFETCHED: usize = 2;
 
-/// Memory of each sampler.
-pub(crate) fn sampling_bytes(
-    job: &JobOutline,
-    settings: &Settings,
-    batch: u64,
-    depth: usize,
-    samplers: usize,
-) -> u64 {
-    job.bound(settings, batch).bytes(samples_of(depth, samplers) as u64)
+/// Memory of each sampler of a run: of its samples, and of what training and evaluation are sampled with.
+pub(crate) fn sampling_bytes(job: &JobOutline) -> u64 {
+    let samples = samples_of(job) as u64;
+    let training = (job.largest_batch > 0).then(|| job.training_bound());
+    let evaluation = job.evaluation.as_ref().filter(|over| over.settings != job.settings);
+    let evaluation = evaluation.and_then(|_| job.evaluation_bound());
+    let bytes = |bound: &Option<Bound>, samples: u64| bound.as_ref().map_or(0, |bound| bound.bytes(samples));
+    let with_samples = bytes(&training, samples).max(bytes(&evaluation, samples));
+    with_samples.saturating_add(bytes(&training, 0).min(bytes(&evaluation, 0)))
 }
 
 /// Samples for reuse per sampler. Samplers take batches in turn.
-fn samples_of(depth: usize, samplers: usize) -> usize {
-    depth.div_ceil(samplers.max(1)) + SAMPLES_PREFETCHED
+fn samples_of(job: &JobOutline) -> usize {
+    job.prefetch_depth.div_ceil(job.samplers.max(1)) + SAMPLES_PREFETCHED
 }
 
 /// A topology with ids of either width, shared by sources.
+#[derive(Clone)]
 pub(crate) enum ResidentTopology {
     Narrow(Arc<InMemory<u32>>),
     Wide(Arc<InMemory<u64>>),
 }
 
 impl ResidentTopology {
-    /// Loads it.
+    /// Loads it, unless the pilot did.
     pub fn load(job: &Job) -> Result<ResidentTopology> {
+        if let Some(topology) = &job.topology.0 {
+            return Ok(topology.clone());
+        }
         Ok(match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
             AnyTopology::Narrow(graph) => ResidentTopology::Narrow(Arc::new(graph)),
             AnyTopology::Wide(graph) => ResidentTopology::Wide(Arc::new(graph)),
         })
     }
 
-    /// Samples the batches of a walk, several at a time if it has several samplers.
-    pub fn sampled(&self, walk: &Walk) -> Result<Pipeline<SampledBatch, StrategyError>> {
-        let workers = (0..walk.samplers).map(|number| match self {
-            ResidentTopology::Narrow(graph) => sample_stage(graph, walk, number),
-            ResidentTopology::Wide(graph) => sample_stage(graph, walk, number),
+    /// Samples the batches of a run from a position on, several at a time if it has several samplers.
+    pub fn sampled(&self, job: &Job, from: RunPosition) -> Result<Pipeline<SampledBatch, StrategyError>> {
+        let workers = (0..job.samplers.max(1)).map(|number| match self {
+            ResidentTopology::Narrow(graph) => sample_stage(graph, job, from, number),
+            ResidentTopology::Wide(graph) => sample_stage(graph, job, from, number),
         });
         Ok(Pipeline::in_turn(workers.collect::<Result<Vec<_>>>()?))
     }
 }
 
-/// The batches of a source, and how to sample them.
-pub(crate) struct Walk {
-    pub batches: Arc<dyn Batches>,
-    pub from: Position,
-    pub epochs: u64,
-    pub epochs_sampled: u64,
-    pub settings: Settings,
-    pub most_bytes: u64,
-    pub depth: usize,
-    pub rows: bool,
-    pub samplers: usize,
-}
-
 /// A sample in flight.
 pub(crate) struct SampledBatch {
-    pub at: Position,
+    pub at: RunPosition,
     pub sample: Recycled<Sample>,
     pub targets: Targets,
 }
@@ -73,22 +66,53 @@ pub(crate) struct SampledBatch {
 /// One of the samplers that take batches in turn.
 fn sample_stage<W: StoredId>(
     graph: &Arc<InMemory<W>>,
-    walk: &Walk,
+    job: &Job,
+    from: RunPosition,
     number: usize,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
-    let count = samples_of(walk.depth, walk.samplers);
-    let sampler = Sampler::new(graph.clone(), walk.settings.clone(), walk.most_bytes)?;
-    let mut sampler = sampler.with_samples(count as u64);
-    let (samples, batches) = (Recycler::<Sample>::new(count), walk.batches.clone());
-    let mut positions =
-        positions_of(batches.clone(), walk.from, walk.epochs).skip(number).step_by(walk.samplers);
-    let (mut seeds, repeat) = (Vec::new(), walk.epochs_sampled.max(1));
+    let (samples, job) = (Recycler::<Sample>::new(samples_of(job)), job.clone());
+    let mut positions = run_positions(&job, from, true).skip(number).step_by(job.samplers.max(1));
+    let (mut samplers, mut seeds) = (PhaseSamplers { graph: graph.clone(), made: Vec::new() }, Vec::new());
+    // Settings that cannot be sampled are refused at once.
+    samplers.of(&job, job.inference(from.phase))?;
     Ok(Pipeline::start("sample", 1, move |stage| {
         let Some(at) = positions.next() else { return Ok(None) };
         let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
-        let drawn = Position { epoch: at.epoch % repeat, ..at };
+        let over = job.inference(at.phase);
+        let (batches, drawn) = match over {
+            None => (&job.batches, job.sampled_at(at.position())),
+            Some(over) => (&over.batches, Position { epoch: 0, batch: at.batch }),
+        };
         batches.seeds(drawn, &mut seeds)?;
-        sampler.sample(drawn, &seeds, &mut sample)?;
+        samplers.of(&job, over)?.sample(drawn, &seeds, &mut sample)?;
         Ok(Some(SampledBatch { at, sample, targets: batches.targets(drawn)? }))
     }))
+}
+
+/// A sampler for each way to sample: training and evaluation may differ.
+struct PhaseSamplers<T: Topology> {
+    graph: T,
+    made: Vec<(Settings, Sampler<T>)>,
+}
+
+impl<T: Topology + Clone> PhaseSamplers<T> {
+    /// The sampler of an evaluation, or of training.
+    fn of(&mut self, job: &Job, over: Option<&Inference>) -> Result<&mut Sampler<T>> {
+        let settings = over.map_or(&job.settings, |over| &over.settings);
+        let found = self.made.iter().position(|(made_for, _)| made_for == settings);
+        let index = match found {
+            Some(index) => index,
+            None => {
+                let samples = samples_of(job) as u64;
+                let largest = over.map_or(job.largest_batch, |over| over.largest_batch);
+                let largest = largest.max(job.largest_batch_of(settings));
+                let bytes = || job.bound(settings, largest).bytes(samples);
+                let bytes = over.and_then(|over| over.sampling_bytes).unwrap_or_else(bytes);
+                let sampler = Sampler::new(self.graph.clone(), settings.clone(), bytes)?;
+                self.made.push((settings.clone(), sampler.with_samples(samples)));
+                self.made.len() - 1
+            }
+        };
+        Ok(&mut self.made[index].1)
+    }
 }

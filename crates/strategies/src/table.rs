@@ -11,6 +11,9 @@ pub struct MemoryLine {
     pub what: String,
     /// Its largest size.
     pub bytes: u64,
+    /// How the size follows, if that is more than a sum of small things.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub from: String,
 }
 
 /// All uses of memory.
@@ -23,7 +26,27 @@ pub struct MemoryTable {
 impl MemoryTable {
     /// Adds a line.
     pub fn add(&mut self, what: impl Into<String>, bytes: u64) {
-        self.lines.push(MemoryLine { what: what.into(), bytes });
+        self.add_from(what, bytes, "");
+    }
+
+    /// Adds a line, with how its size follows.
+    pub fn add_from(&mut self, what: impl Into<String>, bytes: u64, from: impl Into<String>) {
+        self.lines.push(MemoryLine { what: what.into(), bytes, from: from.into() });
+    }
+
+    /// The table with how each size follows.
+    pub fn explained(&self) -> String {
+        let width = self.width();
+        let lines = self.lines.iter().map(|MemoryLine { what, bytes, from }| {
+            let line = format!("  {what:width$}  {:>10}   {from}", ByteCount(*bytes).to_string());
+            line.trim_end().to_string()
+        });
+        let total = format!("  {:width$}  {:>10}", "total", ByteCount(self.total()).to_string());
+        lines.chain([total]).collect::<Vec<_>>().join("\n")
+    }
+
+    fn width(&self) -> usize {
+        self.lines.iter().map(|line| line.what.len()).max().unwrap_or(0).max(8)
     }
 
     /// The sum of all lines.
@@ -39,7 +62,7 @@ impl MemoryTable {
 
 impl fmt::Display for MemoryTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.lines.iter().map(|line| line.what.len()).max().unwrap_or(0).max(8);
+        let width = self.width();
         for line in &self.lines {
             writeln!(f, "  {:width$}  {:>10}", line.what, ByteCount(line.bytes).to_string())?;
         }

@@ -13,7 +13,9 @@ use esker_sample::{
     Settings,
 };
 use esker_store::{Dataset, file};
-use esker_strategies::{Inference, Job, JobOutline, OutOfCore, RunPosition, Strategy, StrategyKind};
+use esker_strategies::{
+    BatchRoom, Inference, Job, JobOutline, OutOfCore, RunPosition, Strategy, StrategyKind,
+};
 use esker_types::{Budget, NodeId, Silent};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
         epochs_sampled: None,
         epoch_batches: 8,
         settings: Settings { seed: 5, fanouts, form: Form::Dense, carry: Carry::default() },
+        known: None,
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
@@ -46,6 +49,7 @@ fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
         steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
+        room: BatchRoom::default(),
         columns: Vec::new(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),

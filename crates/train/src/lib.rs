@@ -61,7 +61,7 @@ pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use evaluate::evaluate_run;
 pub use learner::{Learner, adjacency};
-pub use memory::{Bytes, DeviceProfile, Plan, Purpose};
+pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Objective, Picked};
 pub use open::{OpenRun, RunControl};

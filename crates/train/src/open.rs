@@ -16,8 +16,8 @@ use esker_sample::order::{Batching, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
-    Batch, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback, Inference, Job,
-    JobOutline, OutOfCore, Prepared, RunPosition, Strategy,
+    Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
+    Inference, Job, JobOutline, OutOfCore, Prepared, RunPosition, Strategy, StrategyNeeds,
 };
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
@@ -70,12 +70,14 @@ pub struct OpenRun<B: Backend> {
 }
 
 impl<B: Backend + Clone + 'static> OpenRun<B> {
-    /// Sums up memory and reads nothing: the plan of [`OpenRun::new`], or why it would fail.
+    /// Sums up memory without starting: the plan of [`OpenRun::new`], or why it would fail. Some batches are sampled for
+    /// their size.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
-        let checked = CheckedDataset::new(config)?;
-        let outline = checked.outline(config, Purpose::Train, DeviceProfile::of(backend), Path::new(""));
+        let (checked, device) = (CheckedDataset::new(config)?, DeviceProfile::of(backend));
+        let outline = checked.outline(config, Purpose::Train, device, Path::new(""));
         let needs = |job: &JobOutline| config.strategy.needs(job);
-        Plan::new(config, &needs, &outline, checked.outputs, Purpose::Train, DeviceProfile::of(backend))
+        let (_, job) = piloted(config, outline, Purpose::Train, RunControl::default(), &needs)?;
+        Plan::new(config, &needs, &job, checked.outputs, Purpose::Train, device)
     }
 
     /// Sums up memory, and only then loads what the run needs. `scratch` is the directory of hidden rows.
@@ -129,23 +131,15 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     ) -> Result<OpenRun<B>> {
         let started = Instant::now();
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
-        let mut outline = checked.outline(&config, purpose, device, &scratch);
-        let needs = |job: &JobOutline| strategy.needs(job);
-        let plan = Plan::new(&config, &needs, &outline, checked.outputs, purpose, device)?;
-        (outline.prefetch_depth, outline.samplers) = (plan.prefetch_depth, plan.samplers);
-        outline.strategy_bytes = plan.strategy_bytes;
+        let outline = checked.outline(&config, purpose, device, &scratch);
+        let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
+        let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
+        let plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
+        (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
+        (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
         // Inference alone reads a row too rarely to cache it.
-        outline.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
-        let trains_rows = strategy.needs(&outline)?.trains_rows;
-        let peak = PeakMeter::start();
-        let task = Task::load(&outline.dataset)?;
-        let batches = training_batches(&config, &task)?;
-        let mut job = Job {
-            schedule: schedule(&config, &task, purpose)?,
-            progress: control.progress,
-            stop: control.stop,
-            ..Job::new(outline, batches)?
-        };
+        job.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
+        let trains_rows = strategy.needs(&job)?.trains_rows;
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
         begun(&config)?;
         let (starting, preparing) = (started.elapsed(), Instant::now());
@@ -410,9 +404,13 @@ impl CheckedDataset {
                 false => count.div_ceil(config.batch.max(1)),
             },
             settings: config.settings(),
+            known: None,
             direction: config.direction,
             evaluation: (sampled && evaluated > 0).then(|| EvaluationOutline {
                 largest_batch: config.batch.min(evaluated),
+                batches: splits.map_or(0, |splits| {
+                    splits.valid.div_ceil(config.batch.max(1)) + splits.test.div_ceil(config.batch.max(1))
+                }),
                 settings: config.eval_settings(),
             }),
             threads: config.threads,
@@ -425,6 +423,7 @@ impl CheckedDataset {
             steps_in_flight: device.steps_in_flight,
             strategy_bytes: 0,
             device_cache_bytes: 0,
+            room: BatchRoom::default(),
             columns: Vec::new(),
             out_of_core: OutOfCore {
                 scratch: scratch.to_path_buf(),
@@ -453,6 +452,26 @@ fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
     let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
     let free = esker_io::available_bytes(there).unwrap_or(MOST_DISK_BYTES);
     (free / 2).min(MOST_DISK_BYTES)
+}
+
+/// The job, with the sizes of its batches. Nothing is sampled for inference alone, which may be over any nodes.
+fn piloted(
+    config: &RunConfig,
+    outline: JobOutline,
+    purpose: Purpose,
+    control: RunControl,
+    needs: StrategyNeeds<'_>,
+) -> Result<(Task, Job)> {
+    let task = Task::load(&outline.dataset)?;
+    let batches = training_batches(config, &task)?;
+    let mut job = Job::new(outline, batches)?;
+    job.schedule = schedule(config, &task, purpose)?;
+    (job.progress, job.stop) = (control.progress, control.stop);
+    if purpose == Purpose::Train {
+        let keep = needs(&job)?.topology_in_memory;
+        job.pilot(config.memory, keep)?;
+    }
+    Ok((task, job))
 }
 
 /// The training batches.

@@ -46,8 +46,14 @@ pub struct EpochRecord {
     pub loss: f64,
     /// Validation, if it was due.
     pub valid: Option<Metrics>,
-    /// Bytes read from disk, by the kernel's count for this process.
+    /// Bytes read from disk for feature rows. For memory-mapped features, all that the kernel read.
     pub bytes_read: u64,
+    /// Bytes read from disk for samples and placements that were made before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sample_bytes_read: u64,
+    /// Bytes that the kernel read from disks for this process, whatever for.
+    #[serde(default)]
+    pub disk_bytes_read: u64,
     /// Bytes of the feature rows that batches needed.
     pub bytes_useful: u64,
     /// Disk reads that we issued; 0 if the page cache reads.
@@ -63,6 +69,10 @@ pub struct EpochRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "lists")]
     pub neighbours: Option<NeighbourRecord>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Statistics of sampling neighbours from disk.
@@ -364,11 +374,4 @@ fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
     line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_string()
-}
-
-/// Bytes that the kernel has read from disks for this process so far; 0 if unknown.
-pub(crate) fn disk_bytes_read() -> u64 {
-    let text = fs::read_to_string("/proc/self/io").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }

@@ -4,9 +4,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
-use crate::record::{
-    BatchRecord, EpochRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary, disk_bytes_read,
-};
+use crate::record::{BatchRecord, EpochRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary};
 use crate::state::{SavedWith, StatePart, StateReader, StateWriter, remove_others};
 use crate::task::SplitName;
 use crate::{
@@ -20,7 +18,7 @@ use esker_strategies::{
     Batch, BatchSource, CheckpointReader, Phase, RunPosition, SourceCounters, Strategy, StrategyError,
 };
 use esker_types::random::mix;
-use esker_types::{ErrorKind, peak_resident_bytes};
+use esker_types::{ErrorKind, disk_bytes_read, peak_resident_bytes};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
@@ -298,15 +296,18 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
                 let (clock, next) = (self.clock.clone(), &mut source);
                 let batch = match clock.starved(|| next.next()) {
                     Err(StrategyError::Stopped) => return self.stopped(&mut *source, watcher),
-                    batch => batch?,
+                    Err(error) => return Err(self.kept(error.into(), &mut *source, watcher)),
+                    Ok(batch) => batch,
                 };
                 let Some(batch) = batch else { break };
                 if !matches!(batch.at.phase, Phase::Train { .. }) {
                     // The source evaluates and the run does not: they are out of step.
                     return Err(StrategyError::Ended { at: Box::new(batch.at) }.into());
                 }
-                if self.one_batch(batch, &mut *source, watcher)? == Next::Stop {
-                    return self.stopped(&mut *source, watcher);
+                match self.one_batch(batch, &mut *source, watcher) {
+                    Ok(Next::Continue) => {}
+                    Ok(Next::Stop) => return self.stopped(&mut *source, watcher),
+                    Err(error) => return Err(self.kept(error, &mut *source, watcher)),
                 }
             }
             let epochs = self.run.config.epochs;
@@ -343,6 +344,20 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         self.settle(source, watcher)?;
         self.checkpoint(source)?;
         Ok(Outcome::Stopped(self.position()))
+    }
+
+    /// An error after which the run can continue with more memory: nothing of it is lost.
+    fn kept(
+        &mut self,
+        error: TrainError,
+        source: &mut dyn BatchSource<B>,
+        watcher: &mut dyn Watcher,
+    ) -> TrainError {
+        if !matches!(error, TrainError::Strategy(StrategyError::LargeBatch { .. })) {
+            return error;
+        }
+        let saved = self.settle(source, watcher).and_then(|()| self.checkpoint(source));
+        saved.err().unwrap_or(error)
     }
 
     /// Trains on a batch and does what is due after it.
@@ -507,7 +522,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             batches: self.run.job.batches.count(state.epoch),
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
-            bytes_read: state.epoch_read + disk_bytes_read().saturating_sub(self.read_before),
+            bytes_read: now.bytes_read - self.counted.bytes_read,
+            sample_bytes_read: now.sample_bytes_read - self.counted.sample_bytes_read,
+            disk_bytes_read: state.epoch_read + disk_bytes_read().saturating_sub(self.read_before),
             bytes_useful: state.epoch_useful,
             reads: now.reads - self.counted.reads,
             hit_ratio: hit_ratio(&now, &self.counted),

@@ -123,6 +123,13 @@ fn cgroup_limit(membership: &Path, root: &Path) -> Option<MemoryLimit> {
     tightest
 }
 
+/// Bytes that the kernel has read from disks for this process so far; 0 if unknown.
+pub fn disk_bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,8 @@ mod stop;
 mod stored;
 
 pub use budget::{
-    Budget, MemoryLimit, OverMachine, machine_memory_limit, own_resident_bytes, peak_resident_bytes,
+    Budget, MemoryLimit, OverMachine, disk_bytes_read, machine_memory_limit, own_resident_bytes,
+    peak_resident_bytes,
 };
 pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};

@@ -17,13 +17,12 @@ pub fn graph(bench: &Bench, nodes: u64, dim: u64) -> Result<()> {
     Ok(())
 }
 
-/// The command-line words of a run: the common ones, followed by `more`.
+/// The command-line words of a run: the common ones, unless `more` has the same flag, followed by `more`.
 fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let mut words =
-        vec!["train", "graph", "--fanout", "10,5", "--hidden", "64", "--batch", "500", "--dropout", "0.3"];
-    words.extend(["--epochs", epochs, "--out", out]);
-    words.extend(more);
-    words
+    let common = [["--fanout", "10,5"], ["--hidden", "64"], ["--batch", "500"], ["--dropout", "0.3"]];
+    let common = common.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
+    let words = ["train", "graph", "--epochs", epochs, "--out", out];
+    words.into_iter().chain(common).chain(more.iter().copied()).collect()
 }
 
 /// Losses are bit-identical for all strategies and numbers of threads.
@@ -140,20 +139,14 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     };
     refused("1MiB")?;
-    let mut smallest = smallest_budget(bench, &more)?;
+    let smallest = smallest_budget(bench, &more)?;
     let said = refused(&format!("{}B", smallest - 1))?;
     ensure!(
         (said.contains("topology") || said.contains("neighbours")) && said.contains("total"),
         "the refusal has no table: {said}"
     );
-    // The memory that diskgnn needs for training is known, and reported, only after sampling.
-    if strategy == "diskgnn"
-        && let Some(missing) = missing_when_sampled(bench, &more, smallest)?
-    {
-        smallest += missing;
-        ensure!(missing_when_sampled(bench, &more, smallest - 1)? == Some(1), "a byte less was not refused");
-    }
     let out = format!("budget-{strategy}-{eval}");
+    fs::remove_dir_all(bench.path(&out)).ok();
     let memory = format!("{smallest}B");
     let mut all = more.to_vec();
     all.extend(["--memory", &memory, "--json"]);
@@ -168,19 +161,8 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     ensure!(peak <= smallest, "the run promised {smallest} bytes and took {peak}");
     Ok(json!({
         "strategy": strategy, "eval": eval, "flags": also, "smallest_budget_bytes": smallest, "peak_host_bytes": peak,
-        "group_limit_bytes": limit, "seconds": summary["seconds"],
+        "smallest_over_peak": smallest as f64 / peak as f64, "group_limit_bytes": limit, "seconds": summary["seconds"],
     }))
-}
-
-/// The missing memory that a run reports after it has sampled its batches.
-fn missing_when_sampled(bench: &Bench, more: &[&str], memory: u64) -> Result<Option<u64>> {
-    let memory = format!("{memory}B");
-    let output = bench.esker(&words("tried", "8", &[more, &["--memory", &memory]].concat())).output()?;
-    fs::remove_dir_all(bench.path("tried")).ok();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let bytes = said.split("more (").find_map(|rest| rest.split(" bytes)").next()?.parse().ok());
-    ensure!(output.status.success() != bytes.is_some(), "{memory}: {said}");
-    Ok(bytes)
 }
 
 /// The smallest budget that works, according to the run.
@@ -240,22 +222,34 @@ pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
     killed(bench, "6", 100, 5)
 }
 
+/// The smallest budget over the peak, for strategies, models, widths of rows and kinds of evaluation.
 pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
-    graph(bench, 300_000, 128)?;
-    let cases = [
-        ("memory", "sampled", &[][..]),
-        ("mmap", "sampled", &[]),
-        ("mmap", "full", &[]),
-        ("ginex", "sampled", &[]),
-        ("ginex", "full", &[]),
-        ("diskgnn", "sampled", &[]),
-        ("diskgnn", "none", &["--segment", "20"]),
-    ];
-    cases
-        .iter()
-        .map(|(strategy, eval, also)| in_group(bench, strategy, eval, also))
-        .collect::<Result<Vec<_>>>()
-        .map(Value::Array)
+    let mut rows = Vec::new();
+    for (nodes, dim, dtype) in [("300000", "128", "f32"), ("150000", "768", "f16")] {
+        let common =
+            ["generate", "graph", "--degree", "15", "--train", "0.03", "--valid", "0.02", "--test", "0.02"];
+        let words = ["--nodes", nodes, "--dim", dim, "--dtype", dtype, "--seed", "1", "--overwrite"];
+        bench.json(&[&common[..], &words].concat())?;
+        for strategy in ["memory", "mmap", "ginex", "diskgnn"] {
+            for model in [&["--model", "sage"][..], &["--model", "gat", "--heads", "4"]] {
+                for eval in ["sampled", "full"] {
+                    let more = [model, &["--fanout", "10,10", "--hidden", "128", "--batch", "1000"]].concat();
+                    let mut found = in_group(bench, strategy, eval, &more)?;
+                    found["row"] = json!({ "dim": dim, "dtype": dtype });
+                    println!("{found}");
+                    rows.push(found);
+                }
+            }
+        }
+    }
+    rows.push(in_group(bench, "diskgnn", "none", &["--segment", "20"])?);
+    let ratio = |row: &Value| row["smallest_over_peak"].as_f64().unwrap_or(f64::INFINITY);
+    let largest = rows.iter().map(ratio).fold(0.0, f64::max);
+    ensure!(
+        largest <= 1.25,
+        "the smallest budget is {largest:.2} times the peak, 1.25 were promised: {rows:#?}"
+    );
+    Ok(json!({ "largest_smallest_over_peak": largest, "runs": rows }))
 }
 
 pub(super) fn full_speed(bench: &Bench) -> Result<Value> {

@@ -291,6 +291,7 @@ fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
     json!({
         "rows": rows, "hit_ratio": (hits(now) - hits(before)) as f64 / rows.max(1) as f64,
         "reads": reads, "bytes_read": now.bytes_read - before.bytes_read,
+        "sample_bytes_read": now.sample_bytes_read - before.sample_bytes_read,
         "bytes_useful": now.bytes_useful - before.bytes_useful,
         "read_seconds": read_seconds, "reads_per_second": reads as f64 / read_seconds.max(1e-9),
         "phases": phases, "neighbour_requests": lists,

@@ -18,7 +18,7 @@ use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
     Trainer, evaluate_run,
 };
-use esker_types::{Budget, ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted};
+use esker_types::{Budget, ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted, grouped};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -157,13 +157,28 @@ impl WithBackend for DryRun {
             return print_json(&json!({
                 "budget_host_bytes": config.memory, "promised_bytes": plan.table.total(),
                 "smallest_host_bytes": plan.smallest_bytes, "smallest_bytes": plan.smallest_bytes, "memory": plan.table,
+                "most_disk_bytes": plan.disk_bytes.0, "disk_budget_bytes": plan.disk_bytes.1, "largest_batch": plan.largest,
                 "budget_device_bytes": config.gpu_memory.or(backend.memory_limit()), "device_memory": plan.device_table, "config": config,
             }));
         }
         let smallest = ByteCount(plan.smallest_bytes);
-        let mut text = format!("{}\n  smallest budget that would do: {smallest}\n", plan.table);
+        let mut text = format!("{}\n\nsmallest budget that would do: {smallest}\n", plan.table.explained());
         if let Some(table) = &plan.device_table {
-            text += &format!("{}:\n{table}\n", config.device);
+            text += &format!("{}:\n{}\n", config.device, table.explained());
+        }
+        let size =
+            |(nodes, edges): (u64, u64)| format!("{} nodes, {} neighbours", grouped(nodes), grouped(edges));
+        text += &format!("largest batch: {}", size(plan.largest.training));
+        if let Some(evaluation) = plan.largest.evaluation {
+            text += &format!("; of evaluation: {}", size(evaluation));
+        }
+        text += match plan.largest.sampled {
+            true => " (some batches were sampled, and a margin added)\n",
+            false => " (what fan-outs allow)\n",
+        };
+        if let (most @ 1.., allowed) = plan.disk_bytes {
+            let (most, allowed) = (ByteCount(most), ByteCount(allowed));
+            text += &format!("disk space: at most {most}, and --disk-budget allows {allowed}\n");
         }
         print(&text)
     }

@@ -202,6 +202,12 @@ impl PackReader {
         Ok(())
     }
 
+    /// Bytes that were read to load a batch: its sample and its placements.
+    pub fn loaded_bytes(&self, batch: &PackedBatch) -> u64 {
+        let entry = &self.packed.entries[batch.number];
+        entry.sample_bytes + (entry.nodes + entry.shared_rows) * 4
+    }
+
     /// Bytes of memory for the rows of a loaded batch.
     pub fn rows_bytes(&self, batch: &PackedBatch) -> usize {
         let entry = &self.packed.entries[batch.number];

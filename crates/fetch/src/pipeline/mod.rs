@@ -51,7 +51,12 @@ impl Stage {
 
     /// Waits for a permit in the same way.
     pub fn permit(&self, from: &Permits) -> Option<Permit> {
-        self.clock.blocked(|| from.take(&self.stopped))
+        self.permit_of(from, 1)
+    }
+
+    /// Waits until `count` permits are free, and takes them as one. There must be as many. Only one stage may do so.
+    pub fn permit_of(&self, from: &Permits, count: usize) -> Option<Permit> {
+        self.clock.blocked(|| from.take(count, &self.stopped))
     }
 
     /// Its clock.

@@ -71,13 +71,13 @@ impl<T: Default> From<T> for Recycled<T> {
     }
 }
 
-/// Limits how many batches may be in flight at a time.
+/// Limits what may be in flight at a time: batches, or units of their memory.
 #[derive(Clone)]
 pub struct Permits(Recycler<()>);
 
-/// Permission for one batch. When dropped, it is free again.
+/// Permission for a batch. When dropped, it is free again.
 #[derive(Debug)]
-pub struct Permit(#[allow(dead_code)] Recycled<()>);
+pub struct Permit(#[allow(dead_code)] Vec<Recycled<()>>);
 
 impl Permits {
     /// A pool of `count` permits.
@@ -85,14 +85,15 @@ impl Permits {
         Permits(Recycler::new(count))
     }
 
-    pub(super) fn take(&self, stop: &Receiver<()>) -> Option<Permit> {
-        self.0.take(stop).map(Permit)
+    /// Takes one after the other. So only one stage may take several: two could each wait for what the other has.
+    pub(super) fn take(&self, count: usize, stop: &Receiver<()>) -> Option<Permit> {
+        (0..count).map(|_| self.0.take(stop)).collect::<Option<Vec<_>>>().map(Permit)
     }
 }
 
 impl Permit {
     /// A permit outside any pipeline, for code that makes batches without one.
     pub fn unlimited() -> Permit {
-        Permit(Recycled::from(()))
+        Permit(Vec::new())
     }
 }

@@ -6,7 +6,7 @@ use super::prepare::work;
 use super::sampling::samples;
 use super::sizes::Sizes;
 use crate::direct::Reads;
-use crate::{EvaluationSchedule, Inference, Job, Phase, Result};
+use crate::{EvaluationSchedule, Inference, Job, KnownSizes, Phase, Result};
 use esker_fetch::packed::{PackLayout, PackWriter, Packed, PackedBytes, Packing, Samples};
 use esker_fetch::{FetchError, StoredRow};
 use esker_plan::Hottest;
@@ -142,6 +142,8 @@ impl<'a> Preparation<'a> {
         (outline.epochs, outline.epochs_sampled) = (1, Some(1));
         outline.epoch_batches = over.batches.count(0);
         outline.evaluation = None;
+        let known = outline.known.take();
+        outline.known = known.map(|known| KnownSizes { training: known.evaluation, evaluation: None });
         let out_of_core = &mut outline.out_of_core;
         (out_of_core.segment, out_of_core.feature_cache_bytes) = (None, None);
         if out_of_core.disk_bytes_explicit {

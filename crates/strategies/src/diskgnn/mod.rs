@@ -91,7 +91,13 @@ fn safe_points(job: &JobOutline) -> SafePoints {
 
 /// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
-    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, caches_on_device: true, ..Needs::default() })
+    Ok(Needs {
+        host: sizes::memory(job),
+        disk_bytes: sizes::most_on_disk(job),
+        takes_the_rest: true,
+        caches_on_device: true,
+        ..Needs::default()
+    })
 }
 
 /// The strategy, not yet prepared.

@@ -142,7 +142,7 @@ fn segment_of(asked: u32, batches: u64) -> u32 {
 pub(super) fn work<'a>(job: &'a Job, sizes: &Sizes, reads: &'a Reads) -> PackWork<'a> {
     PackWork {
         sizes: PackSizes {
-            memory_bytes: sizes.phase_bytes,
+            memory_bytes: sizes.preparing_bytes,
             threads: job.threads.max(1),
             safe_points: super::safe_points(job),
         },

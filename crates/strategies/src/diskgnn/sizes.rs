@@ -6,15 +6,13 @@ use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, Largest, PackWriter, Packed, Packing};
 use esker_plan::Hottest;
-use esker_sample::DiskGraph;
+use esker_sample::{Bound, DiskGraph};
 use esker_types::ByteCount;
 
 /// Samples per bulk sampling thread: made, waiting, read.
 const WORKER_SAMPLES: u64 = 4;
 /// Memory of the sample log apart from records: three arrays being written.
 const LOG_BYTES: u64 = 8 << 20;
-/// Batches per worker with rows in memory: one being read, and one waiting or being assembled.
-pub(super) const WORKER_BUFFERS: usize = 2;
 /// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
@@ -25,13 +23,12 @@ const FEW_BATCHES: u64 = 1024;
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
-    direct::add_memory(job, &mut table);
     table
 }
 
 /// Memory of one sampling thread and the log.
 fn least_sampling(job: &JobOutline) -> u64 {
-    let bound = job.bound(&job.settings, job.largest_batch);
+    let bound = job.largest_bound();
     let log = LOG_BYTES.saturating_add(bound.sample_bytes).saturating_add(bound.nodes.saturating_mul(8));
     // If the disk determines the number of epochs, accesses of the first epoch are counted while neighbours are in
     // memory.
@@ -42,7 +39,7 @@ fn least_sampling(job: &JobOutline) -> u64 {
 
 /// Memory of laying out and packing.
 fn least_packing(job: &JobOutline) -> u64 {
-    let bound = job.bound(&job.settings, job.largest_batch);
+    let bound = job.largest_bound();
     let nodes = job.dataset.manifest().nodes.count;
     // At least one epoch is packed. The size of further epochs is known, and checked, after they are sampled. The bound
     // is every row of every batch, within the disk budget.
@@ -58,11 +55,11 @@ fn training_bytes(
     largest: &Largest,
     blocks: u64,
     batches: u64,
-    workers: u64,
-    depth: u64,
+    training: Training,
     device: bool,
 ) -> u64 {
     let row_bytes = job.row_bytes();
+    let (workers, depth) = (training.workers as u64, training.depth as u64);
     let missed = Packed::rows_bytes_for(largest, row_bytes);
     let list = largest.nodes.saturating_mul(4).saturating_add(largest.shared_rows.saturating_mul(4));
     let samples = (depth.next_multiple_of(workers.max(1)) + workers * WORKER_PREFETCH as u64)
@@ -72,7 +69,7 @@ fn training_bytes(
     // If the device assembles, it gets the rows that were read. Otherwise there are also assembled rows in memory.
     let (missed_count, rows) = match device {
         true => (depth + workers, 0),
-        false => (workers * WORKER_BUFFERS as u64, largest.nodes.saturating_mul(job.dim() * 4)),
+        false => (workers * training.buffers as u64, largest.nodes.saturating_mul(job.dim() * 4)),
     };
     samples
         .saturating_add(readers)
@@ -81,17 +78,28 @@ fn training_bytes(
         .saturating_add(Packed::index_bytes(batches, blocks))
 }
 
-/// The smallest memory of training that is known before batches are: samples, and the rows of one batch in addition to
-/// those of steps in flight. Missed and cached rows are known with the batches, and checked then.
-fn least_training(job: &JobOutline) -> u64 {
-    let bound = job.bound(&job.settings, job.largest_batch);
-    let (nodes, sample_bytes) = (bound.nodes, bound.sample_bytes);
-    let largest =
-        Largest { nodes, sample_bytes, record_bytes: sample_bytes / 2, packed_rows: 0, shared_rows: 0 };
-    training_bytes(job, &largest, 0, FEW_BATCHES, 1, 1 + job.steps_in_flight as u64, false)
+/// The largest batch of evaluation, none of whose rows are cached.
+fn evaluated(job: &JobOutline) -> Option<Largest> {
+    job.evaluation_bound().map(|bound| largest_of(&bound))
 }
 
-/// The smallest memory that diskgnn needs, line by line.
+fn largest_of(bound: &Bound) -> Largest {
+    let Bound { nodes, sample_bytes, .. } = *bound;
+    Largest { nodes, sample_bytes, record_bytes: sample_bytes, packed_rows: nodes, shared_rows: 0 }
+}
+
+/// The smallest memory of training: one batch in addition to those of steps in flight, none of whose rows are cached.
+/// If evaluations cannot be packed, they read rows one by one, in turn with training.
+fn least_training(job: &JobOutline) -> u64 {
+    let bound = job.largest_bound();
+    let batches = FEW_BATCHES.max(job.epoch_batches.saturating_mul(job.epochs_sampled.unwrap_or(1)));
+    let blocks = batches.saturating_mul(bound.nodes.saturating_mul(job.row_bytes()) / BLOCK_BYTES + 2);
+    let least = Training::least(job);
+    let training = training_bytes(job, &largest_of(&bound), blocks, batches, least, false);
+    training.max(direct::memory_bytes(job))
+}
+
+/// The smallest memory that diskgnn needs, line by line. Before the first step, the memory of steps is free.
 pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, packing, training) = (least_sampling(job), least_packing(job), least_training(job));
@@ -101,8 +109,26 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
         ByteCount(packing),
         ByteCount(training)
     );
-    table.add(turns, sampling.max(packing).max(training));
+    let before = sampling.max(packing).saturating_sub(job.room.step_bytes);
+    table.add(turns, before.max(training));
     table
+}
+
+/// The most that samples and packed rows may take on disk: no row is cached. Without explicit epochs, the disk budget
+/// determines their number.
+pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
+    if job.largest_batch == 0 {
+        return 0;
+    }
+    let batch = |bound: &Bound| {
+        let rows = bound.nodes.saturating_mul(job.row_bytes()).next_multiple_of(BLOCK_BYTES);
+        rows.saturating_add(bound.sample_bytes).saturating_add(bound.nodes * 12)
+    };
+    let epochs = job.epochs_sampled.unwrap_or(job.epochs);
+    let trained = batch(&job.training_bound()).saturating_mul(job.epoch_batches.saturating_mul(epochs));
+    let evaluation = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.batches);
+    let evaluated = job.evaluation_bound().map_or(0, |bound| batch(&bound).saturating_mul(evaluation));
+    trained.saturating_add(evaluated).min(job.out_of_core.disk_bytes)
 }
 
 /// How training uses memory.
@@ -112,13 +138,24 @@ pub(super) struct Training {
     pub workers: usize,
     /// Batches with rows in memory.
     pub depth: usize,
+    /// Batches per worker whose missed rows are in memory: being read, and waiting or being assembled.
+    pub buffers: usize,
+}
+
+impl Training {
+    /// One batch after the other, in addition to those of steps in flight.
+    fn least(job: &JobOutline) -> Training {
+        Training { workers: 1, depth: 1 + job.steps_in_flight, buffers: 1 }
+    }
 }
 
 /// How the granted memory is used.
 #[derive(Debug, Clone)]
 pub(super) struct Sizes {
-    /// Memory of a phase.
+    /// Memory of training.
     pub phase_bytes: u64,
+    /// Memory of each phase before training. Steps do not use theirs yet.
+    pub preparing_bytes: u64,
     /// Number of sampling threads, and their memory together.
     pub samplers: usize,
     pub sampling_bytes: u64,
@@ -130,14 +167,15 @@ pub(super) struct Sizes {
 impl Sizes {
     pub fn new(job: &JobOutline, device_bytes: u64) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
-        let bound = job.bound(&job.settings, job.largest_batch);
-        let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
-        let left = phase_bytes.saturating_sub(least_sampling(job) - worker_bytes);
+        let preparing_bytes = phase_bytes.saturating_add(job.room.step_bytes);
+        let worker_bytes = sampler_bytes(job, &job.largest_bound(), WORKER_SAMPLES);
+        let left = preparing_bytes.saturating_sub(least_sampling(job) - worker_bytes);
         let samplers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
         let left = left.saturating_sub(samplers * worker_bytes);
-        let neighbours = NeighbourBudget::within(job, left, phase_bytes)?;
+        let neighbours = NeighbourBudget::within(job, left, preparing_bytes)?;
         Ok(Sizes {
             phase_bytes,
+            preparing_bytes,
             samplers: samplers as usize,
             sampling_bytes: samplers * worker_bytes,
             neighbours,
@@ -156,21 +194,22 @@ impl Sizes {
         room: u64,
     ) -> (Training, u64) {
         let device = self.device_bytes > 0;
-        let ahead = job.steps_in_flight as u64;
-        let needed = |workers: u64, depth: u64| {
-            training_bytes(job, largest, blocks, batches, workers, depth + ahead, device)
-        };
-        let candidates = [(2, 3), (2, 2), (1, 2)];
-        let fitting = candidates.into_iter().find(|(workers, depth)| needed(*workers, *depth) <= room);
-        let (workers, depth) = fitting.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
-        let training = Training { workers: workers as usize, depth: (depth + ahead) as usize };
-        (training, needed(workers, depth))
+        let ahead = job.steps_in_flight;
+        let needed = |training: &Training| training_bytes(job, largest, blocks, batches, *training, device);
+        let candidates = [(2, 3), (2, 2), (1, 2), (1, 1)].into_iter();
+        let mut candidates =
+            candidates.map(|(workers, depth)| Training { workers, depth: depth + ahead, buffers: 2 });
+        let fitting = candidates.find(|training| needed(training) <= room);
+        let training =
+            fitting.filter(|_| !job.out_of_core.sequential).unwrap_or_else(|| Training::least(job));
+        (training, needed(&training))
     }
 
     /// Rows to set aside for memory, when batches are known but not how many of their rows are on disk.
     pub fn slots(&self, job: &JobOutline, largest: &Largest, batches: u64) -> Result<u64> {
-        // In the worst case, all of them.
+        // In the worst case, all of them. Batches of evaluation are sampled later.
         let largest = Largest { packed_rows: largest.nodes, ..*largest };
+        let largest = evaluated(job).map_or(largest, |evaluated| largest.max(&evaluated));
         let row_bytes = job.row_bytes().max(1);
         let blocks = batches * (largest.nodes * row_bytes / BLOCK_BYTES + 1);
         // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the
@@ -181,6 +220,7 @@ impl Sizes {
             None => self.phase_bytes / 4 * 3,
         };
         let (_, needed) = self.shared_out(job, &largest, blocks, batches, room);
+        let needed = needed.max(direct::memory_bytes(job));
         if needed > self.phase_bytes {
             return Err(too_little(job, needed, self.phase_bytes));
         }
@@ -201,7 +241,8 @@ impl Sizes {
         let (batches, largest, threads) = (sampled.batches, sampled.largest.nodes, job.threads.max(1) as u64);
         let needed =
             PackWriter::memory_bytes(nodes, job.row_bytes(), batches, largest, packed_bytes, threads);
-        if needed > self.phase_bytes { Err(too_little(job, needed, self.phase_bytes)) } else { Ok(()) }
+        let left = self.preparing_bytes;
+        if needed > left { Err(too_little(job, needed, left)) } else { Ok(()) }
     }
 
     /// Workers and batches in memory for packed rows. Fails if they do not fit any more.

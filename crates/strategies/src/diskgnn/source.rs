@@ -3,12 +3,13 @@
 //! read while the last reads of one batch are still in flight.
 
 use super::evaluation::PackedPhases;
-use super::sizes::{Training, WORKER_BUFFERS, WORKER_PREFETCH};
+use super::sizes::{Training, WORKER_PREFETCH};
 use super::{Opened, RowTier};
 use crate::direct::Reads;
+use crate::job::run_positions;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Result, RunPosition, SourceCounters, StrategyError};
 use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{PackReader, PackedBatch};
@@ -27,6 +28,7 @@ struct ReadCounts {
     host_hits: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
+    sample_bytes: AtomicU64,
     /// The time in which any worker reads.
     reading: AnyBusy,
 }
@@ -66,7 +68,10 @@ struct LoadedRows<D: Device> {
 /// The batches of a run in one stream: of training, and of evaluations whose rows are packed. So the first batches of
 /// an evaluation are read while the last ones of an epoch are trained on, and the other way round.
 pub(super) struct PackedRun<D: Device> {
-    stages: Stages<D>,
+    /// `None` while an evaluation without packed rows has their memory.
+    stages: Option<Stages<D>>,
+    /// The counters when they ended.
+    counted: SourceCounters,
     evaluates: bool,
     /// Opens the stages at a position.
     open: Box<dyn Fn(RunPosition) -> Result<Stages<D>> + Send>,
@@ -91,17 +96,24 @@ impl<D: Device> PackedRun<D> {
             };
             stages(shared, &job, from, training, epochs, &reads, &device)
         };
-        Ok(PackedRun { stages: open(from)?, evaluates, open: Box::new(open) })
+        let (stages, counted) = (Some(open(from)?), SourceCounters::default());
+        Ok(PackedRun { stages, counted, evaluates, open: Box::new(open) })
     }
 }
 
 impl<D: Device> PhaseSource<D> for PackedRun<D> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
-        self.stages.next()
+        self.stages.as_mut().map_or(Ok(None), Stages::next)
     }
 
     fn counters(&self) -> SourceCounters {
-        self.stages.counters()
+        self.stages.as_ref().map_or_else(|| self.counted.clone(), Stages::counters)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.counted = self.counters();
+        self.stages = None;
+        true
     }
 
     fn evaluates(&self) -> bool {
@@ -109,29 +121,11 @@ impl<D: Device> PhaseSource<D> for PackedRun<D> {
     }
 
     fn restart(&mut self, at: RunPosition) -> Result<()> {
-        self.stages = (self.open)(at)?;
+        // Those before end first, and free their memory.
+        self.stages = None;
+        self.stages = Some((self.open)(at)?);
         Ok(())
     }
-}
-
-/// The positions of a run from one on: all of them, or those of training.
-fn positions(
-    job: &Job,
-    from: RunPosition,
-    evaluates: bool,
-) -> impl Iterator<Item = RunPosition> + Send + use<> {
-    let (job, mut next) = (job.clone(), Some(from));
-    std::iter::from_fn(move || {
-        loop {
-            let at = next?;
-            let is_yielded = evaluates || matches!(at.phase, Phase::Train { .. });
-            if is_yielded && at.batch < job.count(at.phase) {
-                next = Some(RunPosition { batch: at.batch + 1, ..at });
-                return Some(at);
-            }
-            next = job.phase_after(at.phase).map(RunPosition::start_of);
-        }
-    })
 }
 
 /// The stages of a run from a position on.
@@ -146,10 +140,10 @@ fn stages<D: Device>(
 ) -> Result<Stages<D>> {
     let evaluates = shared.phases.evaluates(&job.schedule);
     let workers = (0..training.workers).map(|number| {
-        let mut positions = positions(job, from, evaluates).skip(number).step_by(training.workers);
+        let mut positions = run_positions(job, from, evaluates).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
-        shared.read(shared.load(listed, job, epochs, samples))
+        shared.read(shared.load(listed, job, epochs, samples), training.buffers)
     });
     let read = Pipeline::in_turn(workers.collect());
     let assemble = Assemble { shared: shared.clone(), reads: reads.clone(), device: device.clone() };
@@ -169,6 +163,7 @@ fn stages<D: Device>(
             bytes_useful: get(&counts.rows) * row_bytes,
             bytes_read: get(&counts.read_bytes),
             reads: get(&counts.reads),
+            sample_bytes_read: get(&counts.sample_bytes),
             hits,
             read_seconds: counts.reading.passed().as_secs_f64(),
             ..SourceCounters::default()
@@ -214,7 +209,7 @@ impl<D: Device> Shared<D> {
         samples: usize,
     ) -> Pipeline<LoadedSample, StrategyError> {
         let (phases, permits, sequential) = (self.phases.clone(), self.permits.clone(), self.sequential);
-        let (readers, job) = (self.phases.clone(), job.clone());
+        let (readers, job, counts) = (self.phases.clone(), job.clone(), self.counts.clone());
         let (samples, loads) =
             (Recycler::<Sample>::new(samples), Recycler::<PackedBatch>::new(WORKER_PREFETCH));
         listed.then_with(
@@ -236,7 +231,9 @@ impl<D: Device> Shared<D> {
                     None => (Position { epoch: at.epoch % epochs, ..at }, &job.batches),
                     Some(over) => (at, &over.batches),
                 };
-                readers[phase].load(sampled, &mut sample, &mut packed)?;
+                let reader = &mut readers[phase];
+                reader.load(sampled, &mut sample, &mut packed)?;
+                counts[phase.min(1)].sample_bytes.fetch_add(reader.loaded_bytes(&packed), Ordering::Relaxed);
                 let targets = batches.targets(sampled)?;
                 Ok(Some(LoadedSample { at, phase, sample, packed, targets, permit }))
             },
@@ -244,9 +241,13 @@ impl<D: Device> Shared<D> {
     }
 
     /// Reads rows.
-    fn read(&self, loaded: Pipeline<LoadedSample, StrategyError>) -> Pipeline<LoadedRows<D>, StrategyError> {
+    fn read(
+        &self,
+        loaded: Pipeline<LoadedSample, StrategyError>,
+        buffers: usize,
+    ) -> Pipeline<LoadedRows<D>, StrategyError> {
         let (readers, shared) = (self.phases.clone(), self.clone());
-        let buffers = Recycler::<Option<AlignedBuffer>>::new(WORKER_BUFFERS);
+        let buffers = Recycler::<Option<AlignedBuffer>>::new(buffers);
         let most_bytes =
             self.phases.all().iter().map(|packed| packed.rows_bytes()).max().unwrap_or(0) as usize;
         loaded.then_with(

@@ -8,8 +8,8 @@ use esker_sample::order::{Batching, Sequential, Shuffled};
 use esker_sample::{Carry, Direction, Fanout, Form, NodeBatches, Position, Sample, Seeds, Settings};
 use esker_store::Dataset;
 use esker_strategies::{
-    BatchSource, EvaluationOutline, EvaluationSchedule, FixedRows, Inference, Job, JobOutline, OutOfCore,
-    RunPosition, SourceCounters, Strategy, StrategyKind,
+    BatchRoom, BatchSource, EvaluationOutline, EvaluationSchedule, FixedRows, Inference, Job, JobOutline,
+    OutOfCore, RunPosition, SourceCounters, Strategy, StrategyKind,
 };
 use esker_types::{Budget, Dtype, NodeId, Silent};
 use std::path::Path;
@@ -34,6 +34,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         epochs_sampled: None,
         epoch_batches: 8,
         settings: Settings { seed, fanouts, form: Form::Dense, carry: Carry::default() },
+        known: None,
         direction: Direction::Incoming,
         evaluation: None,
         threads: 2,
@@ -42,6 +43,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
+        room: BatchRoom::default(),
         columns: Vec::new(),
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
@@ -131,7 +133,7 @@ pub fn scheduled(job: Job) -> Job {
         },
         ..job
     };
-    job.evaluation = Some(EvaluationOutline { largest_batch, settings });
+    job.evaluation = Some(EvaluationOutline { largest_batch, batches: 8, settings });
     job
 }
 

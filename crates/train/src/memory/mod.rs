@@ -8,7 +8,8 @@ mod model;
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
 use esker_nn::{Backend, MemoryOf};
-use esker_strategies::{Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
+use esker_sample::Bound;
+use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
 /// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
@@ -100,6 +101,34 @@ pub struct Plan {
     pub smallest_bytes: u64,
     /// Total memory of the strategy.
     pub strategy_bytes: u64,
+    /// What batches that are larger than expected may take.
+    pub room: BatchRoom,
+    /// The most that the strategy's files may take on disk, and the disk budget.
+    pub disk_bytes: (u64, u64),
+    /// Nodes and neighbours of the largest batches of training and evaluation.
+    pub largest: PlannedBatches,
+}
+
+/// The size of the largest batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct PlannedBatches {
+    /// Nodes and neighbours of a training batch.
+    pub training: (u64, u64),
+    /// Nodes and neighbours of an evaluation batch, if evaluation samples.
+    pub evaluation: Option<(u64, u64)>,
+    /// Whether batches were sampled to know it. Otherwise it is what fan-outs allow.
+    pub sampled: bool,
+}
+
+impl PlannedBatches {
+    fn of(job: &JobOutline) -> PlannedBatches {
+        let size = |bound: Bound| (bound.nodes, bound.edges);
+        PlannedBatches {
+            training: size(job.training_bound()),
+            evaluation: job.evaluation_bound().map(size),
+            sampled: job.known.is_some(),
+        }
+    }
 }
 
 /// The input of a plan.
@@ -123,6 +152,8 @@ impl Plan {
         device: DeviceProfile,
     ) -> Result<Plan> {
         let planned = Planned { config, strategy, outputs, purpose, device };
+        let step_bytes = planned.host_step_bytes(job)?;
+        let job = &JobOutline { room: BatchRoom { step_bytes, ..BatchRoom::default() }, ..job.clone() };
         let least = planned.whole_least(job)?;
         let device_table = planned.device_table(job, least)?;
         // A device without a memory limit takes what it needs.
@@ -149,6 +180,12 @@ impl Plan {
             strategy_bytes += caches;
             table.add("caches and prefetched batches", caches);
         }
+        let room = BatchRoom {
+            // Whole-graph inference uses what is spare, too.
+            spare_bytes: if least.host > 0 || takes_the_rest { 0 } else { spare },
+            step_bytes,
+            budget_bytes: config.memory,
+        };
         let left = device_bytes - device_total;
         let cache_device_bytes = planned.cache_bytes(job, left, least)?;
         let device = left + least.device - cache_device_bytes;
@@ -167,7 +204,25 @@ impl Plan {
             cache_device_bytes,
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
+            room,
+            disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
+            largest: PlannedBatches::of(job),
         })
+    }
+}
+
+/// Adds the memory of steps. Training and evaluation take turns.
+fn add_steps(table: &mut MemoryTable, training: u64, evaluation: u64) {
+    match (training, evaluation) {
+        (training, 0) => table.add("training step", training),
+        (0, evaluation) => table.add("evaluation: inference", evaluation),
+        (training, evaluation) => {
+            let (step, inference) = (ByteCount(training), ByteCount(evaluation));
+            table.add(
+                format!("in turn: training step {step}, evaluation {inference}"),
+                training.max(evaluation),
+            );
+        }
     }
 }
 
@@ -191,7 +246,10 @@ impl Planned<'_> {
     fn others(&self, job: &JobOutline, whole_least: Bytes) -> Result<MemoryTable> {
         let (config, outputs) = (self.config, self.outputs);
         let mut table = MemoryTable::default();
-        table.add("program and its threads", PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES);
+        let from =
+            format!("{} + 2 x {} x {}", ByteCount(PROGRAM_BYTES), config.threads, ByteCount(THREAD_BYTES));
+        let program = PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES;
+        table.add_from("program and its threads", program, from);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
         if !self.device.in_host_memory {
             table.add("driver and its libraries", DRIVER_BYTES);
@@ -204,11 +262,13 @@ impl Planned<'_> {
             table.extend((self.strategy)(job)?.device);
         }
         if self.purpose == Purpose::Train {
-            if self.device.in_host_memory {
-                table.add("training step", step);
-            }
             // A copy of all numbers, and their bytes.
             table.add("checkpoint", 2 * (model / 2 + optimizer));
+        }
+        if self.device.in_host_memory {
+            let step = if self.purpose == Purpose::Train { step } else { 0 };
+            let inference = self.inference_bytes(job)?.map_or(0, |(inference, _)| inference);
+            add_steps(&mut table, step, inference.max(whole_least.host));
         }
         let splits = job.dataset.manifest().splits.as_ref();
         let evaluated = splits.map_or(0, |splits| match self.purpose {
@@ -221,12 +281,7 @@ impl Planned<'_> {
         if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
             table.add("evaluation: scores", scores);
         }
-        if self.device.in_host_memory
-            && let Some((inference, _)) = self.inference_bytes(job)?
-        {
-            table.add("evaluation: inference", inference);
-        }
-        if whole_least.host > 0 {
+        if whole_least.host > 0 && !self.device.in_host_memory {
             table.add("evaluation: all neighbours", whole_least.host);
         }
         Ok(table)
@@ -243,26 +298,23 @@ impl Planned<'_> {
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
         table.extend((self.strategy)(job)?.device);
-        if self.purpose == Purpose::Train {
+        let (inference, evaluated_rows) = self.inference_bytes(job)?.unwrap_or_default();
+        let trains = self.purpose == Purpose::Train;
+        if trains {
             let uploaded = self.device.steps_in_flight + UPLOADED;
-            let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
+            let rows = job.training_bound().nodes.saturating_mul(job.dim() * 4).max(evaluated_rows);
             let batch = rows.saturating_add(self.adjacency_bytes(job));
             table.add(
                 format!("rows and adjacency of {uploaded} batches"),
                 batch.saturating_mul(uploaded as u64),
             );
-            table.add("training step", step);
+        } else if evaluated_rows > 0 {
+            table.add("evaluation: feature rows of a batch", evaluated_rows);
         }
         if self.caches_rows(job)? {
             table.add("rows of a batch as stored", self.missed_bytes(job));
         }
-        if let Some((inference, rows)) = self.inference_bytes(job)? {
-            table.add("evaluation: feature rows of a batch", rows);
-            table.add("evaluation: inference", inference);
-        }
-        if whole_least.device > 0 {
-            table.add("evaluation: all neighbours", whole_least.device);
-        }
+        add_steps(&mut table, if trains { step } else { 0 }, inference.max(whole_least.device));
         Ok(Some(table))
     }
 

@@ -10,17 +10,14 @@ impl Planned<'_> {
     /// The missed rows of a batch and a placement per row, until they are assembled, including the rounding of a pool.
     /// The next batch is uploaded to the same memory.
     pub(super) fn missed_bytes(&self, job: &JobOutline) -> u64 {
-        let trained = job.bound(&job.settings, job.largest_batch).nodes;
-        let evaluation = job.evaluation.as_ref();
-        let evaluated = evaluation.map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
-        let bytes = trained.max(evaluated).saturating_mul(job.row_bytes() + 4);
+        let bytes = job.most_nodes().saturating_mul(job.row_bytes() + 4);
         bytes.saturating_add(bytes / 4).saturating_add(4096)
     }
 
     /// Adjacency and labels to be uploaded to a device with its own memory, and the rounding of pinned memory: an
     /// eighth by its sizes, a quarter by its pool.
     pub(super) fn pinned_bytes(&self, job: &JobOutline) -> u64 {
-        let rows = job.bound(&job.settings, job.largest_batch).nodes.saturating_mul(job.dim() * 4);
+        let rows = job.most_nodes().saturating_mul(job.dim() * 4);
         let held = job.prefetch_depth as u64;
         (rows / 8 * 3).saturating_add(self.adjacency_bytes(job) / 8 * 11).saturating_mul(held)
     }
@@ -47,6 +44,15 @@ impl Planned<'_> {
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
         Ok((bytes.model, bytes.optimizer, bytes.step.saturating_sub(rows)))
+    }
+
+    /// The host memory of a step, whichever takes more.
+    pub(super) fn host_step_bytes(&self, job: &JobOutline) -> Result<u64> {
+        if !self.device.in_host_memory {
+            return Ok(0);
+        }
+        let inference = self.inference_bytes(job)?.map_or(0, |(inference, _)| inference);
+        Ok(self.step_bytes(job)?.2.max(inference))
     }
 
     /// Inference of an evaluation batch without its rows, and the rows. `None` if evaluation does not sample.

@@ -1,0 +1,114 @@
+//! The pilot: some batches of every phase are sampled for their size, before memory is divided. What fan-outs allow is
+//! often several times what batches are, because neighbours repeat and many nodes have few. Which batches are sampled
+//! depends on the job alone, so a dry run and a run find the same sizes.
+
+use crate::job::LoadedTopology;
+use crate::sampling::ResidentTopology;
+use crate::{Job, KnownSizes, Result};
+use esker_sample::{
+    AnyTopology, Batches, DiskGraph, HopSizes, OnDisk, Position, Sample, SampleError, Sampler, Settings,
+    Topology,
+};
+use esker_types::Dtype;
+use std::sync::Arc;
+
+/// Batches that are sampled per phase, at most and at least.
+const MOST_BATCHES: u64 = 16;
+const LEAST_BATCHES: u64 = 2;
+/// After so many neighbours, no further batch is sampled: large batches are alike.
+const ENOUGH_EDGES: u64 = 2_000_000;
+/// Batches may be larger than the largest one sampled, by this share or by the spread that was seen.
+const MARGIN: f64 = 1.0 / 16.0;
+const SPREADS: f64 = 3.0;
+
+impl Job {
+    /// Samples some batches and keeps their sizes in the outline, using at most `allowed` bytes. If even that is too
+    /// little, sizes stay what fan-outs allow. With `keep`, a topology that was loaded for it stays in memory for the
+    /// strategy.
+    pub fn pilot(&mut self, allowed: u64, keep: bool) -> Result<()> {
+        let in_memory = AnyTopology::bytes_for(&self.dataset, self.direction);
+        let room = if keep { allowed } else { allowed / 2 };
+        let known = if in_memory <= room {
+            let topology = ResidentTopology::load(self)?;
+            let left = allowed - in_memory;
+            let known = match &topology {
+                ResidentTopology::Narrow(graph) => sizes(self, graph.clone(), left),
+                ResidentTopology::Wide(graph) => sizes(self, graph.clone(), left),
+            };
+            self.topology = LoadedTopology(keep.then_some(topology));
+            known
+        } else {
+            let left = allowed.saturating_sub(DiskGraph::bytes_for(&self.dataset, self.direction));
+            let graph = Arc::new(DiskGraph::open(&self.dataset, self.direction)?);
+            match self.dataset.manifest().id_dtype() {
+                Dtype::U64 => sizes(self, OnDisk::<u64>::new(graph, None), left),
+                _ => sizes(self, OnDisk::<u32>::new(graph, None), left),
+            }
+        };
+        self.known = match known {
+            Err(SampleError::Memory { .. }) => None,
+            known => Some(known?),
+        };
+        Ok(())
+    }
+}
+
+/// The sizes of all phases.
+fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<KnownSizes, SampleError> {
+    let phase = |batches: &dyn Batches, settings: &Settings| {
+        let mut sampler = Sampler::new(topology.clone(), settings.clone(), bytes)?;
+        sizes_of(batches, &mut sampler)
+    };
+    let schedule = &job.schedule;
+    let mut evaluation: Option<HopSizes> = None;
+    for over in [&schedule.validation, &schedule.last_validation, &schedule.test].into_iter().flatten() {
+        let found = phase(&*over.batches, &over.settings)?;
+        evaluation = match (evaluation, found) {
+            (Some(before), Some(found)) => Some(before.max(&found)),
+            (before, found) => before.or(found),
+        };
+    }
+    Ok(KnownSizes { training: phase(&*job.batches, &job.settings)?, evaluation })
+}
+
+/// The sizes of some batches, with a margin. `None` if there are no batches.
+fn sizes_of<T: Topology>(
+    batches: &dyn Batches,
+    sampler: &mut Sampler<T>,
+) -> Result<Option<HopSizes>, SampleError> {
+    let count = batches.count(0);
+    let sampled = count.min(MOST_BATCHES);
+    let (mut seeds, mut sample, mut largest) = (Vec::new(), Sample::default(), HopSizes::default());
+    let (mut edges, mut nodes) = (0, Vec::new());
+    for number in 0..sampled {
+        let at = Position { epoch: 0, batch: number * count / sampled };
+        batches.seeds(at, &mut seeds)?;
+        sampler.sample(at, &seeds, &mut sample)?;
+        largest = largest.max(&HopSizes::of(&sample));
+        edges += sample.edge_count();
+        nodes.push(sample.node_ids.len() as f64);
+        if edges >= ENOUGH_EDGES && number + 1 >= LEAST_BATCHES {
+            break;
+        }
+    }
+    Ok((sampled > 0).then(|| largest.enlarged(margin(&nodes))))
+}
+
+/// The share by which batches may be larger than the largest of some.
+fn margin(nodes: &[f64]) -> f64 {
+    let mean = nodes.iter().sum::<f64>() / nodes.len() as f64;
+    let variance = nodes.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / nodes.len() as f64;
+    (SPREADS * variance.sqrt() / mean.max(1.0)).max(MARGIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::margin;
+
+    #[test]
+    fn batches_that_differ_much_get_a_larger_margin() {
+        assert_eq!(margin(&[1000.0, 1000.0, 1001.0]), 1.0 / 16.0);
+        assert_eq!(margin(&[1000.0, 500.0]), 1.0);
+        assert_eq!(margin(&[0.0]), 1.0 / 16.0);
+    }
+}
