@@ -172,3 +172,16 @@ pub(crate) fn positions_of(
         (first..batches.count(epoch)).map(move |batch| Position { epoch, batch })
     })
 }
+
+/// The batches of a run from a position on, in the order of the run. The iterator can move to another thread.
+pub(crate) fn run_positions(
+    job: &Job,
+    from: RunPosition,
+) -> impl Iterator<Item = RunPosition> + Send + use<> {
+    let (job, mut next) = (job.clone(), Some(from));
+    std::iter::from_fn(move || {
+        let at = job.first_batch(next?);
+        next = at.map(|at| RunPosition { batch: at.batch + 1, ..at });
+        at
+    })
+}

@@ -6,6 +6,7 @@ use super::evaluation::PackedPhases;
 use super::sizes::{Training, WORKER_BUFFERS, WORKER_PREFETCH};
 use super::{Opened, RowTier};
 use crate::direct::Reads;
+use crate::job::run_positions;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
 use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
@@ -114,26 +115,6 @@ impl<D: Device> PhaseSource<D> for PackedRun<D> {
     }
 }
 
-/// The positions of a run from one on: all of them, or those of training.
-fn positions(
-    job: &Job,
-    from: RunPosition,
-    evaluates: bool,
-) -> impl Iterator<Item = RunPosition> + Send + use<> {
-    let (job, mut next) = (job.clone(), Some(from));
-    std::iter::from_fn(move || {
-        loop {
-            let at = next?;
-            let is_yielded = evaluates || matches!(at.phase, Phase::Train { .. });
-            if is_yielded && at.batch < job.count(at.phase) {
-                next = Some(RunPosition { batch: at.batch + 1, ..at });
-                return Some(at);
-            }
-            next = job.phase_after(at.phase).map(RunPosition::start_of);
-        }
-    })
-}
-
 /// The stages of a run from a position on.
 fn stages<D: Device>(
     shared: Shared<D>,
@@ -146,7 +127,9 @@ fn stages<D: Device>(
 ) -> Result<Stages<D>> {
     let evaluates = shared.phases.evaluates(&job.schedule);
     let workers = (0..training.workers).map(|number| {
-        let mut positions = positions(job, from, evaluates).skip(number).step_by(training.workers);
+        let positions = run_positions(job, from);
+        let yielded = move |at: &RunPosition| evaluates || matches!(at.phase, Phase::Train { .. });
+        let mut positions = positions.filter(yielded).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
         shared.read(shared.load(listed, job, epochs, samples))
