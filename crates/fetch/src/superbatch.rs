@@ -61,12 +61,27 @@ impl<R: StoredRow> AccessFile<R> {
                 self.pending.extend(needed.map(|(node, _)| R::of(*node)));
             }
         }
+        self.write(nodes.len() as u64)
+    }
+
+    /// Adds a batch of another file.
+    pub fn append_from(&mut self, other: &AccessFile<R>, batch: u32) -> Result<()> {
+        let mut rows = std::mem::take(&mut self.pending);
+        let read = (&mut &*other).read(batch, &mut rows);
+        self.pending = rows;
+        read?;
+        // Skipped rows are not in the file.
+        self.write(other.largest)
+    }
+
+    /// Writes the pending rows as a batch of up to `rows` rows, including skipped ones.
+    fn write(&mut self, rows: u64) -> Result<()> {
         let (start, bytes) = (self.accesses(), bytemuck::cast_slice(&self.pending));
         let written = self.file.write_at(bytes, start * Self::BYTES);
         written.map_err(StoreError::io(self.file.folder()))?;
         self.sums.push(xxh3_64(bytes));
         self.ends.push(start + self.pending.len() as u64);
-        self.largest = self.largest.max(nodes.len() as u64);
+        self.largest = self.largest.max(rows);
         Ok(())
     }
 
@@ -331,5 +346,12 @@ mod tests {
         let said = (&accesses).read(1, &mut Vec::new()).unwrap_err().to_string();
         assert!(said.contains("accesses of batch 1"), "{said}");
         (&accesses).read(0, &mut Vec::new()).unwrap();
+        // A copy of a damaged batch is refused, others are copied with all that is known of their size.
+        let mut copy = AccessFile::<u32>::create(folder.path()).unwrap();
+        assert!(copy.append_from(&accesses, 1).is_err());
+        copy.append_from(&accesses, 0).unwrap();
+        let mut rows = Vec::new();
+        (&copy).read(0, &mut rows).unwrap();
+        assert_eq!((rows, copy.accesses(), copy.largest()), (vec![1, 2, 3], 3, 3));
     }
 }

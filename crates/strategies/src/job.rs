@@ -181,22 +181,15 @@ pub(crate) fn positions_of(
     })
 }
 
-/// The positions of a run from one on: all of them, or those of training. The iterator can move to another thread.
+/// The batches of a run from a position on, in the order of the run. The iterator can move to another thread.
 pub(crate) fn run_positions(
     job: &Job,
     from: RunPosition,
-    evaluates: bool,
 ) -> impl Iterator<Item = RunPosition> + Send + use<> {
     let (job, mut next) = (job.clone(), Some(from));
     std::iter::from_fn(move || {
-        loop {
-            let at = next?;
-            let is_yielded = evaluates || matches!(at.phase, Phase::Train { .. });
-            if is_yielded && at.batch < job.count(at.phase) {
-                next = Some(RunPosition { batch: at.batch + 1, ..at });
-                return Some(at);
-            }
-            next = job.phase_after(at.phase).map(RunPosition::start_of);
-        }
+        let at = job.first_batch(next?);
+        next = at.map(|at| RunPosition { batch: at.batch + 1, ..at });
+        at
     })
 }

@@ -10,12 +10,12 @@
 //!
 //! A strategy without feedback implements a `PhaseSource` (next, counters), and `Phases` turns it into a run. `Stages`
 //! wraps a pipeline and adds the columns that a loader requests (`columns.rs`). `sampling.rs` has the topology in
-//! memory and its samplers. `direct.rs` reads everything from disk without a cache, for the evaluation of strategies
-//! that work from disk. `ginex/source.rs` shows how placements are carried out.
+//! memory and its samplers. `direct.rs` reads everything from disk without a cache or a plan, for inference outside a
+//! run. `ginex/source.rs` shows how placements are carried out, and how one stream has the batches of all phases.
 //!
 //! Memory: `needs(outline)` also reports what steps exchange and what is on the device. It is called for several
-//! numbers of samplers and batches in memory, and lists the largest sizes for these. Evaluation is listed separately,
-//! because training keeps its memory meanwhile. The granted memory is in `job.strategy_bytes`: that total, plus the
+//! numbers of samplers and batches in memory, and lists the largest sizes for these. Evaluation is listed separately if
+//! training keeps its memory meanwhile. The granted memory is in `job.strategy_bytes`: that total, plus the
 //! rest of the budget if `takes_the_rest`. A cache may use what exceeds the total. `largest_batch` is 0 for
 //! inference-only jobs. A permit is taken in the stage that allocates rows, before it allocates.
 //!

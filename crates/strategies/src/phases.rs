@@ -46,7 +46,7 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         unreachable!("only sources that evaluate or rest are restarted, not at {at}")
     }
 
-    /// No more batches are requested: files for them can be removed.
+    /// No more batches are requested: files for them can be removed. Only for sources that evaluate.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }
@@ -153,20 +153,18 @@ impl<D: Device> BatchSource<D> for Phases<D> {
     }
 
     fn skip_to(&mut self, at: RunPosition) -> Result<()> {
-        // When training is over, its remaining batches need not be waited for.
-        let training_is_over = at.phase >= Phase::Validation { epoch: self.job.epochs };
-        if training_is_over {
-            self.training.end()?;
-        }
-        if self.training.evaluates() && self.next.is_some_and(|next| next < at) {
-            let now = self.next.and_then(|next| self.job.first_batch(next));
+        if self.training.evaluates() {
+            let Some(now) = self.next.filter(|next| *next < at) else { return Ok(()) };
             self.next = self.job.first_batch(at);
             // Batches that are prefetched are used, unless some are left out.
             return match self.next {
-                Some(next) if now != Some(next) => self.training.restart(next),
-                _ => Ok(()),
+                Some(next) if self.job.first_batch(now) != Some(next) => self.training.restart(next),
+                Some(_) => Ok(()),
+                None => self.training.end(),
             };
         }
+        // When training is over, its remaining batches need not be waited for.
+        let training_is_over = at.phase >= Phase::Validation { epoch: self.job.epochs };
         while let Some(next) = self.next.filter(|next| *next < at) {
             let left_out = match next.phase {
                 _ if next.batch >= self.job.count(next.phase) => true,

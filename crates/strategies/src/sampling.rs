@@ -71,7 +71,7 @@ fn sample_stage<W: StoredId>(
     number: usize,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
     let (samples, job) = (Recycler::<Sample>::new(samples_of(job)), job.clone());
-    let mut positions = run_positions(&job, from, true).skip(number).step_by(job.samplers.max(1));
+    let mut positions = run_positions(&job, from).skip(number).step_by(job.samplers.max(1));
     let (mut samplers, mut seeds) = (PhaseSamplers { graph: graph.clone(), made: Vec::new() }, Vec::new());
     // Settings that cannot be sampled are refused at once.
     samplers.of(&job, job.inference(from.phase))?;

@@ -244,7 +244,7 @@ pub struct Flags {
     /// ginex, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
-    /// ginex: batches that are sampled and planned together; default: an epoch, at least 64, fewer if --disk-budget is reached
+    /// ginex: batches that are sampled and planned together; default: an epoch and its validation, at least 64, fewer if --disk-budget is reached
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
     /// ginex, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"ESKTRACE";
@@ -239,8 +240,8 @@ impl TraceReader {
         Cursor::new(self, true)
     }
 
-    /// A cursor that owns the trace.
-    pub fn into_cursor(self) -> Cursor<TraceReader> {
+    /// A cursor that shares the trace.
+    pub fn shared_cursor(self: Arc<Self>) -> Cursor<Arc<TraceReader>> {
         Cursor::new(self, false)
     }
 }

@@ -9,7 +9,7 @@ use crate::direct::Reads;
 use crate::job::run_positions;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Result, RunPosition, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
 use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{PackReader, PackedBatch};
@@ -140,7 +140,9 @@ fn stages<D: Device>(
 ) -> Result<Stages<D>> {
     let evaluates = shared.phases.evaluates(&job.schedule);
     let workers = (0..training.workers).map(|number| {
-        let mut positions = run_positions(job, from, evaluates).skip(number).step_by(training.workers);
+        let positions = run_positions(job, from);
+        let yielded = move |at: &RunPosition| evaluates || matches!(at.phase, Phase::Train { .. });
+        let mut positions = positions.filter(yielded).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
         shared.read(shared.load(listed, job, epochs, samples), training.buffers)

@@ -8,12 +8,23 @@
 //!  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
 //!  (neighbours.rs)         (superbatch.rs: the next one (plan/belady.rs) (source.rs: three stages;
 //!                          is sampled while this one is planned)         fetch/disk.rs, fetch/cache.rs)
+//!  evaluations ── sample once ──> kept traces + accesses
+//!                                 (evaluation.rs)
 //! ```
+//!
+//! A superbatch is a run of positions in the order of the run, across epochs and evaluations, with one plan and one
+//! cache. If it ended where an evaluation begins, a small graph would switch twice per epoch, which costs more than its
+//! training, and the disk would be idle between an epoch and its validation. So evaluation takes its turn in the memory
+//! of training and needs none of its own. By default a superbatch has an epoch and the validation after it. Evaluations
+//! repeat their samples, so these are drawn once and kept on disk.
 //!
 //! `sizes.rs` divides the memory. Phases take turns, so each has all of it. A row comes from a slot, from disk, or from
 //! disk into a slot after the batch's hits are copied. Accesses and placements are verified when they are read back.
 //! Reading does not depend on the cache, so stages can read ahead of it.
 
+mod building;
+mod counters;
+mod evaluation;
 mod sizes;
 mod source;
 mod superbatch;
@@ -91,7 +102,7 @@ impl<D: Device> Strategy<D> for Ginex<D> {
         from: RunPosition,
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
-        let (opened, device, at) = (self.opened().clone(), &self.device, job.training_position(from));
+        let (opened, device, at) = (self.opened().clone(), &self.device, Phases::<D>::first_of(from));
         let training: Box<dyn PhaseSource<D>> = match job.dataset.manifest().id_dtype() {
             Dtype::U64 => Box::new(Superbatches::<D, u64>::new(opened, job, at, device)?),
             _ => Box::new(Superbatches::<D, u32>::new(opened, job, at, device)?),
@@ -119,9 +130,8 @@ impl Opened {
         let sizes = match job.largest_batch {
             0 => Sizes::none(),
             _ => {
-                let epoch = job.batches.count(0);
                 let batch_bytes = profile::<W>(job, &reads.graph)?;
-                let sizes = Sizes::new(job, batch_bytes, (epoch, epoch.saturating_mul(job.epochs)))?;
+                let sizes = Sizes::new(job, batch_bytes, batches_of(job))?;
                 Sizes { likely_disk_bytes: sizes.most_on_disk::<W>(job), ..sizes }
             }
         };
@@ -143,6 +153,16 @@ impl Opened {
             format!("files are read by {}; {}", self.reads.rows.io_backend(), self.reads.rows.reads_text()),
         ]
     }
+}
+
+/// Batches of an epoch with the validation after it, and at most of the run.
+fn batches_of(job: &Job) -> (u64, u64) {
+    let count = |over: &Option<Inference>| over.as_ref().map_or(0, |over| over.batches.count(0));
+    let schedule = &job.schedule;
+    let validation = if schedule.every > 0 { count(&schedule.validation) } else { 0 };
+    let epoch = job.batches.count(0) + validation;
+    let at_the_end = count(&schedule.last_validation) + count(&schedule.test);
+    (epoch, epoch.saturating_mul(job.epochs).saturating_add(at_the_end))
 }
 
 /// Bytes on disk of a batch's files, estimated from a few batches.

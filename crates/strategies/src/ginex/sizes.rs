@@ -1,13 +1,14 @@
 //! The memory budget of ginex (section 3.5 of the paper). Phases take turns. While a superbatch is sampled and the
 //! previous one is planned, cached neighbours get the rest. While a superbatch is gathered, cached feature rows get the
-//! rest.
+//! rest. Batches of evaluation take their turn in the same superbatches, so they need no memory of their own.
 
+use super::superbatch::Step;
 use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
-use esker_sample::{Bound, DiskGraph, Settings, StoredId};
+use esker_sample::{Bound, DiskGraph, StoredId};
 use esker_types::ByteCount;
 
 /// Samples per bulk sampling thread: made, waiting, read.
@@ -24,9 +25,16 @@ const SLOT_BYTES: u64 = 4;
 /// than training.
 const FEW_BATCHES: u64 = 64;
 
-/// The upper bounds of a batch.
-fn bound(job: &JobOutline, settings: &Settings, batch: u64) -> Bound {
-    job.bound(settings, batch)
+/// The largest of what batches of training and of evaluation take. Both use the same memory.
+fn largest(job: &JobOutline, of: impl Fn(&Bound) -> u64) -> u64 {
+    let training = of(&job.bound(&job.settings, job.largest_batch));
+    // A job without training reads without a plan.
+    let evaluation = job.evaluation.as_ref().filter(|_| job.largest_batch > 0);
+    evaluation.map_or(0, |over| of(&job.bound(&over.settings, over.largest_batch))).max(training)
+}
+
+fn largest_nodes(job: &JobOutline) -> u64 {
+    largest(job, |bound| bound.nodes)
 }
 
 fn word_bytes(job: &JobOutline) -> u64 {
@@ -35,8 +43,8 @@ fn word_bytes(job: &JobOutline) -> u64 {
 
 fn planner_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
-    // Positions and checksums of each batch's accesses, placements and counts in their files.
-    let places = batches * (4 * 8 + PlanFile::bytes_per_batch());
+    // Which batch it is, and positions and checksums of its accesses, placements and counts in their files.
+    let places = batches * (size_of::<Step>() as u64 + 4 * 8 + PlanFile::bytes_per_batch());
     match word_bytes(job) {
         8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest) + places,
         _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest) + places,
@@ -44,9 +52,14 @@ fn planner_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64) -> u6
 }
 
 /// Bytes of a batch's record, accesses and words while they are in memory.
-fn writing_bytes(job: &JobOutline, bound: &Bound) -> u64 {
-    let accesses = bound.nodes.saturating_mul(word_bytes(job));
-    TRACE_BYTES.saturating_add(bound.sample_bytes).saturating_add(accesses)
+fn writing_bytes(job: &JobOutline) -> u64 {
+    let accesses = largest_nodes(job).saturating_mul(word_bytes(job));
+    TRACE_BYTES.saturating_add(largest(job, |bound| bound.sample_bytes)).saturating_add(accesses)
+}
+
+/// Bytes of a sampler.
+fn worker_bytes(job: &JobOutline) -> u64 {
+    largest(job, |bound| sampler_bytes(job, bound, WORKER_SAMPLES))
 }
 
 /// Memory of gathering apart from rows and cache: samples and words, a decoder, a reader.
@@ -62,30 +75,32 @@ fn gathering_bytes(nodes: u64, sample_bytes: u64, depth: u64) -> u64 {
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
-    direct::add_memory(job, &mut table);
+    if job.largest_batch == 0 {
+        direct::add_memory(job, &mut table);
+    }
     table
 }
 
 /// The smallest memory of sampling and planning together.
 fn least_sampling(job: &JobOutline) -> u64 {
-    let bound = bound(job, &job.settings, job.largest_batch);
-    let sampler = sampler_bytes(job, &bound, WORKER_SAMPLES);
-    let planner = planner_bytes(job, 0, job.out_of_core.superbatch.unwrap_or(FEW_BATCHES), bound.nodes);
-    let others = writing_bytes(job, &bound).saturating_add(ahead_bytes(job, &bound));
-    sampler.saturating_add(planner).saturating_add(others)
+    let batches = job.out_of_core.superbatch.unwrap_or(FEW_BATCHES);
+    let planner = planner_bytes(job, 0, batches, largest_nodes(job));
+    let others = writing_bytes(job).saturating_add(ahead_bytes(job));
+    worker_bytes(job).saturating_add(planner).saturating_add(others)
 }
 
 /// Rows of steps that are still in flight when a superbatch is sampled.
-fn ahead_bytes(job: &JobOutline, bound: &Bound) -> u64 {
-    bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(job.steps_in_flight as u64)
+fn ahead_bytes(job: &JobOutline) -> u64 {
+    largest_nodes(job).saturating_mul(job.dim() * 4).saturating_mul(job.steps_in_flight as u64)
 }
 
 /// The smallest memory of gathering: one batch in addition to those of steps in flight, without a cache.
 fn least_gathering(job: &JobOutline) -> u64 {
-    let bound = bound(job, &job.settings, job.largest_batch);
     let depth = 1 + job.steps_in_flight as u64;
-    let rows = bound.nodes.saturating_mul(job.dim() * 4).saturating_mul(depth);
-    rows.saturating_add(gathering_bytes(bound.nodes, bound.sample_bytes, depth))
+    // A superbatch may have both, so the largest sample need not be that with most rows.
+    let (nodes, sample_bytes) = (largest_nodes(job), largest(job, |bound| bound.sample_bytes));
+    let rows = nodes.saturating_mul(job.dim() * 4).saturating_mul(depth);
+    rows.saturating_add(gathering_bytes(nodes, sample_bytes, depth))
 }
 
 /// The smallest memory that ginex needs, line by line.
@@ -136,16 +151,15 @@ impl Sizes {
     /// `batch_disk_bytes` is the approximate size of a batch's files. `batches` are those of an epoch and of the run.
     pub fn new(job: &JobOutline, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
-        let bound = bound(job, &job.settings, job.largest_batch);
         let asked = &job.out_of_core;
         // Two superbatches are on disk at a time.
         let disk_bytes = asked.disk_bytes / 2;
         let by_disk = (disk_bytes / batch_disk_bytes.max(1)).max(1);
         let (epoch, run) = batches;
         let superbatch = asked.superbatch.unwrap_or(epoch.max(FEW_BATCHES)).min(by_disk).min(run).max(1);
-        let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
-        let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, bound.nodes));
-        let left = left.saturating_sub(writing_bytes(job, &bound)).saturating_sub(ahead_bytes(job, &bound));
+        let worker_bytes = worker_bytes(job);
+        let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, largest_nodes(job)));
+        let left = left.saturating_sub(writing_bytes(job)).saturating_sub(ahead_bytes(job));
         // A plan takes a few bytes per slot. It is made during sampling.
         let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
         let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));
@@ -168,10 +182,9 @@ impl Sizes {
 
     /// Largest size of a superbatch's files: the bounds of its batches, within the budget.
     pub fn most_on_disk<W: StoredId + StoredRow>(&self, job: &JobOutline) -> u64 {
-        let bound = bound(job, &job.settings, job.largest_batch);
         let of_all = |of_one: u64| of_one.saturating_mul(self.superbatch);
-        let trace_bytes = of_all(bound.edges).saturating_mul(super::EDGE_BYTES);
-        disk_bytes::<W>(self.superbatch, of_all(bound.nodes), trace_bytes).min(self.disk_bytes)
+        let trace_bytes = of_all(largest(job, |bound| bound.edges)).saturating_mul(super::EDGE_BYTES);
+        disk_bytes::<W>(self.superbatch, of_all(largest_nodes(job)), trace_bytes).min(self.disk_bytes)
     }
 
     /// Batches in memory and slots of the cache for a sampled superbatch. `largest` is the largest number of rows in

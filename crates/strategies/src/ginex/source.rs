@@ -5,20 +5,26 @@
 //! loop has three stages. First, load a sample and its plan. Second, read the rows that the plan reads, directly into
 //! the batch. Third, copy the others from the cache and copy the kept rows into it. Reading does not depend on the
 //! cache, so the disk reads the next batch while this one is assembled.
+//!
+//! Batches of evaluation go through the same stages and the same cache, in the order of the run. So the first of them
+//! are read while the last ones of an epoch are trained on.
 
 use super::Opened;
-use super::sizes::SAMPLES_PREFETCHED;
-use super::superbatch::{Spent, Superbatch, tidy};
+use super::building::Making;
+use super::counters::{PhaseCounters, add_neighbours, sum_times};
+use super::evaluation::{self, Evaluations};
+use super::sizes::{SAMPLES_PREFETCHED, Sizes};
+use super::superbatch::{Spent, Step, Superbatch, find, path_of, tidy};
 use crate::neighbours::LoadedNeighbours;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Result, SourceCounters, StrategyError};
+use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
 use esker_device::{Device, HostRows};
 use esker_fetch::pipeline::{Permits, Pipeline, Recycled, Recycler, StageClock, StageTimes, caught};
-use esker_fetch::{HostCache, Missed, PlanFile, RowReader, StoredRow};
+use esker_fetch::{HostCache, Missed, PlanFile, StoredRow};
 use esker_plan::Placements;
-use esker_sample::bulk::positions;
-use esker_sample::{Batches, NeighbourCounters, Position, Sample, StoredId, Targets};
+use esker_sample::trace::{Cursor, TraceReader};
+use esker_sample::{Batches, NeighbourCounters, Sample, StoredId, Targets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,53 +32,30 @@ use std::time::Instant;
 /// Stages as counted over all superbatches.
 const STAGES: [&str; 5] = ["sample", "plan", "load", "read", "assemble"];
 
-/// Row counters.
-#[derive(Default)]
-pub(super) struct RowCounters {
-    pub rows: AtomicU64,
-    pub hits: AtomicU64,
-    pub reads: AtomicU64,
-    pub read_bytes: AtomicU64,
-    pub read_nanos: AtomicU64,
-}
-
-impl RowCounters {
-    /// Counts a read.
-    fn read<R>(
-        &self,
-        reader: &mut RowReader,
-        work: impl FnOnce(&mut RowReader) -> esker_fetch::Result<R>,
-    ) -> Result<R> {
-        let before = reader.counters();
-        let done = work(reader)?;
-        let after = reader.counters();
-        self.reads.fetch_add(after.reads - before.reads, Ordering::Relaxed);
-        self.read_bytes.fetch_add(after.read_bytes - before.read_bytes, Ordering::Relaxed);
-        self.read_nanos.fetch_add((after.busy - before.busy).as_nanos() as u64, Ordering::Relaxed);
-        Ok(done)
-    }
-}
-
 /// A sample with its placements.
 struct LoadedPlan {
-    at: Position,
+    at: RunPosition,
     sample: Recycled<Sample>,
     placements: Recycled<Placements>,
     targets: Targets,
+    /// Whether its rows are requested.
+    rows: bool,
 }
 
-/// Training batches, superbatch after superbatch.
+/// The batches of a run, superbatch after superbatch.
 pub(super) struct Superbatches<D: Device, W> {
     opened: Opened,
     job: Job,
     device: D,
-    /// Start of the next superbatch to sample.
-    next: Position,
+    /// Start of the next superbatch to sample, unless the run has ended.
+    next: Option<RunPosition>,
+    /// The samples of evaluations, from the first superbatch on.
+    kept: Option<Evaluations<W>>,
     /// Sampled, and gathered next.
     ready: Option<Superbatch<W>>,
     main: Option<MainLoop<D>>,
-    rows: Arc<RowCounters>,
-    /// Neighbour counters at the start.
+    rows: Arc<PhaseCounters>,
+    /// Neighbour counters at the start, and what was sampled for evaluations since then.
     lists_before: NeighbourCounters,
     sampling: Arc<StageClock>,
     planning: Arc<StageClock>,
@@ -88,19 +71,20 @@ pub(super) struct Superbatches<D: Device, W> {
 struct MainLoop<D: Device> {
     stages: Stages<D>,
     left: usize,
-    trace: Option<Spent>,
+    trace: Spent,
     started: Instant,
 }
 
 impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
-    pub fn new(opened: Opened, job: &Job, from: Position, device: &D) -> Result<Superbatches<D, W>> {
+    pub fn new(opened: Opened, job: &Job, from: RunPosition, device: &D) -> Result<Superbatches<D, W>> {
         tidy(job, from)?;
         Ok(Superbatches {
             lists_before: opened.lists.graph.counters(),
             opened,
             job: job.clone(),
             device: device.clone(),
-            next: from,
+            next: Some(from),
+            kept: None,
             ready: None,
             main: None,
             rows: Arc::default(),
@@ -115,27 +99,63 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
 
     /// The next superbatch, of an earlier process or sampled now. Neighbours are loaded when the first is sampled.
     fn sample(&mut self, lists: &mut Option<LoadedNeighbours<W>>) -> Result<Option<Superbatch<W>>> {
-        // A position after the last batch of an epoch is the first of the next epoch.
-        let Some(from) = positions(&*self.job.batches, self.next, self.job.epochs).next() else {
-            return Ok(None);
+        // A position after the last batch of a phase is the first of the next one.
+        let Some(from) = self.next.and_then(|next| self.job.first_batch(next)) else { return Ok(None) };
+        let kept = match self.kept.take() {
+            Some(kept) => kept,
+            None => self.keep(lists, from)?,
         };
-        let found = match Superbatch::find(&self.job, from)? {
-            None => {
-                if lists.is_none() {
-                    let started = Instant::now();
-                    *lists = Some(self.opened.lists.load(&self.job)?);
-                    self.switched += started.elapsed().as_secs_f64();
+        let disk_bytes = self.opened.sizes.disk_bytes.saturating_sub(kept.disk_bytes() / 2);
+        let job = self.job.clone();
+        let making = Making { job: &job, kept: &kept, disk_bytes, all: None };
+        let window = making.window(&self.opened.sizes, from);
+        let sampled = match making.first_sampled(&window) {
+            None => Superbatch::of_kept(&making, window)?,
+            Some(first) => match find(&job, first)? {
+                Some((trace, path)) => Superbatch::reread(&making, window, trace, path)?,
+                None => {
+                    let is_evaluation = !matches!(first.phase, Phase::Train { .. });
+                    self.sampled(lists, is_evaluation, |lists, sizes| {
+                        Superbatch::sample(&making, sizes, lists, window, path_of(&job, first))
+                    })?
                 }
-                let (job, sizes) = (&self.job, &self.opened.sizes);
-                let lists = lists.as_ref().expect("lists were just loaded");
-                self.sampling.busy(|| caught(STAGES[0], || Superbatch::sample(job, sizes, lists, from)))?
-            }
-            found => found,
+            },
         };
-        if let Some(found) = &found {
-            self.next = found.behind();
+        self.kept = Some(kept);
+        self.next = sampled.behind();
+        Ok(Some(sampled))
+    }
+
+    /// The samples of evaluations, of an earlier process or sampled now.
+    fn keep(&mut self, lists: &mut Option<LoadedNeighbours<W>>, from: RunPosition) -> Result<Evaluations<W>> {
+        let job = self.job.clone();
+        let mut kept = Evaluations::reopen(&job, from)?;
+        for phase in kept.missing(&job, from) {
+            self.sampled(lists, true, |lists, sizes| kept.sample(&job, sizes, lists, phase))?;
         }
-        Ok(found)
+        Ok(kept)
+    }
+
+    /// Samples with the neighbours that this phase has in memory. They are loaded first, if they are not there. What
+    /// evaluations sample is not counted.
+    fn sampled<R>(
+        &mut self,
+        lists: &mut Option<LoadedNeighbours<W>>,
+        is_evaluation: bool,
+        work: impl FnOnce(&LoadedNeighbours<W>, &Sizes) -> Result<R>,
+    ) -> Result<R> {
+        if lists.is_none() {
+            let started = Instant::now();
+            *lists = Some(self.opened.lists.load(&self.job)?);
+            self.switched += started.elapsed().as_secs_f64();
+        }
+        let lists = lists.as_ref().expect("lists were just loaded");
+        let before = self.opened.lists.graph.counters();
+        let done = self.sampling.busy(|| caught(STAGES[0], || work(lists, &self.opened.sizes)));
+        if is_evaluation {
+            add_neighbours(&mut self.lists_before, before, self.opened.lists.graph.counters());
+        }
+        done
     }
 
     /// Samples, plans, and starts to gather. `false` after the last superbatch.
@@ -170,9 +190,9 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
 
     /// Starts the main loop of a superbatch.
     fn gather(&self, batch: Superbatch<W>, plan: PlanFile, depth: usize, slots: u64) -> Result<MainLoop<D>> {
-        let left = batch.count();
-        let (loaded, spent) = self.load(batch, plan, depth);
-        let read = self.read(loaded, depth);
+        let (steps, trace) = batch.into_steps();
+        let left = steps.len();
+        let read = self.read(self.load(steps, plan, depth), depth);
         let (disk, pool, counters) =
             (self.opened.reads.rows.clone(), self.opened.reads.pool.clone(), self.rows.clone());
         let mut cache = HostCache::new(slots, disk.format());
@@ -181,44 +201,38 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
                 let (format, values) = (disk.format(), rows.values_mut());
                 pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
             }
-            let placed = placements.counts();
-            counters.rows.fetch_add(placed.hits + placed.reads, Ordering::Relaxed);
-            counters.hits.fetch_add(placed.hits, Ordering::Relaxed);
+            counters.of(batch.at.phase).placed(placements.counts());
             Ok(Some(batch))
         });
         let stages = Stages::new(&self.job, &self.job.settings, pipeline, |stages| SourceCounters {
             stages,
             ..SourceCounters::default()
         })?;
-        Ok(MainLoop { stages, left, trace: Some(spent), started: Instant::now() })
+        Ok(MainLoop { stages, left, trace, started: Instant::now() })
     }
 
     /// The first stage: loads samples and their placements.
-    fn load(
-        &self,
-        batch: Superbatch<W>,
-        plan: PlanFile,
-        depth: usize,
-    ) -> (Pipeline<LoadedPlan, StrategyError>, Spent) {
-        let (count, first, batches) = (batch.count(), batch.first, self.job.batches.clone());
-        let (trace, spent) = batch.into_trace();
+    fn load(&self, steps: Vec<Step>, plan: PlanFile, depth: usize) -> Pipeline<LoadedPlan, StrategyError> {
         let samples = Recycler::<Sample>::new(depth + SAMPLES_PREFETCHED);
         let plans = Recycler::<Placements>::new(depth + SAMPLES_PREFETCHED);
-        let (mut cursor, mut number) = (trace.into_cursor(), 0);
-        let loaded = Pipeline::start(STAGES[2], 1, move |stage| {
-            if number == count {
-                return Ok(None);
-            }
+        let (job, mut steps, mut cursor) = (self.job.clone(), (0..).zip(steps), None);
+        Pipeline::start(STAGES[2], 1, move |stage| {
+            let Some((number, Step { at, trace, sample: index })) = steps.next() else { return Ok(None) };
             let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             let Some(mut placements) = stage.take(&plans) else { return Ok(None) };
-            let at = cursor.read(first + number, &mut sample)?;
-            plan.get(number as u32, &mut placements)?;
-            placements.insert_skipped(&sample.unneeded);
-            number += 1;
-            let targets = batches.targets(at)?;
-            Ok(Some(LoadedPlan { at, sample, placements, targets }))
-        });
-        (loaded, spent)
+            cursor_of(&mut cursor, trace).read(index, &mut sample)?;
+            let (rows, batches) = match job.inference(at.phase) {
+                None => (true, &job.batches),
+                Some(over) => (over.rows, &over.batches),
+            };
+            placements.clear();
+            if rows {
+                plan.get(number, &mut placements)?;
+                placements.insert_skipped(&sample.unneeded);
+            }
+            let targets = batches.targets(at.position())?;
+            Ok(Some(LoadedPlan { at, sample, placements, targets, rows }))
+        })
     }
 
     /// The second stage: reads rows directly into the batch.
@@ -236,48 +250,40 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
             move || Ok(disk.reader()?),
             move |stage, reader, loaded| {
                 let Some(permit) = stage.permit(&permits) else { return Ok(None) };
-                let LoadedPlan { at, sample, placements, targets } = loaded;
-                let mut rows = device.host_rows(sample.node_ids.len(), dim);
-                counters
-                    .read(reader, |reader| reader.read(&sample.node_ids, &placements, rows.values_mut()))?;
-                let input = Input::fixed(FixedRows::Host(rows));
-                let batch = Batch::of_sample(at, sample, targets, input, permit);
-                Ok(Some((placements, batch)))
+                let LoadedPlan { at, sample, placements, targets, rows } = loaded;
+                let input = match rows {
+                    true => {
+                        let (nodes, counters) = (&sample.node_ids, counters.of(at.phase));
+                        let mut rows = device.host_rows(nodes.len(), dim);
+                        counters.read(reader, |reader| reader.read(nodes, &placements, rows.values_mut()))?;
+                        Input::fixed(FixedRows::Host(rows))
+                    }
+                    false => Input::none(),
+                };
+                let batch = Batch::of_sample(at.position(), sample, targets, input, permit);
+                Ok(Some((placements, Batch { at, ..batch })))
             },
         )
     }
 
-    /// Ends the main loop after the last batch of a superbatch. Its threads have ended, their memory is free, and its
-    /// trace is not needed any more.
-    fn close_main(&mut self) -> Result<()> {
-        let Some(mut main) = self.main.take() else { return Ok(()) };
+    /// Ends the main loop. Its threads have ended, and their memory is free. Returns its trace.
+    fn close_main(&mut self) -> Option<Spent> {
+        let main = self.main.take()?;
         self.looped += main.started.elapsed().as_secs_f64();
-        self.spent = self.stage_times(&main);
-        let trace = main.trace.take();
-        drop(main);
-        trace.map_or(Ok(()), Spent::remove)
+        self.spent = sum_times(&self.spent, &main.stages.times());
+        Some(main.trace)
     }
+}
 
-    /// The times of all stages, including those of `main`.
-    fn stage_times(&self, main: &MainLoop<D>) -> Vec<StageTimes> {
-        let running = main.stages.times();
-        let mut all = self.spent.clone();
-        // If a loader requests columns, a separate stage reads them.
-        for found in &running {
-            if !all.iter().any(|stage| stage.name == found.name) {
-                all.push(StageTimes { name: found.name.clone(), ..StageTimes::default() });
-            }
-        }
-        for stage in &mut all {
-            if let Some(found) = running.iter().find(|found| found.name == stage.name) {
-                stage.items += found.items;
-                stage.busy += found.busy;
-                stage.starved += found.starved;
-                stage.blocked += found.blocked;
-            }
-        }
-        all
+/// The cursor of a trace. There is one at a time, because each has a batch in memory.
+fn cursor_of(
+    current: &mut Option<(Arc<TraceReader>, Cursor<Arc<TraceReader>>)>,
+    trace: Arc<TraceReader>,
+) -> &mut Cursor<Arc<TraceReader>> {
+    if current.as_ref().is_some_and(|(other, _)| !Arc::ptr_eq(other, &trace)) {
+        *current = None;
     }
+    &mut current.get_or_insert_with(|| (trace.clone(), trace.shared_cursor())).1
 }
 
 impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
@@ -289,20 +295,37 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
         let batch = main.stages.next()?;
         main.left -= 1;
         if main.left == 0 {
-            self.close_main()?;
+            // Its trace is not needed any more, and after the last superbatch no trace is.
+            self.close_main().map_or(Ok(()), Spent::remove)?;
+            if self.ready.is_none() {
+                evaluation::remove(&self.job)?;
+            }
         }
         Ok(batch)
     }
 
+    fn evaluates(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, at: RunPosition) -> Result<()> {
+        drop(self.close_main());
+        (self.ready, self.next) = (None, Some(at));
+        tidy(&self.job, at)
+    }
+
     fn end(&mut self) -> Result<()> {
-        self.close_main()?;
-        self.ready.take().map_or(Ok(()), |ready| ready.into_trace().1.remove())
+        self.restart(RunPosition::start_of(Phase::Test))?;
+        self.next = None;
+        evaluation::remove(&self.job)
     }
 
     fn counters(&self) -> SourceCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (rows, lists, before) = (&*self.rows, self.opened.lists.graph.counters(), self.lists_before);
-        let mut stages = self.main.as_ref().map_or_else(|| self.spent.clone(), |main| self.stage_times(main));
+        let (rows, lists, before) =
+            (self.rows.training(), self.opened.lists.graph.counters(), self.lists_before);
+        let running = self.main.as_ref().map_or_else(Vec::new, |main| main.stages.times());
+        let mut stages = sum_times(&self.spent, &running);
         (stages[0], stages[1]) = (self.sampling.times(), self.planning.times());
         let looped =
             self.looped + self.main.as_ref().map_or(0.0, |main| main.started.elapsed().as_secs_f64());

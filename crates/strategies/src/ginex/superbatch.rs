@@ -1,31 +1,51 @@
-//! A superbatch: some batches sampled to a trace, and a plan for their rows (sections 3.1 and 3.4).
+//! A superbatch: some batches in the order of the run, their samples in traces, and a plan for their rows (sections 3.1
+//! and 3.4). Training batches are sampled to a trace of its own. Batches of evaluation are in traces that are kept
+//! (`evaluation.rs`).
 //!
 //! A trace gets its final name when it is complete, and its header describes its content. So a resumed run uses what an
 //! earlier one sampled, and removes what belongs to another job. Accesses and plans follow from the trace and are
 //! computed again.
 
-use super::sizes::{Sizes, disk_bytes};
+use super::building::{Building, Making};
+use super::evaluation::job_of;
+use super::sizes::Sizes;
 use crate::neighbours::LoadedNeighbours;
-use crate::{Job, Result, StrategyError};
-use esker_fetch::{AccessFile, FetchError, PlanFile, StoredRow};
+use crate::{Job, Phase, Result, RunPosition, StrategyError};
+use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{Belady, PlanTally};
-use esker_sample::bulk::{Bulk, positions};
+use esker_sample::bulk::Bulk;
 use esker_sample::trace::{TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
 use esker_store::StoreError;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Some sampled batches.
 pub(super) struct Superbatch<W> {
-    pub trace: TraceReader,
-    path: PathBuf,
-    /// The first sample of the trace that is used.
-    pub first: usize,
-    /// Rows of the batches from `first` on.
+    pub steps: Vec<Step>,
+    /// The trace that was made for it, if any.
+    pub own: Option<OwnTrace>,
+    /// The rows of its batches.
     pub accesses: AccessFile<W>,
     /// Bytes of the largest of their samples.
     pub sample_bytes: u64,
+}
+
+/// A batch of a superbatch.
+pub(super) struct Step {
+    pub at: RunPosition,
+    /// The trace that has its sample, and the sample's index there.
+    pub trace: Arc<TraceReader>,
+    pub sample: usize,
+}
+
+/// The trace of a superbatch alone.
+pub(super) struct OwnTrace {
+    pub trace: Arc<TraceReader>,
+    pub path: PathBuf,
+    /// Whether its last sample is in the superbatch. Otherwise another one continues with it.
+    pub is_used_up: bool,
 }
 
 /// Why sampling ended.
@@ -43,24 +63,32 @@ impl From<SampleError> for End {
     }
 }
 
-impl From<FetchError> for End {
-    fn from(error: FetchError) -> End {
-        End::Failed(error.into())
+impl From<StrategyError> for End {
+    fn from(error: StrategyError) -> End {
+        End::Failed(error)
     }
 }
 
-const ENDING: &str = "trace";
-
 /// The directory of traces.
-fn folder(job: &Job) -> PathBuf {
+pub(super) fn folder(job: &Job) -> PathBuf {
     job.out_of_core.scratch.join("superbatches")
 }
 
-/// Creates the directory. Removes files that are not traces of this job, or not from `from` on.
-pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
+/// The path of the trace of a superbatch whose first sampled batch is at `first`.
+pub(super) fn path_of(job: &Job, first: RunPosition) -> PathBuf {
+    let batch = first.batch;
+    folder(job).join(match first.phase {
+        Phase::Train { epoch } => format!("{epoch}-{batch}.trace"),
+        Phase::Validation { epoch } => format!("validation-{epoch}-{batch}.trace"),
+        Phase::Test => format!("test-{batch}.trace"),
+    })
+}
+
+/// Creates the directory. Removes files that are not traces of this job's training, or not from `from` on.
+pub(super) fn tidy(job: &Job, from: RunPosition) -> Result<()> {
     let folder = folder(job);
     fs::create_dir_all(&folder).map_err(StoreError::io(&folder))?;
-    let expected = job.trace_header();
+    let (expected, from) = (job.trace_header(), job.training_position(from));
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
         let trace = TraceReader::open(&path).ok().filter(|trace| *trace.header() == expected);
@@ -72,66 +100,92 @@ pub(super) fn tidy(job: &Job, from: Position) -> Result<()> {
     Ok(())
 }
 
+/// A trace of an earlier process, or of an earlier superbatch, that contains a training batch.
+pub(super) fn find(job: &Job, first: RunPosition) -> Result<Option<(TraceReader, PathBuf)>> {
+    if !matches!(first.phase, Phase::Train { .. }) {
+        return Ok(None);
+    }
+    let (folder, expected) = (folder(job), job.trace_header());
+    for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+        let path = entry.map_err(StoreError::io(&folder))?.path();
+        let Ok(trace) = TraceReader::open(&path) else { continue };
+        if *trace.header() == expected && index_of(&trace, first).is_some() {
+            return Ok(Some((trace, path)));
+        }
+    }
+    Ok(None)
+}
+
+fn index_of(trace: &TraceReader, at: RunPosition) -> Option<usize> {
+    trace.entries().iter().position(|entry| entry.at == at.position())
+}
+
 impl<W: StoredId + StoredRow> Superbatch<W> {
-    /// A trace of an earlier process that contains the batch at `from`.
-    pub fn find(job: &Job, from: Position) -> Result<Option<Superbatch<W>>> {
-        let folder = folder(job);
-        let expected = job.trace_header();
-        for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
-            let path = entry.map_err(StoreError::io(&folder))?.path();
-            let Ok(trace) = TraceReader::open(&path) else { continue };
-            if *trace.header() != expected {
-                continue;
-            }
-            if let Some(first) = trace.entries().iter().position(|entry| entry.at == from) {
-                return Superbatch::reread(trace, path, first, &folder).map(Some);
-            }
-        }
-        Ok(None)
+    /// A superbatch of kept evaluations, up to its disk budget.
+    pub fn of_kept(making: &Making<'_, W>, window: Vec<RunPosition>) -> Result<Superbatch<W>> {
+        let mut building = Building::new(making, window)?;
+        building.add_kept(0)?;
+        building.check_first(0)?;
+        Ok(building.finish(None))
     }
 
-    /// Collects the accesses of an existing trace.
-    fn reread(trace: TraceReader, path: PathBuf, first: usize, folder: &Path) -> Result<Superbatch<W>> {
-        let (mut accesses, mut sample, mut sample_bytes) =
-            (AccessFile::create(folder)?, Sample::default(), 0);
-        let mut cursor = trace.forwards();
-        for at in first..trace.entries().len() {
-            cursor.read(at, &mut sample)?;
-            accesses.append(&sample.node_ids, &sample.unneeded)?;
-            sample_bytes = sample_bytes.max(sample.bytes());
+    /// The batches of a window as far as an existing trace has them. It was made within the disk budget.
+    pub fn reread(
+        making: &Making<'_, W>,
+        window: Vec<RunPosition>,
+        trace: TraceReader,
+        path: PathBuf,
+    ) -> Result<Superbatch<W>> {
+        let making = Making { disk_bytes: u64::MAX, all: None, ..*making };
+        let mut building = Building::new(&making, window)?;
+        building.add_kept(0)?;
+        let mut index = building.rest.peek().and_then(|at| index_of(&trace, *at)).unwrap_or(0);
+        let (mut cursor, mut sample) = (trace.forwards(), Sample::default());
+        while let Some((at, entry)) = building.rest.peek().zip(trace.entries().get(index)) {
+            if entry.at != at.position() {
+                break;
+            }
+            cursor.read(index, &mut sample)?;
+            building.add_sampled(index, &sample)?;
+            building.add_kept(0)?;
+            index += 1;
         }
-        accesses.close();
         drop(cursor);
-        Ok(Superbatch { trace, path, first, accesses, sample_bytes })
+        Ok(building.finish(Some((trace, path))))
     }
 
-    /// Samples batches from `from` on, up to the length of a superbatch or its disk budget. `None` after the last.
+    /// Samples the batches of a window that are not kept to a trace at `path`, up to the disk budget. They are of one
+    /// job: of training, or of one evaluation.
     pub fn sample(
-        job: &Job,
+        making: &Making<'_, W>,
         sizes: &Sizes,
         lists: &LoadedNeighbours<W>,
-        from: Position,
-    ) -> Result<Option<Superbatch<W>>> {
+        window: Vec<RunPosition>,
+        path: PathBuf,
+    ) -> Result<Superbatch<W>> {
         match lists {
-            LoadedNeighbours::Memory(graph) => Superbatch::sample_on(job, sizes, graph, from),
-            LoadedNeighbours::Disk(graph) => Superbatch::sample_on(job, sizes, graph, from),
+            LoadedNeighbours::Memory(graph) => Superbatch::sample_on(making, sizes, graph, window, path),
+            LoadedNeighbours::Disk(graph) => Superbatch::sample_on(making, sizes, graph, window, path),
         }
     }
 
     fn sample_on<T: Topology>(
-        job: &Job,
+        making: &Making<'_, W>,
         sizes: &Sizes,
         graph: &T,
-        from: Position,
-    ) -> Result<Option<Superbatch<W>>> {
-        let all = positions(&*job.batches, from, job.epochs).take(sizes.superbatch as usize);
-        let all: Vec<Position> = all.collect();
-        let Some(first) = all.first() else { return Ok(None) };
-        let folder = folder(job);
-        let path = folder.join(format!("{}-{}.{ENDING}", first.epoch, first.batch));
+        window: Vec<RunPosition>,
+        path: PathBuf,
+    ) -> Result<Superbatch<W>> {
+        let sampled = window.iter().filter(|at| making.kept.of(at.phase).is_none());
+        let positions: Vec<Position> = sampled.map(|at| at.position()).collect();
+        let mut building = Building::new(making, window)?;
+        let is_full = building.add_kept(0)?;
+        let Some(first) = building.rest.peek().copied().filter(|_| !is_full) else {
+            building.check_first(0)?;
+            return Ok(building.finish(None));
+        };
+        let job = job_of(making.job, first.phase);
         let mut writer = TraceWriter::create(&path, job.trace_header())?;
-        let mut accesses = AccessFile::<W>::create(&folder)?;
-        let (mut sample_bytes, mut count) = (0, 0u64);
         let bulk = Bulk {
             graph,
             batches: &*job.batches,
@@ -139,20 +193,17 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             threads: sizes.workers,
             most_bytes: sizes.sampling_bytes,
         };
-        let ended = bulk.run(all.iter().copied(), |at, sample| {
-            let before = writer.bytes();
-            // The size of the next batch is not known. This one's size is the best guess.
-            let nodes = sample.node_ids.len() as u64;
+        let (mut index, mut before) = (0, writer.bytes());
+        let ended = bulk.run(positions.iter().copied(), |at, sample| {
             writer.write(at, sample)?;
-            accesses.append(&sample.node_ids, &sample.unneeded)?;
-            sample_bytes = sample_bytes.max(sample.bytes());
-            count += 1;
+            let nodes = building.add_sampled(index, sample)?;
+            index += 1;
             if job.stop.is_asked() {
                 return Err(End::Stopped);
             }
-            let (this, all) = (writer.bytes() - before, writer.bytes());
-            let with_next = disk_bytes::<W>(count + 1, accesses.accesses() + nodes, all + this);
-            match with_next > sizes.disk_bytes {
+            let bytes = writer.bytes();
+            let next_bytes = bytes - std::mem::replace(&mut before, bytes);
+            match building.is_full(nodes, bytes, next_bytes) || building.add_kept(bytes)? {
                 true => Err(End::Full),
                 false => Ok(()),
             }
@@ -161,19 +212,14 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             Err(End::Failed(error)) => return Err(error),
             ended => ended,
         };
-        let used = disk_bytes::<W>(count, accesses.accesses(), writer.bytes());
-        if count == 1 && used > sizes.disk_bytes {
-            let least = esker_types::ByteCount(used * 2 + used / 4);
-            return Err(StrategyError::TraceDisk { folder, least });
-        }
+        building.check_first(writer.bytes())?;
         // A partial superbatch is a superbatch too. A resumed run uses it.
         writer.finish()?;
         if matches!(ended, Err(End::Stopped)) {
             return Err(StrategyError::Stopped);
         }
-        accesses.close();
         let trace = TraceReader::open(&path)?;
-        Ok(Some(Superbatch { trace, path, first: 0, accesses, sample_bytes }))
+        Ok(building.finish(Some((trace, path))))
     }
 
     /// Decides for every row of every batch where it comes from and whether it stays.
@@ -186,29 +232,42 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         Ok((plan, tally))
     }
 
-    /// Number of batches from `first` on.
+    /// Number of batches.
     pub fn count(&self) -> usize {
-        self.trace.entries().len() - self.first
+        self.steps.len()
     }
 
-    /// The position after its last batch, in the same epoch.
-    pub fn behind(&self) -> Position {
-        let last = self.trace.entries().last().map_or(Position { epoch: 0, batch: 0 }, |last| last.at);
-        Position { batch: last.batch + 1, ..last }
+    /// The position after its last batch, in the same phase.
+    pub fn behind(&self) -> Option<RunPosition> {
+        self.steps.last().map(|last| RunPosition { batch: last.at.batch + 1, ..last.at })
     }
 
-    /// Its trace and the trace's path, when nothing else of it is needed.
-    pub fn into_trace(self) -> (TraceReader, Spent) {
-        (self.trace, Spent(self.path))
+    /// The path of its own trace.
+    pub fn path(&self) -> Option<&Path> {
+        self.own.as_ref().map(|own| &*own.path)
+    }
+
+    /// Bytes on disk of its trace and accesses.
+    pub fn kept_bytes(&self) -> u64 {
+        let trace_bytes = self.own.as_ref().map_or(0, |own| own.trace.summary().bytes);
+        trace_bytes + self.accesses.accesses() * AccessFile::<W>::BYTES
+    }
+
+    /// Its batches, and its trace to be removed after them, when nothing else of it is needed.
+    pub fn into_steps(self) -> (Vec<Step>, Spent) {
+        (self.steps, Spent(self.own.filter(|own| own.is_used_up).map(|own| own.path)))
     }
 }
 
-/// A trace that is not needed any more.
-pub(super) struct Spent(PathBuf);
+/// The trace of a superbatch whose batches were all yielded.
+pub(super) struct Spent(Option<PathBuf>);
 
 impl Spent {
-    /// Removes it after every batch of it was yielded. Until then a resumed run may need it.
+    /// Removes it. Until then a resumed run may need it.
     pub fn remove(self) -> Result<()> {
-        Ok(fs::remove_file(&self.0).map_err(StoreError::io(&self.0))?)
+        match self.0 {
+            Some(path) => Ok(fs::remove_file(&path).map_err(StoreError::io(&path))?),
+            None => Ok(()),
+        }
     }
 }
