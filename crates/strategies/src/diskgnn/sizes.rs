@@ -17,6 +17,9 @@ const LOG_BYTES: u64 = 8 << 20;
 pub(super) const WORKER_BUFFERS: usize = 2;
 /// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
+/// Most workers for a device with its own memory, and the part of a phase's memory that more than two may take.
+const MOST_WORKERS: u64 = 8;
+const WORKERS_PART: u64 = 16;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Assumed number of batches before it is known.
@@ -160,8 +163,14 @@ impl Sizes {
         let needed = |workers: u64, depth: u64| {
             training_bytes(job, largest, blocks, batches, workers, depth + ahead, device)
         };
-        let candidates = [(2, 3), (2, 2), (1, 2)];
-        let fitting = candidates.into_iter().find(|(workers, depth)| needed(*workers, *depth) <= room);
+        // A device with its own memory takes batches faster than two workers load them. More workers may take a small
+        // part of the memory that rows would be cached in.
+        let most = if device { (job.threads as u64 / 2).min(MOST_WORKERS) } else { 0 };
+        let spared = needed(2, 3).saturating_add(self.phase_bytes / WORKERS_PART);
+        let more = (3..=most).rev().map(|workers| (workers, 3));
+        let more = more.filter(|(workers, depth)| needed(*workers, *depth) <= spared);
+        let mut candidates = more.chain([(2, 3), (2, 2), (1, 2)]);
+        let fitting = candidates.find(|(workers, depth)| needed(*workers, *depth) <= room);
         let (workers, depth) = fitting.filter(|_| !job.out_of_core.sequential).unwrap_or((1, 1));
         let training = Training { workers: workers as usize, depth: (depth + ahead) as usize };
         (training, needed(workers, depth))
