@@ -88,6 +88,20 @@ fn packed_rows_of_version_0_1_are_found() {
     );
 }
 
+/// Records that are added have the format of those that are there, so packed rows that use them still can.
+#[test]
+fn samples_of_version_0_1_are_continued() {
+    let directory = copied("v0.1");
+    let more = BATCHES.replace("--epochs 2", "--epochs 3");
+    let made = json(directory.path(), &format!("prepare g {more} {PACKED} --eval none"));
+    assert_ne!(made["stages"], Value::Array(vec![]), "an epoch is sampled");
+    let found = json(directory.path(), &format!("prepare g {BATCHES} {PACKED} --eval none"));
+    assert_eq!(found["stages"], Value::Array(vec![]), "nothing is sampled or packed anew");
+    let summary = json(directory.path(), &format!("train g {more} {PACKED} --eval none --out packed"));
+    let memory = json(directory.path(), &format!("train g {more} --eval none --out memory"));
+    assert_eq!(summary["loss_digest"], memory["loss_digest"]);
+}
+
 #[test]
 fn runs_of_version_0_1_are_evaluated_and_predicted() {
     let directory = copied("v0.1");

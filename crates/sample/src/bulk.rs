@@ -56,12 +56,21 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
     pub fn run<E: From<crate::SampleError>>(
         &self,
         positions: impl Iterator<Item = Position> + Clone + Send,
-        mut take: impl FnMut(Position, &Sample) -> Result<(), E>,
+        take: impl FnMut(Position, &Sample) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut seeds = Vec::new();
         let Some(first) = positions.clone().next() else { return Ok(()) };
         self.batches.seeds(first, &mut seeds)?;
-        let threads = self.workers(seeds.len() as u64);
+        self.run_with(self.workers(seeds.len() as u64), positions, take)
+    }
+
+    /// The same with this many threads, for batches that are known to be smaller than fan-outs allow.
+    pub fn run_with<E: From<crate::SampleError>>(
+        &self,
+        threads: usize,
+        positions: impl Iterator<Item = Position> + Clone + Send,
+        mut take: impl FnMut(Position, &Sample) -> Result<(), E>,
+    ) -> Result<(), E> {
         let most_bytes = self.most_bytes / threads as u64;
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {

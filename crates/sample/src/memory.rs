@@ -38,9 +38,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// Records bytes that were freed.
+    /// Records bytes that were freed. An unlimited ledger does not know of buffers that were there before it.
     pub fn release(&mut self, bytes: u64) {
-        self.held -= bytes;
+        self.held = self.held.saturating_sub(bytes);
     }
 
     /// Makes room for `more` elements after the last. It doubles the capacity if that much is free, so that growth is

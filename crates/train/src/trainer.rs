@@ -353,7 +353,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         source: &mut dyn BatchSource<B>,
         watcher: &mut dyn Watcher,
     ) -> TrainError {
-        if !matches!(error, TrainError::Strategy(StrategyError::LargeBatch { .. })) {
+        use StrategyError::{BatchMemory, LargeBatch};
+        if !matches!(error, TrainError::Strategy(LargeBatch { .. } | BatchMemory { .. })) {
             return error;
         }
         let saved = self.settle(source, watcher).and_then(|()| self.checkpoint(source));

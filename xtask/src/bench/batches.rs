@@ -15,7 +15,7 @@ use esker_types::{Budget, ByteCount, NodeId};
 use std::path::{Path, PathBuf};
 
 /// Which batches, and where they are worked on.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub struct BatchFlags {
     /// The dataset
     pub dataset: PathBuf,

@@ -2,6 +2,7 @@
 
 mod batches;
 mod cache;
+mod decode;
 mod pack;
 mod plot;
 mod segments;
@@ -24,6 +25,7 @@ struct BenchCommand {
 #[derive(clap::Subcommand)]
 enum Experiment {
     Cache(cache::CacheArguments),
+    Decode(decode::DecodeArguments),
     Segments(segments::SegmentArguments),
     Pack(pack::PackArguments),
 }
@@ -60,6 +62,7 @@ fn parsed(words: &[&str]) -> Result<BenchCommand> {
 fn perform(command: &BenchCommand) -> Result<Findings> {
     match &command.experiment {
         Experiment::Cache(arguments) => cache::run(arguments),
+        Experiment::Decode(arguments) => decode::run(arguments),
         Experiment::Segments(arguments) => segments::run(arguments),
         Experiment::Pack(arguments) => pack::run(arguments),
     }

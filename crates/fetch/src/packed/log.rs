@@ -2,11 +2,11 @@
 //! of a log of more.
 
 use super::plain::Plain;
-use super::samples::{EpochSampled, SAMPLES_KIND, Sampled, Samples};
+use super::samples::{EpochSampled, Sampled, Samples, kind_of};
 use super::{Entry, Largest, file};
 use crate::{FetchError, Result, StoredRow};
 use esker_io::SequentialWriter;
-use esker_sample::trace::{SampleRecords, TraceHeader};
+use esker_sample::trace::{RecordFormat, SampleRecords, TraceHeader};
 use esker_sample::{Position, Sample};
 use esker_store::{ArrayWriter, BlockArray, Dataset, Journal, PAYLOAD_OFFSET, Staging, StoreError};
 use esker_types::Dtype;
@@ -129,7 +129,8 @@ fn restore_sums(directory: &Path, name: &str, payload_bytes: u64) -> Result<()> 
 }
 
 impl<'a> SampleLog<'a> {
-    /// Starts or resumes the samples that `header` describes. A new log starts with a copy of `earlier`. Samples are
+    /// Starts or resumes the samples that `header` describes. A new log starts with a copy of `earlier`, and goes on
+    /// in the format of its records, so that packed rows that use these records still can. Samples are
     /// synced every `safe_bytes` bytes. Returns `None` if an earlier process had finished everything but the rename,
     /// which is done now.
     pub fn begin<W: StoredRow>(
@@ -148,7 +149,8 @@ impl<'a> SampleLog<'a> {
             return Ok(None);
         }
         let text = serde_json::to_string(&header).unwrap_or_default();
-        let fingerprint = dataset.inputs_of(SAMPLES_KIND, &serde_json::json!([text, WORK_VERSION]));
+        let format = earlier.map_or(RecordFormat::default(), Samples::record_format);
+        let fingerprint = dataset.inputs_of(kind_of(format), &serde_json::json!([text, WORK_VERSION]));
         let (journal, _) = staging.journal(&fingerprint)?;
         let mut epochs = whole::<W>(staging.directory(), journal.done("logged").unwrap_or_default())?;
         let earlier = earlier.filter(|_| epochs.is_empty());
@@ -158,7 +160,7 @@ impl<'a> SampleLog<'a> {
             journal.record("logged", &epochs)?;
         }
         let arrays = Arrays::open::<W>(staging.directory(), &EpochSampled::sum(&epochs))?;
-        let (records, directory) = (SampleRecords::default(), directory.to_path_buf());
+        let (records, directory) = (SampleRecords::new(format), directory.to_path_buf());
         let mut log = SampleLog {
             dataset,
             staging,
@@ -264,7 +266,15 @@ impl<'a> SampleLog<'a> {
     pub fn finish<W: StoredRow>(mut self, epochs: u64) -> Result<Samples> {
         self.make_safe()?;
         let SampleLog {
-            dataset, staging, journal, directory, header, mut arrays, epochs: mut logged, ..
+            dataset,
+            staging,
+            journal,
+            directory,
+            header,
+            records,
+            mut arrays,
+            epochs: mut logged,
+            ..
         } = self;
         if logged.len() as u64 > epochs {
             logged.truncate(epochs as usize);
@@ -275,7 +285,7 @@ impl<'a> SampleLog<'a> {
         let files = vec![samples.finish()?, accesses.finish()?, entries.finish()?];
         let parameters =
             serde_json::to_value(Sampled { sampling: header, epochs: logged }).unwrap_or_default();
-        staging.publish_derived(dataset, SAMPLES_KIND, parameters, files)?;
+        staging.publish_derived(dataset, kind_of(records.format()), parameters, files)?;
         let opened = Samples::open(dataset, &directory)?;
         opened.ok_or_else(|| StoreError::Missing { path: directory }.into())
     }

@@ -32,17 +32,14 @@ pub use layout::PackLayout;
 pub use log::SampleLog;
 pub use open::Packed;
 pub use read::{PackCounters, PackReader, PackedBatch};
-pub use samples::{EpochSampled, SAMPLES_KIND, Sampled, Samples};
+pub use samples::{EpochSampled, Sampled, Samples};
 pub use write::{PackSizes, PackWork, PackWriter, PackedBytes, SafePoints};
 
-use esker_sample::trace::TraceHeader;
+use esker_sample::trace::{RecordFormat, TraceHeader};
 use serde::{Deserialize, Serialize};
 
 /// The kind of this derived data in its manifest.
 pub const KIND: &str = "diskgnn";
-
-/// Version of the placement encoding. Other versions are not read.
-pub const ENCODING: u32 = 2;
 
 /// Arrays of the directory.
 mod file {
@@ -59,7 +56,8 @@ mod file {
 /// The parameters in a directory's manifest: what it was made with and what it contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packing {
-    /// Version of the placement encoding. A directory with another version than [`ENCODING`] is made again.
+    /// The encoding: the number of the format of its samples' records. Placements are the same in all. A directory
+    /// with an unknown encoding is made again.
     pub encoding: u32,
     /// What was sampled, and how.
     pub sampling: TraceHeader,
@@ -97,6 +95,13 @@ pub struct Packing {
     pub cached_by: Option<String>,
     /// The largest of all batches.
     pub largest: Largest,
+}
+
+impl Packing {
+    /// The format of its samples' records. `None` if it is not known, and nothing can be read.
+    pub fn record_format(&self) -> Option<RecordFormat> {
+        RecordFormat::of_number(self.encoding)
+    }
 }
 
 /// The maximum over batches of each size.

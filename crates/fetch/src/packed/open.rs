@@ -2,10 +2,11 @@
 
 use super::plain::Plain;
 use super::samples::Samples;
-use super::{ENCODING, Entry, KIND, Packing, SegmentEntry, blocks_for, file};
+use super::{Entry, KIND, Packing, SegmentEntry, blocks_for, file};
 use crate::Result;
 use esker_io::{Files, Options};
 use esker_sample::Position;
+use esker_sample::trace::RecordFormat;
 use esker_store::{ArrayFile, Dataset, Derived, StoreError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub struct Packed {
     pub(crate) directory: PathBuf,
     pub(crate) rows: ArrayFile,
     pub(crate) samples: Plain<u8>,
+    pub(crate) record_format: RecordFormat,
     pub(crate) words: Plain<u32>,
     pub(crate) shared: Plain<u32>,
     disk_bytes: u64,
@@ -69,13 +71,11 @@ impl Packed {
         let Ok(packing) = serde_json::from_value::<Packing>(found.manifest.parameters.clone()) else {
             return Ok(None);
         };
-        if packing.encoding != ENCODING {
-            return Ok(None);
-        }
         let home =
             packing.samples.as_ref().map_or(directory.to_path_buf(), |name| directory.with_file_name(name));
         let Some(samples) = Samples::open(dataset, &home)? else { return Ok(None) };
         if samples.sampled().sampling != packing.sampling
+            || packing.record_format() != Some(samples.record_format())
             || samples.of_epochs(packing.epochs).batches != packing.batches
         {
             return Ok(None);
@@ -104,6 +104,7 @@ impl Packed {
             entries: array(file::BATCHES)?.read_whole::<Entry>()?,
             segments: array(file::SEGMENTS)?.read_whole::<SegmentEntry>()?,
             samples: Plain::array(samples.directory(), file::SAMPLES)?,
+            record_format: samples.record_format(),
             words: Plain::array(&found.directory, file::WORDS)?,
             shared: Plain::array(&found.directory, file::SHARED)?,
             disk_bytes: beside + found.manifest.files.iter().map(|entry| entry.bytes).sum::<u64>(),

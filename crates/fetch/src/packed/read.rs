@@ -49,7 +49,7 @@ impl Packed {
     pub fn reader(self: &Arc<Packed>) -> Result<PackReader> {
         Ok(PackReader {
             packed: self.clone(),
-            records: SampleRecords::default(),
+            records: SampleRecords::new(self.record_format),
             record: Vec::new(),
             queue: None,
             pieces: Vec::new(),

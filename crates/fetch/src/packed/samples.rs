@@ -7,14 +7,24 @@ use super::plain::Plain;
 use super::{Entry, KIND, Largest, Packing, file};
 use crate::{FetchError, Result, StoredRow};
 use esker_plan::{Hottest, RowsOfSegment, SegmentSizes};
-use esker_sample::trace::TraceHeader;
+use esker_sample::trace::{RecordFormat, TraceHeader};
 use esker_store::{Dataset, Derived, StoreError};
 use esker_types::{Progress, StopSignal, Unit};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The kind of this derived data in its manifest.
-pub const SAMPLES_KIND: &str = "diskgnn-samples";
+/// The kind of this derived data in its manifest. It names the format of records, so that earlier versions of Esker
+/// do not read what they do not know.
+pub(super) fn kind_of(format: RecordFormat) -> &'static str {
+    match format {
+        RecordFormat::Gaps => "diskgnn-samples",
+        RecordFormat::Columns => "diskgnn-samples-3",
+    }
+}
+
+fn format_of(kind: &str) -> Option<RecordFormat> {
+    [RecordFormat::Gaps, RecordFormat::Columns].into_iter().find(|format| kind_of(*format) == kind)
+}
 
 /// Totals of a sampled epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -69,6 +79,7 @@ pub struct Samples {
     sampled: Sampled,
     /// The array with an entry per batch.
     entries: &'static str,
+    format: RecordFormat,
 }
 
 impl Samples {
@@ -79,25 +90,31 @@ impl Samples {
             return Ok(None);
         }
         let parameters = found.manifest.parameters.clone();
-        let (sampled, entries) = match found.manifest.kind.as_str() {
-            SAMPLES_KIND => (serde_json::from_value::<Sampled>(parameters).ok(), file::ENTRIES),
+        let (described, entries) = match found.manifest.kind.as_str() {
             KIND => {
                 let packing = serde_json::from_value::<Packing>(parameters).ok();
                 let alone = packing.filter(|packing| packing.samples.is_none());
-                let sampled = alone
-                    .map(|Packing { sampling, epochs_sampled: epochs, .. }| Sampled { sampling, epochs });
-                (sampled, file::BATCHES)
+                let described = alone.and_then(|packing| {
+                    let format = packing.record_format()?;
+                    Some((Sampled { sampling: packing.sampling, epochs: packing.epochs_sampled }, format))
+                });
+                (described, file::BATCHES)
             }
-            _ => (None, file::ENTRIES),
+            kind => (serde_json::from_value::<Sampled>(parameters).ok().zip(format_of(kind)), file::ENTRIES),
         };
         let has = |name: &str| found.arrays.iter().any(|array| array.entry().name == name);
         let whole = [file::SAMPLES, file::ACCESSES, entries].into_iter().all(has);
-        Ok(sampled.filter(|_| whole).map(|sampled| Samples { found, sampled, entries }))
+        Ok(described.filter(|_| whole).map(|(sampled, format)| Samples { found, sampled, entries, format }))
     }
 
     /// Its parameters.
     pub fn sampled(&self) -> &Sampled {
         &self.sampled
+    }
+
+    /// The format of its records.
+    pub fn record_format(&self) -> RecordFormat {
+        self.format
     }
 
     /// Totals of the first `epochs` epochs.

@@ -3,7 +3,7 @@
 use super::layout::{self, Laid, PackLayout};
 use super::plain::Plain;
 use super::samples::{EpochSampled, Samples};
-use super::{ENCODING, Entry, KIND, Packing, file, order, pack};
+use super::{Entry, KIND, Packing, file, order, pack};
 use crate::format::features;
 use crate::{FetchError, Result, RowFormat, StoredRow};
 use esker_plan::{DiskNeeds, Hottest};
@@ -214,7 +214,7 @@ impl<'a> PackWriter<'a> {
         let epochs = samples.sampled().epochs.iter().take(layout.epochs as usize);
         let beside = samples.directory().file_name().map(|name| name.to_string_lossy().into_owned());
         Packing {
-            encoding: ENCODING,
+            encoding: samples.record_format().number(),
             sampling: self.header.clone(),
             samples: beside.filter(|_| !alone),
             epochs_sampled: epochs.filter(|_| alone).copied().collect(),

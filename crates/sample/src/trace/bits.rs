@@ -3,6 +3,12 @@
 /// Zero bytes after every record, so that a reader may load eight bytes anywhere.
 pub(super) const PADDING: usize = 8;
 
+/// Bits that one load of eight bytes has at any position.
+const MOST_PEEKED: u32 = 56;
+/// Numbers that share a width. Few enough that one large number costs the others little.
+const GROUP: usize = 32;
+const GROUP_WIDTH_BITS: u32 = 6;
+
 /// Bits needed for every number below `bound`.
 #[inline(always)]
 pub(super) fn width_below(bound: u64) -> u32 {
@@ -61,6 +67,16 @@ impl BitWriter {
         self.put(value & ((1 << low) - 1), low);
     }
 
+    /// Appends numbers in groups: the width of the largest, then each in this width.
+    pub fn put_groups(&mut self, numbers: &[u32]) {
+        for group in numbers.chunks(GROUP) {
+            let width =
+                group.iter().fold(0, |all, number| all | number).checked_ilog2().map_or(0, |top| top + 1);
+            self.put(width as u64, GROUP_WIDTH_BITS);
+            group.iter().for_each(|number| self.put(*number as u64, width));
+        }
+    }
+
     /// The bytes written so far, padded.
     pub fn finish(&mut self) -> &[u8] {
         let used = self.filled.div_ceil(8) as usize;
@@ -102,23 +118,56 @@ impl<'a> BitReader<'a> {
     /// At least 57 bits from the current position.
     #[inline(always)]
     fn peek(&self) -> u64 {
-        let at = (self.position / 8) as usize;
-        let word = match self.bytes.get(at..at + 8) {
-            Some(bytes) => u64::from_le_bytes(bytes.try_into().unwrap_or_default()),
-            None => 0,
-        };
-        word >> (self.position % 8)
+        let bytes = self.bytes.get((self.position / 8) as usize..).and_then(|bytes| bytes.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes)) >> (self.position % 8)
     }
 
     #[inline(always)]
     pub fn take(&mut self, width: u32) -> u64 {
-        if width > 56 {
+        if width > MOST_PEEKED {
             let low = self.take(32);
             return low | self.take(width - 32) << 32;
         }
         let value = self.peek() & ((1 << width) - 1);
         self.position += width as u64;
         value
+    }
+
+    /// Takes a number of this width for each of `out`. Positions do not depend on values, so several loads are in
+    /// flight at a time.
+    #[inline(always)]
+    pub fn take_each<T>(&mut self, width: u32, out: &mut [T], mut of: impl FnMut(u64) -> T) {
+        if width > MOST_PEEKED {
+            return out.iter_mut().for_each(|to| *to = of(self.take(width)));
+        }
+        let mask = (1 << width) - 1;
+        for to in out {
+            *to = of(self.peek() & mask);
+            self.position += width as u64;
+        }
+    }
+
+    /// Takes this many bits. Returns how many are ones.
+    pub fn take_ones(&mut self, mut bits: u64) -> u64 {
+        let mut ones = 0;
+        while bits > 0 {
+            let some = bits.min(MOST_PEEKED as u64);
+            ones += self.take(some as u32).count_ones() as u64;
+            bits -= some;
+        }
+        ones
+    }
+
+    /// Takes numbers in groups. `None` if a width is larger than any that is written.
+    pub fn take_groups(&mut self, out: &mut [u32]) -> Option<()> {
+        for group in out.chunks_mut(GROUP) {
+            let width = self.take(GROUP_WIDTH_BITS) as u32;
+            if width > u32::BITS {
+                return None;
+            }
+            self.take_each(width, group, |number| number as u32);
+        }
+        Some(())
     }
 
     /// Takes a run of ones and the zero after it. `None` if it is longer than any that is written.
@@ -156,9 +205,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// As many numbers as `count`, some of them small.
+    fn numbers(value: u64, count: u32) -> Vec<u32> {
+        (0..count).map(|at| (value.rotate_left(at) as u32) >> (at % 33).min(31)).collect()
+    }
+
     proptest! {
         #[test]
-        fn what_is_put_is_taken(values in prop::collection::vec((any::<u64>(), 0u32..=64, 0u32..4), 0..200)) {
+        fn what_is_put_is_taken(values in prop::collection::vec((any::<u64>(), 0u32..=64, 0u32..6), 0..200)) {
             let mut writer = BitWriter::default();
             let cut = |value: u64, width: u32| if width == 64 { value } else { value & ((1 << width) - 1) };
             for (value, width, kind) in &values {
@@ -166,6 +220,8 @@ mod tests {
                     0 => writer.put(cut(*value, *width), *width),
                     1 => writer.put_gamma(value >> 2),
                     2 => writer.put_unary(value % 200),
+                    3 => writer.put_groups(&numbers(*value, *width)),
+                    4 => (0..5).for_each(|_| writer.put(cut(*value, *width), *width)),
                     _ => writer.put_rice(value >> 40, 18),
                 }
             }
@@ -176,6 +232,18 @@ mod tests {
                     0 => prop_assert_eq!(reader.take(*width), cut(*value, *width)),
                     1 => prop_assert_eq!(reader.take_gamma(), Some(value >> 2)),
                     2 => prop_assert_eq!(reader.take_unary(), Some(value % 200)),
+                    3 => {
+                        let mut found = vec![7; *width as usize];
+                        prop_assert_eq!(reader.take_groups(&mut found), Some(()));
+                        prop_assert_eq!(found, numbers(*value, *width));
+                    }
+                    4 => {
+                        let (mut found, mut bits) = ([0; 5], reader.clone());
+                        reader.take_each(*width, &mut found, |number| number);
+                        prop_assert_eq!(found, [cut(*value, *width); 5]);
+                        let ones = cut(*value, *width).count_ones() as u64 * 5;
+                        prop_assert_eq!(bits.take_ones(*width as u64 * 5), ones);
+                    }
                     _ => prop_assert_eq!(reader.take_rice(18), Some(value >> 40)),
                 }
             }

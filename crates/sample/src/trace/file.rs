@@ -1,7 +1,7 @@
 //! The file of a trace: header, records, index, footer.
 
-use super::record::{Decoder, Encoder};
-use crate::{Direction, Form, Position, Result, Sample, SampleError, Settings};
+use super::records::{RecordFormat, SampleRecords};
+use crate::{Direction, Position, Result, Sample, SampleError, Settings};
 use esker_io::SequentialWriter;
 use esker_store::MOST_NODES;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"ESKTRACE";
 const END_MAGIC: &[u8; 8] = b"ESKTREND";
-const VERSION: u32 = 2;
 /// Magic, version and length before the header's text, and its checksum after it.
 const FRAME_BYTES: u64 = 8 + 4 + 4 + 8;
 const ENTRY_BYTES: u64 = 7 * 8;
@@ -93,13 +92,18 @@ pub struct TraceWriter {
     partial: PathBuf,
     file: SequentialWriter,
     header: TraceHeader,
-    encoder: Encoder,
+    records: SampleRecords,
     entries: Vec<TraceEntry>,
 }
 
 impl TraceWriter {
     /// Starts a trace. It replaces an unfinished one of the same name.
     pub fn create(path: &Path, header: TraceHeader) -> Result<TraceWriter> {
+        TraceWriter::create_in(path, header, RecordFormat::default())
+    }
+
+    /// The same, with records of a format.
+    pub fn create_in(path: &Path, header: TraceHeader, format: RecordFormat) -> Result<TraceWriter> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -107,20 +111,19 @@ impl TraceWriter {
         let text =
             serde_json::to_vec(&header).map_err(|error| SampleError::trace(path, "a header", error))?;
         let mut front = MAGIC.to_vec();
-        front.extend(VERSION.to_le_bytes());
+        front.extend(format.number().to_le_bytes());
         front.extend((text.len() as u32).to_le_bytes());
         front.extend(&text);
         let sum = xxh3_64(&front);
         front.extend(sum.to_le_bytes());
         file.write_all(&front).map_err(SampleError::io(&partial))?;
-        let path = path.to_path_buf();
-        Ok(TraceWriter { path, partial, file, header, encoder: Encoder::default(), entries: Vec::new() })
+        let (path, records) = (path.to_path_buf(), SampleRecords::new(format));
+        Ok(TraceWriter { path, partial, file, header, records, entries: Vec::new() })
     }
 
     /// Appends a sample made with the header's settings.
     pub fn write(&mut self, at: Position, sample: &Sample) -> Result<()> {
-        check(&self.header, sample, &self.path)?;
-        let record = self.encoder.encode(&self.header, sample);
+        let record = self.records.encode(&self.header, sample, &self.path)?;
         let offset = self.file.position();
         self.file.write_all(record).map_err(SampleError::io(&self.partial))?;
         let (nodes, edges) = (sample.node_ids.len() as u64, sample.edge_count());
@@ -161,6 +164,7 @@ pub struct TraceReader {
     path: PathBuf,
     file: File,
     header: TraceHeader,
+    format: RecordFormat,
     entries: Vec<TraceEntry>,
     bytes: u64,
 }
@@ -174,7 +178,7 @@ impl TraceReader {
         if bytes < FRAME_BYTES + FOOTER_BYTES {
             return Err(flaw("a trace", format!("a file of {bytes} bytes")));
         }
-        let header = read_header(path, &file, bytes)?;
+        let (header, format) = read_header(path, &file, bytes)?;
         let footer = read(path, &file, bytes - FOOTER_BYTES, FOOTER_BYTES)?;
         let word = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().unwrap_or_default());
         if &footer[32..] != END_MAGIC || word(24) != xxh3_64(&footer[..24]) {
@@ -211,7 +215,7 @@ impl TraceReader {
         if let Some(entry) = entries.iter().find(|entry| !inside(entry)) {
             return Err(flaw("records in front of the index", format!("one at {}", entry.offset)));
         }
-        Ok(TraceReader { path: path.to_path_buf(), file, header, entries, bytes })
+        Ok(TraceReader { path: path.to_path_buf(), file, header, format, entries, bytes })
     }
 
     /// The header.
@@ -252,12 +256,13 @@ pub struct Cursor<T> {
     backwards: bool,
     done: usize,
     record: Vec<u8>,
-    decoder: Decoder,
+    records: SampleRecords,
 }
 
 impl<T: Borrow<TraceReader>> Cursor<T> {
     fn new(trace: T, backwards: bool) -> Cursor<T> {
-        Cursor { trace, backwards, done: 0, record: Vec::new(), decoder: Decoder::default() }
+        let records = SampleRecords::new(trace.borrow().format);
+        Cursor { trace, backwards, done: 0, record: Vec::new(), records }
     }
 
     /// Reads the next sample; `None` after the last.
@@ -282,7 +287,7 @@ impl<T: Borrow<TraceReader>> Cursor<T> {
             let expected = format!("the bytes of {} that were written", place());
             return Err(SampleError::trace(path, expected, "others, by their checksum"));
         }
-        let decoded = self.decoder.decode(header, &self.record, out);
+        let decoded = self.records.take(header, &self.record, out);
         decoded.map_err(|found| SampleError::trace(path, place(), found))?;
         if (out.node_ids.len() as u64, out.edge_count()) != (entry.nodes, entry.edges) {
             let found = format!("{} and {}", out.node_ids.len(), out.edge_count());
@@ -299,7 +304,7 @@ fn read(path: &Path, file: &File, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
+fn read_header(path: &Path, file: &File, bytes: u64) -> Result<(TraceHeader, RecordFormat)> {
     let flaw = |expected: &str, found: String| SampleError::trace(path, expected, found);
     let front = read(path, file, 0, 16)?;
     let word = |at: usize| u32::from_le_bytes(front[at..at + 4].try_into().unwrap_or_default());
@@ -316,9 +321,9 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
         return Err(flaw("the header that was written", "another one, by its checksum".into()));
     }
     // Verify the checksum first: a flipped version is damage.
-    if word(8) != VERSION {
-        return Err(flaw("trace version 1", format!("version {}; a newer esker wrote it", word(8))));
-    }
+    let Some(format) = RecordFormat::of_number(word(8)) else {
+        return Err(flaw("trace version 2 or 3", format!("version {}; another esker wrote it", word(8))));
+    };
     let header: TraceHeader =
         serde_json::from_slice(&text[16..]).map_err(|error| flaw("a header", error.to_string()))?;
     let (nodes, layers) = (header.nodes, header.settings.fanouts.len());
@@ -326,66 +331,5 @@ fn read_header(path: &Path, file: &File, bytes: u64) -> Result<TraceHeader> {
         let expected = format!("at most {MOST_NODES} nodes and {MOST_LAYERS} layers");
         return Err(flaw(&expected, format!("{nodes} nodes and {layers} layers")));
     }
-    Ok(header)
-}
-
-/// A record does not repeat the header, so a sample made with other settings could not be read back.
-fn check(header: &TraceHeader, sample: &Sample, path: &Path) -> Result<()> {
-    let TraceHeader { settings, nodes, edges, relations, .. } = header;
-    let carry = settings.carry;
-    let refuse = |what: &'static str| Err(SampleError::ForeignSample { path: path.to_path_buf(), what });
-    if sample.form != settings.form || sample.layers() != settings.fanouts.len() {
-        return refuse("another form or depth");
-    }
-    let all_degrees = carry.degrees || sample.form == Form::Shadow;
-    let listed = if all_degrees { 0 } else { sample.node_id_offsets[1] as usize };
-    if sample.degrees.len() != sample.node_ids.len() - listed {
-        return refuse("other degrees carried");
-    }
-    for block in &sample.blocks {
-        let count = |carried: bool| if carried { block.nbrs.len() } else { 0 };
-        if block.positions.len() != count(carry.positions)
-            || block.edges.len() != count(carry.edges)
-            || block.relations.len() != count(carry.relations)
-        {
-            return refuse("other positions, edges or kinds carried");
-        }
-        if block.edges.iter().any(|edge| edge.0 >= *edges) {
-            return refuse("edges of another graph");
-        }
-        if block.relations.iter().any(|kind| *kind as u64 >= *relations) {
-            return refuse("kinds of edges of another graph");
-        }
-    }
-    if sample.node_ids.iter().any(|node| node.0 >= *nodes) {
-        return refuse("nodes of another graph");
-    }
-    Ok(())
-}
-
-/// Encodes and decodes single records, for storage other than a trace file.
-#[derive(Default)]
-pub struct SampleRecords {
-    encoder: Encoder,
-    decoder: Decoder,
-}
-
-impl SampleRecords {
-    /// The record of a sample made with the header's settings. `home` is for error messages.
-    pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
-        check(header, sample, home)?;
-        Ok(self.encoder.encode(header, sample))
-    }
-
-    /// The sample of a record. `home` is for error messages.
-    pub fn decode(
-        &mut self,
-        header: &TraceHeader,
-        record: &[u8],
-        home: &Path,
-        out: &mut Sample,
-    ) -> Result<()> {
-        let decoded = self.decoder.decode(header, record, out);
-        decoded.map_err(|found| SampleError::trace(home, "a sample", found))
-    }
+    Ok((header, format))
 }

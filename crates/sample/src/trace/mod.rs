@@ -1,11 +1,14 @@
 //! Samples on disk: written once, read forwards and backwards, any number of times, without the graph.
 //!
-//! A record has a sample in order of discovery, so most of it is implied: a node's neighbours are ids if they are new,
-//! and local indices if not. New nodes get the next local indices, and canonical order follows. `docs/sample.md`
-//! specifies every bit.
+//! There are two formats of records, a small one and a fast one ([`RecordFormat`]). `docs/sample.md` specifies every bit.
 
 mod bits;
+mod columns;
+mod distinct;
 mod file;
-mod record;
+mod gaps;
+mod parts;
+mod records;
 
-pub use file::{Cursor, SampleRecords, TraceEntry, TraceHeader, TraceReader, TraceSummary, TraceWriter};
+pub use file::{Cursor, TraceEntry, TraceHeader, TraceReader, TraceSummary, TraceWriter};
+pub use records::{RecordFormat, SampleRecords};

@@ -4,7 +4,7 @@
 
 use crate::{Job, Result, StrategyError};
 use esker_fetch::FetchError;
-use esker_fetch::packed::{ENCODING, Packed, Packing, Samples};
+use esker_fetch::packed::{Packed, Packing, Samples};
 use esker_store::StoreError;
 use esker_types::ByteCount;
 use std::fs;
@@ -106,7 +106,7 @@ impl Home {
     /// A directory's parameters, and its bytes including samples. `None` if it cannot be used for any request.
     pub fn look(&self, job: &Job, directory: &Path) -> Result<Option<(Packing, u64)>> {
         let Ok(found) = job.dataset.open_derived(directory) else { return Ok(None) };
-        let packing = Packed::describe(&found).filter(|packing| packing.encoding == ENCODING);
+        let packing = Packed::describe(&found).filter(|packing| packing.record_format().is_some());
         let Some(packing) = packing.filter(|_| job.dataset.is_current(&found)) else { return Ok(None) };
         let mut bytes = found.manifest.files.iter().map(|entry| entry.bytes).sum();
         if let Some(name) = &packing.samples {

@@ -172,7 +172,7 @@ impl Sampling<'_, '_> {
         };
         // Counts off the first `done` positions, because epochs may differ in their number of batches.
         let all: Vec<Position> = positions(&*job.batches, start, epochs).skip(done as usize).collect();
-        bulk.run(all.iter().copied(), |at, sample| {
+        bulk.run_with(self.sizes.samplers, all.iter().copied(), |at, sample| {
             if job.stop.is_asked() {
                 return Err(Ended::Stopped);
             }

@@ -15,6 +15,9 @@ const WORKER_SAMPLES: u64 = 4;
 const LOG_BYTES: u64 = 8 << 20;
 /// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
+/// Most workers for a device with its own memory, and the part of a phase's memory that more than two may take.
+const MOST_WORKERS: usize = 8;
+const WORKERS_PART: u64 = 16;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Assumed number of batches before it is known.
@@ -196,10 +199,15 @@ impl Sizes {
         let device = self.device_bytes > 0;
         let ahead = job.steps_in_flight;
         let needed = |training: &Training| training_bytes(job, largest, blocks, batches, *training, device);
-        let candidates = [(2, 3), (2, 2), (1, 2), (1, 1)].into_iter();
-        let mut candidates =
-            candidates.map(|(workers, depth)| Training { workers, depth: depth + ahead, buffers: 2 });
-        let fitting = candidates.find(|training| needed(training) <= room);
+        let with = |workers: usize, depth: usize| Training { workers, depth: depth + ahead, buffers: 2 };
+        // A device with its own memory takes batches faster than two workers load them. More workers may take a small
+        // part of the memory that rows would be cached in.
+        let most = if device { (job.threads / 2).min(MOST_WORKERS) } else { 0 };
+        let spared = needed(&with(2, 3)).saturating_add(self.phase_bytes / WORKERS_PART);
+        let more = (3..=most).rev().map(|workers| with(workers, 3));
+        let more = more.filter(|training| needed(training) <= spared);
+        let fewer = [(2, 3), (2, 2), (1, 2), (1, 1)].map(|(workers, depth)| with(workers, depth));
+        let fitting = more.chain(fewer).find(|training| needed(training) <= room);
         let training =
             fitting.filter(|_| !job.out_of_core.sequential).unwrap_or_else(|| Training::least(job));
         (training, needed(&training))

@@ -167,6 +167,10 @@ fn batches_of(job: &Job) -> (u64, u64) {
 
 /// Bytes on disk of a batch's files, estimated from a few batches.
 fn profile<W: StoredId + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result<u64> {
+    if job.known.is_some() {
+        let bound = job.largest_bound();
+        return Ok(sizes::disk_bytes::<W>(1, bound.nodes, bound.edges * EDGE_BYTES));
+    }
     let start = Position { epoch: 0, batch: 0 };
     let most_bytes = job.strategy_bytes.max(sizes::memory(job).total());
     let mut sampler = Sampler::new(OnDisk::<W>::new(graph.clone(), None), job.settings.clone(), most_bytes)?;

@@ -202,7 +202,13 @@ impl Sizes {
         };
         let least = 1 + job.steps_in_flight as u64;
         let depth = (least + 1..least + MOST_DEPTH as u64).rev().find(|depth| most(*depth)).unwrap_or(least);
-        let left = self.phase_bytes.saturating_sub(needed(depth));
+        if needed(depth) > self.phase_bytes {
+            // Larger than the pilot's batches.
+            let (batch, needed, left) = (job.largest_batch, needed(depth), self.phase_bytes);
+            let (needed, left) = (ByteCount(needed), ByteCount(left));
+            return Err(StrategyError::BatchMemory { batch, needed, left });
+        }
+        let left = self.phase_bytes - needed(depth);
         let bytes = match asked {
             Some(asked) if asked > left => {
                 return Err(StrategyError::Cache {

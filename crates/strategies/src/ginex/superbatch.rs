@@ -194,7 +194,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             most_bytes: sizes.sampling_bytes,
         };
         let (mut index, mut before) = (0, writer.bytes());
-        let ended = bulk.run(positions.iter().copied(), |at, sample| {
+        let ended = bulk.run_with(sizes.workers, positions.iter().copied(), |at, sample| {
             writer.write(at, sample)?;
             let nodes = building.add_sampled(index, sample)?;
             index += 1;

@@ -1,42 +1,20 @@
-//! One sample as bits.
+//! Records of format 2, node by node in order of discovery. Most of a record is implied: a node's neighbours are ids if
+//! they are new, and local indices if not. New nodes get the next local indices, and canonical order follows. Such a
+//! record takes least space, but every number has to be decoded before the position of the next is known.
 
 use super::TraceHeader;
 use super::bits::{BitReader, BitWriter, width_below};
+use super::distinct::DistinctIds;
+use super::parts::{
+    FOREIGN_NODE, Flaw, REPEATED, SHORT, TOO_LONG, Widths, hop_nodes, put_hops, put_positions, put_seeds,
+    put_unexpanded, regular_count, rice_width, take_hops, take_positions, take_seeds,
+};
 use crate::found::{Discovered, Section};
 use crate::memory::Ledger;
 use crate::sampler::mark_unneeded;
 use crate::{Block, Fanout, Form, Sample};
 use esker_types::{EdgeId, NodeId};
 use std::ops::Range;
-
-/// Positions of nodes with degrees up to this are bitmaps.
-const BITMAP_DEGREE: u64 = 64;
-
-/// Bit widths that follow from the graph.
-#[derive(Debug, Clone, Copy)]
-struct Widths {
-    node: u32,
-    edge: u32,
-    relation: u32,
-}
-
-impl Widths {
-    fn of(header: &TraceHeader) -> Widths {
-        let width = width_below;
-        Widths { node: width(header.nodes), edge: width(header.edges), relation: width(header.relations) }
-    }
-}
-
-/// A seed takes a bit even if there is only one target, so a record cannot have more seeds than bits.
-fn seed_width(targets: u64) -> u32 {
-    width_below(targets).max(1)
-}
-
-/// Number of lower bits of the gaps between `count` ascending numbers below `bound`.
-#[inline(always)]
-fn rice_width(bound: u64, count: u64) -> u32 {
-    63 - (bound / (count + 1)).max(1).leading_zeros()
-}
 
 /// The hops in each section of a form, by depth. A section has the deepest of them first.
 fn sections(form: Form, layers: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
@@ -62,36 +40,27 @@ struct EncodedNeighbours<'a> {
 
 /// Turns samples into bits; buffers are reused.
 #[derive(Debug, Default)]
-pub(super) struct Encoder {
+pub(super) struct GapsEncoder {
     writer: BitWriter,
     /// Local indices of the current neighbours, in order of discovery.
     places: Vec<u64>,
     new_ids: Vec<u64>,
 }
 
-impl Encoder {
+impl GapsEncoder {
     /// The record of a sample made with the header's settings.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample) -> &[u8] {
         let widths = Widths::of(header);
         let layers = sample.layers();
         self.writer.clear();
-        let offsets = &sample.node_id_offsets;
-        // Hop h is chunk L - h of the node ids.
-        let hop = |hop: usize| offsets[layers - hop] as usize..offsets[layers - hop + 1] as usize;
-        for depth in 0..=layers {
-            self.writer.put_gamma(hop(depth).len() as u64);
-        }
+        let hop = |hop: usize| hop_nodes(&sample.node_id_offsets, hop);
+        put_hops(&mut self.writer, sample);
         let explicit = if header.settings.form == Form::Shadow { layers } else { 0 };
         for depth in 0..=explicit {
             sample.node_ids[hop(depth)].iter().for_each(|node| self.writer.put(node.0, widths.node));
         }
-        self.encode_seeds(sample, hop(0));
-        self.writer.put(!sample.unexpanded.is_empty() as u64, 1);
-        if !sample.unexpanded.is_empty() {
-            for depth in 1..layers {
-                sample.unexpanded[hop(depth)].iter().for_each(|mark| self.writer.put(*mark as u64, 1));
-            }
-        }
+        put_seeds(&mut self.writer, sample);
+        put_unexpanded(&mut self.writer, sample);
         let mut known = (0..=explicit).map(|depth| hop(depth).len() as u64).sum();
         let form = header.settings.form;
         for (depth, hops) in sections(form, layers) {
@@ -115,19 +84,6 @@ impl Encoder {
                 .for_each(|node| self.writer.put_gamma(sample.degrees[node] as u64));
         }
         self.writer.finish()
-    }
-
-    fn encode_seeds(&mut self, sample: &Sample, targets: Range<usize>) {
-        let plain = sample.seeds.iter().map(|seed| seed.index()).eq(targets.clone());
-        self.writer.put(plain as u64, 1);
-        if !plain {
-            self.writer.put_gamma(sample.seeds.len() as u64);
-            let width = seed_width(targets.len() as u64);
-            sample
-                .seeds
-                .iter()
-                .for_each(|seed| self.writer.put((seed.index() - targets.start) as u64, width));
-        }
     }
 
     /// Encodes the neighbours of one node. Returns how many nodes are known after them.
@@ -185,15 +141,6 @@ impl Encoder {
     }
 }
 
-/// How many neighbours a node has if nothing is pruned or induced.
-fn regular_count(fanout: Option<Fanout>, degree: u64) -> u64 {
-    match fanout {
-        Some(Fanout::AtMost(most)) => degree.min(most as u64),
-        Some(Fanout::All) => degree,
-        None => 0,
-    }
-}
-
 /// Index in order of discovery of a local index in canonical order.
 #[inline(always)]
 fn discovery_index(sample: &Sample, local: u32) -> u64 {
@@ -201,22 +148,6 @@ fn discovery_index(sample: &Sample, local: u32) -> u64 {
     let nodes = offsets[offsets.len() - 1];
     let chunk = offsets[1..].iter().take_while(|end| **end <= local).count();
     (nodes - offsets[chunk + 1] + (local - offsets[chunk])) as u64
-}
-
-/// Encodes a set of ascending positions. Writes nothing if it is all of them.
-fn put_positions(writer: &mut BitWriter, degree: u64, positions: &[u32]) {
-    let count = positions.len() as u64;
-    if count == 0 || count == degree {
-        return;
-    }
-    if degree <= BITMAP_DEGREE {
-        return writer.put(positions.iter().fold(0, |set, position| set | 1u64 << position), degree as u32);
-    }
-    let (low, mut least) = (rice_width(degree, count), 0);
-    for position in positions {
-        writer.put_rice(*position as u64 - least, low);
-        least = *position as u64 + 1;
-    }
 }
 
 /// Encodes ids of new nodes: as gaps if they ascend, as they usually do, else plain.
@@ -243,10 +174,11 @@ fn id_gap_width(width: u32, count: usize) -> u32 {
 /// Turns bits into samples; buffers are reused. It trusts nothing: an inconsistent record is an error with a
 /// description.
 #[derive(Debug, Default)]
-pub(super) struct Decoder {
+pub(super) struct GapsDecoder {
     found: Discovered,
     flags: Vec<bool>,
     ids: Vec<u64>,
+    distinct: DistinctIds,
 }
 
 /// The node whose neighbours are decoded.
@@ -258,18 +190,13 @@ struct Listed {
     tells_degree: bool,
 }
 
-/// What is wrong with a record.
-pub(super) type Flaw = &'static str;
-
-const SHORT: Flaw = "a record that ends too early";
-
-impl Decoder {
+impl GapsDecoder {
     pub fn decode(&mut self, header: &TraceHeader, bytes: &[u8], out: &mut Sample) -> Result<(), Flaw> {
         let widths = Widths::of(header);
         let (form, layers) = (header.settings.form, header.settings.fanouts.len());
         let mut reader = BitReader::new(bytes);
         let hops = self.decode_nodes(header, &mut reader, &widths)?;
-        self.decode_seeds(&mut reader, hops[0])?;
+        take_seeds(&mut reader, hops[0], &mut self.found.seeds)?;
         let found = &mut self.found;
         found.skipped.clear();
         if reader.take(1) == 1 {
@@ -305,12 +232,13 @@ impl Decoder {
         if !reader.is_at_end() {
             return Err("a record that goes on after its end");
         }
-        self.check_nodes_differ()?;
-        const FLAW: Flaw = "lists too long for one block";
+        if !self.distinct.check(&self.found.nodes, header.nodes) {
+            return Err(REPEATED);
+        }
         let ledger = &mut Ledger::unlimited();
-        self.found.assemble(form, out, ledger).map_err(|_| FLAW)?;
+        self.found.assemble(form, out, ledger).map_err(|_| TOO_LONG)?;
         let mut exact = true;
-        mark_unneeded(out, ledger, |_| exact = false).map_err(|_| FLAW)?;
+        mark_unneeded(out, ledger, |_| exact = false).map_err(|_| TOO_LONG)?;
         if exact { Ok(()) } else { Err("an unexpanded node whose list a layer needs") }
     }
 
@@ -347,17 +275,6 @@ impl Decoder {
         Ok(())
     }
 
-    /// Checks that a node is in a batch once.
-    fn check_nodes_differ(&mut self) -> Result<(), Flaw> {
-        self.ids.clear();
-        self.ids.extend(self.found.nodes.iter().map(|node| node.0));
-        radsort::sort(&mut self.ids);
-        match self.ids.windows(2).any(|pair| pair[0] == pair[1]) {
-            true => Err("a node that is in the batch twice"),
-            false => Ok(()),
-        }
-    }
-
     /// Decodes the sizes of the hops, and the ids that sections do not contain.
     fn decode_nodes(
         &mut self,
@@ -365,54 +282,26 @@ impl Decoder {
         reader: &mut BitReader,
         widths: &Widths,
     ) -> Result<Vec<u64>, Flaw> {
-        let layers = header.settings.fanouts.len();
-        let mut hops = Vec::with_capacity(layers + 1);
+        let hops = take_hops(reader, header)?;
+        let total: u64 = hops.iter().sum();
         let found = &mut self.found;
         found.hop_starts.clear();
         found.hop_starts.push(0);
-        let mut total = 0u64;
-        for _ in 0..=layers {
-            let size = reader.take_gamma().ok_or(SHORT)?;
-            total = total
-                .checked_add(size)
-                .filter(|total| *total <= header.nodes.min(1 << 31))
-                .ok_or("hops with more nodes than the graph")?;
-            hops.push(size);
-            found.hop_starts.push(total as u32);
-        }
-        // Every node takes at least one bit. So a record too short for its hops is refused here, before memory is
-        // allocated.
-        if reader.is_over_after(total.saturating_sub(1)) {
-            return Err(SHORT);
-        }
+        let ends = hops.iter().scan(0, |end, size| {
+            *end += *size as u32;
+            Some(*end)
+        });
+        found.hop_starts.extend(ends);
         let explicit = if header.settings.form == Form::Shadow { total } else { hops[0] };
         found.nodes.clear();
         for _ in 0..explicit {
             let node = reader.take(widths.node);
             if node >= header.nodes || reader.is_over() {
-                return Err("a node that the graph does not have");
+                return Err(FOREIGN_NODE);
             }
             found.nodes.push(NodeId(node));
         }
         Ok(hops)
-    }
-
-    fn decode_seeds(&mut self, reader: &mut BitReader, targets: u64) -> Result<(), Flaw> {
-        let seeds = &mut self.found.seeds;
-        seeds.clear();
-        if reader.take(1) == 1 {
-            seeds.extend(0..targets as u32);
-            return Ok(());
-        }
-        let (count, width) = (reader.take_gamma().ok_or(SHORT)?, seed_width(targets));
-        for _ in 0..count {
-            let place = reader.take(width);
-            if place >= targets || reader.is_over() {
-                return Err("a seed that is not a target");
-            }
-            seeds.push(place as u32);
-        }
-        Ok(())
     }
 
     fn decode_neighbours(
@@ -458,7 +347,7 @@ impl Decoder {
         let mut next = found.nodes.len() as u64;
         take_ids(reader, new, widths.node, &mut self.ids)?;
         if self.ids.iter().any(|id| *id >= header.nodes) {
-            return Err("a node that the graph does not have");
+            return Err(FOREIGN_NODE);
         }
         // The neighbours at a depth discover the next hop and nothing else.
         let most = found.hop_starts.get(depth + 2).copied().unwrap_or(0) as u64;
@@ -516,39 +405,6 @@ fn take_edges(
     Ok(())
 }
 
-fn take_positions(reader: &mut BitReader, degree: u64, count: u64, out: &mut Vec<u32>) -> Result<(), Flaw> {
-    if count == degree || count == 0 {
-        // If all neighbours are taken, each takes one bit later on. Check that before allocating memory.
-        if reader.is_over_after(count) {
-            return Err(SHORT);
-        }
-        out.extend(0..count as u32);
-        return Ok(());
-    }
-    if degree <= BITMAP_DEGREE {
-        let mut set = reader.take(degree as u32);
-        if set.count_ones() as u64 != count {
-            return Err("a set of positions of another size");
-        }
-        for _ in 0..count {
-            out.push(set.trailing_zeros());
-            set &= set - 1;
-        }
-        return Ok(());
-    }
-    let (low, mut least) = (rice_width(degree, count), 0u64);
-    for _ in 0..count {
-        let position = least.checked_add(reader.take_rice(low).ok_or(SHORT)?);
-        let position = position.filter(|position| *position < degree).ok_or("a position after its list")?;
-        out.push(position as u32);
-        least = position + 1;
-        if reader.is_over() {
-            return Err(SHORT);
-        }
-    }
-    Ok(())
-}
-
 fn take_ids(reader: &mut BitReader, count: usize, width: u32, out: &mut Vec<u64>) -> Result<(), Flaw> {
     out.clear();
     if count < 2 || reader.take(1) == 0 {
@@ -567,40 +423,11 @@ fn take_ids(reader: &mut BitReader, count: usize, width: u32, out: &mut Vec<u64>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Carry, InMemory, Position, Sampler, Settings};
-    use proptest::prelude::*;
+    use crate::{Carry, Settings};
 
     fn header(settings: Settings) -> TraceHeader {
         let (dataset, batches, direction) = (String::new(), String::new(), crate::Direction::Incoming);
         TraceHeader { dataset, nodes: 200, edges: 9000, relations: 0, direction, batches, settings }
-    }
-
-    proptest! {
-        /// Checksums detect accidents; this test is about forged records.
-        #[test]
-        fn forged_records_are_described_and_never_panic(
-            form in 0usize..3, positions: bool, flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
-        ) {
-            let form = [Form::Dense, Form::Layered, Form::Shadow][form];
-            let carry = Carry { positions, ..Carry::default() };
-            let lists: Vec<Vec<u64>> = (0..200u64).map(|node| (0..node % 90).map(|at| at * 2).collect()).collect();
-            let settings = Settings { seed: 1, fanouts: vec![Fanout::AtMost(4); 2], form, carry };
-            let graph = InMemory::<u32>::from_adjacency(&lists, None);
-            let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
-            let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();
-            sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut sample).unwrap();
-            let header = header(settings);
-            let mut encoder = Encoder::default();
-            let mut record = encoder.encode(&header, &sample).to_vec();
-            let length = record.len();
-            flips.iter().for_each(|(at, bits)| record[at.index(length)] ^= bits);
-            let mut out = Sample::default();
-            if Decoder::default().decode(&header, &record, &mut out).is_ok() {
-                prop_assert!(out.blocks.iter().all(|b| b.nbrs.iter().all(|n| n.index() < out.node_ids.len())));
-                let distinct: std::collections::HashSet<_> = out.node_ids.iter().collect();
-                prop_assert_eq!(distinct.len(), out.node_ids.len());
-            }
-        }
     }
 
     /// A record of one target with forged seeds.
@@ -624,7 +451,7 @@ mod tests {
     #[test]
     fn a_short_record_cannot_ask_for_endless_seeds() {
         let (header, record) = one_target(1 << 40);
-        let mut decoder = Decoder::default();
+        let mut decoder = GapsDecoder::default();
         assert!(decoder.decode(&header, &record, &mut Sample::default()).is_err());
         assert!(decoder.found.seeds.len() < 1000);
     }
