@@ -359,3 +359,65 @@ fn the_library_has_the_defaults_of_the_program() {
     }
     assert_eq!(found["config"], expected);
 }
+
+/// A file of numbers as NumPy writes it.
+fn npy(path: &Path, descr: &str, shape: &str, data: &[u8]) {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+    let header = format!("{header:<117}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    fs::write(path, bytes).unwrap();
+}
+
+/// 64 training nodes with one neighbour each, but for the second, which has 2900. No pilot samples its batch.
+fn with_hub() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let integers = |name: &str, shape: &str, values: &mut dyn Iterator<Item = i64>| {
+        npy(
+            &directory.path().join(name),
+            "<i8",
+            shape,
+            &values.flat_map(i64::to_le_bytes).collect::<Vec<_>>(),
+        );
+    };
+    let edges: Vec<(i64, i64)> =
+        (0..80).map(|node| (node + 100, node)).chain((100..3000).map(|node| (node, 1))).collect();
+    let shape = format!("(2, {})", edges.len());
+    let mut ends = edges.iter().map(|edge| edge.0).chain(edges.iter().map(|edge| edge.1));
+    integers("edges.npy", &shape, &mut ends);
+    integers("labels.npy", "(3000,)", &mut (0..3000).map(|node| node % 2));
+    integers("train.npy", "(64,)", &mut (0..64));
+    integers("valid.npy", "(8,)", &mut (64..72));
+    integers("test.npy", "(8,)", &mut (72..80));
+    let features: Vec<u8> = (0..3000 * 1024).flat_map(|at| ((at % 7) as f32).to_le_bytes()).collect();
+    npy(&directory.path().join("features.npy"), "<f4", "(3000, 1024)", &features);
+    let words = "import g --format npy --edges edges.npy --features features.npy --labels labels.npy";
+    json(directory.path(), &format!("{words} --train train.npy --valid valid.npy --test test.npy"));
+    directory
+}
+
+#[test]
+fn a_batch_too_large_ends_a_run_with_a_checkpoint_and_the_budget_to_resume_with() {
+    let directory = with_hub();
+    let at = directory.path();
+    let flags = "--layers 1 --fanout all --hidden 8 --batch 1 --order sequential --epochs 2";
+    let whole = json(at, &format!("train g {flags} --memory 1GiB --out whole"));
+    let dry = json(at, &format!("train g {flags} --dry-run --memory 1GiB"));
+    let smallest = dry["smallest_host_bytes"].as_u64().unwrap();
+    assert!(
+        dry["largest_batch"]["sampled"] == true && dry["largest_batch"]["training"][0].as_u64() < Some(100)
+    );
+    let output = esker(at, &format!("train g {flags} --memory {smallest}B --out run")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("batch 2 of epoch 1 has 2 901 nodes"), "{said}");
+    assert!(at.join("run/checkpoint.safetensors").exists());
+    let memory = said.split("--memory ").nth(2).or_else(|| said.split("--resume --memory ").nth(1)).unwrap();
+    let memory: String = memory.chars().take_while(|c| c.is_alphanumeric() || *c == '.').collect();
+    let found = json(at, &format!("train --resume --out run --memory {memory}"));
+    assert_eq!((&found["loss_digest"], &found["test"]), (&whole["loss_digest"], &whole["test"]));
+    let (peak, budget) = (found["peak_host_bytes"].as_u64(), found["budget_host_bytes"].as_u64());
+    assert!(peak <= budget && budget > Some(smallest), "{found}");
+}

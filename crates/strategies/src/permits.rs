@@ -45,7 +45,8 @@ impl BatchPermits {
     pub fn take(&self, stage: &Stage, at: RunPosition, nodes: u64) -> Result<Option<Permit>> {
         let units = self.units_of(nodes);
         if units > self.units {
-            let short = (units - self.units).saturating_mul(self.unit_bytes);
+            // With more memory, units are slightly larger.
+            let short = (units - self.units + 2).saturating_mul(self.unit_bytes + self.unit_bytes / 64);
             return Err(StrategyError::LargeBatch {
                 at: Box::new(at),
                 nodes,

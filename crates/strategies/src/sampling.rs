@@ -108,6 +108,8 @@ impl<T: Topology + Clone> PhaseSamplers<T> {
                 let largest = largest.max(job.largest_batch_of(settings));
                 let bytes = || job.bound(settings, largest).bytes(samples);
                 let bytes = over.and_then(|over| over.sampling_bytes).unwrap_or_else(bytes);
+                // A batch may be larger than expected.
+                let bytes = bytes.saturating_add(job.room.spare_bytes / job.samplers.max(1) as u64);
                 let sampler = Sampler::new(self.graph.clone(), settings.clone(), bytes)?;
                 self.made.push((settings.clone(), sampler.with_samples(samples)));
                 self.made.len() - 1
