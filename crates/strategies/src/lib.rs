@@ -11,7 +11,7 @@
 //! A strategy without feedback implements a `PhaseSource` (next, counters), and `Phases` turns it into a run. `Stages`
 //! wraps a pipeline and adds the columns that a loader requests (`columns.rs`). `sampling.rs` has the topology in
 //! memory and its samplers. `direct.rs` reads everything from disk without a cache or a plan, for inference outside a
-//! run. `ginex/source.rs` shows how placements are carried out, and how one stream has the batches of all phases.
+//! run. `ginex/gather.rs` shows how placements are carried out, and how one stream has the batches of all phases.
 //!
 //! Memory: `needs(outline)` also reports what steps exchange and what is on the device. It is called for several
 //! numbers of samplers and batches in memory, and lists the largest sizes for these. Evaluation is listed separately if

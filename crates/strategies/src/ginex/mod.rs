@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  positions ── sample ──> trace + accesses ── plan ──> placements ── load, read, assemble ──> Batch
-//!  (neighbours.rs)         (superbatch.rs: the next one (plan/belady.rs) (source.rs: three stages;
+//!  (neighbours.rs)         (superbatch.rs: the next one (plan/belady.rs) (gather.rs: three stages;
 //!                          is sampled while this one is planned)         fetch/disk.rs, fetch/cache.rs)
 //!  evaluations ── sample once ──> kept traces + accesses
 //!                                 (evaluation.rs)
@@ -25,6 +25,7 @@
 mod building;
 mod counters;
 mod evaluation;
+mod gather;
 mod sizes;
 mod source;
 mod superbatch;

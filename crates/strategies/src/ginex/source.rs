@@ -1,46 +1,25 @@
 //! Yields superbatch after superbatch (Figure 9 of the paper): sample the next one while this one is planned, then
 //! gather this one.
 //!
-//! A phase starts when a batch is requested and none is left, so no phase has memory between superbatches. The main
-//! loop has three stages. First, load a sample and its plan. Second, read the rows that the plan reads, directly into
-//! the batch. Third, copy the others from the cache and copy the kept rows into it. Reading does not depend on the
-//! cache, so the disk reads the next batch while this one is assembled.
-//!
-//! Batches of evaluation go through the same stages and the same cache, in the order of the run. So the first of them
-//! are read while the last ones of an epoch are trained on.
+//! A phase starts when a batch is requested and none is left, so no phase has memory between superbatches.
 
 use super::Opened;
 use super::building::Making;
 use super::counters::{PhaseCounters, add_neighbours, sum_times};
 use super::evaluation::{self, Evaluations};
-use super::sizes::{SAMPLES_PREFETCHED, Sizes};
-use super::superbatch::{Spent, Step, Superbatch, find, path_of, tidy};
+use super::gather::{Gathering, MainLoop, STAGES};
+use super::sizes::Sizes;
+use super::superbatch::{Spent, Superbatch, find, path_of, tidy};
 use crate::neighbours::LoadedNeighbours;
 use crate::phases::PhaseSource;
-use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
-use esker_device::{Device, HostRows};
-use esker_fetch::pipeline::{Permits, Pipeline, Recycled, Recycler, StageClock, StageTimes, caught};
-use esker_fetch::{HostCache, Missed, PlanFile, StoredRow};
-use esker_plan::Placements;
-use esker_sample::trace::{Cursor, TraceReader};
-use esker_sample::{Batches, NeighbourCounters, Sample, StoredId, Targets};
+use crate::{Batch, Job, Phase, Result, RunPosition, SourceCounters};
+use esker_device::Device;
+use esker_fetch::StoredRow;
+use esker_fetch::pipeline::{StageClock, StageTimes, caught};
+use esker_sample::{NeighbourCounters, StoredId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-
-/// Stages as counted over all superbatches.
-const STAGES: [&str; 5] = ["sample", "plan", "load", "read", "assemble"];
-
-/// A sample with its placements.
-struct LoadedPlan {
-    at: RunPosition,
-    sample: Recycled<Sample>,
-    placements: Recycled<Placements>,
-    targets: Targets,
-    /// Whether its rows are requested.
-    rows: bool,
-}
 
 /// The batches of a run, superbatch after superbatch.
 pub(super) struct Superbatches<D: Device, W> {
@@ -65,14 +44,6 @@ pub(super) struct Superbatches<D: Device, W> {
     inspected: f64,
     switched: f64,
     looped: f64,
-}
-
-/// A superbatch being gathered.
-struct MainLoop<D: Device> {
-    stages: Stages<D>,
-    left: usize,
-    trace: Spent,
-    started: Instant,
 }
 
 impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
@@ -183,87 +154,11 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         drop(lists);
         self.inspected += started.elapsed().as_secs_f64() - (self.switched - switched);
         let started = Instant::now();
-        self.main = Some(self.gather(current, plan, depth, slots)?);
+        let (job, rows, device) = (&self.job, &self.rows, &self.device);
+        let gathering = Gathering { reads: &self.opened.reads, job, device, rows, depth, slots };
+        self.main = Some(gathering.start(current, plan)?);
         self.switched += started.elapsed().as_secs_f64();
         Ok(true)
-    }
-
-    /// Starts the main loop of a superbatch.
-    fn gather(&self, batch: Superbatch<W>, plan: PlanFile, depth: usize, slots: u64) -> Result<MainLoop<D>> {
-        let (steps, trace) = batch.into_steps();
-        let left = steps.len();
-        let read = self.read(self.load(steps, plan, depth), depth);
-        let (disk, pool, counters) =
-            (self.opened.reads.rows.clone(), self.opened.reads.pool.clone(), self.rows.clone());
-        let mut cache = HostCache::new(slots, disk.format());
-        let pipeline = read.then(STAGES[4], depth.saturating_sub(2), move |_, (placements, mut batch)| {
-            if let Some(FixedRows::Host(rows)) = &mut batch.input.fixed {
-                let (format, values) = (disk.format(), rows.values_mut());
-                pool.install(|| cache.assemble_and_keep(&placements, Missed::InPlace, format, values));
-            }
-            counters.of(batch.at.phase).placed(placements.counts());
-            Ok(Some(batch))
-        });
-        let stages = Stages::new(&self.job, &self.job.settings, pipeline, |stages| SourceCounters {
-            stages,
-            ..SourceCounters::default()
-        })?;
-        Ok(MainLoop { stages, left, trace, started: Instant::now() })
-    }
-
-    /// The first stage: loads samples and their placements.
-    fn load(&self, steps: Vec<Step>, plan: PlanFile, depth: usize) -> Pipeline<LoadedPlan, StrategyError> {
-        let samples = Recycler::<Sample>::new(depth + SAMPLES_PREFETCHED);
-        let plans = Recycler::<Placements>::new(depth + SAMPLES_PREFETCHED);
-        let (job, mut steps, mut cursor) = (self.job.clone(), (0..).zip(steps), None);
-        Pipeline::start(STAGES[2], 1, move |stage| {
-            let Some((number, Step { at, trace, sample: index })) = steps.next() else { return Ok(None) };
-            let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
-            let Some(mut placements) = stage.take(&plans) else { return Ok(None) };
-            cursor_of(&mut cursor, trace).read(index, &mut sample)?;
-            let (rows, batches) = match job.inference(at.phase) {
-                None => (true, &job.batches),
-                Some(over) => (over.rows, &over.batches),
-            };
-            placements.clear();
-            if rows {
-                plan.get(number, &mut placements)?;
-                placements.insert_skipped(&sample.unneeded);
-            }
-            let targets = batches.targets(at.position())?;
-            Ok(Some(LoadedPlan { at, sample, placements, targets, rows }))
-        })
-    }
-
-    /// The second stage: reads rows directly into the batch.
-    fn read(
-        &self,
-        loaded: Pipeline<LoadedPlan, StrategyError>,
-        depth: usize,
-    ) -> Pipeline<(Recycled<Placements>, Batch<D>), StrategyError> {
-        let (disk, device, counters, permits) =
-            (self.opened.reads.rows.clone(), self.device.clone(), self.rows.clone(), Permits::new(depth));
-        let dim = disk.format().dim();
-        loaded.then_with(
-            STAGES[3],
-            depth.saturating_sub(2),
-            move || Ok(disk.reader()?),
-            move |stage, reader, loaded| {
-                let Some(permit) = stage.permit(&permits) else { return Ok(None) };
-                let LoadedPlan { at, sample, placements, targets, rows } = loaded;
-                let input = match rows {
-                    true => {
-                        let (nodes, counters) = (&sample.node_ids, counters.of(at.phase));
-                        let mut rows = device.host_rows(nodes.len(), dim);
-                        counters.read(reader, |reader| reader.read(nodes, &placements, rows.values_mut()))?;
-                        Input::fixed(FixedRows::Host(rows))
-                    }
-                    false => Input::none(),
-                };
-                let batch = Batch::of_sample(at.position(), sample, targets, input, permit);
-                Ok(Some((placements, Batch { at, ..batch })))
-            },
-        )
     }
 
     /// Ends the main loop. Its threads have ended, and their memory is free. Returns its trace.
@@ -273,17 +168,6 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         self.spent = sum_times(&self.spent, &main.stages.times());
         Some(main.trace)
     }
-}
-
-/// The cursor of a trace. There is one at a time, because each has a batch in memory.
-fn cursor_of(
-    current: &mut Option<(Arc<TraceReader>, Cursor<Arc<TraceReader>>)>,
-    trace: Arc<TraceReader>,
-) -> &mut Cursor<Arc<TraceReader>> {
-    if current.as_ref().is_some_and(|(other, _)| !Arc::ptr_eq(other, &trace)) {
-        *current = None;
-    }
-    &mut current.get_or_insert_with(|| (trace.clone(), trace.shared_cursor())).1
 }
 
 impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
