@@ -1,5 +1,6 @@
 //! The processor a run asks for: the one place that knows which there are.
 
+use crate::note;
 use anyhow::Context;
 use esker_cuda::Gpu;
 use esker_nn::{Backend, CpuBackend, CudaBackend};
@@ -34,6 +35,13 @@ pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W
         device @ DeviceName::Cuda(number) => {
             let gpu = Gpu::open(number, config.gpu_memory, config.precision)
                 .with_context(|| format!("--device {device}"))?;
+            // While the dataset is opened and batches are prepared.
+            if !gpu.compile_ahead() {
+                let architecture = gpu.info().architecture();
+                note!(
+                    "compiling kernels for {architecture} in the background; later runs find them compiled"
+                );
+            }
             work.run(CudaBackend::new(gpu), RunConfig { device, ..config })
         }
     }

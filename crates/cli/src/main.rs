@@ -15,6 +15,7 @@ mod predict;
 mod prepare;
 mod progress;
 mod quickstart;
+mod rate;
 mod scratch;
 mod stripe;
 mod train;

@@ -1,6 +1,7 @@
 //! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log.
 
 use crate::note;
+use crate::rate::Rate;
 use esker_types::{ByteCount, Progress, Unit, grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// In a log, a stage that takes long says so this often.
 const LOG_EVERY: Duration = Duration::from_secs(10);
+/// On a terminal, rate and time left change this often.
+const BAR_EVERY: Duration = Duration::from_millis(500);
 
 /// Shows progress on standard error.
 pub struct Shown {
@@ -24,6 +27,8 @@ struct ShownStage {
     total: Option<u64>,
     unit: Unit,
     started: Instant,
+    rate: Rate,
+    /// When the next line is due, or the next text of the bar.
     next_line: Instant,
     bar: Option<ProgressBar>,
 }
@@ -54,13 +59,13 @@ fn bar(name: &str, total: Option<u64>, unit: Unit) -> ProgressBar {
         None => ProgressBar::new_spinner(),
     };
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    let (counts, rate) = match unit {
-        Unit::Bytes => ("{binary_bytes} of {binary_total_bytes}", "{binary_bytes_per_sec}"),
-        Unit::Count(_) => ("{human_pos} of {human_len}", "{per_sec}"),
+    let counts = match unit {
+        Unit::Bytes => "{binary_bytes} of {binary_total_bytes}",
+        Unit::Count(_) => "{human_pos} of {human_len}",
     };
     let template = match total {
-        Some(_) => format!("  {{msg:17}} {{bar:24}} {{percent:>3}}%  {counts}, {rate}, {{eta}} left"),
-        None => format!("  {{msg:17}} {{spinner}} {{human_pos}}, {rate}"),
+        Some(_) => format!("  {{msg:17}} {{bar:24}} {{percent:>3}}%  {counts}{{prefix}}"),
+        None => "  {msg:17} {spinner} {human_pos}{prefix}".to_string(),
     };
     if let Ok(style) = ProgressStyle::with_template(&template) {
         bar.set_style(style.progress_chars("━╸─"));
@@ -77,20 +82,34 @@ fn amount(count: u64, unit: Unit) -> String {
 }
 
 impl ShownStage {
+    /// Rate and time left, as far as they are known.
+    fn speed(&self, done: u64) -> String {
+        let Some(rate) = self.rate.per_second() else { return String::new() };
+        let left = self.total.and_then(|total| self.rate.seconds_for(total.saturating_sub(done)));
+        let left = left.map_or(String::new(), |left| format!(", {left:.0} s left"));
+        format!(", {}/s{left}", amount(rate as u64, self.unit))
+    }
+
     fn line(&self, done: u64) -> String {
-        let seconds = self.started.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds.max(1e-9);
-        let per_second = amount(rate as u64, self.unit);
         match self.total.filter(|total| done < *total && *total > 0) {
             Some(total) => {
-                let left = (total - done) as f64 / rate.max(1e-9);
-                let percent = done * 100 / total;
+                // In 128 bits: bytes of a large dataset times 100 may not fit.
+                let percent = done as u128 * 100 / total as u128;
                 let of = amount(total, self.unit);
-                format!("  {}: {percent}% of {of}, {per_second}/s, {left:.0} s left", self.name)
+                format!("  {}: {percent}% of {of}{}", self.name, self.speed(done))
             }
-            None if done == 0 => format!("  {}: {seconds:.1} s", self.name),
-            None => format!("  {}: {} in {seconds:.1} s, {per_second}/s", self.name, amount(done, self.unit)),
+            None => self.summary(done),
         }
+    }
+
+    /// The line at the end, with the rate over all of it.
+    fn summary(&self, done: u64) -> String {
+        let seconds = self.started.elapsed().as_secs_f64();
+        if done == 0 {
+            return format!("  {}: {seconds:.1} s", self.name);
+        }
+        let per_second = amount((done as f64 / seconds.max(1e-9)) as u64, self.unit);
+        format!("  {}: {} in {seconds:.1} s, {per_second}/s", self.name, amount(done, self.unit))
     }
 }
 
@@ -104,7 +123,8 @@ impl Progress for Shown {
             total,
             unit,
             started: now,
-            next_line: now + LOG_EVERY,
+            rate: Rate::default(),
+            next_line: if bar.is_some() { now } else { now + LOG_EVERY },
             bar,
         });
     }
@@ -113,11 +133,19 @@ impl Progress for Shown {
         let done = self.done.fetch_add(count, Ordering::Relaxed) + count;
         let mut stage = self.lock();
         let Some(stage) = stage.as_mut() else { return };
+        let now = Instant::now();
+        stage.rate.see(now, done);
         match &stage.bar {
-            Some(bar) => bar.set_position(done),
-            None if Instant::now() >= stage.next_line => {
+            Some(bar) => {
+                bar.set_position(done);
+                if now >= stage.next_line {
+                    bar.set_prefix(stage.speed(done));
+                    stage.next_line = now + BAR_EVERY;
+                }
+            }
+            None if now >= stage.next_line => {
                 note!("{}", stage.line(done));
-                stage.next_line = Instant::now() + LOG_EVERY;
+                stage.next_line = now + LOG_EVERY;
             }
             None => {}
         }
@@ -128,7 +156,7 @@ impl Progress for Shown {
         if let Some(bar) = &stage.bar {
             bar.finish_and_clear();
         }
-        note!("{}", ShownStage { total: None, ..stage }.line(self.done.load(Ordering::Relaxed)));
+        note!("{}", stage.summary(self.done.load(Ordering::Relaxed)));
     }
 
     fn note(&self, text: &str) {

@@ -1,7 +1,8 @@
 //! A GPU: its context, the compute stream, the copy stream, and the work launched on them.
 
 use crate::blas::Blas;
-use crate::kernels::{SOURCES, cache_directory};
+use crate::compiled::{CompiledKernels, cache_directory};
+use crate::kernels::SOURCES;
 use crate::library::Library;
 use crate::memory::DevicePool;
 use crate::pinned::{PinnedPool, Slots};
@@ -62,6 +63,7 @@ pub(crate) struct Inner {
     precision: Precision,
     functions: Mutex<HashMap<String, Function>>,
     modules: Mutex<HashMap<&'static str, Module>>,
+    compiled: CompiledKernels,
     failed: AtomicBool,
     failure: Mutex<Option<CudaError>>,
     launches: AtomicU64,
@@ -244,6 +246,7 @@ impl Gpu {
                 id: OPENED.fetch_add(1, Relaxed),
                 compute: CudaStream::new()?,
                 copy: CudaStream::new()?,
+                compiled: CompiledKernels::new(info.architecture(), cache_directory()),
                 info,
                 pool: DevicePool::new(limit, exact),
                 pinned: PinnedPool::default(),
@@ -279,6 +282,14 @@ impl Gpu {
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// Starts compiling kernels on other threads, so that their first use does not wait, or waits less. Returns whether
+    /// they were compiled by an earlier process and only have to be loaded.
+    pub fn compile_ahead(&self) -> bool {
+        let are_cached = self.inner.compiled.are_cached();
+        self.inner.compiled.compile_ahead();
+        are_cached
     }
 
     /// Its properties.
@@ -473,7 +484,7 @@ impl Inner {
         let source = SOURCES.iter().find(|source| source.has(kernel)).expect("every kernel is in a file");
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if !modules.contains_key(source.file) {
-            let cubin = source.load(&self.info.architecture(), cache_directory().as_deref())?;
+            let cubin = self.compiled.get(source)?;
             let mut module = ptr::null_mut();
             // SAFETY: the image is a whole CUBIN that outlives the call.
             done("loading kernels", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;

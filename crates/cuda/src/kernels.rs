@@ -1,11 +1,12 @@
 //! Kernels: CUDA C++ in `kernels/`. NVRTC compiles a file for the GPU of this machine on first use. The result is
 //! cached on disk, keyed by a hash of its inputs.
 
+use crate::compiled::cached;
 use crate::library::Library;
 use crate::{CudaError, Result};
 use cudarc::nvrtc::sys;
 use std::ffi::{CStr, CString, c_char};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -104,50 +105,18 @@ impl Source {
         }
     }
 
-    /// The compiled file from the cache, or compiled now and cached. A cache that cannot be written is ignored.
+    /// The compiled file from the cache, or compiled now and cached.
     pub(crate) fn load(&self, architecture: &str, cache: Option<&Path>) -> Result<Vec<u8>> {
         Library::Nvrtc.open()?;
         let path = cache.map(|cache| cache.join(self.cache_name(architecture)));
-        if let Some(found) = path.as_deref().and_then(read_checked) {
-            return Ok(found);
-        }
-        let cubin = self.compile(architecture)?;
-        if let Some(path) = path {
-            let _ = write_checked(&path, &cubin);
-        }
-        Ok(cubin)
+        cached(path.as_deref(), || self.compile(architecture))
     }
 
-    fn cache_name(&self, architecture: &str) -> String {
+    /// The name of its compiled file: a hash of everything it is made from. NVRTC must be open.
+    pub(crate) fn cache_name(&self, architecture: &str) -> String {
         let made_from = format!("{}\0{}\0{:?}", self.whole(), OPTIONS.join(" "), nvrtc_version());
         format!("{}-{architecture}-{:032x}.cubin", self.file, xxh3_128(made_from.as_bytes()))
     }
-}
-
-/// Reads a file whose last 16 bytes are the hash of the rest. Anything else counts as missing.
-fn read_checked(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(path).ok()?;
-    let hash = bytes.split_off(bytes.len().checked_sub(16)?);
-    (xxh3_128(&bytes).to_le_bytes()[..] == hash[..]).then_some(bytes)
-}
-
-fn write_checked(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    // Another process may write the same file: each writes its own, and the last one wins.
-    let own = path.with_extension(format!("{}.tmp", std::process::id()));
-    let whole = [bytes, &xxh3_128(bytes).to_le_bytes()].concat();
-    std::fs::write(&own, whole).and_then(|()| std::fs::rename(&own, path)).inspect_err(|_| {
-        let _ = std::fs::remove_file(&own);
-    })
-}
-
-/// Directory of compiled kernels.
-pub(crate) fn cache_directory() -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let base = base.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
-    base.map(|base| base.join("esker").join("kernels"))
 }
 
 /// Version of NVRTC; it must be open.
@@ -194,21 +163,6 @@ mod tests {
         let wrong = Source { file: "wrong.cu", text: "__global__ void f() { return 1 +; }" };
         let error = wrong.compile("sm_80").unwrap_err().to_string();
         assert!(error.contains("wrong.cu") && error.contains("expression"), "{error}");
-    }
-
-    #[test]
-    fn kept_files_are_used_only_whole() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("deep/er/file.cubin");
-        assert_eq!(read_checked(&path), None);
-        write_checked(&path, b"kernel").unwrap();
-        assert_eq!(read_checked(&path).as_deref(), Some(&b"kernel"[..]));
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[2] ^= 1;
-        std::fs::write(&path, &bytes).unwrap();
-        assert_eq!(read_checked(&path), None);
-        std::fs::write(&path, &bytes[..10]).unwrap();
-        assert_eq!(read_checked(&path), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@
 
 mod adjacency;
 mod blas;
+mod compiled;
 mod error;
 mod gpu;
 mod kernels;

@@ -88,7 +88,7 @@ pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
 pub use topology::{
     AnyTopology, CacheIndex, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup, EntryCounts,
-    Fetched, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,
+    Fetched, GraphWork, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,
     NeighbourCounters, Neighbours, NotInMemory, OnDisk, RequestedEntries, Sources, StoredId, Topology,
     TopologyWorkspace,
 };

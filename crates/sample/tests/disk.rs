@@ -4,7 +4,7 @@
 use esker_import::generate::{GraphShape, generate};
 use esker_import::{ImportJob, Request, import};
 use esker_sample::{
-    AnyTopology, CacheIndex, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, InMemory,
+    AnyTopology, CacheIndex, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, GraphWork, InMemory,
     NeighbourCache, NeighbourCacheFile, OnDisk, Position, Sample, SampleError, Sampler, Settings, Topology,
 };
 use esker_store::{Dataset, StoreError};
@@ -30,6 +30,23 @@ fn in_memory(dataset: &Dataset, direction: Direction) -> InMemory<u32> {
     }
 }
 
+/// Threads, and who may stop them.
+struct Threads {
+    pool: rayon::ThreadPool,
+    stop: StopSignal,
+}
+
+impl Threads {
+    fn new(count: usize) -> Threads {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
+        Threads { pool, stop: StopSignal::default() }
+    }
+
+    fn work<'a>(&'a self, folder: &'a Path, most_bytes: u64) -> GraphWork<'a> {
+        GraphWork { folder, most_bytes, pool: &self.pool, stop: &self.stop, progress: &Silent }
+    }
+}
+
 fn sample<T: Topology>(graph: T, settings: &Settings, batch: u64) -> Sample {
     let nodes = graph.nodes();
     let seeds: Vec<NodeId> = (0..40).map(|number| NodeId((number * 37 + batch * 11) % nodes)).collect();
@@ -40,9 +57,10 @@ fn sample<T: Topology>(graph: T, settings: &Settings, batch: u64) -> Sample {
 }
 
 fn cached(graph: &DiskGraph, folder: &Path, takes: impl Fn(u64) -> bool) -> NeighbourCache<u32> {
-    let index = CacheIndex::choose(graph, |node, _| Ok(takes(node.0))).unwrap();
+    let threads = Threads::new(2);
+    let index = CacheIndex::choose(graph, &threads.work(folder, 0), |node, _| Ok(takes(node.0))).unwrap();
     assert!(index.bytes() <= CacheIndex::bytes_for(graph.nodes(), graph.entries()));
-    NeighbourCacheFile::write::<u32>(graph, index, folder, &StopSignal::default()).unwrap().load().unwrap()
+    NeighbourCacheFile::write::<u32>(graph, index, &threads.work(folder, 1 << 30)).unwrap().load().unwrap()
 }
 
 /// Every direction and form, with nothing, a third, and everything cached.
@@ -129,16 +147,46 @@ fn entries_are_counted_in_any_number_of_passes() {
             let list = memory.list(NodeId(node));
             list.first.iter().chain(list.second).for_each(|word| expected[*word as usize] += 1);
         }
-        for most_bytes in [0, 1 << 30] {
-            let counts =
-                EntryCounts::count::<u32>(&graph, directory.path(), most_bytes, &StopSignal::default())
-                    .unwrap();
-            let mut found = counts.stream();
-            for (node, count) in expected.iter().enumerate() {
-                assert_eq!(found.take().unwrap(), *count, "{node}");
-            }
+        for (most_bytes, threads) in [(0, 1), (1 << 30, 1), (1 << 30, 4)] {
+            let threads = Threads::new(threads);
+            let work = threads.work(directory.path(), most_bytes);
+            let is_expected = |counts: EntryCounts| {
+                let mut found = counts.stream();
+                expected.iter().all(|count| found.take().unwrap() == *count)
+            };
+            assert!(is_expected(EntryCounts::count::<u32>(&graph, &work).unwrap()));
+            // Counted once, then found.
+            assert!(is_expected(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()));
         }
     }
+    let derived = dataset.all_derived().unwrap();
+    assert_eq!(derived.len(), 2);
+    assert!(derived.iter().all(|(_, found)| dataset.is_current(found.as_ref().unwrap())));
+}
+
+/// A dataset that nothing can be added to, and counts that are damaged, cost time and nothing else.
+#[test]
+fn counts_that_cannot_be_kept_are_counted_each_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = generated(directory.path(), 3000);
+    let graph = DiskGraph::open(&dataset, Direction::Incoming).unwrap();
+    let threads = Threads::new(2);
+    let work = threads.work(directory.path(), 1 << 30);
+    let first = |counts: EntryCounts| counts.stream().take().unwrap();
+    let expected = first(EntryCounts::count::<u32>(&graph, &work).unwrap());
+    // Not a directory: nothing can be derived.
+    let derived = dataset.directory().join("derived");
+    std::fs::write(&derived, "in the way").unwrap();
+    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    std::fs::remove_file(&derived).unwrap();
+    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, false, &work).unwrap()), expected);
+    assert!(!derived.exists());
+    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    let manifest = derived.join("neighbour-counts-in/derived.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("neighbour", "neighbor")).unwrap();
+    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    assert_eq!(std::fs::read_to_string(&manifest).unwrap(), text, "made again");
 }
 
 #[test]
@@ -146,12 +194,17 @@ fn choosing_lists_ends_when_somebody_asks_for_it() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = generated(directory.path(), 3000);
     let graph = Arc::new(DiskGraph::open(&dataset, Direction::Incoming).unwrap());
-    let (stop, index) = (StopSignal::default(), CacheIndex::choose(&graph, |_, _| Ok(true)).unwrap());
-    stop.ask();
-    let stopped = EntryCounts::count::<u32>(&graph, directory.path(), 0, &stop).unwrap_err();
+    let threads = Threads::new(2);
+    let work = threads.work(directory.path(), 0);
+    let index = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap();
+    threads.stop.ask();
+    let stopped = EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
-    let stopped = NeighbourCacheFile::write::<u32>(&graph, index, directory.path(), &stop).unwrap_err();
+    let stopped = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
+    let stopped = NeighbourCacheFile::write::<u32>(&graph, index, &work).unwrap_err();
+    assert!(matches!(stopped, SampleError::Stopped));
+    assert!(dataset.all_derived().unwrap().is_empty());
 }
 
 #[test]
@@ -170,13 +223,14 @@ fn a_damaged_list_is_named_and_does_not_panic() {
     let seeds: Vec<NodeId> = (0..50).map(NodeId).collect();
     let said = sampler.sample(Position { epoch: 0, batch: 0 }, &seeds, &mut Sample::default()).unwrap_err();
     assert!(said.to_string().contains("node ids below 3000"), "{said}");
-    let index = CacheIndex::choose(&graph, |_, _| Ok(true)).unwrap();
-    let said = NeighbourCacheFile::write::<u32>(&graph, index, directory.path(), &StopSignal::default())
-        .unwrap_err();
+    let (threads, none) = (Threads::new(2), directory.path().join("none"));
+    let work = threads.work(directory.path(), 0);
+    let index = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap();
+    let said = NeighbourCacheFile::write::<u32>(&graph, index, &work).unwrap_err();
+    assert!(said.to_string().contains("in-neighbours"), "{said}");
+    let said = EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap_err();
     assert!(said.to_string().contains("in-neighbours"), "{said}");
     // A folder that is not there.
-    let nowhere =
-        EntryCounts::count::<u32>(&graph, &directory.path().join("none"), 0, &StopSignal::default())
-            .unwrap_err();
+    let nowhere = EntryCounts::count::<u32>(&graph, &threads.work(&none, 0)).unwrap_err();
     assert!(matches!(nowhere, SampleError::Store(StoreError::Io { .. })), "{nowhere}");
 }

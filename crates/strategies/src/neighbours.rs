@@ -4,14 +4,18 @@
 use crate::{Job, JobOutline, Result, StrategyError};
 use esker_plan::TopByScore;
 use esker_sample::{
-    AnyTopology, CacheIndex, DiskGraph, EntryCounts, InMemory, NeighbourCache, NeighbourCacheFile, OnDisk,
-    StoredId,
+    AnyTopology, CacheIndex, DiskGraph, EntryCounts, GraphWork, InMemory, NeighbourCache, NeighbourCacheFile,
+    OnDisk, StoredId,
 };
-use esker_types::ByteCount;
+use esker_types::{ByteCount, Unit};
 use std::sync::Arc;
 
 /// Bytes per node on disk for counts, while the nodes to cache are chosen.
 const COUNT_BYTES: u64 = 4;
+/// Counts stay in the dataset for later runs if they take at most this part of a disk budget.
+const KEPT_PART: u64 = 64;
+/// Nodes between reports of progress.
+const ADVANCE_NODES: u64 = 1 << 16;
 
 /// Budgets of adjacency.
 #[derive(Debug, Clone, Copy, Default)]
@@ -54,6 +58,50 @@ enum NeighboursKept {
     None,
 }
 
+/// Chooses the nodes whose neighbours are cached, up to this many entries.
+fn choose<W: StoredId>(job: &Job, graph: &DiskGraph, entries: u64, work: &GraphWork) -> Result<CacheIndex> {
+    let (nodes, asked) = (graph.nodes(), &job.out_of_core);
+    let fits = !asked.disk_bytes_explicit || nodes * COUNT_BYTES <= asked.disk_bytes / KEPT_PART;
+    // If packed rows go elsewhere, nothing is added to the dataset.
+    let keeps = fits && asked.prepared.is_none();
+    let counts = EntryCounts::find_or_count::<W>(graph, keeps, work)?;
+    job.progress.stage("choose cached neighbours", Some(2 * nodes), Unit::Count("nodes"));
+    let (mut top, mut count, mut seen) = (TopByScore::new(), counts.stream(), NodesSeen { job, count: 0 });
+    for (node, degree) in (0..).zip(graph.degrees()) {
+        top.see(count.take()? as u64, degree);
+        seen.up_to(node);
+    }
+    top.set_budget(entries);
+    let (mut count, mut next, mut seen) = (counts.stream(), 0, NodesSeen { job, count: 0 });
+    let index = CacheIndex::choose(graph, work, |node, degree| {
+        // Nodes without neighbours are not offered.
+        while next < node.0 {
+            count.take()?;
+            next += 1;
+        }
+        next += 1;
+        seen.up_to(node.0);
+        Ok(top.takes(count.take()? as u64, degree))
+    })?;
+    job.progress.finish();
+    Ok(index)
+}
+
+/// Reports progress now and then.
+struct NodesSeen<'a> {
+    job: &'a Job,
+    count: u64,
+}
+
+impl NodesSeen<'_> {
+    fn up_to(&mut self, node: u64) {
+        if node - self.count >= ADVANCE_NODES {
+            self.job.progress.advance(node - self.count);
+            self.count = node;
+        }
+    }
+}
+
 /// The adjacency as samplers use it.
 pub(crate) enum LoadedNeighbours<W> {
     Memory(InMemory<W>),
@@ -68,7 +116,7 @@ impl NeighbourStore {
         graph: Arc<DiskGraph>,
     ) -> Result<NeighbourStore> {
         let entry_bytes = size_of::<W>() as u64;
-        let (nodes, folder) = (graph.nodes(), &job.out_of_core.scratch);
+        let nodes = graph.nodes();
         let index_bytes = CacheIndex::bytes_for(nodes, graph.entries());
         let on_disk = room.disk_bytes.map(|bytes| bytes.saturating_sub(nodes * COUNT_BYTES) / entry_bytes);
         let entries = room.bytes.saturating_sub(index_bytes) / entry_bytes;
@@ -77,26 +125,18 @@ impl NeighbourStore {
             let kind = if room.all { NeighboursKept::All } else { NeighboursKept::None };
             return Ok(NeighbourStore { graph, kind });
         }
-        // Until training starts, a phase's memory is free.
-        let choosing_bytes = room.choosing_bytes.saturating_sub(TopByScore::BYTES);
-        let counts = EntryCounts::count::<W>(&graph, folder, choosing_bytes, &job.stop)?;
-        let (mut top, mut count) = (TopByScore::new(), counts.stream());
-        for node in 0..nodes {
-            top.see(count.take()? as u64, graph.degree(esker_types::NodeId(node)));
-        }
-        top.set_budget(entries);
-        let mut next = (counts.stream(), 0);
-        let index = CacheIndex::choose(&graph, |node, degree| {
-            // Nodes without neighbours are not offered.
-            while next.1 < node.0 {
-                next.0.take()?;
-                next.1 += 1;
-            }
-            next.1 += 1;
-            Ok(top.takes(next.0.take()? as u64, degree))
-        })?;
-        drop(top);
-        let lists = NeighbourCacheFile::write::<W>(&graph, index, folder, &job.stop)?;
+        let work = GraphWork {
+            folder: &job.out_of_core.scratch,
+            // Until training starts, a phase's memory is free.
+            most_bytes: room.choosing_bytes.saturating_sub(TopByScore::BYTES),
+            pool: &job.pool,
+            stop: &job.stop,
+            progress: &*job.progress,
+        };
+        let index = choose::<W>(job, &graph, entries, &work)?;
+        // The index and what is copied are in memory at the same time.
+        let work = GraphWork { most_bytes: work.most_bytes.saturating_sub(index.bytes()), ..work };
+        let lists = NeighbourCacheFile::write::<W>(&graph, index, &work)?;
         Ok(NeighbourStore { graph, kind: NeighboursKept::Some(lists) })
     }
 
@@ -106,7 +146,7 @@ impl NeighbourStore {
             NeighboursKept::All => {
                 return Ok(LoadedNeighbours::Memory(InMemory::load(&job.dataset, job.direction)?));
             }
-            NeighboursKept::Some(lists) => Some(Arc::new(lists.load()?)),
+            NeighboursKept::Some(lists) => Some(Arc::new(job.pool.install(|| lists.load())?)),
             NeighboursKept::None => None,
         };
         Ok(LoadedNeighbours::Disk(OnDisk::new(self.graph.clone(), cache)))

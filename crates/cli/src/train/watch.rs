@@ -2,6 +2,7 @@
 
 use super::metrics_text;
 use crate::note;
+use crate::rate::Rate;
 use esker_train::StageTimes;
 use esker_train::{BatchProgress, EpochRecord, RunConfig, Watcher};
 use esker_types::StopSignal;
@@ -20,9 +21,8 @@ pub struct Watch {
     quiet: bool,
     bar: Option<ProgressBar>,
     epochs: u64,
-    epoch_started: Instant,
-    /// The epoch at hand, and the first of its batches that was seen.
-    first_batch: Option<(u64, u64)>,
+    /// Batches of this run. Preparing does not count, nor does an evaluation between epochs.
+    rate: Rate,
     next_line: Instant,
 }
 
@@ -35,23 +35,22 @@ impl Watch {
             quiet,
             bar: terminal.then(bar),
             epochs: config.epochs,
-            epoch_started: now,
-            first_batch: None,
+            rate: Rate::default(),
             next_line: now + LOG_EVERY,
         }
     }
 
     fn line(&self, progress: &BatchProgress) -> String {
         let record = progress.record;
-        let seconds = self.epoch_started.elapsed().as_secs_f64();
-        // A resumed epoch does not begin with its first batch.
-        let first = self.first_batch.map_or(0, |(_, batch)| batch);
-        let rate = (record.batch + 1 - first) as f64 / seconds.max(1e-9);
         let epochs = (progress.epochs - record.epoch - 1) * progress.batches;
-        let left = (epochs + progress.batches - record.batch - 1) as f64 / rate.max(1e-9);
+        let left = epochs + progress.batches - record.batch - 1;
+        let speed = match (self.rate.per_second(), self.rate.seconds_for(left)) {
+            (Some(rate), Some(seconds)) => format!("{rate:.1} batches/s  {seconds:.0} s left  "),
+            _ => String::new(),
+        };
         let loss = record.loss.map_or("no labels".to_string(), |loss| format!("loss {loss:.4}"));
         format!(
-            "epoch {}/{}  batch {}/{}  {loss}  {rate:.1} batches/s  {left:.0} s left  {}",
+            "epoch {}/{}  batch {}/{}  {loss}  {speed}{}",
             record.epoch + 1,
             progress.epochs,
             record.batch + 1,
@@ -94,9 +93,8 @@ pub fn bound_by(stages: &[StageTimes], seconds: f64) -> String {
 
 impl Watcher for Watch {
     fn batch(&mut self, progress: &BatchProgress) {
-        if self.first_batch.is_none_or(|(epoch, _)| epoch != progress.record.epoch) {
-            self.first_batch = Some((progress.record.epoch, progress.record.batch));
-        }
+        let record = &progress.record;
+        self.rate.see(Instant::now(), record.epoch * progress.batches + record.batch + 1);
         match &self.bar {
             Some(bar) => bar.set_message(self.line(progress)),
             None if !self.quiet && Instant::now() >= self.next_line => {
@@ -136,7 +134,7 @@ impl Watcher for Watch {
             None if due && !self.quiet => note!("{line}"),
             _ => {}
         }
-        self.epoch_started = Instant::now();
-        self.next_line = self.epoch_started + LOG_EVERY;
+        self.rate = Rate::default();
+        self.next_line = Instant::now() + LOG_EVERY;
     }
 }

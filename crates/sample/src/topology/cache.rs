@@ -3,20 +3,32 @@
 //! address per node. A file has the neighbours in the same layout as memory, so they can be dropped and read again in
 //! one sequential read.
 
+use super::StoredId;
+use super::counts::GraphWork;
 use super::disk::DiskGraph;
 use super::elias_fano::{EliasFano, EliasFanoBuilder};
-use super::{StoredId, count_u32};
 use crate::{Result, SampleError};
 use esker_io::{ScratchFile, prefer_large_pages, prefetch};
 use esker_store::StoreError;
-use esker_types::{NodeId, StopSignal};
-use std::path::Path;
+use esker_types::{NodeId, Unit};
+use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Words of the bitmap per running count of members.
 const BLOCK_WORDS: usize = 8;
-/// Entries copied at a time.
+/// Nodes between checks for a stop.
 const CHUNK: usize = 1 << 16;
+/// Entries read at a time.
+const LOAD_ENTRIES: usize = 1 << 20;
+/// Cached entries that a reader copies at a time: this part of the memory, between these bounds. A node with more
+/// neighbours is copied at once.
+const RANGE_PART: u64 = 128;
+const RANGE_ENTRIES: Range<u64> = 1 << 16..1 << 21;
+/// Nodes of a range at most.
+const RANGE_NODES: u64 = 1 << 20;
+/// Memory of a stream of adjacency.
+const STREAM_BYTES: u64 = 1 << 20;
 
 /// Which nodes' neighbours are cached, and where each node's start.
 #[derive(Debug)]
@@ -36,34 +48,38 @@ impl CacheIndex {
         words * 8 + (words / BLOCK_WORDS as u64 + 1) * 8 + EliasFano::bytes_for(nodes + 1, entries)
     }
 
-    /// Chooses the nodes that `takes` accepts. It is called in node order with each node's degree.
+    /// Chooses the nodes that `takes` accepts. It is called in node order with each node's degree, for nodes with
+    /// neighbours.
     pub fn choose(
         graph: &DiskGraph,
+        work: &GraphWork,
         mut takes: impl FnMut(NodeId, u64) -> Result<bool>,
     ) -> Result<CacheIndex> {
         let mut members = vec![0u64; graph.nodes().div_ceil(64) as usize];
         let (mut count, mut entries) = (0, 0);
-        for node in 0..graph.nodes() {
-            let degree = graph.degree(NodeId(node));
-            if degree > 0 && takes(NodeId(node), degree)? {
-                members[(node / 64) as usize] |= 1 << (node % 64);
+        for (node, degree) in graph.degrees().enumerate() {
+            if degree > 0 && takes(NodeId(node as u64), degree)? {
+                members[node / 64] |= 1 << (node % 64);
                 count += 1;
                 entries += degree;
+            }
+            if node.is_multiple_of(CHUNK) {
+                work.check_stop()?;
             }
         }
         let mut starts = EliasFanoBuilder::new(count + 1, entries);
         let (mut before, mut seen, mut start) = (Vec::new(), 0, 0);
-        for (at, word) in members.iter().enumerate() {
-            if at.is_multiple_of(BLOCK_WORDS) {
+        for (node, degree) in graph.degrees().enumerate() {
+            let word = members[node / 64];
+            if node.is_multiple_of(64 * BLOCK_WORDS) {
                 before.push(seen);
             }
-            seen += word.count_ones() as u64;
-            let mut left = *word;
-            while left != 0 {
-                let node = at as u64 * 64 + left.trailing_zeros() as u64;
+            if node.is_multiple_of(64) {
+                seen += word.count_ones() as u64;
+            }
+            if word >> (node % 64) & 1 == 1 {
                 starts.push(start);
-                start += graph.degree(NodeId(node));
-                left &= left - 1;
+                start += degree;
             }
         }
         starts.push(start);
@@ -120,43 +136,47 @@ pub struct NeighbourCacheFile {
 }
 
 impl NeighbourCacheFile {
-    /// Copies the neighbours from the dataset to an unlinked temporary file in `folder`, in one pass over each
-    /// direction.
+    /// Copies the neighbours from the dataset to an unlinked temporary file. Several readers copy ranges of nodes while
+    /// the ranges before are written.
     pub fn write<W: StoredId>(
         graph: &DiskGraph,
         index: CacheIndex,
-        folder: &Path,
-        stop: &StopSignal,
+        work: &GraphWork,
     ) -> Result<NeighbourCacheFile> {
-        let file =
-            ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
-        // With both directions, a node has two runs. Each direction fills its runs in a separate pass.
-        for part in 0..graph.parts() {
-            check_stop(stop)?;
-            let mut stream = graph.stream(part)?;
-            let (mut pending, mut at) = (Vec::with_capacity(CHUNK), 0u64);
-            let put = |pending: &mut Vec<W>, start: u64| -> Result<()> {
-                let bytes = bytemuck::cast_slice::<W, u8>(pending);
-                file.write_at(bytes, start * size_of::<W>() as u64).map_err(StoreError::io(folder))?;
-                pending.clear();
-                Ok(())
-            };
-            let mut pending_start = 0;
-            for node in 0..graph.nodes() {
-                let node = NodeId(node);
-                let Some((start, _)) = index.range(node) else { continue };
-                let (first, end) = graph.bounds(part, node);
-                let start = start + if part == 1 { graph.part_degree(0, node) } else { 0 };
-                if pending_start + pending.len() as u64 != start || pending.len() >= CHUNK {
-                    put(&mut pending, pending_start)?;
-                    pending_start = start;
-                    check_stop(stop)?;
-                }
-                stream.skip_to(first, &mut at)?;
-                stream.append(end - first, &mut at, &mut pending)?;
+        let failed = |error| SampleError::from(StoreError::io(work.folder)(error));
+        let file = ScratchFile::create(work.folder).map_err(failed)?;
+        let width = size_of::<W>() as u64;
+        let entries = (work.most_bytes / RANGE_PART / width).clamp(RANGE_ENTRIES.start, RANGE_ENTRIES.end);
+        // One range is written while the next is read.
+        let readers = work.readers(2 * entries * width + STREAM_BYTES);
+        work.progress.stage("cache neighbours", Some(index.entries), Unit::Count("neighbours"));
+        let mut ranges = CopyRanges { index: &index, next: 0, nodes: graph.nodes(), entries };
+        let (mut before, mut start) = (Vec::new(), 0u64);
+        loop {
+            work.check_stop()?;
+            let some: Vec<Range<u64>> = ranges.by_ref().take(readers).collect();
+            let copied: Vec<Result<Vec<W>>> = std::mem::take(&mut before);
+            let is_last = some.is_empty();
+            let (written, read) = work.pool.install(|| {
+                let write = || {
+                    for lists in copied {
+                        let lists = lists?;
+                        file.write_at(bytemuck::cast_slice(&lists), start * width).map_err(failed)?;
+                        start += lists.len() as u64;
+                        work.progress.advance(lists.len() as u64);
+                    }
+                    Ok::<(), SampleError>(())
+                };
+                rayon::join(write, || some.into_par_iter().map(|nodes| copy(graph, &index, nodes)).collect())
+            });
+            written?;
+            before = read;
+            if is_last {
+                break;
             }
-            put(&mut pending, pending_start)?;
         }
+        work.progress.finish();
+        assert_eq!(start, index.entries, "every neighbour of a cached node is copied");
         Ok(NeighbourCacheFile { index: Arc::new(index), file })
     }
 
@@ -165,18 +185,60 @@ impl NeighbourCacheFile {
         &self.index
     }
 
-    /// Reads the whole file into memory.
+    /// Reads the whole file into memory, with the threads of the current rayon pool.
     pub fn load<W: StoredId>(&self) -> Result<NeighbourCache<W>> {
         let mut lists = vec![W::default(); self.index.entries as usize];
         prefer_large_pages(&mut lists);
-        let mut offset = 0;
-        for chunk in lists.chunks_mut(CHUNK * 4) {
+        lists.par_chunks_mut(LOAD_ENTRIES).enumerate().try_for_each(|(number, chunk)| {
+            let offset = (number * LOAD_ENTRIES * size_of::<W>()) as u64;
             let bytes = bytemuck::cast_slice_mut::<W, u8>(chunk);
-            self.file.read_at(bytes, offset).map_err(StoreError::io(self.file.folder()))?;
-            offset += bytes.len() as u64;
-        }
+            self.file.read_at(bytes, offset).map_err(StoreError::io(self.file.folder()))
+        })?;
         Ok(NeighbourCache { index: self.index.clone(), lists })
     }
+}
+
+/// Cuts all nodes into ranges with about as many cached entries each.
+struct CopyRanges<'a> {
+    index: &'a CacheIndex,
+    next: u64,
+    nodes: u64,
+    entries: u64,
+}
+
+impl Iterator for CopyRanges<'_> {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let (first, mut entries) = (self.next, 0);
+        let end = (first + RANGE_NODES).min(self.nodes);
+        while self.next < end && entries < self.entries {
+            entries += self.index.range(NodeId(self.next)).map_or(0, |(start, end)| end - start);
+            self.next += 1;
+        }
+        (first < self.next).then_some(first..self.next)
+    }
+}
+
+/// The neighbours of the cached nodes of a range, one node after the other.
+fn copy<W: StoredId>(graph: &DiskGraph, index: &CacheIndex, nodes: Range<u64>) -> Result<Vec<W>> {
+    let cached = || nodes.clone().map(NodeId).filter(|node| index.contains(*node));
+    let mut lists = vec![W::default(); cached().map(|node| graph.degree(node)).sum::<u64>() as usize];
+    let Some(first_cached) = cached().next() else { return Ok(lists) };
+    // With both directions a node has two runs. Each direction fills its own.
+    for part in 0..graph.parts() {
+        let (mut at, mut to) = (graph.bounds(part, first_cached).0, 0);
+        let mut stream = graph.stream_from(part, at)?;
+        for node in cached() {
+            let (first, end) = graph.bounds(part, node);
+            stream.skip_to(first, &mut at)?;
+            let skipped = if part == 1 { graph.part_degree(0, node) } else { 0 };
+            let start = to + skipped as usize;
+            stream.take(&mut at, &mut lists[start..start + (end - first) as usize])?;
+            to += graph.degree(node) as usize;
+        }
+    }
+    Ok(lists)
 }
 
 /// The neighbours of chosen nodes in memory.
@@ -197,81 +259,5 @@ impl<W: StoredId> NeighbourCache<W> {
     #[inline(always)]
     pub(super) fn prefetch(&self, node: NodeId) {
         self.index.prefetch(node);
-    }
-}
-
-/// How often each node is a neighbour: the reads that caching its own neighbours would save. It is counted in passes
-/// over the adjacency, each for as many nodes as fit in `most_bytes`, and stored in a file.
-#[derive(Debug)]
-pub struct EntryCounts {
-    file: ScratchFile,
-    nodes: u64,
-}
-
-impl EntryCounts {
-    /// Counts the entries of a graph.
-    pub fn count<W: StoredId>(
-        graph: &DiskGraph,
-        folder: &Path,
-        most_bytes: u64,
-        stop: &StopSignal,
-    ) -> Result<EntryCounts> {
-        let file =
-            ScratchFile::create(folder).map_err(|error| SampleError::from(StoreError::io(folder)(error)))?;
-        let nodes = graph.nodes();
-        let at_once = (most_bytes / 4).max(1 << 12).min(nodes.max(1)) as usize;
-        let mut words = vec![W::default(); CHUNK];
-        for first in (0..nodes).step_by(at_once) {
-            let mut counts = vec![0u32; at_once.min((nodes - first) as usize)];
-            for part in 0..graph.parts() {
-                let mut stream = graph.stream(part)?;
-                loop {
-                    let filled = stream.fill(&mut words)?;
-                    if filled == 0 {
-                        break;
-                    }
-                    count_u32(&words[..filled], first, &mut counts);
-                    check_stop(stop)?;
-                }
-            }
-            for (chunk, at) in counts.chunks(CHUNK).zip((first..).step_by(CHUNK)) {
-                file.write_at(bytemuck::cast_slice(chunk), at * 4).map_err(StoreError::io(folder))?;
-            }
-        }
-        Ok(EntryCounts { file, nodes })
-    }
-
-    /// The counts from the first node to the last.
-    pub fn stream(&self) -> CountStream<'_> {
-        CountStream { counts: self, chunk: Vec::new(), at: 0, next: 0 }
-    }
-}
-
-/// Fails if a stop was requested.
-fn check_stop(stop: &StopSignal) -> Result<()> {
-    if stop.is_asked() { Err(SampleError::Stopped) } else { Ok(()) }
-}
-
-/// A stream of counts in node order.
-pub struct CountStream<'a> {
-    counts: &'a EntryCounts,
-    chunk: Vec<u32>,
-    at: usize,
-    next: u64,
-}
-
-impl CountStream<'_> {
-    /// The count of the next node.
-    pub fn take(&mut self) -> Result<u32> {
-        if self.at == self.chunk.len() {
-            self.chunk.resize((self.counts.nodes - self.next).min(CHUNK as u64) as usize, 0);
-            let file = &self.counts.file;
-            let bytes = bytemuck::cast_slice_mut(&mut self.chunk);
-            file.read_at(bytes, self.next * 4).map_err(StoreError::io(file.folder()))?;
-            self.next += self.chunk.len() as u64;
-            self.at = 0;
-        }
-        self.at += 1;
-        Ok(self.chunk[self.at - 1])
     }
 }

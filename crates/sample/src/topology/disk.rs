@@ -192,10 +192,32 @@ impl DiskGraph {
         end - start
     }
 
-    /// Streams the adjacency of a part from start to end.
-    pub(super) fn stream(&self, part: usize) -> Result<NeighbourStream> {
+    pub(super) fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Entries of each part.
+    pub(super) fn part_entries(&self) -> u64 {
+        self.parts[0].entries
+    }
+
+    /// The degrees of all nodes in order.
+    pub fn degrees(&self) -> impl Iterator<Item = u64> + '_ {
+        let mut offsets: Vec<_> = self.parts.iter().map(|part| (part.offsets.in_order(), 0)).collect();
+        offsets.iter_mut().for_each(|(numbers, before)| *before = numbers.next().unwrap_or(0));
+        (0..self.nodes).map(move |_| {
+            let degree = |(numbers, before): &mut (_, u64)| {
+                let end = Iterator::next(numbers).unwrap_or(*before);
+                end - std::mem::replace(before, end)
+            };
+            offsets.iter_mut().map(degree).sum()
+        })
+    }
+
+    /// Streams the adjacency of a part from an entry to the end.
+    pub(super) fn stream_from(&self, part: usize, first: u64) -> Result<NeighbourStream> {
         let array = &self.dataset.arrays()[self.parts[part].array];
-        Ok(NeighbourStream { elements: array.elements(0)?, array: array.clone(), nodes: self.nodes })
+        Ok(NeighbourStream { elements: array.elements(first)?, array: array.clone(), nodes: self.nodes })
     }
 }
 
@@ -273,14 +295,12 @@ impl NeighbourStream {
         Ok(())
     }
 
-    /// Appends the next `count` entries.
-    pub fn append<W: StoredId>(&mut self, count: u64, at: &mut u64, out: &mut Vec<W>) -> Result<()> {
-        let start = out.len();
-        out.resize(start + count as usize, W::default());
-        let filled = self.elements.fill(&mut out[start..])?;
-        assert_eq!(filled as u64, count, "offsets end where entries do");
-        *at += count;
-        check_ids(&out[start..], self.nodes, &self.array)
+    /// Fills `out` with the next entries.
+    pub fn take<W: StoredId>(&mut self, at: &mut u64, out: &mut [W]) -> Result<()> {
+        let filled = self.fill(out)?;
+        assert_eq!(filled, out.len(), "offsets end where entries do");
+        *at += out.len() as u64;
+        Ok(())
     }
 }
 

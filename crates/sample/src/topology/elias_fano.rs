@@ -99,6 +99,20 @@ impl EliasFano {
         (self.number(index, place), self.number(index + 1, behind))
     }
 
+    /// All numbers in order, several times as fast as one by one.
+    pub fn in_order(&self) -> impl Iterator<Item = u64> + '_ {
+        let (mut at, mut word) = (0, self.high.first().copied().unwrap_or(0));
+        (0..self.count).map(move |index| {
+            while word == 0 {
+                at += 1;
+                word = self.high[at];
+            }
+            let place = at * 64 + word.trailing_zeros() as usize;
+            word &= word - 1;
+            self.number(index, place)
+        })
+    }
+
     /// Number `index`.
     #[cfg(test)]
     pub fn get(&self, index: usize) -> u64 {
@@ -163,6 +177,7 @@ mod tests {
             for (index, pair) in plain.windows(2).enumerate() {
                 prop_assert_eq!(rising.pair(index), (pair[0], pair[1]));
             }
+            prop_assert_eq!(rising.in_order().collect::<Vec<_>>(), plain.clone());
             let words = rising.low.len() + rising.high.len() + rising.places.len();
             prop_assert_eq!(words as u64 * 8, EliasFano::bytes_for(plain.len() as u64, sum + spare));
         }

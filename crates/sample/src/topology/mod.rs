@@ -3,12 +3,14 @@
 //! only their blocks.
 
 mod cache;
+mod counts;
 mod disk;
 mod elias_fano;
 pub(crate) mod lookup;
 mod memory;
 
-pub use cache::{CacheIndex, CountStream, EntryCounts, NeighbourCache, NeighbourCacheFile};
+pub use cache::{CacheIndex, NeighbourCache, NeighbourCacheFile};
+pub use counts::{CountStream, EntryCounts, GraphWork};
 pub use disk::{DiskGraph, DiskWorkspace, NeighbourCounters, OnDisk};
 pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
@@ -235,15 +237,6 @@ impl<W: StoredId> HopNeighbours for NotInMemory<W> {
     }
     fn relation(&self, _: usize, _: u32) -> u32 {
         match self.0 {}
-    }
-}
-
-/// Counts the words that are nodes from `first` on, as far as there are counts.
-fn count_u32<W: StoredId>(words: &[W], first: u64, counts: &mut [u32]) {
-    for word in words {
-        if let Some(count) = counts.get_mut(word.node().0.wrapping_sub(first) as usize) {
-            *count = count.saturating_add(1);
-        }
     }
 }
 
