@@ -5,7 +5,7 @@ use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
     Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, real, sample, skew, stripe,
-    threads, train,
+    threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -115,6 +115,18 @@ fn training_keeps_its_budget_inside_a_memory_group() {
             println!("{:#}", train::in_group(&bench, "ginex", "sampled", &[]).unwrap());
             println!("{:#}", train::in_group(&bench, "diskgnn", "sampled", &[]).unwrap());
             println!("{:#}", train::in_group(&bench, "diskgnn", "none", &["--segment", "4"]).unwrap());
+        }
+        Err(error) => println!("skipped: {error:#}"),
+    }
+}
+
+#[test]
+fn whole_runs_from_disk_end_as_in_memory() {
+    match Group::create(1 << 30) {
+        Ok(_) => {
+            let size =
+                whole_run::Size { nodes: 6000, batch: 50, hidden: 32, group_bytes: 1 << 30, rounds: 1 };
+            println!("{:#}", whole_run::beside_memory(&bench(), size).unwrap());
         }
         Err(error) => println!("skipped: {error:#}"),
     }

@@ -17,6 +17,7 @@ pub mod stripe;
 pub mod threads;
 pub mod train;
 pub mod verify;
+pub mod whole_run;
 
 use anyhow::{Context, Result, bail};
 use esker_types::median;
@@ -177,6 +178,11 @@ pub const ITEMS: &[Item] = &[
         name: "inference",
         about: "inference with all neighbours: the same bytes with any memory, at the rate of disk or processor, after kills",
         run: inference::full,
+    },
+    Item {
+        name: "whole-run",
+        about: "the whole command, three epochs with validation and test: diskgnn and ginex in 1.9 GB beside memory",
+        run: whole_run::full,
     },
     Item {
         name: "gpu",
