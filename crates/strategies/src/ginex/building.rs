@@ -21,8 +21,8 @@ pub(super) struct Making<'a, W> {
     pub kept: &'a Evaluations<W>,
     /// Disk budget of its files.
     pub disk_bytes: u64,
-    /// The number of batches, if it is only useful with all of them. Sampling then ends as soon as it is known that their
-    /// samples do not fit.
+    /// The number of batches, if it is only useful with all of them. Sampling then ends as soon as it is known that
+    /// their samples do not fit.
     pub all: Option<u64>,
 }
 

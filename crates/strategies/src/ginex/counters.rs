@@ -1,5 +1,5 @@
-//! Counters of ginex. Those of rows are separate for training and evaluation, and only training's are reported: an epoch's
-//! figures do not depend on the validation after it. Times of stages are of both.
+//! Counters of ginex. Those of rows are separate for training and evaluation, and only training's are reported: an
+//! epoch's figures do not depend on the validation after it. Times of stages are of both.
 
 use crate::{Phase, Result};
 use esker_fetch::RowReader;

@@ -1,6 +1,6 @@
-//! The samples of evaluations. Their seeds and draws are the same every time, so each evaluation is sampled once, before
-//! the first superbatch, and its trace is kept until the run ends. A resumed run uses it again. Superbatches then only
-//! read it: between training batches, an evaluation costs no sampling.
+//! The samples of evaluations. Their seeds and draws are the same every time, so each evaluation is sampled once,
+//! before the first superbatch, and its trace is kept until the run ends. A resumed run uses it again. Superbatches
+//! then only read it: between training batches, an evaluation costs no sampling.
 //!
 //! Kept traces take part of the disk budget. An evaluation that exceeds this part is sampled again each time, in
 //! superbatches of its own.

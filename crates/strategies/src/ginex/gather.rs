@@ -1,6 +1,6 @@
-//! The main loop of a superbatch, in three stages. First, load a sample and its plan. Second, read the rows that the plan
-//! reads, directly into the batch. Third, copy the others from the cache and copy the kept rows into it. Reading does not
-//! depend on the cache, so the disk reads the next batch while this one is assembled.
+//! The main loop of a superbatch, in three stages. First, load a sample and its plan. Second, read the rows that the
+//! plan reads, directly into the batch. Third, copy the others from the cache and copy the kept rows into it. Reading
+//! does not depend on the cache, so the disk reads the next batch while this one is assembled.
 //!
 //! Batches of evaluation go through the same stages and the same cache, in the order of the run. So the first of them
 //! are read while the last ones of an epoch are trained on.
