@@ -1,5 +1,5 @@
-//! Batches without a plan, for evaluation. Neighbours and feature rows are read from disk when they are needed. This
-//! uses separate memory, while the phases of training keep theirs.
+//! Batches without a plan, for `esker eval` and `predict`, and for evaluations of `diskgnn` that cannot be packed.
+//! Neighbours and feature rows are read from disk when they are needed. Training's stages rest meanwhile.
 
 use crate::job::positions_of;
 use crate::permits::BatchPermits;
@@ -86,20 +86,22 @@ fn sampling_bytes(job: &JobOutline, settings: &esker_sample::Settings, largest_b
     sampler_bytes(job, &job.bound(settings, largest_batch), 1 + SAMPLES_PREFETCHED as u64)
 }
 
-/// The memory of evaluation; 0 without sampled evaluation.
-pub(crate) fn memory_bytes(job: &JobOutline) -> u64 {
-    let Some(evaluation) = &job.evaluation else { return 0 };
-    let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
-    sampling_bytes(job, &evaluation.settings, evaluation.largest_batch)
-        .saturating_add(bound.nodes.saturating_mul(job.dim() * 4))
-        .saturating_add(DiskRows::reader_bytes(bound.nodes))
+/// Adds the memory of evaluation.
+pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
+    if let Some(evaluation) = &job.evaluation {
+        let bound = job.bound(&evaluation.settings, evaluation.largest_batch);
+        let sampling = sampling_bytes(job, &evaluation.settings, evaluation.largest_batch);
+        table.add("evaluation: sampling", sampling);
+        table.add("evaluation: feature rows of a batch", bound.nodes.saturating_mul(job.dim() * 4));
+        table.add("evaluation: reading", DiskRows::reader_bytes(bound.nodes));
+    }
 }
 
-/// Adds it to a table.
-pub(crate) fn add_memory(job: &JobOutline, table: &mut MemoryTable) {
-    if job.evaluation.is_some() {
-        table.add("evaluation: sampling, reading, feature rows of a batch", memory_bytes(job));
-    }
+/// The memory of evaluation.
+pub(crate) fn memory_bytes(job: &JobOutline) -> u64 {
+    let mut table = MemoryTable::default();
+    add_memory(job, &mut table);
+    table.total()
 }
 
 fn source_over<D: Device, W: StoredId>(

@@ -79,14 +79,18 @@ fn sizes_of<T: Topology>(
     let count = batches.count(0);
     let sampled = count.min(MOST_BATCHES);
     let (mut seeds, mut sample, mut largest) = (Vec::new(), Sample::default(), HopSizes::default());
-    let (mut edges, mut nodes) = (0, Vec::new());
+    let (mut edges, mut nodes, mut full) = (0, Vec::new(), 0);
     for number in 0..sampled {
         let at = Position { epoch: 0, batch: number * count / sampled };
         batches.seeds(at, &mut seeds)?;
         sampler.sample(at, &seeds, &mut sample)?;
         largest = largest.max(&HopSizes::of(&sample));
         edges += sample.edge_count();
-        nodes.push(sample.node_ids.len() as f64);
+        // The last batch may have fewer seeds, which says nothing of the others.
+        full = full.max(seeds.len());
+        if seeds.len() == full {
+            nodes.push(sample.node_ids.len() as f64);
+        }
         if edges >= ENOUGH_EDGES && number + 1 >= LEAST_BATCHES {
             break;
         }

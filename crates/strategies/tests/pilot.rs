@@ -5,9 +5,13 @@
 mod common;
 
 use common::{dataset, job, rest, scheduled, strategy};
+use esker_import::ImportJob;
+use esker_import::generate::{GraphShape, generate};
 use esker_sample::HopSizes;
+use esker_store::Dataset;
 use esker_strategies::{BatchRoom, Job, KnownSizes, RunPosition, StrategyError, StrategyKind};
-use esker_types::Dtype;
+use esker_types::{Budget, Dtype, Silent};
+use std::sync::Arc;
 
 fn piloted(job: &Job, memory: u64, keep: bool) -> Job {
     let mut job = job.clone();
@@ -36,14 +40,16 @@ fn sizes_bound_all_batches_and_are_below_what_fan_outs_allow() {
 #[test]
 fn sizes_depend_on_the_job_alone() {
     let directory = tempfile::tempdir().unwrap();
-    let job = scheduled(job(&dataset(directory.path(), 7, Dtype::F32), 3));
+    let shape = GraphShape { degree: 12.0, dim: 4, classes: 4, ..GraphShape::plain(60_000) };
+    let (target, budget) = (directory.path().join("g"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+    let job = scheduled(job(&Arc::new(Dataset::open(&target).unwrap()), 3));
     let expected = piloted(&job, 1 << 30, true).known.clone();
     assert!(expected.as_ref().is_some_and(|known| known.training.is_some() && known.evaluation.is_some()));
     // In memory for the pilot alone; from disk, because there is no room for the topology.
     assert_eq!(piloted(&job, 1 << 30, false).known, expected);
-    let topology = 2001 * 4 + job.dataset.manifest().edges.count * 4;
-    assert_eq!(piloted(&job, topology - 1, false).known.is_some(), true);
-    assert_eq!(piloted(&job, topology - 1, false).known, expected);
+    let topology = 60_001 * 4 + job.dataset.manifest().edges.count * 4;
+    assert_eq!(piloted(&job, topology - 1, true).known, expected);
     // Too little even for that: what fan-outs allow.
     assert_eq!(piloted(&job, 1000, false).known, None);
 }

@@ -26,6 +26,9 @@ const FEW_BATCHES: u64 = 1024;
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
+    if job.largest_batch == 0 {
+        direct::add_memory(job, &mut table);
+    }
     table
 }
 

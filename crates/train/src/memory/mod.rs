@@ -13,9 +13,9 @@ use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, Strate
 use esker_types::ByteCount;
 
 /// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
-const PROGRAM_BYTES: u64 = 24 << 20;
+const PROGRAM_BYTES: u64 = 12 << 20;
 /// Memory of each computing thread.
-const THREAD_BYTES: u64 = 3 << 20;
+const THREAD_BYTES: u64 = 3 << 19;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
 const UPLOADED: usize = 2;
 
@@ -172,11 +172,13 @@ impl Plan {
         let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, spare, takes_the_rest } =
             granted;
         let mut strategy_bytes = least_strategy_bytes;
-        let mut host = spare + least.host;
+        // Whole-graph inference takes turns with steps.
+        let turn = least.host.max(if least.host > 0 { step_bytes } else { 0 });
+        let mut host = spare + turn;
         if purpose == Purpose::Train && takes_the_rest {
             // Whole-graph inference runs between epochs, while the strategy keeps its memory.
-            host = if least.host > 0 { least.host + spare / WHOLE_PART } else { 0 };
-            let caches = spare - host.saturating_sub(least.host);
+            host = if least.host > 0 { turn + spare / WHOLE_PART } else { 0 };
+            let caches = spare - host.saturating_sub(turn);
             strategy_bytes += caches;
             table.add("caches and prefetched batches", caches);
         }
@@ -213,16 +215,14 @@ impl Plan {
 
 /// Adds the memory of steps. Training and evaluation take turns.
 fn add_steps(table: &mut MemoryTable, training: u64, evaluation: u64) {
-    match (training, evaluation) {
-        (training, 0) => table.add("training step", training),
-        (0, evaluation) => table.add("evaluation: inference", evaluation),
-        (training, evaluation) => {
-            let (step, inference) = (ByteCount(training), ByteCount(evaluation));
-            table.add(
-                format!("in turn: training step {step}, evaluation {inference}"),
-                training.max(evaluation),
-            );
-        }
+    if training > 0 {
+        table.add_from("training step", training, "activations and gradients of the largest batch");
+    }
+    let more = evaluation.saturating_sub(training);
+    match training {
+        _ if more == 0 => {}
+        0 => table.add("evaluation: inference", more),
+        _ => table.add_from("evaluation beyond that", more, "it takes turns with training steps"),
     }
 }
 
