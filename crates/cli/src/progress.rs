@@ -1,7 +1,7 @@
 //! Progress on standard error: a bar with rate and time left on a terminal, plain lines in a log.
 
 use crate::note;
-use crate::rate::Rate;
+use crate::rate::RecentRate;
 use esker_types::{ByteCount, Progress, Unit, grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -27,7 +27,7 @@ struct ShownStage {
     total: Option<u64>,
     unit: Unit,
     started: Instant,
-    rate: Rate,
+    rate: RecentRate,
     /// When the next line is due, or the next text of the bar.
     next_line: Instant,
     bar: Option<ProgressBar>,
@@ -123,7 +123,7 @@ impl Progress for Shown {
             total,
             unit,
             started: now,
-            rate: Rate::default(),
+            rate: RecentRate::default(),
             next_line: if bar.is_some() { now } else { now + LOG_EVERY },
             bar,
         });

@@ -11,12 +11,12 @@ const SPACING: Duration = Duration::from_millis(500);
 
 /// The rate over the last half minute.
 #[derive(Debug, Default)]
-pub struct Rate {
+pub struct RecentRate {
     /// When how much was done. The first is at the start of the window, the last is the present.
     points: VecDeque<(Instant, u64)>,
 }
 
-impl Rate {
+impl RecentRate {
     /// So much is done now. The rate is measured from the first call on: what was done before then came from elsewhere,
     /// or took the time to start.
     pub fn see(&mut self, now: Instant, done: u64) {
@@ -52,7 +52,7 @@ mod tests {
 
     /// The rate after points of seconds and what was done.
     fn rate(points: &[(f64, u64)]) -> Option<f64> {
-        let (start, mut rate) = (Instant::now(), Rate::default());
+        let (start, mut rate) = (Instant::now(), RecentRate::default());
         points.iter().for_each(|(seconds, done)| rate.see(start + Duration::from_secs_f64(*seconds), *done));
         rate.per_second().map(|rate| (rate * 100.0).round() / 100.0)
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn many_points_are_kept_as_few() {
-        let (start, mut rate) = (Instant::now(), Rate::default());
+        let (start, mut rate) = (Instant::now(), RecentRate::default());
         (0..100_000u64).for_each(|at| rate.see(start + Duration::from_millis(at), at));
         assert!(rate.points.len() < 70, "{}", rate.points.len());
         assert!((rate.per_second().unwrap() - 1000.0).abs() < 1.0);

@@ -14,11 +14,11 @@ const MOST_THREADS: usize = 4;
 
 /// The compiled files for one architecture. Whoever needs one that is being compiled waits for it.
 pub(crate) struct CompiledKernels {
-    files: Arc<Files>,
+    files: Arc<KernelFiles>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Files {
+struct KernelFiles {
     architecture: String,
     cache: Option<PathBuf>,
     /// By index in [`SOURCES`].
@@ -33,7 +33,7 @@ impl CompiledKernels {
     pub fn new(architecture: String, cache: Option<PathBuf>) -> CompiledKernels {
         let compiled = SOURCES.iter().map(|_| OnceLock::new()).collect();
         let (next, is_closed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let files = Arc::new(Files { architecture, cache, compiled, next, is_closed });
+        let files = Arc::new(KernelFiles { architecture, cache, compiled, next, is_closed });
         CompiledKernels { files, threads: Mutex::default() }
     }
 
@@ -45,7 +45,7 @@ impl CompiledKernels {
 
     /// Whether all files are in the cache.
     pub fn are_cached(&self) -> bool {
-        let Files { architecture, cache, .. } = &*self.files;
+        let KernelFiles { architecture, cache, .. } = &*self.files;
         let path = |source: &Source| Some(cache.as_deref()?.join(source.cache_name(architecture)));
         SOURCES.iter().all(|source| path(source).is_some_and(|path| path.is_file()))
     }
@@ -76,7 +76,7 @@ impl Drop for CompiledKernels {
     }
 }
 
-impl Files {
+impl KernelFiles {
     fn get(&self, index: usize) -> Result<&[u8], &CudaError> {
         let source = &SOURCES[index];
         let compiled =

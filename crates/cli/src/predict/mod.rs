@@ -17,7 +17,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use writer::{Background, Content, Writer};
+use writer::{Background, PredictionContent, Writer};
 
 /// Predict nodes with the best model of a run
 #[derive(clap::Args)]
@@ -150,15 +150,21 @@ impl Prediction<'_> {
     }
 
     /// What is written for each node.
-    fn content<B: Backend + Clone + 'static>(&self, run: &OpenRun<B>) -> Content {
+    fn content<B: Backend + Clone + 'static>(&self, run: &OpenRun<B>) -> PredictionContent {
         let (kind, outputs) = (run.task.kind, run.task.outputs);
         match self.arguments.layer {
-            None if kind == LabelKind::Real => Content { value: "value", columns: outputs, has_class: false },
-            None => Content { value: "probability", columns: outputs, has_class: kind == LabelKind::Classes },
+            None if kind == LabelKind::Real => {
+                PredictionContent { value: "value", columns: outputs, has_class: false }
+            }
+            None => PredictionContent {
+                value: "probability",
+                columns: outputs,
+                has_class: kind == LabelKind::Classes,
+            },
             Some(layer) => {
                 let columns =
                     if layer == run.config.model.layers { outputs } else { run.config.model.hidden };
-                Content { value: "embedding", columns, has_class: false }
+                PredictionContent { value: "embedding", columns, has_class: false }
             }
         }
     }

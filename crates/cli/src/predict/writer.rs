@@ -19,7 +19,7 @@ use std::thread::{Builder, JoinHandle};
 
 /// What is written for each node, apart from its id.
 #[derive(Debug, Clone, Copy)]
-pub struct Content {
+pub struct PredictionContent {
     /// The name of a number.
     pub value: &'static str,
     /// Numbers per node.
@@ -108,7 +108,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    fn create(out: &Path, content: Content, count: u64) -> anyhow::Result<TensorFile> {
+    fn create(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<TensorFile> {
         let (name, file) = PartialName::create(out.to_path_buf())?;
         let sizes =
             [count * 8, if content.has_class { count * 4 } else { 0 }, count * content.columns as u64 * 4];
@@ -237,8 +237,8 @@ fn said_by_parquet(error: ParquetError) -> io::Error {
 
 impl Writer {
     /// Starts a file for this many nodes. Its ending says what it is.
-    pub fn create(out: &Path, content: Content, count: u64) -> anyhow::Result<Writer> {
-        let Content { value, columns, has_class } = content;
+    pub fn create(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<Writer> {
+        let PredictionContent { value, columns, has_class } = content;
         match out.extension().and_then(|extension| extension.to_str()) {
             Some("npy") => Ok(Writer::Npy(Box::new(PredictionArrays {
                 values: PartialFile::npy(out.to_path_buf(), "<f4", &format!("{count}, {columns}"))?,
@@ -318,21 +318,21 @@ impl Writer {
 
 /// Writes on a thread of its own, while more is computed.
 pub struct Background {
-    send: Option<SyncSender<Rows>>,
+    send: Option<SyncSender<PredictedRows>>,
     /// Buffers whose rows are written.
-    written: Receiver<Rows>,
+    written: Receiver<PredictedRows>,
     thread: Option<JoinHandle<io::Result<Writer>>>,
 }
 
 /// Nodes, classes and numbers.
-type Rows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
+type PredictedRows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
 
 /// Rows of so many tiles or batches may wait.
 const WAITING: usize = 2;
 
 impl Background {
     pub fn start(mut writer: Writer) -> io::Result<Background> {
-        let (send, receive) = sync_channel::<Rows>(WAITING);
+        let (send, receive) = sync_channel::<PredictedRows>(WAITING);
         // There is room for every buffer, so nothing waits here.
         let (back, written) = sync_channel(WAITING + 2);
         let work = move || {

@@ -2,7 +2,7 @@
 
 use super::metrics_text;
 use crate::note;
-use crate::rate::Rate;
+use crate::rate::RecentRate;
 use esker_train::StageTimes;
 use esker_train::{BatchProgress, EpochRecord, RunConfig, Watcher};
 use esker_types::StopSignal;
@@ -22,7 +22,7 @@ pub struct Watch {
     bar: Option<ProgressBar>,
     epochs: u64,
     /// Batches of this run. Preparing does not count, nor does an evaluation between epochs.
-    rate: Rate,
+    rate: RecentRate,
     next_line: Instant,
 }
 
@@ -35,7 +35,7 @@ impl Watch {
             quiet,
             bar: terminal.then(bar),
             epochs: config.epochs,
-            rate: Rate::default(),
+            rate: RecentRate::default(),
             next_line: now + LOG_EVERY,
         }
     }
@@ -134,7 +134,7 @@ impl Watcher for Watch {
             None if due && !self.quiet => note!("{line}"),
             _ => {}
         }
-        self.rate = Rate::default();
+        self.rate = RecentRate::default();
         self.next_line = Instant::now() + LOG_EVERY;
     }
 }

@@ -4,7 +4,7 @@
 use super::{Direction, DiskGraph, StoredId};
 use crate::{Result, SampleError};
 use esker_io::{ScratchFile, prefetch};
-use esker_store::{ArrayFile, ArrayWriter, Dataset, Staging, StoreError};
+use esker_store::{ArrayFile, ArrayWriter, Dataset, Elements, Staging, StoreError};
 use esker_types::{Dtype, Progress, StopSignal, Unit};
 use rayon::prelude::*;
 use serde_json::json;
@@ -122,17 +122,7 @@ impl EntryCounts {
 
     /// The counts from the first node to the last.
     pub fn stream(&self) -> CountStream<'_> {
-        CountStream { counts: self, chunk: Vec::new(), at: 0, next: 0 }
-    }
-
-    fn read(&self, first: u64, out: &mut [u32]) -> Result<()> {
-        match &self.stored {
-            StoredCounts::Kept(array) => Ok(array.read_at(first, out)?),
-            StoredCounts::Scratch(file) => {
-                let read = file.read_at(bytemuck::cast_slice_mut(out), first * 4);
-                Ok(read.map_err(StoreError::io(file.folder()))?)
-            }
-        }
+        CountStream { counts: self, elements: None, chunk: Vec::new(), at: 0, next: 0 }
     }
 }
 
@@ -269,6 +259,8 @@ fn add_shared(count: &AtomicU32) {
 /// A stream of counts in node order.
 pub struct CountStream<'a> {
     counts: &'a EntryCounts,
+    /// Derived data, once it is read: opening it for every chunk would take longer than reading.
+    elements: Option<Elements>,
     chunk: Vec<u32>,
     at: usize,
     next: u64,
@@ -279,11 +271,29 @@ impl CountStream<'_> {
     pub fn take(&mut self) -> Result<u32> {
         if self.at == self.chunk.len() {
             self.chunk.resize((self.counts.nodes - self.next).min(CHUNK as u64) as usize, 0);
-            self.counts.read(self.next, &mut self.chunk)?;
+            self.read()?;
             self.next += self.chunk.len() as u64;
             self.at = 0;
         }
         self.at += 1;
         Ok(self.chunk[self.at - 1])
+    }
+
+    /// Fills the chunk.
+    fn read(&mut self) -> Result<()> {
+        match &self.counts.stored {
+            StoredCounts::Kept(array) => {
+                let elements = match &mut self.elements {
+                    Some(elements) => elements,
+                    none => none.insert(array.elements(self.next)?),
+                };
+                elements.fill(&mut self.chunk)?;
+            }
+            StoredCounts::Scratch(file) => {
+                let read = file.read_at(bytemuck::cast_slice_mut(&mut self.chunk), self.next * 4);
+                read.map_err(StoreError::io(file.folder()))?;
+            }
+        }
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::evaluation::Evaluations;
 use super::sizes::{Sizes, disk_bytes};
-use super::superbatch::{OwnTrace, Step, Superbatch, folder};
+use super::superbatch::{OwnTrace, PlannedBatch, Superbatch, folder};
 use crate::job::run_positions;
 use crate::{Job, Phase, Result, RunPosition, StrategyError};
 use esker_fetch::{AccessFile, StoredRow};
@@ -123,7 +123,7 @@ impl<'a, W: StoredId + StoredRow> Building<'a, W> {
         });
         let steps = self.steps.into_iter().map(|(at, sample, kept)| {
             let own = || own.as_ref().expect("a batch that is not kept is in the own trace").trace.clone();
-            Step { at, trace: kept.unwrap_or_else(own), sample }
+            PlannedBatch { at, trace: kept.unwrap_or_else(own), sample }
         });
         let steps = steps.collect();
         Superbatch { steps, own, accesses: self.accesses, sample_bytes: self.sample_bytes }

@@ -7,7 +7,7 @@
 
 use super::counters::PhaseCounters;
 use super::sizes::SAMPLES_PREFETCHED;
-use super::superbatch::{Spent, Step, Superbatch};
+use super::superbatch::{PlannedBatch, Spent, Superbatch};
 use crate::direct::Reads;
 use crate::source::Stages;
 use crate::{Batch, FixedRows, Input, Job, Result, RunPosition, SourceCounters, StrategyError};
@@ -44,7 +44,7 @@ pub(super) struct MainLoop<D: Device> {
 }
 
 /// What a main loop works with.
-pub(super) struct Gathering<'a, D> {
+pub(super) struct SuperbatchGathering<'a, D> {
     pub reads: &'a Reads,
     pub job: &'a Job,
     pub device: &'a D,
@@ -55,7 +55,7 @@ pub(super) struct Gathering<'a, D> {
     pub slots: u64,
 }
 
-impl<D: Device> Gathering<'_, D> {
+impl<D: Device> SuperbatchGathering<'_, D> {
     /// Starts the main loop of a superbatch.
     pub fn start<W: StoredId + StoredRow>(self, batch: Superbatch<W>, plan: PlanFile) -> Result<MainLoop<D>> {
         let (steps, trace) = batch.into_steps();
@@ -80,12 +80,14 @@ impl<D: Device> Gathering<'_, D> {
     }
 
     /// The first stage: loads samples and their placements.
-    fn load(&self, steps: Vec<Step>, plan: PlanFile) -> Pipeline<LoadedPlan, StrategyError> {
+    fn load(&self, steps: Vec<PlannedBatch>, plan: PlanFile) -> Pipeline<LoadedPlan, StrategyError> {
         let samples = Recycler::<Sample>::new(self.depth + SAMPLES_PREFETCHED);
         let plans = Recycler::<Placements>::new(self.depth + SAMPLES_PREFETCHED);
         let (job, mut steps, mut cursor) = (self.job.clone(), (0..).zip(steps), None);
         Pipeline::start(STAGES[2], 1, move |stage| {
-            let Some((number, Step { at, trace, sample: index })) = steps.next() else { return Ok(None) };
+            let Some((number, PlannedBatch { at, trace, sample: index })) = steps.next() else {
+                return Ok(None);
+            };
             let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             let Some(mut placements) = stage.take(&plans) else { return Ok(None) };
             cursor_of(&mut cursor, trace).read(index, &mut sample)?;

@@ -2,7 +2,7 @@
 //! previous one is planned, cached neighbours get the rest. While a superbatch is gathered, cached feature rows get the
 //! rest. Batches of evaluation take their turn in the same superbatches, so they need no memory of their own.
 
-use super::superbatch::Step;
+use super::superbatch::PlannedBatch;
 use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
@@ -44,7 +44,7 @@ fn word_bytes(job: &JobOutline) -> u64 {
 fn planner_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
     // Which batch it is, and positions and checksums of its accesses, placements and counts in their files.
-    let places = batches * (size_of::<Step>() as u64 + 4 * 8 + PlanFile::bytes_per_batch());
+    let places = batches * (size_of::<PlannedBatch>() as u64 + 4 * 8 + PlanFile::bytes_per_batch());
     match word_bytes(job) {
         8 => Belady::<u64>::bytes_for(nodes, slots, batches, largest) + places,
         _ => Belady::<u32>::bytes_for(nodes, slots, batches, largest) + places,

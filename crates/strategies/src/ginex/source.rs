@@ -7,7 +7,7 @@ use super::Opened;
 use super::building::Making;
 use super::counters::{PhaseCounters, add_neighbours, sum_times};
 use super::evaluation::{self, Evaluations};
-use super::gather::{Gathering, MainLoop, STAGES};
+use super::gather::{MainLoop, STAGES, SuperbatchGathering};
 use super::sizes::Sizes;
 use super::superbatch::{Spent, Superbatch, find, path_of, tidy};
 use crate::neighbours::LoadedNeighbours;
@@ -155,7 +155,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         self.inspected += started.elapsed().as_secs_f64() - (self.switched - switched);
         let started = Instant::now();
         let (job, rows, device) = (&self.job, &self.rows, &self.device);
-        let gathering = Gathering { reads: &self.opened.reads, job, device, rows, depth, slots };
+        let gathering = SuperbatchGathering { reads: &self.opened.reads, job, device, rows, depth, slots };
         self.main = Some(gathering.start(current, plan)?);
         self.switched += started.elapsed().as_secs_f64();
         Ok(true)

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Some sampled batches.
 pub(super) struct Superbatch<W> {
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlannedBatch>,
     /// The trace that was made for it, if any.
     pub own: Option<OwnTrace>,
     /// The rows of its batches.
@@ -33,7 +33,7 @@ pub(super) struct Superbatch<W> {
 }
 
 /// A batch of a superbatch.
-pub(super) struct Step {
+pub(super) struct PlannedBatch {
     pub at: RunPosition,
     /// The trace that has its sample, and the sample's index there.
     pub trace: Arc<TraceReader>,
@@ -254,7 +254,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
     }
 
     /// Its batches, and its trace to be removed after them, when nothing else of it is needed.
-    pub fn into_steps(self) -> (Vec<Step>, Spent) {
+    pub fn into_steps(self) -> (Vec<PlannedBatch>, Spent) {
         (self.steps, Spent(self.own.filter(|own| own.is_used_up).map(|own| own.path)))
     }
 }

@@ -80,25 +80,25 @@ struct OpenTile<B: Backend> {
 /// The rows of a layer.
 struct LayerRows<B: Backend> {
     /// Input rows: the targets' own.
-    own: Option<Rows<B>>,
+    own: Option<TableRows<B>>,
     /// The rows that are aggregated, if they are not the input rows.
-    projected: Option<Rows<B>>,
+    projected: Option<TableRows<B>>,
     /// GCN's factors of all nodes, if their rows stay.
     scales: Option<B::Matrix>,
 }
 
 /// Rows on the device, or to be read.
-enum Rows<B: Backend> {
+enum TableRows<B: Backend> {
     Resident(B::Matrix),
     Stored(RowService<B>),
 }
 
-impl<B: Backend + Clone + 'static> Rows<B> {
+impl<B: Backend + Clone + 'static> TableRows<B> {
     /// The rows of some nodes.
     fn of(&mut self, learner: &Learner<B>, nodes: &TileNodes) -> Result<B::Matrix> {
         match self {
-            Rows::Resident(table) => Ok(gathered(learner, table, nodes)),
-            Rows::Stored(service) => {
+            TableRows::Resident(table) => Ok(gathered(learner, table, nodes)),
+            TableRows::Stored(service) => {
                 let wanted = match nodes {
                     TileNodes::Range(first, count) => {
                         Wanted::Range { first: *first, count: *count, skipped: Vec::new() }
@@ -113,7 +113,7 @@ impl<B: Backend + Clone + 'static> Rows<B> {
 
 impl<B: Backend> LayerRows<B> {
     /// The rows that are aggregated.
-    fn aggregated(&mut self) -> &mut Rows<B> {
+    fn aggregated(&mut self) -> &mut TableRows<B> {
         match &mut self.projected {
             Some(rows) => rows,
             None => self.own.as_mut().expect("a layer that does not project reads its input"),
@@ -196,14 +196,14 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     }
 
     /// Rows ready for use: all of them on the device, if they should stay there.
-    fn opened(&mut self, table: Table<B>, stays: bool) -> Result<Rows<B>> {
+    fn opened(&mut self, table: Table<B>, stays: bool) -> Result<TableRows<B>> {
         let stored = match table {
-            Table::Resident(rows) => return Ok(Rows::Resident(rows)),
+            Table::Resident(rows) => return Ok(TableRows::Resident(rows)),
             Table::Stored(stored) => stored,
         };
         let mut service = self.service(&stored)?;
         if !stays {
-            return Ok(Rows::Stored(service));
+            return Ok(TableRows::Stored(service));
         }
         let (nodes, tile) = (self.job.dataset.manifest().nodes.count, self.sizes.chunk_rows);
         let (learner, backend) = (self.learner, self.learner.backend());
@@ -227,7 +227,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         }
         self.progress.finish();
         self.counters.passes += 1;
-        Ok(Rows::Resident(all))
+        Ok(TableRows::Resident(all))
     }
 
     fn service(&self, table: &StoredTable) -> Result<RowService<B>> {
@@ -316,7 +316,8 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     ) -> Result<()> {
         let OpenTile { nodes, degrees, sums } = tile;
         let learner = self.learner;
-        let of = |rows: &mut Option<Rows<B>>| rows.as_mut().map(|rows| rows.of(learner, &nodes)).transpose();
+        let of =
+            |rows: &mut Option<TableRows<B>>| rows.as_mut().map(|rows| rows.of(learner, &nodes)).transpose();
         let own = if self.whole().reads_own() { of(&mut rows.own)? } else { None };
         let projected = of(&mut rows.projected)?;
         let targets = WholeTargets { own: own.as_ref(), projected: projected.as_ref(), degrees: &degrees };
@@ -356,7 +357,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             most_entries: self.sizes.entries as usize,
         };
         let mut lists = reading.start::<W>();
-        let mut block = Block { tiles: Vec::new(), pieces: Vec::new(), entries: 0 };
+        let mut block = TileBlock { tiles: Vec::new(), pieces: Vec::new(), entries: 0 };
         while let Some(piece) = lists.receive() {
             self.check_stop()?;
             let mut piece = piece?;
@@ -377,7 +378,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     }
 
     /// Whether a block has room for more. If rows stay, tiles are computed one at a time.
-    fn fits<W>(&self, block: &Block<B, W>, entries: usize, tiles: u64) -> bool {
+    fn fits<W>(&self, block: &TileBlock<B, W>, entries: usize, tiles: u64) -> bool {
         let (tiles, entries) = (block.tiles.len() as u64 + tiles, block.entries + entries as u64);
         if self.sizes.input_stays {
             return tiles == 1 && block.pieces.is_empty();
@@ -390,7 +391,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     fn flush<W: StoredId>(
         &mut self,
         rows: &mut LayerRows<B>,
-        block: &mut Block<B, W>,
+        block: &mut TileBlock<B, W>,
         emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
     ) -> Result<()> {
         self.add(rows, block)?;
@@ -401,13 +402,13 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     }
 
     /// Adds the neighbours of a block's pieces to its tiles.
-    fn add<W: StoredId>(&mut self, rows: &mut LayerRows<B>, block: &mut Block<B, W>) -> Result<()> {
+    fn add<W: StoredId>(&mut self, rows: &mut LayerRows<B>, block: &mut TileBlock<B, W>) -> Result<()> {
         let (learner, whole) = (self.learner, self.whole());
         let pieces = std::mem::take(&mut block.pieces);
         block.entries = 0;
         let scales = rows.scales.take();
         let added = match rows.aggregated() {
-            Rows::Resident(table) => {
+            TableRows::Resident(table) => {
                 for (tile, piece) in pieces {
                     let nbrs: Vec<u32> = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
                     let sums = &mut block.tiles[tile].sums;
@@ -418,7 +419,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
                 }
                 Ok(())
             }
-            Rows::Stored(service) => self.stream(service, &mut block.tiles, pieces),
+            TableRows::Stored(service) => self.stream(service, &mut block.tiles, pieces),
         };
         rows.scales = scales;
         added
@@ -438,8 +439,8 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             true => Some(Degrees::open(&self.job.dataset, self.job.direction)?),
             false => None,
         };
-        let mut cursors: Vec<Cursor<W>> =
-            pieces.into_iter().map(|(tile, piece)| Cursor::new(tile, piece)).collect();
+        let mut cursors: Vec<PieceCursor<W>> =
+            pieces.into_iter().map(|(tile, piece)| PieceCursor::new(tile, piece)).collect();
         let mut starts = (0..nodes).step_by(chunk_rows as usize);
         let mut next = self.chunk(&mut starts, &mut cursors, service);
         while let Some(chunk) = next.take() {
@@ -470,15 +471,15 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     fn chunk<W: StoredId>(
         &mut self,
         starts: &mut impl Iterator<Item = u64>,
-        cursors: &mut [Cursor<W>],
+        cursors: &mut [PieceCursor<W>],
         service: &RowService<B>,
-    ) -> Option<Chunk> {
+    ) -> Option<RowChunk> {
         let nodes = self.job.dataset.manifest().nodes.count;
         let row_bytes = self.shape.needs.columns as u64 * 4;
         for first in starts {
             let count = self.sizes.chunk_rows.min(nodes - first) as usize;
             let end = first + count as u64;
-            let take = |cursor: &mut Cursor<W>| cursor.take(first, end);
+            let take = |cursor: &mut PieceCursor<W>| cursor.take(first, end);
             let parts: Vec<ChunkPart> =
                 self.learner.install(|| cursors.par_iter_mut().filter_map(take).collect());
             self.counters.stream_bytes += count as u64 * row_bytes;
@@ -491,7 +492,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             self.counters.gather_bytes += needed as u64 * row_bytes;
             let skipped = if needed * DENSE >= count { Vec::new() } else { skipped };
             service.request(Wanted::Range { first, count, skipped });
-            return Some(Chunk { first, count, parts });
+            return Some(RowChunk { first, count, parts });
         }
         None
     }
@@ -510,7 +511,7 @@ fn gathered<B: Backend + Clone + 'static>(
 }
 
 /// Tiles that are computed together, and neighbours that are not added yet.
-struct Block<B: Backend, W> {
+struct TileBlock<B: Backend, W> {
     tiles: Vec<OpenTile<B>>,
     /// Each with the index of its tile.
     pieces: Vec<(usize, ListPiece<W>)>,
@@ -518,7 +519,7 @@ struct Block<B: Backend, W> {
 }
 
 /// Consecutive rows, and the neighbours among them.
-struct Chunk {
+struct RowChunk {
     first: u64,
     count: usize,
     parts: Vec<ChunkPart>,
@@ -533,16 +534,16 @@ struct ChunkPart {
 }
 
 /// How far the neighbours of a piece have been added.
-struct Cursor<W> {
+struct PieceCursor<W> {
     tile: usize,
     piece: ListPiece<W>,
     next: Vec<u32>,
 }
 
-impl<W: StoredId> Cursor<W> {
-    fn new(tile: usize, piece: ListPiece<W>) -> Cursor<W> {
+impl<W: StoredId> PieceCursor<W> {
+    fn new(tile: usize, piece: ListPiece<W>) -> PieceCursor<W> {
         let next = piece.offsets[..piece.offsets.len() - 1].to_vec();
-        Cursor { tile, piece, next }
+        PieceCursor { tile, piece, next }
     }
 
     /// The entries from node `first` to before node `end`. Chunks must ascend.

@@ -194,7 +194,7 @@ impl<W: StoredId> Entries<W> {
 }
 
 /// One direction of the adjacency.
-struct Run<W> {
+struct AdjacencyRun<W> {
     offsets: Offsets,
     entries: Entries<W>,
     /// What is left of each target of the tile.
@@ -203,7 +203,7 @@ struct Run<W> {
 
 struct Lists<W> {
     reading: ListReading,
-    runs: Vec<Run<W>>,
+    runs: Vec<AdjacencyRun<W>>,
     /// The tile, and the target in it, that is next.
     tile: u64,
     target: usize,
@@ -218,7 +218,7 @@ impl<W: StoredId> Lists<W> {
         for [offsets, nbrs] in arrays(&reading.dataset, reading.direction)? {
             let mut offsets = Offsets::open(&offsets)?;
             offsets.entries = nbrs.entry().rows;
-            runs.push(Run { offsets, entries: Entries::open(&nbrs, nodes)?, left: Vec::new() });
+            runs.push(AdjacencyRun { offsets, entries: Entries::open(&nbrs, nodes)?, left: Vec::new() });
         }
         let tile = reading.from;
         Ok(Lists { reading, runs, tile, target: 0, begun: false })
@@ -282,7 +282,7 @@ impl<W: StoredId> Lists<W> {
             let mut open = self.runs.iter_mut().filter(|run| run.left[target].0 < run.left[target].1);
             let Some(first) = open.next() else { return Ok(()) };
             let room = (most - to.len()) as u64;
-            let taken = |run: &mut Run<W>| -> Result<(W, usize)> {
+            let taken = |run: &mut AdjacencyRun<W>| -> Result<(W, usize)> {
                 let (at, end) = run.left[target];
                 let entries = run.entries.from(at, end - at)?;
                 Ok((entries[0], entries.len()))

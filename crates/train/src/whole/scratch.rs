@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 pub(super) struct Scratch {
     parent: PathBuf,
     fingerprint: Option<String>,
-    opened: OnceLock<Opened>,
+    opened: OnceLock<OpenScratch>,
 }
 
-struct Opened {
+struct OpenScratch {
     directory: PathBuf,
     journal: Arc<Journal>,
     /// The locked parent, while the directory is in use. `None` for a directory that nobody else opens.
@@ -45,7 +45,7 @@ impl Scratch {
         self.parent.join("inference")
     }
 
-    fn opened(&self) -> Result<&Opened> {
+    fn opened(&self) -> Result<&OpenScratch> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
@@ -55,12 +55,12 @@ impl Scratch {
             (Some(fingerprint), Ok(())) => {
                 let directory = self.shared();
                 let (journal, _) = Journal::open(&directory, fingerprint)?;
-                Opened { directory, journal: Arc::new(journal), lock: Some(lock) }
+                OpenScratch { directory, journal: Arc::new(journal), lock: Some(lock) }
             }
             _ => {
                 let directory = self.parent.join(format!("inference-{}.partial", std::process::id()));
                 let (journal, _) = Journal::open(&directory, "once")?;
-                Opened { directory, journal: Arc::new(journal), lock: None }
+                OpenScratch { directory, journal: Arc::new(journal), lock: None }
             }
         };
         Ok(self.opened.get_or_init(|| opened))

@@ -116,7 +116,7 @@ impl<B: Backend + Clone + 'static> RowService<B> {
                     // A queue stays on its thread, so it is made here.
                     let reader = match &mut reader {
                         Some(reader) => reader,
-                        none => none.insert(RowReader::open(&from)?),
+                        none => none.insert(TableReader::open(&from)?),
                     };
                     let mut rows = backend.host_rows(wanted.count(), columns);
                     reader.read(&wanted, columns, rows.values_mut())?;
@@ -167,25 +167,25 @@ impl<B: Device> Drop for RowService<B> {
     }
 }
 
-enum RowReader {
+enum TableReader {
     Input { table: Arc<Mutex<InputTable>>, nodes: Vec<NodeId> },
     File { queue: Box<esker_io::Queue>, pieces: Vec<Piece> },
 }
 
-impl RowReader {
-    fn open(from: &StoredIn) -> Result<RowReader> {
+impl TableReader {
+    fn open(from: &StoredIn) -> Result<TableReader> {
         Ok(match from {
-            StoredIn::Input(table) => RowReader::Input { table: table.clone(), nodes: Vec::new() },
+            StoredIn::Input(table) => TableReader::Input { table: table.clone(), nodes: Vec::new() },
             StoredIn::File(array) => {
                 let queue = array.open_files(&Options::default())?.queue().map_err(StoreError::from)?;
-                RowReader::File { queue: Box::new(queue), pieces: Vec::new() }
+                TableReader::File { queue: Box::new(queue), pieces: Vec::new() }
             }
         })
     }
 
     fn read(&mut self, wanted: &Wanted, columns: usize, values: &mut [f32]) -> Result<()> {
         match self {
-            RowReader::Input { table, nodes } => {
+            TableReader::Input { table, nodes } => {
                 let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
                 match wanted {
                     Wanted::Nodes(nodes) => table.read(nodes, &[], values)?,
@@ -196,7 +196,7 @@ impl RowReader {
                     }
                 }
             }
-            RowReader::File { queue, pieces } => {
+            TableReader::File { queue, pieces } => {
                 pieces.clear();
                 let bytes = columns as u64 * 4;
                 let mut add = |node: u64, at: u64, rows: u64| {
