@@ -147,9 +147,6 @@ impl Bound {
             sampled_total = sampled_total.saturating_add(entries);
             listed = listed.saturating_add(total);
         }
-        let sum = |terms: &[(u64, u64)]| {
-            terms.iter().fold(0u64, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes)))
-        };
         let carried = carried_bytes(settings);
         let sample_bytes =
             sum(&[(edges, 4 + carried), (total, 8 + 4 + 2), (offsets + blocks, 4), (batch, 4)])
@@ -277,6 +274,11 @@ impl HopSizes {
         let at = |of: &[u64]| of.get(hop).copied().unwrap_or(u64::MAX);
         (at(&self.found), at(&self.sampled))
     }
+}
+
+/// The sum of counts times bytes.
+fn sum(terms: &[(u64, u64)]) -> u64 {
+    terms.iter().fold(0u64, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes)))
 }
 
 /// Bytes that are carried per neighbour.

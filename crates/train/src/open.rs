@@ -425,20 +425,25 @@ impl CheckedDataset {
             device_cache_bytes: 0,
             room: BatchRoom::default(),
             columns: Vec::new(),
-            out_of_core: OutOfCore {
-                scratch: scratch.to_path_buf(),
-                disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),
-                disk_bytes_explicit: config.disk_budget.is_some(),
-                superbatch: config.superbatch,
-                feature_cache_bytes: config.feature_cache,
-                neighbour_cache_bytes: config.neighbour_cache,
-                io_block_bytes: config.io_block,
-                prepared: config.prepared.clone(),
-                segment: config.segment,
-                safe_point_bytes: config.safe_point,
-                sequential: config.sequential,
-            },
+            out_of_core: out_of_core(config, scratch),
         }
+    }
+}
+
+/// Budgets of strategies that work from disk.
+fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
+    OutOfCore {
+        scratch: scratch.to_path_buf(),
+        disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),
+        disk_bytes_explicit: config.disk_budget.is_some(),
+        superbatch: config.superbatch,
+        feature_cache_bytes: config.feature_cache,
+        neighbour_cache_bytes: config.neighbour_cache,
+        io_block_bytes: config.io_block,
+        prepared: config.prepared.clone(),
+        segment: config.segment,
+        safe_point_bytes: config.safe_point,
+        sequential: config.sequential,
     }
 }
 

@@ -158,11 +158,7 @@ impl Plan {
         let device_table = planned.device_table(job, least)?;
         // A device without a memory limit takes what it needs.
         let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
-        let device_total = device_table.as_ref().map_or(0, MemoryTable::total);
-        if let Some(table) = device_table.clone().filter(|_| device_total > device_bytes) {
-            let (needed, allowed) = (ByteCount(device_total), ByteCount(device_bytes));
-            return Err(TrainError::DeviceMemory { needed, allowed, table });
-        }
+        let device_total = fitting(&device_table, device_bytes)?;
         let others = |outline: &JobOutline| planned.others(outline, least);
         let smallest = |table: MemoryTable| {
             let (needed, allowed) = (ByteCount(table.total()), ByteCount(config.memory));
@@ -191,12 +187,10 @@ impl Plan {
         let left = device_bytes - device_total;
         let cache_device_bytes = planned.cache_bytes(job, left, least)?;
         let device = left + least.device - cache_device_bytes;
-        let device_table = device_table.map(|mut table| {
-            if cache_device_bytes > 0 {
-                table.add("rows cached for all batches", cache_device_bytes);
-            }
-            table
-        });
+        let mut device_table = device_table;
+        if let Some(table) = device_table.as_mut().filter(|_| cache_device_bytes > 0) {
+            table.add("rows cached for all batches", cache_device_bytes);
+        }
         Ok(Plan {
             table,
             device_table,
@@ -210,6 +204,18 @@ impl Plan {
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
             largest: PlannedBatches::of(job),
         })
+    }
+}
+
+/// The total of a device's table, or the refusal if it exceeds the budget.
+fn fitting(table: &Option<MemoryTable>, allowed: u64) -> Result<u64> {
+    let total = table.as_ref().map_or(0, MemoryTable::total);
+    match table.clone().filter(|_| total > allowed) {
+        None => Ok(total),
+        Some(table) => {
+            let (needed, allowed) = (ByteCount(total), ByteCount(allowed));
+            Err(TrainError::DeviceMemory { needed, allowed, table })
+        }
     }
 }
 
