@@ -160,11 +160,8 @@ impl Plan {
         let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
         let device_total = fitting(&device_table, device_bytes)?;
         let others = |outline: &JobOutline| planned.others(outline, least);
-        let smallest = |table: MemoryTable| {
-            let (needed, allowed) = (ByteCount(table.total()), ByteCount(config.memory));
-            TrainError::Memory { needed, allowed, table }
-        };
-        let granted = grant(strategy, job, config.memory, &others)?.map_err(smallest)?;
+        let granted = grant(strategy, job, config.memory, &others)?;
+        let granted = granted.map_err(|table| too_little(table, config.memory))?;
         let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, spare, takes_the_rest } =
             granted;
         let mut strategy_bytes = least_strategy_bytes;
@@ -205,6 +202,11 @@ impl Plan {
             largest: PlannedBatches::of(job),
         })
     }
+}
+
+/// The refusal of a budget that is too small.
+fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
+    TrainError::Memory { needed: ByteCount(table.total()), allowed: ByteCount(allowed), table }
 }
 
 /// The total of a device's table, or the refusal if it exceeds the budget.
