@@ -115,9 +115,8 @@ pub fn memory_bytes(
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
     let step = counting.peak() - resident;
     drop(state);
-    // The pool may be larger than the memory in use: an eighth on the host, a quarter on a GPU.
-    let part = if matches!(shape.memory, MemoryOf::Host { .. }) { 8 } else { 4 };
-    let bytes = |words: usize| (words + words / part) as u64 * 4;
+    // The pool may be a quarter larger than the memory in use.
+    let bytes = |words: usize| (words + words / 4) as u64 * 4;
     Ok(MemoryBytes {
         model: bytes(model_words),
         optimizer: bytes(optimizer_words),

@@ -40,7 +40,7 @@ fn sizes_bound_all_batches_and_are_below_what_fan_outs_allow() {
 #[test]
 fn sizes_depend_on_the_job_alone() {
     let directory = tempfile::tempdir().unwrap();
-    let shape = GraphShape { degree: 12.0, dim: 4, classes: 4, ..GraphShape::plain(60_000) };
+    let shape = GraphShape { degree: 12.0, dim: 4, classes: 4, ..GraphShape::plain(300_000) };
     let (target, budget) = (directory.path().join("g"), Budget { host_bytes: 64 << 20 });
     generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
     let job = scheduled(job(&Arc::new(Dataset::open(&target).unwrap()), 3));
@@ -48,7 +48,7 @@ fn sizes_depend_on_the_job_alone() {
     assert!(expected.as_ref().is_some_and(|known| known.training.is_some() && known.evaluation.is_some()));
     // In memory for the pilot alone; from disk, because there is no room for the topology.
     assert_eq!(piloted(&job, 1 << 30, false).known, expected);
-    let topology = 60_001 * 4 + job.dataset.manifest().edges.count * 4;
+    let topology = 300_001 * 4 + job.dataset.manifest().edges.count * 4;
     assert_eq!(piloted(&job, topology - 1, true).known, expected);
     // Too little even for that: what fan-outs allow.
     assert_eq!(piloted(&job, 1000, false).known, None);

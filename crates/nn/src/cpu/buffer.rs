@@ -93,9 +93,9 @@ impl MatrixPool {
         let words = match best {
             Some(index) => shelf.free.swap_remove(index),
             None => {
-                // Free buffers are dropped so that the pool never exceeds the peak use by more than an eighth. Small
+                // Free buffers are dropped so that the pool never exceeds the peak use by more than a quarter. Small
                 // ones go first, because they are allocated again quickly.
-                while shelf.held + asked > shelf.peak_used + shelf.peak_used / 8
+                while shelf.held + asked > shelf.peak_used + shelf.peak_used / 4
                     && let Some(index) = (0..shelf.free.len()).min_by_key(|index| shelf.free[*index].count())
                 {
                     let words = shelf.free.swap_remove(index);
