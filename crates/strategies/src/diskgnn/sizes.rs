@@ -207,12 +207,14 @@ impl Sizes {
         // part of the memory that rows would be cached in.
         let most = if device { (job.threads / 2).min(MOST_WORKERS) } else { 0 };
         let spared = needed(&with(2, 3)).saturating_add(self.phase_bytes / WORKERS_PART);
-        let more = (3..=most).rev().map(|workers| with(workers, 3));
+        // Each worker may have a permit while the next batch in order waits for one.
+        let more = (3..=most).rev().map(|workers| with(workers, workers + 1));
         let more = more.filter(|training| needed(training) <= spared);
         let fewer = [(2, 3), (2, 2), (1, 2), (1, 1)].map(|(workers, depth)| with(workers, depth));
         let fitting = more.chain(fewer).find(|training| needed(training) <= room);
         let training =
             fitting.filter(|_| !job.out_of_core.sequential).unwrap_or_else(|| Training::least(job));
+        assert!(training.depth >= training.workers + ahead, "a permit for each worker, or they wait for ever");
         (training, needed(&training))
     }
 
