@@ -55,7 +55,7 @@ fn smallest(bench: &Bench, run: &str) -> Result<u64> {
     let output = bench.esker(&words).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let bytes =
-        said.split("--memory ").nth(1).and_then(|rest| rest.split(|c: char| !c.is_alphanumeric()).next());
+        said.split("use --memory ").nth(1).and_then(|rest| rest.split(|c: char| !c.is_alphanumeric()).next());
     let bytes: esker_types::ByteCount =
         bytes.with_context(|| format!("no size in: {said}"))?.parse().map_err(anyhow::Error::msg)?;
     Ok(bytes.0)

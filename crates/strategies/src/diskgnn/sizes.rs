@@ -214,7 +214,10 @@ impl Sizes {
         let fitting = more.chain(fewer).find(|training| needed(training) <= room);
         let training =
             fitting.filter(|_| !job.out_of_core.sequential).unwrap_or_else(|| Training::least(job));
-        assert!(training.depth >= training.workers + ahead, "a permit for each worker, or they wait for ever");
+        assert!(
+            training.depth >= training.workers + ahead,
+            "a permit for each worker, or they wait for ever"
+        );
         (training, needed(&training))
     }
 
