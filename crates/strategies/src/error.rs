@@ -44,14 +44,14 @@ pub enum StrategyError {
     },
     /// A batch that is larger than the pilot's, and does not fit.
     #[error(
-        "{at} has {} nodes; with it the run takes {needed}, and --memory allows {allowed}; the run is saved: continue it with --resume --memory {}",
-        esker_types::grouped(*nodes), needed.flag_value()
+        "{at} is larger than expected{}; with it the run takes {needed}, and --memory allows {allowed}; the run is saved: continue it with --resume --memory {}",
+        nodes.map(|nodes| format!(" ({} nodes)", esker_types::grouped(nodes))).unwrap_or_default(), needed.flag_value()
     )]
     LargeBatch {
         /// The batch.
         at: Box<RunPosition>,
-        /// Its nodes.
-        nodes: u64,
+        /// Its nodes, if they were sampled.
+        nodes: Option<u64>,
         /// The budget that would do.
         needed: ByteCount,
         /// The budget.

@@ -49,7 +49,7 @@ impl BatchPermits {
             let short = (units - self.units + 2).saturating_mul(self.unit_bytes + self.unit_bytes / 64);
             return Err(StrategyError::LargeBatch {
                 at: Box::new(at),
-                nodes,
+                nodes: Some(nodes),
                 needed: ByteCount(self.budget_bytes.saturating_add(short)),
                 allowed: ByteCount(self.budget_bytes),
             });

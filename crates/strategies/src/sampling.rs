@@ -4,8 +4,10 @@ use crate::job::run_positions;
 use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
 use esker_sample::{
-    AnyTopology, Bound, InMemory, Position, Sample, Sampler, Settings, StoredId, Targets, Topology,
+    AnyTopology, Bound, InMemory, Position, Sample, SampleError, Sampler, Settings, StoredId, Targets,
+    Topology,
 };
+use esker_types::ByteCount;
 use std::sync::Arc;
 
 /// Samples beyond the batches with rows in memory: one being made, one waiting.
@@ -84,9 +86,23 @@ fn sample_stage<W: StoredId>(
             Some(over) => (&over.batches, Position { epoch: 0, batch: at.batch }),
         };
         batches.seeds(drawn, &mut seeds)?;
-        samplers.of(&job, over)?.sample(drawn, &seeds, &mut sample)?;
+        let sampled = samplers.of(&job, over)?.sample(drawn, &seeds, &mut sample);
+        sampled.map_err(|error| larger_than_expected(&job, at, error))?;
         Ok(Some(SampledBatch { at, sample, targets: batches.targets(drawn)? }))
     }))
+}
+
+/// A batch that the memory of the pilot's sizes does not hold. How much it needs in all is not known: twice what it
+/// asked for so far is likely to do.
+fn larger_than_expected(job: &Job, at: RunPosition, error: SampleError) -> StrategyError {
+    match error {
+        SampleError::Memory { needed, .. } if job.known.is_some() => {
+            let (budget, samplers) = (job.room.budget_bytes, job.samplers.max(1) as u64);
+            let needed = ByteCount(budget.saturating_add(needed.0.saturating_mul(2 * samplers)));
+            StrategyError::LargeBatch { at: Box::new(at), nodes: None, needed, allowed: ByteCount(budget) }
+        }
+        error => error.into(),
+    }
 }
 
 /// A sampler for each way to sample: training and evaluation may differ.
