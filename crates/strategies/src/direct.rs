@@ -112,7 +112,7 @@ fn source_over<D: Device, W: StoredId>(
 ) -> Result<Box<dyn PhaseSource<D>>> {
     let all_samples = 1 + SAMPLES_PREFETCHED;
     let samples = Recycler::<Sample>::new(all_samples);
-    let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1);
+    let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1, 0);
     let (batches, settings) = (over.batches.clone(), over.settings.clone());
     let sampling = || sampling_bytes(job, &over.settings, over.largest_batch);
     let most_bytes = over.sampling_bytes.unwrap_or_else(sampling);

@@ -105,7 +105,7 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
     fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
         let mut job = job.clone();
         job.schedule = EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() };
-        (job.outline.prefetch_depth, job.outline.samplers) = (1, 1);
+        (job.outline.prefetch_depth, job.outline.samplers, job.outline.steps_in_flight) = (1, 1, 0);
         Ok(Box::new(ResidentRun::open(self, &job, RunPosition::start_of(Phase::Test))?))
     }
 
@@ -122,7 +122,8 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
 struct ResidentRun<D: Device> {
     graph: Arc<Resident<D>>,
     job: Job,
-    stages: Stages<D>,
+    /// `None` only between two.
+    stages: Option<Stages<D>>,
     /// Rows of training batches.
     gathered: Arc<AtomicU64>,
 }
@@ -131,18 +132,18 @@ impl<D: Device> ResidentRun<D> {
     /// Batches from a position on.
     fn open(graph: &Arc<Resident<D>>, job: &Job, from: RunPosition) -> Result<ResidentRun<D>> {
         let gathered = Arc::new(AtomicU64::new(0));
-        let stages = graph.stages(job, from, &gathered)?;
+        let stages = Some(graph.stages(job, from, &gathered)?);
         Ok(ResidentRun { graph: graph.clone(), job: job.clone(), stages, gathered })
     }
 }
 
 impl<D: Device> PhaseSource<D> for ResidentRun<D> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
-        self.stages.next()
+        self.stages.as_mut().map_or(Ok(None), Stages::next)
     }
 
     fn counters(&self) -> SourceCounters {
-        self.stages.counters()
+        self.stages.as_ref().map(Stages::counters).unwrap_or_default()
     }
 
     fn evaluates(&self) -> bool {
@@ -150,7 +151,9 @@ impl<D: Device> PhaseSource<D> for ResidentRun<D> {
     }
 
     fn restart(&mut self, at: RunPosition) -> Result<()> {
-        self.stages = self.graph.stages(&self.job, at, &self.gathered)?;
+        // Those before end first, and free their memory.
+        self.stages = None;
+        self.stages = Some(self.graph.stages(&self.job, at, &self.gathered)?);
         Ok(())
     }
 }
@@ -162,7 +165,8 @@ impl<D: Device> Resident<D> {
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
         let expected =
             job.inference(from.phase).map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
-        let permits = BatchPermits::new(job, expected.max(job.most_nodes()), job.prefetch_depth);
+        let permits =
+            BatchPermits::new(job, expected.max(job.most_nodes()), job.prefetch_depth, job.steps_in_flight);
         let (count, job_of) = (gathered.clone(), job.clone());
         let queue = job.prefetch_depth.saturating_sub(2);
         let pipeline = sampled.then("gather", queue, move |stage, sampled: SampledBatch| {

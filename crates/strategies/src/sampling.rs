@@ -93,12 +93,12 @@ fn sample_stage<W: StoredId>(
 }
 
 /// A batch that the memory of the pilot's sizes does not hold. How much it needs in all is not known: twice what it
-/// asked for so far is likely to do.
+/// asked for so far is likely to do, and a quarter of what is spare is a sampler's.
 fn larger_than_expected(job: &Job, at: RunPosition, error: SampleError) -> StrategyError {
     match error {
         SampleError::Memory { needed, .. } if job.known.is_some() => {
             let (budget, samplers) = (job.room.budget_bytes, job.samplers.max(1) as u64);
-            let needed = ByteCount(budget.saturating_add(needed.0.saturating_mul(2 * samplers)));
+            let needed = ByteCount(budget.saturating_add(needed.0.saturating_mul(8 * samplers)));
             StrategyError::LargeBatch { at: Box::new(at), nodes: None, needed, allowed: ByteCount(budget) }
         }
         error => error.into(),
@@ -124,8 +124,8 @@ impl<T: Topology + Clone> PhaseSamplers<T> {
                 let largest = largest.max(job.largest_batch_of(settings));
                 let bytes = || job.bound(settings, largest).bytes(samples);
                 let bytes = over.and_then(|over| over.sampling_bytes).unwrap_or_else(bytes);
-                // A batch may be larger than expected.
-                let bytes = bytes.saturating_add(job.room.spare_bytes / job.samplers.max(1) as u64);
+                // A batch may be larger than expected. Training and evaluation may have a sampler each.
+                let bytes = bytes.saturating_add(job.room.spare_bytes / 4 / job.samplers.max(1) as u64);
                 let sampler = Sampler::new(self.graph.clone(), settings.clone(), bytes)?;
                 self.made.push((settings.clone(), sampler.with_samples(samples)));
                 self.made.len() - 1

@@ -94,6 +94,6 @@ fn a_batch_that_does_not_fit_is_refused_with_the_budget_that_would_do() {
         rest(&mut *strategy(StrategyKind::Memory, job).batches(job, RunPosition::START, None).unwrap())
     };
     let expected = all(&plain);
-    assert!(all(&expecting_little(&plain, 1, 4 << 20)) == expected);
-    assert!(all(&expecting_little(&plain, 3, 4 << 20)) == expected);
+    assert!(all(&expecting_little(&plain, 1, 16 << 20)) == expected);
+    assert!(all(&expecting_little(&plain, 3, 16 << 20)) == expected);
 }

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_over};
-use crate::memory::{DeviceProfile, Plan, Purpose};
+use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose};
 use crate::peak::PeakMeter;
 use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
@@ -474,7 +474,8 @@ fn piloted(
     (job.progress, job.stop) = (control.progress, control.stop);
     if purpose == Purpose::Train {
         let keep = needs(&job)?.topology_in_memory;
-        job.pilot(config.memory, keep)?;
+        let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset);
+        job.pilot(config.memory.saturating_sub(beside), keep)?;
     }
     Ok((task, job))
 }

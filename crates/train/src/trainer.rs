@@ -13,7 +13,7 @@ use crate::{
 };
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
-use esker_sample::Position;
+use esker_sample::{Position, SampleError};
 use esker_strategies::{
     Batch, BatchSource, CheckpointReader, Phase, RunPosition, SourceCounters, Strategy, StrategyError,
 };
@@ -353,8 +353,11 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         source: &mut dyn BatchSource<B>,
         watcher: &mut dyn Watcher,
     ) -> TrainError {
-        use StrategyError::{BatchMemory, LargeBatch};
-        if !matches!(error, TrainError::Strategy(LargeBatch { .. } | BatchMemory { .. })) {
+        use StrategyError::{BatchMemory, LargeBatch, Sample};
+        let is_large = |error: &StrategyError| {
+            matches!(error, LargeBatch { .. } | BatchMemory { .. } | Sample(SampleError::Memory { .. }))
+        };
+        if !matches!(&error, TrainError::Strategy(error) if is_large(error)) {
             return error;
         }
         let saved = self.settle(source, watcher).and_then(|()| self.checkpoint(source));

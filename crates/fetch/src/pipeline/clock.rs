@@ -110,8 +110,11 @@ impl StageClock {
 }
 
 impl StageTimes {
-    /// The times since `before`.
+    /// The times since `before`. A stage that was started again since then has begun to count anew.
     pub fn since(&self, before: &StageTimes) -> StageTimes {
+        if self.items < before.items || self.busy < before.busy {
+            return self.clone();
+        }
         StageTimes {
             name: self.name.clone(),
             items: self.items - before.items,
