@@ -29,6 +29,9 @@ const MOST_DISK_BYTES: u64 = 100_000_000_000;
 /// Largest number of batches sampled at a time if the training device has its own memory.
 const MOST_SAMPLERS: usize = 8;
 
+/// The pilot may use this much in any case, so that a refusal names the smallest budget. A run needs more than a pilot.
+const LEAST_PILOT_BYTES: u64 = 64 << 20;
+
 /// Progress and stop signal of the work before training.
 #[derive(Clone)]
 pub struct RunControl {
@@ -475,7 +478,7 @@ fn piloted(
     if purpose == Purpose::Train {
         let keep = needs(&job)?.topology_in_memory;
         let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset);
-        job.pilot(config.memory.saturating_sub(beside), keep)?;
+        job.pilot(config.memory.saturating_sub(beside).max(LEAST_PILOT_BYTES), keep)?;
     }
     Ok((task, job))
 }
