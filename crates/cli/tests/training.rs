@@ -432,3 +432,57 @@ fn a_batch_too_large_ends_a_run_with_a_checkpoint_and_the_budget_to_resume_with(
     let (peak, budget) = (found["peak_host_bytes"].as_u64(), found["budget_host_bytes"].as_u64());
     assert!(peak <= budget && budget > Some(smallest), "{found}");
 }
+
+/// The size that a message tells to use.
+fn told_memory(said: &str) -> String {
+    let rest = said.split("use --memory ").nth(1).unwrap_or_else(|| panic!("no size in: {said}"));
+    rest.chars().take_while(|c| c.is_alphanumeric() || *c == '.').collect()
+}
+
+#[test]
+fn predictions_take_the_memory_of_their_batches_and_name_the_budget_of_a_larger_one() {
+    let directory = with_hub();
+    let at = directory.path();
+    let flags = "--layers 1 --fanout all --hidden 8 --batch 1 --order sequential --epochs 1";
+    json(at, &format!("train g {flags} --memory 1GiB --out run"));
+    let predict = "predict run --nodes all --mode sampled";
+    json(at, &format!("{predict} --out expected.npy"));
+    for strategy in ["memory", "ginex"] {
+        let out = format!("of-{strategy}");
+        json(at, &format!("train g {flags} --memory 1GiB --strategy {strategy} --out {out}"));
+        let words = format!("predict {out} --nodes all --mode sampled --out found.npy");
+        // Too little for anything, then too little for the hub, which no pilot sees.
+        let (mut memory, mut refused, mut done) = ("1MiB".to_string(), 0, false);
+        for _ in 0..5 {
+            let output = esker(at, &format!("{words} --memory {memory} --json")).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            if output.status.success() {
+                let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+                assert!(found["peak_host_bytes"].as_u64() <= found["budget_host_bytes"].as_u64(), "{found}");
+                done = true;
+                break;
+            }
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(!said.contains("--resume") && !said.contains("the test"), "{said}");
+            (memory, refused) = (told_memory(&said), refused + said.contains("larger than expected") as u32);
+        }
+        assert!(done && refused > 0, "{strategy}: {refused} refusals, {memory} at last");
+        let read = |name: &str| std::fs::read(at.join(name)).unwrap();
+        assert!(read("found.npy") == read("expected.npy"), "{strategy}");
+    }
+}
+
+#[test]
+fn ginex_tells_its_disk_space_and_what_it_reads_of_samples() {
+    let directory = with_graph();
+    let at = directory.path();
+    let flags = "--strategy ginex --fanout 4,4 --hidden 8 --batch 100 --epochs 2 --disk-budget 40MiB";
+    let dry = json(at, &format!("train g {flags} --dry-run"));
+    let most = dry["most_disk_bytes"].as_u64().unwrap();
+    assert!(most > 0 && most <= 40 << 20, "{dry}");
+    let found = json(at, &format!("train g {flags} --out ginex"));
+    let epochs = found["epochs"].as_array().unwrap();
+    // Samples are loaded ahead, so those of a small epoch may count in the one before.
+    let read = |epoch: &Value| epoch["sample_bytes_read"].as_u64().unwrap_or(0);
+    assert!(epochs.len() == 2 && epochs.iter().map(read).sum::<u64>() > 0, "{found}");
+}

@@ -69,6 +69,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     }
     /// Largest number of bytes that matrices and graphs have taken at one time.
     fn peak_bytes(&self) -> u64;
+    /// Frees host memory that is kept for later matrices, before work that needs matrices of other sizes.
+    fn release_free(&self) {}
     /// Seconds that parts of an asynchronous device have been busy so far.
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         Vec::new()

@@ -43,4 +43,4 @@ pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind, Trained};
 pub use parameter::{Named, Parameter, export_parameters, load_parameters};
 pub use post::{Activation, Dropout, LEAKY_SLOPE, Post};
 pub use schedule::Schedule;
-pub use whole::{WholeLayer, WholeNeeds, WholeSums, WholeTargets};
+pub use whole::{WholeFactors, WholeLayer, WholeNeeds, WholeSums, WholeTargets};

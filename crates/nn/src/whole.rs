@@ -68,6 +68,15 @@ enum SumsKind<B: Backend> {
     Attention { sums: AttentionSums<B::Matrix>, target_scores: B::Matrix },
 }
 
+/// What a layer needs to know of rows that it aggregates, besides the rows. It is made once for rows that many targets
+/// read.
+pub struct WholeFactors<B: Backend> {
+    /// GCN's factors.
+    scales: Option<B::Matrix>,
+    /// GAT's scores.
+    scores: Option<B::Matrix>,
+}
+
 /// Targets whose neighbours have been added.
 pub struct WholeTargets<'a, B: Backend> {
     /// Their input rows, if [`WholeLayer::reads_own`].
@@ -84,16 +93,28 @@ impl<B: Backend> WholeLayer<'_, B> {
         self.layer.convolution().project(self.backend, input, None)
     }
 
-    /// `1 / sqrt(degree + 1)` of some rows: GCN's factors.
-    pub fn scales(&self, degrees: &[u32]) -> B::Matrix {
-        self.factors(degrees.iter().map(|degree| 1.0 / ((*degree as f32 + 1.0).sqrt())))
+    /// The factors of some rows, projected if the layer projects. `degrees` are those of their nodes, if
+    /// [`WholeNeeds::degrees`].
+    pub fn factors(&self, rows: &B::Matrix, degrees: Option<&[u32]>) -> WholeFactors<B> {
+        let scores = match self.layer.convolution() {
+            Convolution::Gat { source, heads, .. } => {
+                Some(self.backend.attention_scores(rows, &source.value, *heads))
+            }
+            _ => None,
+        };
+        WholeFactors { scales: degrees.map(|degrees| self.scales(degrees)), scores }
     }
 
-    fn factors(&self, factors: impl Iterator<Item = f32>) -> B::Matrix {
-        let factors: Vec<f32> = factors.collect();
-        let mut matrix = self.backend.matrix(factors.len(), 1);
-        self.backend.write(&mut matrix, 0, &factors);
-        matrix
+    /// `1 / sqrt(degree + 1)` of some rows: GCN's factors.
+    fn scales(&self, degrees: &[u32]) -> B::Matrix {
+        self.column(degrees.iter().map(|degree| 1.0 / ((*degree as f32 + 1.0).sqrt())))
+    }
+
+    /// A matrix of one column. It is uploaded as rows are, so that nothing waits for the device.
+    fn column(&self, factors: impl ExactSizeIterator<Item = f32>) -> B::Matrix {
+        let mut rows = self.backend.host_rows(factors.len(), 1);
+        rows.values_mut().iter_mut().zip(factors).for_each(|(to, factor)| *to = factor);
+        self.backend.upload(rows, 1)
     }
 
     /// Starts the sums of some targets. `own` are their rows, projected if the layer projects, if
@@ -137,14 +158,13 @@ impl<B: Backend> WholeLayer<'_, B> {
         WholeSums { kind }
     }
 
-    /// Adds neighbours that are among these rows, projected if the layer projects. `scales` are the rows' factors, if
-    /// the layer weights rows by degrees.
+    /// Adds neighbours that are among these rows, projected if the layer projects, with the factors of the rows.
     pub fn add(
         &self,
         sums: &mut WholeSums<B>,
         graph: &B::Graph,
         rows: &B::Matrix,
-        scales: Option<&B::Matrix>,
+        factors: &WholeFactors<B>,
     ) {
         match (&mut sums.kind, self.layer.convolution()) {
             (SumsKind::None, _) => {}
@@ -152,20 +172,15 @@ impl<B: Backend> WholeLayer<'_, B> {
                 self.backend.accumulate(graph, rows, Accumulator::Max, sums);
             }
             (SumsKind::Rows(sums), _) => {
-                let by = scales.map_or(Accumulator::Sum, Accumulator::Scaled);
+                let by = factors.scales.as_ref().map_or(Accumulator::Sum, Accumulator::Scaled);
                 self.backend.accumulate(graph, rows, by, sums);
             }
-            (SumsKind::Attention { sums, target_scores }, Convolution::Gat { source, heads, .. }) => {
-                let source_scores = self.backend.attention_scores(rows, &source.value, *heads);
-                let call = AttentionPart {
-                    hidden: rows,
-                    source_scores: &source_scores,
-                    target_scores,
-                    slope: ATTENTION_SLOPE,
-                };
+            (SumsKind::Attention { sums, target_scores }, _) => {
+                let source_scores = factors.scores.as_ref().expect("rows that GAT aggregates have scores");
+                let call =
+                    AttentionPart { hidden: rows, source_scores, target_scores, slope: ATTENTION_SLOPE };
                 self.backend.attend_part(graph, call, sums);
             }
-            (SumsKind::Attention { .. }, _) => unreachable!("only GAT attends"),
         }
     }
 
@@ -198,7 +213,7 @@ impl<B: Backend> WholeLayer<'_, B> {
         match self.layer.convolution() {
             Convolution::Sage { aggregator: Aggregator::Mean, .. } => {
                 let factor = |degree: &u32| if *degree > 1 { 1.0 / *degree as f32 } else { 1.0 };
-                self.backend.scale_rows(&self.factors(degrees.iter().map(factor)), rows);
+                self.backend.scale_rows(&self.column(degrees.iter().map(factor)), rows);
             }
             Convolution::Sage { aggregator: Aggregator::Max, .. } => {
                 let alone = (0..degrees.len() as u32).filter(|row| degrees[*row as usize] == 0);
@@ -218,7 +233,7 @@ impl<B: Backend> WholeLayer<'_, B> {
         let count = targets.degrees.len() as u32;
         let (offsets, own): (Vec<u32>, Vec<u32>) = ((0..=count).collect(), (0..count).collect());
         let graph = self.backend.part_graph(count as usize, &offsets, &own);
-        self.add(&mut sums, &graph, projected, None);
+        self.add(&mut sums, &graph, projected, &self.factors(projected, None));
         let (SumsKind::Attention { sums, .. }, Convolution::Gat { average, heads, .. }) =
             (sums.kind, self.layer.convolution())
         else {

@@ -4,6 +4,7 @@
 use crate::job::positions_of;
 use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource};
+use crate::sampling::larger_than_expected;
 use crate::source::Stages;
 use crate::{
     Batch, FixedRows, Inference, Input, InputTable, Job, JobOutline, MemoryTable, Phase, Result, RunPosition,
@@ -11,8 +12,8 @@ use crate::{
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::DiskRows;
-use esker_fetch::pipeline::{Pipeline, Recycler};
-use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, StoredId};
+use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
+use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, StoredId, Targets};
 use esker_types::Dtype;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -62,9 +63,9 @@ impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
 
     fn table(&self) -> Result<InputTable> {
         let (reads, format) = (self.reads.clone(), self.reads.rows.format());
-        Ok(InputTable::new(format.rows(), format.dim(), move |nodes, skipped, values| {
-            // A reader stays on its thread, but this closure may move to another.
-            Ok(reads.rows.reader()?.read_all(nodes, skipped, values, &reads.pool)?)
+        Ok(InputTable::new(format.rows(), format.dim(), move || {
+            let (mut reader, pool) = (reads.rows.reader()?, reads.pool.clone());
+            Ok(Box::new(move |nodes, values| Ok(reader.read_all(nodes, &[], values, &pool)?)))
         }))
     }
 }
@@ -104,23 +105,31 @@ pub(crate) fn memory_bytes(job: &JobOutline) -> u64 {
     table.total()
 }
 
-fn source_over<D: Device, W: StoredId>(
-    device: &D,
-    reads: &Reads,
+/// A sample, where it is drawn, and its targets.
+type DirectSample = (Position, Recycled<Sample>, Targets);
+
+/// The position of a batch in the run that only tests.
+fn tested(at: Position) -> RunPosition {
+    RunPosition { phase: Phase::Test, batch: at.batch }
+}
+
+/// The first stage: samples from disk.
+fn sampled<W: StoredId>(
+    graph: &Arc<DiskGraph>,
     job: &Job,
     over: &Inference,
-) -> Result<Box<dyn PhaseSource<D>>> {
+) -> Pipeline<DirectSample, StrategyError> {
     let all_samples = 1 + SAMPLES_PREFETCHED;
     let samples = Recycler::<Sample>::new(all_samples);
-    let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1, 0);
-    let (batches, settings) = (over.batches.clone(), over.settings.clone());
+    let (batches, settings, outline) = (over.batches.clone(), over.settings.clone(), job.outline.clone());
     let sampling = || sampling_bytes(job, &over.settings, over.largest_batch);
-    let most_bytes = over.sampling_bytes.unwrap_or_else(sampling);
+    // A batch may be larger than expected.
+    let most_bytes = over.sampling_bytes.unwrap_or_else(sampling).saturating_add(job.room.spare_bytes / 4);
     let mut positions = positions_of(batches.clone(), Position { epoch: 0, batch: 0 }, 1);
-    let topology = OnDisk::<W>::new(reads.graph.clone(), None);
+    let topology = OnDisk::<W>::new(graph.clone(), None);
     let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
     // The sampler's queue stays on its thread, so the sampler is made there.
-    let sampled = listed.then_with(
+    listed.then_with(
         "sample",
         1,
         move || {
@@ -130,22 +139,32 @@ fn source_over<D: Device, W: StoredId>(
         move |stage, (sampler, seeds), at| {
             let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             batches.seeds(at, seeds)?;
-            sampler.sample(at, seeds, &mut sample)?;
+            let sampled = sampler.sample(at, seeds, &mut sample);
+            sampled.map_err(|error| larger_than_expected(&outline, tested(at), error))?;
             Ok(Some((at, sample, batches.targets(at)?)))
         },
-    );
+    )
+}
+
+fn source_over<D: Device, W: StoredId>(
+    device: &D,
+    reads: &Reads,
+    job: &Job,
+    over: &Inference,
+) -> Result<Box<dyn PhaseSource<D>>> {
+    let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1, 0);
+    let sampled = sampled::<W>(&reads.graph, job, over);
     let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), device.clone());
-    let (row_bytes, dim) = (disk.format().row_bytes() as u64, disk.format().dim());
-    let counted = Arc::new(AtomicU64::new(0));
+    let (row_bytes, dim, counted) =
+        (disk.format().row_bytes() as u64, disk.format().dim(), Arc::new(AtomicU64::new(0)));
     let (count, with_rows) = (counted.clone(), over.rows);
     let pipeline = sampled.then_with(
         "gather",
         0,
         move || Ok(disk.reader()?),
         move |stage, reader, (at, sample, targets)| {
-            let (run_at, nodes) =
-                (RunPosition { phase: Phase::Test, batch: at.batch }, sample.node_ids.len());
-            let Some(permit) = permits.take(stage, run_at, nodes as u64)? else { return Ok(None) };
+            let nodes = sample.node_ids.len();
+            let Some(permit) = permits.take(stage, tested(at), nodes as u64)? else { return Ok(None) };
             let input = match with_rows {
                 true => {
                     let mut rows = device.host_rows(nodes, dim);

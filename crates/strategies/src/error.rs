@@ -44,12 +44,16 @@ pub enum StrategyError {
     },
     /// A batch that is larger than the pilot's, and does not fit.
     #[error(
-        "{at} is larger than expected{}; with it the run takes {needed}, and --memory allows {allowed}; the run is saved: continue it with --resume --memory {}",
-        nodes.map(|nodes| format!(" ({} nodes)", esker_types::grouped(nodes))).unwrap_or_default(), needed.flag_value()
+        "{} is larger than expected{}; with it the run takes {needed}, and --memory allows {allowed}; {} --memory {}",
+        if *trains { at.to_string() } else { format!("batch {}", at.batch + 1) },
+        nodes.map(|nodes| format!(" ({} nodes)", esker_types::grouped(nodes))).unwrap_or_default(),
+        if *trains { "the run is saved: continue it with --resume" } else { "use" }, needed.flag_value()
     )]
     LargeBatch {
         /// The batch.
         at: Box<RunPosition>,
+        /// Whether it belongs to a run that trains, and so can be continued.
+        trains: bool,
         /// Its nodes, if they were sampled.
         nodes: Option<u64>,
         /// The budget that would do.

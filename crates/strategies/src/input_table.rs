@@ -3,24 +3,24 @@
 use crate::Result;
 use esker_types::NodeId;
 
-/// Reads the rows of nodes as f32. Rows with a mark are skipped; there may be no marks.
-type ReadRows = Box<dyn FnMut(&[NodeId], &[bool], &mut [f32]) -> Result<()> + Send>;
+/// Reads the rows of nodes as f32, one after the other. It stays on the thread that opened it.
+pub type ReadInputRows = Box<dyn FnMut(&[NodeId], &mut [f32]) -> Result<()>>;
 
-/// Reads the rows that the first layer gets, of any nodes.
+/// The rows that the first layer gets, of any nodes.
 pub struct InputTable {
     dim: usize,
     nodes: u64,
-    read: ReadRows,
+    open: Box<dyn Fn() -> Result<ReadInputRows> + Send + Sync>,
 }
 
 impl InputTable {
-    /// Rows of `dim` numbers for this many nodes.
+    /// Rows of `dim` numbers for this many nodes. `open` makes a reader, on the thread that reads.
     pub fn new(
         nodes: u64,
         dim: usize,
-        read: impl FnMut(&[NodeId], &[bool], &mut [f32]) -> Result<()> + Send + 'static,
+        open: impl Fn() -> Result<ReadInputRows> + Send + Sync + 'static,
     ) -> InputTable {
-        InputTable { dim, nodes, read: Box::new(read) }
+        InputTable { dim, nodes, open: Box::new(open) }
     }
 
     /// Numbers per row.
@@ -33,9 +33,8 @@ impl InputTable {
         self.nodes
     }
 
-    /// Reads the rows of nodes, one after the other. `skipped` has a mark per node, or is empty; rows with a mark have
-    /// unspecified content.
-    pub fn read(&mut self, nodes: &[NodeId], skipped: &[bool], values: &mut [f32]) -> Result<()> {
-        (self.read)(nodes, skipped, values)
+    /// A reader for this thread. Opening one may be slow: use it again.
+    pub fn reader(&self) -> Result<ReadInputRows> {
+        (self.open)()
     }
 }

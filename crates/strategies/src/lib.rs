@@ -54,7 +54,7 @@ pub use batch::{
     NamedColumn, Pull, Push, Pushed,
 };
 pub use error::{Result, StrategyError};
-pub use input_table::InputTable;
+pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
 pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};

@@ -68,6 +68,14 @@ pub struct BatchRoom {
     pub budget_bytes: u64,
 }
 
+impl BatchRoom {
+    /// Host memory that a step on `nodes` nodes takes beyond one on `expected` nodes.
+    pub(crate) fn more_for(&self, nodes: u64, expected: u64) -> u64 {
+        let more = nodes.saturating_sub(expected) as f64 / expected as f64;
+        (more * self.step_bytes as f64) as u64
+    }
+}
+
 /// The size of evaluation.
 #[derive(Clone)]
 pub struct EvaluationOutline {
@@ -138,6 +146,11 @@ impl JobOutline {
     /// Nodes of the largest batch of training or evaluation.
     pub fn most_nodes(&self) -> u64 {
         self.largest_bound().nodes
+    }
+
+    /// Host memory that a step on a batch of so many nodes takes beyond the one that is provided for.
+    pub(crate) fn larger_step_bytes(&self, nodes: u64) -> u64 {
+        self.room.more_for(nodes, self.most_nodes().max(1))
     }
 
     /// Seed nodes of the largest batch that is sampled like this.

@@ -1,7 +1,7 @@
 //! Lets batches into memory by their bytes. Prefetched batches are as many as fit. A batch that is larger than expected
 //! waits for others to leave. One that does not fit alone is refused, with the budget that would do.
 
-use crate::{JobOutline, Result, RunPosition, StrategyError};
+use crate::{BatchRoom, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Permit, Permits, Stage};
 use esker_types::ByteCount;
 
@@ -19,9 +19,9 @@ pub(crate) struct BatchPermits {
     /// Nodes of the largest batch that was expected, and bytes of a row in memory.
     expected: u64,
     row_bytes: u64,
-    step_bytes: u64,
-    budget_bytes: u64,
+    room: BatchRoom,
     in_flight: u64,
+    trains: bool,
 }
 
 impl BatchPermits {
@@ -37,11 +37,11 @@ impl BatchPermits {
             permits: Permits::new(units as usize),
             most: units / (1 + in_flight as u64),
             in_flight: in_flight as u64,
+            trains: job.largest_batch > 0,
             unit_bytes,
             expected,
             row_bytes,
-            step_bytes: job.room.step_bytes,
-            budget_bytes: job.room.budget_bytes,
+            room: job.room,
         }
     }
 
@@ -54,9 +54,10 @@ impl BatchPermits {
             let short = short.saturating_mul(2 * (1 + self.in_flight));
             return Err(StrategyError::LargeBatch {
                 at: Box::new(at),
+                trains: self.trains,
                 nodes: Some(nodes),
-                needed: ByteCount(self.budget_bytes.saturating_add(short)),
-                allowed: ByteCount(self.budget_bytes),
+                needed: ByteCount(self.room.budget_bytes.saturating_add(short)),
+                allowed: ByteCount(self.room.budget_bytes),
             });
         }
         Ok(stage.permit_of(&self.permits, units as usize))
@@ -64,8 +65,7 @@ impl BatchPermits {
 
     /// A step on a batch that is larger than expected takes more, too.
     fn units_of(&self, nodes: u64) -> u64 {
-        let more = nodes.saturating_sub(self.expected) as f64 / self.expected as f64;
-        let bytes = nodes * self.row_bytes + (more * self.step_bytes as f64) as u64;
+        let bytes = nodes * self.row_bytes + self.room.more_for(nodes, self.expected);
         bytes.div_ceil(self.unit_bytes).max(1)
     }
 }

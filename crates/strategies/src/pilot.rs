@@ -68,7 +68,8 @@ fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<Know
             (before, found) => before.or(found),
         };
     }
-    Ok(KnownSizes { training: phase(&*job.batches, &job.settings)?, evaluation })
+    let training = if job.largest_batch > 0 { phase(&*job.batches, &job.settings)? } else { None };
+    Ok(KnownSizes { training, evaluation })
 }
 
 /// The sizes of some batches, with a margin. `None` if there are no batches.

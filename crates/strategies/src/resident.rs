@@ -111,8 +111,11 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
 
     fn table(&self) -> Result<InputTable> {
         let graph = self.clone();
-        Ok(InputTable::new(self.rows.rows(), self.rows.dim(), move |nodes, skipped, values| {
-            Ok(graph.pool.install(|| graph.rows.gather(nodes, skipped, values))?)
+        Ok(InputTable::new(self.rows.rows(), self.rows.dim(), move || {
+            let graph = graph.clone();
+            Ok(Box::new(move |nodes, values| {
+                Ok(graph.pool.install(|| graph.rows.gather(nodes, &[], values))?)
+            }))
         }))
     }
 }

@@ -17,11 +17,13 @@ const SAMPLES_PREFETCHED: usize = 2;
 pub(crate) fn sampling_bytes(job: &JobOutline) -> u64 {
     let samples = samples_of(job) as u64;
     let training = (job.largest_batch > 0).then(|| job.training_bound());
-    let evaluation = job.evaluation.as_ref().filter(|over| over.settings != job.settings);
-    let evaluation = evaluation.and_then(|_| job.evaluation_bound());
+    let evaluation = job.evaluation_bound();
     let bytes = |bound: &Option<Bound>, samples: u64| bound.as_ref().map_or(0, |bound| bound.bytes(samples));
     let with_samples = bytes(&training, samples).max(bytes(&evaluation, samples));
-    with_samples.saturating_add(bytes(&training, 0).min(bytes(&evaluation, 0)))
+    // If both are sampled alike, one sampler serves both.
+    let alike = job.evaluation.as_ref().is_none_or(|over| over.settings == job.settings);
+    let other = if alike { 0 } else { bytes(&training, 0).min(bytes(&evaluation, 0)) };
+    with_samples.saturating_add(other)
 }
 
 /// Samples for reuse per sampler. Samplers take batches in turn.
@@ -94,12 +96,13 @@ fn sample_stage<W: StoredId>(
 
 /// A batch that the memory of the pilot's sizes does not hold. How much it needs in all is not known: twice what it
 /// asked for so far is likely to do, and a quarter of what is spare is a sampler's.
-fn larger_than_expected(job: &Job, at: RunPosition, error: SampleError) -> StrategyError {
+pub(crate) fn larger_than_expected(job: &JobOutline, at: RunPosition, error: SampleError) -> StrategyError {
     match error {
         SampleError::Memory { needed, .. } if job.known.is_some() => {
             let (budget, samplers) = (job.room.budget_bytes, job.samplers.max(1) as u64);
             let needed = ByteCount(budget.saturating_add(needed.0.saturating_mul(8 * samplers)));
-            StrategyError::LargeBatch { at: Box::new(at), nodes: None, needed, allowed: ByteCount(budget) }
+            let (at, trains, allowed) = (Box::new(at), job.largest_batch > 0, ByteCount(budget));
+            StrategyError::LargeBatch { at, trains, nodes: None, needed, allowed }
         }
         error => error.into(),
     }

@@ -92,20 +92,21 @@ fn tables_are_the_rows_of_the_dataset_in_order() {
     rows.gather(&nodes, &[], &mut expected).unwrap();
     for kind in StrategyKind::ALL {
         let mut source = strategy(kind, &job).batches(&job, RunPosition::START, None).unwrap();
-        let (mut table, mut found) = (source.table().unwrap(), Vec::new());
+        let (table, mut found) = (source.table().unwrap(), Vec::new());
         assert_eq!(table.dim(), 300);
         assert_eq!(table.nodes(), 2000);
+        let mut read = table.reader().unwrap();
         for some in nodes.chunks(700) {
             let mut rows = vec![0.0; some.len() * 300];
-            table.read(some, &[], &mut rows).unwrap();
+            read(some, &mut rows).unwrap();
             found.extend_from_slice(&rows);
         }
         assert!(found == expected, "{kind}");
-        // Any nodes, in any order, and only those without a mark.
+        // Any nodes, in any order, by another reader.
         let some = [1999, 3, 3, 700].map(NodeId);
         let mut rows = vec![0.0; 4 * 300];
-        table.read(&some, &[false, false, true, false], &mut rows).unwrap();
-        for at in [0, 1, 3] {
+        table.reader().unwrap()(&some, &mut rows).unwrap();
+        for at in 0..4 {
             assert!(rows[at * 300..][..300] == expected[some[at].index() * 300..][..300], "{kind}");
         }
     }

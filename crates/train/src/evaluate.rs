@@ -10,7 +10,7 @@ use esker_nn::Backend;
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
 use esker_strategies::{BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
-use esker_types::Progress;
+use esker_types::{NodeId, Progress};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,12 +35,23 @@ pub(crate) struct Context<'a, B: Backend> {
     pub state: Option<&'a SavedWith>,
 }
 
-/// Batches over nodes in their given order.
+/// Batches over the nodes of a split in their given order.
 pub(crate) fn inference_over(config: &RunConfig, nodes: &LabelledNodes) -> Result<Inference> {
-    let batching = Batching::new(nodes.nodes().len() as u64, config.batch, false)?;
-    let batches = NodeBatches::new(Sequential(batching), Seeds::Shared(nodes.nodes().clone()))?;
-    let (settings, largest_batch) = (config.eval_settings(), config.batch.min(nodes.nodes().len() as u64));
-    Ok(Inference { batches: Arc::new(batches), largest_batch, settings, rows: true, sampling_bytes: None })
+    inference_of(config, 0, Some(nodes.nodes()))
+}
+
+/// Batches over some nodes in their given order, or over all of so many.
+pub(crate) fn inference_of(
+    config: &RunConfig,
+    all: u64,
+    nodes: Option<&Arc<Vec<NodeId>>>,
+) -> Result<Inference> {
+    let count = nodes.map_or(all, |nodes| nodes.len() as u64);
+    let order = Sequential(Batching::new(count, config.batch, false)?);
+    let seeds = nodes.map_or(Seeds::AllNodes(all), |nodes| Seeds::Shared(nodes.clone()));
+    let (settings, largest_batch) = (config.eval_settings(), config.batch.min(count));
+    let batches = Arc::new(NodeBatches::new(order, seeds)?);
+    Ok(Inference { batches, largest_batch, settings, rows: true, sampling_bytes: None })
 }
 
 impl<B: Backend + Clone + 'static> Context<'_, B> {

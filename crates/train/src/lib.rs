@@ -70,4 +70,4 @@ pub use record::{BatchRecord, EpochRecord, NeighbourRecord, RunDirectory, Summar
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};
-pub use whole::WholeCounters;
+pub use whole::{WholeCounters, WholeSeconds};

@@ -2,7 +2,7 @@
 //! allocated.
 
 use crate::checkpoint::Checkpoint;
-use crate::evaluate::{Context, inference_over};
+use crate::evaluate::{Context, inference_of, inference_over};
 use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose};
 use crate::peak::PeakMeter;
 use crate::state::SavedWith;
@@ -462,7 +462,7 @@ fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
     (free / 2).min(MOST_DISK_BYTES)
 }
 
-/// The job, with the sizes of its batches. Nothing is sampled for inference alone, which may be over any nodes.
+/// The job, with the sizes of its batches. Inference alone may be over any nodes: some batches of all nodes are sampled.
 fn piloted(
     config: &RunConfig,
     outline: JobOutline,
@@ -475,10 +475,16 @@ fn piloted(
     let mut job = Job::new(outline, batches)?;
     job.schedule = schedule(config, &task, purpose)?;
     (job.progress, job.stop) = (control.progress, control.stop);
-    if purpose == Purpose::Train {
+    if purpose == Purpose::Infer && job.evaluation.is_some() {
+        job.schedule.test = Some(inference_of(config, job.dataset.manifest().nodes.count, None)?);
+    }
+    if purpose == Purpose::Train || job.evaluation.is_some() {
         let keep = needs(&job)?.topology_in_memory;
         let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset);
         job.pilot(config.memory.saturating_sub(beside).max(LEAST_PILOT_BYTES), keep)?;
+    }
+    if purpose == Purpose::Infer {
+        job.schedule = EvaluationSchedule::default();
     }
     Ok((task, job))
 }

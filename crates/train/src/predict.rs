@@ -1,20 +1,19 @@
 //! Predictions and embeddings of nodes by the model of a run.
 
-use crate::evaluate::Context;
+use crate::evaluate::{Context, inference_of};
 use crate::whole::WholeCounters;
 use crate::{EvaluationMode, Learner, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Shape};
-use esker_sample::order::{Batching, Sequential};
-use esker_sample::{NodeBatches, Seeds};
-use esker_strategies::Inference;
 use esker_types::NodeId;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::Builder;
 
 /// Receives nodes, their classes and their probabilities or values.
-pub type TakePredictions<'a> = &'a mut dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()>;
+pub type TakePredictions<'a> = &'a mut (dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()> + Send);
 
 /// Receives nodes and their rows.
-pub type TakeEmbeddings<'a> = &'a mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>;
+pub type TakeEmbeddings<'a> = &'a mut (dyn FnMut(&[NodeId], &[f32]) -> Result<()> + Send);
 
 /// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
 /// `take`, some at a time and in order. With all neighbours, returns what was read and written.
@@ -48,7 +47,7 @@ pub fn embeddings<B: Backend + Clone + 'static>(
 }
 
 /// Receives the rows of nodes.
-type TakeOutput<'a, B> = &'a mut dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()>;
+type TakeOutput<'a, B> = &'a mut (dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()> + Send);
 
 fn infer<B: Backend + Clone + 'static>(
     run: &mut OpenRun<B>,
@@ -64,16 +63,7 @@ fn infer<B: Backend + Clone + 'static>(
     match mode {
         EvaluationMode::Sampled | EvaluationMode::None => {
             let all = context.job.dataset.manifest().nodes.count;
-            let count = nodes.map_or(all, |nodes| nodes.len() as u64);
-            let order = Sequential(Batching::new(count, context.config.batch, false)?);
-            let seeds = nodes.map_or(Seeds::AllNodes(all), |nodes| Seeds::Shared(nodes.clone()));
-            let over = Inference {
-                batches: Arc::new(NodeBatches::new(order, seeds)?),
-                largest_batch: context.config.batch,
-                settings: context.config.eval_settings(),
-                rows: true,
-                sampling_bytes: None,
-            };
+            let over = inference_of(context.config, all, nodes)?;
             let mut source = context.open_inference(&over)?;
             while let Some(batch) = source.next()? {
                 if stop.is_asked() {
@@ -85,14 +75,97 @@ fn infer<B: Backend + Clone + 'static>(
             Ok(None)
         }
         EvaluationMode::Full => {
-            let mut values = Vec::new();
-            let counters =
+            let work = |nodes: &[NodeId], values: &mut [f32]| take(learner, nodes, values);
+            let counters = beside(work, |hand_over| {
                 context.infer_whole(nodes, layers, None, &mut |nodes: &[NodeId], rows: &B::Matrix| {
-                    values.resize(rows.rows() * rows.columns(), 0.0);
-                    learner.read(rows, 0, &mut values)?;
-                    take(learner, nodes, &mut values)
-                })?;
+                    hand_over(nodes, &mut |values| {
+                        values.resize(rows.rows() * rows.columns(), 0.0);
+                        learner.read(rows, 0, values)
+                    })
+                })
+            })?;
             Ok(Some(counters))
         }
+    }
+}
+
+/// Passes nodes and their rows on. The closure fills in the rows.
+type HandOver<'a> = &'a mut dyn FnMut(&[NodeId], &mut dyn FnMut(&mut Vec<f32>) -> Result<()>) -> Result<()>;
+
+/// Nodes and their rows.
+type HandedRows = (Vec<NodeId>, Vec<f32>);
+
+/// Runs `work` on a thread of its own, on rows that `compute` hands over, while `compute` goes on with the next. The
+/// An error of either ends both; if both fail, it is the work's that is reported.
+fn beside<R>(
+    mut work: impl FnMut(&[NodeId], &mut [f32]) -> Result<()> + Send,
+    compute: impl FnOnce(HandOver<'_>) -> Result<R>,
+) -> Result<R> {
+    let (send, receive) = sync_channel::<HandedRows>(1);
+    let (back, free) = sync_channel::<HandedRows>(3);
+    std::thread::scope(|scope| {
+        let worker = move || -> Result<()> {
+            for (nodes, mut values) in receive {
+                work(&nodes, &mut values)?;
+                let _ = back.try_send((nodes, values));
+            }
+            Ok(())
+        };
+        let worker = Builder::new().name("output".to_string()).spawn_scoped(scope, worker);
+        let worker = worker.map_err(|source| TrainError::Thread { source })?;
+        let computed = compute(&mut |ids, fill| {
+            let (mut nodes, mut values) = free.try_recv().unwrap_or_default();
+            nodes.clear();
+            nodes.extend_from_slice(ids);
+            fill(&mut values)?;
+            // Nobody receives any more if the work has failed. Its error is reported below.
+            send.send((nodes, values)).map_err(|_| TrainError::Stopped)
+        });
+        drop(send);
+        match worker.join() {
+            Ok(worked) => worked.and(computed),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
+mod tests {
+    use super::*;
+
+    /// Hands `count` rows over. Returns how many were.
+    fn hand_over(count: u64, hand_over: HandOver<'_>) -> Result<u64> {
+        for node in 0..count {
+            hand_over(&[NodeId(node)], &mut |values| {
+                values.clear();
+                values.push(node as f32);
+                Ok(())
+            })?;
+        }
+        Ok(count)
+    }
+
+    #[test]
+    fn rows_are_worked_on_in_order_while_more_are_made() {
+        let mut found = Vec::new();
+        let work = |nodes: &[NodeId], values: &mut [f32]| {
+            found.push((nodes[0].0, values[0]));
+            Ok(())
+        };
+        assert_eq!(beside(work, |over| hand_over(100, over)).unwrap(), 100);
+        assert!(found.into_iter().eq((0..100).map(|node| (node, node as f32))));
+    }
+
+    #[test]
+    fn the_first_error_ends_both_and_is_reported() {
+        let failing = |nodes: &[NodeId], _: &mut [f32]| match nodes[0].0 {
+            3 => Err(TrainError::NoLayer { layer: 3, layers: 2 }),
+            _ => Ok(()),
+        };
+        let error = beside(failing, |over| hand_over(u64::MAX, over)).unwrap_err();
+        assert!(matches!(error, TrainError::NoLayer { layer: 3, .. }), "{error}");
+        let error = beside(|_, _| Ok(()), |_| Err::<(), _>(TrainError::Stopped)).unwrap_err();
+        assert!(matches!(error, TrainError::Stopped));
     }
 }

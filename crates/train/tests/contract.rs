@@ -147,12 +147,15 @@ impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
             let rows = table.lock();
             (rows.rows() as u64, rows.columns())
         };
-        Ok(InputTable::new(rows, dim, move |nodes, _, values| {
-            let table = table.lock();
-            for (node, row) in nodes.iter().zip(values.chunks_exact_mut(dim)) {
-                device.read(&table, node.index(), row);
-            }
-            Ok(())
+        Ok(InputTable::new(rows, dim, move || {
+            let (table, device) = (table.clone(), device.clone());
+            Ok(Box::new(move |nodes, values| {
+                let table = table.lock();
+                for (node, row) in nodes.iter().zip(values.chunks_exact_mut(dim)) {
+                    device.read(&table, node.index(), row);
+                }
+                Ok(())
+            }))
         }))
     }
 

@@ -299,6 +299,15 @@ impl Writer {
         Ok(())
     }
 
+    /// The file that most bytes go to, if they go there at once.
+    fn largest_file(&self) -> io::Result<Option<File>> {
+        match self {
+            Writer::Npy(arrays) => arrays.values.file.get_ref().try_clone().map(Some),
+            Writer::Safetensors(file) => file.file.try_clone().map(Some),
+            Writer::Parquet(_) => Ok(None),
+        }
+    }
+
     /// Gives the files their names.
     pub fn finish(self) -> io::Result<()> {
         match self {
@@ -316,13 +325,59 @@ impl Writer {
     }
 }
 
+/// Asks the disk for what is written while more is, so that little is left to wait for at the end.
+struct EarlySync {
+    send: SyncSender<()>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    bytes: u64,
+}
+
+/// Bytes between two requests.
+const SYNC_BYTES: u64 = 128 << 20;
+
+impl EarlySync {
+    fn start(file: File) -> io::Result<EarlySync> {
+        // While one request is served, one may wait.
+        let (send, receive) = sync_channel::<()>(1);
+        let work = move || receive.iter().try_for_each(|()| file.sync_data());
+        let thread = Builder::new().name("sync".to_string()).spawn(work)?;
+        Ok(EarlySync { send, thread: Some(thread), bytes: 0 })
+    }
+
+    /// Counts written bytes. Fails with what a request failed with: the kernel reports an error only once.
+    fn written(&mut self, bytes: u64) -> io::Result<()> {
+        self.bytes += bytes;
+        if self.bytes >= SYNC_BYTES && self.send.try_send(()).is_ok() {
+            self.bytes = 0;
+        }
+        match self.thread.take_if(|thread| thread.is_finished()) {
+            None => Ok(()),
+            Some(ended) => joined(ended),
+        }
+    }
+
+    /// Waits for the last request.
+    fn finish(self) -> io::Result<()> {
+        drop(self.send);
+        self.thread.map_or(Ok(()), joined)
+    }
+}
+
+/// What a thread ended with.
+fn joined<T>(thread: JoinHandle<io::Result<T>>) -> io::Result<T> {
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that writes ended unexpectedly")))
+}
+
 /// Writes on a thread of its own, while more is computed.
 pub struct Background {
     send: Option<SyncSender<PredictedRows>>,
     /// Buffers whose rows are written.
     written: Receiver<PredictedRows>,
-    thread: Option<JoinHandle<io::Result<Writer>>>,
+    thread: Option<JoinHandle<io::Result<Written>>>,
 }
+
+/// A writer after its last row, and the requests to its disk.
+type Written = (Writer, Option<EarlySync>);
 
 /// Nodes, classes and numbers.
 type PredictedRows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
@@ -335,12 +390,14 @@ impl Background {
         let (send, receive) = sync_channel::<PredictedRows>(WAITING);
         // There is room for every buffer, so nothing waits here.
         let (back, written) = sync_channel(WAITING + 2);
+        let mut sync = writer.largest_file()?.map(EarlySync::start).transpose()?;
         let work = move || {
             while let Ok(rows) = receive.recv() {
                 writer.write(&rows.0, &rows.1, &rows.2)?;
+                sync.iter_mut().try_for_each(|sync| sync.written(size_of_val(&rows.2[..]) as u64))?;
                 let _ = back.try_send(rows);
             }
-            Ok(writer)
+            Ok((writer, sync))
         };
         let thread = Builder::new().name("write".to_string()).spawn(work)?;
         Ok(Background { send: Some(send), written, thread: Some(thread) })
@@ -362,16 +419,14 @@ impl Background {
 
     /// Waits for the last write, and gives the files their names.
     pub fn finish(mut self) -> io::Result<()> {
-        self.join()?.map_or(Ok(()), Writer::finish)
+        let Some((writer, sync)) = self.join()? else { return Ok(()) };
+        sync.map_or(Ok(()), EarlySync::finish)?;
+        writer.finish()
     }
 
-    fn join(&mut self) -> io::Result<Option<Writer>> {
+    fn join(&mut self) -> io::Result<Option<Written>> {
         self.send = None;
-        match self.thread.take().map(JoinHandle::join) {
-            None => Ok(None),
-            Some(Ok(written)) => written.map(Some),
-            Some(Err(_)) => Err(io::Error::other("the thread that writes ended unexpectedly")),
-        }
+        self.thread.take().map(joined).transpose()
     }
 }
 

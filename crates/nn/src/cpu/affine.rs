@@ -12,8 +12,9 @@ use super::{CpuBackend, CpuMatrix};
 use crate::{Affine, Aggregator, InputTerm, Post, Shape, TermRows, WeightTerm};
 use rayon::prelude::*;
 
-/// Rows of a forward chunk: whole tiles of rows. Input and output together fit the L2 cache.
-pub(crate) const CHUNK_ROWS: usize = 192;
+/// Rows of a forward chunk: whole tiles of rows. Input and output together fit the L2 cache. Matrices whose rows are a
+/// multiple of it are computed as one matrix would be that has all their rows.
+pub const CHUNK_ROWS: usize = 192;
 /// Rows that are aggregated at a time. Those of the next block are prefetched while this one is multiplied, so that
 /// memory access and arithmetic overlap. The neighbours of both blocks fit the L2 cache.
 const BLOCK_ROWS: usize = 48;

@@ -111,6 +111,21 @@ impl MatrixPool {
         Buffer { words: Some(words), count, asked, pool: self.clone() }
     }
 
+    /// Drops free buffers. From now on the pool follows what is used from now on.
+    pub fn release_free(&self) {
+        let mut shelf = self.lock();
+        let free = std::mem::take(&mut shelf.free);
+        shelf.held -= free.iter().map(Words::count).sum::<usize>();
+        shelf.peak_used = shelf.used;
+        drop((shelf, free));
+        // Blocks below the allocator's threshold stay in its heap otherwise.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: it only returns pages that nothing uses to the kernel.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+
     /// Bytes of all buffers ever allocated: a warm step adds next to nothing.
     pub fn allocated_bytes(&self) -> u64 {
         self.lock().allocated as u64 * 4
@@ -251,6 +266,21 @@ mod tests {
         let again = (pool.take(1 << 20), pool.take(2 << 20));
         drop(again);
         assert_eq!(pool.allocated_bytes(), made);
+    }
+
+    #[test]
+    fn released_buffers_are_gone_and_the_pool_follows_what_is_used_next() {
+        let pool = MatrixPool::default();
+        let kept = pool.take(1 << 10);
+        drop(pool.take(4 << 20));
+        pool.release_free();
+        let numbers = |shelf: MutexGuard<'_, MatrixShelf>| (shelf.held, shelf.peak_used);
+        assert_eq!(numbers(pool.lock()), (1 << 10, 1 << 10));
+        // Two sizes in turn: the first is dropped for the second, since nothing larger was used since.
+        drop(pool.take(1 << 20));
+        drop(pool.take(1 << 19));
+        assert!(pool.lock().held <= (1 << 20) + (1 << 18) + (1 << 11));
+        assert_eq!(kept.floats().len(), 1 << 10);
     }
 
     #[test]

@@ -15,7 +15,8 @@ mod post;
 mod update;
 pub(crate) mod wide;
 
-pub(crate) use affine::{CHUNK_ROWS, group_count};
+pub use affine::CHUNK_ROWS;
+pub(crate) use affine::group_count;
 pub(crate) use attention::VECTOR_CHUNKS;
 pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
@@ -131,6 +132,10 @@ impl Device for CpuBackend {
 
     fn peak_bytes(&self) -> u64 {
         self.pool.peak_bytes()
+    }
+
+    fn release_free(&self) {
+        self.pool.release_free();
     }
 
     fn check(&self) -> Result<(), DeviceError> {

@@ -8,8 +8,10 @@ use super::wide::{exp, prefetch_row, wide};
 use super::{CpuBackend, CpuGraph, CpuMatrix};
 use crate::{Accumulator, AttentionPart, AttentionSums, Shape};
 
-/// Targets per parallel task.
+/// Targets per parallel task, at least.
 const CHUNK_ROWS: usize = 128;
+/// Neighbours that are worth a task of their own.
+const TASK_EDGES: usize = 2048;
 const PREFETCH_DISTANCE: usize = 8;
 
 wide! {
@@ -90,6 +92,12 @@ wide! {
     }
 }
 
+/// Targets per parallel task, for parts with few neighbours, too.
+fn task_rows(graph: &CpuGraph) -> usize {
+    let edges = graph.nbrs().len().max(1);
+    (graph.outputs.saturating_mul(TASK_EDGES) / edges).max(CHUNK_ROWS)
+}
+
 impl CpuBackend {
     pub(super) fn accumulate_part(
         &self,
@@ -104,7 +112,7 @@ impl CpuBackend {
             assert_eq!((scales.rows(), scales.columns()), (input.rows(), 1), "a factor a row");
         }
         let parts = Parts::new(sums.values_mut());
-        for_chunks(graph.outputs, CHUNK_ROWS, |first, count| {
+        for_chunks(graph.outputs, task_rows(graph), |first, count| {
             // SAFETY: chunks do not overlap, and the matrix outlives the loop.
             let sums = unsafe { parts.part(first * columns, count * columns) };
             self.counters.aggregate(|| add_neighbours(graph, input.values(), columns, by, first, sums));
@@ -154,7 +162,7 @@ impl CpuBackend {
         let (rows, most) = (Parts::new(sums.rows.values_mut()), Parts::new(sums.most.values_mut()));
         let total = Parts::new(sums.total.values_mut());
         let (hidden, scores) = (call.hidden.values(), call.source_scores.values());
-        for_chunks(graph.outputs, CHUNK_ROWS, |first, count| {
+        for_chunks(graph.outputs, task_rows(graph), |first, count| {
             self.counters.aggregate(|| {
                 for target in first..first + count {
                     let list = graph.offsets()[target] as usize..graph.offsets()[target + 1] as usize;

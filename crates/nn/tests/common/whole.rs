@@ -59,9 +59,9 @@ fn in_parts<B: Backend + Clone>(
             offsets.push(nbrs.len() as u32);
         }
         let rows = uploaded(backend, &aggregated[start * needs.columns..end * needs.columns], needs.columns);
-        let scales = needs.degrees.then(|| whole.scales(&degrees[start..end]));
+        let factors = whole.factors(&rows, needs.degrees.then(|| &degrees[start..end]));
         let graph = backend.part_graph(end - start, &offsets, &nbrs);
-        whole.add(&mut sums, &graph, &rows, scales.as_ref());
+        whole.add(&mut sums, &graph, &rows, &factors);
     }
     let own = whole.reads_own().then_some(&own);
     let targets = WholeTargets { own, projected: projected.as_ref(), degrees: &degrees };

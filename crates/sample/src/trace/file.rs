@@ -228,6 +228,11 @@ impl TraceReader {
         &self.entries
     }
 
+    /// Bytes of a sample's record.
+    pub fn record_bytes(&self, at: usize) -> u64 {
+        self.entries[at].bytes
+    }
+
     /// Its totals.
     pub fn summary(&self) -> TraceSummary {
         let edges = self.entries.iter().map(|entry| entry.edges).sum();

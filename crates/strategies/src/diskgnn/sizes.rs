@@ -82,6 +82,7 @@ fn training_bytes(
         .saturating_add(missed.saturating_mul(missed_count))
         .saturating_add(rows.saturating_mul(depth))
         .saturating_add(Packed::index_bytes(batches, blocks))
+        .saturating_add(job.larger_step_bytes(largest.nodes))
 }
 
 /// The largest batch of evaluation, none of whose rows are cached.

@@ -16,6 +16,8 @@ pub(super) struct RowCounters {
     pub reads: AtomicU64,
     pub read_bytes: AtomicU64,
     pub read_nanos: AtomicU64,
+    /// Bytes of samples and placements.
+    pub sample_bytes: AtomicU64,
 }
 
 /// Row counters of training and of evaluation.

@@ -19,7 +19,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// Kept traces take at most one part in this many of the disk budget. The rest is for superbatches.
-const KEPT_PART: u64 = 4;
+pub(super) const KEPT_PART: u64 = 4;
 /// Names of the evaluations' traces: validation after epochs, validation at the end, test.
 const NAMES: [&str; 3] = ["validation", "last-validation", "test"];
 

@@ -18,6 +18,7 @@ use esker_plan::Placements;
 use esker_sample::trace::{Cursor, TraceReader};
 use esker_sample::{Batches, Sample, StoredId, Targets};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Stages as counted over all superbatches.
@@ -83,13 +84,15 @@ impl<D: Device> SuperbatchGathering<'_, D> {
     fn load(&self, steps: Vec<PlannedBatch>, plan: PlanFile) -> Pipeline<LoadedPlan, StrategyError> {
         let samples = Recycler::<Sample>::new(self.depth + SAMPLES_PREFETCHED);
         let plans = Recycler::<Placements>::new(self.depth + SAMPLES_PREFETCHED);
-        let (job, mut steps, mut cursor) = (self.job.clone(), (0..).zip(steps), None);
+        let (job, counters) = (self.job.clone(), self.rows.clone());
+        let (mut steps, mut cursor) = ((0..).zip(steps), None);
         Pipeline::start(STAGES[2], 1, move |stage| {
             let Some((number, PlannedBatch { at, trace, sample: index })) = steps.next() else {
                 return Ok(None);
             };
             let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             let Some(mut placements) = stage.take(&plans) else { return Ok(None) };
+            let mut bytes = trace.record_bytes(index);
             cursor_of(&mut cursor, trace).read(index, &mut sample)?;
             let (rows, batches) = match job.inference(at.phase) {
                 None => (true, &job.batches),
@@ -98,8 +101,10 @@ impl<D: Device> SuperbatchGathering<'_, D> {
             placements.clear();
             if rows {
                 plan.get(number, &mut placements)?;
+                bytes += (placements.words.len() + placements.kept.len()) as u64 * 4;
                 placements.insert_skipped(&sample.unneeded);
             }
+            counters.of(at.phase).sample_bytes.fetch_add(bytes, Ordering::Relaxed);
             let targets = batches.targets(at.position())?;
             Ok(Some(LoadedPlan { at, sample, placements, targets, rows }))
         })

@@ -67,7 +67,8 @@ struct Opened {
 
 /// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
-    Ok(Needs { host: sizes::memory(job), takes_the_rest: true, ..Needs::default() })
+    let disk_bytes = sizes::most_on_disk(job);
+    Ok(Needs { host: sizes::memory(job), disk_bytes, takes_the_rest: true, ..Needs::default() })
 }
 
 /// The strategy, not yet prepared.

@@ -2,6 +2,7 @@
 //! previous one is planned, cached neighbours get the rest. While a superbatch is gathered, cached feature rows get the
 //! rest. Batches of evaluation take their turn in the same superbatches, so they need no memory of their own.
 
+use super::evaluation::KEPT_PART;
 use super::superbatch::PlannedBatch;
 use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
@@ -156,7 +157,7 @@ impl Sizes {
         let disk_bytes = asked.disk_bytes / 2;
         let by_disk = (disk_bytes / batch_disk_bytes.max(1)).max(1);
         let (epoch, run) = batches;
-        let superbatch = asked.superbatch.unwrap_or(epoch.max(FEW_BATCHES)).min(by_disk).min(run).max(1);
+        let superbatch = Sizes::superbatch_of(job, epoch, run, by_disk);
         let worker_bytes = worker_bytes(job);
         let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, largest_nodes(job)));
         let left = left.saturating_sub(writing_bytes(job)).saturating_sub(ahead_bytes(job));
@@ -180,11 +181,16 @@ impl Sizes {
         })
     }
 
+    /// Batches per superbatch: as asked, or those of an epoch with the validation after it, `epoch`. `run` are those of
+    /// the run, `by_disk` what the disk budget holds.
+    fn superbatch_of(job: &JobOutline, epoch: u64, run: u64, by_disk: u64) -> u64 {
+        let asked = job.out_of_core.superbatch.unwrap_or(epoch.max(FEW_BATCHES));
+        asked.min(by_disk).min(run).max(1)
+    }
+
     /// Largest size of a superbatch's files: the bounds of its batches, within the budget.
     pub fn most_on_disk<W: StoredId + StoredRow>(&self, job: &JobOutline) -> u64 {
-        let of_all = |of_one: u64| of_one.saturating_mul(self.superbatch);
-        let trace_bytes = of_all(largest(job, |bound| bound.edges)).saturating_mul(super::EDGE_BYTES);
-        disk_bytes::<W>(self.superbatch, of_all(largest_nodes(job)), trace_bytes).min(self.disk_bytes)
+        files_bytes::<W>(job, self.superbatch).min(self.disk_bytes)
     }
 
     /// Batches in memory and slots of the cache for a sampled superbatch. `largest` is the largest number of rows in
@@ -192,8 +198,10 @@ impl Sizes {
     pub fn gathering(&self, job: &JobOutline, largest: u64, sample_bytes: u64) -> Result<(usize, u64)> {
         let features = job.dataset.manifest().nodes.features.as_ref();
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
-        let needed =
-            |depth: u64| depth * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, depth);
+        let step = job.larger_step_bytes(largest);
+        let needed = |depth: u64| {
+            depth * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, depth) + step
+        };
         let asked = job.out_of_core.feature_cache_bytes;
         // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the
         // cache.
@@ -222,6 +230,33 @@ impl Sizes {
         let slots = (bytes / row_bytes.max(1)).min(self.most_slots).min(MOST_SLOTS as u64);
         Ok((depth as usize, slots))
     }
+}
+
+/// The most that its files may take on disk: two superbatches, and the samples of evaluations, which are kept.
+pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
+    if job.largest_batch == 0 {
+        return 0;
+    }
+    let budget = job.out_of_core.disk_bytes;
+    let of = |batches: u64| match word_bytes(job) {
+        8 => files_bytes::<u64>(job, batches),
+        _ => files_bytes::<u32>(job, batches),
+    };
+    let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.batches);
+    let epoch = job.epoch_batches.saturating_add(evaluated);
+    let run = epoch.saturating_mul(job.epochs.max(1));
+    let by_disk = (budget / 2 / of(1).max(1)).max(1);
+    let superbatch = Sizes::superbatch_of(job, epoch, run, by_disk);
+    // A run of one superbatch has no second one.
+    let superbatches = of(superbatch).saturating_mul(run.div_ceil(superbatch).min(2));
+    superbatches.saturating_add(of(evaluated).min(budget / KEPT_PART)).min(budget)
+}
+
+/// The most that files of so many batches take on disk.
+fn files_bytes<W: StoredId + StoredRow>(job: &JobOutline, batches: u64) -> u64 {
+    let nodes = largest_nodes(job).saturating_mul(batches);
+    let edges = largest(job, |bound| bound.edges).saturating_mul(batches);
+    disk_bytes::<W>(batches, nodes, edges.saturating_mul(super::EDGE_BYTES))
 }
 
 /// Bytes on disk of some batches' files: a trace of about three bytes per edge, an access and a word per node. During

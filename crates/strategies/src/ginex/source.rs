@@ -219,7 +219,7 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
             bytes_useful: get(&rows.rows) * self.opened.reads.rows.format().row_bytes() as u64,
             bytes_read: get(&rows.read_bytes),
             reads: get(&rows.reads),
-            sample_bytes_read: 0,
+            sample_bytes_read: get(&rows.sample_bytes),
             hits: vec![("host".into(), get(&rows.hits))],
             read_seconds: get(&rows.read_nanos) as f64 * 1e-9,
             phases: vec![

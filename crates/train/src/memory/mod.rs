@@ -13,7 +13,7 @@ use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, Strate
 use esker_types::ByteCount;
 
 /// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
-pub(crate) const PROGRAM_BYTES: u64 = 18 << 20;
+pub(crate) const PROGRAM_BYTES: u64 = 10 << 20;
 /// Memory of each computing thread.
 const THREAD_BYTES: u64 = 2 << 20;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
@@ -168,16 +168,17 @@ impl Plan {
         // Whole-graph inference takes turns with steps.
         let turn = least.host.max(if least.host > 0 { step_bytes } else { 0 });
         let mut host = spare + turn;
-        if purpose == Purpose::Train && takes_the_rest {
+        let caches = takes_the_rest && purpose == Purpose::Train;
+        if caches {
             // Whole-graph inference runs between epochs, while the strategy keeps its memory.
             host = if least.host > 0 { turn + spare / WHOLE_PART } else { 0 };
-            let caches = spare - host.saturating_sub(turn);
-            strategy_bytes += caches;
-            table.add("caches and prefetched batches", caches);
+            let rest = spare - host.saturating_sub(turn);
+            strategy_bytes += rest;
+            table.add("caches and prefetched batches", rest);
         }
         let room = BatchRoom {
-            // Whole-graph inference uses what is spare, too.
-            spare_bytes: if least.host > 0 || takes_the_rest { 0 } else { spare },
+            // Whole-graph inference uses what is spare, too, and so do caches.
+            spare_bytes: if least.host > 0 || caches { 0 } else { spare },
             step_bytes,
             budget_bytes: config.memory,
         };

@@ -5,11 +5,12 @@ use super::TakeRows;
 use super::lists::{Degrees, ListPiece, ListReading};
 use super::scratch::{Scratch, output_name, projected_name};
 use super::sizes::{LayerShape, LayerSizes};
+use super::stream::{BlockStream, ChunkPart, RowChunk};
 use super::table::{RowService, StoredTable, Table, TableWriter, Traffic, Wanted};
 use super::tiles::{TileNodes, Tiles};
 use crate::memory::Bytes;
 use crate::{Learner, Result, TrainError};
-use esker_nn::{Backend, Shape, WholeLayer, WholeSums, WholeTargets};
+use esker_nn::{Backend, Shape, WholeFactors, WholeLayer, WholeSums, WholeTargets};
 use esker_sample::StoredId;
 use esker_strategies::Job;
 use esker_types::{Progress, Unit};
@@ -17,12 +18,27 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
-/// If at least one row in this many of a chunk is needed, the whole chunk is read.
-const DENSE: usize = 2;
+/// Where the time of inference over a whole graph went, in seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct WholeSeconds {
+    /// Loading rows that stay on the device.
+    pub loading: f64,
+    /// Projecting rows before they are aggregated.
+    pub projecting: f64,
+    /// Each layer, including the waits and the output below.
+    pub layers: Vec<f64>,
+    /// Waiting for adjacency.
+    pub adjacency_waits: f64,
+    /// Waiting for rows.
+    pub row_waits: f64,
+    /// Handing output rows over: to a table, a file, or the caller.
+    pub output: f64,
+}
 
 /// What inference over a whole graph has read and written.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct WholeCounters {
     /// Bytes of rows read, as f32.
     pub row_bytes_read: u64,
@@ -34,10 +50,12 @@ pub struct WholeCounters {
     pub stream_bytes: u64,
     /// Bytes of rows that reading only neighbours would have read.
     pub gather_bytes: u64,
-    /// Passes over the rows of all nodes.
+    /// Passes over the rows that are needed.
     pub passes: u64,
     /// Layers whose rows stayed on the device.
     pub resident_layers: u64,
+    /// Where the time went.
+    pub seconds: WholeSeconds,
 }
 
 impl WholeCounters {
@@ -83,8 +101,8 @@ struct LayerRows<B: Backend> {
     own: Option<TableRows<B>>,
     /// The rows that are aggregated, if they are not the input rows.
     projected: Option<TableRows<B>>,
-    /// GCN's factors of all nodes, if their rows stay.
-    scales: Option<B::Matrix>,
+    /// The factors of all rows that are aggregated, if they stay.
+    factors: Option<WholeFactors<B>>,
 }
 
 /// Rows on the device, or to be read.
@@ -100,9 +118,7 @@ impl<B: Backend + Clone + 'static> TableRows<B> {
             TableRows::Resident(table) => Ok(gathered(learner, table, nodes)),
             TableRows::Stored(service) => {
                 let wanted = match nodes {
-                    TileNodes::Range(first, count) => {
-                        Wanted::Range { first: *first, count: *count, skipped: Vec::new() }
-                    }
+                    TileNodes::Range(first, count) => Wanted::Range { first: *first, count: *count },
                     some => Wanted::Nodes(some.ids()),
                 };
                 service.fetch(learner.backend(), wanted)
@@ -146,20 +162,28 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             Sink::Table => None,
         };
         let learner = self.learner;
-        let mut emit = |nodes: &TileNodes, output: B::Matrix| match (&mut writer, &mut take) {
-            (Some(writer), _) => writer.append(learner, &output),
-            (None, Some(take)) => take(&nodes.ids(), &output),
-            (None, None) => unreachable!("the output of a layer goes somewhere"),
+        let (started, mut output_seconds) = (Instant::now(), 0.0);
+        let mut emit = |nodes: &TileNodes, output: B::Matrix| {
+            let started = Instant::now();
+            let done = match (&mut writer, &mut take) {
+                (Some(writer), _) => writer.append(learner, &output),
+                (None, Some(take)) => take(&nodes.ids(), &output),
+                (None, None) => unreachable!("the output of a layer goes somewhere"),
+            };
+            output_seconds += started.elapsed().as_secs_f64();
+            done
         };
-        let from = done / self.shape.tile;
+        self.tiles.start_at(done);
         let name = format!("computing layer {}", self.layer + 1);
         self.progress.stage(&name, Some(self.tiles.targets()), Unit::Count("nodes"));
-        self.progress.advance((from * self.shape.tile).min(self.tiles.targets()));
+        self.progress.advance(done.min(self.tiles.targets()));
         let ended = match self.shape.needs.neighbours {
-            false => self.alone(&mut rows, from, &mut emit),
-            true => self.with_neighbours::<W>(&mut rows, from, &mut emit),
+            false => self.alone(&mut rows, &mut emit),
+            true => self.with_neighbours::<W>(&mut rows, &mut emit),
         };
         self.progress.finish();
+        self.counters.seconds.layers.push(started.elapsed().as_secs_f64());
+        self.counters.seconds.output += output_seconds;
         drop(rows);
         match (ended, writer) {
             (Ok(()), Some(writer)) => Ok(Some(writer.finish()?)),
@@ -190,9 +214,12 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             true if reads_own => Some(self.opened(input, false)?),
             true => None,
         };
-        let scales = (needs.degrees && stays).then(|| self.scales_of_all()).transpose()?;
         self.counters.resident_layers += stays as u64;
-        Ok(LayerRows { own, projected, scales })
+        let mut rows = LayerRows { own, projected, factors: None };
+        if let (true, TableRows::Resident(table)) = (needs.neighbours, rows.aggregated()) {
+            rows.factors = Some(self.factors_of_all(table)?);
+        }
+        Ok(rows)
     }
 
     /// Rows ready for use: all of them on the device, if they should stay there.
@@ -205,14 +232,11 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         if !stays {
             return Ok(TableRows::Stored(service));
         }
+        let started = Instant::now();
         let (nodes, tile) = (self.job.dataset.manifest().nodes.count, self.sizes.chunk_rows);
         let (learner, backend) = (self.learner, self.learner.backend());
         let mut all = backend.matrix(nodes as usize, stored.columns);
-        let wanted = |first: u64| Wanted::Range {
-            first,
-            count: tile.min(nodes - first) as usize,
-            skipped: Vec::new(),
-        };
+        let wanted = |first: u64| Wanted::Range { first, count: tile.min(nodes - first) as usize };
         self.progress.stage("loading rows", Some(nodes), Unit::Count("nodes"));
         let mut starts = (0..nodes).step_by(tile as usize);
         starts.next().into_iter().for_each(|first| service.request(wanted(first)));
@@ -227,6 +251,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         }
         self.progress.finish();
         self.counters.passes += 1;
+        self.counters.seconds.loading += started.elapsed().as_secs_f64();
         Ok(TableRows::Resident(all))
     }
 
@@ -247,27 +272,26 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     /// Projects the rows of all nodes.
     fn project(&mut self, input: &Table<B>) -> Result<Table<B>> {
         let nodes = self.job.dataset.manifest().nodes.count;
-        let all = Tiles::new(None, nodes, self.shape.tile as usize);
         let name = projected_name(self.layer);
         let (mut writer, done) = self.writer(self.sizes.input_stays, self.shape.needs.columns, &name)?;
+        let mut all = Tiles::new(None, nodes, self.shape.tile as usize);
+        all.start_at(done);
         let mut service = match input {
             Table::Stored(stored) => Some(self.service(stored)?),
             Table::Resident(_) => None,
         };
+        let started = Instant::now();
         let stage = format!("projecting for layer {}", self.layer + 1);
         self.progress.stage(&stage, Some(nodes), Unit::Count("nodes"));
-        for tile in done / self.shape.tile..all.count() {
+        self.progress.advance(done);
+        for tile in 0..all.count() {
             if let Err(error) = self.check_stop() {
                 let _ = writer.keep();
                 return Err(error);
             }
             let own = match (&mut service, input) {
                 (Some(service), _) => {
-                    let wanted = Wanted::Range {
-                        first: all.nodes(tile).at(0),
-                        count: all.rows(tile),
-                        skipped: Vec::new(),
-                    };
+                    let wanted = Wanted::Range { first: all.nodes(tile).at(0), count: all.rows(tile) };
                     service.fetch(self.learner.backend(), wanted)?
                 }
                 (None, Table::Resident(table)) => gathered(self.learner, table, &all.nodes(tile)),
@@ -279,25 +303,31 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             self.progress.advance(all.rows(tile) as u64);
         }
         self.progress.finish();
+        self.counters.seconds.projecting += started.elapsed().as_secs_f64();
         writer.finish()
     }
 
-    /// GCN's factors of all nodes.
-    fn scales_of_all(&self) -> Result<B::Matrix> {
-        let nodes = self.job.dataset.manifest().nodes.count;
-        let mut degrees = Degrees::open(&self.job.dataset, self.job.direction)?;
-        let all: Vec<u32> = (0..nodes).map(|node| degrees.of(node)).collect::<Result<_>>()?;
-        Ok(self.whole().scales(&all))
+    /// The factors of the rows of all nodes.
+    fn factors_of_all(&self, rows: &B::Matrix) -> Result<WholeFactors<B>> {
+        let mut degrees = self.degrees()?;
+        let all = degrees.as_mut().map(|degrees| degrees_of(degrees, rows.rows(), |row| row as u64));
+        let (all, whole) = (all.transpose()?, self.whole());
+        Ok(self.learner.compute(|| whole.factors(rows, all.as_deref())))
+    }
+
+    /// The degrees of nodes, if the layer weights rows by them.
+    fn degrees(&self) -> Result<Option<Degrees>> {
+        let open = || Degrees::open(&self.job.dataset, self.job.direction);
+        self.shape.needs.degrees.then(open).transpose()
     }
 
     /// A layer without neighbours.
     fn alone(
         &mut self,
         rows: &mut LayerRows<B>,
-        from: u64,
         emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
     ) -> Result<()> {
-        for tile in from..self.tiles.count() {
+        for tile in 0..self.tiles.count() {
             self.check_stop()?;
             let nodes = self.tiles.nodes(tile);
             let degrees = vec![0; nodes.len()];
@@ -345,20 +375,22 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     fn with_neighbours<W: StoredId>(
         &mut self,
         rows: &mut LayerRows<B>,
-        from: u64,
         emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
     ) -> Result<()> {
         let reading = ListReading {
             dataset: self.job.dataset.clone(),
             direction: self.job.direction,
             tiles: self.tiles.clone(),
-            from,
             skips_self: self.shape.needs.skips_self,
             most_entries: self.sizes.entries as usize,
         };
         let mut lists = reading.start::<W>();
+        let mut waits = 0.0;
         let mut block = TileBlock { tiles: Vec::new(), pieces: Vec::new(), entries: 0 };
-        while let Some(piece) = lists.receive() {
+        loop {
+            let started = Instant::now();
+            let Some(piece) = lists.receive() else { break };
+            waits += started.elapsed().as_secs_f64();
             self.check_stop()?;
             let mut piece = piece?;
             self.counters.adjacency_bytes_read += (piece.nbrs.len() * size_of::<W>()) as u64;
@@ -374,6 +406,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             block.entries += piece.nbrs.len() as u64;
             block.pieces.push((block.tiles.len() - 1, piece));
         }
+        self.counters.seconds.adjacency_waits += waits;
         self.flush(rows, &mut block, emit)
     }
 
@@ -406,22 +439,23 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         let (learner, whole) = (self.learner, self.whole());
         let pieces = std::mem::take(&mut block.pieces);
         block.entries = 0;
-        let scales = rows.scales.take();
-        let added = match rows.aggregated() {
-            TableRows::Resident(table) => {
+        let factors = rows.factors.take();
+        let added = match (rows.aggregated(), &factors) {
+            (TableRows::Resident(table), Some(factors)) => {
                 for (tile, piece) in pieces {
                     let nbrs: Vec<u32> = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
                     let sums = &mut block.tiles[tile].sums;
                     learner.compute(|| {
                         let graph = learner.backend().part_graph(table.rows(), &piece.offsets, &nbrs);
-                        whole.add(sums, &graph, table, scales.as_ref());
+                        whole.add(sums, &graph, table, factors);
                     });
                 }
                 Ok(())
             }
-            TableRows::Stored(service) => self.stream(service, &mut block.tiles, pieces),
+            (TableRows::Resident(_), None) => unreachable!("rows that stay have factors"),
+            (TableRows::Stored(service), _) => self.stream(service, &mut block.tiles, pieces),
         };
-        rows.scales = scales;
+        rows.factors = factors;
         added
     }
 
@@ -433,69 +467,69 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         pieces: Vec<(usize, ListPiece<W>)>,
     ) -> Result<()> {
         let nodes = self.job.dataset.manifest().nodes.count;
-        let (learner, chunk_rows) = (self.learner, self.sizes.chunk_rows);
-        let whole = self.whole();
-        let mut degrees = match self.shape.needs.degrees {
-            true => Some(Degrees::open(&self.job.dataset, self.job.direction)?),
-            false => None,
+        let (learner, row_bytes) = (self.learner, self.shape.needs.columns as u64 * 4);
+        let mut stream = BlockStream::new(pieces, nodes, self.sizes.chunk_rows, row_bytes);
+        self.counters.stream_bytes += nodes * row_bytes;
+        self.counters.gather_bytes += stream.needed_rows() * row_bytes;
+        let mut degrees = self.degrees()?;
+        let mut request = |service: &RowService<B>| {
+            let chunk = learner.install(|| stream.next_chunk());
+            chunk.iter().for_each(|chunk| service.request(chunk.rows.wanted()));
+            chunk
         };
-        let mut cursors: Vec<PieceCursor<W>> =
-            pieces.into_iter().map(|(tile, piece)| PieceCursor::new(tile, piece)).collect();
-        let mut starts = (0..nodes).step_by(chunk_rows as usize);
-        let mut next = self.chunk(&mut starts, &mut cursors, service);
+        let mut next = request(service);
         while let Some(chunk) = next.take() {
             self.check_stop()?;
-            next = self.chunk(&mut starts, &mut cursors, service);
+            next = request(service);
+            let started = Instant::now();
             let rows = service.take(learner.backend())?;
-            let scales = match &mut degrees {
-                None => None,
-                Some(degrees) => {
-                    let all = chunk.first..chunk.first + chunk.count as u64;
-                    let all: Vec<u32> = all.map(|node| degrees.of(node)).collect::<Result<_>>()?;
-                    Some(whole.scales(&all))
-                }
-            };
-            for part in chunk.parts {
-                let sums = &mut tiles[part.tile].sums;
-                learner.compute(|| {
-                    let graph = learner.backend().part_graph(chunk.count, &part.offsets, &part.nbrs);
-                    whole.add(sums, &graph, &rows, scales.as_ref());
-                });
-            }
+            self.counters.seconds.row_waits += started.elapsed().as_secs_f64();
+            let of_rows = degrees
+                .as_mut()
+                .map(|degrees| degrees_of(degrees, chunk.rows.count(), |row| chunk.rows.node(row)));
+            self.add_chunk(tiles, chunk, &rows, of_rows.transpose()?.as_deref());
         }
         self.counters.passes += 1;
         Ok(())
     }
 
-    /// The next chunk of rows that has neighbours, and the entries in it. Its rows are requested.
-    fn chunk<W: StoredId>(
-        &mut self,
-        starts: &mut impl Iterator<Item = u64>,
-        cursors: &mut [PieceCursor<W>],
-        service: &RowService<B>,
-    ) -> Option<RowChunk> {
-        let nodes = self.job.dataset.manifest().nodes.count;
-        let row_bytes = self.shape.needs.columns as u64 * 4;
-        for first in starts {
-            let count = self.sizes.chunk_rows.min(nodes - first) as usize;
-            let end = first + count as u64;
-            let take = |cursor: &mut PieceCursor<W>| cursor.take(first, end);
-            let parts: Vec<ChunkPart> =
-                self.learner.install(|| cursors.par_iter_mut().filter_map(take).collect());
-            self.counters.stream_bytes += count as u64 * row_bytes;
-            if parts.is_empty() {
-                continue;
+    /// Adds the neighbours of all tiles that are in a chunk. If threads compute, each takes some tiles.
+    fn add_chunk(
+        &self,
+        tiles: &mut [OpenTile<B>],
+        chunk: RowChunk,
+        rows: &B::Matrix,
+        degrees: Option<&[u32]>,
+    ) {
+        let (learner, whole, count) = (self.learner, self.whole(), chunk.rows.count());
+        let mut parts = chunk.parts.into_iter().peekable();
+        let mut work: Vec<(&mut WholeSums<B>, Vec<ChunkPart>)> = Vec::new();
+        for (index, tile) in tiles.iter_mut().enumerate() {
+            let own: Vec<ChunkPart> =
+                std::iter::from_fn(|| parts.next_if(|part| part.tile == index)).collect();
+            if !own.is_empty() {
+                work.push((&mut tile.sums, own));
             }
-            let mut skipped = vec![true; count];
-            parts.iter().for_each(|part| part.nbrs.iter().for_each(|nbr| skipped[*nbr as usize] = false));
-            let needed = skipped.iter().filter(|skip| !**skip).count();
-            self.counters.gather_bytes += needed as u64 * row_bytes;
-            let skipped = if needed * DENSE >= count { Vec::new() } else { skipped };
-            service.request(Wanted::Range { first, count, skipped });
-            return Some(RowChunk { first, count, parts });
         }
-        None
+        learner.compute(|| {
+            let factors = whole.factors(rows, degrees);
+            let add = |(sums, parts): (&mut WholeSums<B>, Vec<ChunkPart>)| {
+                for part in parts {
+                    let graph = learner.backend().part_graph(count, &part.offsets, &part.nbrs);
+                    whole.add(sums, &graph, rows, &factors);
+                }
+            };
+            match learner.backend().in_host_memory() {
+                true => work.into_par_iter().for_each(add),
+                false => work.into_iter().for_each(add),
+            }
+        });
     }
+}
+
+/// The degrees of some nodes, ascending.
+fn degrees_of(degrees: &mut Degrees, count: usize, node: impl Fn(usize) -> u64) -> Result<Vec<u32>> {
+    (0..count).map(|row| degrees.of(node(row))).collect()
 }
 
 /// Rows of some nodes of a table on the device.
@@ -516,53 +550,4 @@ struct TileBlock<B: Backend, W> {
     /// Each with the index of its tile.
     pieces: Vec<(usize, ListPiece<W>)>,
     entries: u64,
-}
-
-/// Consecutive rows, and the neighbours among them.
-struct RowChunk {
-    first: u64,
-    count: usize,
-    parts: Vec<ChunkPart>,
-}
-
-/// The neighbours of a tile in a chunk.
-struct ChunkPart {
-    tile: usize,
-    offsets: Vec<u32>,
-    /// Rows of the chunk.
-    nbrs: Vec<u32>,
-}
-
-/// How far the neighbours of a piece have been added.
-struct PieceCursor<W> {
-    tile: usize,
-    piece: ListPiece<W>,
-    next: Vec<u32>,
-}
-
-impl<W: StoredId> PieceCursor<W> {
-    fn new(tile: usize, piece: ListPiece<W>) -> PieceCursor<W> {
-        let next = piece.offsets[..piece.offsets.len() - 1].to_vec();
-        PieceCursor { tile, piece, next }
-    }
-
-    /// The entries from node `first` to before node `end`. Chunks must ascend.
-    fn take(&mut self, first: u64, end: u64) -> Option<ChunkPart> {
-        let mut offsets = Vec::with_capacity(self.piece.offsets.len());
-        let mut nbrs = Vec::new();
-        offsets.push(0);
-        for (target, next) in self.next.iter_mut().enumerate() {
-            let last = self.piece.offsets[target + 1];
-            while *next < last {
-                let node = self.piece.nbrs[*next as usize].node().0;
-                if node >= end {
-                    break;
-                }
-                nbrs.push((node - first) as u32);
-                *next += 1;
-            }
-            offsets.push(nbrs.len() as u32);
-        }
-        (!nbrs.is_empty()).then_some(ChunkPart { tile: self.tile, offsets, nbrs })
-    }
 }

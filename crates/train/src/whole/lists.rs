@@ -1,7 +1,7 @@
 //! The adjacency of all targets, streamed from disk: tile after tile, in pieces of limited length. Neighbours of a node
 //! come in ascending order, in both directions too.
 
-use super::tiles::Tiles;
+use super::tiles::{TileNodes, Tiles};
 use crate::{Result, TrainError};
 use esker_fetch::pipeline::Pipeline;
 use esker_sample::{Direction, SampleError, StoredId};
@@ -35,8 +35,6 @@ pub(super) struct ListReading {
     pub dataset: Arc<Dataset>,
     pub direction: Direction,
     pub tiles: Tiles,
-    /// The first tile.
-    pub from: u64,
     /// Leaves out edges from a node to itself.
     pub skips_self: bool,
     /// Largest number of entries of a piece.
@@ -46,8 +44,13 @@ pub(super) struct ListReading {
 impl ListReading {
     /// Memory of reading, apart from pieces.
     pub fn reader_bytes(tile_rows: u64) -> u64 {
-        // Two directions, each with a stream and a buffer for offsets and for entries.
-        4 * ((1 << 20) + BUFFER as u64 * 8) + tile_rows * 40
+        // Entries and offsets.
+        2 * ListReading::offset_bytes() + tile_rows * 40
+    }
+
+    /// Memory of reading offsets: two directions, each with a stream and a buffer.
+    pub fn offset_bytes() -> u64 {
+        2 * ((1 << 20) + BUFFER as u64 * 8)
     }
 
     /// Memory of a piece.
@@ -220,8 +223,7 @@ impl<W: StoredId> Lists<W> {
             offsets.entries = nbrs.entry().rows;
             runs.push(AdjacencyRun { offsets, entries: Entries::open(&nbrs, nodes)?, left: Vec::new() });
         }
-        let tile = reading.from;
-        Ok(Lists { reading, runs, tile, target: 0, begun: false })
+        Ok(Lists { reading, runs, tile: 0, target: 0, begun: false })
     }
 
     fn next_piece(&mut self) -> Result<Option<ListPiece<W>>> {
@@ -239,6 +241,9 @@ impl<W: StoredId> Lists<W> {
             last: false,
         };
         piece.offsets.reserve(rows - self.target);
+        if self.target == 0 && self.take_tile(&nodes, &mut piece)? {
+            self.target = rows;
+        }
         while self.target < rows && piece.nbrs.len() < self.reading.most_entries {
             self.take(nodes.at(self.target), &mut piece.nbrs)?;
             if self.is_left() {
@@ -257,7 +262,7 @@ impl<W: StoredId> Lists<W> {
     }
 
     /// Finds the entries of all targets of a tile. Returns their degrees.
-    fn begin_tile(&mut self, nodes: &super::tiles::TileNodes) -> Result<Vec<u32>> {
+    fn begin_tile(&mut self, nodes: &TileNodes) -> Result<Vec<u32>> {
         let mut degrees = vec![0u64; nodes.len()];
         for run in &mut self.runs {
             run.left.clear();
@@ -268,6 +273,29 @@ impl<W: StoredId> Lists<W> {
             }
         }
         Ok(degrees.into_iter().map(|degree| degree.min(u32::MAX as u64) as u32).collect())
+    }
+
+    /// Takes all entries of a tile at once, if nothing is to be left out, nothing to be merged, and they fit a piece.
+    fn take_tile(&mut self, nodes: &TileNodes, piece: &mut ListPiece<W>) -> Result<bool> {
+        let ([run], TileNodes::Range(..), false) = (&mut self.runs[..], nodes, self.reading.skips_self)
+        else {
+            return Ok(false);
+        };
+        // The targets follow each other, and so do their entries.
+        let (mut at, end) = (run.left[0].0, run.left[run.left.len() - 1].1);
+        if end - at > self.reading.most_entries as u64 {
+            return Ok(false);
+        }
+        let first = at;
+        piece.offsets.extend(run.left.iter().map(|(_, end)| (end - first) as u32));
+        piece.nbrs.reserve_exact((end - at) as usize);
+        while at < end {
+            let entries = run.entries.from(at, end - at)?;
+            piece.nbrs.extend_from_slice(entries);
+            at += entries.len() as u64;
+        }
+        run.left.iter_mut().for_each(|left| left.0 = left.1);
+        Ok(true)
     }
 
     /// Whether entries of the current target are left.

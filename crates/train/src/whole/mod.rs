@@ -3,7 +3,7 @@
 //! A layer is computed tile by tile: some targets, to which the rows of their neighbours are added. If the rows of all
 //! nodes fit on the device, they stay there, and the adjacency is streamed past them. If they do not, as many tiles as
 //! fit are open at a time, and the rows are streamed past them, chunk by chunk, from the strategy or from a file. A
-//! chunk is read as a whole, or only the rows of it that are neighbours, if that is less. Neighbours are added in
+//! chunk has all rows of a range, or only those that are neighbours, if they are far apart. Neighbours are added in
 //! ascending order in every case, so results are the same to the bit whatever the memory.
 //!
 //! Files of rows are in the run's directory. They are resumed after a kill, and removed at the end.
@@ -12,6 +12,7 @@ mod layer;
 mod lists;
 mod scratch;
 mod sizes;
+mod stream;
 mod table;
 mod tiles;
 
@@ -19,7 +20,7 @@ mod tiles;
 #[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 mod tests;
 
-pub use layer::WholeCounters;
+pub use layer::{WholeCounters, WholeSeconds};
 pub use sizes::least_bytes;
 
 use crate::evaluate::Context;
@@ -65,13 +66,14 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         take: TakeRows<B>,
     ) -> Result<WholeCounters> {
         let layers = sizes.len();
+        // Steps and inference take turns with the same memory.
+        self.learner.backend().release_free();
         let input = match source {
             Some(source) => source.table()?,
             None => self.input_table()?,
         };
         let scratch = Scratch::new(self.scratch, self.fingerprint(layers)?)?;
-        let traffic = Arc::new(Traffic::default());
-        let mut counters = WholeCounters::default();
+        let (traffic, mut counters) = (Arc::new(Traffic::default()), WholeCounters::default());
         let (mut first, mut table) = (0, Table::Stored(StoredTable::input(input)));
         if let Some((layer, found)) = scratch.last_output(layers)? {
             (first, table) = (layer, Table::Stored(found));
@@ -112,15 +114,15 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             }
             table = next;
         }
-        scratch.end()?;
+        self.learner.backend().release_free();
         counters.add_traffic(&traffic);
-        Ok(counters)
+        scratch.end().map(|()| counters)
     }
 
     fn shapes(&self, layers: usize) -> Result<Vec<LayerShape>> {
         let outputs = self.learner.objective().outputs();
         let device = DeviceProfile::of(self.learner.backend());
-        (0..layers).map(|layer| LayerShape::new(self.config, self.job, outputs, layer, device)).collect()
+        LayerShape::all(self.config, self.job, outputs, layers, device, self.whole_bytes)
     }
 
     /// How each layer uses the memory. Output rows stay on the device if they may stay for the next layer too.
@@ -159,7 +161,9 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         }
         let model = serde_json::to_string(&self.config.model).expect("a configuration is plain data");
         let dataset = &self.job.dataset.manifest().id;
-        let backend = if self.learner.backend().in_host_memory() { "cpu" } else { "gpu" };
+        // Tiles of the CPU are whole chunks, since they depend on memory.
+        let cpu = || format!("cpu {}", esker_nn::cpu::CHUNK_ROWS);
+        let backend = if self.learner.backend().in_host_memory() { cpu() } else { "gpu".to_string() };
         let direction = self.job.direction;
         Ok(Some(format!("{dataset} {direction} {model} {backend} {layers} {:032x}", hash.digest128())))
     }

@@ -2,6 +2,7 @@
 //! computed at a time, and how many rows are read at a time.
 
 use super::lists::{ListReading, PIECES};
+use super::stream::BlockStream;
 use super::table::{COPY_BYTES, OPEN_REQUESTS, StoredTable};
 use super::tiles::tile_rows;
 use crate::memory::{Bytes, DeviceProfile};
@@ -11,14 +12,21 @@ use esker_strategies::JobOutline;
 use esker_types::ByteCount;
 
 /// Entries of a piece of adjacency, at least and at most.
-const LEAST_ENTRIES: u64 = 1 << 14;
+const LEAST_ENTRIES: u64 = 1 << 15;
 const MOST_ENTRIES: u64 = 1 << 22;
 /// Bytes of rows read at a time, at least. More, if memory allows.
-const LEAST_CHUNK_BYTES: u64 = 1 << 18;
+const LEAST_CHUNK_BYTES: u64 = 1 << 19;
 /// Rows read at a time, at most. More would not make reading faster.
 const MOST_CHUNK_BYTES: u64 = 256 << 20;
 /// Bytes of rows read at a time while all of them are loaded.
 const LOADED_BYTES: u64 = 32 << 20;
+/// The smallest memory of a tile is at most one part in this many of the memory, unless tiles cannot be smaller.
+const TILE_PART: u64 = 3;
+/// Tiles of output rows, with their nodes and classes: filled, handed over, turned into predictions, copied for the file,
+/// two waiting, being written.
+const OUTPUT_BUFFERS: u64 = 7;
+/// One part in this many of a block's memory is left to the allocator, which keeps what many small blocks leave.
+const SLACK_PART: u64 = 6;
 /// The part of memory for rows being read: one in this many for each request.
 const CHUNK_PART: u64 = 8;
 
@@ -66,23 +74,47 @@ fn pinned(bytes: u64) -> u64 {
 }
 
 impl LayerShape {
-    pub fn new(
+    /// The shapes of the first `layers` layers, with the largest tiles that leave most of `within` to rows and
+    /// neighbours.
+    pub fn all(
+        config: &RunConfig,
+        job: &JobOutline,
+        outputs: usize,
+        layers: usize,
+        device: DeviceProfile,
+        within: Bytes,
+    ) -> Result<Vec<LayerShape>> {
+        let dim = job.dim() as usize;
+        let widths = (0..config.model.layers).map(|layer| {
+            let (input, output) = config.model.widths(layer, dim, outputs);
+            input.max(output).max(config.model.whole_needs(layer, dim, outputs).columns)
+        });
+        let tiles = tile_rows(widths.max().unwrap_or(1), device);
+        let least = tiles.last().copied();
+        for tile in tiles {
+            let shape = |layer| LayerShape::new(config, job, outputs, layer, device, tile);
+            let shapes = (0..layers).map(shape).collect::<Result<Vec<LayerShape>>>()?;
+            let fits = |shape: &LayerShape| shape.least().host <= within.host / TILE_PART;
+            if Some(tile) == least || shapes.iter().all(fits) {
+                return Ok(shapes);
+            }
+        }
+        unreachable!("there is a smallest tile")
+    }
+
+    fn new(
         config: &RunConfig,
         job: &JobOutline,
         outputs: usize,
         layer: usize,
         device: DeviceProfile,
+        tile: usize,
     ) -> Result<LayerShape> {
         let dim = job.dim() as usize;
         let (input, output) = config.model.widths(layer, dim, outputs);
         let needs = config.model.whole_needs(layer, dim, outputs);
-        let widths = (0..config.model.layers).map(|layer| {
-            let (input, output) = config.model.widths(layer, dim, outputs);
-            input.max(output).max(config.model.whole_needs(layer, dim, outputs).columns)
-        });
-        let tile = tile_rows(widths.max().unwrap_or(1)) as u64;
         let manifest = job.dataset.manifest();
-        let tile_in_use = tile.min(manifest.nodes.count.max(1));
+        let tile_in_use = (tile as u64).min(manifest.nodes.count.max(1));
         let shape = StepShape {
             rows: vec![tile_in_use as usize; config.model.layers + 1],
             edges: vec![tile_in_use as usize; config.model.layers],
@@ -121,7 +153,11 @@ impl LayerShape {
     /// The memory of this many rows being read: requests that are open, and their upload.
     fn reading(&self, rows: u64, columns: usize) -> Bytes {
         let (bytes, requests) = (rows.saturating_mul(columns as u64 * 4), OPEN_REQUESTS as u64);
-        let reader = StoredTable::reader_bytes(rows.max(self.tile));
+        // A layer that projects may also read the rows that it projected from.
+        let second = if self.needs.projects { StoredTable::reader_bytes(self.tile) } else { 0 };
+        let degrees = if self.needs.degrees { ListReading::offset_bytes() + rows * 4 } else { 0 };
+        let reader = StoredTable::reader_bytes(rows.max(self.tile)) + second + degrees;
+        let bytes = bytes.saturating_add(rows.saturating_mul(self.factor_columns() * 4));
         match self.in_host_memory {
             true => self.bytes(reader, pooled(bytes * requests)),
             false => self.bytes(reader + pinned(bytes * requests), pooled(bytes * requests)),
@@ -137,23 +173,35 @@ impl LayerShape {
         // Own rows are counted with the tile; only their way to it is not.
         let row_bytes = self.input.max(self.needs.columns) as u64 * 4;
         let own = if self.in_host_memory { 0 } else { pinned(self.tile * row_bytes) };
-        let reading = own + ListReading::reader_bytes(self.tile) + PIECES * lists;
+        let needed = BlockStream::<u64>::bytes_for(self.nodes);
+        let reading = own + ListReading::reader_bytes(self.tile) + PIECES * lists + needed;
         // A piece as the device takes it, and the graph that it makes of it.
         let graph = (entries + self.tile * 2) * 4;
         // Rows of the last layer are copied, and some wait to be written.
-        let logits = self.tile * self.output.max(self.outputs) as u64 * 4 * 5;
+        let logits = self.tile * (self.output.max(self.outputs) as u64 * 4 + 12) * OUTPUT_BUFFERS;
         let host =
             reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
         let matrices = pooled(graph) + self.work;
         self.bytes(host, matrices)
     }
 
+    /// Columns of what is known of rows besides the rows: GCN's factors, or GAT's scores.
+    fn factor_columns(&self) -> u64 {
+        if self.needs.degrees { 1 } else { self.needs.heads as u64 }
+    }
+
+    /// Host memory of all degrees, and of their factors on their way to a device, if rows stay.
+    fn degree_bytes(&self) -> u64 {
+        let each = if self.in_host_memory { 4 } else { 4 + pinned(4) };
+        if self.needs.degrees { self.nodes.saturating_mul(each) } else { 0 }
+    }
+
     /// The matrices of all nodes, if they stay.
     fn tables(&self, input_stays: bool, output_stays: bool) -> u64 {
-        let scales = if self.needs.degrees && input_stays { 1 } else { 0 };
+        let factors = self.factor_columns() as usize;
         // Rows that are projected may be there as well.
         let projected_from = if self.needs.projects { self.input } else { 0 };
-        let columns = if input_stays { self.needs.columns + scales + projected_from } else { 0 };
+        let columns = if input_stays { self.needs.columns + factors + projected_from } else { 0 };
         let columns = columns + if output_stays { self.output } else { 0 };
         pooled(self.nodes.saturating_mul(columns as u64 * 4))
     }
@@ -193,7 +241,7 @@ impl LayerShape {
         let entries =
             (spare / 32 / (self.id_bytes + 8)).clamp(LEAST_ENTRIES, MOST_ENTRIES).min(self.edges.max(1));
         for output_stays in [true, false] {
-            let tables = self.bytes(0, self.tables(true, output_stays && !is_last));
+            let tables = self.bytes(self.degree_bytes(), self.tables(true, output_stays && !is_last));
             let row_bytes = (self.needs.columns as u64 * 4).max(1);
             for chunk_rows in [(LOADED_BYTES / row_bytes).max(self.tile), self.tile] {
                 let chunk_rows = chunk_rows.min(self.nodes.max(1));
@@ -223,18 +271,14 @@ impl LayerShape {
                 device: left.device.saturating_sub(reading.device),
             };
             if self.block_bytes(1, entries).fit(room) || chunk_rows == self.least_chunk() {
+                let block = Bytes { host: room.host - room.host / SLACK_PART, device: room.device };
                 let sizes =
-                    LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block: room };
-                return match self.block_bytes(1, entries).fit(room) {
+                    LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block };
+                // Shorter pieces leave more: the shortest are what the smallest memory was counted with.
+                let least = LEAST_ENTRIES.min(self.edges.max(1));
+                return match self.block_bytes(1, entries).fit(room) || entries == least {
                     true => Ok(sizes),
-                    false => {
-                        // Shorter pieces leave more: these are what the smallest memory was counted with.
-                        let entries = LEAST_ENTRIES.min(self.edges.max(1));
-                        let less = self.fixed(entries);
-                        let host = room.host + (fixed.host - less.host);
-                        let device = room.device + (fixed.device - less.device);
-                        Ok(LayerSizes { entries, block: Bytes { host, device }, ..sizes })
-                    }
+                    false => self.streaming(within, least),
                 };
             }
             chunk_rows = (chunk_rows / 2).max(self.least_chunk());
@@ -254,8 +298,8 @@ pub fn least_bytes(
     device: DeviceProfile,
 ) -> Result<Bytes> {
     let mut least = Bytes::default();
-    for layer in 0..config.model.layers {
-        let shape = LayerShape::new(config, job, outputs, layer, device)?;
+    let layers = config.model.layers;
+    for shape in LayerShape::all(config, job, outputs, layers, device, Bytes::default())? {
         let Bytes { host, device } = shape.least();
         least = Bytes { host: least.host.max(host), device: least.device.max(device) };
     }

@@ -6,12 +6,12 @@ use esker_fetch::pipeline::caught;
 use esker_io::{Options, Piece};
 use esker_nn::{Backend, Device, HostRows, Shape};
 use esker_store::{ArrayFile, ArrayWriter, FileEntry, Journal, PAYLOAD_OFFSET, StoreError};
-use esker_strategies::InputTable;
+use esker_strategies::{InputTable, ReadInputRows};
 use esker_types::{Dtype, NodeId};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 /// Rows of a file are written through a buffer of this size.
@@ -47,14 +47,14 @@ pub(super) struct StoredTable {
 
 #[derive(Clone)]
 enum StoredIn {
-    Input(Arc<Mutex<InputTable>>),
+    Input(Arc<InputTable>),
     File(Arc<ArrayFile>),
 }
 
 impl StoredTable {
     /// The rows that the first layer reads.
     pub fn input(table: InputTable) -> StoredTable {
-        StoredTable { columns: table.dim(), from: StoredIn::Input(Arc::new(Mutex::new(table))) }
+        StoredTable { columns: table.dim(), from: StoredIn::Input(Arc::new(table)) }
     }
 
     /// A finished file of rows.
@@ -65,15 +65,15 @@ impl StoredTable {
 
     /// Memory of reading this many rows at a time, apart from the rows.
     pub fn reader_bytes(rows: u64) -> u64 {
-        // Ids and marks, pieces here and in the queue.
-        rows * (9 + 2 * size_of::<Piece>() as u64) + Options::default().memory_bytes(rows)
+        // Ids of the rows that are read and of those that are next, pieces here and in the queue.
+        rows * (3 * 8 + 2 * size_of::<Piece>() as u64) + Options::default().memory_bytes(rows)
     }
 }
 
 /// The rows that are requested.
 pub(super) enum Wanted {
-    /// `count` rows from `first` on. Rows with a mark may be left out; there may be no marks.
-    Range { first: u64, count: usize, skipped: Vec<bool> },
+    /// `count` rows from `first` on.
+    Range { first: u64, count: usize },
     /// The rows of these nodes.
     Nodes(Vec<NodeId>),
 }
@@ -82,14 +82,6 @@ impl Wanted {
     fn count(&self) -> usize {
         match self {
             Wanted::Range { count, .. } => *count,
-            Wanted::Nodes(nodes) => nodes.len(),
-        }
-    }
-
-    /// Rows that are not left out.
-    fn needed(&self) -> usize {
-        match self {
-            Wanted::Range { count, skipped, .. } => count - skipped.iter().filter(|skip| **skip).count(),
             Wanted::Nodes(nodes) => nodes.len(),
         }
     }
@@ -120,7 +112,7 @@ impl<B: Backend + Clone + 'static> RowService<B> {
                     };
                     let mut rows = backend.host_rows(wanted.count(), columns);
                     reader.read(&wanted, columns, rows.values_mut())?;
-                    traffic.rows_read.fetch_add((wanted.needed() * columns * 4) as u64, Relaxed);
+                    traffic.rows_read.fetch_add((wanted.count() * columns * 4) as u64, Relaxed);
                     Ok(rows)
                 });
                 if send.send(read).is_err() {
@@ -168,14 +160,14 @@ impl<B: Device> Drop for RowService<B> {
 }
 
 enum TableReader {
-    Input { table: Arc<Mutex<InputTable>>, nodes: Vec<NodeId> },
+    Input { read: ReadInputRows, nodes: Vec<NodeId> },
     File { queue: Box<esker_io::Queue>, pieces: Vec<Piece> },
 }
 
 impl TableReader {
     fn open(from: &StoredIn) -> Result<TableReader> {
         Ok(match from {
-            StoredIn::Input(table) => TableReader::Input { table: table.clone(), nodes: Vec::new() },
+            StoredIn::Input(table) => TableReader::Input { read: table.reader()?, nodes: Vec::new() },
             StoredIn::File(array) => {
                 let queue = array.open_files(&Options::default())?.queue().map_err(StoreError::from)?;
                 TableReader::File { queue: Box::new(queue), pieces: Vec::new() }
@@ -185,17 +177,14 @@ impl TableReader {
 
     fn read(&mut self, wanted: &Wanted, columns: usize, values: &mut [f32]) -> Result<()> {
         match self {
-            TableReader::Input { table, nodes } => {
-                let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
-                match wanted {
-                    Wanted::Nodes(nodes) => table.read(nodes, &[], values)?,
-                    Wanted::Range { first, count, skipped } => {
-                        nodes.clear();
-                        nodes.extend((*first..first + *count as u64).map(NodeId));
-                        table.read(nodes, skipped, values)?;
-                    }
+            TableReader::Input { read, nodes } => match wanted {
+                Wanted::Nodes(nodes) => read(nodes, values)?,
+                Wanted::Range { first, count } => {
+                    nodes.clear();
+                    nodes.extend((*first..first + *count as u64).map(NodeId));
+                    read(nodes, values)?;
                 }
-            }
+            },
             TableReader::File { queue, pieces } => {
                 pieces.clear();
                 let bytes = columns as u64 * 4;
@@ -205,22 +194,7 @@ impl TableReader {
                 };
                 match wanted {
                     Wanted::Nodes(nodes) => nodes.iter().zip(0..).for_each(|(node, at)| add(node.0, at, 1)),
-                    Wanted::Range { first, count, skipped } if skipped.is_empty() => {
-                        add(*first, 0, *count as u64);
-                    }
-                    Wanted::Range { first, count, skipped } => {
-                        let mut at = 0;
-                        while at < *count {
-                            let start = at;
-                            while at < *count && !skipped[at] {
-                                at += 1;
-                            }
-                            if at > start {
-                                add(first + start as u64, start as u64, (at - start) as u64);
-                            }
-                            at += 1;
-                        }
-                    }
+                    Wanted::Range { first, count } => add(*first, 0, *count as u64),
                 }
                 queue.read(0, pieces, bytemuck::cast_slice_mut(values)).map_err(StoreError::from)?;
             }
@@ -244,6 +218,8 @@ pub(super) struct FileWriter {
     journal: Arc<Journal>,
     step: String,
     columns: usize,
+    /// Bytes of whole tiles, and those that are safe.
+    tile_bytes: u64,
     safe_bytes: u64,
     traffic: Arc<Traffic>,
 }
@@ -270,7 +246,8 @@ impl FileWriter {
         let writer = ArrayWriter::resume(directory, step, Dtype::F32, columns as u64, rows)?;
         let (directory, step) = (directory.to_path_buf(), step.to_string());
         let (journal, traffic, safe_bytes) = (journal.clone(), traffic.clone(), writer.payload_bytes());
-        Ok((FileWriter { directory, writer, journal, step, columns, safe_bytes, traffic }, rows))
+        let tile_bytes = safe_bytes;
+        Ok((FileWriter { directory, writer, journal, step, columns, tile_bytes, safe_bytes, traffic }, rows))
     }
 
     fn append(&mut self, values: &[f32]) -> Result<()> {
@@ -281,17 +258,17 @@ impl FileWriter {
 
     /// After a whole tile: makes it safe, if enough was written since.
     fn end_tile(&mut self) -> Result<()> {
-        let bytes = self.writer.payload_bytes();
-        if bytes - self.safe_bytes >= SAFE_BYTES {
+        self.tile_bytes = self.writer.payload_bytes();
+        if self.tile_bytes - self.safe_bytes >= SAFE_BYTES {
             self.make_safe()?;
         }
         Ok(())
     }
 
-    /// Makes the rows so far safe.
+    /// Makes the whole tiles so far safe. A write that failed may have left a part of one.
     fn make_safe(&mut self) -> Result<()> {
         self.writer.checkpoint()?;
-        self.safe_bytes = self.writer.payload_bytes();
+        self.safe_bytes = self.tile_bytes;
         let rows = self.safe_bytes / (self.columns as u64 * 4).max(1);
         Ok(self.journal.record(&self.step, &FileState { rows, entry: None })?)
     }
