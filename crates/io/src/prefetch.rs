@@ -78,6 +78,16 @@ pub fn return_freed_memory() {
     }
 }
 
+/// Returns freed memory to the kernel that the allocator has kept: blocks below its threshold stay in its heap. Call it
+/// where one phase ends and another takes its memory.
+pub fn trim_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only returns pages that nothing uses to the kernel.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The same for uninitialised memory.

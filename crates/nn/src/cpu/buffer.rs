@@ -118,12 +118,7 @@ impl MatrixPool {
         shelf.held -= free.iter().map(Words::count).sum::<usize>();
         shelf.peak_used = shelf.used;
         drop((shelf, free));
-        // Blocks below the allocator's threshold stay in its heap otherwise.
-        #[cfg(target_env = "gnu")]
-        // SAFETY: it only returns pages that nothing uses to the kernel.
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        esker_io::trim_freed_memory();
     }
 
     /// Bytes of all buffers ever allocated: a warm step adds next to nothing.

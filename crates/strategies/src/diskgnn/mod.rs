@@ -164,6 +164,8 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         };
         let evaluations: Vec<&Packing> = phases.evaluations().iter().map(|packed| packed.packing()).collect();
         let training = sizes.training(job, packed.packing(), &evaluations)?;
+        // Preparing takes turns with what follows.
+        esker_io::trim_freed_memory();
         let tier = self.load(job, &packed, &reads)?;
         let seconds = started.elapsed().as_secs_f64();
         let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(packed.packing().epochs).max(1);

@@ -152,6 +152,8 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         self.ready = next?;
         let (plan, _) = planned?;
         drop(lists);
+        // Samplers and the planner leave many small blocks, and gathering gets their memory.
+        esker_io::trim_freed_memory();
         self.inspected += started.elapsed().as_secs_f64() - (self.switched - switched);
         let started = Instant::now();
         let (job, rows, device) = (&self.job, &self.rows, &self.device);
