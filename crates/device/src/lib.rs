@@ -71,6 +71,9 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn peak_bytes(&self) -> u64;
     /// Frees host memory that is kept for later matrices, before work that needs matrices of other sizes.
     fn release_free(&self) {}
+    /// Sets the host memory that may be kept for later matrices, beyond the most that was in use at one time. Without it,
+    /// more matrices are allocated anew.
+    fn set_reuse_bytes(&self, _bytes: u64) {}
     /// Seconds that parts of an asynchronous device have been busy so far.
     fn busy_seconds(&self) -> Vec<(&'static str, f64)> {
         Vec::new()

@@ -50,7 +50,8 @@ pub enum MemoryOf {
     Device(Precision),
 }
 
-/// Upper bounds in bytes. The memory that `gemm` uses for packing (about 1 MiB per thread) is not included.
+/// Upper bounds in bytes. The memory that `gemm` uses for packing (about 1 MiB per thread) is not included, nor is what the
+/// host's pool of matrices has beyond those in use ([`Device::set_reuse_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBytes {
     /// Parameters and their gradients.
@@ -115,8 +116,11 @@ pub fn memory_bytes(
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
     let step = counting.peak() - resident;
     drop(state);
-    // The pool may be a quarter larger than the memory in use.
-    let bytes = |words: usize| (words + words / 4) as u64 * 4;
+    let bytes = |words: usize| match shape.memory {
+        MemoryOf::Host { .. } => words as u64 * 4,
+        // The pool of a GPU may be a quarter larger than the memory in use.
+        MemoryOf::Device(_) => (words + words / 4) as u64 * 4,
+    };
     Ok(MemoryBytes {
         model: bytes(model_words),
         optimizer: bytes(optimizer_words),

@@ -138,6 +138,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
         let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
         let plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
+        if device.in_host_memory {
+            backend.set_reuse_bytes(plan.reuse_bytes);
+        }
         (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
         (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
         // Inference alone reads a row too rarely to cache it.

@@ -65,6 +65,10 @@ struct MatrixShelf {
     peak_held: usize,
     /// Words of all buffers ever allocated.
     allocated: usize,
+    /// Words of buffers in use beyond what was requested.
+    unused: usize,
+    /// Words that the pool may have beyond the largest use; a quarter of it unless set.
+    slack: Option<usize>,
 }
 
 /// A pool of buffers.
@@ -85,17 +89,19 @@ impl MatrixPool {
         let mut shelf = self.lock();
         shelf.used += asked;
         shelf.peak_used = shelf.peak_used.max(shelf.used);
+        let slack = shelf.slack.unwrap_or(shelf.peak_used / 4);
         // A quarter of slack: batches differ in size, but a buffer that is much too large would be missing elsewhere.
-        let fits = |words: &Words| words.count() >= asked && words.count() <= asked + asked / 4;
+        let most = (asked + asked / 4).min(asked + slack.saturating_sub(shelf.unused));
+        let fits = |words: &Words| words.count() >= asked && words.count() <= most;
         let best = (0..shelf.free.len())
             .filter(|index| fits(&shelf.free[*index]))
             .min_by_key(|index| shelf.free[*index].count());
         let words = match best {
             Some(index) => shelf.free.swap_remove(index),
             None => {
-                // Free buffers are dropped so that the pool never exceeds the peak use by more than a quarter. Small
+                // Free buffers are dropped so that the pool never exceeds the peak use by more than its slack. Small
                 // ones go first, because they are allocated again quickly.
-                while shelf.held + asked > shelf.peak_used + shelf.peak_used / 4
+                while shelf.held + asked > shelf.peak_used + slack
                     && let Some(index) = (0..shelf.free.len()).min_by_key(|index| shelf.free[*index].count())
                 {
                     let words = shelf.free.swap_remove(index);
@@ -107,8 +113,14 @@ impl MatrixPool {
                 Words::new(asked)
             }
         };
+        shelf.unused += words.count() - asked;
         drop(shelf);
         Buffer { words: Some(words), count, asked, pool: self.clone() }
+    }
+
+    /// Sets the words that the pool may have beyond the largest use.
+    pub fn set_slack(&self, words: usize) {
+        self.lock().slack = Some(words);
     }
 
     /// Drops free buffers. From now on the pool follows what is used from now on.
@@ -168,6 +180,7 @@ impl Drop for Buffer {
         let Some(words) = self.words.take() else { return };
         let mut shelf = self.pool.lock();
         shelf.used -= self.asked;
+        shelf.unused -= words.count() - self.asked;
         shelf.free.push(words);
     }
 }
@@ -247,6 +260,7 @@ impl<T> Parts<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn buffers_serve_again_and_little_more_is_held_than_was_in_use() {
@@ -276,6 +290,28 @@ mod tests {
         drop(pool.take(1 << 19));
         assert!(pool.lock().held <= (1 << 20) + (1 << 18) + (1 << 11));
         assert_eq!(kept.floats().len(), 1 << 10);
+    }
+
+    proptest! {
+        #[test]
+        fn the_pool_never_exceeds_the_largest_use_by_more_than_its_slack(
+            slack in 0usize..20_000,
+            calls in prop::collection::vec((1usize..20_000, any::<usize>(), any::<bool>()), 1..200),
+        ) {
+            let pool = MatrixPool::default();
+            pool.set_slack(slack);
+            let mut taken = Vec::new();
+            for (count, which, gives_back) in calls {
+                if gives_back && !taken.is_empty() {
+                    taken.swap_remove(which % taken.len());
+                } else {
+                    taken.push(pool.take(count));
+                }
+                let shelf = pool.lock();
+                prop_assert!(shelf.held <= shelf.peak_used + slack, "{} of {}", shelf.held, shelf.peak_used);
+                prop_assert_eq!(shelf.used, taken.iter().map(|buffer| buffer.asked).sum::<usize>());
+            }
+        }
     }
 
     #[test]

@@ -138,6 +138,10 @@ impl Device for CpuBackend {
         self.pool.release_free();
     }
 
+    fn set_reuse_bytes(&self, bytes: u64) {
+        self.pool.set_slack((bytes / 4) as usize);
+    }
+
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }

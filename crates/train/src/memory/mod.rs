@@ -25,6 +25,9 @@ const MATMUL_BYTES: u64 = esker_nn::DEVICE_MATMUL_BYTES;
 /// If a strategy takes all that is left of a memory, whole-graph inference gets one part in this many of it.
 const WHOLE_PART: u64 = 4;
 
+/// Freed matrices that are kept for reuse take one part in this many of a step and its rows, if memory allows.
+const REUSED_PART: u64 = 4;
+
 /// Host memory of a GPU's driver and libraries (230 MiB measured with an H200), with some margin.
 const DRIVER_BYTES: u64 = 256 << 20;
 
@@ -101,6 +104,8 @@ pub struct Plan {
     pub smallest_bytes: u64,
     /// Total memory of the strategy.
     pub strategy_bytes: u64,
+    /// Host memory of freed matrices that are kept to be used again.
+    pub reuse_bytes: u64,
     /// What batches that are larger than expected may take.
     pub room: BatchRoom,
     /// The most that the strategy's files may take on disk, and the disk budget.
@@ -162,9 +167,14 @@ impl Plan {
         let others = |outline: &JobOutline| planned.others(outline, least);
         let granted = grant(strategy, job, config.memory, &others)?;
         let granted = granted.map_err(|table| too_little(table, config.memory))?;
-        let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, spare, takes_the_rest } =
+        let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, mut spare, takes_the_rest } =
             granted;
         let mut strategy_bytes = least_strategy_bytes;
+        let reuse_bytes = planned.reuse_bytes(job, step_bytes, spare, takes_the_rest);
+        if reuse_bytes > 0 {
+            table.add_from("freed matrices, for reuse", reuse_bytes, "batches differ in size");
+            spare -= reuse_bytes;
+        }
         // Whole-graph inference takes turns with steps.
         let turn = least.host.max(if least.host > 0 { step_bytes } else { 0 });
         let mut host = spare + turn;
@@ -198,6 +208,7 @@ impl Plan {
             cache_device_bytes,
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
+            reuse_bytes,
             room,
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
             largest: PlannedBatches::of(job),
@@ -251,6 +262,16 @@ fn cache_share(left: u64, all: u64, whole: bool) -> u64 {
 }
 
 impl Planned<'_> {
+    /// Host memory of freed matrices that are kept to be used again, out of what is spare.
+    fn reuse_bytes(&self, job: &JobOutline, step_bytes: u64, spare: u64, takes_the_rest: bool) -> u64 {
+        if !self.device.in_host_memory {
+            return 0;
+        }
+        let rows = job.most_nodes().saturating_mul(job.dim() * 4);
+        let enough = (rows + step_bytes) / REUSED_PART;
+        enough.min(if takes_the_rest { spare / 2 } else { spare })
+    }
+
     /// Host memory apart from the strategy's.
     fn others(&self, job: &JobOutline, whole_least: Bytes) -> Result<MemoryTable> {
         let (config, outputs) = (self.config, self.outputs);

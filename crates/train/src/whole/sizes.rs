@@ -63,9 +63,10 @@ pub(super) struct LayerSizes {
     pub block: Bytes,
 }
 
-/// Matrices come from a pool, which may exceed what is used by a quarter.
-fn pooled(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 4)
+/// Matrices come from a pool. On a device it may exceed what is used by a quarter; on the host, the run counts what it may
+/// have beyond that.
+fn pooled(bytes: u64, in_host_memory: bool) -> u64 {
+    if in_host_memory { bytes } else { bytes.saturating_add(bytes / 4) }
 }
 
 /// Rows to be uploaded are in pinned memory, whose sizes are rounded up.
@@ -137,9 +138,13 @@ impl LayerShape {
             edges: manifest.edges.count * both,
             id_bytes: manifest.id_dtype().bytes(),
             outputs,
-            work: pooled(rows) + pooled(model.inference),
+            work: pooled(rows + model.inference, device.in_host_memory),
             in_host_memory: device.in_host_memory,
         })
+    }
+
+    fn pooled(&self, bytes: u64) -> u64 {
+        pooled(bytes, self.in_host_memory)
     }
 
     /// Matrices on the device and memory of the host, together.
@@ -159,8 +164,8 @@ impl LayerShape {
         let reader = StoredTable::reader_bytes(rows.max(self.tile)) + second + degrees;
         let bytes = bytes.saturating_add(rows.saturating_mul(self.factor_columns() * 4));
         match self.in_host_memory {
-            true => self.bytes(reader, pooled(bytes * requests)),
-            false => self.bytes(reader + pinned(bytes * requests), pooled(bytes * requests)),
+            true => self.bytes(reader, bytes * requests),
+            false => self.bytes(reader + pinned(bytes * requests), self.pooled(bytes * requests)),
         }
     }
 
@@ -181,7 +186,7 @@ impl LayerShape {
         let logits = self.tile * (self.output.max(self.outputs) as u64 * 4 + 12) * OUTPUT_BUFFERS;
         let host =
             reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
-        let matrices = pooled(graph) + self.work;
+        let matrices = self.pooled(graph) + self.work;
         self.bytes(host, matrices)
     }
 
@@ -203,7 +208,7 @@ impl LayerShape {
         let projected_from = if self.needs.projects { self.input } else { 0 };
         let columns = if input_stays { self.needs.columns + factors + projected_from } else { 0 };
         let columns = columns + if output_stays { self.output } else { 0 };
-        pooled(self.nodes.saturating_mul(columns as u64 * 4))
+        self.pooled(self.nodes.saturating_mul(columns as u64 * 4))
     }
 
     /// The memory of a tile and its neighbours in a block of targets.
@@ -211,7 +216,7 @@ impl LayerShape {
         let sums = self.tile * (self.needs.columns + 3 * self.needs.heads) as u64 * 4;
         // Entries, how far each target is, and the entries of two chunks as the device takes them.
         let lists = entries * (self.id_bytes + 8) + self.tile * tiles * 24;
-        self.bytes(lists, pooled(sums).saturating_mul(tiles))
+        self.bytes(lists, self.pooled(sums).saturating_mul(tiles))
     }
 
     /// The smallest memory that it needs.
