@@ -13,9 +13,9 @@ use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, Strate
 use esker_types::ByteCount;
 
 /// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
-pub(crate) const PROGRAM_BYTES: u64 = 10 << 20;
+pub(crate) const PROGRAM_BYTES: u64 = 8 << 20;
 /// Memory of each computing thread.
-const THREAD_BYTES: u64 = 2 << 20;
+const THREAD_BYTES: u64 = 1 << 20;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
 const UPLOADED: usize = 2;
 
