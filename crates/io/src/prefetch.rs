@@ -73,7 +73,7 @@ pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt only sets parameters of the allocator, here before other threads are started.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
         libc::mallopt(libc::M_ARENA_MAX, 2);
     }
 }
