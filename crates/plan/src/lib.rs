@@ -24,7 +24,9 @@ pub use access::{AccessTrace, Row};
 pub use belady::{Belady, NextUses, PlanTally, RequestCount};
 pub use coverage::Coverage;
 pub use hottest::Hottest;
-pub use packing::{DiskNeeds, PackedLayout, PackedRequest, choose_segment, is_worth_packing_again};
+pub use packing::{
+    DiskNeeds, PackedLayout, PackedRequest, choose_segment, is_read_row_by_row, is_worth_packing_again,
+};
 pub use placement::{MOST_READ, MOST_SLOTS, Placement, PlacementCounts, Placements};
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;

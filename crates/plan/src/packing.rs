@@ -15,6 +15,14 @@ pub fn is_worth_packing_again(misses: u64, misses_repacked: u64, accesses: u64) 
     misses * FEW_MISSES > accesses && misses * than > misses_repacked * more
 }
 
+/// Bytes that a disk reads in order in the time of one read at random.
+const BYTES_PER_READ: u64 = 16 << 10;
+
+/// Whether reading each accessed row by itself takes less time than reading all `bytes` in order.
+pub fn is_read_row_by_row(accesses: u64, row_bytes: u64, bytes: u64) -> bool {
+    accesses.saturating_mul(BYTES_PER_READ.saturating_add(row_bytes)) < bytes
+}
+
 /// Disk space of packed rows, while they are made and after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskNeeds {

@@ -4,6 +4,7 @@
 use crate::job::positions_of;
 use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource};
+use crate::row_counters::RowCounters;
 use crate::sampling::larger_than_expected;
 use crate::source::Stages;
 use crate::{
@@ -17,7 +18,7 @@ use esker_sample::{Bound, DiskGraph, OnDisk, Position, Sample, Sampler, StoredId
 use esker_types::Dtype;
 use rayon::ThreadPool;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Samples beyond the one that is gathered: one being made, one waiting.
 const SAMPLES_PREFETCHED: usize = 2;
@@ -156,7 +157,7 @@ fn source_over<D: Device, W: StoredId>(
     let sampled = sampled::<W>(&reads.graph, job, over);
     let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), device.clone());
     let (row_bytes, dim, counted) =
-        (disk.format().row_bytes() as u64, disk.format().dim(), Arc::new(AtomicU64::new(0)));
+        (disk.format().row_bytes() as u64, disk.format().dim(), Arc::new(RowCounters::default()));
     let (count, with_rows) = (counted.clone(), over.rows);
     let pipeline = sampled.then_with(
         "gather",
@@ -168,8 +169,10 @@ fn source_over<D: Device, W: StoredId>(
             let input = match with_rows {
                 true => {
                     let mut rows = device.host_rows(nodes, dim);
-                    reader.read_all(&sample.node_ids, &sample.unneeded, rows.values_mut(), &pool)?;
-                    count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
+                    let (nodes, unneeded) = (&sample.node_ids, &sample.unneeded);
+                    count
+                        .read(reader, |reader| reader.read_all(nodes, unneeded, rows.values_mut(), &pool))?;
+                    count.rows.fetch_add(sample.needed_rows(), Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(rows))
                 }
                 false => Input::none(),
@@ -177,8 +180,9 @@ fn source_over<D: Device, W: StoredId>(
             Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
         },
     );
-    Ok(Box::new(Stages::new(job, &over.settings, pipeline, move |stages| {
-        let rows = counted.load(Ordering::Relaxed);
-        SourceCounters { stages, rows, bytes_useful: rows * row_bytes, ..SourceCounters::default() }
+    Ok(Box::new(Stages::new(job, &over.settings, pipeline, move |stages| SourceCounters {
+        stages,
+        evaluation: counted.of_evaluation(row_bytes),
+        ..SourceCounters::default()
     })?))
 }

@@ -44,6 +44,7 @@ mod phases;
 mod pilot;
 mod position;
 mod resident;
+mod row_counters;
 mod sampling;
 mod source;
 mod state;
@@ -212,4 +213,35 @@ pub struct SourceCounters {
     pub neighbour_reads: u64,
     /// Bytes read from disk for them.
     pub neighbour_bytes_read: u64,
+    /// Feature rows of sampled evaluations. All the other counters of rows are of training.
+    #[serde(default)]
+    pub evaluation: EvaluationCounters,
+}
+
+/// Counters of the feature rows of sampled evaluations so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationCounters {
+    /// Rows that batches needed.
+    pub rows: u64,
+    /// Those found in a cache.
+    pub hits: u64,
+    /// Bytes of the rows as stored.
+    pub bytes_useful: u64,
+    /// Bytes read from disk for them, if we read them.
+    pub bytes_read: u64,
+    /// Disk reads, if we issue them.
+    pub reads: u64,
+    /// Seconds with at least one of those reads in flight.
+    pub read_seconds: f64,
+}
+
+impl std::ops::AddAssign for EvaluationCounters {
+    fn add_assign(&mut self, other: EvaluationCounters) {
+        self.rows += other.rows;
+        self.hits += other.hits;
+        self.bytes_useful += other.bytes_useful;
+        self.bytes_read += other.bytes_read;
+        self.reads += other.reads;
+        self.read_seconds += other.read_seconds;
+    }
 }

@@ -2,8 +2,8 @@
 //! and at the end, each from its first batch.
 
 use crate::{
-    Batch, BatchSource, CheckpointSink, EvaluationSchedule, Feedback, Inference, InputTable, Job, Phase,
-    Result, RunPosition, SourceCounters, StrategyError,
+    Batch, BatchSource, CheckpointSink, EvaluationCounters, EvaluationSchedule, Feedback, Inference,
+    InputTable, Job, Phase, Result, RunPosition, SourceCounters, StrategyError,
 };
 use esker_device::Device;
 
@@ -73,6 +73,8 @@ pub(crate) struct Phases<D: Device> {
     next: Option<RunPosition>,
     /// Whether training rests while an evaluation has its memory.
     rests: bool,
+    /// What evaluations of their own sources have read, as far as they have ended.
+    evaluated: EvaluationCounters,
 }
 
 impl<D: Device> Phases<D> {
@@ -85,7 +87,8 @@ impl<D: Device> Phases<D> {
         graph: impl InferenceGraph<D> + 'static,
     ) -> Phases<D> {
         let next = Some(Phases::<D>::first_of(from));
-        Phases { job: job.clone(), training, graph: Box::new(graph), inference: None, next, rests: false }
+        let (graph, evaluated) = (Box::new(graph), EvaluationCounters::default());
+        Phases { job: job.clone(), training, graph, inference: None, next, rests: false, evaluated }
     }
 
     /// The first batch of a run from a position on. An evaluation starts with its first batch.
@@ -102,13 +105,21 @@ impl<D: Device> Phases<D> {
         (job.outline.epochs, job.schedule) =
             (0, EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() });
         let next = Some(RunPosition::start_of(Phase::Test));
-        let (training, graph) = (Box::new(NoTraining), Box::new(graph));
-        Ok(Phases { job, training, graph, inference: Some(source), next, rests: false })
+        let (training, graph, evaluated) =
+            (Box::new(NoTraining), Box::new(graph), EvaluationCounters::default());
+        Ok(Phases { job, training, graph, inference: Some(source), next, rests: false, evaluated })
+    }
+
+    /// Ends the source of the current evaluation, if it has its own.
+    fn end_inference(&mut self) {
+        if let Some(inference) = self.inference.take() {
+            self.evaluated += inference.counters().evaluation;
+        }
     }
 
     /// Moves on to the next phase.
     fn leave(&mut self, phase: Phase) {
-        self.inference = None;
+        self.end_inference();
         self.next = self.job.phase_after(phase).map(RunPosition::start_of);
     }
 }
@@ -188,7 +199,12 @@ impl<D: Device> BatchSource<D> for Phases<D> {
     }
 
     fn counters(&self) -> SourceCounters {
-        self.training.counters()
+        let mut counters = self.training.counters();
+        counters.evaluation += self.evaluated;
+        if let Some(inference) = &self.inference {
+            counters.evaluation += inference.counters().evaluation;
+        }
+        counters
     }
 }
 

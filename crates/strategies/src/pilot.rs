@@ -9,7 +9,7 @@ use esker_sample::{
     AnyTopology, Batches, DiskGraph, HopSizes, OnDisk, Position, Sample, SampleError, Sampler, Settings,
     Topology,
 };
-use esker_types::Dtype;
+use esker_types::{Dtype, Progress, Unit};
 use std::sync::Arc;
 
 /// Batches that are sampled per phase, at most and at least.
@@ -26,6 +26,7 @@ impl Job {
     /// little, sizes stay what fan-outs allow. With `keep`, a topology that was loaded for it stays in memory for the
     /// strategy.
     pub fn pilot(&mut self, allowed: u64, keep: bool) -> Result<()> {
+        self.progress.stage("sample for sizes", None, Unit::Count("batches"));
         let in_memory = AnyTopology::bytes_for(&self.dataset, self.direction);
         let room = if keep { allowed } else { allowed / 2 };
         let known = if in_memory <= room {
@@ -49,6 +50,7 @@ impl Job {
             Err(SampleError::Memory { .. }) => None,
             known => Some(known?),
         };
+        self.progress.finish();
         Ok(())
     }
 }
@@ -57,7 +59,7 @@ impl Job {
 fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<KnownSizes, SampleError> {
     let phase = |batches: &dyn Batches, settings: &Settings| {
         let mut sampler = Sampler::new(topology.clone(), settings.clone(), bytes)?;
-        sizes_of(batches, &mut sampler)
+        sizes_of(batches, &mut sampler, &*job.progress)
     };
     let schedule = &job.schedule;
     let mut evaluation: Option<HopSizes> = None;
@@ -76,6 +78,7 @@ fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<Know
 fn sizes_of<T: Topology>(
     batches: &dyn Batches,
     sampler: &mut Sampler<T>,
+    progress: &dyn Progress,
 ) -> Result<Option<HopSizes>, SampleError> {
     let count = batches.count(0);
     let sampled = count.min(MOST_BATCHES);
@@ -85,6 +88,7 @@ fn sizes_of<T: Topology>(
         let at = Position { epoch: 0, batch: number * count / sampled };
         batches.seeds(at, &mut seeds)?;
         sampler.sample(at, &seeds, &mut sample)?;
+        progress.advance(1);
         largest = largest.max(&HopSizes::of(&sample));
         edges += sample.edge_count();
         // The last batch may have fewer seeds, which says nothing of the others.

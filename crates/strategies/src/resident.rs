@@ -6,8 +6,9 @@ use crate::phases::{InferenceGraph, PhaseSource, Phases};
 use crate::sampling::{ResidentTopology, SampledBatch, sampling_bytes};
 use crate::source::Stages;
 use crate::{
-    Batch, BatchSource, CheckpointReader, EvaluationSchedule, FixedRows, Inference, Input, InputTable, Job,
-    JobOutline, MemoryTable, Needs, Phase, Prepared, Result, RunPosition, SourceCounters, Strategy,
+    Batch, BatchSource, CheckpointReader, EvaluationCounters, EvaluationSchedule, FixedRows, Inference,
+    Input, InputTable, Job, JobOutline, MemoryTable, Needs, Phase, Prepared, Result, RunPosition,
+    SourceCounters, Strategy,
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::FeatureRows;
@@ -127,14 +128,14 @@ struct ResidentRun<D: Device> {
     job: Job,
     /// `None` only between two.
     stages: Option<Stages<D>>,
-    /// Rows of training batches.
-    gathered: Arc<AtomicU64>,
+    /// Rows of batches of training, and of evaluations.
+    gathered: Arc<[AtomicU64; 2]>,
 }
 
 impl<D: Device> ResidentRun<D> {
     /// Batches from a position on.
     fn open(graph: &Arc<Resident<D>>, job: &Job, from: RunPosition) -> Result<ResidentRun<D>> {
-        let gathered = Arc::new(AtomicU64::new(0));
+        let gathered = Arc::<[AtomicU64; 2]>::default();
         let stages = Some(graph.stages(job, from, &gathered)?);
         Ok(ResidentRun { graph: graph.clone(), job: job.clone(), stages, gathered })
     }
@@ -163,7 +164,7 @@ impl<D: Device> PhaseSource<D> for ResidentRun<D> {
 
 impl<D: Device> Resident<D> {
     /// The stages of a run from a position on.
-    fn stages(&self, job: &Job, from: RunPosition, gathered: &Arc<AtomicU64>) -> Result<Stages<D>> {
+    fn stages(&self, job: &Job, from: RunPosition, gathered: &Arc<[AtomicU64; 2]>) -> Result<Stages<D>> {
         let sampled = self.topology.sampled(job, from)?;
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
         let expected =
@@ -181,9 +182,7 @@ impl<D: Device> Resident<D> {
                 true => {
                     let mut input = device.host_rows(nodes, rows.dim());
                     pool.install(|| rows.gather(&sample.node_ids, &sample.unneeded, input.values_mut()))?;
-                    if over.is_none() {
-                        count.fetch_add(sample.needed_rows(), Ordering::Relaxed);
-                    }
+                    count[usize::from(over.is_some())].fetch_add(sample.needed_rows(), Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(input))
                 }
                 false => Input::none(),
@@ -194,11 +193,25 @@ impl<D: Device> Resident<D> {
         // The hits of the page cache are not known.
         let (tier, gathered) = (self.rows.is_in_memory().then_some("memory"), gathered.clone());
         Stages::new(job, &job.settings, pipeline, move |stages| {
-            let rows = gathered.load(Ordering::Relaxed);
+            let [rows, evaluated] = [0, 1].map(|phase: usize| gathered[phase].load(Ordering::Relaxed));
+            let evaluation = EvaluationCounters {
+                rows: evaluated,
+                hits: if tier.is_some() { evaluated } else { 0 },
+                bytes_useful: evaluated * row_bytes,
+                ..EvaluationCounters::default()
+            };
             let hits = tier.iter().map(|tier| (tier.to_string(), rows)).collect();
             let bytes_read = if tier.is_some() { 0 } else { disk_bytes_read() };
             let bytes_useful = rows * row_bytes;
-            SourceCounters { stages, rows, bytes_useful, bytes_read, hits, ..SourceCounters::default() }
+            SourceCounters {
+                stages,
+                rows,
+                bytes_useful,
+                bytes_read,
+                hits,
+                evaluation,
+                ..SourceCounters::default()
+            }
         })
     }
 }

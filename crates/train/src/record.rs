@@ -7,7 +7,7 @@
 use crate::checkpoint::write_atomically;
 use crate::{Metrics, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::StageTimes;
-use esker_strategies::MemoryTable;
+use esker_strategies::{EvaluationCounters, MemoryTable};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -130,6 +130,9 @@ pub struct Summary {
     pub valid: Option<Metrics>,
     /// The epoch of the best model.
     pub best_epoch: Option<u64>,
+    /// Feature rows of sampled evaluations, test included, in the process that ended the run.
+    #[serde(default)]
+    pub evaluation: EvaluationCounters,
     /// Why it ended: all epochs are done, or no better model was found for a while.
     pub ended: String,
     /// The largest resident memory of the process itself, measured every few milliseconds.

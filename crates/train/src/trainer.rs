@@ -636,6 +636,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             test,
             valid,
             best_epoch: self.state.best.as_ref().map(|best| best.epoch),
+            evaluation: source.counters().evaluation,
             ended: self.state.ended.clone().unwrap_or_default(),
             peak_host_bytes: self.run.peak_own_bytes(),
             peak_with_mapped_bytes: peak_resident_bytes(),

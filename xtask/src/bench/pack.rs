@@ -162,7 +162,8 @@ fn pack_together<W: StoredRow>(
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let (progress, stop) = (Recorded::default(), StopSignal::default());
-    let sizes = PackSizes { memory_bytes, threads, safe_points: SafePoints::default() };
+    let sizes =
+        PackSizes { memory_bytes, threads, safe_points: SafePoints::default(), row_by_row: Some(false) };
     let work = PackWork { sizes, pool: &pool, stop: &stop, progress: &progress };
     let epochs = samples.sampled().epochs.len() as u64;
     let mut hottest = samples.count::<W>(epochs, dataset.manifest().nodes.count, &stop, &progress)?;

@@ -317,7 +317,7 @@ pub fn beside_mmap(bench: &Bench, case: &Case, rounds: usize, most_batches: u64)
 
 /// Single rows of this size per second that a bare loop reads from a graph's features, to as much memory as prefetched
 /// batches have: what stays in the CPU cache is faster than anything that is used.
-fn read_limit(bench: &Bench, graph: &str, row_bytes: u64, batch_bytes: f64) -> Result<f64> {
+pub(super) fn read_limit(bench: &Bench, graph: &str, row_bytes: u64, batch_bytes: f64) -> Result<f64> {
     let workload = match row_bytes {
         0..=512 => "rows-512",
         513..=2048 => "rows-1024",

@@ -234,7 +234,8 @@ pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
             for model in [&["--model", "sage"][..], &["--model", "gat", "--heads", "4"]] {
                 for eval in ["sampled", "full"] {
                     // Evaluated every fourth epoch: `mmap` in a group this small reads every row from disk each time.
-                    let shape = ["--fanout", "10,10", "--hidden", "128", "--batch", "1000", "--eval-every", "4"];
+                    let shape =
+                        ["--fanout", "10,10", "--hidden", "128", "--batch", "1000", "--eval-every", "4"];
                     let more = [model, &shape].concat();
                     let mut found = in_group(bench, strategy, eval, &more)?;
                     found["row"] = json!({ "dim": dim, "dtype": dtype });

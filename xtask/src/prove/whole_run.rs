@@ -1,7 +1,7 @@
 //! The whole command, from start to exit: preparing, epochs, validation after each, test. From disk inside a cgroup,
 //! beside everything in memory.
 
-use super::{Bench, ROUNDS, succeed};
+use super::{Bench, ROUNDS, ginex, number, succeed};
 use crate::cgroup::Group;
 use anyhow::{Context, Result, ensure};
 use esker_types::median;
@@ -44,7 +44,7 @@ fn one(bench: &Bench, size: Size, strategy: &str, group: Option<&Group>) -> Resu
     let key = |key: &str| summary[key].clone();
     Ok(json!({
         "strategy": strategy, "seconds": seconds, "wall_seconds": key("wall_seconds"), "loss_digest": key("loss_digest"),
-        "test": key("test"), "peak_host_bytes": key("peak_host_bytes"), "budget_host_bytes": key("budget_host_bytes"),
+        "test": key("test"), "evaluation": key("evaluation"), "peak_host_bytes": key("peak_host_bytes"), "budget_host_bytes": key("budget_host_bytes"),
     }))
 }
 
@@ -78,7 +78,32 @@ pub fn beside_memory(bench: &Bench, size: Size) -> Result<Value> {
     };
     Ok(json!({
         "diskgnn_over_memory": times("diskgnn")?, "ginex_over_memory": times("ginex")?,
-        "group_bytes": size.group_bytes, "rounds": all,
+        "ginex_evaluation": evaluation(bench, size, &all)?, "group_bytes": size.group_bytes, "rounds": all,
+    }))
+}
+
+/// Validation and test of `ginex` beside the time that its missed rows take at the disk's rate, and beside the same
+/// evaluation in memory, which reads nothing.
+fn evaluation(bench: &Bench, size: Size, rounds: &[Value]) -> Result<Value> {
+    // Three validations and a test, see `beside_memory`.
+    let batches = size.nodes as f64 * (3.0 * 0.01 + 0.02) / size.batch as f64;
+    let of = |round: &Value, key: &str| number(&round["ginex"]["evaluation"], key);
+    let first = rounds.first().context("a round at least")?;
+    let limit = ginex::read_limit(bench, "graph", 512, of(first, "bytes_useful")? / batches)?;
+    let seconds = |round: &Value, strategy: &str| -> Result<f64> {
+        let clock = &round[strategy]["wall_seconds"];
+        Ok(number(clock, "validation")? + number(clock, "test")?)
+    };
+    let ratio = |round: &Value| -> Result<[f64; 3]> {
+        let reading = (of(round, "rows")? - of(round, "hits")?) / limit;
+        let (found, computing) = (seconds(round, "ginex")?, seconds(round, "memory")?);
+        Ok([found / reading, found / reading.max(computing), reading])
+    };
+    let found: Vec<[f64; 3]> = rounds.iter().map(ratio).collect::<Result<_>>()?;
+    let middle = |index: usize| median(&found.iter().map(|ratios| ratios[index]).collect::<Vec<_>>());
+    Ok(json!({
+        "disk_rows_per_second": limit, "reading_seconds": middle(2), "over_reading": middle(0),
+        "over_the_larger_of_reading_and_memory": middle(1),
     }))
 }
 
@@ -87,5 +112,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let found = beside_memory(bench, Size { nodes, batch: 1000, hidden: 256, group_bytes, rounds: ROUNDS })?;
     let ratio = found["diskgnn_over_memory"].as_f64().unwrap_or(f64::INFINITY);
     ensure!(ratio <= 1.2, "diskgnn took {ratio:.2} times as long as memory, 1.2 were promised: {found:#}");
+    let ratio = number(&found["ginex_evaluation"], "over_the_larger_of_reading_and_memory")?;
+    ensure!(ratio <= 1.1, "ginex evaluates in {ratio:.2} times the least, 1.1 were promised: {found:#}");
     Ok(found)
 }

@@ -102,7 +102,8 @@ impl Given {
         let Some(writer) = writer else { return Ok(()) };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
         let safe_points = SafePoints { sample_bytes: 1 << 20, packed_bytes: with.safe_bytes };
-        let sizes = PackSizes { memory_bytes: with.memory_bytes, threads: with.threads, safe_points };
+        let With { memory_bytes, threads, row_by_row, .. } = *with;
+        let sizes = PackSizes { memory_bytes, threads, safe_points, row_by_row: Some(row_by_row) };
         let work = PackWork { sizes, pool: &pool, stop: &with.stop, progress };
         if writer.laid().is_none() {
             let mut hottest = samples.count::<u32>(EPOCHS, NODES, &with.stop, progress)?;
@@ -130,13 +131,14 @@ struct With {
     threads: usize,
     safe_bytes: u64,
     stop: StopSignal,
+    row_by_row: bool,
 }
 
 impl With {
     /// Enough memory for `parts` parts at a time.
     fn parts(parts: u64, threads: usize, safe_bytes: u64) -> With {
         let memory_bytes = pack::memory_for(threads as u64, parts);
-        With { memory_bytes, threads, safe_bytes, stop: StopSignal::default() }
+        With { memory_bytes, threads, safe_bytes, stop: StopSignal::default(), row_by_row: false }
     }
 }
 
@@ -183,7 +185,8 @@ fn packing_ended_in_any_episode_goes_on_with_other_memory_and_threads_to_the_sam
         let random = |number: u64, most: u64| mix(key.at(number)) % most;
         let name = format!("case-{case}");
         for run in 0..8 {
-            let with = With::parts(2 + random(run * 4, 8), 1 + random(run * 4 + 1, 3) as usize, 100_000);
+            let mut with = With::parts(2 + random(run * 4, 8), 1 + random(run * 4 + 1, 3) as usize, 100_000);
+            with.row_by_row = random(run * 4 + 3, 2) == 0;
             let asked = run % 2 == 0;
             let ends = Ends {
                 left: AtomicI64::new(random(run * 4 + 2, bytes * 2) as i64),
@@ -198,7 +201,8 @@ fn packing_ended_in_any_episode_goes_on_with_other_memory_and_threads_to_the_sam
             }
             inside += u64::from(at(&format!("{name}.partial/work/packing")).exists());
         }
-        let with = With::parts(2 + random(100, 16), 1 + random(101, 3) as usize, 1 << 20);
+        let mut with = With::parts(2 + random(100, 16), 1 + random(101, 3) as usize, 1 << 20);
+        with.row_by_row = case % 2 == 0;
         given.pack(&samples, &at(&name), &with, &Silent).unwrap();
         assert!(content(&at(&name)) == expected, "case {case}");
     }
@@ -206,6 +210,21 @@ fn packing_ended_in_any_episode_goes_on_with_other_memory_and_threads_to_the_sam
         stopped > 2 && killed > 2 && inside > 3,
         "{stopped} stopped, {killed} killed, {inside} in an episode"
     );
+}
+
+#[test]
+fn rows_read_one_by_one_are_packed_as_rows_read_in_order() {
+    for dim in [3, 300, 5000] {
+        let directory = tempfile::tempdir().unwrap();
+        let given = Given::new(directory.path(), dim);
+        let samples = given.samples(&directory.path().join("samples"));
+        let packed = |name: &str, row_by_row: bool| {
+            let (with, at) = (With::parts(1000, 2, 4 << 30), directory.path().join(name));
+            given.pack(&samples, &at, &With { row_by_row, ..with }, &Silent).unwrap();
+            content(&at)
+        };
+        assert!(packed("one by one", true) == packed("in order", false), "{dim} columns");
+    }
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub struct PackSizes {
     pub threads: usize,
     /// When safe points are written.
     pub safe_points: SafePoints,
+    /// Whether rows are read one by one, instead of all features in order. `None`: whichever takes less time.
+    pub row_by_row: Option<bool>,
 }
 
 /// What packing works with.

@@ -145,6 +145,7 @@ pub(super) fn work<'a>(job: &'a Job, sizes: &Sizes, reads: &'a Reads) -> PackWor
             memory_bytes: sizes.preparing_bytes,
             threads: job.threads.max(1),
             safe_points: super::safe_points(job),
+            row_by_row: None,
         },
         pool: &reads.pool,
         stop: &job.stop,

@@ -9,7 +9,10 @@ use crate::direct::Reads;
 use crate::job::run_positions;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
-use crate::{Batch, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters, StrategyError};
+use crate::{
+    Batch, EvaluationCounters, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters,
+    StrategyError,
+};
 use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{PackReader, PackedBatch};
@@ -152,7 +155,7 @@ fn stages<D: Device>(
     let queue = training.depth.saturating_sub(2);
     let pipeline = read.then("assemble", queue, move |stage, read| assemble.batch(stage, read));
     let row_bytes = shared.phases.all()[0].packing().row_bytes;
-    let (on_device, counts) = (matches!(shared.tier, RowTier::Device(_)), shared.counts[0].clone());
+    let (on_device, [counts, evaluated]) = (matches!(shared.tier, RowTier::Device(_)), shared.counts.clone());
     Stages::new(job, &job.settings, pipeline, move |stages| {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut hits = vec![("host".to_string(), get(&counts.host_hits))];
@@ -168,6 +171,14 @@ fn stages<D: Device>(
             sample_bytes_read: get(&counts.sample_bytes),
             hits,
             read_seconds: counts.reading.passed().as_secs_f64(),
+            evaluation: EvaluationCounters {
+                rows: get(&evaluated.rows),
+                hits: get(&evaluated.device_hits) + get(&evaluated.host_hits),
+                bytes_useful: get(&evaluated.rows) * row_bytes,
+                bytes_read: get(&evaluated.read_bytes),
+                reads: get(&evaluated.reads),
+                read_seconds: evaluated.reading.passed().as_secs_f64(),
+            },
             ..SourceCounters::default()
         }
     })

@@ -233,6 +233,10 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
             neighbour_hits: lists.cached - before.cached,
             neighbour_reads: lists.reads - before.reads,
             neighbour_bytes_read: lists.read_bytes - before.read_bytes,
+            evaluation: self
+                .rows
+                .evaluation()
+                .of_evaluation(self.opened.reads.rows.format().row_bytes() as u64),
         }
     }
 }
