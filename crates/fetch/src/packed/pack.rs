@@ -1,5 +1,5 @@
 //! Batched packing (DiskGNN section 5.2). The features are read once from start to end, or, if parts have few rows, only
-//! those. Every row is copied to each part that contains it, through some blocks of memory per part. If memory has no room
+//! those. Every row is copied to each part that contains it, through one block of memory per part. If memory has no room
 //! for a block of every part, parts are packed in episodes, each with a separate pass. A safe point is written from time
 //! to time: synced data and the progress of each part, from which a later process resumes.
 
@@ -32,10 +32,8 @@ const MOST_SINGLE_ROWS: u64 = CHUNK_BYTES / 8;
 const ROWS_AT_A_TIME: usize = 1 << 13;
 /// Checksums read or written at a time.
 const SUMS_AT_A_TIME: usize = 1 << 13;
-/// Writes in flight to the disk, per thread.
+/// Blocks in flight to the disk, per thread.
 const WRITES: usize = 32;
-/// Blocks of a part that are written at a time, if memory allows: disks write small pieces more slowly.
-const WRITE_BLOCKS: usize = 4;
 /// Rows of a part's array that are in memory.
 const WINDOW: usize = 1024;
 /// Memory per part: its block, its window of rows, and its state.
@@ -44,7 +42,7 @@ const PART_MEMORY: u64 = BLOCK as u64 + (WINDOW * 8) as u64 + 128;
 /// Memory apart from that of parts.
 pub(crate) fn fixed_bytes(threads: u64) -> u64 {
     CHUNK_BYTES * (CHUNKS as u64 + 2)
-        + threads * (WRITES as u64 * BLOCK as u64 + write_options(1).memory_bytes(WRITES as u64))
+        + threads * (WRITES as u64 * BLOCK as u64 + write_options().memory_bytes(WRITES as u64))
         + read_options().memory_bytes(CHUNKS as u64)
 }
 
@@ -66,22 +64,14 @@ pub(crate) fn memory_for(threads: u64, parts: u64) -> u64 {
     fixed_bytes(threads) + parts * PART_MEMORY + (1 << 14)
 }
 
-fn write_options(blocks: usize) -> Options {
-    let bytes = (blocks * BLOCK) as u64;
+fn write_options() -> Options {
     Options {
         depth: WRITES,
-        max_bytes: bytes,
-        staging_bytes: bytes,
-        in_flight_bytes: WRITES as u64 * bytes,
+        max_bytes: BLOCK as u64,
+        staging_bytes: BLOCK as u64,
+        in_flight_bytes: (WRITES * BLOCK) as u64,
         ..Options::default()
     }
-}
-
-/// How many blocks of a part are written at a time. More than one only if all parts are packed in one pass.
-fn blocks_at_a_time(left: u64, outputs: u64, threads: u64) -> usize {
-    let more = (WRITE_BLOCKS - 1) as u64 * BLOCK as u64;
-    let needed = threads * (WRITES as u64 + 1) * more + outputs * (PART_MEMORY + more);
-    if needed <= left { WRITE_BLOCKS } else { 1 }
 }
 
 fn read_options() -> Options {
@@ -93,9 +83,9 @@ struct Part<W> {
     output: Output,
     /// Blocks written.
     written: u64,
-    /// Bytes in the open blocks.
+    /// Bytes in the open block.
     filled: usize,
-    open: AlignedBuffer,
+    block: AlignedBuffer,
     /// The next row of its array, and the rows of the array that are in memory.
     next: u64,
     window: Vec<W>,
@@ -234,9 +224,7 @@ pub(crate) fn pack<W: StoredRow>(
     let sums = read_sums(&sums_path, laid.blocks)?;
     let threads = work.sizes.threads.max(1);
     let lasting = lasting_bytes(laid.blocks, laid.outputs) + fixed_bytes(threads as u64);
-    let left = work.sizes.memory_bytes.saturating_sub(lasting);
-    let at_a_time = (left / PART_MEMORY).max(threads as u64);
-    let write_blocks = blocks_at_a_time(left, laid.outputs, threads as u64);
+    let at_a_time = (work.sizes.memory_bytes.saturating_sub(lasting) / PART_MEMORY).max(threads as u64);
     let mut first = started.map_or(0, |episode| episode.first);
     let bytes_of = |outputs: &[Output]| outputs.iter().map(|output| output.rows).sum::<u64>() * row_bytes;
     work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
@@ -259,8 +247,7 @@ pub(crate) fn pack<W: StoredRow>(
             writer,
             work,
             episode,
-            files: array.files(&write_options(write_blocks))?,
-            write_blocks,
+            files: array.files(&write_options())?,
             outputs: &outputs[first as usize..end as usize],
             sums: &sums,
             sums_path: &sums_path,
@@ -326,8 +313,6 @@ struct Pass<'a> {
     sums_path: &'a Path,
     row_bytes: u64,
     threads: usize,
-    /// Blocks of a part that are written at a time.
-    write_blocks: usize,
 }
 
 /// Packing threads, with a channel for orders and one for answers each.
@@ -452,7 +437,7 @@ impl Pass<'_> {
                 output: self.outputs[index],
                 written,
                 filled: filled as usize,
-                open: AlignedBuffer::new(self.write_blocks * BLOCK, DIRECT_ALIGN),
+                block: AlignedBuffer::new(BLOCK, DIRECT_ALIGN),
                 next,
                 window: Vec::new(),
                 window_at: 0,
@@ -506,8 +491,8 @@ struct PackWorker<'a, W> {
 }
 
 impl<W> Part<W> {
-    /// The location of its open blocks, as far as they are filled.
-    fn open_blocks(&self) -> Piece {
+    /// The location of its open block, as far as it is filled.
+    fn open_block(&self) -> Piece {
         let offset = BlockArray::offset(self.output.block + self.written);
         Piece { offset, bytes: self.filled.next_multiple_of(DIRECT_ALIGN) as u64, at: 0 }
     }
@@ -519,13 +504,13 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
             parts,
             wants: Plain::array(&pass.writer.work(), WANTS)?,
             queue: pass.files.queue().map_err(StoreError::from)?,
-            spare: (0..WRITES).map(|_| AlignedBuffer::new(pass.write_blocks * BLOCK, DIRECT_ALIGN)).collect(),
+            spare: (0..WRITES).map(|_| AlignedBuffer::new(BLOCK, DIRECT_ALIGN)).collect(),
             sums: pass.sums,
             row_bytes: pass.row_bytes as usize,
         };
         for part in worker.parts.iter_mut().filter(|part| part.filled > 0) {
-            let piece = part.open_blocks();
-            let read = worker.queue.read(0, &[piece], &mut part.open[..piece.bytes as usize]);
+            let piece = part.open_block();
+            let read = worker.queue.read(0, &[piece], &mut part.block[..piece.bytes as usize]);
             read.map_err(StoreError::from)?;
         }
         Ok(worker)
@@ -557,31 +542,27 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
 
     fn put(&mut self, part: &mut Part<W>, mut row: &[u8]) -> Result<()> {
         while !row.is_empty() {
-            let (now, later) = row.split_at(row.len().min(part.open.len() - part.filled));
-            part.open[part.filled..part.filled + now.len()].copy_from_slice(now);
+            let (now, later) = row.split_at(row.len().min(BLOCK - part.filled));
+            part.block[part.filled..part.filled + now.len()].copy_from_slice(now);
             part.filled += now.len();
             row = later;
-            if part.filled == part.open.len() {
+            if part.filled == BLOCK {
                 self.write(part)?;
             }
         }
         Ok(())
     }
 
-    /// Submits the write of a part's complete blocks. What is in the next one stays open.
+    /// Submits the write of a part's block.
     fn write(&mut self, part: &mut Part<W>) -> Result<()> {
-        let (blocks, first) = (part.filled / BLOCK, part.output.block + part.written);
-        let mut open = self.spare()?;
-        let rest = &part.open[blocks * BLOCK..part.filled];
-        open[..rest.len()].copy_from_slice(rest);
-        part.filled = rest.len();
-        let complete = std::mem::replace(&mut part.open, open);
-        for (block, number) in complete.chunks_exact(BLOCK).take(blocks).zip(first..) {
-            self.sums[number as usize].store(BlockArray::sum(block), Ordering::Relaxed);
-        }
-        let piece = Piece { offset: BlockArray::offset(first), bytes: (blocks * BLOCK) as u64, at: 0 };
-        self.queue.submit_write(0, vec![piece], complete);
-        part.written += blocks as u64;
+        let fresh = self.spare()?;
+        let block = std::mem::replace(&mut part.block, fresh);
+        let number = part.output.block + part.written;
+        self.sums[number as usize].store(BlockArray::sum(&block), Ordering::Relaxed);
+        let piece = Piece { offset: BlockArray::offset(number), bytes: BLOCK as u64, at: 0 };
+        self.queue.submit_write(0, vec![piece], block);
+        part.written += 1;
+        part.filled = 0;
         Ok(())
     }
 
@@ -609,15 +590,11 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
 
     /// Writes and syncs everything, including open blocks.
     fn rest(&mut self) -> Result<Vec<SafePart>> {
-        let mut parts = std::mem::take(&mut self.parts);
-        for part in parts.iter_mut().filter(|part| part.filled > 0) {
-            // Then a later process may write any number of blocks at a time.
-            if part.filled >= BLOCK {
-                self.write(part)?;
-            }
-            let (piece, mut copy) = (part.open_blocks(), self.spare()?);
+        let parts = std::mem::take(&mut self.parts);
+        for part in parts.iter().filter(|part| part.filled > 0) {
+            let (piece, mut copy) = (part.open_block(), self.spare()?);
             let bytes = piece.bytes as usize;
-            copy[..bytes].copy_from_slice(&part.open[..bytes]);
+            copy[..bytes].copy_from_slice(&part.block[..bytes]);
             self.queue.submit_write(0, vec![piece], copy);
         }
         self.parts = parts;
@@ -631,9 +608,7 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
     fn close(&mut self) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         for part in parts.iter_mut().filter(|part| part.filled > 0) {
-            let end = part.filled.next_multiple_of(BLOCK);
-            part.open[part.filled..end].fill(0);
-            part.filled = end;
+            part.block[part.filled..].fill(0);
             self.write(part)?;
         }
         self.settle()
