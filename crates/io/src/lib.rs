@@ -59,7 +59,9 @@ pub use exchange::exchange;
 pub use layout::{Layout, PartPosition};
 pub use map::{Map, Touch};
 pub use plan::Piece;
-pub use prefetch::{gather_past_caches, prefer_large_pages, prefetch, return_freed_memory, trim_freed_memory};
+pub use prefetch::{
+    gather_past_caches, prefer_large_pages, prefetch, return_freed_memory, trim_freed_memory,
+};
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use queue::{Finished, Queue, Stop};
 pub use scratch::ScratchFile;
