@@ -218,6 +218,8 @@ pub fn choose_partitioning(
     if config.order != OrderName::Groups {
         return Ok(());
     }
+    // Before anything is made: a run that cannot be needs no partitions.
+    config.check()?;
     let names = StoredPartitioning::names(dataset)?;
     let stored = match (name, &names[..]) {
         (Some(name), _) => StoredPartitioning::open(dataset, name)?,

@@ -153,7 +153,7 @@ fn directions(dataset: &Dataset) -> &'static [Direction] {
 
 fn request_of(dataset: &Dataset, source: &PartitionSource) -> Result<PartitionRequest> {
     let refuse = |what, found: u32, most: u32| {
-        (found == 0 || found > most).then(|| SampleError::PartitionCount {
+        (found == 0 || found > most).then_some(SampleError::PartitionCount {
             what,
             found: found as u64,
             most: most as u64,
