@@ -1,7 +1,9 @@
 use crate::output::{TextTable, print, print_json};
+use crate::partition::partitions_text;
 use crate::prepare::packing_text;
 use esker_fetch::packed::Packed;
-use esker_store::{Dataset, LabelKind, Manifest, SplitOver, stripe_directory};
+use esker_sample::partition::StoredPartitioning;
+use esker_store::{Dataset, Derived, LabelKind, Manifest, SplitOver, stripe_directory};
 use esker_types::{ByteCount, grouped};
 use serde_json::json;
 use std::path::PathBuf;
@@ -48,7 +50,13 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
             Ok(derived) => {
                 let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
                 let fresh = dataset.is_current(&derived);
-                json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes})
+                let mut value =
+                    json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes});
+                if let Some((request, summary)) = StoredPartitioning::describe(&derived) {
+                    value["request"] = json!(request);
+                    value["summary"] = json!(summary);
+                }
+                value
             }
             Err(error) => json!({"name": name, "fresh": false, "error": error.to_string()}),
         })
@@ -180,20 +188,25 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     text.push_str(&striped_text(dataset));
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
-            Ok(derived) if dataset.is_current(derived) => match Packed::describe(derived) {
-                Some(packing) => {
-                    let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-                    let table = packing_text(&packing, bytes).replace("\n  ", "\n    ");
-                    format!("{}\n  {}", derived.manifest.kind, table.trim_end())
-                }
-                None => derived.manifest.kind.clone(),
-            },
+            Ok(derived) if dataset.is_current(derived) => derived_text(derived),
             Ok(derived) => format!("{}, stale: will be made again", derived.manifest.kind),
             Err(_) => "damaged: will be made again".to_string(),
         };
         text.push_str(&format!("  derived {name}: {state}\n"));
     }
     Ok(text)
+}
+
+/// Derived data that is current, for people.
+fn derived_text(derived: &Derived) -> String {
+    let kind = &derived.manifest.kind;
+    let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+    let table = match (Packed::describe(derived), StoredPartitioning::describe(derived)) {
+        (Some(packing), _) => packing_text(&packing, bytes),
+        (None, Some((request, summary))) => partitions_text(&request, &summary, bytes),
+        (None, None) => return kind.clone(),
+    };
+    format!("{kind}\n  {}", table.replace("\n  ", "\n    ").trim_end())
 }
 
 fn origin(manifest: &Manifest) -> String {

@@ -11,6 +11,7 @@ mod gpu;
 mod import;
 mod info;
 mod output;
+mod partition;
 mod predict;
 mod prepare;
 mod progress;
@@ -59,6 +60,7 @@ enum Verb {
     Info(info::InfoArguments),
     Verify(verify::VerifyArguments),
     Stripe(stripe::StripeArguments),
+    Partition(partition::PartitionArguments),
     Prepare(Box<prepare::PrepareArguments>),
     Train(Box<train::TrainArguments>),
     Eval(train::EvalArguments),
@@ -77,7 +79,10 @@ enum Verb {
 impl Verb {
     /// Whether the same command continues where an earlier one ended.
     fn continues(&self) -> bool {
-        matches!(self, Verb::Generate(_) | Verb::Import(_) | Verb::Stripe(_) | Verb::Prepare(_))
+        matches!(
+            self,
+            Verb::Generate(_) | Verb::Import(_) | Verb::Stripe(_) | Verb::Partition(_) | Verb::Prepare(_)
+        )
     }
 }
 
@@ -94,6 +99,7 @@ fn main() -> ExitCode {
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Stripe(arguments) => stripe::run(&arguments),
+        Verb::Partition(arguments) => partition::run(&arguments),
         Verb::Prepare(arguments) => prepare::run(&arguments),
         Verb::Train(arguments) => train::run(&arguments),
         Verb::Eval(arguments) => train::eval(&arguments),

@@ -4,6 +4,7 @@ use crate::device::{WithBackend, on_device};
 use crate::exit::{INTERRUPTED, check_memory, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
+use crate::partition::choose_partitioning;
 use crate::progress::Shown;
 use crate::train::{Flags, stop_on_interrupt};
 use esker_fetch::packed::Packing;
@@ -47,12 +48,13 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(&arguments.dataset)?;
     let mut flags = arguments.flags.clone();
     flags.strategy.get_or_insert(StrategyKind::DiskGnn);
-    let config = flags.resolve(&dataset)?;
+    let mut config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
     check_memory(config.memory)?;
     if config.strategy != StrategyKind::DiskGnn {
         return Err(usage(format!("{} needs no preparation; use --strategy diskgnn", config.strategy)));
     }
+    choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json)?;
     on_device(config, Preparing { json: arguments.json })
 }
 

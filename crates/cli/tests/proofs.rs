@@ -4,8 +4,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, real, sample, skew, stripe,
-    threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, real, sample, skew,
+    stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -233,4 +233,14 @@ fn inference_with_all_neighbours_is_the_same_with_any_memory_and_after_kills() {
     train::graph(&bench, 20_000, 32).unwrap();
     println!("{:#}", inference::same(&bench, &["sage", "gat"], 32).unwrap());
     println!("{:#}", inference::killed(&bench, "sage", "80MiB", 3).unwrap());
+}
+
+#[test]
+fn batches_by_groups_of_partitions_reach_fewer_nodes() {
+    let bench = bench();
+    println!("{:#}", outre::generated(&bench, 20_000).unwrap());
+    match outre::wordnet(&bench).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: the real datasets are not beside the checkout"),
+    }
 }

@@ -41,6 +41,18 @@ pub enum SampleError {
     /// Batches without seeds.
     #[error("batches of 0 seeds are asked for; a batch needs at least one seed")]
     EmptyBatches,
+    /// Groups that may have no full batch.
+    #[error(
+        "{seeds} seeds in {groups} groups may have no full batch: batches of {batch} are asked for, and smaller ones are dropped; take smaller batches, larger groups or fewer partitions"
+    )]
+    NoFullGroup {
+        /// Seeds of a batch.
+        batch: u64,
+        /// Groups of an epoch.
+        groups: u64,
+        /// Number of seeds.
+        seeds: u64,
+    },
     /// A hop that samples nothing.
     #[error("a fan-out of 0 samples nothing; leave the hop out")]
     ZeroFanout,
@@ -160,6 +172,109 @@ pub enum SampleError {
         /// Bytes allowed.
         allowed: ByteCount,
     },
+    /// A partitioning needs more memory than it may use.
+    #[error(
+        "{partitions} partitions of {nodes} nodes need {needed} of memory, {allowed} are allowed; give --memory {}",
+        needed.flag_value()
+    )]
+    PartitionMemory {
+        /// Nodes of the graph.
+        nodes: u64,
+        /// Number of partitions.
+        partitions: u32,
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes allowed.
+        allowed: ByteCount,
+    },
+    /// A number that cannot be.
+    #[error("{found} {what} are asked for; give from 1 to {most}")]
+    PartitionCount {
+        /// What is counted.
+        what: &'static str,
+        /// What was requested.
+        found: u64,
+        /// The most that can be.
+        most: u64,
+    },
+    /// A name that cannot be.
+    #[error(
+        "`{name}` cannot be the name of a partitioning; use letters, digits, `-` and `_`, at most 100 of them"
+    )]
+    PartitioningName {
+        /// The name.
+        name: String,
+    },
+    /// No training nodes to choose the number of partitions by.
+    #[error(
+        "{dataset} has no training nodes, by which `auto` chooses the number of partitions; give --partitions N"
+    )]
+    NoTrainingNodes {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// A line of a file of partitions.
+    #[error(
+        "{path}, line {line}: expected {expected}, found {found}; the file must have a partition number per line, a line per node"
+    )]
+    PartitionLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A file of partitions of another graph.
+    #[error(
+        "{path}: expected {expected} lines, one per node, found {found}; give the partitions of this graph, in the order of its node ids"
+    )]
+    PartitionLines {
+        /// The file.
+        path: PathBuf,
+        /// Nodes of the graph.
+        expected: u64,
+        /// Lines of the file.
+        found: u64,
+    },
+    /// The name has another partitioning.
+    #[error(
+        "{dataset} has a partitioning `{name}` with other parameters ({found}); choose another --name, or replace it with --overwrite"
+    )]
+    PartitioningExists {
+        /// The dataset.
+        dataset: PathBuf,
+        /// The name.
+        name: String,
+        /// What it is.
+        found: String,
+    },
+    /// A partitioning that is not there.
+    #[error(
+        "{dataset} has no partitioning `{name}`, it has {names}; make it with `esker partition {dataset} --name {name}`"
+    )]
+    NoPartitioning {
+        /// The dataset.
+        dataset: PathBuf,
+        /// The name.
+        name: String,
+        /// Those that are there.
+        names: String,
+    },
+    /// Damaged partitions, or those of another dataset.
+    #[error(
+        "{path}: expected {expected}, found {found}; remove the directory, and run `esker partition` again"
+    )]
+    Partitioning {
+        /// The directory or file.
+        path: PathBuf,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// A stop was requested.
     #[error("stopped")]
     Stopped,
@@ -192,7 +307,9 @@ impl SampleError {
         match self {
             SampleError::Store(error) => error.kind(),
             SampleError::Stopped => ErrorKind::Stopped,
-            SampleError::Io { .. } | SampleError::Trace { .. } => ErrorKind::World,
+            SampleError::Io { .. } | SampleError::Trace { .. } | SampleError::Partitioning { .. } => {
+                ErrorKind::World
+            }
             _ => ErrorKind::Asked,
         }
     }

@@ -5,7 +5,8 @@
 //! whether the graph is in memory or on disk. [`Sampler`] samples neighbours and relabels nodes, as DENSE (Marius++
 //! section 4), in the classic layered form, or as ShaDow's induced subgraph. [`bulk`] samples many batches on many
 //! threads, in order. [`trace`] stores samples on disk. [`negatives`] corrupts edges for link prediction. [`draw`]
-//! specifies the random draw so that any device can repeat it. Nothing here decides where feature rows come from.
+//! specifies the random draw so that any device can repeat it. [`partition`] divides the nodes of a graph, for an order
+//! by groups of partitions. Nothing here decides where feature rows come from.
 //!
 //! ```
 //! use esker_sample::{Carry, Direction, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};
@@ -42,8 +43,8 @@
 //!            epoch)                                                      discovery)            order)
 //! ```
 //!
-//! 1. `order.rs`: which seeds batch b of an epoch has. Each batch is computed on its own. A new order (partition
-//!    groups) is one more `Order`. `batches.rs` turns seeds into nodes: the seeds themselves, or the ends of edges and
+//! 1. `order.rs`: which seeds batch b of an epoch has. Each batch is computed on its own. A new order is one more
+//!    `Order`; `order/groups.rs` is the one by groups of partitions. `batches.rs` turns seeds into nodes: the seeds themselves, or the ends of edges and
 //!    their negatives.
 //! 2. `Topology`: adjacency in memory is read directly. Other topologies give degrees first, and then fetch the sampled
 //!    entries of a whole hop together.
@@ -74,6 +75,7 @@ pub mod negatives;
 mod reference;
 
 pub mod order;
+pub mod partition;
 mod relabel;
 mod sample;
 mod sampler;

@@ -3,6 +3,10 @@
 //!
 //! docs/sample.md specifies the shuffled order word by word.
 
+mod groups;
+
+pub use groups::{Grouping, Groups};
+
 use crate::draw::PURPOSE_ORDER;
 use crate::topology::{Edge, EdgeLookup};
 use crate::{Result, SampleError};
@@ -151,10 +155,10 @@ pub(crate) fn identity_of_nodes(nodes: &[NodeId]) -> String {
     format!("nodes(count={},xxh3={:016x})", nodes.len(), hash.digest())
 }
 
-/// An order of batches. Orders by groups of partitions, or over resident edge buckets, are further implementations:
-/// nothing else depends on how many items a batch has or where they come from.
+/// An order of batches. Nothing else depends on how many items a batch has or where they come from. Orders over
+/// resident edge buckets are further implementations.
 pub trait Order: Send + Sync {
-    /// Number of batches in an epoch.
+    /// Number of batches in an epoch. Epochs may differ.
     fn batches(&self, epoch: u64) -> u64;
 
     /// The items of a batch, as indices of seeds. Fails if the epoch has no such batch.
@@ -313,7 +317,7 @@ impl Order for GivenOrder {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::InMemory;
     use crate::reference;
@@ -324,7 +328,7 @@ mod tests {
         items
     }
 
-    fn epoch_of(order: &dyn Order, epoch: u64) -> Vec<Vec<u64>> {
+    pub(crate) fn epoch_of(order: &dyn Order, epoch: u64) -> Vec<Vec<u64>> {
         (0..order.batches(epoch)).map(|batch| items_of(order, epoch, batch)).collect()
     }
 

@@ -154,7 +154,8 @@ impl Job {
     /// Number of batches of a phase.
     pub fn count(&self, phase: Phase) -> u64 {
         match phase {
-            Phase::Train { epoch } => self.batches.count(epoch),
+            // Epochs may differ in their number of batches, and a repeated one has that of the epoch it repeats.
+            Phase::Train { epoch } => self.batches.count(self.sampled_at(Position { epoch, batch: 0 }).epoch),
             other => self.inference(other).map_or(0, |over| over.batches.count(0)),
         }
     }

@@ -17,7 +17,7 @@ pub struct JobOutline {
     pub epochs: u64,
     /// Number of distinct epochs, if given explicitly. Later epochs repeat them.
     pub epochs_sampled: Option<u64>,
-    /// Batches per epoch.
+    /// Batches per epoch; the most, if epochs differ.
     pub epoch_batches: u64,
     /// How neighbours are sampled.
     pub settings: Settings,

@@ -2,6 +2,8 @@
 
 use crate::{Difference, Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
+use esker_sample::order::Grouping;
+use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
 use esker_store::{Dataset, LabelKind};
 use esker_strategies::StrategyKind;
@@ -20,6 +22,29 @@ pub enum OrderName {
     Shuffled,
     /// Seeds in their given order.
     Sequential,
+    /// By groups of partitions, so that neighbouring seeds are in the same batch.
+    Groups,
+}
+
+/// The partitioning that an order by groups uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChosenPartitioning {
+    /// Its name in the dataset.
+    pub name: String,
+    /// A hash of it. A run continues only with the same.
+    pub digest: String,
+    /// Number of partitions.
+    pub partitions: u32,
+}
+
+impl From<&StoredPartitioning> for ChosenPartitioning {
+    fn from(stored: &StoredPartitioning) -> ChosenPartitioning {
+        ChosenPartitioning {
+            name: stored.name().to_string(),
+            digest: stored.digest().to_string(),
+            partitions: stored.partitions(),
+        }
+    }
 }
 
 /// How validation and test nodes are evaluated.
@@ -102,6 +127,12 @@ pub struct RunConfig {
     pub epochs: u64,
     /// The order of batches.
     pub order: OrderName,
+    /// Partitions in a group, if batches come by groups.
+    #[serde(default)]
+    pub group: Option<u32>,
+    /// The partitioning, if batches come by groups.
+    #[serde(default)]
+    pub partitioning: Option<ChosenPartitioning>,
     /// Whether a last, smaller batch is left out.
     pub drop_last: bool,
     /// Random seed of everything.
@@ -188,6 +219,8 @@ impl RunConfig {
             batch: 1000,
             epochs: 10,
             order: OrderName::default(),
+            group: None,
+            partitioning: None,
             drop_last: false,
             seed: 1,
             eval: EvaluationMode::default(),
@@ -216,6 +249,34 @@ impl RunConfig {
             checkpoint_batches: 0,
             checkpoint_seconds: 600,
         }
+    }
+
+    /// How an order by groups groups training nodes; `None` for another order, or without a partitioning.
+    pub fn grouping(&self) -> Option<Grouping> {
+        let chosen = self.partitioning.as_ref().filter(|_| self.order == OrderName::Groups)?;
+        Some(Grouping {
+            partitions: chosen.partitions,
+            digest: chosen.digest.clone(),
+            group: self.group.unwrap_or(USUAL_GROUP),
+            batch: self.batch,
+            drop_last: self.drop_last,
+            seed: self.seed,
+        })
+    }
+
+    /// The most batches that an epoch with so many training nodes can have.
+    pub(crate) fn most_batches(&self, nodes: u64) -> u64 {
+        match (self.grouping(), self.drop_last) {
+            (Some(grouping), _) => grouping.most_batches(nodes),
+            (None, true) => nodes / self.batch.max(1),
+            (None, false) => nodes.div_ceil(self.batch.max(1)),
+        }
+    }
+
+    /// Memory of the order of training batches.
+    pub(crate) fn order_bytes(&self, dataset: &Dataset) -> u64 {
+        let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
+        self.grouping().map_or(0, |grouping| grouping.bytes_for(train))
     }
 
     /// How training batches are sampled.
@@ -290,6 +351,7 @@ impl RunConfig {
             ("--superbatch", self.superbatch),
             ("--epochs-sampled", self.epochs_sampled),
             ("--segment", self.segment.map(u64::from)),
+            ("--group", self.group.map(u64::from)),
         ];
         match counts.iter().find(|(_, count)| *count == Some(0)) {
             Some((flag, _)) => Err(TrainError::Setting { flag, found: 0.0, allowed: "at least 1" }),
@@ -311,6 +373,7 @@ impl RunConfig {
     pub fn differences(&self, other: &RunConfig) -> Vec<Difference> {
         let free = [
             "dataset",
+            "partitioning.name",
             "strategy",
             "memory",
             "disk_budget",

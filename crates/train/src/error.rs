@@ -97,6 +97,23 @@ pub enum TrainError {
         /// The dataset.
         dataset: PathBuf,
     },
+    /// An order by groups without partitions.
+    #[error("the order by groups has no partitioning; make one with `esker partition`, and choose it")]
+    NoPartitioning,
+    /// A partitioning that differs from that of the run.
+    #[error(
+        "{dataset}: the partitioning `{name}` has changed since the run was started: its digest is {now}, was {before}; bring the old one back with `esker partition --overwrite` and its parameters, or train anew"
+    )]
+    OtherPartitioning {
+        /// The dataset.
+        dataset: PathBuf,
+        /// The name.
+        name: String,
+        /// The digest that it has.
+        now: String,
+        /// The digest of the run.
+        before: String,
+    },
     /// A metric that these labels do not have.
     #[error("--metric {metric} does not fit {}; {}", labels_text(*kind, *outputs), metrics_text(*kind))]
     Metric {

@@ -56,7 +56,7 @@ mod trainer;
 mod whole;
 
 pub use checkpoint::Checkpoint;
-pub use config::{EvaluationMode, MetricName, OrderName, RunConfig};
+pub use config::{ChosenPartitioning, EvaluationMode, MetricName, OrderName, RunConfig};
 pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use evaluate::evaluate_run;
@@ -64,7 +64,7 @@ pub use learner::{Learner, adjacency};
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Objective, Picked};
-pub use open::{OpenRun, RunControl};
+pub use open::{OpenRun, RunControl, count_steps};
 pub use predict::{TakeEmbeddings, TakePredictions, embeddings, predict};
 pub use record::{BatchRecord, EpochRecord, NeighbourRecord, RunDirectory, Summary, WallClock};
 pub use step::{InFlight, Step, StepDone};

@@ -12,12 +12,13 @@ use crate::{
     WallClock,
 };
 use esker_nn::Backend;
-use esker_sample::order::{Batching, Order, Sequential, Shuffled};
+use esker_sample::order::{Batching, Groups, Order, Sequential, Shuffled};
+use esker_sample::partition::StoredPartitioning;
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
-    Inference, Job, JobOutline, OutOfCore, Prepared, RunPosition, Strategy, StrategyNeeds,
+    Inference, Job, JobOutline, OutOfCore, Phase, Prepared, RunPosition, Strategy, StrategyNeeds,
 };
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
@@ -31,6 +32,9 @@ const MOST_SAMPLERS: usize = 8;
 
 /// The pilot may use this much in any case, so that a refusal names the smallest budget. A run needs more than a pilot.
 const LEAST_PILOT_BYTES: u64 = 64 << 20;
+
+/// Epochs whose batches are counted one by one.
+const MOST_COUNTED_EPOCHS: u64 = 1000;
 
 /// Progress and stop signal of the work before training.
 #[derive(Clone)]
@@ -275,7 +279,12 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// Number of batches in the first epoch.
     pub fn batches_of_epoch(&self) -> u64 {
-        self.job.batches.count(0)
+        self.batches_of(0)
+    }
+
+    /// Number of batches in an epoch.
+    pub(crate) fn batches_of(&self, epoch: u64) -> u64 {
+        self.job.count(Phase::Train { epoch })
     }
 
     /// Bytes of a feature row as stored.
@@ -405,10 +414,7 @@ impl CheckedDataset {
             largest_batch: config.batch.min(count),
             epochs: config.epochs,
             epochs_sampled: config.epochs_sampled,
-            epoch_batches: match config.drop_last {
-                true => count / config.batch.max(1),
-                false => count.div_ceil(config.batch.max(1)),
-            },
+            epoch_batches: config.most_batches(count),
             settings: config.settings(),
             known: None,
             direction: config.direction,
@@ -474,7 +480,7 @@ fn piloted(
     needs: StrategyNeeds<'_>,
 ) -> Result<(Task, Job)> {
     let task = Task::load(&outline.dataset)?;
-    let batches = training_batches(config, &task)?;
+    let batches = training_batches(config, &outline.dataset, &task, purpose)?;
     let mut job = Job::new(outline, batches)?;
     job.schedule = schedule(config, &task, purpose)?;
     (job.progress, job.stop) = (control.progress, control.stop);
@@ -483,7 +489,7 @@ fn piloted(
     }
     if purpose == Purpose::Train || job.evaluation.is_some() {
         let keep = needs(&job)?.topology_in_memory;
-        let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset);
+        let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset) + config.order_bytes(&job.dataset);
         job.pilot(config.memory.saturating_sub(beside).max(LEAST_PILOT_BYTES), keep)?;
     }
     if purpose == Purpose::Infer {
@@ -492,18 +498,54 @@ fn piloted(
     Ok((task, job))
 }
 
-/// The training batches.
-fn training_batches(config: &RunConfig, task: &Task) -> Result<Arc<dyn Batches>> {
+/// The training batches. Inference has no use for their order, nor for what the order needs.
+fn training_batches(
+    config: &RunConfig,
+    dataset: &Dataset,
+    task: &Task,
+    purpose: Purpose,
+) -> Result<Arc<dyn Batches>> {
     let nodes = task.train.nodes();
     let batching = Batching::new(nodes.len() as u64, config.batch, config.drop_last)?;
     if batching.batches() == 0 {
         return Err(TrainError::NoFullBatch { batch: config.batch, nodes: nodes.len() });
     }
     let order: Arc<dyn Order> = match config.order {
-        OrderName::Shuffled => Arc::new(Shuffled { batching, seed: config.seed }),
         OrderName::Sequential => Arc::new(Sequential(batching)),
+        OrderName::Groups if purpose == Purpose::Train => Arc::new(groups(config, dataset, nodes)?),
+        OrderName::Shuffled | OrderName::Groups => Arc::new(Shuffled { batching, seed: config.seed }),
     };
     Ok(Arc::new(NodeBatches::new(order, Seeds::Shared(nodes.clone()))?))
+}
+
+/// The order by groups of the partitioning that the run was configured with.
+fn groups(config: &RunConfig, dataset: &Dataset, nodes: &[NodeId]) -> Result<Groups> {
+    let (Some(grouping), Some(chosen)) = (config.grouping(), &config.partitioning) else {
+        return Err(TrainError::NoPartitioning);
+    };
+    let stored = StoredPartitioning::open(dataset, &chosen.name)?;
+    if (stored.digest(), stored.partitions()) != (chosen.digest.as_str(), chosen.partitions) {
+        return Err(TrainError::OtherPartitioning {
+            dataset: config.dataset.clone(),
+            name: chosen.name.clone(),
+            now: stored.digest().to_string(),
+            before: chosen.digest.clone(),
+        });
+    }
+    Ok(Groups::new(grouping, &stored.of_nodes(nodes)?)?)
+}
+
+/// Optimizer steps of a whole run whose epochs are all sampled. Epochs of the order by groups differ in their number
+/// of batches; of very many, some are counted.
+pub fn count_steps(config: &RunConfig, dataset: &Dataset) -> Result<u64> {
+    let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
+    if config.order != OrderName::Groups {
+        return Ok(config.epochs.saturating_mul(config.most_batches(train)));
+    }
+    let order = groups(config, dataset, &Task::training_nodes(dataset)?)?;
+    let counted = config.epochs.min(MOST_COUNTED_EPOCHS);
+    let steps: u64 = (0..counted).map(|epoch| order.batches(epoch)).sum();
+    Ok((steps as u128 * config.epochs as u128 / counted.max(1) as u128) as u64)
 }
 
 /// When the run evaluates with sampled neighbourhoods, and on which nodes.

@@ -202,6 +202,13 @@ impl LabelledNodes {
     }
 }
 
+impl Task {
+    /// The training nodes of a dataset.
+    pub(crate) fn training_nodes(dataset: &Dataset) -> Result<Vec<NodeId>> {
+        read_split(dataset, SplitName::Train, Task::of(dataset)?.1.train)
+    }
+}
+
 fn read_split(dataset: &Dataset, split: SplitName, count: u64) -> Result<Vec<NodeId>> {
     let Some(array) = dataset.array(split.file()).filter(|_| count > 0) else { return Ok(Vec::new()) };
     let mut ids = vec![0u64; count as usize];

@@ -288,7 +288,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             // Stopped between the last batch of an epoch and the end of its validation.
             let unfinished = self.state.epoch < self.run.config.epochs
                 && self.state.batch > 0
-                && self.state.batch == self.run.job.batches.count(self.state.epoch);
+                && self.state.batch == self.run.batches_of(self.state.epoch);
             if unfinished && self.end_epoch(&mut *source, watcher)? == Next::Stop {
                 return self.stopped(&mut *source, watcher);
             }
@@ -388,7 +388,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             self.settle(source, watcher)?;
             self.checkpoint(source)?;
         }
-        if at.batch + 1 == self.run.job.batches.count(at.epoch) {
+        if at.batch + 1 == self.run.batches_of(at.epoch) {
             self.settle(source, watcher)?;
             if self.end_epoch(source, watcher)? == Next::Stop {
                 return Ok(Next::Stop);
@@ -427,7 +427,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let record = BatchRecord { epoch: at.epoch, batch: at.batch, loss, lr: done.rate };
         self.metrics.line("batch", &record)?;
         self.state.batch = at.batch + 1;
-        let (batches, epochs) = (self.run.job.batches.count(at.epoch), self.run.config.epochs);
+        let (batches, epochs) = (self.run.batches_of(at.epoch), self.run.config.epochs);
         let stages = self.stages(source);
         watcher.batch(&BatchProgress { record: &record, batches, epochs, stages: &stages });
         Ok(())
@@ -523,7 +523,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             epoch: state.epoch,
             seconds: state.epoch_seconds + self.epoch_started.elapsed().as_secs_f64(),
             evaluation_seconds: 0.0,
-            batches: self.run.job.batches.count(state.epoch),
+            batches: self.run.batches_of(state.epoch),
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
             bytes_read: now.bytes_read - self.counted.bytes_read,

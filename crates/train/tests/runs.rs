@@ -12,6 +12,7 @@ use esker_train::{
     TrainError, Trainer, evaluate_run, predict,
 };
 use esker_types::NodeId;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,6 +67,77 @@ fn strategies_threads_and_memory_do_not_change_a_bit() {
 }
 
 #[test]
+fn strategies_train_by_groups_to_the_same_bit_and_epochs_differ_in_batches() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 5, ..bench.by_groups() };
+    let mut seen = Vec::new();
+    for strategy in [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn] {
+        let out = bench.path(&format!("run-{strategy}"));
+        let summary = train(&RunConfig { strategy, superbatch: Some(7), ..config.clone() }, &out);
+        let counts: BTreeSet<u64> = summary.epochs.iter().map(|epoch| epoch.batches).collect();
+        assert!(counts.len() > 1, "{counts:?}");
+        seen.push(result(&summary, &out));
+    }
+    assert!(
+        seen.iter().all(|one| *one == seen[0]),
+        "{:?}",
+        seen.iter().map(|one| &one.0).collect::<Vec<_>>()
+    );
+    // Other groups are other batches.
+    let other = RunConfig { group: Some(4), ..config.clone() };
+    assert_ne!(train(&other, &bench.path("other")).loss_digest, seen[0].0);
+    // Repeated epochs have the batches of those that they repeat, and as many.
+    let mut repeated = Vec::new();
+    for strategy in [StrategyKind::Memory, StrategyKind::DiskGnn] {
+        let out = bench.path(&format!("repeated-{strategy}"));
+        let config = RunConfig { strategy, epochs_sampled: Some(2), ..config.clone() };
+        let summary = train(&config, &out);
+        let counts: Vec<u64> = summary.epochs.iter().map(|epoch| epoch.batches).collect();
+        assert_eq!(counts[2..], counts[..3]);
+        repeated.push(result(&summary, &out));
+    }
+    assert!(repeated[0] == repeated[1] && repeated[0].0 != seen[0].0);
+}
+
+#[test]
+fn runs_by_groups_resume_with_the_same_partitions_only() {
+    let bench = Bench::new();
+    let config = bench.by_groups();
+    check_resume_of(&bench, config.clone(), 9);
+    let mut trainer = Trainer::create(CpuBackend::new(), config.clone(), &bench.path("run")).unwrap();
+    trainer = match trainer.run(&mut StopAfter(4)).unwrap() {
+        Outcome::Stopped(_) => {
+            Trainer::resume(CpuBackend::new(), config.clone(), &bench.path("run")).unwrap()
+        }
+        Outcome::Finished(_) => panic!("it ended before it was stopped"),
+    };
+    drop(trainer);
+    let mut chosen = config.partitioning.clone().unwrap();
+    chosen.digest = "0".repeat(16);
+    let other = RunConfig { partitioning: Some(chosen), ..config.clone() };
+    let said =
+        Trainer::resume(CpuBackend::new(), other.clone(), &bench.path("run")).err().unwrap().to_string();
+    assert!(said.contains("partitioning.digest"), "{said}");
+    let said = Trainer::create(CpuBackend::new(), other, &bench.path("new")).err().unwrap().to_string();
+    assert!(said.contains("`thirteen` has changed"), "{said}");
+    let none = RunConfig { partitioning: None, ..config.clone() };
+    let said = Trainer::create(CpuBackend::new(), none, &bench.path("new")).err().unwrap().to_string();
+    assert!(said.contains("esker partition"), "{said}");
+    let dropping = RunConfig { drop_last: true, batch: 300, ..config };
+    let said = Trainer::create(CpuBackend::new(), dropping, &bench.path("new")).err().unwrap().to_string();
+    assert!(said.contains("5 groups"), "{said}");
+}
+
+#[test]
+fn predicting_needs_no_partitions() {
+    let bench = Bench::new();
+    let out = bench.path("run");
+    train(&RunConfig { epochs: 1, ..bench.by_groups() }, &out);
+    std::fs::remove_dir_all(bench.path("g").join("derived/partitions-thirteen")).unwrap();
+    assert!(load(&out, None, None).is_ok());
+}
+
+#[test]
 fn a_model_learns_what_was_planted() {
     let bench = Bench::new();
     let config = RunConfig { epochs: 8, ..bench.config() };
@@ -85,13 +157,18 @@ fn check_resume(change: impl Fn(&mut RunConfig)) {
     let bench = Bench::new();
     let mut config = bench.config();
     change(&mut config);
+    check_resume_of(&bench, config, 4);
+}
+
+/// Stopped after every so many batches.
+fn check_resume_of(bench: &Bench, config: RunConfig, every: u64) {
     let whole = train(&config, &bench.path("whole"));
     let expected = result(&whole, &bench.path("whole"));
     let out = bench.path("stopped");
     let mut trainer = Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap();
     let mut stops = 0;
     let summary = loop {
-        match trainer.run(&mut StopAfter(4)).unwrap() {
+        match trainer.run(&mut StopAfter(every)).unwrap() {
             Outcome::Finished(summary) => break *summary,
             Outcome::Stopped(_) => stops += 1,
         }

@@ -47,6 +47,11 @@ pub struct LocalIndex(pub u32);
 #[repr(transparent)]
 pub struct SlotIndex(pub u32);
 
+/// A partition of a graph's nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct PartitionId(pub u32);
+
 impl SlotIndex {
     /// This slot as an index into an array by slot.
     #[inline(always)]

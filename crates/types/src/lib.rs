@@ -24,7 +24,7 @@ pub use bytes::{ByteCount, ParseBytesError, counted, grouped};
 pub use device::{DeviceName, ParseDeviceError};
 pub use dtype::{Dtype, ParseDtypeError};
 pub use error_kind::ErrorKind;
-pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, SlotIndex};
+pub use ids::{EdgeId, IdWidth, LocalIndex, NodeId, PartitionId, SlotIndex};
 pub use median::median;
 pub use progress::{Progress, Recorded, Silent, StageTaken, Unit};
 pub use stop::StopSignal;

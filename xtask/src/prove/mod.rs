@@ -10,6 +10,7 @@ pub mod import;
 pub mod inference;
 pub mod io;
 pub mod kill;
+pub mod outre;
 pub mod real;
 pub mod sample;
 pub mod skew;
@@ -173,6 +174,11 @@ pub const ITEMS: &[Item] = &[
         name: "diskgnn-gpu",
         about: "diskgnn on a GPU with a tenth of the rows cached: epochs beside memory and the disk (see cargo xtask gpu)",
         run: diskgnn::full_gpu,
+    },
+    Item {
+        name: "outre-redundancy",
+        about: "nodes of all batches per training node: by groups of partitions against shuffled",
+        run: outre::full,
     },
     Item {
         name: "inference",

@@ -4,6 +4,7 @@ use crate::device::{WithBackend, on_device};
 use crate::exit::{check_memory, usage};
 use crate::folder::OwnFolder;
 use crate::output::{print, print_json};
+use crate::partition::choose_partitioning;
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
 use esker_nn::{Backend, CpuCounters, best_matmul_rate};
@@ -63,6 +64,8 @@ pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     arguments.flags.check_effect(&config)?;
     check_memory(config.memory)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
+    let partitioning = arguments.flags.partitioning.as_deref();
+    choose_partitioning(&mut config, &dataset, partitioning, arguments.json)?;
     drop(dataset);
     // Enough for any number of batches. Nothing is evaluated.
     config.epochs = u64::MAX;
@@ -206,7 +209,7 @@ fn show<B: Backend + Clone + 'static>(
         "dataset": arguments.dataset, "strategy": run.config.strategy, "threads": run.config.threads,
         "device": run.config.device, "precision": run.config.precision,
         "model": run.config.model, "fanout": run.config.fanout, "batch": run.config.batch, "compute": !arguments.no_compute,
-        "batches": batches, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
+        "order": run.config.order, "batches": batches, "nodes": nodes, "seconds_per_batch": seconds * each, "nodes_per_batch": nodes / batches,
         "edges_per_batch": edges / batches, "bytes_useful_per_batch": nodes * run.row_bytes() / batches,
         "stages": spent, "bound_by": bound_by(spent, seconds), "matmul": matmuls,
         "matmul_seconds_per_batch": host.map(|host| host.matmul_seconds * each),

@@ -5,7 +5,7 @@ use super::Flags;
 use crate::exit::usage;
 use esker_nn::{Kind, OptimizerKind};
 use esker_strategies::StrategyKind;
-use esker_train::{EvaluationMode, RunConfig};
+use esker_train::{EvaluationMode, OrderName, RunConfig};
 use esker_types::DeviceName;
 
 /// A flag that counts in some runs only.
@@ -52,6 +52,14 @@ impl Flags {
             &self.of_optimizers(config.optimizer.kind),
         )?;
         check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
+        let groups = config.order == OrderName::Groups;
+        check(
+            &format!("--order {}", word_of(config.order)),
+            &[
+                flag("--group", self.group.is_some(), groups, "--order groups"),
+                flag("--partitioning", self.partitioning.is_some(), groups, "--order groups"),
+            ],
+        )?;
         let evaluates = config.eval != EvaluationMode::None;
         let samples = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
         check(

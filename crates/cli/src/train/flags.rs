@@ -7,6 +7,7 @@ use esker_nn::{
     Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
     OptimizerKind, Precision, Schedule,
 };
+use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
@@ -164,9 +165,15 @@ pub struct Flags {
     /// Batch size: seed nodes per batch; default: 1000
     #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub batch: Option<u64>,
-    /// Order of the seed nodes: shuffled in every epoch, or sequential; default: shuffled
+    /// Order of the seed nodes: shuffled in every epoch, sequential, or groups (by groups of partitions, so that neighbouring seed nodes are in the same batch and fewer nodes are sampled); default: shuffled
     #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
     pub order: Option<OrderName>,
+    /// --order groups: partitions in a group; default: 20
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
+    pub group: Option<u32>,
+    /// --order groups: name of the partitioning that `esker partition` made; default: the only one, or a new one if there is none
+    #[arg(long, help_heading = "Batches")]
+    pub partitioning: Option<String>,
     /// Drop the last, incomplete batch; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Batches")]
     pub drop_last: Option<bool>,
@@ -346,6 +353,8 @@ impl Flags {
             fanout: Some(Fanouts(config.fanout.clone())).filter(|fanouts| !fanouts.0.is_empty()),
             batch: Some(config.batch),
             order: Some(config.order),
+            group: config.group,
+            partitioning: config.partitioning.as_ref().map(|chosen| chosen.name.clone()),
             drop_last: Some(config.drop_last),
             form: Some(config.form),
             direction: Some(config.direction),
@@ -402,6 +411,7 @@ impl Flags {
         let batch = self.batch.unwrap_or(usual.batch);
         let epochs = self.epochs.unwrap_or(usual.epochs);
         let eval = self.eval.unwrap_or(usual.eval);
+        let order = self.order.unwrap_or(usual.order);
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
         let batches = match self.drop_last {
             Some(true) => train / batch.max(1),
@@ -430,7 +440,8 @@ impl Flags {
             direction: self.direction.unwrap_or(usual.direction),
             batch,
             epochs,
-            order: self.order.unwrap_or(usual.order),
+            order,
+            group: (order == OrderName::Groups).then_some(self.group.unwrap_or(USUAL_GROUP)),
             drop_last: self.drop_last.unwrap_or(usual.drop_last),
             seed: self.seed.unwrap_or(usual.seed),
             eval,

@@ -10,6 +10,7 @@ use crate::device::{WithBackend, on_device, resolve};
 use crate::exit::{INTERRUPTED, check_memory, kind_of, text_of, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
+use crate::partition::choose_partitioning;
 use crate::progress::Shown;
 use esker_nn::{Backend, Precision};
 use esker_sample::Position;
@@ -39,6 +40,8 @@ Examples:
   esker train g --strategy ginex --memory 1GiB --out run
   # batches sampled before training; samples and packed rows are used again by the next run
   esker train g --strategy diskgnn --memory 1GiB --out run
+  # neighbouring seed nodes in the same batch: fewer nodes are sampled
+  esker train g --order groups --out run
   # full-batch GCN of the paper: all neighbours, evaluated on the whole graph
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
   # options from a file: dataset = \"g\", hidden = 256
@@ -114,8 +117,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     };
     let Some(path) = &flags.dataset else { return Err(usage("give the dataset to train on")) };
     let dataset = Dataset::open(path)?;
-    let config = flags.resolve(&dataset)?;
+    let mut config = flags.resolve(&dataset)?;
     given.check_effect(&config)?;
+    choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json)?;
     if let Some((directory, before)) = &before {
         config.check_resumes(before, directory.path())?;
         if before.device != config.device {

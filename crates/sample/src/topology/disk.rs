@@ -307,7 +307,7 @@ impl NeighbourStream {
 /// From this distance on, a new stream costs less than reading and discarding.
 const FAR_BYTES: u64 = 8 << 20;
 
-fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
+pub(super) fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile) -> Result<()> {
     match words.iter().max().filter(|word| word.node().0 >= nodes) {
         Some(word) => {
             let expected = format!("node ids below {nodes}");

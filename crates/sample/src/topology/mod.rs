@@ -6,12 +6,14 @@ mod cache;
 mod counts;
 mod disk;
 mod elias_fano;
+mod in_order;
 pub(crate) mod lookup;
 mod memory;
 
 pub use cache::{CacheIndex, NeighbourCache, NeighbourCacheFile};
 pub use counts::{CountStream, EntryCounts, GraphWork};
 pub use disk::{DiskGraph, DiskWorkspace, NeighbourCounters, OnDisk};
+pub(crate) use in_order::AdjacencyInOrder;
 pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
 

@@ -34,7 +34,8 @@ use crate::direct::Reads;
 use crate::neighbours::NeighbourStore;
 use crate::phases::{PhaseSource, Phases};
 use crate::{
-    BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
+    BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Phase, Prepared, Result, RunPosition,
+    Strategy,
 };
 use esker_device::Device;
 use esker_fetch::StoredRow;
@@ -48,6 +49,8 @@ use std::sync::Arc;
 
 /// Batches sampled to estimate the size of batches.
 const PROFILED: usize = 2;
+/// Epochs whose batches are counted.
+const COUNTED_EPOCHS: u64 = 16;
 /// Approximate bytes per edge in a trace.
 const EDGE_BYTES: u64 = 3;
 
@@ -162,7 +165,9 @@ fn batches_of(job: &Job) -> (u64, u64) {
     let count = |over: &Option<Inference>| over.as_ref().map_or(0, |over| over.batches.count(0));
     let schedule = &job.schedule;
     let validation = if schedule.every > 0 { count(&schedule.validation) } else { 0 };
-    let epoch = job.batches.count(0) + validation;
+    // Epochs may differ in their number of batches.
+    let counts = (0..job.epochs.clamp(1, COUNTED_EPOCHS)).map(|epoch| job.count(Phase::Train { epoch }));
+    let epoch = counts.max().unwrap_or(0) + validation;
     let at_the_end = count(&schedule.last_validation) + count(&schedule.test);
     (epoch, epoch.saturating_mul(job.epochs).saturating_add(at_the_end))
 }

@@ -281,6 +281,10 @@ impl Planned<'_> {
         let program = PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES;
         table.add_from("program and its threads", program, from);
         table.add("splits and labels", Task::bytes_for(&job.dataset));
+        let order = config.order_bytes(&job.dataset);
+        if order > 0 && self.purpose == Purpose::Train {
+            table.add_from("order by groups", order, "training nodes by partition, groups of some epochs");
+        }
         if !self.device.in_host_memory {
             table.add("driver and its libraries", DRIVER_BYTES);
             table.add("pinned memory beside rows", self.pinned_bytes(job));

@@ -7,9 +7,10 @@ use esker_import::generate::{GraphShape, generate};
 use esker_nn::{Device, HostBytes, Kind, ModelConfig, RowCache};
 use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
 use esker_sample::Fanout;
+use esker_sample::partition::{PartitionSource, PartitionWork, make};
 use esker_store::{Dataset, file};
-use esker_train::{BatchProgress, Checkpoint, EpochRecord, Outcome, RunConfig, Summary, Watcher};
-use esker_types::{Budget, Dtype, NodeId, Silent, SlotIndex};
+use esker_train::{BatchProgress, Checkpoint, EpochRecord, OrderName, Outcome, RunConfig, Summary, Watcher};
+use esker_types::{Budget, Dtype, NodeId, Silent, SlotIndex, StopSignal};
 use std::path::{Path, PathBuf};
 
 pub struct Bench {
@@ -66,6 +67,23 @@ impl Bench {
             threads: 2,
             checkpoint_seconds: 0,
             ..RunConfig::for_dataset(&dataset)
+        }
+    }
+}
+
+impl Bench {
+    /// A run by groups of partitions, whose epochs differ in their number of batches.
+    pub fn by_groups(&self) -> RunConfig {
+        let dataset = Dataset::open(&self.path("g")).unwrap();
+        let (stop, source) = (StopSignal::default(), PartitionSource::Fennel { partitions: 13, passes: 2 });
+        let work = PartitionWork { most_bytes: 1 << 30, stop: &stop, progress: &Silent };
+        let made = make(&dataset, "thirteen", &source, false, &work).unwrap();
+        RunConfig {
+            order: OrderName::Groups,
+            group: Some(3),
+            partitioning: Some((&made.stored).into()),
+            batch: 37,
+            ..self.config()
         }
     }
 }

@@ -1,0 +1,155 @@
+//! Partitions and the order by groups as a user meets them: made, found, killed, refused, and worth it.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn esker(directory: &Path, words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
+    command.args(words.split(' ')).current_dir(directory);
+    command
+}
+
+fn json(directory: &Path, words: &str) -> Value {
+    let output = esker(directory, words).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn check_refusal(directory: &Path, words: &str, code: i32, expected: &[&str]) {
+    let output = esker(directory, words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+    expected.iter().for_each(|word| assert!(said.contains(word), "{words}: `{word}` is not in: {said}"));
+}
+
+/// A graph with communities.
+fn with_graph(flags: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let words = "generate g --degree 8 --dim 8 --homophily 0.95 --signal 0.5 --seed 1";
+    json(directory.path(), &format!("{words} {flags}"));
+    directory
+}
+
+const RUN: &str = "--device cpu --fanout 4,4 --hidden 16 --batch 50 --epochs 3 --memory 1GiB";
+
+#[test]
+fn a_partitioning_is_made_found_listed_and_verified() {
+    let directory = with_graph("--nodes 5000 --classes 50 --train 0.2");
+    let path = directory.path();
+    let made = json(path, "partition g --partitions 40 --passes 2");
+    assert_eq!((&made["name"], &made["reused"]), (&"default".into(), &false.into()));
+    assert_eq!(made["passes"].as_array().unwrap().len(), 2);
+    let number = |value: &Value, name: &str| value[name].as_f64().unwrap_or_else(|| panic!("{name}"));
+    assert!(number(&made, "cut_share") < 0.8 && number(&made, "edges_per_second") > 0.0, "{made}");
+    assert!(number(&made, "node_balance") < 1.12 && number(&made, "training_balance") < 1.12, "{made}");
+    assert!(number(&made, "peak_host_bytes") <= number(&made, "smallest_host_bytes"), "{made}");
+    assert_eq!(json(path, "partition g --partitions 40 --passes 2")["reused"], true);
+    let info = json(path, "info g");
+    let listed = &info["derived"][0];
+    assert_eq!(
+        (&listed["name"], &listed["request"]["partitions"], &listed["fresh"]),
+        (&"partitions-default".into(), &40.into(), &true.into())
+    );
+    let shown = esker(path, "info g").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("40 by fennel") && shown.contains("edges cut"), "{shown}");
+    assert_eq!(json(path, "verify g")["ok"], true);
+    check_refusal(path, "partition g --partitions 41", 2, &["`default`", "--overwrite"]);
+    assert_eq!(json(path, "partition g --partitions 41 --overwrite")["request"]["partitions"], 41);
+    // 1000 training nodes in batches of 100: 20 partitions of 80 have two and a half.
+    assert_eq!(json(path, "partition g --batch 100 --name auto")["request"]["partitions"], 80);
+    let file = path.join("g/derived/partitions-auto/partitions.bin");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    check_refusal(path, "verify g", 3, &["partitions-auto", "partitions.bin"]);
+    check_refusal(
+        path,
+        &format!("train g --order groups --partitioning auto {RUN}"),
+        1,
+        &["partitions.bin", "esker partition"],
+    );
+}
+
+#[test]
+fn wrong_requests_are_told_what_would_be_right() {
+    let directory = with_graph("--nodes 400 --classes 4");
+    let path = directory.path();
+    check_refusal(path, "partition g --partitions 0", 2, &["auto"]);
+    check_refusal(path, "partition g --partitions 9 --group 3", 2, &["--group", "--partitions auto"]);
+    check_refusal(path, "partition g --memory 1MiB", 2, &["--memory", "MiB"]);
+    check_refusal(path, "partition g --name a/b", 2, &["a/b"]);
+    fs::write(path.join("few"), "0\n1\n").unwrap();
+    check_refusal(path, "partition g --from few", 2, &["few", "400 lines", "found 2"]);
+    fs::write(path.join("odd"), "0\nx\n").unwrap();
+    check_refusal(path, "partition g --from odd", 2, &["odd, line 2", "`x`"]);
+    check_refusal(path, "partition g --from odd --passes 2", 2, &["--passes"]);
+    check_refusal(path, "train g --group 3", 2, &["--group has no effect", "--order groups"]);
+    check_refusal(path, "train g --partitioning a", 2, &["--partitioning has no effect"]);
+    check_refusal(path, "train g --order groups --partitioning a", 2, &["no partitioning `a`"]);
+    check_refusal(path, "train g --order groups --group 0", 2, &["--group"]);
+    assert!(!path.join("g/derived").exists(), "a refusal left something behind");
+}
+
+#[test]
+fn killed_at_any_moment_the_same_command_ends_with_the_same_bytes() {
+    let directory = with_graph("--nodes 300000 --classes 50 --train 0.2");
+    let path = directory.path();
+    let words = "partition g --partitions 200 --passes 4";
+    let whole = json(path, &format!("{words} --name whole"));
+    let seconds = whole["seconds"].as_f64().unwrap();
+    let file =
+        |name: &str| fs::read(path.join(format!("g/derived/partitions-{name}/partitions.bin"))).unwrap();
+    let mut kills = 0;
+    for (number, share) in [0.15, 0.3, 0.5, 0.7, 0.9].into_iter().enumerate() {
+        let name = format!("killed-{number}");
+        let mut command = esker(path, &format!("{words} --name {name}"));
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs_f64(seconds * share));
+        kills += child.try_wait().unwrap().is_none() as u32;
+        child.kill().ok();
+        child.wait().unwrap();
+        let again = json(path, &format!("{words} --name {name}"));
+        assert_eq!(again["digest"], whole["digest"]);
+        assert!(file(&name) == file("whole"));
+    }
+    assert!(kills > 0, "every command had ended before it was killed");
+    assert_eq!(json(path, "verify g")["ok"], true);
+}
+
+#[test]
+fn every_strategy_trains_by_groups_alike_and_partitions_are_made_where_there_are_none() {
+    let directory = with_graph("--nodes 5000 --classes 50 --train 0.2");
+    let path = directory.path();
+    let words = format!("{RUN} --order groups --schedule cosine:3");
+    let first = esker(path, &format!("train g {words} --out memory --json")).output().unwrap();
+    let said = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(first.status.success() && said.contains("no partitions yet"), "{said}");
+    let first: Value = serde_json::from_slice(&first.stdout).unwrap();
+    for strategy in ["mmap", "ginex", "diskgnn"] {
+        let found = json(path, &format!("train g {words} --strategy {strategy} --out {strategy}"));
+        assert_eq!(found["loss_digest"], first["loss_digest"], "{strategy}");
+    }
+    let config: Value = serde_json::from_slice(&fs::read(path.join("memory/config.json")).unwrap()).unwrap();
+    assert_eq!((&config["order"], &config["group"]), (&"groups".into(), &20.into()));
+    assert_eq!(config["partitioning"]["name"], "default");
+    // The last step of a schedule is the last of the run.
+    let batches: u64 =
+        first["epochs"].as_array().unwrap().iter().map(|epoch| epoch["batches"].as_u64().unwrap()).sum();
+    let steps = config["schedule"].to_string();
+    assert!(steps.contains(&batches.to_string()), "{steps} {batches}");
+    // The order is in the memory table.
+    let plan = json(path, &format!("train g {words} --dry-run"));
+    assert!(plan["memory"].to_string().contains("order by groups"), "{plan}");
+    json(path, "partition g --partitions 30 --name other");
+    check_refusal(path, &format!("train g {words}"), 2, &["default, other", "--partitioning NAME"]);
+    let other = json(path, &format!("train g {words} --partitioning other --out other"));
+    assert_ne!(other["loss_digest"], first["loss_digest"]);
+    // Another partitioning under the same name is not the one that the run was started with.
+    json(path, "partition g --partitions 31 --name other --overwrite");
+    check_refusal(path, "train --resume --out other", 2, &["partitioning.digest"]);
+}
