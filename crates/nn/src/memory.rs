@@ -50,6 +50,16 @@ pub enum MemoryOf {
     Device(Precision),
 }
 
+impl MemoryOf {
+    /// Bytes of so many words in use. The pool of a GPU may be a quarter larger.
+    fn pooled_bytes(self, words: usize) -> u64 {
+        match self {
+            MemoryOf::Host { .. } => words as u64 * 4,
+            MemoryOf::Device(_) => (words + words / 4) as u64 * 4,
+        }
+    }
+}
+
 /// Upper bounds in bytes. The memory that `gemm` uses for packing (about 1 MiB per thread) is not included, nor is what the
 /// host's pool of matrices has beyond those in use ([`Device::set_reuse_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,11 +126,7 @@ pub fn memory_bytes(
     model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
     let step = counting.peak() - resident;
     drop(state);
-    let bytes = |words: usize| match shape.memory {
-        MemoryOf::Host { .. } => words as u64 * 4,
-        // The pool of a GPU may be a quarter larger than the memory in use.
-        MemoryOf::Device(_) => (words + words / 4) as u64 * 4,
-    };
+    let bytes = |words: usize| shape.memory.pooled_bytes(words);
     Ok(MemoryBytes {
         model: bytes(model_words),
         optimizer: bytes(optimizer_words),

@@ -119,7 +119,7 @@ pub fn make(
         return Err(SampleError::PartitionMemory { nodes, partitions, needed, allowed });
     }
     let staging = dataset.derive(&derived_name)?;
-    let making = Making { dataset, request: &request, source, work, staging };
+    let making = PartitionMaking { dataset, request: &request, source, work, staging };
     let is_narrow = request.partitions <= MOST_NARROW;
     let passes = match (dataset.manifest().id_dtype() == Dtype::U64, is_narrow) {
         (false, true) => making.run::<u32, u16>()?,
@@ -182,7 +182,7 @@ fn request_of(dataset: &Dataset, source: &PartitionSource) -> Result<PartitionRe
 }
 
 /// A partitioning being made.
-struct Making<'a> {
+struct PartitionMaking<'a> {
     dataset: &'a Dataset,
     request: &'a PartitionRequest,
     source: &'a PartitionSource,
@@ -190,7 +190,7 @@ struct Making<'a> {
     staging: Staging,
 }
 
-impl Making<'_> {
+impl PartitionMaking<'_> {
     fn run<I: StoredId, W: PartitionWord>(self) -> Result<Vec<PartitionPass>> {
         let (journal, _) = self.staging.journal(&self.dataset.inputs_of(KIND, &self.request.to_json()))?;
         let (fennel, passes) = match self.source {

@@ -160,21 +160,16 @@ impl Plan {
         let step_bytes = planned.host_step_bytes(job)?;
         let job = &JobOutline { room: BatchRoom { step_bytes, ..BatchRoom::default() }, ..job.clone() };
         let least = planned.whole_least(job)?;
-        let device_table = planned.device_table(job, least)?;
+        let mut device_table = planned.device_table(job, least)?;
         // A device without a memory limit takes what it needs.
         let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
         let device_total = fitting(&device_table, device_bytes)?;
         let others = |outline: &JobOutline| planned.others(outline, least);
         let granted = grant(strategy, job, config.memory, &others)?;
         let granted = granted.map_err(|table| too_little(table, config.memory))?;
-        let Grant { mut table, prefetch_depth, samplers, least_strategy_bytes, mut spare, takes_the_rest } =
-            granted;
-        let mut strategy_bytes = least_strategy_bytes;
-        let reuse_bytes = planned.reuse_bytes(job, step_bytes, spare, takes_the_rest);
-        if reuse_bytes > 0 {
-            table.add_from("freed matrices, for reuse", reuse_bytes, "batches differ in size");
-            spare -= reuse_bytes;
-        }
+        let (reuse_bytes, granted) = planned.with_reuse(job, step_bytes, granted);
+        let Grant { mut table, prefetch_depth, samplers, spare, takes_the_rest, .. } = granted;
+        let mut strategy_bytes = granted.least_strategy_bytes;
         // Whole-graph inference takes turns with steps.
         let turn = least.host.max(if least.host > 0 { step_bytes } else { 0 });
         let mut host = spare + turn;
@@ -195,7 +190,6 @@ impl Plan {
         let left = device_bytes - device_total;
         let cache_device_bytes = planned.cache_bytes(job, left, least)?;
         let device = left + least.device - cache_device_bytes;
-        let mut device_table = device_table;
         if let Some(table) = device_table.as_mut().filter(|_| cache_device_bytes > 0) {
             table.add("rows cached for all batches", cache_device_bytes);
         }
@@ -262,14 +256,19 @@ fn cache_share(left: u64, all: u64, whole: bool) -> u64 {
 }
 
 impl Planned<'_> {
-    /// Host memory of freed matrices that are kept to be used again, out of what is spare.
-    fn reuse_bytes(&self, job: &JobOutline, step_bytes: u64, spare: u64, takes_the_rest: bool) -> u64 {
+    /// Host memory of freed matrices that are kept to be used again, and a grant without it.
+    fn with_reuse(&self, job: &JobOutline, step_bytes: u64, mut grant: Grant) -> (u64, Grant) {
         if !self.device.in_host_memory {
-            return 0;
+            return (0, grant);
         }
         let rows = job.most_nodes().saturating_mul(job.dim() * 4);
-        let enough = (rows + step_bytes) / REUSED_PART;
-        enough.min(if takes_the_rest { spare / 2 } else { spare })
+        let most = if grant.takes_the_rest { grant.spare / 2 } else { grant.spare };
+        let bytes = (rows.saturating_add(step_bytes) / REUSED_PART).min(most);
+        if bytes > 0 {
+            grant.table.add_from("freed matrices, for reuse", bytes, "batches differ in size");
+            grant.spare -= bytes;
+        }
+        (bytes, grant)
     }
 
     /// Host memory apart from the strategy's.
