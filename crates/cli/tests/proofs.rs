@@ -238,7 +238,7 @@ fn inference_with_all_neighbours_is_the_same_with_any_memory_and_after_kills() {
 #[test]
 fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     let bench = bench();
-    println!("{:#}", outre::generated(&bench, 20_000).unwrap());
+    println!("{:#}", outre::generated(&bench, 20_000, "100").unwrap());
     match outre::wordnet(&bench).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),

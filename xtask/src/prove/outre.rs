@@ -35,12 +35,12 @@ fn compare(bench: &Bench, dataset: &str, fanout: &str, batch: &str) -> Result<Va
 }
 
 /// A generated graph with communities: its batches by groups reach fewer nodes.
-pub fn generated(bench: &Bench, nodes: u64) -> Result<Value> {
+pub fn generated(bench: &Bench, nodes: u64, batch: &str) -> Result<Value> {
     let (nodes, classes) = (nodes.to_string(), (nodes / 100).to_string());
     let words = ["generate", "graph", "--nodes", &nodes, "--degree", "8", "--dim", "8", "--undirected"];
     let also = ["--classes", &classes, "--homophily", "0.95", "--train", "0.2"];
     bench.json(&[&words[..], &also].concat())?;
-    let found = compare(bench, "graph", "10,10", "100")?;
+    let found = compare(bench, "graph", "10,10", batch)?;
     let less = number(&found, "less")?;
     ensure!(less > 0.2, "batches by groups have {:.1}% fewer nodes", less * 100.0);
     Ok(found)
@@ -62,7 +62,7 @@ pub fn wordnet(bench: &Bench) -> Result<Option<Value>> {
 }
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
-    let generated = generated(bench, 1_000_000)?;
+    let generated = generated(bench, 1_000_000, "1000")?;
     let wordnet = wordnet(bench)?;
     if wordnet.is_none() {
         println!("skipped: WordNet is not beside the checkout");
