@@ -189,6 +189,9 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
             Ok(derived) if dataset.is_current(derived) => derived_text(derived),
+            Ok(derived) if derived.manifest.kind == "partitions" => {
+                "partitions, stale: `esker partition` makes them again".to_string()
+            }
             Ok(derived) => format!("{}, stale: will be made again", derived.manifest.kind),
             Err(_) => "damaged: will be made again".to_string(),
         };

@@ -214,6 +214,7 @@ pub fn choose_partitioning(
     dataset: &Dataset,
     name: Option<&str>,
     quiet: bool,
+    may_make: bool,
 ) -> anyhow::Result<()> {
     if config.order != OrderName::Groups {
         return Ok(());
@@ -224,7 +225,11 @@ pub fn choose_partitioning(
     let stored = match (name, &names[..]) {
         (Some(name), _) => StoredPartitioning::open(dataset, name)?,
         (None, [only]) => StoredPartitioning::open(dataset, only)?,
-        (None, []) => made_for(config, dataset, quiet)?,
+        (None, []) if may_make => made_for(config, dataset, quiet)?,
+        (None, []) => {
+            let path = dataset.directory().display();
+            return Err(usage(format!("{path} has no partitions yet; run `esker partition {path}` first")));
+        }
         (None, several) => {
             return Err(usage(format!(
                 "{} has several partitionings: {}; choose one with --partitioning NAME",

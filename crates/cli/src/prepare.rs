@@ -54,7 +54,7 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     if config.strategy != StrategyKind::DiskGnn {
         return Err(usage(format!("{} needs no preparation; use --strategy diskgnn", config.strategy)));
     }
-    choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json)?;
+    choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json, true)?;
     on_device(config, Preparing { json: arguments.json })
 }
 

@@ -96,6 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn few_rows_are_read_one_by_one_and_many_in_order() {
+        let features = 1_000_000 * 512;
+        let most = features / ((16 << 10) + 512);
+        assert!(is_read_row_by_row(most - 1, 512, features) && !is_read_row_by_row(most + 1, 512, features));
+        assert!(!is_read_row_by_row(u64::MAX, 4, u64::MAX) && !is_read_row_by_row(0, 512, 0));
+    }
+
+    #[test]
     fn a_tenth_more_misses_or_few_of_all_are_not_worth_it() {
         assert!(!is_worth_packing_again(110, 100, 1000));
         assert!(is_worth_packing_again(111, 100, 1000));

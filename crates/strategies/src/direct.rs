@@ -153,6 +153,8 @@ fn source_over<D: Device, W: StoredId>(
     job: &Job,
     over: &Inference,
 ) -> Result<Box<dyn PhaseSource<D>>> {
+    // Training rests, and its rows are free.
+    device.release_free();
     let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1, 0);
     let sampled = sampled::<W>(&reads.graph, job, over);
     let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), device.clone());

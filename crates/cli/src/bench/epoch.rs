@@ -65,7 +65,7 @@ pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     check_memory(config.memory)?;
     let dataset_train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     let partitioning = arguments.flags.partitioning.as_deref();
-    choose_partitioning(&mut config, &dataset, partitioning, arguments.json)?;
+    choose_partitioning(&mut config, &dataset, partitioning, arguments.json, true)?;
     drop(dataset);
     // Enough for any number of batches. Nothing is evaluated.
     config.epochs = u64::MAX;

@@ -119,7 +119,15 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let dataset = Dataset::open(path)?;
     let mut config = flags.resolve(&dataset)?;
     given.check_effect(&config)?;
-    choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json)?;
+    if !arguments.dry_run {
+        check_memory(config.memory)?;
+    }
+    // Refused before anything is made for it.
+    if let Some((directory, before)) = before.as_ref().filter(|(_, before)| before.order != config.order) {
+        config.check_resumes(before, directory.path())?;
+    }
+    let name = flags.partitioning.as_deref();
+    choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
         config.check_resumes(before, directory.path())?;
         if before.device != config.device {
@@ -133,7 +141,6 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     if arguments.dry_run {
         return on_device(config, DryRun { json: arguments.json });
     }
-    check_memory(config.memory)?;
     let out = flags.out.clone().unwrap_or_else(|| fresh_directory(&config));
     if let Some((directory, _)) = &before
         && let Some(summary) = directory.summary()?

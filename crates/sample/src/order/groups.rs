@@ -93,7 +93,7 @@ impl Groups {
             *at += 1;
         }
         // With more seeds than that, some group has a full batch, however partitions are permuted.
-        let few = grouping.groups() * (grouping.batch - 1);
+        let few = grouping.groups().saturating_mul(grouping.batch - 1);
         if grouping.drop_last && of_seeds.len() as u64 <= few && largest < grouping.batch {
             let (groups, seeds) = (grouping.groups(), of_seeds.len() as u64);
             return Err(SampleError::NoFullGroup { batch: grouping.batch, groups, seeds });

@@ -26,7 +26,7 @@ use esker_types::{NodeId, PartitionId};
 use std::ops::Range;
 
 /// How far ahead the partitions of neighbours are prefetched.
-const PREFETCH_DISTANCE: usize = 24;
+pub(super) const PREFETCH_DISTANCE: usize = 24;
 
 /// The size of a partitioning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Partitions from a file, as METIS writes them: a line a node, with the number of its partition.
 
-use super::{MOST_PARTITIONS, PartitionWord};
+use super::{MOST_PARTITIONS, PartitionMethod, PartitionWord};
 use crate::{Result, SampleError};
+use esker_store::StoreError;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -31,16 +32,17 @@ fn each_line(path: &Path, nodes: u64, most: u32, mut take: impl FnMut(u64, u32))
         }
         let text = String::from_utf8_lossy(&line);
         let text = text.trim();
-        // An empty line at the end is no node.
+        // An empty line at the end is not a node.
         if text.is_empty() && count == nodes && reader.fill_buf().map_err(SampleError::io(path))?.is_empty() {
             break;
         }
-        let partition = text.parse::<u32>().ok().filter(|partition| *partition < most);
+        let is_cut = line.len() == MOST_LINE_BYTES && line.last() != Some(&b'\n');
+        let partition = text.parse::<u32>().ok().filter(|partition| *partition < most && !is_cut);
         let Some(partition) = partition else {
             return Err(SampleError::PartitionLine {
                 path: path.to_path_buf(),
                 line: count + 1,
-                expected: format!("a partition from 0 to {}", most - 1),
+                expected: format!("a partition from 0 to {}", most.saturating_sub(1)),
                 found: if text.is_empty() { "nothing".into() } else { format!("`{text}`") },
             });
         };
@@ -63,10 +65,20 @@ pub(super) fn check(path: &Path, nodes: u64, requested: Option<u32>) -> Result<G
     Ok(GivenPartitions { partitions: requested.unwrap_or(found.partitions), ..found })
 }
 
-/// Reads the partitions of a file that was checked.
-pub(super) fn read<W: PartitionWord>(path: &Path, nodes: u64, partitions: u32) -> Result<Vec<W>> {
+/// Reads the partitions of a file that was checked. Fails if it has changed since then.
+pub(super) fn read<W: PartitionWord>(
+    path: &Path,
+    nodes: u64,
+    partitions: u32,
+    checked: &PartitionMethod,
+) -> Result<Vec<W>> {
     let mut words = vec![W::of(0); nodes as usize];
-    each_line(path, nodes, partitions, |node, partition| words[node as usize] = W::of(partition))?;
+    let found =
+        each_line(path, nodes, partitions, |node, partition| words[node as usize] = W::of(partition))?;
+    if (PartitionMethod::File { digest: found.digest }) != *checked {
+        let expected = "the partitions that it had a moment ago";
+        return Err(StoreError::inconsistent(path, expected, "others: the file was written meanwhile").into());
+    }
     Ok(words)
 }
 
@@ -89,7 +101,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p");
         std::fs::write(&path, "0\n2\n1\n").unwrap();
-        assert_eq!(read::<u16>(&path, 3, 3).unwrap(), [0, 2, 1]);
+        let method = PartitionMethod::File { digest: check(&path, 3, None).unwrap().digest };
+        assert_eq!(read::<u16>(&path, 3, 3, &method).unwrap(), [0, 2, 1]);
+        std::fs::write(&path, "0\n1\n1\n").unwrap();
+        assert!(read::<u16>(&path, 3, 3, &method).unwrap_err().to_string().contains("meanwhile"));
     }
 
     #[test]

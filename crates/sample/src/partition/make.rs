@@ -1,6 +1,7 @@
 //! Streams a dataset through FENNEL. Every finished pass is kept on disk, so that a killed process loses one pass at
 //! most. The result is published at once, or not at all.
 
+use super::fennel::PREFETCH_DISTANCE;
 use super::stored::{ARRAY, KIND, PartitionParameters, VERSION, is_unusable, read_words};
 use super::{
     Fennel, MOST_NARROW, MOST_PARTITIONS, PartitionMethod, PartitionRequest, PartitionShape,
@@ -197,7 +198,7 @@ impl PartitionMaking<'_> {
             PartitionSource::Fennel { passes, .. } => self.passes::<I, W>(*passes, &journal)?,
             PartitionSource::File { path, .. } => {
                 let shape = self.shape();
-                let words = given::read(path, shape.nodes, shape.partitions)?;
+                let words = given::read(path, shape.nodes, shape.partitions, &self.request.method)?;
                 (Fennel::continued(shape, training_bits(self.dataset)?, words), vec![])
             }
         };
@@ -224,7 +225,7 @@ impl PartitionMaking<'_> {
         let manifest = self.dataset.manifest();
         PartitionShape {
             nodes: manifest.nodes.count,
-            edges: manifest.edges.count,
+            edges: manifest.edges.count * directions(self.dataset).len() as u64,
             training: training_count(self.dataset),
             partitions: self.request.partitions,
         }
@@ -338,7 +339,7 @@ fn other_partitions<I: StoredId, W: PartitionWord>(
     own: W,
 ) -> u64 {
     let is_cut = |at: usize| {
-        if let Some(soon) = words.get(at + 24) {
+        if let Some(soon) = words.get(at + PREFETCH_DISTANCE) {
             esker_io::prefetch(partitions, soon.index());
         }
         partitions[words[at].index()] != own

@@ -26,7 +26,7 @@ pub const USUAL_PASSES: u32 = 3;
 /// The name of a partitioning, unless requested otherwise.
 pub const USUAL_NAME: &str = "default";
 /// The largest number of partitions: one more must fit 32 bits.
-pub const MOST_PARTITIONS: u32 = u32::MAX - 1;
+pub const MOST_PARTITIONS: u32 = 1 << 31;
 /// The largest number of partitions with numbers of 16 bits: one more must fit.
 const MOST_NARROW: u32 = u16::MAX as u32;
 

@@ -280,7 +280,6 @@ pub(super) fn is_unusable(error: &SampleError) -> bool {
                     | StoreError::Missing { .. }
                     | StoreError::WrongLength { .. }
                     | StoreError::Inconsistent { .. }
-                    | StoreError::Io { .. }
             )
     )
 }

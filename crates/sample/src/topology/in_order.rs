@@ -80,7 +80,10 @@ impl<W: StoredId> AdjacencyInOrder<W> {
             self.words.truncate(filled);
             check_ids(&self.words, self.nodes, &self.entries_array)?;
             self.word_at = 0;
-            assert!(filled > 0 || most == 0, "offsets end where entries do");
+            if filled == 0 && most > 0 {
+                let expected = format!("{} neighbours", self.edges);
+                return Err(StoreError::inconsistent(self.entries_array.path(), expected, "fewer").into());
+            }
         }
         let start = self.word_at;
         self.word_at += most.min((self.words.len() - start) as u64) as usize;

@@ -132,6 +132,8 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
     /// Samples, plans, and starts to gather. `false` after the last superbatch.
     fn turn(&mut self) -> Result<bool> {
         let (started, switched) = (Instant::now(), self.switched);
+        // The rows of the superbatch before are free, and sampling gets their memory.
+        self.device.release_free();
         let mut lists = None;
         let current = match self.ready.take() {
             Some(ready) => ready,
