@@ -40,7 +40,7 @@ use crate::{
 use esker_device::{Device, RowCache};
 use esker_fetch::HostCache;
 use esker_fetch::packed::{Packed, Packing, SafePoints};
-use esker_types::{ByteCount, Dtype, Unit, counted, grouped};
+use esker_types::{ByteCount, Dtype, counted, grouped};
 use evaluation::PackedPhases;
 use sizes::{Sizes, Training};
 use source::PackedRun;
@@ -114,16 +114,12 @@ impl<D: Device> DiskGnn<D> {
     /// Reads the most accessed rows into their cache.
     fn load(&self, job: &Job, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
         let (slots, format) = (packed.packing().slots, reads.rows.format());
-        let row_bytes = format.row_bytes() as u64;
-        job.progress.stage("load cached rows", Some(slots * row_bytes), Unit::Bytes);
         if let Some(cache) = self.device.cache(&format.stored_rows(), slots, job.device_cache_bytes)? {
             let mut failed = None;
             packed.cached_rows(|first, stored| {
                 failed = failed.take().or(cache.fill(first, stored).err());
-                job.progress.advance(stored.len() as u64);
                 Ok(())
             })?;
-            job.progress.finish();
             return match failed {
                 None => Ok(RowTier::Device(cache)),
                 Some(error) => Err(error.into()),
@@ -132,10 +128,8 @@ impl<D: Device> DiskGnn<D> {
         let mut cache = HostCache::new(slots, format);
         packed.cached_rows(|first, stored| {
             cache.fill(first, stored);
-            job.progress.advance(stored.len() as u64);
             Ok(())
         })?;
-        job.progress.finish();
         Ok(RowTier::Host(Arc::new(cache)))
     }
 }

@@ -82,7 +82,7 @@ impl Bench {
             order: OrderName::Groups,
             group: Some(3),
             partitioning: Some((&made.stored).into()),
-            batch: 37,
+            batch: 46,
             ..self.config()
         }
     }
