@@ -1,22 +1,13 @@
 //! Training as a user meets it: stopped, resumed, evaluated from elsewhere, and told what is wrong.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
+mod common;
+
+use common::{esker, json};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-
-fn esker(directory: &Path, words: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
-    command.args(words.split(' ')).current_dir(directory);
-    command
-}
-
-fn json(directory: &Path, words: &str) -> Value {
-    let output = esker(directory, words).arg("--json").output().unwrap();
-    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 fn with_graph() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
