@@ -35,15 +35,70 @@ pub struct Saved<B: Backend> {
     post: Post,
     normalised: Option<(B::Matrix, B::Matrix)>,
     kept: Kept<B>,
+    lengthened: Option<Lengthened<B>>,
+}
+
+/// What the next layer reads, if that is more than the layer's output: rows that are not computed, then the output.
+struct Lengthened<B: Backend> {
+    rows: B::Matrix,
+    dropout: Option<Dropout>,
+}
+
+impl<B: Backend> Lengthened<B> {
+    fn post(&self) -> Post {
+        Post { activation: Activation::Identity, dropout: self.dropout }
+    }
 }
 
 impl<B: Backend> Saved<B> {
-    /// Applies the dropout that was deferred.
-    pub(crate) fn drop_out(&mut self, backend: &B) {
-        if let Some(dropout) = self.post.dropout {
-            self.output = dropped(backend, &self.output, dropout);
+    /// The rows that the next layer reads.
+    pub(crate) fn read(&self) -> &B::Matrix {
+        self.lengthened.as_ref().map_or(&self.output, |lengthened| &lengthened.rows)
+    }
+
+    pub(crate) fn read_mut(&mut self) -> &mut B::Matrix {
+        self.lengthened.as_mut().map_or(&mut self.output, |lengthened| &mut lengthened.rows)
+    }
+
+    /// Makes room before the output for rows that are not computed, so that there are `rows` in all. They must be
+    /// written before the next layer reads them. Dropout then follows for all of them.
+    pub(crate) fn lengthen(&mut self, backend: &B, rows: usize) {
+        let own = self.output.rows();
+        if rows > own {
+            let mut all = backend.matrix(rows, self.output.columns());
+            backend.scatter_rows(Some(&self.output), &last_rows(rows, own), &mut all);
+            self.lengthened = Some(Lengthened { rows: all, dropout: self.post.dropout.take() });
         }
     }
+
+    /// Applies the dropout that was deferred.
+    pub(crate) fn drop_out(&mut self, backend: &B) {
+        match (&mut self.lengthened, self.post.dropout) {
+            (Some(Lengthened { rows, dropout: Some(dropout) }), _) => {
+                *rows = dropped(backend, rows, *dropout)
+            }
+            (None, Some(dropout)) => self.output = dropped(backend, &self.output, dropout),
+            _ => {}
+        }
+    }
+
+    /// The gradient of the output, from that of the rows that the next layer read.
+    pub(crate) fn shorten(&self, backend: &B, mut gradient: B::Matrix) -> B::Matrix {
+        let Some(lengthened) = &self.lengthened else { return gradient };
+        if lengthened.dropout.is_some() {
+            let post = Some((&lengthened.rows, lengthened.post()));
+            backend.weight_gradients(&mut gradient, post, Vec::new(), None);
+        }
+        let own = self.output.rows();
+        let mut of_output = backend.matrix(own, gradient.columns());
+        backend.gather_rows(&gradient, &last_rows(gradient.rows(), own), &mut of_output);
+        of_output
+    }
+}
+
+/// The last `count` of `rows` rows.
+fn last_rows(rows: usize, count: usize) -> Vec<u32> {
+    ((rows - count) as u32..rows as u32).collect()
 }
 
 /// Rows with some numbers dropped.
@@ -125,7 +180,7 @@ impl<B: Backend> Layer<B> {
         let mut output = backend.matrix(call.graph.outputs(), self.output_columns);
         let Some(norm) = &mut self.norm else {
             let kept = self.convolution.forward(call, &self.residual, now, true, &mut output);
-            return Saved { output, key: call.key, post, normalised: None, kept };
+            return Saved { output, key: call.key, post, normalised: None, kept, lengthened: None };
         };
         let mut values = backend.matrix(call.graph.outputs(), self.output_columns);
         let kept = self.convolution.forward(call, &self.residual, Post::NONE, true, &mut values);
@@ -140,7 +195,8 @@ impl<B: Backend> Layer<B> {
         let (scale, shift) = (&norm.scale.value, &norm.shift.value);
         let normalise = Normalise { by, epsilon: NORM_EPSILON, scale, shift, post: now };
         let deviations = backend.normalise(normalise, &mut values, &mut output);
-        Saved { output, key: call.key, post, normalised: Some((values, deviations)), kept }
+        let normalised = Some((values, deviations));
+        Saved { output, key: call.key, post, normalised, kept, lengthened: None }
     }
 
     pub fn infer(&self, call: &Call<'_, B>) -> B::Matrix {

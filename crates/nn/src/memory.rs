@@ -117,13 +117,20 @@ pub fn memory_bytes(
         // The rows, and the number and slot of each.
         let copy = |rows: usize| [counting.matrix(rows, hidden.columns), counting.matrix(rows, 2)];
         if let Some(pulled) = of(shape.pulled) {
+            // Rows that are not computed are put before the others, in a copy of these, with the index of each.
+            copies.push([counting.matrix(hidden.rows, hidden.columns), counting.matrix(hidden.rows, 1)]);
             drop(copy(pulled.rows));
         }
         copies.extend(of(shape.pushed).map(|pushed| copy(pushed.rows)));
     });
     let classes = vec![0; shape.seeds];
     let (_, gradient) = model.loss(activations.logits(), &classes, Labels::Classes(&classes))?;
-    model.backward(&graphs, &input, activations, gradient, shape.input_gradient);
+    let of_input = shape.input_gradient;
+    model.backward_with(&graphs, &input, activations, gradient, of_input, |layer, gradient| {
+        if shape.pulled.is_some_and(|pulled| pulled.layer == layer) {
+            drop([counting.matrix(gradient.rows, gradient.columns), counting.matrix(gradient.rows, 1)]);
+        }
+    });
     let step = counting.peak() - resident;
     drop(state);
     let bytes = |words: usize| shape.memory.pooled_bytes(words);

@@ -146,7 +146,8 @@ impl<B: Backend + Clone> Model<B> {
 
     /// Like [`Model::forward`], with a callback. `between` is called for each layer in `exchanged` (never the first),
     /// with the layer's number and its input rows, after norm and activation and before dropout. It may copy or
-    /// overwrite rows.
+    /// overwrite rows. If the layer reads more rows than the one before it writes, the first ones are not computed: it
+    /// must write them.
     pub fn forward_with(
         &mut self,
         graphs: &[B::Graph],
@@ -161,10 +162,11 @@ impl<B: Backend + Clone> Model<B> {
         let mut all: Vec<Saved<B>> = Vec::with_capacity(graphs.len());
         for (layer, graph) in graphs.iter().enumerate() {
             if let Some(before) = all.last_mut().filter(|_| exchanged.contains(&layer)) {
-                between(layer, &mut before.output);
+                before.lengthen(&self.backend, graph.inputs());
+                between(layer, before.read_mut());
                 before.drop_out(&self.backend);
             }
-            let input = all.last().map_or(input, |saved| &saved.output);
+            let input = all.last().map_or(input, Saved::read);
             let saved = self.forward_one(layer, graph, input, step, exchanged.contains(&(layer + 1)));
             all.push(saved);
         }
@@ -211,11 +213,14 @@ impl<B: Backend + Clone> Model<B> {
             let (Some(saved), Some(above)) = (all.pop(), gradient.take()) else {
                 unreachable!("every layer but the first was asked for its input's gradient")
             };
-            let input = all.last().map_or(input, |saved| &saved.output);
+            let input = all.last().map_or(input, Saved::read);
             let want = needs_input_gradient || layer > 0;
             gradient = self.backward_layer(layer, &graphs[layer], input, saved, above, want);
             if let Some(gradient) = gradient.as_mut().filter(|_| layer > 0) {
                 between(layer, gradient);
+            }
+            if let Some(before) = all.last() {
+                gradient = gradient.map(|gradient| before.shorten(&self.backend, gradient));
             }
         }
         if let (Some(gradient), Some((rows, post))) = (&mut gradient, &dropped) {

@@ -4,6 +4,7 @@
 
 use crate::topology::Topology;
 use crate::{Batches, Bound, Position, Result, Sample, Sampler, Settings};
+use esker_types::NodeId;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,6 +14,9 @@ use std::thread::ScopedJoinHandle;
 const QUEUE: usize = 2;
 /// Samples per thread: those that are ready, the one being made and the one being read.
 const SAMPLES: usize = QUEUE + 2;
+
+/// Whether a neighbour of targets is pulled: the batch, the index among the nodes of hop 1, the node.
+pub type BatchPulls<'a> = dyn Fn(Position, usize, NodeId) -> bool + Sync + 'a;
 
 /// What to sample.
 #[derive(Debug)]
@@ -69,6 +73,17 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         &self,
         threads: usize,
         positions: impl Iterator<Item = Position> + Clone + Send,
+        take: impl FnMut(Position, &Sample) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.run_with_pulls(threads, positions, None, take)
+    }
+
+    /// The same. `pulls` decides which neighbours of targets are pulled.
+    pub fn run_with_pulls<E: From<crate::SampleError>>(
+        &self,
+        threads: usize,
+        positions: impl Iterator<Item = Position> + Clone + Send,
+        pulls: Option<&BatchPulls<'_>>,
         mut take: impl FnMut(Position, &Sample) -> Result<(), E>,
     ) -> Result<(), E> {
         let most_bytes = self.most_bytes / threads as u64;
@@ -82,7 +97,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
                 (0..SAMPLES).for_each(|_| drop(used.try_send(Sample::default())));
                 let mine = positions.clone().skip(worker).step_by(threads);
                 let ended = &ended;
-                let thread = scope.spawn(move || self.work(mine, most_bytes, &ready, &free, ended));
+                let thread = scope.spawn(move || self.work(mine, pulls, most_bytes, &ready, &free, ended));
                 workers.push(BulkWorker { next, used, thread });
             }
             // Dropped before the channels, whether this ends normally, with an error or with a panic.
@@ -104,6 +119,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
     fn work(
         &self,
         positions: impl Iterator<Item = Position>,
+        pulls: Option<&BatchPulls<'_>>,
         most_bytes: u64,
         ready: &SyncSender<Result<Sample>>,
         free: &Receiver<Sample>,
@@ -124,7 +140,13 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
                 return;
             }
             let result = self.batches.seeds(at, &mut seeds);
-            let result = result.and_then(|()| sampler.sample(at, &seeds, &mut sample));
+            let result = result.and_then(|()| match pulls {
+                None => sampler.sample(at, &seeds, &mut sample),
+                Some(pulls) => {
+                    let of_batch = &mut |index: usize, node: NodeId| pulls(at, index, node);
+                    sampler.sample_with_pulls(at, &seeds, of_batch, &mut sample)
+                }
+            });
             if ready.send(result.map(|()| sample)).is_err() {
                 return;
             }

@@ -59,9 +59,16 @@ pub enum SampleError {
     /// Relations are requested and the graph has none.
     #[error("the graph has no kinds of edges to carry; leave relations out, or import them")]
     NoRelations,
-    /// A pruned ShaDow sample.
-    #[error("ShaDow uses all edges of its nodes and cannot be pruned; sample with form dense or layered")]
-    PrunedShadow,
+    /// Pulled nodes in a sample that cannot have them.
+    #[error(
+        "a history needs samples of form dense and at least two layers, and these are of form {form:?} and {layers} layers; use --form dense and --layers 2 or more, or train without a history"
+    )]
+    Pulls {
+        /// The form.
+        form: crate::Form,
+        /// Number of layers.
+        layers: usize,
+    },
     /// More nodes than a sample can number.
     #[error(
         "a batch reached {nodes} nodes and may pass 2^31 with the next neighbours; take smaller batches or fan-outs"

@@ -64,8 +64,12 @@ pub(crate) struct Discovered {
     pub sections: Vec<Section>,
     /// Known degrees by node: of all hops but the deepest, or of all.
     pub degrees: Vec<u32>,
-    /// By node, if a strategy pruned the sample. Otherwise empty.
-    pub skipped: Vec<bool>,
+    /// Pulled nodes of hop 1, by their local indices, ascending.
+    pub pulled: Vec<u32>,
+    /// Their neighbours. Those of the other nodes of hop 1 are in section 1.
+    pub pulled_section: Section,
+    /// The canonical local index of each node, if some are pulled.
+    order: Vec<u32>,
     /// The local index of each seed node.
     pub seeds: Vec<u32>,
 }
@@ -75,11 +79,28 @@ impl Discovered {
     pub fn bytes(&self) -> u64 {
         let sections: u64 = self.sections.iter().map(Section::bytes).sum();
         let words = held(&self.nodes) + held(&self.seeds) + held(&self.degrees) + held(&self.hop_starts);
-        words + held(&self.skipped) + sections
+        words + held(&self.pulled) + held(&self.order) + self.pulled_section.bytes() + sections
+    }
+
+    /// Forgets the batch before.
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+        self.hop_starts.clear();
+        self.degrees.clear();
+        self.pulled.clear();
+        self.pulled_section.clear();
+        self.seeds.clear();
     }
 
     /// Writes the batch to `out`, in canonical order.
-    pub fn assemble(&self, form: Form, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
+    pub fn assemble(&mut self, form: Form, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
+        match self.pulled.is_empty() {
+            true => self.assemble_hops(form, out, ledger),
+            false => self.assemble_levels(out, ledger),
+        }
+    }
+
+    fn assemble_hops(&self, form: Form, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
         let layers = self.hop_starts.len() - 2;
         out.clear(form, if form == Form::Layered { layers } else { 1 });
         let starts = &self.hop_starts;
@@ -89,13 +110,11 @@ impl Discovered {
         ledger.reserve_exact(&mut out.node_id_offsets, layers + 2)?;
         ledger.reserve_exact(&mut out.degrees, self.degrees.len())?;
         ledger.reserve_exact(&mut out.seeds, self.seeds.len())?;
-        ledger.reserve_exact(&mut out.unexpanded, self.skipped.len())?;
         out.node_id_offsets.push(0);
         for depth in (0..=layers).rev() {
             out.node_ids.extend_from_slice(&self.nodes[hop(depth)]);
             out.node_id_offsets.push(out.node_ids.len() as u32);
             out.degrees.extend_from_slice(self.degrees.get(hop(depth)).unwrap_or(&[]));
-            out.unexpanded.extend_from_slice(self.skipped.get(hop(depth)).unwrap_or(&[]));
         }
         // Targets come last.
         let first_target = nodes as u32 - starts[1];
@@ -108,17 +127,80 @@ impl Discovered {
                 Form::Shadow => &self.sections[layers..layers + 1],
             };
             block.first = if form == Form::Shadow { 0 } else { out.node_id_offsets[layer + 1] };
-            reserve_block(block, sections, ledger)?;
+            reserve_block(block, &sections.iter().collect::<Vec<_>>(), ledger)?;
             block.nbr_offsets.push(0);
-            sections.iter().rev().for_each(|section| copy(section, &shifts, block));
+            for section in sections.iter().rev() {
+                copy(section, block, |local_indices, nbrs| shifts.convert(local_indices, nbrs));
+            }
         }
         Ok(())
     }
 }
 
+impl Discovered {
+    /// Writes a DENSE batch with pulled nodes: these come after the nodes of hop 2, so their indices do not shift with
+    /// their hop, and each node has its own.
+    fn assemble_levels(&mut self, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
+        let layers = self.hop_starts.len() - 2;
+        out.clear(Form::Dense, 1);
+        ledger.reserve_exact(&mut out.node_ids, self.nodes.len())?;
+        ledger.reserve_exact(&mut out.node_id_offsets, layers + 2)?;
+        ledger.reserve_exact(&mut out.seeds, self.seeds.len())?;
+        ledger.extend_to(&mut self.order, self.nodes.len(), 0)?;
+        out.pulled = self.pulled.len() as u32;
+        out.node_id_offsets.push(0);
+        for depth in (0..=layers).rev() {
+            self.list_level(depth, out);
+            out.node_id_offsets.push(out.node_ids.len() as u32);
+        }
+        out.seeds.extend(self.seeds.iter().map(|index| LocalIndex(self.order[*index as usize])));
+        let Discovered { sections, pulled_section, order, .. } = &*self;
+        // Pulled nodes follow those of hop 2, and have neighbours if those have.
+        let before_pulled = sections[..layers].iter().skip(2).rev();
+        let pulled = (layers > 2).then_some(pulled_section).into_iter();
+        let all: Vec<&Section> = before_pulled.chain(pulled).chain(sections[..2].iter().rev()).collect();
+        ledger.reserve_exact(
+            &mut out.degrees,
+            self.degrees.len() + all.iter().map(|section| section.degrees.len()).sum::<usize>(),
+        )?;
+        out.degrees.extend_from_slice(&self.degrees);
+        let block = &mut out.blocks[0];
+        block.first = out.node_id_offsets[1];
+        reserve_block(block, &all, ledger)?;
+        block.nbr_offsets.push(0);
+        for section in all {
+            out.degrees.extend_from_slice(&section.degrees);
+            copy(section, block, |local_indices, nbrs| {
+                nbrs.extend(local_indices.iter().map(|index| LocalIndex(order[*index as usize])));
+            });
+        }
+        Ok(())
+    }
+
+    /// Appends the nodes of a level: those of hop `depth`, without pulled ones; after those of hop 2, the pulled ones.
+    fn list_level(&mut self, depth: usize, out: &mut Sample) {
+        let Discovered { nodes, hop_starts, order, pulled, .. } = self;
+        let mut list = |index: u32| {
+            order[index as usize] = out.node_ids.len() as u32;
+            out.node_ids.push(nodes[index as usize]);
+        };
+        let own = hop_starts[depth]..hop_starts[depth + 1];
+        match depth {
+            1 => {
+                let mut left_out = pulled.iter().copied().peekable();
+                own.filter(|index| left_out.next_if_eq(index).is_none()).for_each(&mut list);
+            }
+            _ => own.for_each(&mut list),
+        }
+        if depth == 2 {
+            pulled.iter().copied().for_each(&mut list);
+        }
+    }
+}
+
 /// Makes room in a block for some sections. Fails if the block cannot index that many neighbours.
-fn reserve_block(block: &mut Block, sections: &[Section], ledger: &mut Ledger) -> Result<()> {
-    let sum = |of: fn(&Section) -> usize| sections.iter().map(of).sum::<usize>();
+fn reserve_block(block: &mut Block, sections: &[&Section], ledger: &mut Ledger) -> Result<()> {
+    let sum = |of: fn(&Section) -> usize| sections.iter().map(|section| of(section)).sum::<usize>();
     let entries = sum(|section| section.local_indices.len());
     if entries > u32::MAX as usize {
         return Err(SampleError::TooManyNeighbours { neighbours: entries });
@@ -168,14 +250,14 @@ impl Shifts {
     }
 }
 
-/// Appends a section to a block.
-fn copy(section: &Section, shifts: &Shifts, block: &mut Block) {
+/// Appends a section to a block. `convert` appends local indices in canonical order.
+fn copy(section: &Section, block: &mut Block, convert: impl Fn(&[u32], &mut Vec<LocalIndex>)) {
     let mut end = block.nbrs.len() as u32;
     block.nbr_offsets.extend(section.lengths.iter().map(|length| {
         end += length;
         end
     }));
-    shifts.convert(&section.local_indices, &mut block.nbrs);
+    convert(&section.local_indices, &mut block.nbrs);
     block.positions.extend_from_slice(&section.positions);
     block.edges.extend_from_slice(&section.edges);
     block.relations.extend_from_slice(&section.relations);

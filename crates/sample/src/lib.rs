@@ -49,8 +49,8 @@
 //! 2. `Topology`: adjacency in memory is read directly. Other topologies give degrees first, and then fetch the sampled
 //!    entries of a whole hop together.
 //! 3. `sampler/hop.rs`: `draw.rs` picks positions, the neighbours are read, and `relabel.rs` turns node ids into local
-//!    indices. Each step runs some nodes after the previous one, so that cache misses overlap. `sampler/prune.rs`
-//!    leaves nodes out on request.
+//!    indices. Each step runs some nodes after the previous one, so that cache misses overlap. `sampler/levels.rs`
+//!    leaves out what pulled hidden rows make unnecessary.
 //! 4. `found.rs` puts the batch in canonical order: deepest hop first, targets last. `Sample::layer` is what a layer
 //!    reads.
 //! 5. `bulk.rs` does this for many batches on many threads, in order. `trace/` writes samples to disk and reads them
@@ -71,6 +71,7 @@ mod found;
 mod masks;
 mod memory;
 pub mod negatives;
+mod node_set;
 #[cfg(test)]
 mod reference;
 
@@ -85,9 +86,10 @@ pub mod trace;
 pub use batches::{Batches, LinkBatch, LinkBatches, NodeBatches, Targets};
 pub use error::{Result, SampleError};
 pub use memory::{Bound, HopSizes, Touched};
+pub use node_set::NodeSet;
 pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
-pub use sampler::{Carry, Expand, Fanout, Position, Sampler, Settings};
+pub use sampler::{Carry, Fanout, Position, Pulls, Sampler, Settings};
 pub use topology::{
     AnyTopology, CacheIndex, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup, EntryCounts,
     Fetched, GraphWork, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,

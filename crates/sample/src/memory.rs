@@ -148,13 +148,13 @@ impl Bound {
             listed = listed.saturating_add(total);
         }
         let carried = carried_bytes(settings);
-        let sample_bytes =
-            sum(&[(edges, 4 + carried), (total, 8 + 4 + 2), (offsets + blocks, 4), (batch, 4)])
-                .saturating_add(settings.fanouts.len() as u64 * 4 + 8);
+        let sample_bytes = sum(&[(edges, 4 + carried), (total, 8 + 4), (offsets + blocks, 4), (batch, 4)])
+            .saturating_add(settings.fanouts.len() as u64 * 4 + 8);
         let waves = waves_at_once(threads) as u64;
-        // Arrays grow by doubling, and each keeps its largest size.
+        // Arrays grow by doubling, and each keeps its largest size. Nodes, new nodes, degrees, the frontier; which nodes
+        // are pulled, and the order of nodes if some are.
         let doubled =
-            sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 2 + 8), (batch, 4)])
+            sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 8 + 8), (batch, 4)])
                 .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]));
         let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (entries / 64 + 1, 8)]);
         Bound {

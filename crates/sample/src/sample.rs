@@ -62,7 +62,9 @@ impl Block {
 pub struct Sample {
     /// How it was sampled.
     pub form: Form,
-    /// Every node once: the deepest hop first, targets last. Within a hop, in order of first appearance in `nbrs`.
+    /// Every node once: the deepest hop first, targets last. Within a hop, in order of first appearance in `nbrs`. Nodes
+    /// of hop `h` have level `L - h`: their values are computed up to the one that leaves layer `L - h - 1`. A pulled
+    /// node is computed as far as a node of hop 2, so it counts as one.
     pub node_ids: Vec<NodeId>,
     /// Hop `h` of `L` is nodes `node_id_offsets[L - h]..node_id_offsets[L - h + 1]`. It has L + 2 entries, from 0.
     pub node_id_offsets: Vec<u32>,
@@ -71,14 +73,11 @@ pub struct Sample {
     /// The local index of each seed node, in the given order. Seed nodes may repeat, targets do not.
     pub seeds: Vec<LocalIndex>,
     /// Degrees in the whole topology, for a suffix of `node_ids`: all nodes if the settings carry degrees, else the
-    /// nodes of the blocks. 0 for unexpanded nodes whose degree is not carried.
+    /// nodes of the blocks.
     pub degrees: Vec<u32>,
-    /// Nodes that a strategy chose not to expand. They have no neighbours here, and the strategy supplies what enters
-    /// layer `L - hop` for them. Empty, or one entry per node.
-    pub unexpanded: Vec<bool>,
-    /// Nodes whose feature rows no layer needs, because all that would read them is supplied. Empty, or one entry per
-    /// node.
-    pub unneeded: Vec<bool>,
+    /// How many neighbours of targets are pulled: what enters the last layer for them is supplied, not computed. They
+    /// are the last nodes of hop 2, see [`Sample::pulled_nodes`].
+    pub pulled: u32,
 }
 
 /// One layer reads the rows of `inputs` and computes the rows of `outputs`. Both are suffixes of the node ids.
@@ -109,8 +108,7 @@ impl Default for Sample {
             blocks: Vec::new(),
             seeds: Vec::new(),
             degrees: Vec::new(),
-            unexpanded: Vec::new(),
-            unneeded: Vec::new(),
+            pulled: 0,
         }
     }
 }
@@ -126,9 +124,12 @@ impl Sample {
         &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
     }
 
-    /// Number of nodes whose feature rows a layer needs.
-    pub fn needed_rows(&self) -> u64 {
-        (self.node_ids.len() - self.unneeded.iter().filter(|unneeded| **unneeded).count()) as u64
+    /// The local indices of pulled nodes. They end where the nodes begin that the last layer reads as computed.
+    pub fn pulled_nodes(&self) -> Range<u32> {
+        match self.layers().checked_sub(1) {
+            Some(last) => self.node_id_offsets[last] - self.pulled..self.node_id_offsets[last],
+            None => 0..0,
+        }
     }
 
     /// Neighbours in all blocks.
@@ -141,7 +142,7 @@ impl Sample {
         let blocks: u64 = self.blocks.iter().map(Block::bytes).sum();
         let words =
             self.node_ids.len() * 2 + self.node_id_offsets.len() + self.seeds.len() + self.degrees.len();
-        blocks + words as u64 * 4 + (self.unexpanded.len() + self.unneeded.len()) as u64
+        blocks + words as u64 * 4
     }
 
     /// Allocated bytes, including room for later batches.
@@ -149,7 +150,7 @@ impl Sample {
         let blocks: u64 = self.blocks.iter().map(Block::allocated_bytes).sum();
         let words =
             held(&self.node_ids) + held(&self.node_id_offsets) + held(&self.seeds) + held(&self.degrees);
-        blocks + words + held(&self.unexpanded) + held(&self.unneeded)
+        blocks + words
     }
 
     /// A hash of form, lengths and contents of every array. Equal samples have equal digests.
@@ -164,8 +165,9 @@ impl Sample {
         array(&mut self.node_id_offsets.iter().map(|offset| *offset as u64));
         array(&mut self.seeds.iter().map(|seed| seed.0 as u64));
         array(&mut self.degrees.iter().map(|degree| *degree as u64));
-        array(&mut self.unexpanded.iter().map(|mark| *mark as u64));
-        array(&mut self.unneeded.iter().map(|mark| *mark as u64));
+        array(&mut (0..self.pulled).map(u64::from));
+        // Digests of samples without pulled nodes stay what they were when this was another array.
+        array(&mut [].into_iter());
         for block in &self.blocks {
             array(&mut [block.first as u64].into_iter());
             array(&mut block.nbr_offsets.iter().map(|offset| *offset as u64));
@@ -181,6 +183,10 @@ impl Sample {
     pub fn layer(&self, layer: usize) -> LayerView<'_> {
         let nodes = self.node_ids.len() as u32;
         let (input, output, block) = match self.form {
+            // The last layer reads pulled nodes, too. No layer before it writes them.
+            Form::Dense if layer + 1 == self.layers() => {
+                (self.pulled_nodes().start, self.node_id_offsets[layer + 1], &self.blocks[0])
+            }
             Form::Dense => (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[0]),
             Form::Layered => {
                 (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[layer])
@@ -209,8 +215,7 @@ impl Sample {
         self.node_id_offsets.clear();
         self.seeds.clear();
         self.degrees.clear();
-        self.unexpanded.clear();
-        self.unneeded.clear();
+        self.pulled = 0;
         self.blocks.resize_with(blocks, Block::default);
         self.blocks.iter_mut().for_each(Block::clear);
     }

@@ -32,8 +32,7 @@ fn show(out: &mut String, name: &str, sample: &Sample) {
     line(out, "node_id_offsets", &sample.node_id_offsets, u64::from);
     line(out, "seeds", &sample.seeds, |seed| seed.0 as u64);
     line(out, "degrees", &sample.degrees, u64::from);
-    line(out, "unexpanded", &sample.unexpanded, u64::from);
-    line(out, "unneeded", &sample.unneeded, u64::from);
+    line(out, "pulled", &[sample.pulled], u64::from);
     for block in &sample.blocks {
         line(out, "nbr_offsets", &block.nbr_offsets, u64::from);
         line(out, "nbrs", &block.nbrs, |nbr| nbr.0 as u64);
@@ -64,16 +63,13 @@ fn golden_samples_are_as_they_were() {
         let mut sampler = Sampler::new(&graph, settings(form, &[three, two]), 1 << 30).unwrap();
         sampler.sample(at, &seeds, &mut sample).unwrap();
         show(&mut out, name, &sample);
-        if form != Form::Shadow {
-            let mut expand = |_: u32, node: NodeId| node.0.is_multiple_of(3);
-            sampler.sample_pruned(at, &seeds, &mut expand, &mut sample).unwrap();
-            show(&mut out, &format!("{name}, pruned"), &sample);
-        }
     }
-    let mut deep = Sampler::new(&graph, settings(Form::Layered, &[two, two, two]), 1 << 30).unwrap();
-    deep.sample_pruned(at, &seeds, &mut |_: u32, node: NodeId| node.0.is_multiple_of(2), &mut sample)
-        .unwrap();
-    show(&mut out, "layered, three layers, pruned", &sample);
+    for (name, fanouts) in [("two", &[three, two][..]), ("three", &[three, two, three])] {
+        let mut sampler = Sampler::new(&graph, settings(Form::Dense, fanouts), 1 << 30).unwrap();
+        let pulls = &mut |_: usize, node: NodeId| !node.0.is_multiple_of(3);
+        sampler.sample_with_pulls(at, &seeds, pulls, &mut sample).unwrap();
+        show(&mut out, &format!("dense, {name} layers, with pulled nodes"), &sample);
+    }
     let wide = self::graph::<u64>().in_direction(Direction::Both);
     let carry = Carry { positions: true, edges: true, relations: true, degrees: true };
     let both = Settings { carry, ..settings(Form::Dense, &[two, Fanout::All]) };

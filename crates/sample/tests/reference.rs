@@ -13,6 +13,7 @@ use esker_sample::{
 use esker_types::NodeId;
 use naive::Reference;
 use proptest::prelude::*;
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -43,6 +44,56 @@ fn sparse_lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
 fn fanouts() -> impl Strategy<Value = Vec<Fanout>> {
     let one = prop_oneof![4 => (1u32..8).prop_map(Fanout::AtMost), 1 => Just(Fanout::All)];
     prop::collection::vec(one, 0..4)
+}
+
+fn deep_fanouts() -> impl Strategy<Value = Vec<Fanout>> {
+    let one = prop_oneof![4 => (1u32..5).prop_map(Fanout::AtMost), 1 => Just(Fanout::All)];
+    prop::collection::vec(one, 2..5)
+}
+
+/// Follows what the targets need, value by value: value l of a node is what enters layer l, value L is the output.
+/// Whatever is needed and not supplied must be computed by its layer from its inputs, and nothing else may be.
+fn check_needed(sample: &Sample, seeds: &[NodeId], pulls: impl Fn(NodeId) -> bool) {
+    let (layers, count) = (sample.layers(), sample.node_ids.len());
+    let (first, block) = (sample.blocks[0].first, &sample.blocks[0]);
+    let nbrs = |node: u32| match node.checked_sub(first) {
+        Some(at) => {
+            &block.nbrs[block.nbr_offsets[at as usize] as usize..block.nbr_offsets[at as usize + 1] as usize]
+        }
+        None => panic!("the neighbours of node {node} are needed and were not sampled"),
+    };
+    let targets: HashSet<u64> = seeds.iter().map(|seed| seed.0).collect();
+    let neighbours: HashSet<u32> = sample.layer(layers - 1).outputs.flat_map(nbrs).map(|nbr| nbr.0).collect();
+    let (mut needed, mut supplied) = (HashSet::new(), HashSet::new());
+    let mut open: Vec<(usize, u32)> = (0..count as u32)
+        .filter(|node| targets.contains(&sample.node_ids[*node as usize].0))
+        .map(|node| (layers, node))
+        .collect();
+    while let Some((value, node)) = open.pop() {
+        let id = sample.node_ids[node as usize];
+        let is_pulled = !targets.contains(&id.0) && neighbours.contains(&node) && pulls(id);
+        if value == layers - 1 && is_pulled {
+            supplied.insert(node);
+        } else if needed.insert((value, node)) && value > 0 {
+            open.push((value - 1, node));
+            open.extend(nbrs(node).iter().map(|nbr| (value - 1, nbr.0)));
+        }
+    }
+    for layer in 0..layers {
+        let view = sample.layer(layer);
+        let computed: HashSet<u32> = view.outputs.collect();
+        assert_eq!(
+            computed,
+            needed.iter().filter(|(value, _)| *value == layer + 1).map(|(_, node)| *node).collect()
+        );
+        let mut read: HashSet<u32> =
+            needed.iter().filter(|(value, _)| *value == layer).map(|(_, node)| *node).collect();
+        if layer + 1 == layers {
+            read.extend(&supplied);
+        }
+        assert_eq!(view.inputs.collect::<HashSet<u32>>(), read);
+    }
+    assert_eq!(supplied, sample.pulled_nodes().collect());
 }
 
 fn forms() -> impl Strategy<Value = Form> {
@@ -139,23 +190,36 @@ proptest! {
     }
 
     #[test]
-    fn pruned_samples_equal_the_reference(
-        lists in sparse_lists(), fanouts in fanouts(), picks in prop::collection::vec(0u64..1000, 0..6),
-        kept in 0u64..5, layered: bool, degrees: bool,
+    fn samples_with_pulled_nodes_equal_the_reference_and_have_what_is_needed(
+        lists in sparse_lists(), fanouts in deep_fanouts(), picks in prop::collection::vec(0u64..1000, 0..6),
+        kept in 0u64..6, degrees: bool, edges: bool, direction in directions(), threads in 1usize..3,
     ) {
-        let form = if layered { Form::Layered } else { Form::Dense };
-        let carry = Carry { degrees, ..Carry::default() };
-        let (settings, seeds) = (settings(fanouts, form, carry), seeds_of(&lists, &picks));
-        let expand = |hop: u32, node: NodeId| (node.0 * 31 + hop as u64 * 7) % 5 < kept;
-        let expected = Reference::new(&lists, None, Direction::Incoming).sample_pruned(&settings, AT, &seeds, expand);
-        let graph = InMemory::<u32>::from_adjacency(&lists, None);
+        let carry = Carry { degrees, positions: edges, edges, ..Carry::default() };
+        let (settings, seeds) = (settings(fanouts, Form::Dense, carry), seeds_of(&lists, &picks));
+        let pulls = |node: NodeId| node.0 * 31 % 5 >= kept;
+        let reference = Reference::new(&lists, None, direction);
+        let expected = reference.sample_with_pulls(&settings, AT, &seeds, pulls);
+        let graph = InMemory::<u32>::from_adjacency(&lists, None).in_direction(direction);
         let mut sample = Sample::default();
-        let mut sampler = Sampler::new(&graph, settings.clone(), PLENTY).unwrap();
-        sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
+        let mut sampler = Sampler::new(&graph, settings.clone(), PLENTY).unwrap().with_threads(threads);
+        let bound = sampler.bound(seeds.len() as u64);
+        sampler.sample(AT, &seeds, &mut sample).unwrap();
+        let without = sample.clone();
+        sampler.sample_with_pulls(AT, &seeds, &mut |_, node| pulls(node), &mut sample).unwrap();
         prop_assert_eq!(&sample, &expected);
-        let fetching = Fetching(graph);
-        let mut sampler = Sampler::new(&fetching, settings, PLENTY).unwrap();
-        sampler.sample_pruned(AT, &seeds, &mut { expand }, &mut sample).unwrap();
+        check_needed(&sample, &seeds, pulls);
+        prop_assert!(sample.allocated_bytes() <= bound.sample_bytes.max(without.allocated_bytes()));
+        prop_assert!(sampler.bytes() <= bound.buffer_bytes + bound.direct_bytes, "{} {bound:?}", sampler.bytes());
+        // Of up to three layers, what is left is a part of what is sampled without pulled nodes.
+        if settings.fanouts.len() <= 3 {
+            prop_assert!(sample.edge_count() <= without.edge_count());
+            prop_assert!(sample.node_ids.iter().all(|node| without.node_ids.contains(node)));
+        }
+        if sample.pulled == 0 {
+            prop_assert_eq!(&sample, &without);
+        }
+        let mut sampler = Sampler::new(Fetching(graph), settings, PLENTY).unwrap();
+        sampler.sample_with_pulls(AT, &seeds, &mut |_, node| pulls(node), &mut sample).unwrap();
         prop_assert_eq!(&sample, &expected);
     }
 

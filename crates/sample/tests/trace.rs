@@ -17,7 +17,7 @@ fn settings(form: Form, fanouts: Vec<Fanout>, carry: bool) -> Settings {
     }
 }
 
-/// Samples some batches of a graph, the second one with repeated seeds, pruned where the form can be.
+/// Samples some batches of a graph, the second one with repeated seeds, the last one with pulled nodes if it can be.
 fn samples(graph: &InMemory<u32>, settings: &Settings, nodes: u64) -> Vec<(Position, Sample)> {
     let mut sampler = Sampler::new(graph, settings.clone(), 1 << 30).unwrap();
     (0..4)
@@ -26,9 +26,9 @@ fn samples(graph: &InMemory<u32>, settings: &Settings, nodes: u64) -> Vec<(Posit
             let step = if batch == 1 { 0 } else { 1 + batch };
             let seeds: Vec<NodeId> = (0..5).map(|seed| NodeId((seed * step + batch) % nodes)).collect();
             let mut sample = Sample::default();
-            if settings.form != Form::Shadow && batch == 3 {
-                let mut expand = |_: u32, node: NodeId| !node.0.is_multiple_of(3);
-                sampler.sample_pruned(at, &seeds, &mut expand, &mut sample).unwrap();
+            if settings.check_pulls().is_ok() && batch == 3 {
+                let pulls = &mut |_: usize, node: NodeId| node.0.is_multiple_of(3);
+                sampler.sample_with_pulls(at, &seeds, pulls, &mut sample).unwrap();
             } else {
                 sampler.sample(at, &seeds, &mut sample).unwrap();
             }

@@ -234,7 +234,8 @@ impl<D: Device> Exchange<D> {
 
 /// Hidden rows that are pulled: after norm and activation, before dropout.
 pub struct Pull<D: Device> {
-    /// The layer that reads them. They replace outputs of the layer before it.
+    /// The layer that reads them. They replace outputs of the layer before it. Rows that the layer reads before those
+    /// that the layer before it writes are not computed, and all of them must be pulled.
     pub layer: usize,
     /// Indices of these rows in that layer's input.
     pub rows: Vec<u32>,
@@ -296,6 +297,11 @@ pub trait BatchSource<D: Device>: Send {
 
     /// Writes the state for a checkpoint, as of the last applied step.
     fn save(&self, to: &mut dyn crate::CheckpointSink) -> Result<()>;
+
+    /// Writes the part of the state that inference needs, which is saved with the best model.
+    fn save_for_inference(&self, to: &mut dyn crate::CheckpointSink) -> Result<()> {
+        self.save(to)
+    }
 
     /// The current input rows in node order, as of the last applied step: for inference, ranking and export.
     fn table(&mut self) -> Result<crate::InputTable>;

@@ -171,10 +171,9 @@ fn source_over<D: Device, W: StoredId>(
             let input = match with_rows {
                 true => {
                     let mut rows = device.host_rows(nodes, dim);
-                    let (nodes, unneeded) = (&sample.node_ids, &sample.unneeded);
-                    count
-                        .read(reader, |reader| reader.read_all(nodes, unneeded, rows.values_mut(), &pool))?;
-                    count.rows.fetch_add(sample.needed_rows(), Ordering::Relaxed);
+                    let nodes = &sample.node_ids;
+                    count.read(reader, |reader| reader.read_all(nodes, &[], rows.values_mut(), &pool))?;
+                    count.rows.fetch_add(nodes.len() as u64, Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(rows))
                 }
                 false => Input::none(),

@@ -157,6 +157,14 @@ pub enum StrategyError {
         /// Its length now.
         found_bytes: u64,
     },
+    /// The state of a history that does not fit it.
+    #[error("{name}: {source}; start the run again with another --out")]
+    HistoryState {
+        /// Name of the state.
+        name: &'static str,
+        /// The error.
+        source: std::io::Error,
+    },
     /// A stop was requested before there was a batch.
     #[error("stopped")]
     Stopped,
@@ -217,6 +225,7 @@ impl StrategyError {
             | StrategyError::Panicked(_)
             | StrategyError::State { .. }
             | StrategyError::StateCut { .. }
+            | StrategyError::HistoryState { .. }
             | StrategyError::Threads { .. } => ErrorKind::World,
         }
     }

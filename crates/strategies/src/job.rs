@@ -1,9 +1,10 @@
 //! The job that every strategy gets. It determines all batches of training, validation and test.
 
+use crate::history::History;
 use crate::sampling::ResidentTopology;
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
-use esker_sample::{Batches, Position, Settings};
+use esker_sample::{Batches, NodeSet, Position, Settings};
 use esker_types::{Progress, Silent, StopSignal};
 use rayon::ThreadPool;
 use std::ops::{Deref, DerefMut};
@@ -26,6 +27,8 @@ pub struct Job {
     pub stop: StopSignal,
     /// The topology that the pilot loaded, for a strategy that keeps it in memory.
     pub topology: LoadedTopology,
+    /// The nodes whose hidden rows are kept, if the outline has a history.
+    pub history: Option<Arc<NodeSet>>,
 }
 
 /// A topology in memory, if it is loaded.
@@ -87,6 +90,7 @@ impl Job {
             progress: Arc::new(Silent),
             stop: StopSignal::default(),
             topology: LoadedTopology::default(),
+            history: None,
         })
     }
 
@@ -99,7 +103,16 @@ impl Job {
             edges: manifest.edges.count,
             relations: manifest.edges.relations.as_ref().map_or(0, |relations| relations.count),
             direction: self.direction,
-            batches: self.batches.identity(),
+            batches: match History::of(self) {
+                None => self.batches.identity(),
+                // What is pulled changes samples.
+                Some(history) => format!(
+                    "{} history:{} staleness:{}",
+                    self.batches.identity(),
+                    history.nodes.digest(),
+                    history.outline.staleness
+                ),
+            },
             settings: self.settings.clone(),
         }
     }

@@ -32,6 +32,7 @@ mod direct;
 mod diskgnn;
 mod error;
 mod ginex;
+mod history;
 mod input_table;
 mod job;
 mod memory;
@@ -39,6 +40,7 @@ mod mmap;
 mod needs;
 mod neighbours;
 mod outline;
+mod outre;
 mod permits;
 mod phases;
 mod pilot;
@@ -55,6 +57,7 @@ pub use batch::{
     NamedColumn, Pull, Push, Pushed,
 };
 pub use error::{Result, StrategyError};
+pub use history::{HistoryCounters, HistoryOutline, choose_nodes};
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
@@ -122,12 +125,19 @@ pub enum StrategyKind {
     Ginex,
     /// Batches sampled in advance, their rows packed on disk in access order.
     DiskGnn,
+    /// Ginex with batches by groups of partitions and a history of hidden rows.
+    Outre,
 }
 
 impl StrategyKind {
     /// All strategies.
-    pub const ALL: [StrategyKind; 4] =
-        [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
+    pub const ALL: [StrategyKind; 5] = [
+        StrategyKind::Memory,
+        StrategyKind::Mmap,
+        StrategyKind::Ginex,
+        StrategyKind::Outre,
+        StrategyKind::DiskGnn,
+    ];
 
     /// The memory it needs. It does not require a device.
     pub fn needs(self, job: &JobOutline) -> Result<Needs> {
@@ -136,6 +146,7 @@ impl StrategyKind {
             StrategyKind::Mmap => mmap::needs(job),
             StrategyKind::Ginex => ginex::needs(job),
             StrategyKind::DiskGnn => diskgnn::needs(job),
+            StrategyKind::Outre => outre::needs(job),
         }
     }
 
@@ -146,12 +157,18 @@ impl StrategyKind {
             StrategyKind::Mmap => Box::new(mmap::strategy(device)),
             StrategyKind::Ginex => Box::new(ginex::strategy(device)),
             StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device)),
+            StrategyKind::Outre => Box::new(outre::strategy(device)),
         }
     }
 
     /// Whether it can repeat the batches of some epochs in later ones.
     pub fn repeats_epochs(self) -> bool {
-        self != StrategyKind::Ginex
+        !matches!(self, StrategyKind::Ginex | StrategyKind::Outre)
+    }
+
+    /// Whether it can train with a history of hidden rows.
+    pub fn keeps_history(self) -> bool {
+        matches!(self, StrategyKind::Memory | StrategyKind::Mmap | StrategyKind::Outre)
     }
 
     /// Whether its files are next to the dataset, or in the directory of `--prepared`. Otherwise they are with the run.
@@ -167,6 +184,7 @@ impl fmt::Display for StrategyKind {
             StrategyKind::Mmap => "mmap",
             StrategyKind::Ginex => "ginex",
             StrategyKind::DiskGnn => "diskgnn",
+            StrategyKind::Outre => "outre",
         })
     }
 }
@@ -216,6 +234,9 @@ pub struct SourceCounters {
     /// Feature rows of sampled evaluations. All the other counters of rows are of training.
     #[serde(default)]
     pub evaluation: EvaluationCounters,
+    /// What a history of hidden rows was used for, if there is one.
+    #[serde(default)]
+    pub history: Option<HistoryCounters>,
 }
 
 /// Counters of the feature rows of sampled evaluations so far.

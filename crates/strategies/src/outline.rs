@@ -1,6 +1,7 @@
 //! The properties of a job that determine its memory. They are known from the configuration and the manifest, before
 //! anything is read, and without a model.
 
+use crate::HistoryOutline;
 use esker_sample::{Bound, Direction, HopSizes, Settings};
 use esker_store::Dataset;
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ pub struct JobOutline {
     /// Names of dataset arrays whose values for the batch's nodes or edges come with each batch: for a loader. Arrays
     /// of edges need settings that carry edge ids.
     pub columns: Vec<String>,
+    /// The history of hidden rows that training uses, if any.
+    pub history: Option<HistoryOutline>,
     /// Budgets and sizes of strategies that work from disk.
     pub out_of_core: OutOfCore,
 }

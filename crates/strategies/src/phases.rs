@@ -31,6 +31,11 @@ pub(crate) trait PhaseSource<D: Device>: Send {
         Ok(())
     }
 
+    /// See [`BatchSource::save_for_inference`].
+    fn save_for_inference(&self, to: &mut dyn CheckpointSink) -> Result<()> {
+        self.save(to)
+    }
+
     /// Whether it yields the batches of evaluations too, in the order of the run.
     fn evaluates(&self) -> bool {
         false
@@ -192,6 +197,10 @@ impl<D: Device> BatchSource<D> for Phases<D> {
 
     fn save(&self, to: &mut dyn CheckpointSink) -> Result<()> {
         self.training.save(to)
+    }
+
+    fn save_for_inference(&self, to: &mut dyn CheckpointSink) -> Result<()> {
+        self.training.save_for_inference(to)
     }
 
     fn table(&mut self) -> Result<InputTable> {

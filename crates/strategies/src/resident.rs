@@ -1,6 +1,7 @@
 //! Topology in memory, and feature rows that can be read by node at any time. `memory` and `mmap` share this. Two
 //! stages, sampling and gathering, run ahead of the trainer.
 
+use crate::history::{self, History, HistorySource, OpenHistory, SharedStamps, Stamps};
 use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource, Phases};
 use crate::sampling::{ResidentTopology, SampledBatch, sampling_bytes};
@@ -35,12 +36,16 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let edges = grouped(job.dataset.manifest().edges.count);
     let topology = AnyTopology::bytes_for(&job.dataset, job.direction);
     table.add_from("topology", topology, format!("offsets of all nodes, {edges} neighbours"));
-    table.add("sampling", sampling_bytes(job).saturating_mul(job.samplers as u64));
+    let sampling = sampling_bytes(job).saturating_mul(job.samplers as u64);
+    table.add("sampling", sampling.saturating_add(history::deciding_bytes(job)));
     let (nodes, dim, depth) = (job.most_nodes(), job.dim(), job.prefetch_depth as u64);
     let rows = nodes.saturating_mul(dim * 4).saturating_mul(depth);
     let from = format!("{depth} x {} nodes x {dim} x 4 bytes", grouped(nodes));
     table.add_from(format!("feature rows of {}", counted(depth, "batch", "batches")), rows, from);
-    Ok(Needs { host: table, topology_in_memory: true, ..Needs::default() })
+    history::add_host_memory(job, &mut table);
+    let mut needs = Needs { host: table, topology_in_memory: true, ..Needs::default() };
+    history::add_needs(job, &mut needs);
+    Ok(needs)
 }
 
 /// The graph that sources share.
@@ -78,25 +83,35 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
         let topology = ResidentTopology::load(job)?;
         let (rows, pool) = (Arc::new(self.rows.open(&job.dataset)?), job.pool.clone());
         self.graph = Some(Arc::new(Resident { topology, rows, pool, device: self.device.clone() }));
-        Ok(Prepared::default())
+        let notes = History::of(job).iter().map(History::note).collect();
+        Ok(Prepared { notes, ..Prepared::default() })
     }
 
     fn batches(
         &mut self,
         job: &Job,
         from: RunPosition,
-        _: Option<&mut dyn CheckpointReader>,
+        state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
-        let run = ResidentRun::open(self.opened(), job, Phases::<D>::first_of(from))?;
-        Ok(Box::new(Phases::new(job, from, Box::new(run), self.opened().clone())))
+        let (graph, at) = (self.opened(), Phases::<D>::first_of(from));
+        let training: Box<dyn PhaseSource<D>> = match History::of(job) {
+            None => Box::new(ResidentRun::open(graph, job, at, None)?),
+            Some(history) => {
+                let opened = OpenHistory::open(&self.device, history, state)?;
+                let run = ResidentRun::open(graph, job, at, Some(opened.stamps.clone()))?;
+                Box::new(HistorySource::new(Box::new(run), &self.device, opened))
+            }
+        };
+        Ok(Box::new(Phases::new(job, from, training, graph.clone())))
     }
 
     fn inference(
         &mut self,
         job: &Job,
         over: &Inference,
-        _: Option<&mut dyn CheckpointReader>,
+        state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
+        history::leave(state)?;
         Ok(Box::new(Phases::alone(job, over, self.opened().clone())?))
     }
 }
@@ -107,7 +122,7 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
         let mut job = job.clone();
         job.schedule = EvaluationSchedule { test: Some(over.clone()), ..EvaluationSchedule::default() };
         (job.outline.prefetch_depth, job.outline.samplers, job.outline.steps_in_flight) = (1, 1, 0);
-        Ok(Box::new(ResidentRun::open(self, &job, RunPosition::start_of(Phase::Test))?))
+        Ok(Box::new(ResidentRun::open(self, &job, RunPosition::start_of(Phase::Test), None)?))
     }
 
     fn table(&self) -> Result<InputTable> {
@@ -130,14 +145,22 @@ struct ResidentRun<D: Device> {
     stages: Option<Stages<D>>,
     /// Rows of batches of training, and of evaluations.
     gathered: Arc<[AtomicU64; 2]>,
+    /// The stamps of a history as of the last step.
+    stamps: Option<SharedStamps>,
 }
 
 impl<D: Device> ResidentRun<D> {
     /// Batches from a position on.
-    fn open(graph: &Arc<Resident<D>>, job: &Job, from: RunPosition) -> Result<ResidentRun<D>> {
+    fn open(
+        graph: &Arc<Resident<D>>,
+        job: &Job,
+        from: RunPosition,
+        stamps: Option<SharedStamps>,
+    ) -> Result<ResidentRun<D>> {
         let gathered = Arc::<[AtomicU64; 2]>::default();
-        let stages = Some(graph.stages(job, from, &gathered)?);
-        Ok(ResidentRun { graph: graph.clone(), job: job.clone(), stages, gathered })
+        let mut run = ResidentRun { graph: graph.clone(), job: job.clone(), stages: None, gathered, stamps };
+        run.restart(from)?;
+        Ok(run)
     }
 }
 
@@ -157,15 +180,22 @@ impl<D: Device> PhaseSource<D> for ResidentRun<D> {
     fn restart(&mut self, at: RunPosition) -> Result<()> {
         // Those before end first, and free their memory.
         self.stages = None;
-        self.stages = Some(self.graph.stages(&self.job, at, &self.gathered)?);
+        let stamps = self.stamps.as_ref().map(|stamps| stamps.lock().clone());
+        self.stages = Some(self.graph.stages(&self.job, at, stamps, &self.gathered)?);
         Ok(())
     }
 }
 
 impl<D: Device> Resident<D> {
     /// The stages of a run from a position on.
-    fn stages(&self, job: &Job, from: RunPosition, gathered: &Arc<[AtomicU64; 2]>) -> Result<Stages<D>> {
-        let sampled = self.topology.sampled(job, from)?;
+    fn stages(
+        &self,
+        job: &Job,
+        from: RunPosition,
+        stamps: Option<Stamps>,
+        gathered: &Arc<[AtomicU64; 2]>,
+    ) -> Result<Stages<D>> {
+        let sampled = self.topology.sampled(job, from, stamps)?;
         let (rows, pool, device) = (self.rows.clone(), self.pool.clone(), self.device.clone());
         let expected =
             job.inference(from.phase).map_or(0, |over| job.bound(&over.settings, over.largest_batch).nodes);
@@ -181,13 +211,14 @@ impl<D: Device> Resident<D> {
             let input = match over.is_none_or(|over| over.rows) {
                 true => {
                     let mut input = device.host_rows(nodes, rows.dim());
-                    pool.install(|| rows.gather(&sample.node_ids, &sample.unneeded, input.values_mut()))?;
-                    count[usize::from(over.is_some())].fetch_add(sample.needed_rows(), Ordering::Relaxed);
+                    pool.install(|| rows.gather(&sample.node_ids, &[], input.values_mut()))?;
+                    count[usize::from(over.is_some())].fetch_add(nodes as u64, Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(input))
                 }
                 false => Input::none(),
             };
-            Ok(Some(Batch::of_sample(at.position(), sample, targets, input, permit)))
+            let batch = Batch::of_sample(at.position(), sample, targets, input, permit);
+            Ok(Some(Batch { at, ..batch }))
         });
         let row_bytes = self.rows.row_bytes() as u64;
         // The hits of the page cache are not known.

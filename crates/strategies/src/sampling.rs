@@ -1,5 +1,6 @@
 //! A topology in memory and its samplers: the first stage of the strategies that have one.
 
+use crate::history::{Decider, History, Stamps};
 use crate::job::run_positions;
 use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
@@ -8,7 +9,7 @@ use esker_sample::{
     Topology,
 };
 use esker_types::ByteCount;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Samples beyond the batches with rows in memory: one being made, one waiting.
 const SAMPLES_PREFETCHED: usize = 2;
@@ -50,14 +51,38 @@ impl ResidentTopology {
         })
     }
 
-    /// Samples the batches of a run from a position on, several at a time if it has several samplers.
-    pub fn sampled(&self, job: &Job, from: RunPosition) -> Result<Pipeline<SampledBatch, StrategyError>> {
-        let workers = (0..job.samplers.max(1)).map(|number| match self {
-            ResidentTopology::Narrow(graph) => sample_stage(graph, job, from, number),
-            ResidentTopology::Wide(graph) => sample_stage(graph, job, from, number),
-        });
-        Ok(Pipeline::in_turn(workers.collect::<Result<Vec<_>>>()?))
+    /// Samples the batches of a run from a position on, several at a time if it has several samplers. With a history,
+    /// stamps are those of this position.
+    pub fn sampled(
+        &self,
+        job: &Job,
+        from: RunPosition,
+        stamps: Option<Stamps>,
+    ) -> Result<Pipeline<SampledBatch, StrategyError>> {
+        match self {
+            ResidentTopology::Narrow(graph) => sampled_on(graph, job, from, stamps),
+            ResidentTopology::Wide(graph) => sampled_on(graph, job, from, stamps),
+        }
     }
+}
+
+/// What decides pulls, shared by samplers.
+type SharedDecider<W> = Arc<Mutex<Decider<Arc<InMemory<W>>>>>;
+
+fn sampled_on<W: StoredId>(
+    graph: &Arc<InMemory<W>>,
+    job: &Job,
+    from: RunPosition,
+    stamps: Option<Stamps>,
+) -> Result<Pipeline<SampledBatch, StrategyError>> {
+    let decider: Option<SharedDecider<W>> = match (History::of(job), stamps) {
+        (Some(history), Some(stamps)) => {
+            Some(Arc::new(Mutex::new(Decider::new(graph.clone(), job, history, stamps, from)?)))
+        }
+        _ => None,
+    };
+    let workers = (0..job.samplers.max(1)).map(|number| sample_stage(graph, job, from, number, &decider));
+    Ok(Pipeline::in_turn(workers.collect::<Result<Vec<_>>>()?))
 }
 
 /// A sample in flight.
@@ -73,7 +98,9 @@ fn sample_stage<W: StoredId>(
     job: &Job,
     from: RunPosition,
     number: usize,
+    decider: &Option<SharedDecider<W>>,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
+    let decider = decider.clone();
     let (samples, job) = (Recycler::<Sample>::new(samples_of(job)), job.clone());
     let mut positions = run_positions(&job, from).skip(number).step_by(job.samplers.max(1));
     let (mut samplers, mut seeds) = (PhaseSamplers { graph: graph.clone(), made: Vec::new() }, Vec::new());
@@ -88,7 +115,16 @@ fn sample_stage<W: StoredId>(
             Some(over) => (&over.batches, Position { epoch: 0, batch: at.batch }),
         };
         batches.seeds(drawn, &mut seeds)?;
-        let sampled = samplers.of(&job, over)?.sample(drawn, &seeds, &mut sample);
+        let sampler = samplers.of(&job, over)?;
+        let sampled = match decider.as_ref().filter(|_| over.is_none()) {
+            None => sampler.sample(drawn, &seeds, &mut sample),
+            Some(decider) => {
+                // A sampler that panics ends the run.
+                let marks = decider.lock().unwrap_or_else(PoisonError::into_inner).take(at)?;
+                let pulls = &mut |index: usize, _| marks.is_pulled(index);
+                sampler.sample_with_pulls(drawn, &seeds, pulls, &mut sample)
+            }
+        };
         sampled.map_err(|error| larger_than_expected(&job, at, error))?;
         Ok(Some(SampledBatch { at, sample, targets: batches.targets(drawn)? }))
     }))

@@ -51,6 +51,7 @@ fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
         device_cache_bytes: 0,
         room: BatchRoom::default(),
         columns: Vec::new(),
+        history: None,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,

@@ -1,6 +1,6 @@
 //! A run with every default resolved: what the run directory stores, and what a resumed run must match.
 
-use crate::{Difference, Result, TrainError};
+use crate::{Difference, HistoryConfig, Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
@@ -133,6 +133,9 @@ pub struct RunConfig {
     /// The partitioning, if batches come by groups.
     #[serde(default)]
     pub partitioning: Option<ChosenPartitioning>,
+    /// The history of hidden rows, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<HistoryConfig>,
     /// Whether a last, smaller batch is left out.
     pub drop_last: bool,
     /// Random seed of everything.
@@ -221,6 +224,7 @@ impl RunConfig {
             order: OrderName::default(),
             group: None,
             partitioning: None,
+            history: None,
             drop_last: false,
             seed: 1,
             eval: EvaluationMode::default(),
@@ -320,6 +324,7 @@ impl RunConfig {
             }
         }
         self.check_counts()?;
+        self.check_history()?;
         if !(self.lr > 0.0 && self.lr.is_finite()) {
             let allowed = "greater than 0, and finite";
             return Err(TrainError::Setting { flag: "--lr", found: self.lr, allowed });
@@ -393,16 +398,20 @@ impl RunConfig {
         ];
         // Another device may not have the precision.
         let moved = self.device != other.device;
-        let fields = |config: &RunConfig| {
+        let fields = |config: &RunConfig, other: &RunConfig| {
             let mut all = BTreeMap::new();
             // By default all epochs are sampled.
             let sampled = config.epochs_sampled.unwrap_or(config.epochs).min(config.epochs);
-            let config = RunConfig { epochs_sampled: Some(sampled), ..config.clone() };
+            let mut config = RunConfig { epochs_sampled: Some(sampled), ..config.clone() };
+            // Nodes that are not chosen yet will be the same.
+            if let (Some(history), Some(other)) = (&mut config.history, &other.history) {
+                history.nodes = history.nodes.take().or_else(|| other.nodes.clone());
+            }
             flatten("", &serde_json::to_value(&config).unwrap_or_default(), &mut all);
             all.retain(|name, _| !(free.contains(&name.as_str()) || moved && name == "precision"));
             all
         };
-        let (mine, theirs) = (fields(self), fields(other));
+        let (mine, theirs) = (fields(self, other), fields(other, self));
         let names: BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
         let nothing = "nothing".to_string();
         let of = |all: &BTreeMap<String, String>, name: &String| all.get(name).unwrap_or(&nothing).clone();

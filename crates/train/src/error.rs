@@ -54,6 +54,34 @@ pub enum TrainError {
         "ShaDow trains on induced subgraphs, which inference layer by layer does not have; evaluate with --eval sampled and --final-eval sampled"
     )]
     ShadowFull,
+    /// A history with a strategy that does not keep one.
+    #[error(
+        "{strategy} keeps no history of hidden rows; leave --history-rows and --history-set out, or use --strategy outre, memory or mmap"
+    )]
+    NoHistory {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// A run without a history whose nodes are asked for.
+    #[error(
+        "{run}: the run has no history of hidden rows; give --history-rows, or another run to --history-set"
+    )]
+    RunWithoutHistory {
+        /// Its directory.
+        run: PathBuf,
+    },
+    /// Nodes of a history that are not those of the run.
+    #[error(
+        "{run}: the nodes of its history have the hash {found}, and the run began with {expected}; restore its history.nodes, or start the run again with another --out"
+    )]
+    OtherHistory {
+        /// The run that they were taken from.
+        run: PathBuf,
+        /// The hash that was expected.
+        expected: String,
+        /// The hash of the nodes.
+        found: String,
+    },
     /// Repeated epochs with a strategy that cannot repeat them.
     #[error(
         "{strategy} samples every epoch again; leave --epochs-sampled out, or take diskgnn, memory or mmap"

@@ -41,6 +41,7 @@ mod checkpoint;
 mod config;
 mod error;
 mod evaluate;
+mod history;
 mod learner;
 mod memory;
 mod metrics;
@@ -60,13 +61,16 @@ pub use config::{ChosenPartitioning, EvaluationMode, MetricName, OrderName, RunC
 pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use evaluate::evaluate_run;
+pub use history::{HistoryConfig, USUAL_STALENESS};
 pub use learner::{Learner, adjacency};
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Objective, Picked};
 pub use open::{OpenRun, RunControl, count_steps};
 pub use predict::{TakeEmbeddings, TakePredictions, embeddings, predict};
-pub use record::{BatchRecord, EpochRecord, NeighbourRecord, RunDirectory, Summary, WallClock};
+pub use record::{
+    BatchRecord, EpochRecord, HistoryRecord, NeighbourRecord, RunDirectory, Summary, WallClock,
+};
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};

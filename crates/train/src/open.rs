@@ -9,12 +9,12 @@ use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
 use crate::{
     EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step, TrainError,
-    WallClock,
+    WallClock, history,
 };
 use esker_nn::Backend;
 use esker_sample::order::{Batching, Groups, Order, Sequential, Shuffled};
 use esker_sample::partition::StoredPartitioning;
-use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds, Targets};
+use esker_sample::{Batches, NodeBatches, NodeSet, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
@@ -153,6 +153,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
         begun(&config)?;
         let (starting, preparing) = (started.elapsed(), Instant::now());
+        job.history = history::find(&mut config, &job)?;
         let prepared = strategy.prepare(&job)?;
         let clock = WallClock {
             starting: starting.as_secs_f64(),
@@ -272,6 +273,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         &self.learner
     }
 
+    /// The nodes of its history of hidden rows, if it has one.
+    pub fn history_nodes(&self) -> Option<&NodeSet> {
+        self.job.history.as_deref()
+    }
+
     /// Nodes of the graph.
     pub fn node_count(&self) -> u64 {
         self.job.dataset.manifest().nodes.count
@@ -285,6 +291,13 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     /// Number of batches in an epoch.
     pub(crate) fn batches_of(&self, epoch: u64) -> u64 {
         self.job.count(Phase::Train { epoch })
+    }
+
+    /// The redundancy ratio of an epoch whose batches needed so many bytes of feature rows: nodes sampled per training
+    /// node. `None` without features or training nodes.
+    pub(crate) fn redundancy(&self, bytes_useful: u64) -> Option<f64> {
+        let nodes = self.task.train.nodes().len() as u64 * self.row_bytes();
+        (nodes > 0).then(|| bytes_useful as f64 / nodes as f64)
     }
 
     /// Bytes of a feature row as stored.
@@ -437,6 +450,10 @@ impl CheckedDataset {
             device_cache_bytes: 0,
             room: BatchRoom::default(),
             columns: Vec::new(),
+            history: match purpose {
+                Purpose::Train => config.history_outline(manifest.nodes.count, self.dim),
+                Purpose::Infer => None,
+            },
             out_of_core: out_of_core(config, scratch),
         }
     }

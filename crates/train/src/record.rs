@@ -69,6 +69,23 @@ pub struct EpochRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "lists")]
     pub neighbours: Option<NeighbourRecord>,
+    /// The redundancy ratio: nodes of all batches per training node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redundancy: Option<f64>,
+    /// What a history of hidden rows was used for, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<HistoryRecord>,
+}
+
+/// The use of a history of hidden rows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HistoryRecord {
+    /// Rows that were pulled instead of being computed.
+    pub pulls: u64,
+    /// Rows that were pushed.
+    pub pushes: u64,
+    /// Batches since a pulled row was pushed, on average.
+    pub mean_age: f64,
 }
 
 fn is_zero(count: &u64) -> bool {

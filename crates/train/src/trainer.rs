@@ -4,12 +4,14 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Metrics;
-use crate::record::{BatchRecord, EpochRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary};
+use crate::record::{
+    BatchRecord, EpochRecord, HistoryRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary,
+};
 use crate::state::{SavedWith, StatePart, StateReader, StateWriter, remove_others};
 use crate::task::SplitName;
 use crate::{
     EvaluationMode, InFlight, MetricName, OpenRun, Result, RunConfig, RunControl, StepDone, TrainError,
-    WallClock,
+    WallClock, history,
 };
 use esker_fetch::pipeline::{StageClock, StageTimes};
 use esker_nn::Backend;
@@ -182,6 +184,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         });
         match (run, begun) {
             (Ok(run), Some((lock, directory))) => {
+                // Before the configuration that names them.
+                run.history_nodes().map_or(Ok(()), |nodes| history::store(out, nodes))?;
                 directory.write_config(&run.config)?;
                 Trainer::new(run, directory, lock, State::default())
             }
@@ -226,13 +230,20 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let has_begun = directory.has_begun();
         // With any strategy, batches are those that the run started with.
         let sampled = before.epochs_sampled.or(has_begun.then_some(before.epochs));
-        let config = RunConfig { epochs_sampled: sampled.or(config.epochs_sampled), ..config };
+        let mut config = RunConfig { epochs_sampled: sampled.or(config.epochs_sampled), ..config };
+        if let (Some(history), Some(before)) = (&mut config.history, &before.history) {
+            history.nodes.clone_from(&before.nodes);
+            // A run that was stopped before may still choose.
+            history.from = (has_begun || history::is_stored(out)).then(|| out.to_path_buf());
+        }
         let path = directory.checkpoint_path();
         let checkpoint = if path.exists() { Some(Checkpoint::read(&path)?) } else { None };
         let scratch = directory.scratch_path();
         let mut run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
         if !has_begun {
-            directory.write_config(&RunConfig { epochs_sampled: run.config.epochs_sampled, ..before })?;
+            run.history_nodes().map_or(Ok(()), |nodes| history::store(out, nodes))?;
+            let (epochs_sampled, history) = (run.config.epochs_sampled, run.config.history.clone());
+            directory.write_config(&RunConfig { epochs_sampled, history, ..before })?;
         }
         let state = match checkpoint {
             None => State::default(),
@@ -501,7 +512,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             // The current state of the source is saved with the model.
             let folder = self.directory.state_path();
             let mut writer = StateWriter::new(&folder, format!("best-{}", found.epoch));
-            source.save(&mut writer)?;
+            source.save_for_inference(&mut writer)?;
             found.source = writer.finish()?;
             let state = serde_json::to_value(&found).map_err(TrainError::format(
                 &self.directory.best_path(),
@@ -535,6 +546,8 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),
             phases: phases(&now, &self.counted),
             neighbours: neighbours(&now, &self.counted),
+            redundancy: self.run.redundancy(state.epoch_useful),
+            history: history_record(&now, &self.counted),
         }
     }
 
@@ -671,6 +684,13 @@ fn phases(now: &SourceCounters, before: &SourceCounters) -> std::collections::BT
         (phase.clone(), seconds - earlier)
     });
     phases.collect()
+}
+
+fn history_record(now: &SourceCounters, before: &SourceCounters) -> Option<HistoryRecord> {
+    let (now, before) = (now.history?, before.history.unwrap_or_default());
+    let (pulls, pushes) = (now.pulls - before.pulls, now.pushes - before.pushes);
+    let mean_age = (now.ages - before.ages) as f64 / pulls.max(1) as f64;
+    Some(HistoryRecord { pulls, pushes, mean_age })
 }
 
 fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<NeighbourRecord> {

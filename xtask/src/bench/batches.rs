@@ -121,9 +121,7 @@ impl BatchFlags {
         most_bytes: u64,
     ) -> anyhow::Result<AccessFile<R>> {
         let mut accesses = AccessFile::create(&self.scratch())?;
-        self.sample(dataset, graph, most_bytes, |_, sample| {
-            Ok(accesses.append(&sample.node_ids, &sample.unneeded)?)
-        })?;
+        self.sample(dataset, graph, most_bytes, |_, sample| Ok(accesses.append(&sample.node_ids, &[])?))?;
         accesses.close();
         Ok(accesses)
     }

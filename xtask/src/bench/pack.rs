@@ -93,7 +93,7 @@ fn measure<W: StoredId + StoredRow>(
     asked.sample(dataset, &graph, most_bytes, |at, sample| {
         positions.push(at);
         log.append::<W>(at, sample)?;
-        Ok(accesses.append(&sample.node_ids, &sample.unneeded)?)
+        Ok(accesses.append(&sample.node_ids, &[])?)
     })?;
     accesses.close();
     let samples = log.finish::<W>(u64::MAX)?;

@@ -201,9 +201,7 @@ impl<'a> SampleLog<'a> {
     pub fn append<W: StoredRow>(&mut self, at: Position, sample: &Sample) -> Result<()> {
         let logged = self.logged(u64::MAX);
         let record = self.records.encode(&self.header, sample, self.staging.directory())?;
-        let needed = |at: usize| sample.unneeded.get(at).is_none_or(|unneeded| !unneeded);
-        let ids = sample.node_ids.iter().enumerate().filter(|(at, _)| needed(*at));
-        let ids: Vec<W> = ids.map(|(_, node)| W::of(*node)).collect();
+        let ids: Vec<W> = sample.node_ids.iter().map(|node| W::of(*node)).collect();
         let entry = Entry {
             epoch: at.epoch,
             batch: at.batch,

@@ -185,14 +185,12 @@ impl PackReader {
             0 => entry.packed_rows,
             shared => shared_start(entry.packed_rows, row_bytes) + shared,
         };
-        let skipped = sample.unneeded.iter().filter(|unneeded| **unneeded).count() as u64;
         let whole = xxh3_64(bytemuck::cast_slice(&batch.placements.words)) == entry.words_sum
             && batch.placements.are_valid(packed.packing.slots, read)
-            && sample.node_ids.len() as u64 == entry.nodes + skipped;
+            && sample.node_ids.len() as u64 == entry.nodes;
         if !whole {
             return Err(packed.damaged(number, file::WORDS, "words"));
         }
-        batch.placements.insert_skipped(&sample.unneeded);
         let rows = packed.segments[entry.segment as usize].rows;
         let whole = xxh3_64(bytemuck::cast_slice(&batch.shared)) == entry.shared_sum
             && batch.shared.iter().all(|place| (*place as u64) < rows);

@@ -106,8 +106,6 @@ impl<W> Waves<W> {
 pub(super) struct HopJob<'a> {
     /// The nodes of the hop.
     pub nodes: &'a [NodeId],
-    /// Which of them are not expanded in this sample. Empty if all are.
-    pub skipped: &'a [bool],
     pub fanout: Fanout,
     pub key: Key,
     pub carry: Carry,
@@ -230,11 +228,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     let section = &mut *into.section;
     section.reserve(job.nodes.len(), 0, job.carry, into.ledger)?;
     topology.degrees(job.nodes, &mut section.degrees)?;
-    for (at, degree) in section.degrees.iter_mut().enumerate() {
-        let skipped = job.skipped.get(at).is_some_and(|skipped| *skipped);
-        section.lengths.push(if skipped { 0 } else { job.fanout.of(*degree) });
-        *degree = if skipped && !job.carry.degrees { 0 } else { *degree };
-    }
+    section.lengths.extend(section.degrees.iter().map(|degree| job.fanout.of(*degree)));
     let entries: usize = section.lengths.iter().map(|length| *length as usize).sum();
     section.reserve(0, entries, job.carry, into.ledger)?;
     // Even if positions are not carried, they are needed until the entries are fetched.
@@ -484,11 +478,6 @@ impl<W: StoredId> Wave<W> {
     /// Draws the positions of one node and prefetches their cache lines.
     #[inline(always)]
     fn draw_node<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
-        if job.skipped.get(at).is_some_and(|skipped| *skipped) {
-            self.lengths.push(0);
-            self.degrees.push(if job.carry.degrees { lists.list(at).len() as u32 } else { 0 });
-            return;
-        }
         let list = lists.list(at);
         let degree = list.len();
         let take = job.fanout.of(degree as u32) as usize;

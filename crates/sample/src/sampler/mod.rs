@@ -8,7 +8,7 @@
 //! is not in memory, positions are drawn from degrees, and the entries of a hop are fetched together.
 
 mod hop;
-mod prune;
+mod levels;
 
 use crate::draw::PURPOSE_SAMPLE;
 use crate::found::{Discovered, Section};
@@ -20,7 +20,6 @@ use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
 pub(crate) use hop::{wave_entries_at_most, wave_nodes, waves_at_once};
-pub(crate) use prune::mark_unneeded;
 use std::fmt;
 use std::str::FromStr;
 
@@ -125,8 +124,9 @@ pub struct Position {
     pub batch: u64,
 }
 
-/// Decides whether a node is expanded that was first found in a hop. Called once per (hop, node) of a batch.
-pub type Expand<'a> = &'a mut dyn FnMut(u32, NodeId) -> bool;
+/// Decides whether what enters the last layer for a neighbour of a target is supplied instead of being computed. Called
+/// with each node of hop 1 and its index there, in order of first appearance.
+pub type Pulls<'a> = &'a mut dyn FnMut(usize, NodeId) -> bool;
 
 enum RelabelTable {
     Direct(DirectTable),
@@ -159,9 +159,8 @@ struct SamplerScratch<T: Topology> {
     found: Discovered,
     new_nodes: NewNodes,
     waves: Waves<T::StoredId>,
-    /// Nodes of a depth in the order of their block, if that is not the order of discovery.
+    /// Nodes of a depth, if they are not those of a hop in order of discovery.
     frontier: Vec<NodeId>,
-    frontier_skipped: Vec<bool>,
     workspace: T::Workspace,
     fetched: Fetched<T::StoredId>,
 }
@@ -173,7 +172,6 @@ impl<T: Topology> Default for SamplerScratch<T> {
             new_nodes: NewNodes::default(),
             waves: Waves { ahead: Vec::new(), behind: Vec::new() },
             frontier: Vec::new(),
-            frontier_skipped: Vec::new(),
             workspace: T::Workspace::default(),
             fetched: Fetched { words: Vec::new(), edges: Vec::new(), relations: Vec::new() },
         }
@@ -244,35 +242,33 @@ impl<T: Topology> Sampler<T> {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
             let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                RelabelTable::Direct(table) => batch.discover(table, scratch, None, ledger),
-                RelabelTable::Hashed(table) => batch.discover(table, scratch, None, ledger),
+                RelabelTable::Direct(table) => batch.discover(table, scratch, &mut |_, _| false, ledger),
+                RelabelTable::Hashed(table) => batch.discover(table, scratch, &mut |_, _| false, ledger),
             }?;
             scratch.found.assemble(settings.form, out, ledger)
         })
     }
 
-    /// Samples DENSE or the layered form and leaves nodes of middle hops unexpanded if `expand` rejects them. The
-    /// strategy supplies what enters layer `L - hop` for those nodes. If a layer needs any other computed value of such
-    /// a node, the node is expanded after all; this repeats until nothing changes. In DENSE every layer reuses the
-    /// neighbours of all previous hops. So only nodes of hop `L - 1` can be left out, and `expand` is called only for
-    /// them.
-    pub fn sample_pruned(
+    /// Samples DENSE, with the neighbours of targets that `pulls` accepts taken from elsewhere as they enter the last
+    /// layer. In DENSE every layer uses the neighbours of a target, so a pulled node is still computed as far as the
+    /// layer before the last needs it: it has level L - 2, see `levels.rs`. Without pulled nodes, this is
+    /// [`Sampler::sample`]. If memory is short, a batch is sampled twice, so `pulls` must answer alike.
+    pub fn sample_with_pulls(
         &mut self,
         at: Position,
         seeds: &[NodeId],
-        expand: Expand,
+        pulls: Pulls,
         out: &mut Sample,
     ) -> Result<()> {
-        if self.settings.form == Form::Shadow {
-            return Err(SampleError::PrunedShadow);
-        }
+        self.settings.check_pulls()?;
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
             let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                RelabelTable::Direct(table) => prune::run(&batch, table, scratch, expand, out, ledger),
-                RelabelTable::Hashed(table) => prune::run(&batch, table, scratch, expand, out, ledger),
-            }
+                RelabelTable::Direct(table) => batch.discover(table, scratch, pulls, ledger),
+                RelabelTable::Hashed(table) => batch.discover(table, scratch, pulls, ledger),
+            }?;
+            scratch.found.assemble(settings.form, out, ledger)
         })
     }
 
@@ -332,8 +328,7 @@ impl<T: Topology> Sampler<T> {
 impl<T: Topology> SamplerScratch<T> {
     fn bytes(&self) -> u64 {
         let fetched = held(&self.fetched.words) + held(&self.fetched.edges) + held(&self.fetched.relations);
-        let frontier = held(&self.frontier) + held(&self.frontier_skipped);
-        let workspace = self.workspace.bytes();
+        let (frontier, workspace) = (held(&self.frontier), self.workspace.bytes());
         self.found.bytes() + self.new_nodes.bytes() + self.waves.bytes() + frontier + fetched + workspace
     }
 }
@@ -349,18 +344,23 @@ impl<T: Topology> BatchSampling<'_, T> {
         &self,
         table: &mut R,
         scratch: &mut SamplerScratch<T>,
-        mut expand: Option<Expand>,
+        pulls: Pulls,
         ledger: &mut Ledger,
     ) -> Result<()> {
         let layers = self.settings.fanouts.len();
         self.begin(table, scratch, ledger)?;
         scratch.found.sections.resize_with(layers + 1, Section::default);
-        for (depth, fanout) in self.settings.fanouts.iter().enumerate() {
-            self.hop(table, scratch, depth, *fanout, ledger)?;
-            self.close_hop(scratch, depth, expand.as_mut(), ledger)?;
+        for depth in 0..layers {
+            self.hop(table, scratch, depth, ledger)?;
+            self.close_hop(scratch, depth, ledger)?;
+            if depth == 0 && layers > 1 && self.settings.form == Form::Dense {
+                levels::choose(scratch, pulls, ledger)?;
+            }
         }
         if self.settings.form == Form::Shadow {
             self.induce(table, scratch, ledger)?;
+        } else if !scratch.found.pulled.is_empty() {
+            self.degrees_of_level_0(scratch, ledger)?;
         } else if self.settings.carry.degrees {
             let deepest = &scratch.found.nodes[scratch.found.hop_starts[layers] as usize..];
             ledger.reserve(&mut scratch.found.degrees, deepest.len())?;
@@ -382,10 +382,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         }
         table.begin(nodes.min(MOST_NODES) as usize);
         let (found, new_nodes) = (&mut scratch.found, &mut scratch.new_nodes);
-        found.nodes.clear();
-        found.skipped.clear();
-        found.degrees.clear();
-        found.seeds.clear();
+        found.clear();
         new_nodes.clear();
         ledger.extend_to(&mut found.seeds, seeds.len(), 0)?;
         new_nodes.reserve(seeds.len(), ledger)?;
@@ -398,7 +395,6 @@ impl<T: Topology> BatchSampling<'_, T> {
         }
         ledger.reserve(&mut found.nodes, new_nodes.nodes().len())?;
         found.nodes.extend_from_slice(new_nodes.nodes());
-        found.hop_starts.clear();
         ledger.reserve(&mut found.hop_starts, self.settings.fanouts.len() + 2)?;
         found.hop_starts.extend([0, found.nodes.len() as u32]);
         Ok(())
@@ -410,30 +406,54 @@ impl<T: Topology> BatchSampling<'_, T> {
         table: &mut R,
         scratch: &mut SamplerScratch<T>,
         depth: usize,
-        fanout: Fanout,
         ledger: &mut Ledger,
     ) -> Result<()> {
-        let first = scratch.found.hop_starts[depth] as usize;
-        let is_layered = self.settings.form == Form::Layered;
-        if is_layered {
-            in_block_order(scratch, depth, ledger)?;
+        let has_pulled = !scratch.found.pulled.is_empty();
+        let is_listed = match self.settings.form {
+            Form::Layered => {
+                in_block_order(scratch, depth, ledger)?;
+                true
+            }
+            _ if depth == 1 && has_pulled => {
+                levels::list(scratch, false, ledger)?;
+                true
+            }
+            _ => false,
+        };
+        self.expand(table, scratch, HopPart { depth, is_listed, is_pulled: false }, ledger)?;
+        if depth == 2 && has_pulled {
+            take_found(scratch, ledger)?;
+            levels::list(scratch, true, ledger)?;
+            // The draw of a node does not depend on whether it is pulled.
+            self.expand(table, scratch, HopPart { depth: 1, is_listed: true, is_pulled: true }, ledger)?;
         }
+        Ok(())
+    }
+
+    /// Samples the neighbours of some nodes.
+    fn expand<R: Relabel + Send>(
+        &self,
+        table: &mut R,
+        scratch: &mut SamplerScratch<T>,
+        part: HopPart,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
         let found = &mut scratch.found;
+        let first = found.hop_starts[part.depth] as usize;
         let job = hop::HopJob {
-            nodes: if is_layered { &scratch.frontier } else { &found.nodes[first..] },
-            skipped: match is_layered {
-                true => &scratch.frontier_skipped,
-                false => found.skipped.get(first..).unwrap_or(&[]),
-            },
-            fanout,
-            key: hop_key(self.settings.seed, self.at, depth),
+            nodes: if part.is_listed { &scratch.frontier } else { &found.nodes[first..] },
+            fanout: self.settings.fanouts[part.depth],
+            key: hop_key(self.settings.seed, self.at, part.depth),
             carry: self.settings.carry,
             first_local_index: found.nodes.len() as u32,
             most_local_indices: self.topology.nodes(),
             threads: self.threads,
         };
-        let (new_nodes, section) = (&mut scratch.new_nodes, &mut found.sections[depth]);
-        let mut into = hop::Into { table, new_nodes, section, ledger };
+        let section = match part.is_pulled {
+            true => &mut found.pulled_section,
+            false => &mut found.sections[part.depth],
+        };
+        let mut into = hop::Into { table, new_nodes: &mut scratch.new_nodes, section, ledger };
         match self.topology.hop_in_memory(job.nodes) {
             Some(lists) => hop::expand(&job, &lists, &mut scratch.waves, &mut into),
             None => {
@@ -444,30 +464,17 @@ impl<T: Topology> BatchSampling<'_, T> {
     }
 
     /// Takes the nodes that the last depth found as the next hop.
-    fn close_hop(
-        &self,
-        scratch: &mut SamplerScratch<T>,
-        depth: usize,
-        expand: Option<&mut Expand>,
-        ledger: &mut Ledger,
-    ) -> Result<()> {
-        let (found, new_nodes) = (&mut scratch.found, scratch.new_nodes.nodes());
-        // The depth's own hop comes first in its section.
-        let listed = found.nodes.len() - found.hop_starts[depth] as usize;
-        ledger.reserve(&mut found.degrees, listed)?;
-        found.degrees.extend_from_slice(&found.sections[depth].degrees[..listed]);
-        if let Some(expand) = expand {
-            let layers = self.settings.fanouts.len();
-            let hop = depth + 1;
-            let asked = hop < layers && (self.settings.form == Form::Layered || hop + 1 == layers);
-            let more = found.nodes.len() + new_nodes.len() - found.skipped.len();
-            ledger.reserve(&mut found.skipped, more)?;
-            found.skipped.resize(found.nodes.len(), false);
-            found.skipped.extend(new_nodes.iter().map(|node| asked && !expand(hop as u32, *node)));
+    fn close_hop(&self, scratch: &mut SamplerScratch<T>, depth: usize, ledger: &mut Ledger) -> Result<()> {
+        let found = &mut scratch.found;
+        // With pulled nodes, degrees are taken from sections.
+        if found.pulled.is_empty() {
+            // The depth's own hop comes first in its section.
+            let listed = found.nodes.len() - found.hop_starts[depth] as usize;
+            ledger.reserve(&mut found.degrees, listed)?;
+            found.degrees.extend_from_slice(&found.sections[depth].degrees[..listed]);
         }
-        ledger.reserve(&mut found.nodes, new_nodes.len())?;
-        found.nodes.extend_from_slice(new_nodes);
-        found.hop_starts.push(found.nodes.len() as u32);
+        take_found(scratch, ledger)?;
+        scratch.found.hop_starts.push(scratch.found.nodes.len() as u32);
         Ok(())
     }
 
@@ -482,7 +489,6 @@ impl<T: Topology> BatchSampling<'_, T> {
         in_block_order(scratch, layers, ledger)?;
         let job = hop::HopJob {
             nodes: &scratch.frontier,
-            skipped: &[],
             fanout: Fanout::All,
             key: hop_key(self.settings.seed, self.at, layers),
             carry: self.settings.carry,
@@ -507,22 +513,36 @@ impl<T: Topology> BatchSampling<'_, T> {
     }
 }
 
+/// Nodes whose neighbours are sampled together.
+struct HopPart {
+    /// The hop in which they were found.
+    depth: usize,
+    /// Whether they are in the list of the frontier. Otherwise they are the last nodes found.
+    is_listed: bool,
+    /// Whether they are pulled.
+    is_pulled: bool,
+}
+
+/// Appends the nodes that were found last.
+fn take_found<T: Topology>(scratch: &mut SamplerScratch<T>, ledger: &mut Ledger) -> Result<()> {
+    let new_nodes = scratch.new_nodes.nodes();
+    ledger.reserve(&mut scratch.found.nodes, new_nodes.len())?;
+    scratch.found.nodes.extend_from_slice(new_nodes);
+    Ok(())
+}
+
 /// Puts the nodes of hops 0 to `depth` in the order of a block: the deepest hop first.
 fn in_block_order<T: Topology>(
     scratch: &mut SamplerScratch<T>,
     depth: usize,
     ledger: &mut Ledger,
 ) -> Result<()> {
-    let found = &scratch.found;
-    let (frontier, skipped) = (&mut scratch.frontier, &mut scratch.frontier_skipped);
+    let (found, frontier) = (&scratch.found, &mut scratch.frontier);
     frontier.clear();
-    skipped.clear();
     ledger.reserve(frontier, found.nodes.len())?;
-    ledger.reserve(skipped, found.skipped.len())?;
     for hop in (0..=depth).rev() {
         let local_indices = found.hop_starts[hop] as usize..found.hop_starts[hop + 1] as usize;
-        frontier.extend_from_slice(&found.nodes[local_indices.clone()]);
-        skipped.extend_from_slice(found.skipped.get(local_indices).unwrap_or(&[]));
+        frontier.extend_from_slice(&found.nodes[local_indices]);
     }
     Ok(())
 }

@@ -9,11 +9,9 @@ use super::TraceHeader;
 use super::bits::{BitReader, BitWriter, width_below};
 use super::distinct::DistinctIds;
 use super::parts::{
-    FOREIGN_NODE, Flaw, REPEATED, SHORT, TOO_LONG, Widths, hop_nodes, put_hops, put_positions, put_seeds,
-    put_unexpanded, regular_count, take_hops, take_positions, take_seeds,
+    FOREIGN_NODE, Flaw, REPEATED, SHORT, TOO_LONG, Widths, hop_nodes, put_hops, put_positions, put_pulled,
+    put_seeds, regular_count, take_hops, take_positions, take_pulled, take_seeds,
 };
-use crate::memory::Ledger;
-use crate::sampler::mark_unneeded;
 use crate::{Block, Fanout, Form, Sample};
 use esker_types::{EdgeId, LocalIndex, NodeId};
 use std::ops::Range;
@@ -28,9 +26,13 @@ struct SectionShape {
     /// The nodes whose neighbours these are.
     nodes: Range<usize>,
     fanout: Option<Fanout>,
-    /// The smallest local index that a neighbour can have: the start of the next hop.
+    /// The last of them that are pulled, and how many neighbours of those are sampled: they were found in hop 1.
+    pulled: Range<usize>,
+    pulled_fanout: Option<Fanout>,
+    /// The smallest local index that a neighbour can have: the start of the next hop, or of pulled nodes before it.
     low: u32,
-    /// Nodes that are discovered here: those of the next hop.
+    /// The first node that is discovered here, and how many are: those of the next hop, without pulled ones.
+    first_new: u32,
     new: u32,
 }
 
@@ -47,11 +49,17 @@ impl SectionShape {
 }
 
 /// The sections of a sample in the order of its blocks.
-fn sections(form: Form, fanouts: &[Fanout], offsets: &[u32]) -> Vec<SectionShape> {
+fn sections(form: Form, fanouts: &[Fanout], sample: &Sample) -> Vec<SectionShape> {
+    let offsets = &sample.node_id_offsets;
     let layers = offsets.len() - 2;
     let nodes = offsets[layers + 1] as usize;
+    let pulled_fanout = fanouts.get(1).copied();
     if form == Form::Shadow {
-        return vec![SectionShape { block: 0, nodes: 0..nodes, fanout: None, low: 0, new: 0 }];
+        let (pulled, low) = (0..0, 0);
+        let nodes = 0..nodes;
+        let shape =
+            SectionShape { block: 0, nodes, fanout: None, pulled, pulled_fanout, low, first_new: 0, new: 0 };
+        return vec![shape];
     }
     let section = |depth: usize| {
         let (own, next) = (hop_nodes(offsets, depth), hop_nodes(offsets, depth + 1));
@@ -59,8 +67,13 @@ fn sections(form: Form, fanouts: &[Fanout], offsets: &[u32]) -> Vec<SectionShape
             Form::Layered => (layers - 1 - depth, nodes),
             _ => (0, own.end),
         };
-        let (low, new) = (next.start as u32, next.len() as u32);
-        SectionShape { block, nodes: own.start..end, fanout: fanouts.get(depth).copied(), low, new }
+        let (first_new, new) = (next.start as u32, next.len() as u32);
+        // Targets lead to pulled nodes, which are listed before the others of hop 1, after those of hop 2.
+        let low = if depth == 0 { first_new - sample.pulled } else { first_new };
+        let new = if depth == 1 { new - sample.pulled } else { new };
+        let pulled = if depth == 2 { own.end - sample.pulled as usize..own.end } else { own.end..own.end };
+        let fanout = fanouts.get(depth).copied();
+        SectionShape { block, nodes: own.start..end, fanout, pulled, pulled_fanout, low, first_new, new }
     };
     (0..layers).rev().map(section).collect()
 }
@@ -84,11 +97,11 @@ impl ColumnsEncoder {
     /// The record of a sample made with the header's settings.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample) -> &[u8] {
         let (widths, settings) = (Widths::of(header), &header.settings);
-        let sections = sections(settings.form, &settings.fanouts, &sample.node_id_offsets);
+        let sections = sections(settings.form, &settings.fanouts, sample);
         self.writer.clear();
         put_hops(&mut self.writer, sample);
         put_seeds(&mut self.writer, sample);
-        put_unexpanded(&mut self.writer, sample);
+        put_pulled(&mut self.writer, sample);
         self.writer.put_groups(&sample.degrees);
         sections.iter().for_each(|section| self.encode_counts(sample, section));
         if settings.carry.positions {
@@ -106,7 +119,7 @@ impl ColumnsEncoder {
     fn encode_counts(&mut self, sample: &Sample, section: &SectionShape) {
         let block = &sample.blocks[section.block];
         let nodes = sample.node_ids.len();
-        let regular = RegularCounts::new(section, nodes, &sample.degrees, &sample.unexpanded);
+        let regular = RegularCounts::new(section, nodes, &sample.degrees);
         self.counts.clear();
         self.counts
             .extend(section.rows(block).map(|row| block.nbr_offsets[row + 1] - block.nbr_offsets[row]));
@@ -132,10 +145,10 @@ impl ColumnsEncoder {
         let block = &sample.blocks[section.block];
         let rows = section.rows(block);
         let range = block.nbr_offsets[rows.start] as usize..block.nbr_offsets[rows.end] as usize;
-        let mut next = section.low;
+        let mut next = section.first_new;
         self.indices.clear();
         for nbr in &block.nbrs[range] {
-            let is_new = nbr.0 == next && next < section.low + section.new;
+            let is_new = nbr.0 == next && next < section.first_new + section.new;
             if section.new > 0 {
                 self.writer.put(is_new as u64, 1);
             }
@@ -149,31 +162,33 @@ impl ColumnsEncoder {
     }
 }
 
-/// How many neighbours each node has if it is expanded and nothing is induced.
+/// How many neighbours each node has if nothing is induced.
 struct RegularCounts<'a> {
     degrees: &'a [u32],
     /// The node of the first degree.
     first: usize,
-    unexpanded: &'a [bool],
     fanout: Option<Fanout>,
+    /// Nodes from here on are pulled.
+    pulled_from: usize,
+    pulled_fanout: Option<Fanout>,
 }
 
 impl<'a> RegularCounts<'a> {
-    fn new(
-        section: &SectionShape,
-        nodes: usize,
-        degrees: &'a [u32],
-        unexpanded: &'a [bool],
-    ) -> RegularCounts<'a> {
-        RegularCounts { degrees, first: nodes - degrees.len(), unexpanded, fanout: section.fanout }
+    fn new(section: &SectionShape, nodes: usize, degrees: &'a [u32]) -> RegularCounts<'a> {
+        let (first, fanout, pulled_fanout) = (nodes - degrees.len(), section.fanout, section.pulled_fanout);
+        let pulled_from = if section.pulled.is_empty() { usize::MAX } else { section.pulled.start };
+        RegularCounts { degrees, first, fanout, pulled_from, pulled_fanout }
     }
 
     #[inline(always)]
     fn count(&self, node: usize) -> u64 {
-        match self.unexpanded.get(node) {
-            Some(true) => 0,
-            _ => regular_count(self.fanout, self.degrees[node - self.first] as u64),
-        }
+        let fanout = if node < self.pulled_from { self.fanout } else { self.pulled_fanout };
+        regular_count(fanout, self.degree(node))
+    }
+
+    #[inline(always)]
+    fn degree(&self, node: usize) -> u64 {
+        self.degrees[node - self.first] as u64
     }
 }
 
@@ -191,7 +206,7 @@ impl ColumnsDecoder {
         let (widths, settings) = (Widths::of(header), &header.settings);
         let reader = &mut BitReader::new(bytes);
         self.decode_front(header, reader, &widths, out)?;
-        let sections = sections(settings.form, &settings.fanouts, &out.node_id_offsets);
+        let sections = sections(settings.form, &settings.fanouts, out);
         self.decode_counts(reader, &sections, out)?;
         if settings.carry.positions {
             sections.iter().try_for_each(|section| decode_positions(reader, section, out))?;
@@ -218,9 +233,7 @@ impl ColumnsDecoder {
         if !self.distinct.check(&out.node_ids, header.nodes) {
             return Err(REPEATED);
         }
-        let mut exact = true;
-        mark_unneeded(out, &mut Ledger::unlimited(), |_| exact = false).map_err(|_| TOO_LONG)?;
-        if exact { Ok(()) } else { Err("an unexpanded node whose list a layer needs") }
+        Ok(())
     }
 
     /// Decodes everything before the counts, and makes room for the ids of the nodes.
@@ -250,15 +263,7 @@ impl ColumnsDecoder {
         let first_target = (nodes as u64 - hops[0]) as u32;
         out.seeds.clear();
         out.seeds.extend(self.seeds.iter().map(|seed| LocalIndex(first_target + seed)));
-        out.unneeded.clear();
-        out.unexpanded.clear();
-        if reader.take(1) == 1 {
-            out.unexpanded.resize(nodes, false);
-            for hop in 1..layers {
-                let marks = &mut out.unexpanded[hop_nodes(&out.node_id_offsets, hop)];
-                reader.take_each(1, marks, |mark| mark == 1);
-            }
-        }
+        out.pulled = take_pulled(reader, header, &hops)?;
         resize(&mut out.degrees, degree_count(header, &out.node_id_offsets));
         reader.take_groups(&mut out.degrees).ok_or("a number of more than 32 bits")?;
         out.blocks.resize_with(if form == Form::Layered { layers } else { 1 }, Block::default);
@@ -278,10 +283,10 @@ impl ColumnsDecoder {
         sections: &[SectionShape],
         out: &mut Sample,
     ) -> Result<(), Flaw> {
-        let Sample { blocks, degrees, unexpanded, node_ids, .. } = out;
+        let Sample { blocks, degrees, node_ids, .. } = out;
         for section in sections {
             let offsets = &mut blocks[section.block].nbr_offsets;
-            let regular = RegularCounts::new(section, node_ids.len(), degrees, unexpanded);
+            let regular = RegularCounts::new(section, node_ids.len(), degrees);
             let listed = section.nodes.len();
             offsets.reserve_exact(listed);
             // In 64 bits: a forged record may have more neighbours than a block can index.
@@ -295,8 +300,7 @@ impl ColumnsDecoder {
                 resize(&mut self.counts, listed);
                 reader.take_groups(&mut self.counts).ok_or("a number of more than 32 bits")?;
                 offsets.extend(section.nodes.clone().zip(&self.counts).map(|(node, count)| {
-                    is_longer |=
-                        *count as u64 > RegularCounts { fanout: Some(Fanout::All), ..regular }.count(node);
+                    is_longer |= *count as u64 > regular.degree(node);
                     end += *count as u64;
                     end as u32
                 }));
@@ -366,8 +370,9 @@ fn decode_neighbours(
         nbrs.iter_mut().zip(&*indices).for_each(|(to, index)| *to = LocalIndex(low + index));
         return Ok(());
     }
-    // New ones so far, others so far. An index of a node that is not found yet is wrong.
-    let (mut found, mut taken, mut wrong) = (0u32, 0usize, 0u32);
+    // The next new one, others so far. An index of a node that is not found yet is wrong.
+    let (mut found, mut taken, mut wrong) = (section.first_new - low, 0usize, 0u32);
+    let end = found + section.new;
     for some in nbrs.chunks_mut(FLAGS) {
         let mut bits = flags.take(some.len() as u32) as u32;
         for to in some {
@@ -377,7 +382,7 @@ fn decode_neighbours(
             // By masks: what is new is random, and a branch would often be predicted wrong.
             let mask = is_new.wrapping_neg();
             *to = LocalIndex(low + (found & mask | index & !mask));
-            wrong |= (index.wrapping_sub(found) < section.new - found) as u32 & !mask;
+            wrong |= (index.wrapping_sub(found) < end - found) as u32 & !mask;
             taken += (is_new ^ 1) as usize;
             found += is_new;
         }

@@ -7,11 +7,10 @@ use super::bits::{BitReader, BitWriter, width_below};
 use super::distinct::DistinctIds;
 use super::parts::{
     FOREIGN_NODE, Flaw, REPEATED, SHORT, TOO_LONG, Widths, hop_nodes, put_hops, put_positions, put_seeds,
-    put_unexpanded, regular_count, rice_width, take_hops, take_positions, take_seeds,
+    regular_count, rice_width, take_hops, take_positions, take_seeds,
 };
 use crate::found::{Discovered, Section};
 use crate::memory::Ledger;
-use crate::sampler::mark_unneeded;
 use crate::{Block, Fanout, Form, Sample};
 use esker_types::{EdgeId, NodeId};
 use std::ops::Range;
@@ -60,7 +59,8 @@ impl GapsEncoder {
             sample.node_ids[hop(depth)].iter().for_each(|node| self.writer.put(node.0, widths.node));
         }
         put_seeds(&mut self.writer, sample);
-        put_unexpanded(&mut self.writer, sample);
+        // No node is pulled: these records are older than that.
+        self.writer.put(0, 1);
         let mut known = (0..=explicit).map(|depth| hop(depth).len() as u64).sum();
         let form = header.settings.form;
         for (depth, hops) in sections(form, layers) {
@@ -71,17 +71,13 @@ impl GapsEncoder {
             let fanout = header.settings.fanouts.get(depth).copied();
             for at in hops.rev() {
                 let list = EncodedNeighbours { block, fanout, tells_degree: tells_degree(form, depth, at) };
-                for node in hop(at).filter(|node| sample.unexpanded.get(*node) != Some(&true)) {
+                for node in hop(at) {
                     known = self.encode_neighbours(sample, &list, node, known, &widths);
                 }
             }
         }
         if header.settings.carry.degrees && form != Form::Shadow {
-            let untold =
-                |node: &usize| hop(layers).contains(node) || sample.unexpanded.get(*node) == Some(&true);
-            (0..sample.node_ids.len())
-                .filter(untold)
-                .for_each(|node| self.writer.put_gamma(sample.degrees[node] as u64));
+            hop(layers).for_each(|node| self.writer.put_gamma(sample.degrees[node] as u64));
         }
         self.writer.finish()
     }
@@ -197,14 +193,10 @@ impl GapsDecoder {
         let mut reader = BitReader::new(bytes);
         let hops = self.decode_nodes(header, &mut reader, &widths)?;
         take_seeds(&mut reader, hops[0], &mut self.found.seeds)?;
-        let found = &mut self.found;
-        found.skipped.clear();
         if reader.take(1) == 1 {
-            let total: u64 = hops.iter().sum();
-            let middle = hops[0] as usize..total.saturating_sub(hops[layers]) as usize;
-            found.skipped.resize(total as usize, false);
-            middle.for_each(|node| found.skipped[node] = reader.take(1) == 1);
+            return Err("marks of nodes that are not expanded, which no version has written");
         }
+        let found = &mut self.found;
         found.sections.resize_with(layers + 1, Section::default);
         found.sections.iter_mut().for_each(Section::clear);
         found.degrees.clear();
@@ -235,11 +227,7 @@ impl GapsDecoder {
         if !self.distinct.check(&self.found.nodes, header.nodes) {
             return Err(REPEATED);
         }
-        let ledger = &mut Ledger::unlimited();
-        self.found.assemble(form, out, ledger).map_err(|_| TOO_LONG)?;
-        let mut exact = true;
-        mark_unneeded(out, ledger, |_| exact = false).map_err(|_| TOO_LONG)?;
-        if exact { Ok(()) } else { Err("an unexpanded node whose list a layer needs") }
+        self.found.assemble(form, out, &mut Ledger::unlimited()).map_err(|_| TOO_LONG)
     }
 
     /// Takes the degrees of a section, by node in order of discovery.
@@ -259,18 +247,13 @@ impl GapsDecoder {
         }
     }
 
-    /// Decodes degrees that no section has, in the order of the sample: the deepest hop first.
+    /// Decodes degrees that no section has: those of the deepest hop.
     fn decode_degrees(&mut self, reader: &mut BitReader, layers: usize) -> Result<(), Flaw> {
         let found = &mut self.found;
         found.degrees.resize(found.nodes.len(), 0);
-        for hop in (0..=layers).rev() {
-            for node in found_range(&found.hop_starts, hop) {
-                if hop == layers || found.skipped.get(node) == Some(&true) {
-                    let degree =
-                        reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?;
-                    found.degrees[node] = degree as u32;
-                }
-            }
+        for node in found_range(&found.hop_starts, layers) {
+            let degree = reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?;
+            found.degrees[node] = degree as u32;
         }
         Ok(())
     }
@@ -314,11 +297,6 @@ impl GapsDecoder {
         let Listed { depth, node, fanout, tells_degree } = list;
         let found = &mut self.found;
         let section = &mut found.sections[depth];
-        if found.skipped.get(node).is_some_and(|skipped| *skipped) {
-            section.lengths.push(0);
-            section.degrees.push(0);
-            return Ok(());
-        }
         let degree = match tells_degree {
             true => reader.take_gamma().filter(|degree| *degree <= u32::MAX as u64).ok_or(SHORT)?,
             // It is in the section of the node's own hop, which was read before.

@@ -1,8 +1,8 @@
-//! Parts that records of both formats have: hop sizes, seeds, marks of pruned samples, positions; and checks.
+//! Parts that records have: hop sizes, seeds, pulled nodes, positions; and checks.
 
 use super::TraceHeader;
 use super::bits::{BitReader, BitWriter, width_below};
-use crate::{Fanout, Sample};
+use crate::{Fanout, Form, Sample};
 use std::ops::Range;
 
 /// Positions of nodes with degrees up to this are bitmaps.
@@ -37,7 +37,7 @@ pub(super) fn hop_nodes(node_id_offsets: &[u32], hop: usize) -> Range<usize> {
     node_id_offsets[chunk] as usize..node_id_offsets[chunk + 1] as usize
 }
 
-/// How many neighbours a node has if nothing is pruned or induced.
+/// How many neighbours a node has if nothing is induced.
 #[inline(always)]
 pub(super) fn regular_count(fanout: Option<Fanout>, degree: u64) -> u64 {
     match fanout {
@@ -106,14 +106,23 @@ pub(super) fn take_seeds(reader: &mut BitReader, targets: u64, seeds: &mut Vec<u
     Ok(())
 }
 
-/// Encodes the marks of a pruned sample: nodes of hops 1 to L - 1 that are not expanded.
-pub(super) fn put_unexpanded(writer: &mut BitWriter, sample: &Sample) {
-    writer.put(!sample.unexpanded.is_empty() as u64, 1);
-    if !sample.unexpanded.is_empty() {
-        for hop in 1..sample.layers() {
-            let marks = &sample.unexpanded[hop_nodes(&sample.node_id_offsets, hop)];
-            marks.iter().for_each(|mark| writer.put(*mark as u64, 1));
-        }
+/// Encodes how many nodes are pulled.
+pub(super) fn put_pulled(writer: &mut BitWriter, sample: &Sample) {
+    writer.put((sample.pulled > 0) as u64, 1);
+    if sample.pulled > 0 {
+        writer.put_gamma(sample.pulled as u64);
+    }
+}
+
+/// Decodes how many nodes are pulled. They are nodes of hop 2.
+pub(super) fn take_pulled(reader: &mut BitReader, header: &TraceHeader, hops: &[u64]) -> Result<u32, Flaw> {
+    if reader.take(1) == 0 {
+        return Ok(0);
+    }
+    let (pulled, most) = (reader.take_gamma().ok_or(SHORT)?, hops.get(2).copied().unwrap_or(0));
+    match header.settings.form == Form::Dense && (1..=most).contains(&pulled) {
+        true => Ok(pulled as u32),
+        false => Err("pulled nodes that are not nodes of hop 2"),
     }
 }
 

@@ -54,6 +54,10 @@ impl SampleRecords {
     /// The record of a sample made with the header's settings. `home` is for error messages.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
         check(header, sample, home)?;
+        if self.format == RecordFormat::Gaps && sample.pulled > 0 {
+            let what = "pulled nodes, and its records are of format 2, which is older than those";
+            return Err(SampleError::ForeignSample { path: home.to_path_buf(), what });
+        }
         Ok(match self.format {
             RecordFormat::Gaps => self.gaps.0.encode(header, sample),
             RecordFormat::Columns => self.columns.0.encode(header, sample),
@@ -128,8 +132,8 @@ mod tests {
         TraceHeader { dataset, nodes: 200, edges: 9000, relations: 0, direction, batches, settings }
     }
 
-    /// A sample of a graph with all degrees from 0 to 89, pruned if the form can be.
-    fn sampled(form: usize, carry: Carry, fanouts: Vec<Fanout>, pruned: bool) -> (TraceHeader, Sample) {
+    /// A sample of a graph with all degrees from 0 to 89, with pulled nodes if it can have any.
+    fn sampled(form: usize, carry: Carry, fanouts: Vec<Fanout>, pulled: bool) -> (TraceHeader, Sample) {
         let form = [Form::Dense, Form::Layered, Form::Shadow][form];
         let lists: Vec<Vec<u64>> =
             (0..200u64).map(|node| (0..node % 90).map(|at| at * 2).collect()).collect();
@@ -138,10 +142,10 @@ mod tests {
         let (mut sample, seeds) = (Sample::default(), [150, 80, 80].map(NodeId));
         let mut sampler = Sampler::new(&graph, settings.clone(), 1 << 30).unwrap();
         let at = Position { epoch: 0, batch: 0 };
-        match pruned && form != Form::Shadow {
+        match pulled && settings.check_pulls().is_ok() {
             true => {
-                let mut expand = |_: u32, node: NodeId| !node.0.is_multiple_of(3);
-                sampler.sample_pruned(at, &seeds, &mut expand, &mut sample).unwrap();
+                let pulls = &mut |_: usize, node: NodeId| !node.0.is_multiple_of(3);
+                sampler.sample_with_pulls(at, &seeds, pulls, &mut sample).unwrap();
             }
             false => sampler.sample(at, &seeds, &mut sample).unwrap(),
         }
@@ -156,21 +160,27 @@ mod tests {
         /// Each format is the slow twin of the other.
         #[test]
         fn both_formats_give_back_the_sample(
-            form in 0usize..3, fanouts in fanouts(), pruned: bool, positions: bool, edges: bool, degrees: bool,
+            form in 0usize..3, fanouts in fanouts(), pulled: bool, positions: bool, edges: bool, degrees: bool,
             others in prop::collection::vec((0usize..3, fanouts()), 0..3),
         ) {
             let carry = Carry { positions, edges, degrees, ..Carry::default() };
-            let (header, sample) = sampled(form, carry, fanouts, pruned);
+            let (header, sample) = sampled(form, carry, fanouts, pulled);
             for format in FORMATS {
                 let (mut records, mut out) = (SampleRecords::new(format), Sample::default());
                 // What buffers had before must not show.
                 for (form, fanouts) in &others {
-                    let (header, other) = sampled(*form, carry, fanouts.clone(), !pruned);
+                    let (header, other) = sampled(*form, carry, fanouts.clone(), !pulled);
+                    if format == RecordFormat::Gaps && other.pulled > 0 {
+                        continue;
+                    }
                     let record = records.encode(&header, &other, Path::new("")).unwrap().to_vec();
                     records.take(&header, &record, &mut out).unwrap();
                     prop_assert_eq!(&out, &other);
                 }
-                let record = records.encode(&header, &sample, Path::new("")).unwrap().to_vec();
+                let record = records.encode(&header, &sample, Path::new("")).map(<[u8]>::to_vec);
+                // Format 2 is older than pulled nodes.
+                prop_assert_eq!(record.is_err(), format == RecordFormat::Gaps && sample.pulled > 0);
+                let Ok(record) = record else { continue };
                 records.take(&header, &record, &mut out).unwrap();
                 prop_assert_eq!(&out, &sample);
                 prop_assert_eq!(out.digest(), sample.digest());
@@ -180,12 +190,12 @@ mod tests {
         /// Checksums detect accidents; this test is about forged records.
         #[test]
         fn forged_records_are_described_and_never_panic(
-            form in 0usize..3, columns: bool, positions: bool, pruned: bool,
+            form in 0usize..3, columns: bool, positions: bool, pulled: bool, layers in 1usize..4,
             flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
             cut in prop::option::of(any::<prop::sample::Index>()),
         ) {
             let carry = Carry { positions, ..Carry::default() };
-            let (header, sample) = sampled(form, carry, vec![Fanout::AtMost(4); 2], pruned);
+            let (header, sample) = sampled(form, carry, vec![Fanout::AtMost(4); layers], pulled && columns);
             let mut records = SampleRecords::new(FORMATS[columns as usize]);
             let mut record = records.encode(&header, &sample, Path::new("")).unwrap().to_vec();
             let length = record.len();

@@ -60,14 +60,8 @@ impl Reference {
         (0..degree).filter(|position| set.contains(position) == (take <= degree - take)).collect()
     }
 
-    /// Hops of nodes and the lists drawn for each depth; `skip` says which nodes, by hop, have none.
-    fn hops(
-        &self,
-        settings: &Settings,
-        at: Position,
-        seeds: &[NodeId],
-        skip: &mut dyn FnMut(usize, u64) -> bool,
-    ) -> (Vec<Vec<u64>>, Vec<Drawn>) {
+    /// Hops of nodes and the lists drawn for each depth.
+    fn hops(&self, settings: &Settings, at: Position, seeds: &[NodeId]) -> (Vec<Vec<u64>>, Vec<Drawn>) {
         let mut seen = HashSet::new();
         let mut hops: Vec<Vec<u64>> =
             vec![seeds.iter().map(|seed| seed.0).filter(|seed| seen.insert(*seed)).collect()];
@@ -78,9 +72,7 @@ impl Reference {
             let mut lists: Drawn = Vec::new();
             for hop in (first..=depth).rev() {
                 for node in &hops[hop] {
-                    let list =
-                        if skip(hop, *node) { Vec::new() } else { self.draw(settings, at, depth, *node) };
-                    lists.push((*node, list));
+                    lists.push((*node, self.draw(settings, at, depth, *node)));
                 }
             }
             let named = lists
@@ -93,69 +85,51 @@ impl Reference {
     }
 
     pub fn sample(&self, settings: &Settings, at: Position, seeds: &[NodeId]) -> Sample {
-        let (hops, drawn) = self.hops(settings, at, seeds, &mut |_, _| false);
+        let (hops, drawn) = self.hops(settings, at, seeds);
         self.assemble(settings, seeds, &hops, drawn)
     }
 
-    pub fn sample_pruned(
+    /// By levels: targets have level L, what is met from level k has level k - 1, a pulled neighbour of a target has
+    /// level L - 2. A node draws at the hop in which it was found, which for a pulled one is the first.
+    pub fn sample_with_pulls(
         &self,
         settings: &Settings,
         at: Position,
         seeds: &[NodeId],
-        expand: impl Fn(u32, NodeId) -> bool,
+        pulls: impl Fn(NodeId) -> bool,
     ) -> Sample {
         let layers = settings.fanouts.len();
-        let mut regardless: HashSet<u64> = HashSet::new();
-        loop {
-            let mut skip = |hop: usize, node: u64| {
-                let asked = hop > 0 && hop < layers && (settings.form == Form::Layered || hop == layers - 1);
-                asked && !regardless.contains(&node) && !expand(hop as u32, NodeId(node))
-            };
-            let (hops, drawn) = self.hops(settings, at, seeds, &mut skip);
-            let hop_of: HashMap<u64, usize> = hops
-                .iter()
-                .enumerate()
-                .flat_map(|(hop, nodes)| nodes.iter().map(move |n| (*n, hop)))
-                .collect();
-            // Values that the targets need: a node as it enters a layer, or leaves the last.
-            let mut needed: HashSet<(usize, u64)> = HashSet::new();
-            let mut open: Vec<(usize, u64)> = hops[0].iter().map(|node| (layers, *node)).collect();
-            let mut more = HashSet::new();
-            while let Some((level, node)) = open.pop() {
-                let hop = hop_of[&node];
-                if !needed.insert((level, node)) || level == 0 {
-                    continue;
-                }
-                if skip(hop, node) {
-                    if level != layers - hop {
-                        more.insert(node);
+        let mut seen = HashSet::new();
+        // By how far below L.
+        let mut levels: Vec<Vec<u64>> = vec![Vec::new(); layers + 1];
+        levels[0] = seeds.iter().map(|seed| seed.0).filter(|seed| seen.insert(*seed)).collect();
+        let (mut pulled, mut drawn): (Vec<u64>, Vec<Drawn>) = (Vec::new(), Vec::new());
+        for below in 0..layers {
+            if below == 2 {
+                levels[2].extend(&pulled);
+            }
+            let mut lists: Drawn = Vec::new();
+            for node in levels[below].clone() {
+                let hop = if pulled.contains(&node) { 1 } else { below };
+                let list = self.draw(settings, at, hop, node);
+                for position in &list {
+                    let met = self.lists[node as usize][*position].0;
+                    match seen.insert(met) {
+                        true if below == 0 && pulls(NodeId(met)) => pulled.push(met),
+                        true => levels[below + 1].push(met),
+                        false => {}
                     }
-                    continue;
                 }
-                let depth = if settings.form == Form::Layered { layers - level } else { hop };
-                let list = &drawn[depth].iter().find(|(listed, _)| *listed == node).unwrap().1;
-                open.push((level - 1, node));
-                let nbrs = list.iter().map(|position| self.lists[node as usize][*position].0);
-                open.extend(nbrs.map(|nbr| (level - 1, nbr)));
+                lists.push((node, list));
             }
-            if !more.is_empty() {
-                regardless.extend(more);
-                continue;
-            }
-            let mut sample = self.assemble(settings, seeds, &hops, drawn);
-            if layers > 0 {
-                let nodes = sample.node_ids.iter().map(|node| node.0);
-                sample.unexpanded = nodes.clone().map(|node| skip(hop_of[&node], node)).collect();
-                sample.unneeded = nodes.map(|node| !needed.contains(&(0, node))).collect();
-            }
-            if !settings.carry.degrees {
-                let known = sample.node_ids.len() - sample.degrees.len();
-                for (degree, skipped) in sample.degrees.iter_mut().zip(sample.unexpanded.iter().skip(known)) {
-                    *degree *= !skipped as u32;
-                }
-            }
-            return sample;
+            drawn.push(lists);
         }
+        if layers == 2 {
+            levels[2].extend(&pulled);
+        }
+        let mut sample = self.assemble(settings, seeds, &levels, drawn);
+        sample.pulled = pulled.len() as u32;
+        sample
     }
 
     fn assemble(
@@ -199,17 +173,7 @@ impl Reference {
             false => node_id_offsets[1] as usize,
         };
         let degrees = node_ids[known..].iter().map(|node| self.lists[node.index()].len() as u32).collect();
-        let (unexpanded, unneeded) = (Vec::new(), Vec::new());
-        Sample {
-            form: settings.form,
-            node_ids,
-            node_id_offsets,
-            blocks,
-            seeds,
-            degrees,
-            unexpanded,
-            unneeded,
-        }
+        Sample { form: settings.form, node_ids, node_id_offsets, blocks, seeds, degrees, pulled: 0 }
     }
 
     fn block(

@@ -84,7 +84,7 @@ impl<'a, W: StoredId + StoredRow> Building<'a, W> {
     pub fn add_sampled(&mut self, index: usize, sample: &Sample) -> Result<u64> {
         let at = self.rest.next().expect("samples come in the order of the window");
         match self.making.job.inference(at.phase).is_none_or(|over| over.rows) {
-            true => self.accesses.append(&sample.node_ids, &sample.unneeded)?,
+            true => self.accesses.append(&sample.node_ids, &[])?,
             false => self.accesses.append(&[], &[])?,
         }
         self.sample_bytes = self.sample_bytes.max(sample.bytes());

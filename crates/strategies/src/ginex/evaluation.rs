@@ -67,6 +67,8 @@ pub(super) fn job_of(job: &Job, phase: Phase) -> Job {
     let mut job = job.clone();
     if let Some(over) = job.inference(phase).cloned() {
         (job.batches, job.outline.settings) = (over.batches, over.settings);
+        // Evaluations pull nothing.
+        job.outline.history = None;
     }
     job
 }
@@ -100,7 +102,7 @@ impl<W: StoredId + StoredRow> Evaluations<W> {
             let fits = trace.summary().bytes + accesses * AccessFile::<W>::BYTES <= kept.allowed(job);
             if is_whole && fits && *trace.header() == job_of(job, phase).trace_header() {
                 let making = Making { job, kept: &Evaluations::none(job), disk_bytes: u64::MAX, all: None };
-                kept.all[kind] = Some(Superbatch::reread(&making, window, trace, path(job, kind))?);
+                kept.all[kind] = Some(Superbatch::reread(&making, window, trace, path(job, kind), None)?);
             }
         }
         let useful = |path: &PathBuf| kept.all.iter().flatten().any(|one| one.path() == Some(&**path));
@@ -130,7 +132,7 @@ impl<W: StoredId + StoredRow> Evaluations<W> {
         let (window, none) = (batches_of(job, phase), Evaluations::none(job));
         let count = window.len();
         let making = Making { job, kept: &none, disk_bytes: self.allowed(job), all: Some(count as u64) };
-        let sampled = Superbatch::sample(&making, sizes, lists, window, path(job, kind))?;
+        let sampled = Superbatch::sample(&making, sizes, lists, window, path(job, kind), None)?;
         if sampled.count() == count {
             self.all[kind] = Some(sampled);
             return Ok(());

@@ -102,7 +102,6 @@ impl<D: Device> SuperbatchGathering<'_, D> {
             if rows {
                 plan.get(number, &mut placements)?;
                 bytes += (placements.words.len() + placements.kept.len()) as u64 * 4;
-                placements.insert_skipped(&sample.unneeded);
             }
             counters.of(at.phase).sample_bytes.fetch_add(bytes, Ordering::Relaxed);
             let targets = batches.targets(at.position())?;

@@ -30,7 +30,8 @@ mod sizes;
 mod source;
 mod superbatch;
 
-use crate::direct::Reads;
+use crate::direct::{Reads, ReadsOn};
+use crate::history::Ahead;
 use crate::neighbours::NeighbourStore;
 use crate::phases::{PhaseSource, Phases};
 use crate::{
@@ -86,6 +87,27 @@ impl<D> Ginex<D> {
     }
 }
 
+impl<D: Device> Ginex<D> {
+    /// The batches of a run from a position on. With a history, `ahead` decides what they pull.
+    pub(crate) fn training(
+        &self,
+        job: &Job,
+        from: RunPosition,
+        ahead: Option<Ahead>,
+    ) -> Result<Box<dyn PhaseSource<D>>> {
+        let (opened, device, at) = (self.opened().clone(), &self.device, Phases::<D>::first_of(from));
+        Ok(match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => Box::new(Superbatches::<D, u64>::new(opened, job, at, device, ahead)?),
+            _ => Box::new(Superbatches::<D, u32>::new(opened, job, at, device, ahead)?),
+        })
+    }
+
+    /// The graph for inference on any seeds.
+    pub(crate) fn graph(&self) -> ReadsOn<D> {
+        self.opened().reads.on(&self.device)
+    }
+}
+
 impl<D: Device> Strategy<D> for Ginex<D> {
     fn needs(&self, job: &JobOutline) -> Result<Needs> {
         needs(job)
@@ -107,12 +129,8 @@ impl<D: Device> Strategy<D> for Ginex<D> {
         from: RunPosition,
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
-        let (opened, device, at) = (self.opened().clone(), &self.device, Phases::<D>::first_of(from));
-        let training: Box<dyn PhaseSource<D>> = match job.dataset.manifest().id_dtype() {
-            Dtype::U64 => Box::new(Superbatches::<D, u64>::new(opened, job, at, device)?),
-            _ => Box::new(Superbatches::<D, u32>::new(opened, job, at, device)?),
-        };
-        Ok(Box::new(Phases::new(job, from, training, self.opened().reads.on(&self.device))))
+        let training = self.training(job, from, None)?;
+        Ok(Box::new(Phases::new(job, from, training, self.graph())))
     }
 
     fn inference(
@@ -121,7 +139,7 @@ impl<D: Device> Strategy<D> for Ginex<D> {
         over: &Inference,
         _: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
-        Ok(Box::new(Phases::alone(job, over, self.opened().reads.on(&self.device))?))
+        Ok(Box::new(Phases::alone(job, over, self.graph())?))
     }
 }
 

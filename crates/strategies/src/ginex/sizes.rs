@@ -5,6 +5,7 @@
 use super::evaluation::KEPT_PART;
 use super::superbatch::PlannedBatch;
 use crate::direct::{self, sampler_bytes};
+use crate::history;
 use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
@@ -79,6 +80,7 @@ fn lasting(job: &JobOutline) -> MemoryTable {
     if job.largest_batch == 0 {
         direct::add_memory(job, &mut table);
     }
+    history::add_host_memory(job, &mut table);
     table
 }
 
@@ -87,6 +89,7 @@ fn least_sampling(job: &JobOutline) -> u64 {
     let batches = job.out_of_core.superbatch.unwrap_or(FEW_BATCHES);
     let planner = planner_bytes(job, 0, batches, largest_nodes(job));
     let others = writing_bytes(job).saturating_add(ahead_bytes(job));
+    let others = others.saturating_add(history::marks_bytes(job, batches));
     worker_bytes(job).saturating_add(planner).saturating_add(others)
 }
 
@@ -161,6 +164,7 @@ impl Sizes {
         let worker_bytes = worker_bytes(job);
         let left = phase_bytes.saturating_sub(planner_bytes(job, 0, superbatch, largest_nodes(job)));
         let left = left.saturating_sub(writing_bytes(job)).saturating_sub(ahead_bytes(job));
+        let left = left.saturating_sub(history::marks_bytes(job, superbatch));
         // A plan takes a few bytes per slot. It is made during sampling.
         let row_bytes = job.dataset.manifest().nodes.features.as_ref().map_or(0, |f| f.dim * f.dtype.bytes());
         let by_memory = job.dataset.manifest().nodes.count.min(phase_bytes / row_bytes.max(1));

@@ -10,6 +10,7 @@ use super::evaluation::{self, Evaluations};
 use super::gather::{MainLoop, STAGES, SuperbatchGathering};
 use super::sizes::Sizes;
 use super::superbatch::{Spent, Superbatch, find, path_of, tidy};
+use crate::history::Ahead;
 use crate::neighbours::LoadedNeighbours;
 use crate::phases::PhaseSource;
 use crate::{Batch, Job, Phase, Result, RunPosition, SourceCounters};
@@ -33,6 +34,8 @@ pub(super) struct Superbatches<D: Device, W> {
     /// Sampled, and gathered next.
     ready: Option<Superbatch<W>>,
     main: Option<MainLoop<D>>,
+    /// What decides pulls, if there is a history.
+    ahead: Option<Ahead>,
     rows: Arc<PhaseCounters>,
     /// Neighbour counters at the start, and what was sampled for evaluations since then.
     lists_before: NeighbourCounters,
@@ -47,7 +50,13 @@ pub(super) struct Superbatches<D: Device, W> {
 }
 
 impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
-    pub fn new(opened: Opened, job: &Job, from: RunPosition, device: &D) -> Result<Superbatches<D, W>> {
+    pub fn new(
+        opened: Opened,
+        job: &Job,
+        from: RunPosition,
+        device: &D,
+        ahead: Option<Ahead>,
+    ) -> Result<Superbatches<D, W>> {
         tidy(job, from)?;
         Ok(Superbatches {
             lists_before: opened.lists.graph.counters(),
@@ -58,6 +67,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
             kept: None,
             ready: None,
             main: None,
+            ahead,
             rows: Arc::default(),
             sampling: StageClock::new(STAGES[0]),
             planning: StageClock::new(STAGES[1]),
@@ -83,12 +93,16 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         let sampled = match making.first_sampled(&window) {
             None => Superbatch::of_kept(&making, window)?,
             Some(first) => match find(&job, first)? {
-                Some((trace, path)) => Superbatch::reread(&making, window, trace, path)?,
+                Some((trace, path)) => Superbatch::reread(&making, window, trace, path, self.ahead.as_mut())?,
                 None => {
                     let is_evaluation = !matches!(first.phase, Phase::Train { .. });
-                    self.sampled(lists, is_evaluation, |lists, sizes| {
-                        Superbatch::sample(&making, sizes, lists, window, path_of(&job, first))
-                    })?
+                    let mut ahead = self.ahead.take();
+                    let sampled = self.sampled(lists, is_evaluation, |lists, sizes| {
+                        let ahead = ahead.as_mut().filter(|_| !is_evaluation);
+                        Superbatch::sample(&making, sizes, lists, window, path_of(&job, first), ahead)
+                    });
+                    self.ahead = ahead;
+                    sampled?
                 }
             },
         };
@@ -199,6 +213,9 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
     fn restart(&mut self, at: RunPosition) -> Result<()> {
         drop(self.close_main());
         (self.ready, self.next) = (None, Some(at));
+        if let Some(ahead) = &mut self.ahead {
+            ahead.restart();
+        }
         tidy(&self.job, at)
     }
 
@@ -239,6 +256,7 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
                 .rows
                 .evaluation()
                 .of_evaluation(self.opened.reads.rows.format().row_bytes() as u64),
+            history: None,
         }
     }
 }

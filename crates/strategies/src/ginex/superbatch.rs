@@ -9,14 +9,16 @@
 use super::building::{Building, Making};
 use super::evaluation::job_of;
 use super::sizes::Sizes;
+use crate::history::Ahead;
 use crate::neighbours::LoadedNeighbours;
 use crate::{Job, Phase, Result, RunPosition, StrategyError};
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{Belady, PlanTally};
-use esker_sample::bulk::Bulk;
+use esker_sample::bulk::{BatchPulls, Bulk};
 use esker_sample::trace::{TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
 use esker_store::StoreError;
+use esker_types::NodeId;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,6 +137,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         window: Vec<RunPosition>,
         trace: TraceReader,
         path: PathBuf,
+        mut ahead: Option<&mut Ahead>,
     ) -> Result<Superbatch<W>> {
         let making = Making { disk_bytes: u64::MAX, all: None, ..*making };
         let mut building = Building::new(&making, window)?;
@@ -147,6 +150,9 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             }
             cursor.read(index, &mut sample)?;
             building.add_sampled(index, &sample)?;
+            if let Some(ahead) = &mut ahead {
+                ahead.advance(&sample);
+            }
             building.add_kept(0)?;
             index += 1;
         }
@@ -155,17 +161,20 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
     }
 
     /// Samples the batches of a window that are not kept to a trace at `path`, up to the disk budget. They are of one
-    /// job: of training, or of one evaluation.
+    /// job: of training, or of one evaluation. With a history, `ahead` decides what is pulled.
     pub fn sample(
         making: &Making<'_, W>,
         sizes: &Sizes,
         lists: &LoadedNeighbours<W>,
         window: Vec<RunPosition>,
         path: PathBuf,
+        ahead: Option<&mut Ahead>,
     ) -> Result<Superbatch<W>> {
         match lists {
-            LoadedNeighbours::Memory(graph) => Superbatch::sample_on(making, sizes, graph, window, path),
-            LoadedNeighbours::Disk(graph) => Superbatch::sample_on(making, sizes, graph, window, path),
+            LoadedNeighbours::Memory(graph) => {
+                Superbatch::sample_on(making, sizes, graph, window, path, ahead)
+            }
+            LoadedNeighbours::Disk(graph) => Superbatch::sample_on(making, sizes, graph, window, path, ahead),
         }
     }
 
@@ -175,6 +184,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         graph: &T,
         window: Vec<RunPosition>,
         path: PathBuf,
+        mut ahead: Option<&mut Ahead>,
     ) -> Result<Superbatch<W>> {
         let sampled = window.iter().filter(|at| making.kept.of(at.phase).is_none());
         let positions: Vec<Position> = sampled.map(|at| at.position()).collect();
@@ -193,10 +203,20 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             threads: sizes.workers,
             most_bytes: sizes.sampling_bytes,
         };
+        // First hops, then what is pulled, then the rest: only the second goes batch by batch.
+        let decided = match &ahead {
+            None => None,
+            Some(ahead) => Some(ahead.decide(&bulk, &positions)?),
+        };
+        let pulls = decided.as_ref().map(|decided| |at, index, _: NodeId| decided.is_pulled(at, index));
+        let pulls = pulls.as_ref().map(|pulls| pulls as &BatchPulls<'_>);
         let (mut index, mut before) = (0, writer.bytes());
-        let ended = bulk.run_with(sizes.workers, positions.iter().copied(), |at, sample| {
+        let ended = bulk.run_with_pulls(sizes.workers, positions.iter().copied(), pulls, |at, sample| {
             writer.write(at, sample)?;
             let nodes = building.add_sampled(index, sample)?;
+            if let Some(ahead) = &mut ahead {
+                ahead.advance(sample);
+            }
             index += 1;
             if job.stop.is_asked() {
                 return Err(End::Stopped);

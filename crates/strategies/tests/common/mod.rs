@@ -45,6 +45,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         device_cache_bytes: 0,
         room: BatchRoom::default(),
         columns: Vec::new(),
+        history: None,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,

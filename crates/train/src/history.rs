@@ -1,0 +1,124 @@
+//! The history of hidden rows that a run trains with: its settings, and its nodes, which are frozen in the run's
+//! directory. They belong to the job and not to the strategy, so that another strategy gives the same losses.
+
+use crate::checkpoint::write_atomically;
+use crate::{Result, RunConfig, RunDirectory, TrainError};
+use esker_sample::NodeSet;
+use esker_strategies::{HistoryOutline, Job, choose_nodes};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Batches after which a row is too old, by default (the paper's).
+pub const USUAL_STALENESS: u32 = 100;
+
+/// A history of hidden rows: what enters the last layer for chosen nodes, pulled instead of being computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HistoryConfig {
+    /// Number of nodes that have a row.
+    pub rows: u64,
+    /// A row is pulled while fewer batches than this have passed since it was pushed. 1 is no history.
+    pub staleness: u32,
+    /// A hash of the nodes, once they are chosen. A run continues only with the same.
+    #[serde(default)]
+    pub nodes: Option<String>,
+    /// The directory of a run whose nodes are taken. Otherwise they are chosen.
+    #[serde(skip)]
+    pub from: Option<PathBuf>,
+}
+
+impl HistoryConfig {
+    /// So many rows, with nodes that are to be chosen.
+    pub fn new(rows: u64) -> HistoryConfig {
+        HistoryConfig { rows, staleness: USUAL_STALENESS, nodes: None, from: None }
+    }
+
+    /// The history of another run.
+    pub fn of_run(run: &Path) -> Result<HistoryConfig> {
+        let (directory, config) = RunDirectory::open(run)?;
+        match config.history.filter(|history| history.nodes.is_some()) {
+            Some(history) => Ok(HistoryConfig { from: Some(directory.path().to_path_buf()), ..history }),
+            None => Err(TrainError::RunWithoutHistory { run: run.to_path_buf() }),
+        }
+    }
+
+    /// Whether anything is ever pulled.
+    pub fn is_active(&self) -> bool {
+        self.rows > 0 && self.staleness > 1
+    }
+}
+
+impl RunConfig {
+    /// The history, if it is used.
+    pub fn active_history(&self) -> Option<&HistoryConfig> {
+        self.history.as_ref().filter(|history| history.is_active())
+    }
+
+    /// Fails if the run cannot have its history.
+    pub(crate) fn check_history(&self) -> Result<()> {
+        if self.history.as_ref().is_some_and(|history| history.staleness == 0) {
+            let allowed = "at least 1, which uses no history";
+            return Err(TrainError::Setting { flag: "--staleness", found: 0.0, allowed });
+        }
+        if self.active_history().is_some() {
+            if !self.strategy.keeps_history() {
+                return Err(TrainError::NoHistory { strategy: self.strategy });
+            }
+            self.settings().check_pulls()?;
+        }
+        Ok(())
+    }
+
+    /// The size of the history on a graph of so many nodes, with so many features.
+    pub(crate) fn history_outline(&self, nodes: u64, dim: usize) -> Option<HistoryOutline> {
+        let history = self.active_history()?;
+        let layer = self.model.layers - 1;
+        let columns = self.model.widths(layer, dim, 0).0;
+        let rows = history.rows.min(nodes).min(u32::MAX as u64);
+        Some(HistoryOutline { rows, staleness: history.staleness, layer, columns })
+    }
+}
+
+/// The file of a run's nodes.
+fn path(run: &Path) -> PathBuf {
+    run.join("history.nodes")
+}
+
+/// Whether a run's nodes are stored.
+pub(crate) fn is_stored(run: &Path) -> bool {
+    path(run).exists()
+}
+
+/// Stores the nodes of a run.
+pub(crate) fn store(run: &Path, nodes: &NodeSet) -> Result<()> {
+    let (path, mut bytes) = (path(run), Vec::new());
+    nodes.write(&mut bytes).map_err(TrainError::io(&path))?;
+    write_atomically(&path, &bytes)
+}
+
+fn load(run: &Path, nodes: u64) -> Result<NodeSet> {
+    let path = path(run);
+    let mut file = File::open(&path).map_err(TrainError::io(&path))?;
+    let remedy = "take the nodes of another run with --history-set, or start the run again";
+    NodeSet::read(&mut file, nodes).map_err(TrainError::format(&path, "a set of the graph's nodes", remedy))
+}
+
+/// The nodes of a run's history: those of the run that it takes them from, or chosen now. The configuration then names
+/// them.
+pub(crate) fn find(config: &mut RunConfig, job: &Job) -> Result<Option<Arc<NodeSet>>> {
+    let (Some(outline), Some(history)) = (job.outline.history, &mut config.history) else { return Ok(None) };
+    let nodes = match &history.from {
+        Some(run) => load(run, job.dataset.manifest().nodes.count)?,
+        None => choose_nodes(job, outline.rows)?,
+    };
+    let found = nodes.digest();
+    if nodes.count() > outline.rows || history.nodes.as_ref().is_some_and(|expected| *expected != found) {
+        let run = history.from.clone().unwrap_or_default();
+        let expected = history.nodes.clone().unwrap_or_default();
+        return Err(TrainError::OtherHistory { run, expected, found });
+    }
+    history.nodes = Some(found);
+    Ok(Some(Arc::new(nodes)))
+}
