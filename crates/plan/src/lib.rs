@@ -19,6 +19,7 @@ mod placement;
 mod policies;
 mod score;
 mod segments;
+mod split;
 
 pub use access::{AccessTrace, Row};
 pub use belady::{Belady, NextUses, PlanTally, RequestCount};
@@ -31,3 +32,4 @@ pub use placement::{MOST_READ, MOST_SLOTS, Placement, PlacementCounts, Placement
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;
 pub use segments::{PagesRead, RowsOfSegment, SegmentRows, SegmentSizes, pages_of, ranks};
+pub use split::{CacheSplit, HistorySaving, SplitTask, WorkSeconds, best_splits};

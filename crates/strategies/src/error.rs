@@ -165,6 +165,16 @@ pub enum StrategyError {
         /// The error.
         source: std::io::Error,
     },
+    /// Too little memory to find out how many rows of a history pay.
+    #[error(
+        "finding out how many rows of a history pay takes {needed}, and {left} are left for it; give their number with --history-rows, or more --memory"
+    )]
+    ProfileMemory {
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes left.
+        left: ByteCount,
+    },
     /// A stop was requested before there was a batch.
     #[error("stopped")]
     Stopped,
@@ -217,7 +227,8 @@ impl StrategyError {
             | StrategyError::TraceDisk { .. }
             | StrategyError::OtherBatches { .. }
             | StrategyError::Column { .. }
-            | StrategyError::EdgeColumn { .. } => ErrorKind::Asked,
+            | StrategyError::EdgeColumn { .. }
+            | StrategyError::ProfileMemory { .. } => ErrorKind::Asked,
             StrategyError::Stopped => ErrorKind::Stopped,
             StrategyError::ReadOnly { .. }
             | StrategyError::Device(_)

@@ -57,7 +57,7 @@ pub use batch::{
     NamedColumn, Pull, Push, Pushed,
 };
 pub use error::{Result, StrategyError};
-pub use history::{HistoryCounters, HistoryOutline, choose_nodes};
+pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, choose_nodes};
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};

@@ -406,6 +406,7 @@ impl RunConfig {
             // Nodes that are not chosen yet will be the same.
             if let (Some(history), Some(other)) = (&mut config.history, &other.history) {
                 history.nodes = history.nodes.take().or_else(|| other.nodes.clone());
+                history.rows = history.rows.or(other.rows);
             }
             flatten("", &serde_json::to_value(&config).unwrap_or_default(), &mut all);
             all.retain(|name, _| !(free.contains(&name.as_str()) || moved && name == "precision"));

@@ -2,13 +2,27 @@
 //! directory. They belong to the job and not to the strategy, so that another strategy gives the same losses.
 
 use crate::checkpoint::write_atomically;
-use crate::{Result, RunConfig, RunDirectory, TrainError};
-use esker_sample::NodeSet;
-use esker_strategies::{HistoryOutline, Job, choose_nodes};
+use crate::task::Task;
+use crate::{Learner, Plan, Result, RunConfig, RunDirectory, TrainError, adjacency};
+use esker_fetch::pipeline::Permit;
+use esker_nn::{Backend, HostRows};
+use esker_sample::{NodeSet, Sample, Targets};
+use esker_strategies::{
+    Batch, Blocks, DeviceBlocks, Exchange, FixedRows, HistoryOutline, HistoryProfile, Input, Job,
+    RunPosition, choose_nodes,
+};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of host memory that belong to a row of a history: its stamps.
+const STAMP_BYTES: u64 = 12;
+/// Steps that are timed. The first one allocates.
+const TIMED_STEPS: usize = 3;
+/// The file of how memory was divided.
+const SPLIT: &str = "history.json";
 
 /// Batches after which a row is too old, by default (the paper's).
 pub const USUAL_STALENESS: u32 = 100;
@@ -17,8 +31,8 @@ pub const USUAL_STALENESS: u32 = 100;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HistoryConfig {
-    /// Number of nodes that have a row.
-    pub rows: u64,
+    /// Number of nodes that have a row. `None` until it is chosen by what pays.
+    pub rows: Option<u64>,
     /// A row is pulled while fewer batches than this have passed since it was pushed. 1 is no history.
     pub staleness: u32,
     /// A hash of the nodes, once they are chosen. A run continues only with the same.
@@ -32,7 +46,12 @@ pub struct HistoryConfig {
 impl HistoryConfig {
     /// So many rows, with nodes that are to be chosen.
     pub fn new(rows: u64) -> HistoryConfig {
-        HistoryConfig { rows, staleness: USUAL_STALENESS, nodes: None, from: None }
+        HistoryConfig { rows: Some(rows), ..HistoryConfig::chosen() }
+    }
+
+    /// As many rows as pay.
+    pub fn chosen() -> HistoryConfig {
+        HistoryConfig { rows: None, staleness: USUAL_STALENESS, nodes: None, from: None }
     }
 
     /// The history of another run.
@@ -46,7 +65,7 @@ impl HistoryConfig {
 
     /// Whether anything is ever pulled.
     pub fn is_active(&self) -> bool {
-        self.rows > 0 && self.staleness > 1
+        self.rows != Some(0) && self.staleness > 1
     }
 }
 
@@ -54,6 +73,19 @@ impl RunConfig {
     /// The history, if it is used.
     pub fn active_history(&self) -> Option<&HistoryConfig> {
         self.history.as_ref().filter(|history| history.is_active())
+    }
+
+    /// Whether it is yet to be chosen how many rows pay.
+    pub(crate) fn chooses_history(&self) -> bool {
+        self.active_history().is_some_and(|history| history.rows.is_none() && history.from.is_none())
+    }
+
+    /// Takes the nodes that were chosen. Returns the size of the history, if it has any.
+    pub(crate) fn take_history(&mut self, nodes: &NodeSet, all: u64, dim: usize) -> Option<HistoryOutline> {
+        if let Some(history) = &mut self.history {
+            (history.rows, history.nodes) = (Some(nodes.count()), Some(nodes.digest()));
+        }
+        self.history_outline(all, dim)
     }
 
     /// Fails if the run cannot have its history.
@@ -76,7 +108,8 @@ impl RunConfig {
         let history = self.active_history()?;
         let layer = self.model.layers - 1;
         let columns = self.model.widths(layer, dim, 0).0;
-        let rows = history.rows.min(nodes).min(u32::MAX as u64);
+        // Until the number is chosen, what belongs to any history.
+        let rows = history.rows.unwrap_or(1).min(nodes).min(u32::MAX as u64);
         Some(HistoryOutline { rows, staleness: history.staleness, layer, columns })
     }
 }
@@ -91,13 +124,6 @@ pub(crate) fn is_stored(run: &Path) -> bool {
     path(run).exists()
 }
 
-/// Stores the nodes of a run.
-pub(crate) fn store(run: &Path, nodes: &NodeSet) -> Result<()> {
-    let (path, mut bytes) = (path(run), Vec::new());
-    nodes.write(&mut bytes).map_err(TrainError::io(&path))?;
-    write_atomically(&path, &bytes)
-}
-
 fn load(run: &Path, nodes: u64) -> Result<NodeSet> {
     let path = path(run);
     let mut file = File::open(&path).map_err(TrainError::io(&path))?;
@@ -105,8 +131,136 @@ fn load(run: &Path, nodes: u64) -> Result<NodeSet> {
     NodeSet::read(&mut file, nodes).map_err(TrainError::format(&path, "a set of the graph's nodes", remedy))
 }
 
-/// The nodes of a run's history: those of the run that it takes them from, or chosen now. The configuration then names
-/// them.
+/// How memory was divided between cached feature rows and a history.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HistorySplit {
+    /// The share of the history.
+    pub share: f64,
+    /// Rows of the history.
+    pub history_rows: u64,
+    /// Feature rows that fit into the rest.
+    pub cached_rows: u64,
+    /// Seconds that an epoch should take.
+    pub predicted_seconds: f64,
+    /// Measured: seconds to read a feature row.
+    pub row_seconds: f64,
+    /// Measured: seconds to sample a neighbour.
+    pub edge_seconds: f64,
+    /// Measured: seconds to compute a hidden row, its gradient included.
+    pub computed_seconds: f64,
+    /// Sampling a neighbour in terms of reading a row.
+    pub beta: f64,
+}
+
+impl HistorySplit {
+    /// A readable description.
+    pub fn note(&self) -> String {
+        format!(
+            "history: {:.0}% of the memory for rows, an epoch should take {:.2} s (a row {:.1} us, a neighbour {:.3} us, beta {:.4}, a hidden row {:.2} us)",
+            self.share * 100.0,
+            self.predicted_seconds,
+            self.row_seconds * 1e6,
+            self.edge_seconds * 1e6,
+            self.beta,
+            self.computed_seconds * 1e6
+        )
+    }
+}
+
+/// What a choice is made with.
+pub(crate) struct Choosing<'a, B: Backend> {
+    pub backend: &'a B,
+    pub config: &'a RunConfig,
+    pub task: &'a Task,
+    pub job: &'a Job,
+    pub plan: &'a Plan,
+    /// Columns of features.
+    pub dim: usize,
+}
+
+impl<B: Backend + Clone + 'static> Choosing<'_, B> {
+    /// Samples an epoch without a history, measures what work takes, and divides the memory that is left for caches. If
+    /// the device has its own memory, the history gets as much of that as pays.
+    pub fn choose(&self) -> Result<(NodeSet, HistorySplit)> {
+        let job = self.job;
+        let Some(history) = job.outline.history else { unreachable!("a history is chosen if there is one") };
+        let mut profile = HistoryProfile::sample(job, history.staleness)?;
+        profile.seconds.computed = self.computed_seconds(&profile.first)?;
+        let batch_bytes = job.most_nodes().saturating_mul(job.dim() * 4);
+        let rest = match self.backend.in_host_memory() {
+            true => self.plan.caches_bytes.saturating_sub(batch_bytes.saturating_mul(2)),
+            false => self.plan.whole_bytes.device / 2,
+        };
+        let row_bytes = history.columns as u64 * 4 + STAMP_BYTES;
+        let chosen = match self.backend.in_host_memory() {
+            true => profile.split(job, rest, row_bytes),
+            // Rows that host memory caches are no alternative.
+            false => profile.split_beside(rest, row_bytes),
+        };
+        let (split, seconds) = (chosen.split, chosen.seconds);
+        Ok((
+            chosen.nodes,
+            HistorySplit {
+                share: split.share,
+                history_rows: split.history_rows,
+                cached_rows: split.cached_rows,
+                predicted_seconds: split.seconds,
+                row_seconds: seconds.row,
+                edge_seconds: seconds.edge,
+                computed_seconds: seconds.computed,
+                beta: seconds.beta(),
+            },
+        ))
+    }
+
+    /// Seconds to compute a hidden row: of a step on the first batch, with a model that is then dropped.
+    fn computed_seconds(&self, sample: &Sample) -> Result<f64> {
+        let (backend, task) = (self.backend, Box::new(self.task.clone()));
+        let mut learner = Learner::new(backend.clone(), self.config, self.dim, task, self.job.pool.clone())?;
+        let views: Vec<_> = (0..sample.layers()).map(|layer| sample.layer(layer)).collect();
+        let computed: usize = views.iter().map(|view| view.outputs.len()).sum();
+        let first = views.last().map_or(0, |view| view.outputs.start);
+        let mut least = f64::INFINITY;
+        for _ in 0..TIMED_STEPS {
+            let graphs =
+                learner.compute(|| views.iter().map(|view| backend.graph(&adjacency(view))).collect());
+            let seeds = sample.seeds.iter().map(|seed| sample.node_ids[seed.index()]).collect();
+            let seed_rows = sample.seeds.iter().map(|seed| seed.0 - first).collect();
+            let blocks = DeviceBlocks { graphs, edges: sample.edge_count(), seeds, seed_rows };
+            let mut rows = backend.host_rows(sample.node_ids.len(), self.dim);
+            rows.values_mut().fill(0.5);
+            let batch = Batch {
+                at: RunPosition::START,
+                blocks: Blocks::Device(blocks),
+                input: Input::fixed(FixedRows::Host(rows)),
+                targets: Targets::Nodes,
+                exchange: Exchange::none(),
+                permit: Permit::unlimited(),
+            };
+            let started = Instant::now();
+            let (step, _) = learner.step(batch, self.config.lr)?;
+            step.wait()?;
+            least = least.min(started.elapsed().as_secs_f64());
+        }
+        Ok(least / computed.max(1) as f64)
+    }
+}
+
+/// Stores what a run's history is: its nodes, and how they were chosen.
+pub(crate) fn store(directory: &RunDirectory, nodes: &NodeSet, split: Option<&HistorySplit>) -> Result<()> {
+    let (path, mut bytes) = (path(directory.path()), Vec::new());
+    split.map_or(Ok(()), |split| directory.write_json(SPLIT, split))?;
+    nodes.write(&mut bytes).map_err(TrainError::io(&path))?;
+    write_atomically(&path, &bytes)
+}
+
+/// How the memory of a run was divided, if it was chosen.
+pub(crate) fn stored_split(run: &Path) -> Option<HistorySplit> {
+    serde_json::from_slice(&std::fs::read(run.join(SPLIT)).ok()?).ok()
+}
+
+/// The nodes of a run's history, if they are not chosen by what pays: those of the run that it takes them from, or those
+/// that are a neighbour most often. The configuration then names them.
 pub(crate) fn find(config: &mut RunConfig, job: &Job) -> Result<Option<Arc<NodeSet>>> {
     let (Some(outline), Some(history)) = (job.outline.history, &mut config.history) else { return Ok(None) };
     let nodes = match &history.from {

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_of, inference_over};
+use crate::history::{Choosing, HistorySplit};
 use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose};
 use crate::peak::PeakMeter;
 use crate::state::SavedWith;
@@ -74,6 +75,8 @@ pub struct OpenRun<B: Backend> {
     state: Option<SavedWith>,
     /// Seconds of starting and preparing.
     clock: WallClock,
+    /// How memory was divided between caches and a history, if it was chosen now.
+    pub(crate) split: Option<HistorySplit>,
 }
 
 impl<B: Backend + Clone + 'static> OpenRun<B> {
@@ -141,20 +144,34 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
         let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
-        let plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
+        let mut plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
+        job.take(&plan, purpose);
+        let (starting, preparing) = (started.elapsed(), Instant::now());
+        let mut split = None;
+        if config.chooses_history() && job.outline.history.is_some() {
+            begun(&config)?;
+            let (task, plan_of, dim) = (&task, &plan, checked.dim);
+            let choosing =
+                Choosing { backend: &backend, config: &config, task, job: &job, plan: plan_of, dim };
+            let (nodes, chosen) = choosing.choose()?;
+            job.outline.history =
+                config.take_history(&nodes, job.dataset.manifest().nodes.count, checked.dim);
+            job.history = job.outline.history.map(|_| Arc::new(nodes));
+            plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
+            job.take(&plan, purpose);
+            split = Some(chosen);
+        }
         if device.in_host_memory {
             backend.set_reuse_bytes(plan.reuse_bytes);
         }
-        (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
-        (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
-        // Inference alone reads a row too rarely to cache it.
-        job.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
         let trains_rows = strategy.needs(&job)?.trains_rows;
         let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
-        begun(&config)?;
-        let (starting, preparing) = (started.elapsed(), Instant::now());
-        job.history = history::find(&mut config, &job)?;
-        let prepared = strategy.prepare(&job)?;
+        if split.is_none() {
+            begun(&config)?;
+            job.history = history::find(&mut config, &job)?;
+        }
+        let mut prepared = strategy.prepare(&job)?;
+        prepared.notes.extend(split.iter().map(HistorySplit::note));
         let clock = WallClock {
             starting: starting.as_secs_f64(),
             preparing: preparing.elapsed().as_secs_f64(),
@@ -177,6 +194,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             trains_rows,
             state: None,
             clock,
+            split,
         })
     }
 
@@ -273,6 +291,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         &self.learner
     }
 
+    /// Stores what belongs to its history in its directory, if it has one.
+    pub(crate) fn store_history(&self, directory: &RunDirectory) -> Result<()> {
+        self.history_nodes().map_or(Ok(()), |nodes| history::store(directory, nodes, self.split.as_ref()))
+    }
+
     /// The nodes of its history of hidden rows, if it has one.
     pub fn history_nodes(&self) -> Option<&NodeSet> {
         self.job.history.as_deref()
@@ -346,6 +369,20 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             trains_rows: self.trains_rows,
             state: self.state.as_ref(),
         }
+    }
+}
+
+/// Memory as a plan grants it.
+trait TakePlan {
+    fn take(&mut self, plan: &Plan, purpose: Purpose);
+}
+
+impl TakePlan for Job {
+    fn take(&mut self, plan: &Plan, purpose: Purpose) {
+        (self.prefetch_depth, self.samplers) = (plan.prefetch_depth, plan.samplers);
+        (self.strategy_bytes, self.room) = (plan.strategy_bytes, plan.room);
+        // Inference alone reads a row too rarely to cache it.
+        self.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
     }
 }
 

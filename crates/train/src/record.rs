@@ -166,6 +166,9 @@ pub struct Summary {
     pub budget_device_bytes: Option<u64>,
     /// The planned device memory, line by line.
     pub device_memory: Option<MemoryTable>,
+    /// How memory was divided between cached feature rows and a history, if that was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history_split: Option<crate::HistorySplit>,
     /// Number of optimizer steps.
     pub steps: u64,
     /// Wall time of all epochs, without interrupted parts.

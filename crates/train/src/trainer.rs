@@ -185,7 +185,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         match (run, begun) {
             (Ok(run), Some((lock, directory))) => {
                 // Before the configuration that names them.
-                run.history_nodes().map_or(Ok(()), |nodes| history::store(out, nodes))?;
+                run.store_history(&directory)?;
                 directory.write_config(&run.config)?;
                 Trainer::new(run, directory, lock, State::default())
             }
@@ -233,6 +233,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let mut config = RunConfig { epochs_sampled: sampled.or(config.epochs_sampled), ..config };
         if let (Some(history), Some(before)) = (&mut config.history, &before.history) {
             history.nodes.clone_from(&before.nodes);
+            history.rows = history.rows.or(before.rows);
             // A run that was stopped before may still choose.
             history.from = (has_begun || history::is_stored(out)).then(|| out.to_path_buf());
         }
@@ -241,7 +242,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let scratch = directory.scratch_path();
         let mut run = OpenRun::with_strategy(backend, config, scratch, control, strategy)?;
         if !has_begun {
-            run.history_nodes().map_or(Ok(()), |nodes| history::store(out, nodes))?;
+            run.store_history(&directory)?;
             let (epochs_sampled, history) = (run.config.epochs_sampled, run.config.history.clone());
             directory.write_config(&RunConfig { epochs_sampled, history, ..before })?;
         }
@@ -658,6 +659,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             peak_device_bytes: self.run.peak_device_bytes(),
             budget_device_bytes: self.run.budget_device_bytes(),
             device_memory: self.run.plan.device_table.clone(),
+            history_split: history::stored_split(self.directory.path()),
             steps: self.state.steps,
             seconds: self.state.seconds,
             wall_seconds,

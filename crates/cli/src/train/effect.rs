@@ -52,6 +52,9 @@ impl Flags {
             &self.of_optimizers(config.optimizer.kind),
         )?;
         check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
+        let history = config.history.is_some();
+        let with = "--history-rows, --history-set or --strategy outre";
+        check("no history", &[flag("--staleness", self.staleness.is_some(), history, with)])?;
         let groups = config.order == OrderName::Groups;
         check(
             &format!("--order {}", word_of(config.order)),
@@ -77,9 +80,13 @@ impl Flags {
     }
 
     fn of_strategies(&self, strategy: StrategyKind) -> Vec<FlagUse> {
-        let (ginex, diskgnn) = (strategy == StrategyKind::Ginex, strategy == StrategyKind::DiskGnn);
-        let (one, other, both) =
-            ("--strategy ginex", "--strategy diskgnn", "--strategy ginex or --strategy diskgnn");
+        let ginex = matches!(strategy, StrategyKind::Ginex | StrategyKind::Outre);
+        let diskgnn = strategy == StrategyKind::DiskGnn;
+        let (one, other, both) = (
+            "--strategy ginex or --strategy outre",
+            "--strategy diskgnn",
+            "--strategy ginex, outre or diskgnn",
+        );
         vec![
             flag("--disk-budget", self.disk_budget.is_some(), ginex || diskgnn, both),
             flag("--feature-cache", self.feature_cache.is_some(), ginex || diskgnn, both),

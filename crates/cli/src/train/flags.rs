@@ -11,7 +11,7 @@ use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
-use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
+use esker_train::{EvaluationMode, HistoryConfig, MetricName, OrderName, RunConfig, RunDirectory};
 use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,6 +74,51 @@ impl FromStr for EpochsSampled {
                 .parse()
                 .map(EpochsSampled::Count)
                 .map_err(|_| format!("`{number}` is not a number of epochs; write one, or auto")),
+        }
+    }
+}
+
+/// A number of rows of a history, or a share of the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum HistoryRows {
+    /// So many.
+    Count(u64),
+    /// So many of all nodes.
+    Share(f64),
+}
+
+impl FromStr for HistoryRows {
+    type Err = String;
+    fn from_str(text: &str) -> Result<HistoryRows, String> {
+        let wrong = || {
+            format!(
+                "`{text}` is not a number of rows; write one, or a share of the nodes such as 0.25 or 1.0"
+            )
+        };
+        match text.parse() {
+            Ok(count) => Ok(HistoryRows::Count(count)),
+            Err(_) => text
+                .parse()
+                .ok()
+                .filter(|share| (0.0..=1.0).contains(share))
+                .map(HistoryRows::Share)
+                .ok_or_else(wrong),
+        }
+    }
+}
+
+impl HistoryRows {
+    /// How many of so many nodes.
+    fn of(self, nodes: u64) -> anyhow::Result<u64> {
+        match self {
+            HistoryRows::Count(count) => Ok(count),
+            HistoryRows::Share(share) if (0.0..=1.0).contains(&share) => {
+                Ok((share * nodes as f64).round() as u64)
+            }
+            HistoryRows::Share(share) => {
+                Err(usage(format!("--history-rows {share}: a share is between 0 and 1")))
+            }
         }
     }
 }
@@ -165,7 +210,7 @@ pub struct Flags {
     /// Batch size: seed nodes per batch; default: 1000
     #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub batch: Option<u64>,
-    /// Order of the seed nodes: shuffled in every epoch, sequential, or groups (by groups of partitions, so that neighbouring seed nodes are in the same batch and fewer nodes are sampled); default: shuffled
+    /// Order of the seed nodes: shuffled in every epoch, sequential, or groups (by groups of partitions, so that neighbouring seed nodes are in the same batch and fewer nodes are sampled); default: shuffled, with outre groups
     #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
     pub order: Option<OrderName>,
     /// --order groups: partitions in a group; default: 20
@@ -174,6 +219,15 @@ pub struct Flags {
     /// --order groups: name of the partitioning that `esker partition` made; default: the only one, or a new one if there is none
     #[arg(long, help_heading = "Batches")]
     pub partitioning: Option<String>,
+    /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay, else none
+    #[arg(long, help_heading = "Batches")]
+    pub history_rows: Option<HistoryRows>,
+    /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: 100
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
+    pub staleness: Option<u32>,
+    /// With a history: take the nodes of this run's history, so that both runs train alike
+    #[arg(long, value_name = "RUN", help_heading = "Batches")]
+    pub history_set: Option<PathBuf>,
     /// Drop the last, incomplete batch; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Batches")]
     pub drop_last: Option<bool>,
@@ -241,26 +295,27 @@ pub struct Flags {
     pub metric: Option<MetricName>,
 
     /// Where batches come from: memory (everything in RAM), mmap (features memory-mapped, a baseline), ginex (topology and
-    /// features on disk, a Belady-optimal cache) or diskgnn (batches sampled before training, the feature rows of each
-    /// stored contiguously on disk); default: memory
+    /// features on disk, a Belady-optimal cache), outre (ginex with --order groups and a history of hidden rows, which
+    /// changes training: fewer rows are read and computed) or diskgnn (batches sampled before training, the feature rows
+    /// of each stored contiguously on disk); default: memory
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
     /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory or of the cgroup's limit, whichever is smaller
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
-    /// ginex, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
+    /// ginex, outre, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
-    /// ginex: batches that are sampled and planned together; default: an epoch and its validation, at least 64, fewer if --disk-budget is reached
+    /// ginex, outre: batches that are sampled and planned together; default: an epoch and its validation, at least 64, fewer if --disk-budget is reached
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
-    /// ginex, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches
+    /// ginex, outre, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches
     #[arg(long, help_heading = "Machine")]
     pub feature_cache: Option<ByteCount>,
-    /// ginex, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
+    /// ginex, outre, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
-    /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
+    /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex or outre). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
     /// diskgnn: directory to read packed rows from, or to make them in; default: in the dataset
@@ -269,7 +324,7 @@ pub struct Flags {
     /// diskgnn: batches per segment, which stores rows that its batches share once; default: 1, or the fewest that fit --disk-budget
     #[arg(long, value_parser = whole::<u32>, help_heading = "Machine")]
     pub segment: Option<u32>,
-    /// ginex, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; default: the disk's own
+    /// ginex, outre, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; default: the disk's own
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
     /// diskgnn: read one batch at a time, nothing ahead, to measure what prefetching brings; default: false
@@ -314,6 +369,7 @@ impl Flags {
         flags.dataset = flags.dataset.map(|dataset| folder.join(dataset));
         flags.out = flags.out.map(|out| folder.join(out));
         flags.prepared = flags.prepared.map(|prepared| folder.join(prepared));
+        flags.history_set = flags.history_set.map(|run| folder.join(run));
         Ok(flags)
     }
 
@@ -355,6 +411,9 @@ impl Flags {
             order: Some(config.order),
             group: config.group,
             partitioning: config.partitioning.as_ref().map(|chosen| chosen.name.clone()),
+            history_rows: config.history.as_ref().and_then(|history| history.rows).map(HistoryRows::Count),
+            staleness: config.history.as_ref().map(|history| history.staleness),
+            history_set: None,
             drop_last: Some(config.drop_last),
             form: Some(config.form),
             direction: Some(config.direction),
@@ -411,7 +470,9 @@ impl Flags {
         let batch = self.batch.unwrap_or(usual.batch);
         let epochs = self.epochs.unwrap_or(usual.epochs);
         let eval = self.eval.unwrap_or(usual.eval);
-        let order = self.order.unwrap_or(usual.order);
+        let strategy = self.strategy.unwrap_or(usual.strategy);
+        let usual_order = if strategy == StrategyKind::Outre { OrderName::Groups } else { usual.order };
+        let order = self.order.unwrap_or(usual_order);
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
         let batches = match self.drop_last {
             Some(true) => train / batch.max(1),
@@ -442,6 +503,7 @@ impl Flags {
             epochs,
             order,
             group: (order == OrderName::Groups).then_some(self.group.unwrap_or(USUAL_GROUP)),
+            history: self.history(dataset, strategy)?,
             drop_last: self.drop_last.unwrap_or(usual.drop_last),
             seed: self.seed.unwrap_or(usual.seed),
             eval,
@@ -450,7 +512,7 @@ impl Flags {
             final_eval: self.final_eval.unwrap_or(eval),
             metric: self.metric.unwrap_or(usual.metric),
             patience: self.patience.unwrap_or(usual.patience),
-            strategy: self.strategy.unwrap_or(usual.strategy),
+            strategy,
             memory: Budget::resolve(self.memory).host_bytes,
             disk_budget: self.disk_budget.map(|bytes| bytes.0),
             superbatch: self.superbatch,
@@ -476,6 +538,32 @@ impl Flags {
                 .map_or(usual.checkpoint_seconds, |minutes| minutes.saturating_mul(60)),
             ..usual
         })
+    }
+
+    /// The history of hidden rows, if one is asked for, or if the strategy is made of one.
+    fn history(&self, dataset: &Dataset, strategy: StrategyKind) -> anyhow::Result<Option<HistoryConfig>> {
+        let nodes = dataset.manifest().nodes.count;
+        let mut history = match (self.history_rows, &self.history_set) {
+            (Some(_), Some(_)) => {
+                return Err(usage("--history-set has its own rows; leave --history-rows out"));
+            }
+            (None, Some(run)) => {
+                let history = HistoryConfig::of_run(run)?;
+                let (_, config) = RunDirectory::open(run)?;
+                if config.dataset_id != dataset.manifest().id {
+                    let (run, dataset) = (run.display(), dataset.directory().display());
+                    return Err(usage(format!(
+                        "--history-set {run}: that run is on another dataset than {dataset}; give a run on this one, or --history-rows"
+                    )));
+                }
+                history
+            }
+            (Some(rows), None) => HistoryConfig::new(rows.of(nodes)?),
+            (None, None) if strategy == StrategyKind::Outre => HistoryConfig::chosen(),
+            (None, None) => return Ok(None),
+        };
+        history.staleness = self.staleness.unwrap_or(history.staleness);
+        Ok(Some(history))
     }
 
     fn model_config(&self) -> ModelConfig {

@@ -40,6 +40,8 @@ Examples:
   esker train g --strategy ginex --memory 1GiB --out run
   # batches sampled before training; samples and packed rows are used again by the next run
   esker train g --strategy diskgnn --memory 1GiB --out run
+  # on disk, in batches of neighbouring seed nodes, with hidden rows that are used again for some batches
+  esker train g --strategy outre --memory 1GiB --out run
   # neighbouring seed nodes in the same batch: fewer nodes are sampled
   esker train g --order groups --out run
   # full-batch GCN of the paper: all neighbours, evaluated on the whole graph

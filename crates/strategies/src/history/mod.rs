@@ -12,11 +12,13 @@
 
 mod ahead;
 mod choose;
+mod profile;
 mod source;
 mod stamps;
 
 pub(crate) use ahead::{Ahead, Decider};
 pub use choose::choose_nodes;
+pub use profile::{HistoryProfile, ProfiledSplit};
 pub(crate) use source::{HistorySource, OpenHistory};
 use stamps::PulledMarks;
 pub(crate) use stamps::{SharedStamps, Stamps};

@@ -1,4 +1,4 @@
-//! Request less data (OUTRE, VLDB 2023). Batches come by groups of partitions, so that their seeds share neighbours
+//! Request less data (OUTRE, VLDB 2024). Batches come by groups of partitions, so that their seeds share neighbours
 //! (`--order groups`). A history supplies what enters the last layer for neighbours of targets, so that what lies behind
 //! them is neither sampled nor read. The rest is Ginex's: superbatches, and the cache of feature rows that is best for the
 //! accesses that are known. The paper keeps the most accessed rows instead.

@@ -104,6 +104,8 @@ pub struct Plan {
     pub smallest_bytes: u64,
     /// Total memory of the strategy.
     pub strategy_bytes: u64,
+    /// How much of it is left for caches and prefetched batches.
+    pub caches_bytes: u64,
     /// Host memory of freed matrices that are kept to be used again.
     pub reuse_bytes: u64,
     /// What batches that are larger than expected may take.
@@ -181,6 +183,7 @@ impl Plan {
             strategy_bytes += rest;
             table.add("caches and prefetched batches", rest);
         }
+        let caches_bytes = strategy_bytes - granted.least_strategy_bytes;
         let room = BatchRoom {
             // Whole-graph inference uses what is spare, too, and so do caches.
             spare_bytes: if least.host > 0 || caches { 0 } else { spare },
@@ -202,6 +205,7 @@ impl Plan {
             cache_device_bytes,
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
+            caches_bytes,
             reuse_bytes,
             room,
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
