@@ -4,8 +4,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, real, sample, skew,
-    stripe, threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_history, real,
+    sample, skew, stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -233,6 +233,27 @@ fn inference_with_all_neighbours_is_the_same_with_any_memory_and_after_kills() {
     train::graph(&bench, 20_000, 32).unwrap();
     println!("{:#}", inference::same(&bench, &["sage", "gat"], 32).unwrap());
     println!("{:#}", inference::killed(&bench, "sage", "80MiB", 3).unwrap());
+}
+
+const SMALL_HISTORY: outre_history::Size = outre_history::Size {
+    nodes: 20_000,
+    dim: 64,
+    homophily: "0.9",
+    batch: "50",
+    hidden: "16",
+    memory: "120MiB",
+    epochs: "3",
+};
+
+#[test]
+fn outre_requests_fewer_rows_than_ginex_and_trains_as_memory_does() {
+    println!("{:#}", outre_history::speed(&bench(), SMALL_HISTORY).unwrap());
+}
+
+#[test]
+fn a_history_requests_fewer_rows_and_costs_little_accuracy() {
+    let size = outre_history::Size { nodes: 8000, epochs: "6", ..SMALL_HISTORY };
+    println!("{:#}", outre_history::staleness(&bench(), size, &["1", "20"], 1).unwrap());
 }
 
 #[test]

@@ -50,6 +50,45 @@ fn a_run_stopped_by_a_signal_goes_on_without_being_told_again() {
 }
 
 #[test]
+fn outre_chooses_its_history_and_memory_takes_it() {
+    let directory = with_graph();
+    let at = directory.path();
+    let flags = "--fanout 5,5 --hidden 16 --batch 50 --epochs 3 --device cpu";
+    let outre = json(at, &format!("train g --strategy outre --memory 200MiB {flags} --out run"));
+    assert!(outre["history_split"]["predicted_seconds"].as_f64().unwrap() > 0.0, "{outre}");
+    let config: Value = serde_json::from_slice(&fs::read(at.join("run/config.json")).unwrap()).unwrap();
+    assert_eq!(config["order"], "groups");
+    assert!(config["history"]["nodes"].is_string() && config["history"]["staleness"] == 100, "{config}");
+    let twin = json(at, &format!("train g --order groups --history-set run {flags} --out twin"));
+    assert_eq!(twin["loss_digest"], outre["loss_digest"]);
+    // Given again, and stated otherwise.
+    let half =
+        json(at, &format!("train g --strategy outre --history-rows 0.5 --staleness 9 {flags} --out half"));
+    let same =
+        json(at, &format!("train g --order groups --history-rows 2500 --staleness 9 {flags} --out same"));
+    assert_eq!(half["loss_digest"], same["loss_digest"]);
+    assert_eq!(json(at, "train --resume --out half"), half);
+    let shown = esker(at, "train --resume --out half").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("history"), "{shown}");
+    for (words, code, said) in [
+        ("--history-rows 1.5", 2, "a share of the nodes"),
+        ("--staleness 5", 2, "--staleness has no effect with no history"),
+        ("--staleness 0 --history-rows 10", 2, "--staleness is 0"),
+        ("--history-rows 10 --strategy ginex", 2, "--strategy outre"),
+        ("--history-rows 10 --history-set run", 2, "leave --history-rows out"),
+        ("--history-set nowhere", 1, "nowhere"),
+        ("--strategy outre --fanout 5 --layers 1", 2, "--layers 2"),
+        ("--strategy outre --form shadow", 2, "--form dense"),
+    ] {
+        check_refusal(at, &format!("train g {words} --batch 50 --out refused"), code, said);
+    }
+    json(at, "generate h --nodes 5000 --degree 8 --dim 16 --classes 4 --seed 2");
+    check_refusal(at, "train h --history-set run --out refused", 2, "another dataset");
+    assert!(!at.join("refused").exists());
+}
+
+#[test]
 fn a_run_that_is_not_there_is_not_resumed() {
     let directory = with_graph();
     for words in ["train g --resume --out nowhere", "train --resume --out nowhere"] {

@@ -122,7 +122,9 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                 let rows: u64 = expected.iter().map(|(_, sample, _)| sample.node_ids.len() as u64).sum();
                 assert_eq!((counters.rows, counters.bytes_useful), (rows, rows * DIM as u64 * 4));
                 let stages: &[&str] = match kind {
-                    StrategyKind::Ginex => &["sample", "plan", "load", "read", "assemble"],
+                    StrategyKind::Ginex | StrategyKind::Outre => {
+                        &["sample", "plan", "load", "read", "assemble"]
+                    }
                     StrategyKind::DiskGnn => &["list", "load", "read", "assemble"],
                     _ => &["sample", "gather"],
                 };

@@ -10,6 +10,7 @@ use esker_cuda::Gpu;
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::Permit;
 use esker_nn::{Backend, CpuBackend, CudaBackend, Device, NormKind, OptimizerKind, Shape};
+use esker_sample::{InMemory, Position, Sample, Sampler};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchSource, Blocks, CheckpointReader, CheckpointSink, DeviceBlocks, Exchange, Feedback,
@@ -454,6 +455,77 @@ fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them(
         let moved = before.values != after.values;
         assert_eq!(moved, after.name.starts_with("layers.1."), "{}", after.name);
     }
+}
+
+/// Hidden rows by node, which are made up.
+fn made_up(node: NodeId) -> [f32; 24] {
+    std::array::from_fn(|column| ((node.0 * 31 + column as u64 * 7) % 100) as f32 / 100.0)
+}
+
+/// The twin of a sample with pulled nodes: one that has all of them computed, and then overwritten.
+#[test]
+fn rows_that_are_not_computed_train_as_if_they_were_computed_and_overwritten() {
+    let bench = Bench::new();
+    let pulls = |node: NodeId| node.0 % 3 != 0;
+    let trained = |leaves_out: bool| {
+        let mut run = Repeated::new(&bench, 0.1, 0.0);
+        let dataset = Dataset::open(&bench.path("g")).unwrap();
+        let graph = InMemory::<u32>::load(&dataset, run.run.config.direction).unwrap();
+        let mut sampler = Sampler::new(&graph, run.run.config.settings(), 1 << 30).unwrap();
+        let mut batch = run.batch(RunPosition::START);
+        let (seeds, mut sample) = (batch.blocks.seeds().0, Sample::default());
+        let pulled = &mut |_: usize, node: NodeId| leaves_out && pulls(node);
+        sampler.sample_with_pulls(Position { epoch: 0, batch: 0 }, &seeds, pulled, &mut sample).unwrap();
+        let view = sample.layer(1);
+        let (first, targets) = (view.inputs.start, view.outputs.start);
+        let rows: Vec<u32> = (first..targets)
+            .filter(|local| pulls(sample.node_ids[*local as usize]))
+            .map(|local| local - first)
+            .collect();
+        assert_eq!(rows.iter().copied().eq(0..sample.pulled), leaves_out);
+        let mut hidden = run.backend.matrix(rows.len(), 24);
+        for (row, local) in rows.iter().enumerate() {
+            run.backend.write(&mut hidden, row, &made_up(sample.node_ids[(local + first) as usize]));
+        }
+        let slots = (0..rows.len() as u32).collect();
+        let pull = Pull { layer: 1, rows, table: LiveTable::new(hidden), slots };
+        // What is pushed is what was computed, found by node.
+        let computed: Vec<u32> = (sample.pulled_nodes().end..sample.node_ids.len() as u32)
+            .filter(|local| *local >= targets || !pulls(sample.node_ids[*local as usize]))
+            .collect();
+        let nodes: Vec<NodeId> = computed.iter().map(|local| sample.node_ids[*local as usize]).collect();
+        batch.exchange = Exchange {
+            pull: Some(pull),
+            push: push(computed.iter().map(|local| local - first)),
+            input_gradient: false,
+        };
+        let dim = 12;
+        let mut values = vec![0.0; sample.node_ids.len() * dim];
+        FeatureRows::load(&dataset, u64::MAX).unwrap().gather(&sample.node_ids, &[], &mut values).unwrap();
+        let mut input = run.backend.host_rows(sample.node_ids.len(), dim);
+        input.values_mut().copy_from_slice(&values);
+        batch.input = Input::fixed(FixedRows::Host(input));
+        let graphs = (0..2).map(|layer| run.backend.graph(&adjacency(&sample.layer(layer)))).collect();
+        let seed_rows = sample.seeds.iter().map(|seed| seed.0 - targets).collect();
+        batch.blocks = Blocks::Device(DeviceBlocks { graphs, edges: sample.edge_count(), seeds, seed_rows });
+        let (step, feedback) = run.run.step(batch).unwrap();
+        let pushed = feedback.pushed.unwrap().rows.values().to_vec();
+        let by_node: std::collections::BTreeMap<NodeId, Vec<f32>> =
+            nodes.into_iter().zip(pushed.chunks_exact(24).map(<[f32]>::to_vec)).collect();
+        (step.wait().unwrap().loss.unwrap(), by_node, run.weights())
+    };
+    let (without, with) = (trained(false), trained(true));
+    assert!((without.0 - with.0).abs() < 1e-6, "{} {}", without.0, with.0);
+    assert_eq!(without.1.keys().collect::<Vec<_>>(), with.1.keys().collect::<Vec<_>>());
+    let near =
+        |one: &[f32], other: &[f32]| one.iter().zip(other).all(|(one, other)| (one - other).abs() < 1e-5);
+    assert!(without.1.iter().all(|(node, row)| near(row, &with.1[node])));
+    for (one, other) in without.2.iter().zip(&with.2) {
+        assert!(near(&one.values, &other.values), "{}", one.name);
+    }
+    // And a model that has not moved is another one.
+    let still = Repeated::new(&bench, 0.1, 0.0).weights();
+    assert!(still.iter().zip(&with.2).any(|(one, other)| !near(&one.values, &other.values)));
 }
 
 #[test]

@@ -12,9 +12,11 @@ mod nn;
 use common::{Bench, StopAfter, check_cached_rows, check_kept_rows, finished, result};
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
+use esker_sample::Fanout;
 use esker_strategies::StrategyKind;
 use esker_train::{
-    EvaluationMode, OpenRun, Outcome, RunConfig, RunDirectory, Summary, TrainError, Trainer, predict,
+    EvaluationMode, HistoryConfig, OpenRun, Outcome, RunConfig, RunDirectory, Summary, TrainError, Trainer,
+    predict,
 };
 use esker_types::DeviceName;
 use std::path::Path;
@@ -67,6 +69,84 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
         }
         assert!(seen.iter().all(|found| *found == seen[0]), "{kind:?}");
     }
+}
+
+#[test]
+fn a_history_gives_the_same_bits_from_disk_and_from_memory_on_the_gpu() {
+    let Some((bench, config)) = bench("a history of hidden rows") else { return };
+    let by_groups = RunConfig { device: config.device, ..bench.by_groups() };
+    for (kind, layers, dropout) in [(Kind::Sage, 3, 0.3), (Kind::Gcn, 2, 0.3), (Kind::Gat, 3, 0.0)] {
+        let fanout = vec![Fanout::AtMost(4); layers];
+        let mut config = RunConfig { fanout: fanout.clone(), eval_fanout: fanout, ..by_groups.clone() };
+        (config.model.kind, config.model.layers, config.model.dropout) = (kind, layers, dropout);
+        config.model.heads = 4;
+        if kind == Kind::Sage {
+            config.model.norm = NormKind::Batch;
+        }
+        let history = Some(HistoryConfig { staleness: 20, ..HistoryConfig::new(1500) });
+        let (mut seen, mut cpu_losses) = (Vec::new(), Vec::new());
+        for (strategy, threads) in [
+            (StrategyKind::Memory, 1),
+            (StrategyKind::Memory, 8),
+            (StrategyKind::Outre, 2),
+            (StrategyKind::Outre, 4),
+        ] {
+            let out = bench.path(&format!("{kind:?}-{strategy}-{threads}"));
+            let config = RunConfig { strategy, threads, history: history.clone(), ..config.clone() };
+            let summary = train(&config, &out);
+            assert!(
+                summary.epochs.iter().filter_map(|epoch| epoch.history).any(|history| history.pulls > 100)
+            );
+            seen.push(result(&summary, &out));
+            cpu_losses.push(summary.epochs.iter().map(|epoch| epoch.loss).collect::<Vec<_>>());
+        }
+        assert!(seen.iter().all(|found| *found == seen[0]), "{kind:?}");
+        // No rows, or rows that are never fresh: a run without a history.
+        let plain = bench.path(&format!("{kind:?}-plain"));
+        let expected = result(&train(&config, &plain), &plain);
+        assert!(expected != seen[0], "{kind:?}: the history is used");
+        let out = bench.path(&format!("{kind:?}-stale"));
+        let stale = Some(HistoryConfig { staleness: 1, ..HistoryConfig::new(1500) });
+        let summary =
+            train(&RunConfig { history: stale, strategy: StrategyKind::Outre, ..config.clone() }, &out);
+        assert!(result(&summary, &out) == expected, "{kind:?}");
+        // As the CPU does.
+        let out = bench.path(&format!("{kind:?}-cpu"));
+        let cpu = RunConfig { device: DeviceName::Cpu, history, ..config };
+        let on_cpu = finished(
+            Trainer::create(CpuBackend::new(), cpu, &out).unwrap().run(&mut StopAfter(u64::MAX)).unwrap(),
+        );
+        for (gpu, cpu) in cpu_losses[0].iter().zip(&on_cpu.epochs) {
+            assert!((gpu - cpu.loss).abs() < 5e-3 * cpu.loss, "{kind:?}: {gpu} against {}", cpu.loss);
+        }
+    }
+}
+
+#[test]
+fn a_history_on_the_gpu_survives_a_stop_and_stays_inside_its_memory() {
+    let Some((bench, config)) = bench("a history that is resumed") else { return };
+    let history = Some(HistoryConfig { staleness: 9, ..HistoryConfig::new(1500) });
+    let config =
+        RunConfig { device: config.device, history, strategy: StrategyKind::Outre, ..bench.by_groups() };
+    let tight = RunConfig { gpu_memory: Some(1), ..config.clone() };
+    let refused = OpenRun::new(gpu(&tight), tight, bench.path("scratch")).err().unwrap();
+    let TrainError::DeviceMemory { needed, table, .. } = refused else { panic!("{refused}") };
+    assert!(
+        table.lines.iter().any(|line| line.what == "history: hidden rows" && line.bytes == 1500 * 24 * 4)
+    );
+    let config = RunConfig { gpu_memory: Some(needed.0), ..config };
+    let whole = train(&config, &bench.path("whole"));
+    assert!(whole.peak_device_bytes.unwrap() <= needed.0, "{:?} of {}", whole.peak_device_bytes, needed.0);
+    let out = bench.path("stopped");
+    let mut trainer = Trainer::create(gpu(&config), config.clone(), &out).unwrap();
+    let summary = loop {
+        match trainer.run(&mut StopAfter(5)).unwrap() {
+            Outcome::Finished(summary) => break *summary,
+            Outcome::Stopped(_) => {}
+        }
+        trainer = Trainer::resume(gpu(&config), config.clone(), &out).unwrap();
+    };
+    assert!(result(&summary, &out) == result(&whole, &bench.path("whole")));
 }
 
 #[test]

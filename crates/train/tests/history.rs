@@ -7,11 +7,13 @@ mod common;
 use common::{Bench, StopAfter, batch_lines, finished, result};
 use esker_nn::{CpuBackend, Kind, NormKind};
 use esker_sample::{Fanout, Form};
-use esker_strategies::StrategyKind;
+use esker_strategies::{RunPosition, StrategyKind};
 use esker_train::{
     EvaluationMode, HistoryConfig, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
     Trainer, evaluate_run,
 };
+use esker_types::NodeId;
+use std::collections::HashMap;
 use std::path::Path;
 
 fn train(config: &RunConfig, out: &Path) -> Summary {
@@ -95,6 +97,47 @@ fn kinds_depths_and_norms_pull_the_same_from_disk_and_from_memory() {
             seen.push((name, result(&summary, &out)));
         }
         check_equal(&seen);
+    }
+}
+
+#[test]
+fn a_pulled_row_is_the_last_that_was_pushed_and_fresh() {
+    let bench = Bench::new();
+    let (backend, staleness) = (CpuBackend::new(), 6);
+    for strategy in [StrategyKind::Memory, StrategyKind::Outre] {
+        let config = RunConfig { strategy, superbatch: Some(5), ..with_history(&bench, 2000, staleness) };
+        let mut run = OpenRun::new(backend.clone(), config, bench.path("scratch")).unwrap();
+        run.leave_out_evaluation();
+        let mut source = run.source(RunPosition::START, None).unwrap();
+        let mut last: HashMap<NodeId, (u32, Vec<f32>)> = HashMap::new();
+        let (mut number, mut pulled, mut oldest) = (0, 0, 0);
+        while let Some(batch) = source.next().unwrap() {
+            let sample = batch.blocks.sample().unwrap();
+            let (first, ids) = (sample.pulled_nodes().start, sample.node_ids.clone());
+            let node = |row: &u32| ids[(row + first) as usize];
+            if let Some(pull) = &batch.exchange.pull {
+                assert_eq!((pull.layer, pull.rows.len()), (1, sample.pulled as usize));
+                let rows = pull.table.gather(&backend, &pull.slots);
+                for (row, values) in pull.rows.iter().zip(rows.values().chunks_exact(24)) {
+                    let (then, expected) = &last[&node(row)];
+                    assert!(number - then < staleness && values == expected);
+                    oldest = oldest.max(number - then);
+                    pulled += 1;
+                }
+            }
+            let pushed: Vec<NodeId> =
+                batch.exchange.push.iter().flat_map(|push| &push.rows).map(node).collect();
+            let (step, feedback) = run.step(batch).unwrap();
+            step.wait().unwrap();
+            if let Some(rows) = &feedback.pushed {
+                for (node, values) in pushed.iter().zip(rows.rows.values().chunks_exact(24)) {
+                    last.insert(*node, (number, values.to_vec()));
+                }
+            }
+            source.apply(feedback).unwrap();
+            number += 1;
+        }
+        assert!(pulled > 1000 && oldest == staleness - 1, "{strategy}: {pulled}, {oldest}");
     }
 }
 

@@ -47,6 +47,7 @@ fn strategies_threads_and_memory_do_not_change_a_bit() {
         (StrategyKind::Mmap, 4, 90 << 20),
         (StrategyKind::Ginex, 1, 1 << 30),
         (StrategyKind::Ginex, 4, 160 << 20),
+        (StrategyKind::Outre, 2, 160 << 20),
         (StrategyKind::DiskGnn, 1, 1 << 30),
         (StrategyKind::DiskGnn, 4, 160 << 20),
     ]
@@ -71,7 +72,7 @@ fn strategies_train_by_groups_to_the_same_bit_and_epochs_differ_in_batches() {
     let bench = Bench::new();
     let config = RunConfig { epochs: 5, ..bench.by_groups() };
     let mut seen = Vec::new();
-    for strategy in [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn] {
+    for strategy in StrategyKind::ALL {
         let out = bench.path(&format!("run-{strategy}"));
         let summary = train(&RunConfig { strategy, superbatch: Some(7), ..config.clone() }, &out);
         let counts: BTreeSet<u64> = summary.epochs.iter().map(|epoch| epoch.batches).collect();

@@ -11,6 +11,7 @@ pub mod inference;
 pub mod io;
 pub mod kill;
 pub mod outre;
+pub mod outre_history;
 pub mod real;
 pub mod sample;
 pub mod skew;
@@ -179,6 +180,16 @@ pub const ITEMS: &[Item] = &[
         name: "outre-redundancy",
         about: "nodes of all batches per training node: by groups of partitions against shuffled",
         run: outre::full,
+    },
+    Item {
+        name: "outre-speed",
+        about: "epochs of outre beside ginex, diskgnn, mmap and memory, with a tenth of the features in memory",
+        run: outre_history::full_speed,
+    },
+    Item {
+        name: "outre-history",
+        about: "accuracy, requested rows and seconds by staleness of a history",
+        run: outre_history::full_history,
     },
     Item {
         name: "inference",

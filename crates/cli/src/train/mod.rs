@@ -377,6 +377,25 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     if let Some(sampled) = summary.epochs_sampled {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }
+    if let Some(split) = &summary.history_split {
+        let measured = seconds / count.max(1) as f64;
+        table.row(
+            "history",
+            format!(
+                "{} rows; an epoch should take {:.2} s, and took {measured:.2}",
+                grouped(split.history_rows),
+                split.predicted_seconds
+            ),
+        );
+    }
+    if let Some(history) = summary.epochs.last().and_then(|epoch| epoch.history) {
+        let (pulls, pushes) = (grouped(history.pulls), grouped(history.pushes));
+        let age = history.mean_age;
+        table.row(
+            "last epoch",
+            format!("history: {pulls} rows pulled, {pushes} pushed, {age:.1} batches old"),
+        );
+    }
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }

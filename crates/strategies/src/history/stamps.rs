@@ -108,3 +108,56 @@ impl History {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HistoryOutline;
+    use esker_sample::{Carry, Fanout, Form, InMemory, NodeSet, Position, Sampler, Settings};
+    use proptest::prelude::*;
+    use std::collections::{HashMap, HashSet};
+
+    proptest! {
+        /// The naive twin: when each node was pushed, in a map.
+        #[test]
+        fn a_row_is_pulled_if_it_was_pushed_less_than_so_many_batches_ago(
+            lists in prop::collection::vec(prop::collection::vec(0u64..40, 0..6), 40),
+            batches in prop::collection::vec(prop::collection::vec(0u64..40, 1..5), 1..30),
+            staleness in 1u32..12, chosen in 0u64..6, layers in 2usize..4,
+        ) {
+            let graph = InMemory::<u32>::from_adjacency(&lists, None);
+            let nodes = NodeSet::choose(40, |node| node.0 % 5 < chosen);
+            let outline = HistoryOutline { rows: nodes.count(), staleness, layer: layers - 1, columns: 4 };
+            let history = History { outline, nodes: Arc::new(nodes) };
+            let settings = |layers: usize| Settings {
+                seed: 3, fanouts: vec![Fanout::AtMost(3); layers], form: Form::Dense, carry: Carry::default(),
+            };
+            let mut first_hop = Sampler::new(&graph, settings(1), 1 << 30).unwrap();
+            let mut whole = Sampler::new(&graph, settings(layers), 1 << 30).unwrap();
+            let (mut decided, mut advanced) = (Stamps::new(outline.rows), Stamps::new(outline.rows));
+            let mut pushed: HashMap<u64, usize> = HashMap::new();
+            let (mut one, mut sample) = (Sample::default(), Sample::default());
+            for (number, seeds) in batches.iter().enumerate() {
+                let at = Position { epoch: 0, batch: number as u64 };
+                let seeds: Vec<NodeId> = seeds.iter().map(|seed| NodeId(*seed)).collect();
+                first_hop.sample(at, &seeds, &mut one).unwrap();
+                let marks = history.decide(&mut decided, &one);
+                whole.sample_with_pulls(at, &seeds, &mut |index, _| marks.is_pulled(index), &mut sample).unwrap();
+                history.advance(&mut advanced, &sample);
+                prop_assert_eq!(&decided, &advanced);
+                let targets: HashSet<u64> = seeds.iter().map(|seed| seed.0).collect();
+                let of = |range: std::ops::Range<u32>| -> HashSet<u64> {
+                    range.map(|local| sample.node_ids[local as usize].0).collect()
+                };
+                let read = of(sample.layer(layers - 1).inputs);
+                let fresh = |node: &u64| pushed.get(node).is_some_and(|then| number - then < staleness as usize);
+                let expected: HashSet<u64> =
+                    read.iter().copied().filter(|node| !targets.contains(node) && fresh(node)).collect();
+                prop_assert_eq!(of(sample.pulled_nodes()), expected.clone());
+                for node in read.difference(&expected).filter(|node| *node % 5 < chosen) {
+                    pushed.insert(*node, number);
+                }
+            }
+        }
+    }
+}
