@@ -116,7 +116,8 @@ mod tests {
     #[test]
     fn memory_is_at_most_what_was_counted() {
         for nodes in [1, 1000, 1 << 24, (1 << 24) + 1, 1 << 33, 1 << 40] {
-            let ids: Vec<NodeId> = (0..1000.min(nodes)).map(|id| NodeId(id * (nodes / 1000).max(1))).collect();
+            let ids: Vec<NodeId> =
+                (0..1000.min(nodes)).map(|id| NodeId(id * (nodes / 1000).max(1))).collect();
             let mut checked = DistinctIds::default();
             assert!(checked.check(&ids, nodes));
             let DistinctIds { ends, lower, marks } = &checked;

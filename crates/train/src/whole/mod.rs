@@ -79,6 +79,10 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         if let Some((layer, found)) = scratch.last_output(layers)? {
             (first, table) = (layer, Table::Stored(found));
         }
+        // All layers have the same tiles if all nodes are targets.
+        let keeps =
+            targets.is_none() && first + 1 < layers && sizes.iter().all(|(_, sizes)| sizes.adjacency_stays);
+        let mut adjacency = keeps.then(Vec::new);
         for (layer, (shape, sizes)) in sizes.into_iter().enumerate().skip(first) {
             let is_last = layer + 1 == layers;
             if !sizes.output_stays && !is_last || shape.needs.projects && !sizes.input_stays {
@@ -100,6 +104,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
                 shape,
                 sizes,
                 tiles,
+                adjacency: adjacency.as_mut(),
                 counters: &mut counters,
             };
             let next = match (is_last, self.job.dataset.manifest().id_dtype()) {
@@ -139,6 +144,9 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         let mut all = shapes.iter().enumerate().map(sizes).collect::<Result<Vec<LayerSizes>>>()?;
         for layer in 1..all.len() {
             all[layer - 1].output_stays &= all[layer].input_stays;
+        }
+        for (layer, (shape, sizes)) in shapes.iter().zip(&mut all).enumerate() {
+            sizes.adjacency_stays = shape.adjacency_fits(self.whole_bytes, sizes, layer + 1 == shapes.len());
         }
         Ok(all)
     }
