@@ -109,10 +109,31 @@ pub fn memory_bytes(
         (0..config.layers).map(|layer| counting.counted_graph(shape, layer)).collect();
     drop(model.infer(&graphs, &input));
     let batch = counting.peak() - resident;
+    one_step(&counting, &mut model, shape, &graphs, &input)?;
+    let step = counting.peak() - resident;
+    drop(state);
+    let bytes = |words: usize| shape.memory.pooled_bytes(words);
+    Ok(MemoryBytes {
+        model: bytes(model_words),
+        optimizer: bytes(optimizer_words),
+        step: bytes(step),
+        inference: bytes(inference),
+        batch_inference: bytes(batch),
+    })
+}
+
+/// A training step with its exchange.
+fn one_step(
+    counting: &Counting,
+    model: &mut Model<Counting>,
+    shape: &StepShape,
+    graphs: &[CountedGraph],
+    input: &CountedMatrix,
+) -> Result<()> {
     let mut copies = Vec::new();
     let exchanged: Vec<usize> =
         [shape.pulled, shape.pushed].into_iter().flatten().map(|exchanged| exchanged.layer).collect();
-    let activations = model.forward_with(&graphs, &input, 0, &exchanged, |layer, hidden| {
+    let activations = model.forward_with(graphs, input, 0, &exchanged, |layer, hidden| {
         let of = |rows: Option<ExchangedRows>| rows.filter(|exchanged| exchanged.layer == layer);
         // The rows, and the number and slot of each.
         let copy = |rows: usize| [counting.matrix(rows, hidden.columns), counting.matrix(rows, 2)];
@@ -126,21 +147,12 @@ pub fn memory_bytes(
     let classes = vec![0; shape.seeds];
     let (_, gradient) = model.loss(activations.logits(), &classes, Labels::Classes(&classes))?;
     let of_input = shape.input_gradient;
-    model.backward_with(&graphs, &input, activations, gradient, of_input, |layer, gradient| {
+    model.backward_with(graphs, input, activations, gradient, of_input, |layer, gradient| {
         if shape.pulled.is_some_and(|pulled| pulled.layer == layer) {
             drop([counting.matrix(gradient.rows, gradient.columns), counting.matrix(gradient.rows, 1)]);
         }
     });
-    let step = counting.peak() - resident;
-    drop(state);
-    let bytes = |words: usize| shape.memory.pooled_bytes(words);
-    Ok(MemoryBytes {
-        model: bytes(model_words),
-        optimizer: bytes(optimizer_words),
-        step: bytes(step),
-        inference: bytes(inference),
-        batch_inference: bytes(batch),
-    })
+    Ok(())
 }
 
 /// Counts the words that the CPU backend would use.

@@ -9,7 +9,7 @@ use esker_nn::{Backend, HostRows};
 use esker_sample::{NodeSet, Sample, Targets};
 use esker_strategies::{
     Batch, Blocks, DeviceBlocks, Exchange, FixedRows, HistoryOutline, HistoryProfile, Input, Job,
-    RunPosition, choose_nodes,
+    ProfiledSplit, RunPosition, choose_nodes,
 };
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -170,9 +170,7 @@ impl HistorySplit {
 /// What a choice is made with.
 pub(crate) struct Choosing<'a, B: Backend> {
     pub backend: &'a B,
-    pub config: &'a RunConfig,
     pub task: &'a Task,
-    pub job: &'a Job,
     pub plan: &'a Plan,
     /// Columns of features.
     pub dim: usize,
@@ -181,42 +179,38 @@ pub(crate) struct Choosing<'a, B: Backend> {
 impl<B: Backend + Clone + 'static> Choosing<'_, B> {
     /// Samples an epoch without a history, measures what work takes, and divides the memory that is left for caches. If
     /// the device has its own memory, the history gets as much of that as pays.
-    pub fn choose(&self) -> Result<(NodeSet, HistorySplit)> {
-        let job = self.job;
+    pub fn choose(&self, config: &mut RunConfig, job: &mut Job) -> Result<HistorySplit> {
         let Some(history) = job.outline.history else { unreachable!("a history is chosen if there is one") };
         let mut profile = HistoryProfile::sample(job, history.staleness)?;
-        profile.seconds.computed = self.computed_seconds(&profile.first)?;
-        let batch_bytes = job.most_nodes().saturating_mul(job.dim() * 4);
-        let rest = match self.backend.in_host_memory() {
-            true => self.plan.caches_bytes.saturating_sub(batch_bytes.saturating_mul(2)),
-            false => self.plan.whole_bytes.device / 2,
-        };
+        profile.seconds.computed = self.computed_seconds(config, job, &profile.first)?;
         let row_bytes = history.columns as u64 * 4 + STAMP_BYTES;
-        let chosen = match self.backend.in_host_memory() {
-            true => profile.split(job, rest, row_bytes),
+        let ProfiledSplit { split, nodes, seconds } = match self.backend.in_host_memory() {
+            true => {
+                let batch_bytes = job.most_nodes().saturating_mul(job.dim() * 4);
+                let left = self.plan.caches_bytes.saturating_sub(batch_bytes.saturating_mul(2));
+                profile.split(job, left, row_bytes)
+            }
             // Rows that host memory caches are no alternative.
-            false => profile.split_beside(rest, row_bytes),
+            false => profile.split_beside(self.plan.whole_bytes.device / 2, row_bytes),
         };
-        let (split, seconds) = (chosen.split, chosen.seconds);
-        Ok((
-            chosen.nodes,
-            HistorySplit {
-                share: split.share,
-                history_rows: split.history_rows,
-                cached_rows: split.cached_rows,
-                predicted_seconds: split.seconds,
-                row_seconds: seconds.row,
-                edge_seconds: seconds.edge,
-                computed_seconds: seconds.computed,
-                beta: seconds.beta(),
-            },
-        ))
+        job.outline.history = config.take_history(&nodes, job.dataset.manifest().nodes.count, self.dim);
+        job.history = job.outline.history.map(|_| Arc::new(nodes));
+        Ok(HistorySplit {
+            share: split.share,
+            history_rows: split.history_rows,
+            cached_rows: split.cached_rows,
+            predicted_seconds: split.seconds,
+            row_seconds: seconds.row,
+            edge_seconds: seconds.edge,
+            computed_seconds: seconds.computed,
+            beta: seconds.beta(),
+        })
     }
 
     /// Seconds to compute a hidden row: of a step on the first batch, with a model that is then dropped.
-    fn computed_seconds(&self, sample: &Sample) -> Result<f64> {
+    fn computed_seconds(&self, config: &RunConfig, job: &Job, sample: &Sample) -> Result<f64> {
         let (backend, task) = (self.backend, Box::new(self.task.clone()));
-        let mut learner = Learner::new(backend.clone(), self.config, self.dim, task, self.job.pool.clone())?;
+        let mut learner = Learner::new(backend.clone(), config, self.dim, task, job.pool.clone())?;
         let views: Vec<_> = (0..sample.layers()).map(|layer| sample.layer(layer)).collect();
         let computed: usize = views.iter().map(|view| view.outputs.len()).sum();
         let first = views.last().map_or(0, |view| view.outputs.start);
@@ -238,7 +232,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
                 permit: Permit::unlimited(),
             };
             let started = Instant::now();
-            let (step, _) = learner.step(batch, self.config.lr)?;
+            let (step, _) = learner.step(batch, config.lr)?;
             step.wait()?;
             least = least.min(started.elapsed().as_secs_f64());
         }

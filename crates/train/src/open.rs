@@ -44,11 +44,13 @@ pub struct RunControl {
     pub progress: Arc<dyn Progress + Send + Sync>,
     /// Ends the work.
     pub stop: StopSignal,
+    /// Only the work on disk before training is wanted.
+    pub prepare_only: bool,
 }
 
 impl Default for RunControl {
     fn default() -> RunControl {
-        RunControl { progress: Arc::new(Silent), stop: StopSignal::default() }
+        RunControl { progress: Arc::new(Silent), stop: StopSignal::default(), prepare_only: false }
     }
 }
 
@@ -143,23 +145,22 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
+        let prepare_only = control.prepare_only;
         let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
-        let mut plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
-        job.take(&plan, purpose);
+        job.out_of_core.prepare_only = prepare_only;
+        let planned = |config: &RunConfig, job: &mut Job| {
+            let plan = Plan::new(config, &needs, job, checked.outputs, purpose, device)?;
+            take_plan(job, &plan, purpose);
+            Ok::<Plan, TrainError>(plan)
+        };
+        let mut plan = planned(&config, &mut job)?;
         let (starting, preparing) = (started.elapsed(), Instant::now());
         let mut split = None;
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
-            let (task, plan_of, dim) = (&task, &plan, checked.dim);
-            let choosing =
-                Choosing { backend: &backend, config: &config, task, job: &job, plan: plan_of, dim };
-            let (nodes, chosen) = choosing.choose()?;
-            job.outline.history =
-                config.take_history(&nodes, job.dataset.manifest().nodes.count, checked.dim);
-            job.history = job.outline.history.map(|_| Arc::new(nodes));
-            plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
-            job.take(&plan, purpose);
-            split = Some(chosen);
+            let choosing = Choosing { backend: &backend, task: &task, plan: &plan, dim: checked.dim };
+            split = Some(choosing.choose(&mut config, &mut job)?);
+            plan = planned(&config, &mut job)?;
         }
         if device.in_host_memory {
             backend.set_reuse_bytes(plan.reuse_bytes);
@@ -172,11 +173,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         }
         let mut prepared = strategy.prepare(&job)?;
         prepared.notes.extend(split.iter().map(HistorySplit::note));
-        let clock = WallClock {
-            starting: starting.as_secs_f64(),
-            preparing: preparing.elapsed().as_secs_f64(),
-            ..WallClock::default()
-        };
+        let clock = WallClock::opened(starting, preparing.elapsed());
         // The choice becomes part of the run: a resumed run must have the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
         config.epochs_sampled = Some(sampled.min(config.epochs));
@@ -372,18 +369,12 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
     }
 }
 
-/// Memory as a plan grants it.
-trait TakePlan {
-    fn take(&mut self, plan: &Plan, purpose: Purpose);
-}
-
-impl TakePlan for Job {
-    fn take(&mut self, plan: &Plan, purpose: Purpose) {
-        (self.prefetch_depth, self.samplers) = (plan.prefetch_depth, plan.samplers);
-        (self.strategy_bytes, self.room) = (plan.strategy_bytes, plan.room);
-        // Inference alone reads a row too rarely to cache it.
-        self.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
-    }
+/// Gives a job the memory of a plan.
+fn take_plan(job: &mut Job, plan: &Plan, purpose: Purpose) {
+    (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
+    (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
+    // Inference alone reads a row too rarely to cache it.
+    job.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
 }
 
 /// The first batches of an epoch.
@@ -510,6 +501,7 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         segment: config.segment,
         safe_point_bytes: config.safe_point,
         sequential: config.sequential,
+        prepare_only: false,
     }
 }
 

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const CONFIG: &str = "config.json";
 const ENVIRONMENT: &str = "environment.json";
@@ -120,6 +121,12 @@ pub struct WallClock {
 }
 
 impl WallClock {
+    /// A run that is open.
+    pub(crate) fn opened(starting: Duration, preparing: Duration) -> WallClock {
+        let (starting, preparing) = (starting.as_secs_f64(), preparing.as_secs_f64());
+        WallClock { starting, preparing, ..WallClock::default() }
+    }
+
     /// All of it.
     pub fn total(&self) -> f64 {
         self.starting + self.preparing + self.epochs + self.validation + self.test

@@ -377,25 +377,7 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     if let Some(sampled) = summary.epochs_sampled {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }
-    if let Some(split) = &summary.history_split {
-        let measured = seconds / count.max(1) as f64;
-        table.row(
-            "history",
-            format!(
-                "{} rows; an epoch should take {:.2} s, and took {measured:.2}",
-                grouped(split.history_rows),
-                split.predicted_seconds
-            ),
-        );
-    }
-    if let Some(history) = summary.epochs.last().and_then(|epoch| epoch.history) {
-        let (pulls, pushes) = (grouped(history.pulls), grouped(history.pushes));
-        let age = history.mean_age;
-        table.row(
-            "last epoch",
-            format!("history: {pulls} rows pulled, {pushes} pushed, {age:.1} batches old"),
-        );
-    }
+    add_history(&mut table, summary, seconds / count.max(1) as f64);
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }
@@ -413,6 +395,20 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     table.row("losses", format!("{} (the same for every exact strategy)", summary.loss_digest));
     table.row("run", out.display().to_string());
     table.render()
+}
+
+/// What a history was used for, and how well its effect was predicted.
+fn add_history(table: &mut TextTable, summary: &Summary, measured: f64) {
+    if let Some(split) = &summary.history_split {
+        let (rows, predicted) = (grouped(split.history_rows), split.predicted_seconds);
+        let text = format!("{rows} rows; an epoch should take {predicted:.2} s, and took {measured:.2}");
+        table.row("history", text);
+    }
+    if let Some(history) = summary.epochs.last().and_then(|epoch| epoch.history) {
+        let (pulls, pushes, age) = (grouped(history.pulls), grouped(history.pushes), history.mean_age);
+        let text = format!("history: {pulls} rows pulled, {pushes} pushed, {age:.1} batches old");
+        table.row("last epoch", text);
+    }
 }
 
 /// Evaluate the best model of a run on a split

@@ -31,7 +31,7 @@ mod source;
 mod superbatch;
 
 use crate::direct::{Reads, ReadsOn};
-use crate::history::Ahead;
+use crate::history::PullsAhead;
 use crate::neighbours::NeighbourStore;
 use crate::phases::{PhaseSource, Phases};
 use crate::{
@@ -93,7 +93,7 @@ impl<D: Device> Ginex<D> {
         &self,
         job: &Job,
         from: RunPosition,
-        ahead: Option<Ahead>,
+        ahead: Option<PullsAhead>,
     ) -> Result<Box<dyn PhaseSource<D>>> {
         let (opened, device, at) = (self.opened().clone(), &self.device, Phases::<D>::first_of(from));
         Ok(match job.dataset.manifest().id_dtype() {

@@ -10,7 +10,7 @@ use super::evaluation::{self, Evaluations};
 use super::gather::{MainLoop, STAGES, SuperbatchGathering};
 use super::sizes::Sizes;
 use super::superbatch::{Spent, Superbatch, find, path_of, tidy};
-use crate::history::Ahead;
+use crate::history::PullsAhead;
 use crate::neighbours::LoadedNeighbours;
 use crate::phases::PhaseSource;
 use crate::{Batch, Job, Phase, Result, RunPosition, SourceCounters};
@@ -35,7 +35,7 @@ pub(super) struct Superbatches<D: Device, W> {
     ready: Option<Superbatch<W>>,
     main: Option<MainLoop<D>>,
     /// What decides pulls, if there is a history.
-    ahead: Option<Ahead>,
+    ahead: Option<PullsAhead>,
     rows: Arc<PhaseCounters>,
     /// Neighbour counters at the start, and what was sampled for evaluations since then.
     lists_before: NeighbourCounters,
@@ -55,7 +55,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         job: &Job,
         from: RunPosition,
         device: &D,
-        ahead: Option<Ahead>,
+        ahead: Option<PullsAhead>,
     ) -> Result<Superbatches<D, W>> {
         tidy(job, from)?;
         Ok(Superbatches {

@@ -9,13 +9,13 @@
 use super::building::{Building, Making};
 use super::evaluation::job_of;
 use super::sizes::Sizes;
-use crate::history::Ahead;
+use crate::history::PullsAhead;
 use crate::neighbours::LoadedNeighbours;
 use crate::{Job, Phase, Result, RunPosition, StrategyError};
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{Belady, PlanTally};
 use esker_sample::bulk::{BatchPulls, Bulk};
-use esker_sample::trace::{TraceReader, TraceWriter};
+use esker_sample::trace::{RecordFormat, TraceHeader, TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
 use esker_store::StoreError;
 use esker_types::NodeId;
@@ -93,7 +93,7 @@ pub(super) fn tidy(job: &Job, from: RunPosition) -> Result<()> {
     let (expected, from) = (job.trace_header(), job.training_position(from));
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
-        let trace = TraceReader::open(&path).ok().filter(|trace| *trace.header() == expected);
+        let trace = TraceReader::open(&path).ok().filter(|trace| is_of(trace, &expected));
         let useful = trace.and_then(|trace| trace.entries().last().map(|last| last.at >= from));
         if useful != Some(true) {
             fs::remove_file(&path).map_err(StoreError::io(&path))?;
@@ -111,11 +111,16 @@ pub(super) fn find(job: &Job, first: RunPosition) -> Result<Option<(TraceReader,
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
         let Ok(trace) = TraceReader::open(&path) else { continue };
-        if *trace.header() == expected && index_of(&trace, first).is_some() {
+        if is_of(&trace, &expected) && index_of(&trace, first).is_some() {
             return Ok(Some((trace, path)));
         }
     }
     Ok(None)
+}
+
+/// Whether a trace can be used: it has the batches of this job, in records of today's format. Others take more memory.
+fn is_of(trace: &TraceReader, expected: &TraceHeader) -> bool {
+    trace.header() == expected && trace.format() == RecordFormat::default()
 }
 
 fn index_of(trace: &TraceReader, at: RunPosition) -> Option<usize> {
@@ -137,7 +142,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         window: Vec<RunPosition>,
         trace: TraceReader,
         path: PathBuf,
-        mut ahead: Option<&mut Ahead>,
+        mut ahead: Option<&mut PullsAhead>,
     ) -> Result<Superbatch<W>> {
         let making = Making { disk_bytes: u64::MAX, all: None, ..*making };
         let mut building = Building::new(&making, window)?;
@@ -168,7 +173,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         lists: &LoadedNeighbours<W>,
         window: Vec<RunPosition>,
         path: PathBuf,
-        ahead: Option<&mut Ahead>,
+        ahead: Option<&mut PullsAhead>,
     ) -> Result<Superbatch<W>> {
         match lists {
             LoadedNeighbours::Memory(graph) => {
@@ -184,7 +189,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         graph: &T,
         window: Vec<RunPosition>,
         path: PathBuf,
-        mut ahead: Option<&mut Ahead>,
+        mut ahead: Option<&mut PullsAhead>,
     ) -> Result<Superbatch<W>> {
         let sampled = window.iter().filter(|at| making.kept.of(at.phase).is_none());
         let positions: Vec<Position> = sampled.map(|at| at.position()).collect();
@@ -204,19 +209,15 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             most_bytes: sizes.sampling_bytes,
         };
         // First hops, then what is pulled, then the rest: only the second goes batch by batch.
-        let decided = match &ahead {
-            None => None,
-            Some(ahead) => Some(ahead.decide(&bulk, &positions)?),
-        };
-        let pulls = decided.as_ref().map(|decided| |at, index, _: NodeId| decided.is_pulled(at, index));
-        let pulls = pulls.as_ref().map(|pulls| pulls as &BatchPulls<'_>);
+        let decided = ahead.as_deref().map(|ahead| ahead.decide(&bulk, &positions)).transpose()?;
+        let is_pulled =
+            |at, index, _: NodeId| decided.as_ref().is_some_and(|decided| decided.is_pulled(at, index));
+        let pulls = decided.is_some().then_some(&is_pulled as &BatchPulls<'_>);
         let (mut index, mut before) = (0, writer.bytes());
         let ended = bulk.run_with_pulls(sizes.workers, positions.iter().copied(), pulls, |at, sample| {
             writer.write(at, sample)?;
             let nodes = building.add_sampled(index, sample)?;
-            if let Some(ahead) = &mut ahead {
-                ahead.advance(sample);
-            }
+            ahead.iter_mut().for_each(|ahead| ahead.advance(sample));
             index += 1;
             if job.stop.is_asked() {
                 return Err(End::Stopped);
@@ -228,10 +229,9 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
                 false => Ok(()),
             }
         });
-        let ended = match ended {
-            Err(End::Failed(error)) => return Err(error),
-            ended => ended,
-        };
+        if let Err(End::Failed(error)) = ended {
+            return Err(error);
+        }
         building.check_first(writer.bytes())?;
         // A partial superbatch is a superbatch too. A resumed run uses it.
         writer.finish()?;

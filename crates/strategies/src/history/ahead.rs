@@ -68,7 +68,7 @@ impl<T: Topology> Decider<T> {
 }
 
 /// Decides superbatch by superbatch.
-pub(crate) struct Ahead {
+pub(crate) struct PullsAhead {
     history: History,
     /// As of the last sampled batch.
     stamps: Stamps,
@@ -76,11 +76,11 @@ pub(crate) struct Ahead {
     applied: SharedStamps,
 }
 
-impl Ahead {
+impl PullsAhead {
     /// From the batch after the last step on.
-    pub fn new(history: History, applied: SharedStamps) -> Ahead {
+    pub fn new(history: History, applied: SharedStamps) -> PullsAhead {
         let stamps = applied.lock().clone();
-        Ahead { history, stamps, applied }
+        PullsAhead { history, stamps, applied }
     }
 
     /// Forgets what was sampled after the last step.

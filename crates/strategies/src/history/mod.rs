@@ -16,7 +16,7 @@ mod profile;
 mod source;
 mod stamps;
 
-pub(crate) use ahead::{Ahead, Decider};
+pub(crate) use ahead::{Decider, PullsAhead};
 pub use choose::choose_nodes;
 pub use profile::{HistoryProfile, ProfiledSplit};
 pub(crate) use source::{HistorySource, OpenHistory};

@@ -48,7 +48,7 @@ pub struct ProfiledSplit {
 }
 
 /// Counts while an epoch is sampled.
-struct Counting {
+struct EpochCounting {
     profile: HistoryProfile,
     staleness: u32,
     /// The batch that would have pushed each node's row last; 0 is never.
@@ -68,7 +68,7 @@ impl HistoryProfile {
         if needed > left {
             return Err(StrategyError::ProfileMemory { needed: ByteCount(needed), left: ByteCount(left) });
         }
-        let counting = Counting::new(nodes, staleness);
+        let counting = EpochCounting::new(nodes, staleness);
         let room = left - counts;
         let in_memory = AnyTopology::bytes_for(&job.dataset, job.direction);
         let mut profile = match in_memory.saturating_add(sampling) <= room {
@@ -133,8 +133,8 @@ impl HistoryProfile {
     }
 }
 
-impl Counting {
-    fn new(nodes: u64, staleness: u32) -> Counting {
+impl EpochCounting {
+    fn new(nodes: u64, staleness: u32) -> EpochCounting {
         let count = || vec![0; nodes as usize];
         let (all, seconds) = (HistorySaving::default(), WorkSeconds::default());
         let profile = HistoryProfile {
@@ -146,7 +146,7 @@ impl Counting {
             seconds,
             first: Sample::default(),
         };
-        Counting { profile, staleness, stamps: count(), batch: 0, owners: Vec::new() }
+        EpochCounting { profile, staleness, stamps: count(), batch: 0, owners: Vec::new() }
     }
 
     /// Samples the first epoch on a graph.
@@ -261,7 +261,7 @@ mod tests {
         let fanouts = vec![Fanout::All; 2];
         let settings = Settings { seed: 1, fanouts, form: Form::Dense, carry: Carry::default() };
         let mut sampler = Sampler::new(&graph, settings, 1 << 30).unwrap();
-        let mut counting = Counting::new(8, 2);
+        let mut counting = EpochCounting::new(8, 2);
         let mut sample = Sample::default();
         // Rows of 1 and 2 are pushed, then fresh, then 1 is fresh no more.
         for (batch, seed) in [0, 0, 6].into_iter().enumerate() {

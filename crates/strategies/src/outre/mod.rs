@@ -14,7 +14,7 @@
 //! neighbour cache is ginex's, see `neighbours.rs`.
 
 use crate::ginex::{self, Ginex};
-use crate::history::{self, Ahead, History, HistorySource, OpenHistory};
+use crate::history::{self, History, HistorySource, OpenHistory, PullsAhead};
 use crate::phases::Phases;
 use crate::{
     BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
@@ -58,7 +58,7 @@ impl<D: Device> Strategy<D> for Outre<D> {
     ) -> Result<Box<dyn BatchSource<D>>> {
         let Some(history) = History::of(job) else { return self.ginex.batches(job, from, state) };
         let opened = OpenHistory::open(&self.device, history.clone(), state)?;
-        let ahead = Ahead::new(history, opened.stamps.clone());
+        let ahead = PullsAhead::new(history, opened.stamps.clone());
         let batches = self.ginex.training(job, from, Some(ahead))?;
         let training = Box::new(HistorySource::new(batches, &self.device, opened));
         Ok(Box::new(Phases::new(job, from, training, self.ginex.graph())))

@@ -12,10 +12,11 @@ use esker_sample::Bound;
 use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
-/// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
-pub(crate) const PROGRAM_BYTES: u64 = 8 << 20;
-/// Memory of each computing thread.
-const THREAD_BYTES: u64 = 1 << 20;
+/// Memory of the program that is not counted elsewhere: the allocator's and the I/O backend's. A run on a tiny graph takes
+/// 2 MiB. Code is page cache and not counted.
+pub(crate) const PROGRAM_BYTES: u64 = 4 << 20;
+/// Stacks and allocator memory of each computing thread, and of a stage beside it.
+const THREAD_BYTES: u64 = 512 << 10;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
 const UPLOADED: usize = 2;
 
@@ -183,7 +184,6 @@ impl Plan {
             strategy_bytes += rest;
             table.add("caches and prefetched batches", rest);
         }
-        let caches_bytes = strategy_bytes - granted.least_strategy_bytes;
         let room = BatchRoom {
             // Whole-graph inference uses what is spare, too, and so do caches.
             spare_bytes: if least.host > 0 || caches { 0 } else { spare },
@@ -192,7 +192,6 @@ impl Plan {
         };
         let left = device_bytes - device_total;
         let cache_device_bytes = planned.cache_bytes(job, left, least)?;
-        let device = left + least.device - cache_device_bytes;
         if let Some(table) = device_table.as_mut().filter(|_| cache_device_bytes > 0) {
             table.add("rows cached for all batches", cache_device_bytes);
         }
@@ -201,11 +200,11 @@ impl Plan {
             device_table,
             prefetch_depth,
             samplers,
-            whole_bytes: Bytes { host, device },
+            whole_bytes: Bytes { host, device: left + least.device - cache_device_bytes },
             cache_device_bytes,
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
-            caches_bytes,
+            caches_bytes: strategy_bytes - granted.least_strategy_bytes,
             reuse_bytes,
             room,
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
