@@ -145,9 +145,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
-        let prepare_only = control.prepare_only;
         let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
-        job.out_of_core.prepare_only = prepare_only;
         let planned = |config: &RunConfig, job: &mut Job| {
             let plan = Plan::new(config, &needs, job, checked.outputs, purpose, device)?;
             take_plan(job, &plan, purpose);
@@ -530,6 +528,7 @@ fn piloted(
     let mut job = Job::new(outline, batches)?;
     job.schedule = schedule(config, &task, purpose)?;
     (job.progress, job.stop) = (control.progress, control.stop);
+    job.out_of_core.prepare_only = control.prepare_only;
     if purpose == Purpose::Infer && job.evaluation.is_some() {
         job.schedule.test = Some(inference_of(config, job.dataset.manifest().nodes.count, None)?);
     }
