@@ -466,7 +466,7 @@ fn made_up(node: NodeId) -> [f32; 24] {
 #[test]
 fn rows_that_are_not_computed_train_as_if_they_were_computed_and_overwritten() {
     let bench = Bench::new();
-    let pulls = |node: NodeId| node.0 % 3 != 0;
+    let pulls = |node: NodeId| !node.0.is_multiple_of(3);
     let trained = |leaves_out: bool| {
         let mut run = Repeated::new(&bench, 0.1, 0.0);
         let dataset = Dataset::open(&bench.path("g")).unwrap();
