@@ -124,15 +124,13 @@ mod tests {
 
     /// The seconds of a division, sum by sum.
     fn naive(task: &SplitTask<'_>, step: u64) -> f64 {
-        let mut history = 0;
         let mut left = task.budget_bytes;
         let allowed = (task.budget_bytes as f64 * step as f64 / 100.0).floor() as u64;
         let (mut rows, mut edges, mut computed) = (task.all.rows, task.all.edges, task.all.computed);
-        for saving in task.savings {
-            if (history + 1) * task.history_row_bytes > allowed {
+        for (before, saving) in (0..).zip(task.savings) {
+            if (before + 1) * task.history_row_bytes > allowed {
                 break;
             }
-            history += 1;
             left -= task.history_row_bytes;
             (rows, edges, computed) = (rows - saving.rows, edges - saving.edges, computed - saving.computed);
         }

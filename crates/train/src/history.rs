@@ -19,6 +19,8 @@ use std::time::Instant;
 
 /// Bytes of host memory that belong to a row of a history: its stamps.
 const STAMP_BYTES: u64 = 12;
+/// Batches with rows in memory, if memory allows.
+const MOST_BATCHES: u64 = 3;
 /// Steps that are timed. The first one allocates.
 const TIMED_STEPS: usize = 3;
 /// The file of how memory was divided.
@@ -186,8 +188,10 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         let row_bytes = history.columns as u64 * 4 + STAMP_BYTES;
         let ProfiledSplit { split, nodes, seconds } = match self.backend.in_host_memory() {
             true => {
-                let batch_bytes = job.most_nodes().saturating_mul(job.dim() * 4);
-                let left = self.plan.caches_bytes.saturating_sub(batch_bytes.saturating_mul(2));
+                // Prefetched batches come before cached rows, as long as they leave a quarter of the memory.
+                let batch_bytes = job.most_nodes().saturating_mul(job.dim() * 4).max(1);
+                let batches = (self.plan.strategy_bytes / 4 * 3 / batch_bytes).clamp(1, MOST_BATCHES);
+                let left = self.plan.caches_bytes.saturating_sub((batches - 1) * batch_bytes);
                 profile.split(job, left, row_bytes)
             }
             // Rows that host memory caches are no alternative.
@@ -241,9 +245,14 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
 }
 
 /// Stores what a run's history is: its nodes, and how they were chosen.
-pub(crate) fn store(directory: &RunDirectory, nodes: &NodeSet, split: Option<&HistorySplit>) -> Result<()> {
+pub(crate) fn store(
+    directory: &RunDirectory,
+    nodes: Option<&NodeSet>,
+    split: Option<&HistorySplit>,
+) -> Result<()> {
     let (path, mut bytes) = (path(directory.path()), Vec::new());
     split.map_or(Ok(()), |split| directory.write_json(SPLIT, split))?;
+    let Some(nodes) = nodes else { return Ok(()) };
     nodes.write(&mut bytes).map_err(TrainError::io(&path))?;
     write_atomically(&path, &bytes)
 }

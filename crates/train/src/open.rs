@@ -288,7 +288,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 
     /// Stores what belongs to its history in its directory, if it has one.
     pub(crate) fn store_history(&self, directory: &RunDirectory) -> Result<()> {
-        self.history_nodes().map_or(Ok(()), |nodes| history::store(directory, nodes, self.split.as_ref()))
+        history::store(directory, self.history_nodes(), self.split.as_ref())
     }
 
     /// The nodes of its history of hidden rows, if it has one.
