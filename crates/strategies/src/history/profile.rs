@@ -1,5 +1,5 @@
 //! How many rows of a history pay, and of which nodes (OUTRE, sections 5.2 and 5.3). One epoch is sampled without a
-//! history. For each node it counts how often its feature row is accessed, and what would be saved by pulling its hidden
+//! history: the second one, because rows stay fresh from one epoch to the next; of the first one, only first hops. For each node it counts how often its feature row is accessed, and what would be saved by pulling its hidden
 //! row whenever that would be fresh. The paper counts every visit; here it is only those after a push that is not too
 //! old. Feature rows are unique: a row belongs to the neighbour of a target through which it was found first.
 //!
@@ -7,6 +7,7 @@
 //! generation is not needed at all: feature rows of hop L, neighbours of hop L - 1. And every node that was found through
 //! it before that, itself included, has one hidden row less to compute.
 
+use super::first_hop;
 use crate::sampling::ResidentTopology;
 use crate::{Job, Phase, Result, StrategyError};
 use esker_fetch::DiskRows;
@@ -149,35 +150,63 @@ impl EpochCounting {
         EpochCounting { profile, staleness, stamps: count(), batch: 0, owners: Vec::new() }
     }
 
-    /// Samples the first epoch on a graph.
+    /// Samples first hops of the first epoch, then the second one; of a run of one epoch, that one alone.
     fn run<T: Topology>(mut self, job: &Job, graph: &T, most_bytes: u64) -> Result<HistoryProfile> {
-        let batches = job.count(Phase::Train { epoch: 0 });
-        job.progress.stage("sample for the history", Some(batches), Unit::Count("batches"));
-        let bulk: Bulk<'_, T, dyn Batches> =
-            Bulk { graph, batches: &*job.batches, settings: &job.settings, threads: job.threads, most_bytes };
         let worker_bytes = job.training_bound().bytes(4).max(1);
         let threads = (most_bytes / worker_bytes).clamp(1, job.threads.max(1) as u64) as usize;
+        let of_epoch = |epoch: u64| {
+            let batches = job.count(Phase::Train { epoch });
+            (batches, (0..batches).map(move |batch| job.sampled_at(Position { epoch, batch })))
+        };
+        let settings = first_hop(&job.settings);
+        let first_hops: Bulk<'_, T, dyn Batches> =
+            Bulk { graph, batches: &*job.batches, settings: &settings, threads, most_bytes };
+        let bulk = Bulk { settings: &job.settings, ..first_hops };
+        let profiled = u64::from(job.epochs > 1);
+        if profiled > 0 {
+            first_hops.run_with(threads, of_epoch(0).1, |_, sample| {
+                self.find_fresh(sample);
+                stopped(job)
+            })?;
+        }
+        let (batches, positions) = of_epoch(profiled);
+        job.progress.stage("sample for the history", Some(batches), Unit::Count("batches"));
         let started = Instant::now();
-        let positions = (0..batches).map(|batch| Position { epoch: 0, batch });
-        bulk.run_with(threads, positions, |_, sample| {
-            if job.stop.is_asked() {
-                return Err(StrategyError::Stopped);
-            }
-            if self.batch == 0 {
+        bulk.run_with(threads, positions, |at, sample| {
+            if at.batch == 0 {
                 self.profile.first = sample.clone();
             }
             self.count(sample);
             job.progress.advance(1);
-            Ok(())
+            stopped(job)
         })?;
         job.progress.finish();
         self.profile.seconds.edge = started.elapsed().as_secs_f64() / self.profile.all.edges.max(1.0);
         Ok(self.profile)
     }
 
+    /// Takes the next batch: neighbours of targets whose rows would be fresh own themselves, others are pushed.
+    fn find_fresh(&mut self, sample: &Sample) {
+        let (layers, offsets) = (sample.layers(), &sample.node_id_offsets);
+        let (neighbours, targets) =
+            (offsets[layers - 1]..offsets[layers], offsets[layers]..offsets[layers + 1]);
+        self.batch += 1;
+        self.owners.clear();
+        self.owners.resize(sample.node_ids.len(), u32::MAX);
+        for node in neighbours {
+            let stamp = &mut self.stamps[sample.node_ids[node as usize].index()];
+            match *stamp > 0 && self.batch - *stamp < self.staleness {
+                true => self.owners[node as usize] = node,
+                false => *stamp = self.batch,
+            }
+        }
+        for node in targets {
+            self.stamps[sample.node_ids[node as usize].index()] = self.batch;
+        }
+    }
+
     /// Counts a batch of form DENSE without pulled nodes.
     fn count(&mut self, sample: &Sample) {
-        self.batch += 1;
         let (layers, offsets, block) = (sample.layers(), &sample.node_id_offsets, &sample.blocks[0]);
         let all = &mut self.profile.all;
         all.rows += sample.node_ids.len() as f64;
@@ -188,19 +217,7 @@ impl EpochCounting {
             *count = count.saturating_add(1);
         }
         let hop = |hop: usize| offsets[layers - hop]..offsets[layers - hop + 1];
-        self.owners.clear();
-        self.owners.resize(sample.node_ids.len(), u32::MAX);
-        for node in hop(1) {
-            let id = sample.node_ids[node as usize];
-            let stamp = &mut self.stamps[id.index()];
-            match *stamp > 0 && self.batch - *stamp < self.staleness {
-                true => self.owners[node as usize] = node,
-                false => *stamp = self.batch,
-            }
-        }
-        for node in hop(0) {
-            self.stamps[sample.node_ids[node as usize].index()] = self.batch;
-        }
+        self.find_fresh(sample);
         for depth in 1..layers {
             let mut next = hop(depth + 1).start;
             for node in hop(depth) {
@@ -230,6 +247,11 @@ impl EpochCounting {
             }
         }
     }
+}
+
+/// Fails if a stop was requested.
+fn stopped(job: &Job) -> Result<()> {
+    if job.stop.is_asked() { Err(StrategyError::Stopped) } else { Ok(()) }
 }
 
 /// Seconds to read a feature row from disk, among many at random places.
