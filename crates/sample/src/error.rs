@@ -275,6 +275,16 @@ pub enum SampleError {
         /// What it is.
         found: String,
     },
+    /// Damaged adjacency by partition.
+    #[error("{path}: expected {expected}, found {found}; remove the directory, and it is made again")]
+    Adjacency {
+        /// The directory or file.
+        path: PathBuf,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// A stop was requested.
     #[error("stopped")]
     Stopped,
@@ -307,9 +317,10 @@ impl SampleError {
         match self {
             SampleError::Store(error) => error.kind(),
             SampleError::Stopped => ErrorKind::Stopped,
-            SampleError::Io { .. } | SampleError::Trace { .. } | SampleError::Partitioning { .. } => {
-                ErrorKind::World
-            }
+            SampleError::Io { .. }
+            | SampleError::Trace { .. }
+            | SampleError::Partitioning { .. }
+            | SampleError::Adjacency { .. } => ErrorKind::World,
             _ => ErrorKind::Asked,
         }
     }

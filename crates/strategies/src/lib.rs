@@ -58,6 +58,7 @@ pub use error::{Result, StrategyError};
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
+pub use neighbours::{JobPartitioning, NeighbourPolicy};
 pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
@@ -209,10 +210,16 @@ pub struct SourceCounters {
     /// Nodes whose neighbours were in a cache.
     #[serde(alias = "lists_cached")]
     pub neighbour_hits: u64,
-    /// Disk reads for the other nodes.
+    /// Those of them whose neighbours were in memory with the batch's group of partitions.
+    #[serde(default)]
+    pub neighbour_group_hits: u64,
+    /// Disk reads for the other nodes, and of groups.
     pub neighbour_reads: u64,
     /// Bytes read from disk for them.
     pub neighbour_bytes_read: u64,
+    /// Those of them that are the neighbours of groups.
+    #[serde(default)]
+    pub neighbour_group_bytes_read: u64,
     /// Feature rows of sampled evaluations. All the other counters of rows are of training.
     #[serde(default)]
     pub evaluation: EvaluationCounters,

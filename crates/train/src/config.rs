@@ -6,7 +6,7 @@ use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
 use esker_sample::{Carry, Direction, Fanout, Form, Settings};
 use esker_store::{Dataset, LabelKind};
-use esker_strategies::StrategyKind;
+use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_types::{Budget, DeviceName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +165,9 @@ pub struct RunConfig {
     /// Size of the neighbour cache in bytes, if set.
     #[serde(default)]
     pub neighbour_cache: Option<u64>,
+    /// Which neighbours are cached, if set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour_policy: Option<NeighbourPolicy>,
     /// Number of distinct epochs; later epochs repeat them. By default all epochs, unless the strategy chooses.
     #[serde(default)]
     pub epochs_sampled: Option<u64>,
@@ -236,6 +239,7 @@ impl RunConfig {
             superbatch: None,
             feature_cache: None,
             neighbour_cache: None,
+            neighbour_policy: None,
             epochs_sampled: None,
             prepared: None,
             segment: None,
@@ -380,6 +384,7 @@ impl RunConfig {
             "superbatch",
             "feature_cache",
             "neighbour_cache",
+            "neighbour_policy",
             "prepared",
             "segment",
             "io_block",

@@ -12,13 +12,14 @@ use crate::{
     WallClock,
 };
 use esker_nn::Backend;
-use esker_sample::order::{Batching, Groups, Order, Sequential, Shuffled};
+use esker_sample::order::{BatchGroup, Batching, Groups, Order, Sequential, Shuffled};
 use esker_sample::partition::StoredPartitioning;
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
-    Inference, Job, JobOutline, OutOfCore, Phase, Prepared, RunPosition, Strategy, StrategyNeeds,
+    Inference, Job, JobOutline, JobPartitioning, OutOfCore, Phase, Prepared, RunPosition, Strategy,
+    StrategyNeeds,
 };
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
@@ -355,6 +356,10 @@ impl Batches for FirstBatches {
         self.all.targets(at)
     }
 
+    fn group(&self, at: Position) -> Option<BatchGroup> {
+        self.all.group(at)
+    }
+
     fn identity(&self) -> String {
         self.all.identity()
     }
@@ -451,6 +456,11 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         superbatch: config.superbatch,
         feature_cache_bytes: config.feature_cache,
         neighbour_cache_bytes: config.neighbour_cache,
+        neighbour_policy: config.neighbour_policy,
+        partitioning: config
+            .grouping()
+            .zip(config.partitioning.as_ref())
+            .map(|(_, chosen)| JobPartitioning { name: chosen.name.clone(), partitions: chosen.partitions }),
         io_block_bytes: config.io_block,
         prepared: config.prepared.clone(),
         segment: config.segment,

@@ -677,6 +677,8 @@ fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<Neighbour
     let requests = now.neighbour_requests - before.neighbour_requests;
     (requests > 0).then(|| NeighbourRecord {
         hit_ratio: (now.neighbour_hits - before.neighbour_hits) as f64 / requests as f64,
+        group_hit_ratio: (now.neighbour_group_hits - before.neighbour_group_hits) as f64 / requests as f64,
+        group_bytes_read: now.neighbour_group_bytes_read - before.neighbour_group_bytes_read,
         reads: now.neighbour_reads - before.neighbour_reads,
         bytes_read: now.neighbour_bytes_read - before.neighbour_bytes_read,
     })

@@ -10,6 +10,7 @@ use crate::{Result, SampleError};
 use esker_types::PartitionId;
 use esker_types::random::{Key, Permutation};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Epochs whose groups are kept: the current one and some that are sampled ahead.
@@ -62,6 +63,19 @@ pub struct Groups {
     items: Vec<u64>,
     starts: Vec<u64>,
     epochs: Mutex<Vec<Arc<EpochGroups>>>,
+}
+
+/// A group of partitions, from which some batches take their seeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchGroup {
+    /// The epoch.
+    pub epoch: u64,
+    /// The group in its epoch, from 0.
+    pub number: u64,
+    /// The batches of the group.
+    pub batches: Range<u64>,
+    /// Its partitions.
+    pub partitions: Vec<PartitionId>,
 }
 
 /// The groups of an epoch.
@@ -145,6 +159,16 @@ impl EpochGroups {
     fn batches(&self) -> u64 {
         self.first_batches.last().copied().unwrap_or(0)
     }
+
+    /// The group of a batch that exists.
+    fn group_of(&self, batch: u64) -> usize {
+        self.first_batches.partition_point(|first| *first <= batch) - 1
+    }
+
+    /// The partitions of a group of `size` partitions.
+    fn partitions_of(&self, group: usize, size: usize) -> &[u32] {
+        self.partitions.chunks(size).nth(group).unwrap_or(&[])
+    }
 }
 
 impl Order for Groups {
@@ -157,9 +181,8 @@ impl Order for Groups {
         if batch >= groups.batches() {
             return Err(SampleError::NoSuchBatch { epoch, batch, batches: groups.batches() });
         }
-        let group = groups.first_batches.partition_point(|first| *first <= batch) - 1;
-        let size = self.grouping.group as usize;
-        let partitions = groups.partitions.chunks(size).nth(group).unwrap_or(&[]);
+        let group = groups.group_of(batch);
+        let partitions = groups.partitions_of(group, self.grouping.group as usize);
         // Where the seeds of each partition end among those of the group.
         let ends: Vec<u64> = partitions
             .iter()
@@ -179,6 +202,18 @@ impl Order for Groups {
             self.items[(self.starts[partitions[number] as usize] + index - before) as usize]
         }));
         Ok(())
+    }
+
+    fn group(&self, epoch: u64, batch: u64) -> Option<BatchGroup> {
+        let groups = self.groups_of(epoch);
+        let number = (batch < groups.batches()).then(|| groups.group_of(batch))?;
+        let partitions = groups.partitions_of(number, self.grouping.group as usize);
+        Some(BatchGroup {
+            epoch,
+            number: number as u64,
+            batches: groups.first_batches[number]..groups.first_batches[number + 1],
+            partitions: partitions.iter().copied().map(PartitionId).collect(),
+        })
     }
 
     fn identity(&self) -> String {
