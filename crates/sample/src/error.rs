@@ -43,7 +43,7 @@ pub enum SampleError {
     EmptyBatches,
     /// Groups that may have no full batch.
     #[error(
-        "{seeds} seeds in {groups} groups may have no full batch: batches of {batch} are asked for, and smaller ones are dropped; take smaller batches, larger groups or fewer partitions"
+        "{seeds} seeds in {groups} groups may have no full batch in epoch {epoch}: batches of {batch} are asked for, and smaller ones are dropped; take smaller batches, larger groups or fewer partitions"
     )]
     NoFullGroup {
         /// Seeds of a batch.
@@ -52,6 +52,8 @@ pub enum SampleError {
         groups: u64,
         /// Number of seeds.
         seeds: u64,
+        /// The epoch, from 0.
+        epoch: u64,
     },
     /// A hop that samples nothing.
     #[error("a fan-out of 0 samples nothing; leave the hop out")]

@@ -214,6 +214,7 @@ impl StrategyError {
             StrategyError::Fetch(error) => error.kind(),
             StrategyError::Store(error) => error.kind(),
             StrategyError::Cache { .. }
+            | StrategyError::AdjacencyDisk { .. }
             | StrategyError::BatchMemory { .. }
             | StrategyError::LargeBatch { .. }
             | StrategyError::SamplesDisk { .. }

@@ -35,6 +35,16 @@ pub struct ChosenPartitioning {
     pub digest: String,
     /// Number of partitions.
     pub partitions: u32,
+    /// How it was made, for messages.
+    #[serde(default)]
+    pub made: Option<String>,
+}
+
+impl ChosenPartitioning {
+    /// What it was, for messages.
+    pub(crate) fn description(&self) -> String {
+        self.made.clone().unwrap_or_else(|| format!("{} partitions", self.partitions))
+    }
 }
 
 impl From<&StoredPartitioning> for ChosenPartitioning {
@@ -43,6 +53,7 @@ impl From<&StoredPartitioning> for ChosenPartitioning {
             name: stored.name().to_string(),
             digest: stored.digest().to_string(),
             partitions: stored.partitions(),
+            made: Some(stored.request().to_string()),
         }
     }
 }
@@ -378,6 +389,7 @@ impl RunConfig {
         let free = [
             "dataset",
             "partitioning.name",
+            "partitioning.made",
             "strategy",
             "memory",
             "disk_budget",

@@ -42,6 +42,9 @@ pub struct EpochRecord {
     pub evaluation_seconds: f64,
     /// Number of batches.
     pub batches: u64,
+    /// Redundancy ratio: nodes of all batches per training node (OUTRE).
+    #[serde(default)]
+    pub redundancy: f64,
     /// Mean loss of its batches.
     pub loss: f64,
     /// Validation, if it was due.
@@ -157,6 +160,9 @@ pub struct Summary {
     pub device_memory: Option<MemoryTable>,
     /// Number of optimizer steps.
     pub steps: u64,
+    /// Redundancy ratio: nodes of all batches of an epoch per training node, the mean over epochs (OUTRE).
+    #[serde(default)]
+    pub redundancy: Option<f64>,
     /// Wall time of all epochs, without interrupted parts.
     pub seconds: f64,
     /// Where the wall-clock time went.

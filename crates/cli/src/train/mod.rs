@@ -375,6 +375,9 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
     if let Some(sampled) = summary.epochs_sampled {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }
+    if let Some(redundancy) = summary.redundancy {
+        table.row("redundancy", format!("{redundancy:.2} sampled nodes per training node and epoch"));
+    }
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }
