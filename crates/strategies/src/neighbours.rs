@@ -70,8 +70,8 @@ impl JobOutline {
         let partitioning = self.out_of_core.partitioning.as_ref();
         let used = partitioning.filter(|_| self.neighbour_policy() == NeighbourPolicy::Group);
         // What fits in memory is not stored by partition.
-        let used =
-            used.filter(|_| AnyTopology::bytes_for(&self.dataset, self.direction) > self.strategy_bytes);
+        let most = self.out_of_core.neighbour_cache_bytes.unwrap_or(self.strategy_bytes);
+        let used = used.filter(|_| AnyTopology::bytes_for(&self.dataset, self.direction) > most);
         used.map_or(0, |with| {
             PartitionedAdjacency::disk_bytes(&self.dataset, self.direction, with.partitions)
         })
@@ -312,6 +312,10 @@ impl StoredGroups {
         stored: &StoredPartitioning,
         work: &GraphWork<'_>,
     ) -> Result<Option<StoredGroups>> {
+        if !GroupRoom::is_likely::<W>(graph, &*job.batches, stored.partitions(), room.bytes) {
+            job.progress.note("the neighbours of groups are not cached: there is no memory for a group");
+            return Ok(None);
+        }
         let asked = &job.out_of_core;
         let needed = PartitionedAdjacency::disk_bytes(&job.dataset, job.direction, stored.partitions());
         if needed > asked.disk_bytes {

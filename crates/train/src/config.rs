@@ -4,7 +4,7 @@ use crate::{Difference, Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
-use esker_sample::{Carry, Direction, Fanout, Form, Settings};
+use esker_sample::{Carry, Direction, Fanout, Form, SampleError, Settings};
 use esker_store::{Dataset, LabelKind};
 use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_types::{Budget, DeviceName};
@@ -41,6 +41,18 @@ pub struct ChosenPartitioning {
 }
 
 impl ChosenPartitioning {
+    /// Opens it. If it is gone, the error tells how it was made.
+    pub fn open(&self, dataset: &Dataset) -> Result<StoredPartitioning> {
+        StoredPartitioning::open(dataset, &self.name).map_err(|error| match error {
+            SampleError::NoPartitioning { .. } => TrainError::LostPartitioning {
+                dataset: dataset.directory().to_path_buf(),
+                name: self.name.clone(),
+                made: self.description(),
+            },
+            error => error.into(),
+        })
+    }
+
     /// What it was, for messages.
     pub(crate) fn description(&self) -> String {
         self.made.clone().unwrap_or_else(|| format!("{} partitions", self.partitions))

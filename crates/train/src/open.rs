@@ -13,7 +13,6 @@ use crate::{
 };
 use esker_nn::Backend;
 use esker_sample::order::{BatchGroup, Batching, Groups, Order, Sequential, Shuffled};
-use esker_sample::partition::StoredPartitioning;
 use esker_sample::{Batches, NodeBatches, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
@@ -533,14 +532,7 @@ fn groups(config: &RunConfig, dataset: &Dataset, nodes: &[NodeId]) -> Result<Gro
     let (Some(grouping), Some(chosen)) = (config.grouping(), &config.partitioning) else {
         return Err(TrainError::NoPartitioning);
     };
-    let stored = StoredPartitioning::open(dataset, &chosen.name).map_err(|error| match error {
-        SampleError::NoPartitioning { .. } => TrainError::LostPartitioning {
-            dataset: config.dataset.clone(),
-            name: chosen.name.clone(),
-            made: chosen.description(),
-        },
-        error => error.into(),
-    })?;
+    let stored = chosen.open(dataset)?;
     if (stored.digest(), stored.partitions()) != (chosen.digest.as_str(), chosen.partitions) {
         return Err(TrainError::OtherPartitioning {
             dataset: config.dataset.clone(),

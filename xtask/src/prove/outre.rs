@@ -231,6 +231,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let generated = generated(bench, 1_000_000, "1000")?;
     let sampling = Sampling { fanout: "10,10,10", batch: "1000" };
     let (mut shapes, mut caches) = (Vec::new(), Vec::new());
+    caches.push(neighbour_caches(bench, "graph", sampling, "50", &[0.1, 0.25, 0.5])?);
     for (name, homophily, least) in [("m-0.98", "0.98", 0.15), ("m", "0.7", 0.0)] {
         shape_of_m(bench, name, 4_000_000, homophily)?;
         let found = compare(bench, name, sampling)?;

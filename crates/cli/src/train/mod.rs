@@ -127,6 +127,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         config.check_resumes(before, directory.path())?;
     }
     let name = flags.partitioning.as_deref();
+    let started_with = before.as_ref().and_then(|(_, before)| before.partitioning.as_ref());
+    if let Some(chosen) = started_with.filter(|chosen| name == Some(&*chosen.name)) {
+        // If it is gone, the error tells how it was made.
+        chosen.open(&dataset)?;
+    }
     choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
         config.check_resumes(before, directory.path())?;

@@ -10,10 +10,11 @@
 //! A part of the result that fits in memory is collected in one pass over the graph, then the next. Every part is kept
 //! on disk, so that a killed process loses one part at most. docs/format.md has its bytes.
 
+use super::group::read_options;
 use super::{AdjacencyInOrder, Direction, DiskGraph, GraphWork, StoredId};
 use crate::partition::StoredPartitioning;
 use crate::{Result, SampleError};
-use esker_io::{Files, Options};
+use esker_io::Files;
 use esker_store::{ArrayFile, ArrayWriter, Dataset, Derived, FileEntry, PAYLOAD_OFFSET, Staging};
 use esker_types::{Dtype, NodeId, PartitionId, Unit};
 use serde::{Deserialize, Serialize};
@@ -166,7 +167,7 @@ impl PartitionedAdjacency {
 
     /// Opens the file for reading.
     pub(super) fn files(&self) -> Result<Files> {
-        Ok(self.dataset.open_files(&[&self.array], &Options::default())?)
+        Ok(self.dataset.open_files(&[&self.array], &read_options())?)
     }
 
     /// The words of a partition in the file.

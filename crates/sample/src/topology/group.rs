@@ -18,6 +18,8 @@ use std::thread::JoinHandle;
 
 /// The start of a node's neighbours that is not one.
 const EMPTY: u32 = u32::MAX;
+/// Partitions that are read together, for the memory of reading.
+const READ_PIECES: u64 = 256;
 /// Epochs whose groups are measured.
 const MOST_EPOCHS: u64 = 100;
 
@@ -35,6 +37,18 @@ pub struct GroupNeighbours<W> {
     table: Vec<GroupSlot<W>>,
     shift: u32,
     words: Vec<W>,
+}
+
+/// Partitions are long: few large reads in flight suffice, and little memory.
+pub(super) fn read_options() -> Options {
+    let large = 128 << 10;
+    Options {
+        depth: 16,
+        max_bytes: large,
+        in_flight_bytes: 4 * large,
+        staging_bytes: 4 * large,
+        ..Options::default()
+    }
 }
 
 fn slots_for(nodes: u64) -> u64 {
@@ -205,7 +219,21 @@ pub struct GroupRoom {
 impl GroupRoom {
     /// Memory of reading groups, apart from the groups.
     fn reading_bytes() -> u64 {
-        Options::default().memory_bytes(64)
+        read_options().memory_bytes(READ_PIECES)
+    }
+
+    /// Whether there is likely room for a group, before adjacency is stored by partition: for one of mean size.
+    pub fn is_likely<W: StoredId>(
+        graph: &DiskGraph,
+        batches: &dyn Batches,
+        partitions: u32,
+        most_bytes: u64,
+    ) -> bool {
+        let Some(group) = batches.group(Position { epoch: 0, batch: 0 }) else { return false };
+        let mean =
+            |all: u64| (all as u128 * group.partitions.len() as u128 / partitions.max(1) as u128) as u64;
+        let (nodes, words) = (mean(graph.nodes()), mean(graph.nodes() + graph.entries()));
+        GroupNeighbours::<W>::bytes_for(nodes, words).saturating_add(GroupRoom::reading_bytes()) <= most_bytes
     }
 
     /// The largest group of some epochs, and the room that so many samplers need, within `most_bytes`.
