@@ -8,6 +8,9 @@
 //!
 //! # Writing a strategy
 //!
+//! Neighbours on disk: `neighbours.rs` caches them by `NeighbourPolicy`, and `NeighbourStore` gives samplers a topology.
+//! Whoever samples without `Bulk` calls `Sampler::begin` before each batch; then the batch's group is in memory.
+//!
 //! A strategy without feedback implements a `PhaseSource` (next, counters), and `Phases` turns it into a run. `Stages`
 //! wraps a pipeline and adds the columns that a loader requests (`columns.rs`). `sampling.rs` has the topology in
 //! memory and its samplers. `direct.rs` reads everything from disk without a cache or a plan, for inference outside a
