@@ -38,6 +38,9 @@ pub struct ChosenPartitioning {
     /// How it was made, for messages.
     #[serde(default)]
     pub made: Option<String>,
+    /// Edges between partitions, of a thousand.
+    #[serde(default)]
+    pub cut_permille: Option<u32>,
 }
 
 impl ChosenPartitioning {
@@ -66,6 +69,7 @@ impl From<&StoredPartitioning> for ChosenPartitioning {
             digest: stored.digest().to_string(),
             partitions: stored.partitions(),
             made: Some(stored.request().to_string()),
+            cut_permille: Some((stored.summary().cut_share() * 1000.0) as u32),
         }
     }
 }
@@ -402,6 +406,7 @@ impl RunConfig {
             "dataset",
             "partitioning.name",
             "partitioning.made",
+            "partitioning.cut_permille",
             "strategy",
             "memory",
             "disk_budget",
