@@ -73,7 +73,7 @@ impl WithBackend for Preparing {
             false => Arc::new(Shown::new()),
         };
         let stop = stop_on_interrupt("stopping once everything done is on disk; press again to stop at once");
-        let control = RunControl { progress, stop };
+        let control = RunControl { progress, stop, prepare_only: true };
         let run = match OpenRun::new_watched(backend, config, std::env::temp_dir(), control) {
             Err(error) if error.kind() == ErrorKind::Stopped => {
                 note!(

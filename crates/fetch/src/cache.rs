@@ -9,6 +9,8 @@ use rayon::prelude::*;
 
 /// Rows per parallel task.
 const CHUNK_ROWS: usize = 512;
+/// Bytes per task when slots are filled.
+const FILLED_BYTES: usize = 1 << 20;
 /// Rows prefetched ahead, and cache lines per row.
 const PREFETCH_ROWS: usize = 8;
 const PREFETCH_LINES: usize = 4;
@@ -45,10 +47,12 @@ impl HostCache {
         slots * format.row_bytes() as u64
     }
 
-    /// Copies rows, as stored, into slots from `first` on.
+    /// Copies rows, as stored, into slots from `first` on, with the threads of the current rayon pool: the kernel clears
+    /// each page when it is first written.
     pub fn fill(&mut self, first: u64, stored: &[u8]) {
         let start = first as usize * self.row_bytes;
-        self.rows[start..start + stored.len()].copy_from_slice(stored);
+        let to = self.rows[start..start + stored.len()].par_chunks_mut(FILLED_BYTES);
+        to.zip(stored.par_chunks(FILLED_BYTES)).for_each(|(to, from)| to.copy_from_slice(from));
     }
 
     /// Assembles a batch as f32, with the threads of the current rayon pool. Panics if placements keep rows: the cache

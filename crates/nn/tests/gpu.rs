@@ -205,20 +205,23 @@ fn rows_land_while_a_step_computes() {
     let (rows, columns) = (1 << 16, 128);
     let from = DeviceMatrix::new(&gpu, 1 << 20, 512);
     let mut to = DeviceMatrix::new(&gpu, 1 << 20, 512);
-    let upload = || drop(gpu.upload(Pinned::new(&gpu, rows * columns), columns));
-    upload();
+    let upload = |rows: Pinned| drop(gpu.upload(rows, columns));
+    let pinned = || Pinned::new(&gpu, rows * columns);
+    upload(pinned());
     gpu.synchronize().unwrap();
+    // Taken before the work starts: pinning may take longer than the work, beside other tests.
+    let [first, second, third] = [pinned(), pinned(), pinned()];
     (0..400).for_each(|_| gpu.copy_matrix(&from, &mut to));
     // The first takes memory that is free; the second must not take it again, since work before its release goes on.
     let before = gpu.allocations();
-    upload();
-    upload();
+    upload(first);
+    upload(second);
     let (after, busy) = (gpu.allocations(), !gpu.is_idle().unwrap());
     gpu.synchronize().unwrap();
     // A tool that makes every launch wait leaves nothing to overlap.
     assert!(!busy || after > before, "memory that is still in use was landed in");
     let warm = gpu.allocations();
-    upload();
+    upload(third);
     assert_eq!(gpu.allocations(), warm);
 }
 

@@ -117,6 +117,8 @@ pub struct OutOfCore {
     pub safe_point_bytes: Option<u64>,
     /// One batch at a time without prefetching: to measure what prefetching saves.
     pub sequential: bool,
+    /// Only the work on disk before training: rows are not read into caches.
+    pub prepare_only: bool,
 }
 
 impl JobOutline {

@@ -43,11 +43,13 @@ pub struct RunControl {
     pub progress: Arc<dyn Progress + Send + Sync>,
     /// Ends the work.
     pub stop: StopSignal,
+    /// Only the work on disk before training is wanted.
+    pub prepare_only: bool,
 }
 
 impl Default for RunControl {
     fn default() -> RunControl {
-        RunControl { progress: Arc::new(Silent), stop: StopSignal::default() }
+        RunControl { progress: Arc::new(Silent), stop: StopSignal::default(), prepare_only: false }
     }
 }
 
@@ -140,7 +142,9 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
+        let prepare_only = control.prepare_only;
         let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
+        job.out_of_core.prepare_only = prepare_only;
         let plan = Plan::new(&config, &needs, &job, checked.outputs, purpose, device)?;
         if device.in_host_memory {
             backend.set_reuse_bytes(plan.reuse_bytes);
@@ -465,6 +469,7 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         segment: config.segment,
         safe_point_bytes: config.safe_point,
         sequential: config.sequential,
+        prepare_only: false,
     }
 }
 

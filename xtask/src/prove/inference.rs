@@ -38,7 +38,7 @@ fn predicted(bench: &Bench, run: &str, more: &[&str]) -> Result<Value> {
 }
 
 /// The digest of a file of any size.
-fn file_digest(path: &Path) -> Result<String> {
+pub(super) fn file_digest(path: &Path) -> Result<String> {
     let (mut file, mut hash, mut piece) = (File::open(path)?, Xxh3::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut piece)? {

@@ -18,6 +18,7 @@ pub mod stripe;
 pub mod threads;
 pub mod train;
 pub mod verify;
+pub mod whole_gpu;
 pub mod whole_run;
 
 use anyhow::{Context, Result, bail};
@@ -189,6 +190,16 @@ pub const ITEMS: &[Item] = &[
         name: "whole-run",
         about: "the whole command, three epochs with validation and test: diskgnn and ginex in 1.9 GB beside memory",
         run: whole_run::full,
+    },
+    Item {
+        name: "whole-run-gpu",
+        about: "whole commands on a GPU: papers100m x 0.05 from disk beside memory, all nodes predicted, x 0.5 with 8 + 8 GiB (see cargo xtask gpu)",
+        run: whole_gpu::full,
+    },
+    Item {
+        name: "train-budget-gpu",
+        about: "the smallest host memory of runs on a GPU suffices inside a cgroup (see cargo xtask gpu)",
+        run: train::full_budget,
     },
     Item {
         name: "gpu",

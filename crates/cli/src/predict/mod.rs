@@ -98,7 +98,7 @@ impl WithBackend for Prediction<'_> {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
         };
-        let control = RunControl { stop, progress };
+        let control = RunControl { stop, progress, ..RunControl::default() };
         match self.predict(backend, config, control) {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
                 note!(

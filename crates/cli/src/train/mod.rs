@@ -220,7 +220,7 @@ impl WithBackend for TrainRun<'_> {
             false => Arc::new(Shown::new()),
         };
         let stop = stop_on_interrupt("stopping after a checkpoint; once more to stop at once");
-        let control = RunControl { progress, stop: stop.clone() };
+        let control = RunControl { progress, stop: stop.clone(), ..RunControl::default() };
         let trainer = match self.resume {
             true => Trainer::resume_watched(backend, config, self.out, control),
             false => Trainer::create_watched(backend, config, self.out, control),
@@ -462,7 +462,7 @@ impl WithBackend for EvaluateRun<'_> {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
         };
-        let control = RunControl { stop, progress };
+        let control = RunControl { stop, progress, ..RunControl::default() };
         let evaluated =
             OpenRun::load_watched(backend, &self.directory, config, control).and_then(|mut run| {
                 let mode = run.config.final_eval;

@@ -53,13 +53,18 @@ const OUTPUTS: &str = "outputs";
 
 /// Rows per part: as many whole blocks as make about [`PART_BYTES`], so that parts follow each other without a gap.
 pub(crate) fn part_rows(row_bytes: u64) -> u64 {
+    whole_rows(row_bytes, PART_BYTES)
+}
+
+/// Rows that fill whole blocks: about `bytes` bytes, or as few as do.
+pub(crate) fn whole_rows(row_bytes: u64, bytes: u64) -> u64 {
     let block = BlockArray::BLOCK_BYTES;
     let (mut a, mut b) = (row_bytes.max(1), block);
     while b != 0 {
         (a, b) = (b, a % b);
     }
     let unit = block / a;
-    unit * (PART_BYTES / (unit * row_bytes.max(1))).max(1)
+    unit * (bytes / (unit * row_bytes.max(1))).max(1)
 }
 
 /// Entries buffered in memory per part, for this many parts.

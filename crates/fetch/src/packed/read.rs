@@ -4,6 +4,7 @@
 use super::open::read_options;
 use super::{Packed, blocks_for, file, shared_row_sum, shared_start};
 use crate::{FetchError, Result};
+use crossbeam_channel::bounded;
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Piece, Queue};
 use esker_plan::Placements;
 use esker_sample::trace::SampleRecords;
@@ -15,6 +16,8 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const BLOCK: u64 = BlockArray::BLOCK_BYTES;
+/// Bytes of the rows set aside for memory that are read at a time.
+const CACHED_BYTES: u64 = 8 << 20;
 /// A batch that is loaded, except for its rows.
 #[derive(Debug, Default)]
 pub struct PackedBatch {
@@ -118,32 +121,69 @@ impl Packed {
     }
 
     /// Passes the rows set aside for memory to `take`, part by part and verified: the first slot of each part and its
-    /// bytes.
+    /// bytes. While threads of the current rayon pool verify and take one part, the next one is read.
     pub fn cached_rows(&self, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let (slots, row_bytes) = (self.packing.slots, self.packing.row_bytes);
-        let mut queue = self.files.queue().map_err(StoreError::from)?;
-        let part = super::outputs::part_rows(row_bytes);
-        let blocks = blocks_for(part.min(slots), row_bytes);
-        let mut buffer = AlignedBuffer::new((blocks * BLOCK) as usize, DIRECT_ALIGN);
-        for first in (0..slots).step_by(part as usize) {
-            let rows = part.min(slots - first);
-            let block = first * row_bytes / BLOCK;
-            let bytes = (blocks_for(rows, row_bytes) * BLOCK) as usize;
-            let piece = Piece { offset: BlockArray::offset(block), bytes: bytes as u64, at: 0 };
-            queue.read(0, &[piece], &mut buffer[..bytes]).map_err(StoreError::from)?;
-            for (content, sum) in
-                buffer[..bytes].chunks_exact(BLOCK as usize).zip(&self.sums[block as usize..])
-            {
-                if BlockArray::sum(content) != *sum {
-                    return Err(FetchError::Damaged {
-                        path: self.rows.path().to_path_buf(),
-                        what: format!("the cache for memory, rows {first} to {}", first + rows - 1),
-                    });
+        let part = super::outputs::whole_rows(row_bytes, CACHED_BYTES);
+        let bytes = (blocks_for(part.min(slots), row_bytes) * BLOCK) as usize;
+        let (free, to_read) = bounded::<AlignedBuffer>(2);
+        let (send, read) = bounded(1);
+        // Both ends are dropped when this returns, so that the thread ends, too.
+        std::thread::scope(move |scope| {
+            scope.spawn(move || {
+                // A queue stays on its thread.
+                let mut queue = self.files.queue().map_err(StoreError::from);
+                for first in (0..slots).step_by(part as usize) {
+                    // Without a buffer nobody waits for the rows any more.
+                    let Ok(mut buffer) = to_read.recv() else { return };
+                    let done = match &mut queue {
+                        Ok(queue) => self.read_cached(queue, first, part.min(slots - first), &mut buffer),
+                        Err(_) => break,
+                    };
+                    if send.send((first, buffer, done)).is_err() {
+                        return;
+                    }
                 }
+                if let Err(error) = queue {
+                    let nothing = AlignedBuffer::new(0, DIRECT_ALIGN);
+                    let _ = send.send((0, nothing, Err(error.into())));
+                }
+            });
+            for _ in 0..2 {
+                let _ = free.send(AlignedBuffer::new(bytes, DIRECT_ALIGN));
             }
-            take(first, &buffer[..(rows * row_bytes) as usize])?;
+            for (first, buffer, done) in read {
+                done?;
+                let rows = part.min(slots - first);
+                self.check_cached(first, rows, &buffer)?;
+                take(first, &buffer[..(rows * row_bytes) as usize])?;
+                let _ = free.send(buffer);
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads a part of the rows set aside for memory.
+    fn read_cached(&self, queue: &mut Queue, first: u64, rows: u64, buffer: &mut [u8]) -> Result<()> {
+        let row_bytes = self.packing.row_bytes;
+        let bytes = blocks_for(rows, row_bytes) * BLOCK;
+        let piece = Piece { offset: BlockArray::offset(first * row_bytes / BLOCK), bytes, at: 0 };
+        Ok(queue.read(0, &[piece], &mut buffer[..bytes as usize]).map_err(StoreError::from)?)
+    }
+
+    /// Verifies a part of the rows set aside for memory.
+    fn check_cached(&self, first: u64, rows: u64, buffer: &[u8]) -> Result<()> {
+        let row_bytes = self.packing.row_bytes;
+        let bytes = (blocks_for(rows, row_bytes) * BLOCK) as usize;
+        let sums = &self.sums[(first * row_bytes / BLOCK) as usize..];
+        let blocks = buffer[..bytes].par_chunks_exact(BLOCK as usize).zip(sums);
+        if blocks.into_par_iter().all(|(content, sum)| BlockArray::sum(content) == *sum) {
+            return Ok(());
         }
-        Ok(())
+        Err(FetchError::Damaged {
+            path: self.rows.path().to_path_buf(),
+            what: format!("the cache for memory, rows {first} to {}", first + rows - 1),
+        })
     }
 }
 

@@ -33,7 +33,7 @@ pub struct SafePoints {
 
 impl Default for SafePoints {
     fn default() -> SafePoints {
-        SafePoints { sample_bytes: 64 << 20, packed_bytes: 4 << 30 }
+        SafePoints { sample_bytes: 64 << 20, packed_bytes: 16 << 30 }
     }
 }
 

@@ -22,6 +22,17 @@ pub(super) struct DistinctIds {
 }
 
 impl DistinctIds {
+    /// Memory for checking `ids` ids of a graph of `nodes` nodes.
+    pub fn bytes_for(nodes: u64, ids: u64) -> u64 {
+        let width = width_below(nodes);
+        if width <= DIRECT_BITS {
+            return (1 << width.saturating_sub(6)) * 8;
+        }
+        let shift = BUCKET_BITS.max(width.saturating_sub(MOST_BUCKETS_BITS)).min(31);
+        let buckets = (nodes.saturating_sub(1) >> shift) + 1;
+        buckets * 4 + ids.saturating_mul(4) + (1 << (shift - 6)) * 8
+    }
+
     /// Whether all ids differ. They are below `nodes`, and fewer than 2^31.
     pub fn check(&mut self, ids: &[NodeId], nodes: u64) -> bool {
         let width = width_below(nodes);
@@ -100,5 +111,18 @@ mod tests {
         let repeated: Vec<NodeId> = ids.iter().copied().chain([ids[7]]).collect();
         assert!(!checked.check(&repeated, 1 << 33));
         assert!(checked.check(&[], 0));
+    }
+
+    #[test]
+    fn memory_is_at_most_what_was_counted() {
+        for nodes in [1, 1000, 1 << 24, (1 << 24) + 1, 1 << 33, 1 << 40] {
+            let ids: Vec<NodeId> =
+                (0..1000.min(nodes)).map(|id| NodeId(id * (nodes / 1000).max(1))).collect();
+            let mut checked = DistinctIds::default();
+            assert!(checked.check(&ids, nodes));
+            let DistinctIds { ends, lower, marks } = &checked;
+            let bytes = size_of_val(&ends[..]) + size_of_val(&lower[..]) + size_of_val(&marks[..]);
+            assert!(bytes as u64 <= DistinctIds::bytes_for(nodes, ids.len() as u64), "{nodes} nodes");
+        }
     }
 }

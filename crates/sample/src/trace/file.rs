@@ -1,5 +1,6 @@
 //! The file of a trace: header, records, index, footer.
 
+use super::distinct::DistinctIds;
 use super::records::{RecordFormat, SampleRecords};
 use crate::{Direction, Position, Result, Sample, SampleError, Settings};
 use esker_io::SequentialWriter;
@@ -218,6 +219,11 @@ impl TraceReader {
         Ok(TraceReader { path: path.to_path_buf(), file, header, format, entries, bytes })
     }
 
+    /// The format of its records.
+    pub fn format(&self) -> RecordFormat {
+        self.format
+    }
+
     /// The header.
     pub fn header(&self) -> &TraceHeader {
         &self.header
@@ -265,6 +271,13 @@ pub struct Cursor<T> {
 }
 
 impl<T: Borrow<TraceReader>> Cursor<T> {
+    /// Memory of a cursor over samples of at most `nodes` nodes and `sample_bytes` bytes of a graph of `graph_nodes`
+    /// nodes, for records as they are written today.
+    pub fn bytes_for(graph_nodes: u64, nodes: u64, sample_bytes: u64) -> u64 {
+        // A record, and the decoder's arrays, take less than the sample each.
+        sample_bytes.saturating_mul(2).saturating_add(DistinctIds::bytes_for(graph_nodes, nodes))
+    }
+
     fn new(trace: T, backwards: bool) -> Cursor<T> {
         let records = SampleRecords::new(trace.borrow().format);
         Cursor { trace, backwards, done: 0, record: Vec::new(), records }

@@ -38,9 +38,9 @@ use crate::{
     BatchSource, CheckpointReader, Inference, Job, JobOutline, Needs, Prepared, Result, RunPosition, Strategy,
 };
 use esker_device::{Device, RowCache};
-use esker_fetch::HostCache;
 use esker_fetch::packed::{Packed, Packing, SafePoints};
-use esker_types::{ByteCount, Dtype, counted, grouped};
+use esker_fetch::{FetchError, HostCache};
+use esker_types::{ByteCount, Dtype, Unit, counted, grouped};
 use evaluation::PackedPhases;
 use sizes::{Sizes, Training};
 use source::PackedRun;
@@ -111,26 +111,47 @@ impl<D: Device> DiskGnn<D> {
         self.opened.as_ref().expect("a strategy is prepared before it yields batches")
     }
 
-    /// Reads the most accessed rows into their cache.
+    /// Reads the most accessed rows into their cache. A job that only prepares has no use for them.
     fn load(&self, job: &Job, packed: &Packed, reads: &Reads) -> Result<RowTier<D>> {
-        let (slots, format) = (packed.packing().slots, reads.rows.format());
-        if let Some(cache) = self.device.cache(&format.stored_rows(), slots, job.device_cache_bytes)? {
-            let mut failed = None;
-            packed.cached_rows(|first, stored| {
-                failed = failed.take().or(cache.fill(first, stored).err());
-                Ok(())
-            })?;
-            return match failed {
-                None => Ok(RowTier::Device(cache)),
-                Some(error) => Err(error.into()),
-            };
+        let format = reads.rows.format();
+        if job.out_of_core.prepare_only {
+            return Ok(RowTier::Host(Arc::new(HostCache::new(0, format))));
         }
-        let mut cache = HostCache::new(slots, format);
-        packed.cached_rows(|first, stored| {
-            cache.fill(first, stored);
-            Ok(())
-        })?;
-        Ok(RowTier::Host(Arc::new(cache)))
+        let (slots, row_bytes) = (packed.packing().slots, format.row_bytes() as u64);
+        job.progress.stage("load cached rows", Some(slots * row_bytes), Unit::Bytes);
+        let tier = match self.device.cache(&format.stored_rows(), slots, job.device_cache_bytes)? {
+            Some(cache) => {
+                let mut failed = None;
+                job.load_rows(packed, |first, stored| {
+                    failed = failed.take().or(cache.fill(first, stored).err())
+                })?;
+                failed.map_or(Ok(RowTier::Device(cache)), |error| Err(error.into()))
+            }
+            None => {
+                let mut cache = HostCache::new(slots, format);
+                job.load_rows(packed, |first, stored| cache.fill(first, stored))?;
+                Ok(RowTier::Host(Arc::new(cache)))
+            }
+        };
+        job.progress.finish();
+        tier
+    }
+}
+
+impl Job {
+    /// Passes the rows set aside for memory on, with progress. Ends soon after a stop is requested.
+    fn load_rows(&self, packed: &Packed, mut fill: impl FnMut(u64, &[u8]) + Send) -> Result<()> {
+        let (stop, progress) = (&self.stop, &self.progress);
+        Ok(self.pool.install(|| {
+            packed.cached_rows(|first, stored| {
+                if stop.is_asked() {
+                    return Err(FetchError::Stopped);
+                }
+                fill(first, stored);
+                progress.advance(stored.len() as u64);
+                Ok(())
+            })
+        })?)
     }
 }
 

@@ -13,13 +13,14 @@ use crate::{
     Batch, EvaluationCounters, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters,
     StrategyError,
 };
-use esker_device::{Device, HostBytes, HostRows, MissedOf, RowCache};
+use esker_device::{BatchOf, Device, HostBytes, HostRows, RowCache};
 use esker_fetch::Missed;
 use esker_fetch::packed::{PackReader, PackedBatch};
 use esker_fetch::pipeline::{AnyBusy, Permit, Permits, Pipeline, Recycled, Recycler, Stage};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN};
 use esker_plan::PlacementCounts;
 use esker_sample::{Position, Sample, Targets};
+use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,19 +37,12 @@ struct ReadCounts {
     reading: AnyBusy,
 }
 
-/// Missed rows after reading, in our own memory or in memory that the device reads.
-enum MissedRows<D: Device> {
-    Ours(Recycled<Option<AlignedBuffer>>),
-    Device(MissedOf<D>),
-}
-
-impl<D: Device> MissedRows<D> {
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            MissedRows::Ours(buffer) => buffer.as_deref_mut().unwrap_or_default(),
-            MissedRows::Device(missed) => missed.bytes_mut(),
-        }
-    }
+/// The rows of a batch after reading.
+enum ReadRows<D: Device> {
+    /// Missed rows, to be assembled with cached ones in host memory.
+    Missed(Recycled<Option<AlignedBuffer>>),
+    /// Everything that a device assembles.
+    OfDevice(BatchOf<D>),
 }
 
 /// A batch with its sample loaded.
@@ -65,7 +59,7 @@ struct LoadedSample {
 /// A batch with its sample loaded and its rows read.
 struct LoadedRows<D: Device> {
     loaded: LoadedSample,
-    missed: MissedRows<D>,
+    rows: ReadRows<D>,
 }
 
 /// The batches of a run in one stream: of training, and of evaluations whose rows are packed. So the first batches of
@@ -148,7 +142,7 @@ fn stages<D: Device>(
         let mut positions = positions.filter(yielded).skip(number).step_by(training.workers);
         let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
-        shared.read(shared.load(listed, job, epochs, samples), training.buffers)
+        shared.read(shared.load(listed, job, epochs, samples), training.buffers, &reads.pool)
     });
     let read = Pipeline::in_turn(workers.collect());
     let assemble = Assemble { shared: shared.clone(), reads: reads.clone(), device: device.clone() };
@@ -253,13 +247,14 @@ impl<D: Device> Shared<D> {
         )
     }
 
-    /// Reads rows.
+    /// Reads rows. What a device assembles is checked and handed to it here, by several workers.
     fn read(
         &self,
         loaded: Pipeline<LoadedSample, StrategyError>,
         buffers: usize,
+        pool: &Arc<ThreadPool>,
     ) -> Pipeline<LoadedRows<D>, StrategyError> {
-        let (readers, shared) = (self.phases.clone(), self.clone());
+        let (readers, shared, pool) = (self.phases.clone(), self.clone(), pool.clone());
         let buffers = Recycler::<Option<AlignedBuffer>>::new(buffers);
         let most_bytes =
             self.phases.all().iter().map(|packed| packed.rows_bytes()).max().unwrap_or(0) as usize;
@@ -269,29 +264,49 @@ impl<D: Device> Shared<D> {
             move || readers_of(&readers),
             move |stage, readers, mut loaded: LoadedSample| {
                 let reader = &mut readers[loaded.phase];
-                let mut missed = match &shared.tier {
+                let rows = match &shared.tier {
                     RowTier::Host(_) => {
                         let Some(mut buffer) = stage.take(&buffers) else { return Ok(None) };
                         if buffer.is_none() {
                             reader.register(buffer.insert(AlignedBuffer::new(most_bytes, DIRECT_ALIGN)))?;
                         }
-                        MissedRows::Ours(buffer)
+                        shared.read_rows(reader, &loaded, buffer.as_deref_mut().unwrap_or_default())?;
+                        ReadRows::Missed(buffer)
                     }
                     RowTier::Device(cache) => {
                         // A device that assembles gets the buffer of the reads, so the permit comes before the memory.
                         if !shared.permitted(stage, &mut loaded) {
                             return Ok(None);
                         }
-                        MissedRows::Device(cache.missed(reader.rows_bytes(&loaded.packed)))
+                        let mut missed = cache.missed(reader.rows_bytes(&loaded.packed));
+                        shared.read_rows(reader, &loaded, missed.bytes_mut())?;
+                        shared.check_rows(&loaded, missed.bytes_mut(), &pool)?;
+                        let placements = &loaded.packed.placements;
+                        let on_device = placements.hits_below(cache.device_slots());
+                        shared.count(loaded.phase, placements.counts(), on_device);
+                        ReadRows::OfDevice(cache.batch(placements, missed))
                     }
                 };
-                let counts = shared.counts_of(loaded.phase);
-                let found = counts.reading.busy(|| reader.read(&loaded.packed, missed.bytes_mut()))?;
-                counts.reads.fetch_add(found.reads, Ordering::Relaxed);
-                counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
-                Ok(Some(LoadedRows { loaded, missed }))
+                Ok(Some(LoadedRows { loaded, rows }))
             },
         )
+    }
+
+    fn read_rows(&self, reader: &mut PackReader, loaded: &LoadedSample, missed: &mut [u8]) -> Result<()> {
+        let counts = self.counts_of(loaded.phase);
+        let found = counts.reading.busy(|| reader.read(&loaded.packed, missed))?;
+        counts.reads.fetch_add(found.reads, Ordering::Relaxed);
+        counts.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Verifies the rows that were read.
+    fn check_rows(&self, loaded: &LoadedSample, missed: &mut [u8], pool: &ThreadPool) -> Result<()> {
+        let packed = &self.phases.all()[loaded.phase];
+        if missed.is_empty() {
+            return Ok(());
+        }
+        Ok(pool.install(|| packed.check_rows(&loaded.packed, missed))?)
     }
 
     /// Waits for the permit of a batch, unless it has one. `false` if nobody waits for the batch any more.
@@ -314,7 +329,7 @@ impl<D: Device> Shared<D> {
     }
 }
 
-/// The last stage: verifies rows and assembles batches.
+/// The last stage: assembles batches in host memory.
 struct Assemble<D: Device> {
     shared: Shared<D>,
     reads: Reads,
@@ -323,32 +338,29 @@ struct Assemble<D: Device> {
 
 impl<D: Device> Assemble<D> {
     fn batch(&self, stage: &Stage, read: LoadedRows<D>) -> Result<Option<Batch<D>>> {
-        let LoadedRows { mut loaded, mut missed } = read;
+        let LoadedRows { mut loaded, rows } = read;
         let (shared, pool) = (&self.shared, &self.reads.pool);
-        let packed = &shared.phases.all()[loaded.phase];
-        pool.install(|| packed.check_rows(&loaded.packed, missed.bytes_mut()))?;
-        if !shared.permitted(stage, &mut loaded) {
-            return Ok(None);
-        }
-        let placements = &loaded.packed.placements;
-        let placed = placements.counts();
-        let rows = match (&shared.tier, missed) {
-            (RowTier::Host(cache), MissedRows::Ours(mut buffer)) => {
-                let format = self.reads.rows.format();
+        let rows = match (&shared.tier, rows) {
+            (_, ReadRows::OfDevice(rows)) => FixedRows::Cached(rows),
+            (RowTier::Host(cache), ReadRows::Missed(mut buffer)) => {
+                let missed = buffer.as_deref_mut().unwrap_or_default();
+                shared.check_rows(&loaded, missed, pool)?;
+                if !shared.permitted(stage, &mut loaded) {
+                    return Ok(None);
+                }
+                let (format, placements) = (self.reads.rows.format(), &loaded.packed.placements);
                 let mut rows = self.device.host_rows(placements.words.len(), format.dim());
-                let missed = Missed::Buffer(buffer.as_deref_mut().unwrap_or_default());
+                let missed = Missed::Buffer(missed);
                 pool.install(|| cache.assemble(placements, missed, format, rows.values_mut()));
-                shared.count(loaded.phase, placed, 0);
+                shared.count(loaded.phase, placements.counts(), 0);
                 FixedRows::Host(rows)
             }
-            (RowTier::Device(cache), MissedRows::Device(missed)) => {
-                shared.count(loaded.phase, placed, placements.hits_below(cache.device_slots()));
-                FixedRows::Cached(cache.batch(placements, missed))
+            (RowTier::Device(_), ReadRows::Missed(_)) => {
+                unreachable!("rows are read to where they are assembled")
             }
-            _ => unreachable!("rows are read to where they are assembled"),
         };
         let LoadedSample { at, sample, targets, permit, .. } = loaded;
-        let permit = permit.expect("taken above");
+        let permit = permit.expect("taken before rows have memory");
         Ok(Some(Batch::of_sample(at, sample, targets, Input::fixed(rows), permit)))
     }
 }

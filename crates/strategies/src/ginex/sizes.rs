@@ -9,6 +9,7 @@ use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
 use esker_plan::{Belady, MOST_SLOTS};
+use esker_sample::trace::{Cursor, TraceReader};
 use esker_sample::{Bound, DiskGraph, StoredId};
 use esker_types::ByteCount;
 
@@ -18,8 +19,10 @@ const WORKER_SAMPLES: u64 = 4;
 pub(super) const SAMPLES_PREFETCHED: usize = 2;
 /// Batches with rows in memory if memory allows: being read, being assembled, being trained on.
 pub(super) const MOST_DEPTH: usize = 3;
-/// Memory of writing and reading a trace apart from its records.
+/// Memory of writing a trace apart from its records.
 const TRACE_BYTES: u64 = 4 << 20;
+/// Memory of reading a trace and a plan apart from their records: where those of each batch are.
+const INDEX_BYTES: u64 = 1 << 20;
 /// Largest size of a plan's memory per slot.
 const SLOT_BYTES: u64 = 4;
 /// Default minimum length of a superbatch, if the disk allows it. On small graphs, switching would otherwise cost more
@@ -64,12 +67,12 @@ fn worker_bytes(job: &JobOutline) -> u64 {
 }
 
 /// Memory of gathering apart from rows and cache: samples and words, a decoder, a reader.
-fn gathering_bytes(nodes: u64, sample_bytes: u64, depth: u64) -> u64 {
+fn gathering_bytes(job: &JobOutline, nodes: u64, sample_bytes: u64, depth: u64) -> u64 {
     let samples = (depth + SAMPLES_PREFETCHED as u64)
         .saturating_mul(sample_bytes.saturating_add(nodes.saturating_mul(8)));
-    // A decoder has the batch in order of discovery, its record, and its ids again. Arrays grow by doubling.
-    let decoder = sample_bytes.saturating_mul(3).saturating_add(nodes.saturating_mul(24));
-    TRACE_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
+    let graph_nodes = job.dataset.manifest().nodes.count;
+    let decoder = Cursor::<TraceReader>::bytes_for(graph_nodes, nodes, sample_bytes);
+    INDEX_BYTES.saturating_add(samples).saturating_add(decoder).saturating_add(DiskRows::reader_bytes(nodes))
 }
 
 /// Memory of every phase.
@@ -104,7 +107,7 @@ fn least_gathering(job: &JobOutline) -> u64 {
     // A superbatch may have both, so the largest sample need not be that with most rows.
     let (nodes, sample_bytes) = (largest_nodes(job), largest(job, |bound| bound.sample_bytes));
     let rows = nodes.saturating_mul(job.dim() * 4).saturating_mul(depth);
-    rows.saturating_add(gathering_bytes(nodes, sample_bytes, depth))
+    rows.saturating_add(gathering_bytes(job, nodes, sample_bytes, depth))
 }
 
 /// The smallest memory that ginex needs, line by line.
@@ -203,7 +206,7 @@ impl Sizes {
         let row_bytes = features.map_or(0, |features| features.dim * features.dtype.bytes());
         let step = job.larger_step_bytes(largest);
         let needed = |depth: u64| {
-            depth * largest * job.dim() * 4 + gathering_bytes(largest, sample_bytes, depth) + step
+            depth * largest * job.dim() * 4 + gathering_bytes(job, largest, sample_bytes, depth) + step
         };
         let asked = job.out_of_core.feature_cache_bytes;
         // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the

@@ -14,7 +14,7 @@ use crate::{Job, Phase, Result, RunPosition, StrategyError};
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{Belady, PlanTally};
 use esker_sample::bulk::Bulk;
-use esker_sample::trace::{TraceReader, TraceWriter};
+use esker_sample::trace::{RecordFormat, TraceHeader, TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
 use esker_store::StoreError;
 use std::fs;
@@ -91,7 +91,7 @@ pub(super) fn tidy(job: &Job, from: RunPosition) -> Result<()> {
     let (expected, from) = (job.trace_header(), job.training_position(from));
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
-        let trace = TraceReader::open(&path).ok().filter(|trace| *trace.header() == expected);
+        let trace = TraceReader::open(&path).ok().filter(|trace| is_of(trace, &expected));
         let useful = trace.and_then(|trace| trace.entries().last().map(|last| last.at >= from));
         if useful != Some(true) {
             fs::remove_file(&path).map_err(StoreError::io(&path))?;
@@ -109,11 +109,16 @@ pub(super) fn find(job: &Job, first: RunPosition) -> Result<Option<(TraceReader,
     for entry in fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let path = entry.map_err(StoreError::io(&folder))?.path();
         let Ok(trace) = TraceReader::open(&path) else { continue };
-        if *trace.header() == expected && index_of(&trace, first).is_some() {
+        if is_of(&trace, &expected) && index_of(&trace, first).is_some() {
             return Ok(Some((trace, path)));
         }
     }
     Ok(None)
+}
+
+/// Whether a trace can be used: it has the batches of this job, in records of today's format. Others take more memory.
+fn is_of(trace: &TraceReader, expected: &TraceHeader) -> bool {
+    trace.header() == expected && trace.format() == RecordFormat::default()
 }
 
 fn index_of(trace: &TraceReader, at: RunPosition) -> Option<usize> {

@@ -12,10 +12,11 @@ use esker_sample::Bound;
 use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
-/// Code, stacks, and memory of the allocator and the I/O backend that is not counted elsewhere.
-pub(crate) const PROGRAM_BYTES: u64 = 8 << 20;
-/// Memory of each computing thread.
-const THREAD_BYTES: u64 = 1 << 20;
+/// Memory of the program that is not counted elsewhere: the allocator's and the I/O backend's. A run on a tiny graph takes
+/// 2 MiB. Code is page cache and not counted.
+pub(crate) const PROGRAM_BYTES: u64 = 4 << 20;
+/// Stacks and allocator memory of each computing thread, and of a stage beside it.
+const THREAD_BYTES: u64 = 512 << 10;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
 const UPLOADED: usize = 2;
 

@@ -85,7 +85,15 @@ pub(super) struct LayerJob<'a, B: Backend> {
     pub shape: LayerShape,
     pub sizes: LayerSizes,
     pub tiles: Tiles,
+    /// The adjacency of all tiles, if it stays on the device: empty before the first layer that reads it.
+    pub adjacency: Option<&'a mut Vec<KeptTile<B>>>,
     pub counters: &'a mut WholeCounters,
+}
+
+/// The neighbours of a tile, on the device.
+pub(super) struct KeptTile<B: Backend> {
+    degrees: Vec<u32>,
+    graphs: Vec<B::Graph>,
 }
 
 /// A tile while its neighbours are added.
@@ -377,6 +385,9 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         rows: &mut LayerRows<B>,
         emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
     ) -> Result<()> {
+        if self.adjacency.as_ref().is_some_and(|kept| !kept.is_empty()) {
+            return self.with_kept(rows, emit);
+        }
         let reading = ListReading {
             dataset: self.job.dataset.clone(),
             direction: self.job.direction,
@@ -398,6 +409,9 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
                 if !self.fits(&block, piece.nbrs.len(), 1) {
                     self.flush(rows, &mut block, emit)?;
                 }
+                if let Some(kept) = &mut self.adjacency {
+                    kept.push(KeptTile { degrees: degrees.clone(), graphs: Vec::new() });
+                }
                 let tile = self.open(rows, piece.tile, degrees)?;
                 block.tiles.push(tile);
             } else if !self.fits(&block, piece.nbrs.len(), 0) {
@@ -408,6 +422,30 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         }
         self.counters.seconds.adjacency_waits += waits;
         self.flush(rows, &mut block, emit)
+    }
+
+    /// The same, with neighbours that an earlier layer left on the device.
+    fn with_kept(
+        &mut self,
+        rows: &mut LayerRows<B>,
+        emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
+    ) -> Result<()> {
+        let Some(kept) = self.adjacency.take() else { return Ok(()) };
+        let factors = rows.factors.take().expect("rows that stay have factors");
+        for (number, tile) in kept.iter().enumerate() {
+            self.check_stop()?;
+            let mut open = self.open(rows, number as u64, tile.degrees.clone())?;
+            let TableRows::Resident(table) = rows.aggregated() else {
+                unreachable!("adjacency stays only if rows do")
+            };
+            let whole = self.whole();
+            self.learner.compute(|| {
+                tile.graphs.iter().for_each(|graph| whole.add(&mut open.sums, graph, table, &factors));
+            });
+            self.close(rows, open, emit)?;
+        }
+        rows.factors = Some(factors);
+        Ok(())
     }
 
     /// Whether a block has room for more. If rows stay, tiles are computed one at a time.
@@ -445,10 +483,14 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
                 for (tile, piece) in pieces {
                     let nbrs: Vec<u32> = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
                     let sums = &mut block.tiles[tile].sums;
-                    learner.compute(|| {
+                    let graph = learner.compute(|| {
                         let graph = learner.backend().part_graph(table.rows(), &piece.offsets, &nbrs);
                         whole.add(sums, &graph, table, factors);
+                        graph
                     });
+                    if let Some(tile) = self.adjacency.as_mut().and_then(|kept| kept.last_mut()) {
+                        tile.graphs.push(graph);
+                    }
                 }
                 Ok(())
             }

@@ -67,17 +67,22 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     ) -> Result<WholeCounters> {
         let layers = sizes.len();
         // Steps and inference take turns with the same memory.
-        self.learner.backend().release_free();
+        self.give_back();
         let input = match source {
             Some(source) => source.table()?,
             None => self.input_table()?,
         };
-        let scratch = Scratch::new(self.scratch, self.fingerprint(layers)?)?;
+        let tile = sizes.first().map_or(0, |(shape, _)| shape.tile);
+        let scratch = Scratch::new(self.scratch, self.fingerprint(layers, tile)?)?;
         let (traffic, mut counters) = (Arc::new(Traffic::default()), WholeCounters::default());
         let (mut first, mut table) = (0, Table::Stored(StoredTable::input(input)));
         if let Some((layer, found)) = scratch.last_output(layers)? {
             (first, table) = (layer, Table::Stored(found));
         }
+        // All layers have the same tiles if all nodes are targets.
+        let keeps =
+            targets.is_none() && first + 1 < layers && sizes.iter().all(|(_, sizes)| sizes.adjacency_stays);
+        let mut adjacency = keeps.then(Vec::new);
         for (layer, (shape, sizes)) in sizes.into_iter().enumerate().skip(first) {
             let is_last = layer + 1 == layers;
             if !sizes.output_stays && !is_last || shape.needs.projects && !sizes.input_stays {
@@ -99,6 +104,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
                 shape,
                 sizes,
                 tiles,
+                adjacency: adjacency.as_mut(),
                 counters: &mut counters,
             };
             let next = match (is_last, self.job.dataset.manifest().id_dtype()) {
@@ -114,9 +120,15 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             }
             table = next;
         }
-        self.learner.backend().release_free();
+        self.give_back();
         counters.add_traffic(&traffic);
         scratch.end().map(|()| counters)
+    }
+
+    /// Returns freed memory to the kernel: what follows allocates other sizes.
+    fn give_back(&self) {
+        self.learner.backend().release_free();
+        esker_io::trim_freed_memory();
     }
 
     fn shapes(&self, layers: usize) -> Result<Vec<LayerShape>> {
@@ -132,6 +144,9 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         let mut all = shapes.iter().enumerate().map(sizes).collect::<Result<Vec<LayerSizes>>>()?;
         for layer in 1..all.len() {
             all[layer - 1].output_stays &= all[layer].input_stays;
+        }
+        for (layer, (shape, sizes)) in shapes.iter().zip(&mut all).enumerate() {
+            sizes.adjacency_stays = shape.adjacency_fits(self.whole_bytes, sizes, layer + 1 == shapes.len());
         }
         Ok(all)
     }
@@ -150,7 +165,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
     }
 
     /// Everything that hidden rows depend on. `None` if rows that training changes are among it: they are not named.
-    fn fingerprint(&self, layers: usize) -> Result<Option<String>> {
+    fn fingerprint(&self, layers: usize, tile: u64) -> Result<Option<String>> {
         if self.trains_rows {
             return Ok(None);
         }
@@ -163,7 +178,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         let dataset = &self.job.dataset.manifest().id;
         // Tiles of the CPU are whole chunks, since they depend on memory.
         let cpu = || format!("cpu {}", esker_nn::cpu::CHUNK_ROWS);
-        let backend = if self.learner.backend().in_host_memory() { cpu() } else { "gpu".to_string() };
+        let backend = if self.learner.backend().in_host_memory() { cpu() } else { format!("gpu {tile}") };
         let direction = self.job.direction;
         Ok(Some(format!("{dataset} {direction} {model} {backend} {layers} {:032x}", hash.digest128())))
     }

@@ -55,6 +55,8 @@ pub(super) struct LayerSizes {
     pub input_stays: bool,
     /// Whether its output rows stay on the device.
     pub output_stays: bool,
+    /// Whether the adjacency may stay on the device for the layers after it.
+    pub adjacency_stays: bool,
     /// Largest number of entries of a piece of adjacency.
     pub entries: u64,
     /// Rows read at a time.
@@ -253,11 +255,31 @@ impl LayerShape {
                 let reading = self.reading(chunk_rows, self.needs.columns);
                 if add(add(self.fixed(entries), tables), reading).fit(within) {
                     let block = Bytes::default();
-                    return Ok(LayerSizes { input_stays: true, output_stays, entries, chunk_rows, block });
+                    return Ok(LayerSizes {
+                        input_stays: true,
+                        output_stays,
+                        adjacency_stays: false,
+                        entries,
+                        chunk_rows,
+                        block,
+                    });
                 }
             }
         }
         self.streaming(within, entries)
+    }
+
+    /// Whether the adjacency of all nodes fits as well, on a device with its own memory, if rows stay there.
+    pub fn adjacency_fits(&self, within: Bytes, sizes: &LayerSizes, is_last: bool) -> bool {
+        if self.in_host_memory || !sizes.input_stays || !self.needs.neighbours {
+            return false;
+        }
+        let tables = self.bytes(self.degree_bytes(), self.tables(true, sizes.output_stays && !is_last));
+        let reading = self.reading(sizes.chunk_rows, self.needs.columns);
+        // Neighbours and offsets on the device; degrees stay on the host.
+        let lists = self.pooled((self.edges + self.nodes + self.nodes.div_ceil(self.tile)).saturating_mul(4));
+        let adjacency = Bytes { host: self.nodes.saturating_mul(4), device: lists };
+        add(add(add(self.fixed(sizes.entries), tables), reading), adjacency).fit(within)
     }
 
     /// The sizes of a layer whose input rows do not fit.
@@ -277,8 +299,14 @@ impl LayerShape {
             };
             if self.block_bytes(1, entries).fit(room) || chunk_rows == self.least_chunk() {
                 let block = Bytes { host: room.host - room.host / SLACK_PART, device: room.device };
-                let sizes =
-                    LayerSizes { input_stays: false, output_stays: false, entries, chunk_rows, block };
+                let sizes = LayerSizes {
+                    input_stays: false,
+                    output_stays: false,
+                    adjacency_stays: false,
+                    entries,
+                    chunk_rows,
+                    block,
+                };
                 // Shorter pieces leave more: the shortest are what the smallest memory was counted with.
                 let least = LEAST_ENTRIES.min(self.edges.max(1));
                 return match self.block_bytes(1, entries).fit(room) || entries == least {

@@ -120,6 +120,11 @@ fn every_way_gives_the_same_bits() {
             some.iter().flat_map(|node| expected[node.index() * width..][..width].to_vec()).collect();
         let (found, _) = infer(&mut run, Some(&some), &as_they_are, &never).unwrap();
         assert!(found == accessed, "some targets: {model:?}");
+        // As on a device with its own memory: the adjacency is read once, in several pieces per tile.
+        let kept = |_: usize, sizes: LayerSizes| LayerSizes { adjacency_stays: true, entries: 500, ..sizes };
+        let (found, once) = infer(&mut run, None, &kept, &never).unwrap();
+        assert!(found == expected, "adjacency that stays: {model:?}");
+        assert_eq!(once.adjacency_bytes_read * 3, counters.adjacency_bytes_read, "{model:?}");
         let strategy = (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>());
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(6));
         let result = runner.run(&strategy, |(entries, chunk_rows, input_stays, tiles, few)| {
@@ -128,6 +133,7 @@ fn every_way_gives_the_same_bits() {
                 chunk_rows,
                 input_stays: input_stays && layer > 0,
                 output_stays: false,
+                adjacency_stays: false,
                 block: Bytes { host: tiles * 30_000, device: 0 },
             };
             let mut run = open(directory.path(), model.clone(), direction);
@@ -152,6 +158,7 @@ fn inference_that_was_stopped_continues() {
         chunk_rows: 300,
         input_stays: false,
         output_stays: false,
+        adjacency_stays: false,
         block: Bytes { host: 60_000, device: 0 },
     };
     for (model, direction) in models() {
@@ -192,6 +199,7 @@ fn hidden_rows_of_another_model_are_not_used() {
         chunk_rows: 300,
         input_stays: false,
         output_stays: false,
+        adjacency_stays: false,
         block: Bytes { host: 1 << 20, device: 0 },
     };
     let (model, direction) = models().remove(0);

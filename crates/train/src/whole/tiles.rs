@@ -9,16 +9,20 @@ use std::sync::Arc;
 
 /// Numbers of the widest rows of a tile: a few MiB. And the smallest number, if memory is short.
 const MOST_NUMBERS: usize = 1 << 20;
+/// The same on a device with its own memory. Each tile costs some launches and copies, whatever its size.
+const DEVICE_NUMBERS: usize = 1 << 22;
 const LEAST_NUMBERS: usize = 1 << 17;
 const LEAST_ROWS: usize = 64;
 /// Unit tests have graphs of some thousand nodes, and want several tiles.
 const MOST_ROWS: usize = if cfg!(test) { 256 } else { 8192 };
+const DEVICE_ROWS: usize = if cfg!(test) { 256 } else { 1 << 15 };
 
 /// Rows per tile for rows of at most this many columns: what may be chosen, the largest first.
 pub(super) fn tile_rows(columns: usize, device: DeviceProfile) -> Vec<usize> {
     let rows = |numbers: usize| (numbers / columns.max(1)).clamp(LEAST_ROWS, MOST_ROWS);
     if !device.in_host_memory {
-        return vec![1 << rows(MOST_NUMBERS).ilog2()];
+        let rows = (DEVICE_NUMBERS / columns.max(1)).clamp(LEAST_ROWS, DEVICE_ROWS);
+        return vec![1 << rows.ilog2()];
     }
     let numbers = std::iter::successors(Some(MOST_NUMBERS), |numbers| Some(numbers / 2));
     let fitting = numbers.take_while(|numbers| *numbers >= LEAST_NUMBERS);
