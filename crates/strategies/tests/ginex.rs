@@ -123,7 +123,8 @@ fn by_groups(dataset: &Arc<Dataset>, policy: NeighbourPolicy) -> Job {
     job.batches = Arc::new(NodeBatches::new(order, Seeds::Nodes(nodes)).unwrap());
     job.epoch_batches = 12;
     job.out_of_core.neighbour_policy = Some(policy);
-    job.out_of_core.partitioning = Some(JobPartitioning { name: "p".into(), partitions: 40 });
+    job.out_of_core.partitioning =
+        Some(JobPartitioning { name: "p".into(), partitions: 40, cut_permille: None });
     job
 }
 

@@ -460,10 +460,13 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         feature_cache_bytes: config.feature_cache,
         neighbour_cache_bytes: config.neighbour_cache,
         neighbour_policy: config.neighbour_policy,
-        partitioning: config
-            .grouping()
-            .zip(config.partitioning.as_ref())
-            .map(|(_, chosen)| JobPartitioning { name: chosen.name.clone(), partitions: chosen.partitions }),
+        partitioning: config.grouping().zip(config.partitioning.as_ref()).map(|(_, chosen)| {
+            JobPartitioning {
+                name: chosen.name.clone(),
+                partitions: chosen.partitions,
+                cut_permille: chosen.cut_permille,
+            }
+        }),
         io_block_bytes: config.io_block,
         prepared: config.prepared.clone(),
         segment: config.segment,

@@ -260,7 +260,7 @@ pub struct Flags {
     /// ginex, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
-    /// ginex with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group
+    /// ginex with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group if at most 55% of the edges are between partitions, else ginex
     #[arg(long, value_parser = word::<NeighbourPolicy>, help_heading = "Machine")]
     pub neighbour_policy: Option<NeighbourPolicy>,
     /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
