@@ -47,25 +47,7 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
     let derived: Vec<_> = dataset
         .all_derived()?
         .into_iter()
-        .map(|(name, derived)| match derived {
-            Ok(derived) => {
-                let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-                let fresh = dataset.is_current(&derived);
-                let mut value =
-                    json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes});
-                if let Some((request, summary)) = StoredPartitioning::describe(&derived) {
-                    value["request"] = json!(request);
-                    value["summary"] = json!(summary);
-                }
-                if let Some(request) = PartitionedAdjacency::describe(&derived) {
-                    value["fresh"] = (fresh && partitioning_of(dataset, &request).is_some()).into();
-                    value["partitioning"] = json!(partitioning_of(dataset, &request));
-                    value["request"] = json!(request);
-                }
-                value
-            }
-            Err(error) => json!({"name": name, "fresh": false, "error": error.to_string()}),
-        })
+        .map(|(name, derived)| derived_json(dataset, &name, derived))
         .collect();
     Ok(json!({
         "path": dataset.directory().to_string_lossy(),
@@ -204,6 +186,31 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
         text.push_str(&format!("  derived {name}: {state}\n"));
     }
     Ok(text)
+}
+
+/// Derived data, for machines.
+fn derived_json(
+    dataset: &Dataset,
+    name: &str,
+    derived: Result<Derived, esker_store::StoreError>,
+) -> serde_json::Value {
+    let derived = match derived {
+        Ok(derived) => derived,
+        Err(error) => return json!({"name": name, "fresh": false, "error": error.to_string()}),
+    };
+    let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+    let fresh = dataset.is_current(&derived);
+    let mut value = json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes});
+    if let Some((request, summary)) = StoredPartitioning::describe(&derived) {
+        value["request"] = json!(request);
+        value["summary"] = json!(summary);
+    }
+    if let Some(request) = PartitionedAdjacency::describe(&derived) {
+        value["fresh"] = (fresh && partitioning_of(dataset, &request).is_some()).into();
+        value["partitioning"] = json!(partitioning_of(dataset, &request));
+        value["request"] = json!(request);
+    }
+    value
 }
 
 /// The partitioning by which adjacency is stored, if the dataset still has it.

@@ -173,6 +173,11 @@ fn neighbour_caches_of_every_policy_train_alike_and_are_counted() {
         assert!(found["epochs"][1]["neighbours"]["group_hit_ratio"].as_f64().unwrap() > 0.0);
         assert!(ratios[2] > ratios[0] && ratios[2] > ratios[1], "{ratios:?}");
     }
+    check_what_is_stored(path);
+}
+
+/// Neighbours by partition are listed, counted in the disk budget, made again for other partitions, and verified.
+fn check_what_is_stored(path: &Path) {
     let listed = json(path, "info g");
     let of = |name: &str| {
         let all = listed["derived"].as_array().unwrap();

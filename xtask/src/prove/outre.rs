@@ -21,7 +21,7 @@ const MOST_OF_METIS: f64 = 1.4;
 
 /// How batches are sampled.
 #[derive(Clone, Copy)]
-pub struct Sampling<'a> {
+pub struct SampledBatches<'a> {
     /// Fan-outs.
     pub fanout: &'a str,
     /// Seed nodes per batch.
@@ -29,7 +29,7 @@ pub struct Sampling<'a> {
 }
 
 /// `esker bench epoch` without a model.
-fn epoch(bench: &Bench, dataset: &str, sampling: Sampling, more: &[&str]) -> Result<Value> {
+fn epoch(bench: &Bench, dataset: &str, sampling: SampledBatches, more: &[&str]) -> Result<Value> {
     let words =
         ["bench", "epoch", dataset, "--device", "cpu", "--no-compute", "--warm", "0", "--hidden", "8"];
     let how = ["--fanout", sampling.fanout, "--batch", sampling.batch];
@@ -37,7 +37,7 @@ fn epoch(bench: &Bench, dataset: &str, sampling: Sampling, more: &[&str]) -> Res
 }
 
 /// Nodes of all batches of an epoch, per training node.
-fn redundancy(bench: &Bench, dataset: &str, sampling: Sampling, order: &[&str]) -> Result<f64> {
+fn redundancy(bench: &Bench, dataset: &str, sampling: SampledBatches, order: &[&str]) -> Result<f64> {
     let found = epoch(bench, dataset, sampling, order)?;
     let info = bench.json(&["info", dataset])?;
     Ok(number(&found, "nodes")? / number(&info, "train")?)
@@ -53,7 +53,7 @@ fn quality(made: &Value) -> Value {
 }
 
 /// Both orders on a dataset, with partitions made for these batches.
-fn compare(bench: &Bench, dataset: &str, sampling: Sampling) -> Result<Value> {
+fn compare(bench: &Bench, dataset: &str, sampling: SampledBatches) -> Result<Value> {
     let made = bench.json(&["partition", dataset, "--batch", sampling.batch])?;
     let shuffled = redundancy(bench, dataset, sampling, &["--order", "shuffled"])?;
     let by_default = ["--order", "groups", "--partitioning", "default"];
@@ -76,7 +76,7 @@ pub fn generated(bench: &Bench, nodes: u64, batch: &str) -> Result<Value> {
     let words = ["generate", "graph", "--nodes", &nodes, "--degree", "8", "--dim", "8", "--undirected"];
     let also = ["--classes", &classes, "--homophily", "0.95", "--train", "0.2"];
     bench.json(&[&words[..], &also].concat())?;
-    let found = compare(bench, "graph", Sampling { fanout: "10,10", batch })?;
+    let found = compare(bench, "graph", SampledBatches { fanout: "10,10", batch })?;
     let less = number(&found, "less")?;
     ensure!(less > 0.2, "batches by groups have {:.1}% fewer nodes", less * 100.0);
     Ok(found)
@@ -96,7 +96,7 @@ pub fn wordnet(bench: &Bench) -> Result<Option<Value>> {
     let Some(data) = crate::real_data() else { return Ok(None) };
     let data = data.to_str().context("the path of the datasets is not text")?;
     import(bench, WORDNET, "wordnet-synsets", data, 1)?;
-    let sampling = Sampling { fanout: "10,10,10", batch: "1000" };
+    let sampling = SampledBatches { fanout: "10,10,10", batch: "1000" };
     let mut found = compare(bench, "real", sampling)?;
     let less = number(&found, "less")?;
     ensure!(less >= 0.30, "batches by groups have {:.1}% fewer nodes", less * 100.0);
@@ -159,7 +159,7 @@ fn metis_graph(dataset: &Dataset) -> Result<String> {
 pub fn neighbour_caches(
     bench: &Bench,
     dataset: &str,
-    sampling: Sampling,
+    sampling: SampledBatches,
     batches: &str,
     shares: &[f64],
 ) -> Result<Value> {
@@ -236,7 +236,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
         println!("skipped: WordNet is not beside the checkout");
     }
     let generated = generated(bench, 1_000_000, "1000")?;
-    let sampling = Sampling { fanout: "10,10,10", batch: "1000" };
+    let sampling = SampledBatches { fanout: "10,10,10", batch: "1000" };
     let (mut shapes, mut caches) = (Vec::new(), Vec::new());
     caches.push(neighbour_caches(bench, "graph", sampling, "50", &[0.1, 0.25, 0.5])?);
     for (name, homophily, least) in [("m-0.98", "0.98", 0.15), ("m", "0.7", 0.0)] {

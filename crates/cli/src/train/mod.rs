@@ -127,10 +127,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         config.check_resumes(before, directory.path())?;
     }
     let name = flags.partitioning.as_deref();
-    let started_with = before.as_ref().and_then(|(_, before)| before.partitioning.as_ref());
-    if let Some(chosen) = started_with.filter(|chosen| name == Some(&*chosen.name)) {
-        // If it is gone, the error tells how it was made.
-        chosen.open(&dataset)?;
+    if let Some((_, before)) = &before {
+        check_started_with(before, &dataset, name)?;
     }
     choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
@@ -239,6 +237,14 @@ impl WithBackend for TrainRun<'_> {
 }
 
 /// How to resume a run.
+/// Fails if the partitioning of this name, with which a run was started, is gone. The error tells how it was made.
+fn check_started_with(before: &RunConfig, dataset: &Dataset, name: Option<&str>) -> anyhow::Result<()> {
+    if let Some(chosen) = before.partitioning.as_ref().filter(|chosen| name == Some(&*chosen.name)) {
+        chosen.open(dataset)?;
+    }
+    Ok(())
+}
+
 fn resume_text(out: &Path) -> String {
     format!("resume with `esker train --resume --out {}`", out.display())
 }
