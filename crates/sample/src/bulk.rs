@@ -124,6 +124,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
                 return;
             }
             let result = self.batches.seeds(at, &mut seeds);
+            let result = result.and_then(|()| sampler.begin(&self.batches, at));
             let result = result.and_then(|()| sampler.sample(at, &seeds, &mut sample));
             if ready.send(result.map(|()| sample)).is_err() {
                 return;

@@ -1,6 +1,7 @@
 //! The properties of a job that determine its memory. They are known from the configuration and the manifest, before
 //! anything is read, and without a model.
 
+use crate::neighbours::{JobPartitioning, NeighbourPolicy};
 use esker_sample::{Bound, Direction, HopSizes, Settings};
 use esker_store::Dataset;
 use std::path::PathBuf;
@@ -102,6 +103,10 @@ pub struct OutOfCore {
     pub feature_cache_bytes: Option<u64>,
     /// Size of the neighbour cache in bytes.
     pub neighbour_cache_bytes: Option<u64>,
+    /// Which neighbours are cached, if it was given explicitly.
+    pub neighbour_policy: Option<NeighbourPolicy>,
+    /// The partitioning, if batches come by groups of partitions.
+    pub partitioning: Option<JobPartitioning>,
     /// Smallest size of reads of feature rows, in bytes.
     pub io_block_bytes: Option<u64>,
     /// Directory of packed rows. By default it is inside the dataset.

@@ -42,6 +42,9 @@ pub struct EpochRecord {
     pub evaluation_seconds: f64,
     /// Number of batches.
     pub batches: u64,
+    /// Redundancy ratio: nodes of all batches per training node (OUTRE).
+    #[serde(default)]
+    pub redundancy: f64,
     /// Mean loss of its batches.
     pub loss: f64,
     /// Validation, if it was due.
@@ -78,12 +81,18 @@ fn is_zero(count: &u64) -> bool {
 /// Statistics of sampling neighbours from disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighbourRecord {
-    /// Share of requests for a node's neighbours that the cache served.
+    /// Share of requests for a node's neighbours that a cache served.
     pub hit_ratio: f64,
-    /// Disk reads for the others.
+    /// Share of requests that the neighbours of the batch's group of partitions served.
+    #[serde(default)]
+    pub group_hit_ratio: f64,
+    /// Disk reads for the others, and of groups.
     pub reads: u64,
     /// Bytes read.
     pub bytes_read: u64,
+    /// Those of them that are the neighbours of groups.
+    #[serde(default)]
+    pub group_bytes_read: u64,
 }
 
 /// Where the wall-clock time of a run went, in seconds. If it was resumed, of all its processes that wrote a checkpoint.
@@ -151,6 +160,9 @@ pub struct Summary {
     pub device_memory: Option<MemoryTable>,
     /// Number of optimizer steps.
     pub steps: u64,
+    /// Redundancy ratio: nodes of all batches of an epoch per training node, the mean over epochs (OUTRE).
+    #[serde(default)]
+    pub redundancy: Option<f64>,
     /// Wall time of all epochs, without interrupted parts.
     pub seconds: f64,
     /// Where the wall-clock time went.

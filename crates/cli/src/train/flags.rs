@@ -10,7 +10,7 @@ use esker_nn::{
 use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
-use esker_strategies::StrategyKind;
+use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_train::{EvaluationMode, MetricName, OrderName, RunConfig};
 use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
@@ -260,6 +260,9 @@ pub struct Flags {
     /// ginex, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
+    /// ginex with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group if at most 55% of the edges are between partitions, else ginex
+    #[arg(long, value_parser = word::<NeighbourPolicy>, help_heading = "Machine")]
+    pub neighbour_policy: Option<NeighbourPolicy>,
     /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
@@ -382,6 +385,7 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
+            neighbour_policy: config.neighbour_policy,
             // A run from before that could be said sampled all of them.
             epochs_sampled: config
                 .epochs_sampled
@@ -456,6 +460,7 @@ impl Flags {
             superbatch: self.superbatch,
             feature_cache: self.feature_cache.map(|bytes| bytes.0),
             neighbour_cache: self.neighbour_cache.map(|bytes| bytes.0),
+            neighbour_policy: self.neighbour_policy,
             epochs_sampled: match self.epochs_sampled {
                 Some(EpochsSampled::Count(epochs)) => Some(epochs),
                 _ => None,
