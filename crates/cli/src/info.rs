@@ -3,6 +3,7 @@ use crate::partition::partitions_text;
 use crate::prepare::packing_text;
 use esker_fetch::packed::Packed;
 use esker_sample::partition::StoredPartitioning;
+use esker_sample::{AdjacencyRequest, PartitionedAdjacency};
 use esker_store::{Dataset, Derived, LabelKind, Manifest, SplitOver, stripe_directory};
 use esker_types::{ByteCount, grouped};
 use serde_json::json;
@@ -46,20 +47,7 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
     let derived: Vec<_> = dataset
         .all_derived()?
         .into_iter()
-        .map(|(name, derived)| match derived {
-            Ok(derived) => {
-                let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
-                let fresh = dataset.is_current(&derived);
-                let mut value =
-                    json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes});
-                if let Some((request, summary)) = StoredPartitioning::describe(&derived) {
-                    value["request"] = json!(request);
-                    value["summary"] = json!(summary);
-                }
-                value
-            }
-            Err(error) => json!({"name": name, "fresh": false, "error": error.to_string()}),
-        })
+        .map(|(name, derived)| derived_json(dataset, &name, derived))
         .collect();
     Ok(json!({
         "path": dataset.directory().to_string_lossy(),
@@ -188,7 +176,7 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     text.push_str(&striped_text(dataset));
     for (name, derived) in dataset.all_derived()? {
         let state = match &derived {
-            Ok(derived) if dataset.is_current(derived) => derived_text(derived),
+            Ok(derived) if dataset.is_current(derived) => derived_text(dataset, derived),
             Ok(derived) if derived.manifest.kind == "partitions" => {
                 "partitions, stale: `esker partition` makes them again".to_string()
             }
@@ -200,10 +188,54 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// Derived data, for machines.
+fn derived_json(
+    dataset: &Dataset,
+    name: &str,
+    derived: Result<Derived, esker_store::StoreError>,
+) -> serde_json::Value {
+    let derived = match derived {
+        Ok(derived) => derived,
+        Err(error) => return json!({"name": name, "fresh": false, "error": error.to_string()}),
+    };
+    let bytes: u64 = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+    let fresh = dataset.is_current(&derived);
+    let mut value = json!({"name": name, "kind": derived.manifest.kind, "fresh": fresh, "bytes": bytes});
+    if let Some((request, summary)) = StoredPartitioning::describe(&derived) {
+        value["request"] = json!(request);
+        value["summary"] = json!(summary);
+    }
+    if let Some(request) = PartitionedAdjacency::describe(&derived) {
+        value["fresh"] = (fresh && partitioning_of(dataset, &request).is_some()).into();
+        value["partitioning"] = json!(partitioning_of(dataset, &request));
+        value["request"] = json!(request);
+    }
+    value
+}
+
+/// The partitioning by which adjacency is stored, if the dataset still has it.
+fn partitioning_of(dataset: &Dataset, request: &AdjacencyRequest) -> Option<String> {
+    let names = StoredPartitioning::names(dataset).ok()?;
+    let is_it = |name: &String| {
+        StoredPartitioning::open(dataset, name).is_ok_and(|stored| stored.digest() == request.digest)
+    };
+    names.into_iter().find(is_it)
+}
+
 /// Derived data that is current, for people.
-fn derived_text(derived: &Derived) -> String {
+fn derived_text(dataset: &Dataset, derived: &Derived) -> String {
     let kind = &derived.manifest.kind;
     let bytes = derived.manifest.files.iter().map(|entry| entry.bytes).sum();
+    if let Some(request) = PartitionedAdjacency::describe(derived) {
+        let what = format!("{} neighbours, {}", request.direction, ByteCount(bytes));
+        return match partitioning_of(dataset, &request) {
+            Some(name) => {
+                let count = grouped(request.partitions as u64);
+                format!("{kind}: {what}, by the {count} partitions of `{name}`")
+            }
+            None => format!("{kind}: {what}, stale: its partitions are gone, and it will be made again"),
+        };
+    }
     let table = match (Packed::describe(derived), StoredPartitioning::describe(derived)) {
         (Some(packing), _) => packing_text(&packing, bytes),
         (None, Some((request, summary))) => partitions_text(&request, &summary, bytes),

@@ -72,6 +72,23 @@ pub fn run(arguments: &VerifyArguments) -> anyhow::Result<ExitCode> {
     Ok(if damage.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
 }
 
+/// How derived data is made again, by its name.
+fn how_to_make(dataset: &Path, directory: &Path) -> String {
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    match name.strip_prefix("partitions-") {
+        Some(name) => {
+            format!("run `esker partition {} --name {name}` with its parameters", dataset.display())
+        }
+        None if ["neighbour-counts-", "cross-counts-", "adjacency-"]
+            .iter()
+            .any(|kind| name.starts_with(kind)) =>
+        {
+            "train again, which makes it where it is needed".into()
+        }
+        None => "prepare again".into(),
+    }
+}
+
 /// What is lost, and what to do.
 fn remedy(dataset: &Path, damage: &[Damage]) -> String {
     let derived = dataset.join("derived");
@@ -82,9 +99,12 @@ fn remedy(dataset: &Path, damage: &[Damage]) -> String {
     match directories {
         Some(directories) => {
             let all: Vec<String> = directories.iter().map(|one| one.display().to_string()).collect();
+            let again: BTreeSet<String> = directories.iter().map(|one| how_to_make(dataset, one)).collect();
+            let again: Vec<String> = again.into_iter().collect();
             format!(
-                "the dataset is whole, what was made of it is damaged; remove {}, and prepare again",
-                all.join(" and ")
+                "the dataset is whole, what was made of it is damaged; remove {}, and {}",
+                all.join(" and "),
+                again.join(", and ")
             )
         }
         None => "the dataset is damaged; restore these files from a copy, or make the dataset again".into(),

@@ -144,3 +144,161 @@ fn every_strategy_trains_by_groups_alike_and_partitions_are_made_where_there_are
     json(path, "partition g --partitions 31 --name other --overwrite");
     check_refusal(path, "train --resume --out other", 2, &["partitioning.digest"]);
 }
+
+/// Flags that leave most neighbours on disk.
+const FEW: &str = "--strategy ginex --order groups --neighbour-cache 1MiB";
+
+#[test]
+fn neighbour_caches_of_every_policy_train_alike_and_are_counted() {
+    let directory = with_graph("--nodes 60000 --classes 600 --train 0.05 --out-neighbours");
+    let path = directory.path();
+    json(path, "partition g --batch 50");
+    for direction in ["incoming", "both"] {
+        let words = format!("{RUN} --eval none --direction {direction}");
+        let expected = json(path, &format!("train g {words} --order groups --out {direction}-memory"));
+        let mut ratios = Vec::new();
+        for policy in ["ginex", "cross", "group"] {
+            let out = format!("{direction}-{policy}");
+            let found = json(path, &format!("train g {words} {FEW} --neighbour-policy {policy} --out {out}"));
+            assert_eq!(found["loss_digest"], expected["loss_digest"], "{policy}");
+            let neighbours = &found["epochs"][1]["neighbours"];
+            let number = |name: &str| neighbours[name].as_f64().unwrap();
+            assert_eq!(number("group_hit_ratio") > 0.0, policy == "group", "{neighbours}");
+            assert_eq!(number("group_bytes_read") > 0.0, policy == "group", "{neighbours}");
+            assert!(number("bytes_read") >= number("group_bytes_read"));
+            ratios.push(number("hit_ratio"));
+        }
+        // Without a choice, groups are used.
+        let found = json(path, &format!("train g {words} {FEW} --out {direction}-auto"));
+        assert!(found["epochs"][1]["neighbours"]["group_hit_ratio"].as_f64().unwrap() > 0.0);
+        assert!(ratios[2] > ratios[0] && ratios[2] > ratios[1], "{ratios:?}");
+    }
+    check_what_is_stored(path);
+}
+
+/// Neighbours by partition are listed, counted in the disk budget, made again for other partitions, and verified.
+fn check_what_is_stored(path: &Path) {
+    let listed = json(path, "info g");
+    let of = |name: &str| {
+        let all = listed["derived"].as_array().unwrap();
+        all.iter()
+            .find(|derived| derived["name"] == name)
+            .unwrap_or_else(|| panic!("{name}: {listed}"))
+            .clone()
+    };
+    let stored = of("adjacency-both-default");
+    assert_eq!((&stored["partitioning"], &stored["fresh"]), (&"default".into(), &true.into()), "{stored}");
+    let shown = esker(path, "info g").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("incoming neighbours") && shown.contains("partitions of `default`"), "{shown}");
+    assert_eq!(json(path, "verify g")["ok"], true);
+    // Its bytes are part of the disk budget.
+    let words = format!("{RUN} --eval none {FEW}");
+    let plan = |more: &str| json(path, &format!("train g {words} --dry-run {more}"));
+    let bytes = |plan: &Value| plan["most_disk_bytes"].as_u64().unwrap_or_else(|| panic!("{plan}"));
+    let (with, without) = (plan("--neighbour-policy group"), plan("--neighbour-policy cross"));
+    assert!(
+        bytes(&with) >= bytes(&without) + of("adjacency-in-default")["bytes"].as_u64().unwrap(),
+        "{with}"
+    );
+    let small = format!("train g {words} --neighbour-policy group --disk-budget 100KB");
+    check_refusal(path, &small, 2, &["--disk-budget", "--neighbour-policy cross"]);
+    check_refusal(
+        path,
+        "train g --strategy ginex --neighbour-policy cross",
+        2,
+        &["--neighbour-policy has no effect", "--order groups"],
+    );
+    // Other partitions of the name: it is made again.
+    json(path, "partition g --partitions 33 --overwrite");
+    let shown = esker(path, "info g").output().unwrap();
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("its partitions are gone"));
+    let flip = |name: &str| {
+        let file = path.join("g/derived").join(name);
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[5000] ^= 1;
+        fs::write(&file, bytes).unwrap();
+    };
+    flip("adjacency-in-default/neighbours.bin");
+    check_refusal(path, "verify g", 3, &["adjacency-in-default", "train again"]);
+    flip("partitions-default/partitions.bin");
+    check_refusal(path, "verify g", 3, &["esker partition g --name default"]);
+}
+
+#[test]
+fn killed_while_neighbours_are_stored_by_partition_the_next_run_ends_with_the_same_bytes() {
+    let directory = with_graph("--nodes 300000 --classes 50 --train 0.02");
+    let path = directory.path();
+    json(path, "partition g --partitions 1000");
+    let words = "bench epoch g --no-compute --warm 0 --batches 2 --device cpu --batch 50 --fanout 4,4 --hidden 8 --memory 64MiB";
+    let file = path.join("g/derived/adjacency-in-default/neighbours.bin");
+    let run = format!("{words} {FEW} --neighbour-policy group --scratch {}", path.display());
+    let remove = || fs::remove_dir_all(file.parent().unwrap()).unwrap();
+    json(path, &run);
+    let expected = fs::read(&file).unwrap();
+    remove();
+    let started = std::time::Instant::now();
+    json(path, &run);
+    let seconds = started.elapsed().as_secs_f64();
+    let mut unfinished = 0;
+    for number in 0..8 {
+        if file.exists() {
+            remove();
+        }
+        let mut command = esker(path, &run);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs_f64(seconds * (number as f64 + 0.5) / 9.0));
+        child.kill().ok();
+        child.wait().unwrap();
+        unfinished += !file.exists() as u32;
+        json(path, &run);
+        assert!(fs::read(&file).unwrap() == expected, "killed the {number}. time");
+    }
+    assert!(unfinished > 0, "everything was stored before a kill");
+    assert_eq!(json(path, "verify g")["ok"], true);
+}
+
+#[test]
+fn lost_partitions_are_named_with_their_parameters_and_redundancy_is_shown() {
+    let directory = with_graph("--nodes 3000 --classes 30 --train 0.2");
+    let path = directory.path();
+    json(path, "partition g --partitions 24 --passes 2 --name mine");
+    let words = format!("{RUN} --order groups --eval none");
+    let by_groups = json(path, &format!("train g {words} --out run"));
+    let shuffled = json(path, &format!("train g {RUN} --eval none --out shuffled"));
+    let redundancy = |summary: &Value| summary["redundancy"].as_f64().unwrap();
+    assert!(redundancy(&by_groups) < redundancy(&shuffled), "{by_groups}");
+    let epoch = &shuffled["epochs"][0];
+    let nodes = epoch["bytes_useful"].as_f64().unwrap() / 32.0;
+    assert!((epoch["redundancy"].as_f64().unwrap() - nodes / 600.0).abs() < 1e-9, "{epoch}");
+    let shown = esker(path, &format!("train g {words} --out shown")).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("redundancy") && shown.contains("per training node"), "{shown}");
+    fs::remove_dir_all(path.join("g/derived/partitions-mine")).unwrap();
+    let config = path.join("run/config.json");
+    let more = fs::read_to_string(&config).unwrap().replace("\"epochs\": 3", "\"epochs\": 4");
+    fs::write(&config, more).unwrap();
+    fs::remove_file(path.join("run/summary.json")).unwrap();
+    check_refusal(path, "train --resume --out run", 2, &["`mine`", "24 by fennel, 2 passes", "--name mine"]);
+}
+
+#[test]
+fn full_batches_alone_are_trained_on_where_every_epoch_has_some() {
+    // 80 training nodes in 10 groups of 2 uneven partitions: no group needs to have 10, some have.
+    let directory = with_graph("--nodes 400 --classes 4 --train 0.2");
+    let path = directory.path();
+    let uneven: String = (0..400u64).map(|node| format!("{}\n", node * (node + 7) % 97 % 20)).collect();
+    fs::write(path.join("uneven"), uneven).unwrap();
+    json(path, "partition g --partitions 20 --from uneven");
+    let words = "train g --device cpu --fanout 4,4 --hidden 8 --epochs 3 --eval none --drop-last --order groups --group 2";
+    let found = json(path, &format!("{words} --batch 10 --out ten"));
+    assert!(found["steps"].as_u64().unwrap() >= 3, "{found}");
+    check_refusal(path, &format!("{words} --batch 40 --out forty"), 2, &["epoch", "batches of 40"]);
+    // Later epochs repeat the first two, and so does the schedule.
+    let repeated =
+        format!("{RUN} --order groups --group 3 --epochs-sampled 2 --schedule linear:2 --eval none");
+    let found = json(path, &format!("train g {repeated} --out repeated"));
+    let config: Value =
+        serde_json::from_slice(&fs::read(path.join("repeated/config.json")).unwrap()).unwrap();
+    assert_eq!(config["schedule"]["steps"], found["steps"], "{}", config["schedule"]);
+}

@@ -2,6 +2,7 @@
 //! both need representations. A sampler takes seed nodes from here and need not know what is trained.
 
 use crate::negatives::{NegativeSampler, Negatives, Side};
+use crate::order::BatchGroup;
 use crate::topology::{Edge, EdgeLookup};
 use crate::{Order, Position, Result, SampleError, Seeds};
 use esker_types::NodeId;
@@ -20,6 +21,11 @@ pub trait Batches: Send + Sync {
     /// What a batch is trained or evaluated on: its seed nodes, unless the items are edges.
     fn targets(&self, _: Position) -> Result<Targets> {
         Ok(Targets::Nodes)
+    }
+
+    /// The group of partitions that a batch takes its seeds from, if the order has groups.
+    fn group(&self, _: Position) -> Option<BatchGroup> {
+        None
     }
 
     /// A short text that identifies the batches. On one graph, jobs with equal texts have equal batches. A job has the
@@ -49,6 +55,10 @@ impl<B: Batches + ?Sized> Batches for &B {
         (**self).targets(at)
     }
 
+    fn group(&self, at: Position) -> Option<BatchGroup> {
+        (**self).group(at)
+    }
+
     fn identity(&self) -> String {
         (**self).identity()
     }
@@ -65,6 +75,10 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
 
     fn targets(&self, at: Position) -> Result<Targets> {
         (**self).targets(at)
+    }
+
+    fn group(&self, at: Position) -> Option<BatchGroup> {
+        (**self).group(at)
     }
 
     fn identity(&self) -> String {
@@ -104,6 +118,10 @@ impl<O: Order, S: Borrow<Seeds> + Send + Sync> Batches for NodeBatches<O, S> {
             out.push(self.seeds.borrow().node(item)?);
         }
         Ok(())
+    }
+
+    fn group(&self, at: Position) -> Option<BatchGroup> {
+        self.order.group(at.epoch, at.batch)
     }
 
     fn identity(&self) -> String {

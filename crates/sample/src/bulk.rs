@@ -140,6 +140,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
                 return;
             }
             let result = self.batches.seeds(at, &mut seeds);
+            let result = result.and_then(|()| sampler.begin(&self.batches, at));
             let result = result.and_then(|()| match pulls {
                 None => sampler.sample(at, &seeds, &mut sample),
                 Some(pulls) => {

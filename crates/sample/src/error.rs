@@ -43,7 +43,7 @@ pub enum SampleError {
     EmptyBatches,
     /// Groups that may have no full batch.
     #[error(
-        "{seeds} seeds in {groups} groups may have no full batch: batches of {batch} are asked for, and smaller ones are dropped; take smaller batches, larger groups or fewer partitions"
+        "{seeds} seeds in {groups} groups may have no full batch in epoch {epoch}: batches of {batch} are asked for, and smaller ones are dropped; take smaller batches, larger groups or fewer partitions"
     )]
     NoFullGroup {
         /// Seeds of a batch.
@@ -52,6 +52,8 @@ pub enum SampleError {
         groups: u64,
         /// Number of seeds.
         seeds: u64,
+        /// The epoch, from 0.
+        epoch: u64,
     },
     /// A hop that samples nothing.
     #[error("a fan-out of 0 samples nothing; leave the hop out")]
@@ -282,6 +284,16 @@ pub enum SampleError {
         /// What it is.
         found: String,
     },
+    /// Damaged adjacency by partition.
+    #[error("{path}: expected {expected}, found {found}; remove the directory, and it is made again")]
+    Adjacency {
+        /// The directory or file.
+        path: PathBuf,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// A stop was requested.
     #[error("stopped")]
     Stopped,
@@ -314,9 +326,10 @@ impl SampleError {
         match self {
             SampleError::Store(error) => error.kind(),
             SampleError::Stopped => ErrorKind::Stopped,
-            SampleError::Io { .. } | SampleError::Trace { .. } | SampleError::Partitioning { .. } => {
-                ErrorKind::World
-            }
+            SampleError::Io { .. }
+            | SampleError::Trace { .. }
+            | SampleError::Partitioning { .. }
+            | SampleError::Adjacency { .. } => ErrorKind::World,
             _ => ErrorKind::Asked,
         }
     }

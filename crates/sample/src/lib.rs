@@ -91,8 +91,9 @@ pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Fanout, Position, Pulls, Sampler, Settings};
 pub use topology::{
-    AnyTopology, CacheIndex, CountStream, Direction, DiskGraph, DiskWorkspace, Edge, EdgeLookup, EntryCounts,
-    Fetched, GraphWork, HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile,
-    NeighbourCounters, Neighbours, NotInMemory, OnDisk, RequestedEntries, Sources, StoredId, Topology,
+    AdjacencyRequest, AnyTopology, CacheIndex, CountStream, CountedNeighbours, Direction, DiskGraph,
+    DiskWorkspace, Edge, EdgeLookup, EntryCounts, Fetched, GraphWork, GroupCache, GroupNeighbours, GroupRoom,
+    HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile, NeighbourCounters,
+    Neighbours, NotInMemory, OnDisk, PartitionedAdjacency, RequestedEntries, Sources, StoredId, Topology,
     TopologyWorkspace,
 };

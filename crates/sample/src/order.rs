@@ -5,7 +5,7 @@
 
 mod groups;
 
-pub use groups::{Grouping, Groups};
+pub use groups::{BatchGroup, Grouping, Groups};
 
 use crate::draw::PURPOSE_ORDER;
 use crate::topology::{Edge, EdgeLookup};
@@ -164,6 +164,11 @@ pub trait Order: Send + Sync {
     /// The items of a batch, as indices of seeds. Fails if the epoch has no such batch.
     fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()>;
 
+    /// The group of partitions that a batch takes its seeds from, if the order has groups.
+    fn group(&self, _epoch: u64, _batch: u64) -> Option<BatchGroup> {
+        None
+    }
+
     /// A short text that identifies the order. Orders with equal texts have equal batches.
     fn identity(&self) -> String;
 }
@@ -175,6 +180,10 @@ impl<O: Order + ?Sized> Order for &O {
 
     fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         (**self).items(epoch, batch, out)
+    }
+
+    fn group(&self, epoch: u64, batch: u64) -> Option<BatchGroup> {
+        (**self).group(epoch, batch)
     }
 
     fn identity(&self) -> String {
@@ -189,6 +198,10 @@ impl<O: Order + ?Sized> Order for Arc<O> {
 
     fn items(&self, epoch: u64, batch: u64, out: &mut Vec<u64>) -> Result<()> {
         (**self).items(epoch, batch, out)
+    }
+
+    fn group(&self, epoch: u64, batch: u64) -> Option<BatchGroup> {
+        (**self).group(epoch, batch)
     }
 
     fn identity(&self) -> String {

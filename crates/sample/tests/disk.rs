@@ -4,8 +4,9 @@
 use esker_import::generate::{GraphShape, generate};
 use esker_import::{ImportJob, Request, import};
 use esker_sample::{
-    AnyTopology, CacheIndex, Carry, Direction, DiskGraph, EntryCounts, Fanout, Form, GraphWork, InMemory,
-    NeighbourCache, NeighbourCacheFile, OnDisk, Position, Sample, SampleError, Sampler, Settings, Topology,
+    AnyTopology, CacheIndex, Carry, CountedNeighbours, Direction, DiskGraph, EntryCounts, Fanout, Form,
+    GraphWork, InMemory, NeighbourCache, NeighbourCacheFile, OnDisk, Position, Sample, SampleError, Sampler,
+    Settings, Topology,
 };
 use esker_store::{Dataset, StoreError};
 use esker_types::{Budget, NodeId, Silent, StopSignal};
@@ -154,9 +155,11 @@ fn entries_are_counted_in_any_number_of_passes() {
                 let mut found = counts.stream();
                 expected.iter().all(|count| found.take().unwrap() == *count)
             };
-            assert!(is_expected(EntryCounts::count::<u32>(&graph, &work).unwrap()));
+            assert!(is_expected(EntryCounts::count::<u32>(&graph, CountedNeighbours::All, &work).unwrap()));
             // Counted once, then found.
-            assert!(is_expected(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()));
+            assert!(is_expected(
+                EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap()
+            ));
         }
     }
     let derived = dataset.all_derived().unwrap();
@@ -173,19 +176,31 @@ fn counts_that_cannot_be_kept_are_counted_each_time() {
     let threads = Threads::new(2);
     let work = threads.work(directory.path(), 1 << 30);
     let first = |counts: EntryCounts| counts.stream().take().unwrap();
-    let expected = first(EntryCounts::count::<u32>(&graph, &work).unwrap());
+    let expected = first(EntryCounts::count::<u32>(&graph, CountedNeighbours::All, &work).unwrap());
     // Not a directory: nothing can be derived.
     let derived = dataset.directory().join("derived");
     std::fs::write(&derived, "in the way").unwrap();
-    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    assert_eq!(
+        first(EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap()),
+        expected
+    );
     std::fs::remove_file(&derived).unwrap();
-    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, false, &work).unwrap()), expected);
+    assert_eq!(
+        first(EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, false, &work).unwrap()),
+        expected
+    );
     assert!(!derived.exists());
-    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    assert_eq!(
+        first(EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap()),
+        expected
+    );
     let manifest = derived.join("neighbour-counts-in/derived.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("neighbour", "neighbor")).unwrap();
-    assert_eq!(first(EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap()), expected);
+    assert_eq!(
+        first(EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap()),
+        expected
+    );
     assert_eq!(std::fs::read_to_string(&manifest).unwrap(), text, "made again");
 }
 
@@ -198,7 +213,7 @@ fn choosing_lists_ends_when_somebody_asks_for_it() {
     let work = threads.work(directory.path(), 0);
     let index = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap();
     threads.stop.ask();
-    let stopped = EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap_err();
+    let stopped = EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
     let stopped = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap_err();
     assert!(matches!(stopped, SampleError::Stopped));
@@ -228,9 +243,10 @@ fn a_damaged_list_is_named_and_does_not_panic() {
     let index = CacheIndex::choose(&graph, &work, |_, _| Ok(true)).unwrap();
     let said = NeighbourCacheFile::write::<u32>(&graph, index, &work).unwrap_err();
     assert!(said.to_string().contains("in-neighbours"), "{said}");
-    let said = EntryCounts::find_or_count::<u32>(&graph, true, &work).unwrap_err();
+    let said = EntryCounts::find_or_count::<u32>(&graph, CountedNeighbours::All, true, &work).unwrap_err();
     assert!(said.to_string().contains("in-neighbours"), "{said}");
     // A folder that is not there.
-    let nowhere = EntryCounts::count::<u32>(&graph, &threads.work(&none, 0)).unwrap_err();
+    let nowhere =
+        EntryCounts::count::<u32>(&graph, CountedNeighbours::All, &threads.work(&none, 0)).unwrap_err();
     assert!(matches!(nowhere, SampleError::Store(StoreError::Io { .. })), "{nowhere}");
 }

@@ -29,6 +29,17 @@ pub enum StrategyError {
         /// Bytes left.
         left: ByteCount,
     },
+    /// Adjacency by partition that does not fit the disk budget.
+    #[error(
+        "neighbours stored by partition take {needed}, and --disk-budget allows {allowed}; give --disk-budget {}, or --neighbour-policy cross",
+        needed.flag_value()
+    )]
+    AdjacencyDisk {
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes allowed.
+        allowed: ByteCount,
+    },
     /// Batches that turned out larger than the memory that is left for them.
     #[error(
         "batches of {batch} seeds were sampled, and packing or training on them takes {needed} where {left} are left for it; give {} more ({} bytes) with --memory, or a smaller --batch, --fanout or --feature-cache",
@@ -221,6 +232,7 @@ impl StrategyError {
             StrategyError::Fetch(error) => error.kind(),
             StrategyError::Store(error) => error.kind(),
             StrategyError::Cache { .. }
+            | StrategyError::AdjacencyDisk { .. }
             | StrategyError::BatchMemory { .. }
             | StrategyError::LargeBatch { .. }
             | StrategyError::SamplesDisk { .. }

@@ -8,6 +8,9 @@
 //!
 //! # Writing a strategy
 //!
+//! Neighbours on disk: `neighbours.rs` caches them by `NeighbourPolicy`, and `NeighbourStore` gives samplers a topology.
+//! Whoever samples without `Bulk` calls `Sampler::begin` before each batch; then the batch's group is in memory.
+//!
 //! A strategy without feedback implements a `PhaseSource` (next, counters), and `Phases` turns it into a run. `Stages`
 //! wraps a pipeline and adds the columns that a loader requests (`columns.rs`). `sampling.rs` has the topology in
 //! memory and its samplers. `direct.rs` reads everything from disk without a cache or a plan, for inference outside a
@@ -61,6 +64,7 @@ pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
+pub use neighbours::{JobPartitioning, NeighbourPolicy};
 pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
@@ -227,10 +231,16 @@ pub struct SourceCounters {
     /// Nodes whose neighbours were in a cache.
     #[serde(alias = "lists_cached")]
     pub neighbour_hits: u64,
-    /// Disk reads for the other nodes.
+    /// Those of them whose neighbours were in memory with the batch's group of partitions.
+    #[serde(default)]
+    pub neighbour_group_hits: u64,
+    /// Disk reads for the other nodes, and of groups.
     pub neighbour_reads: u64,
     /// Bytes read from disk for them.
     pub neighbour_bytes_read: u64,
+    /// Those of them that are the neighbours of groups.
+    #[serde(default)]
+    pub neighbour_group_bytes_read: u64,
     /// Feature rows of sampled evaluations. All the other counters of rows are of training.
     #[serde(default)]
     pub evaluation: EvaluationCounters,

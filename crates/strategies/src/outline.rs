@@ -2,6 +2,7 @@
 //! anything is read, and without a model.
 
 use crate::HistoryOutline;
+use crate::neighbours::{JobPartitioning, NeighbourPolicy};
 use esker_sample::{Bound, Direction, HopSizes, Settings};
 use esker_store::Dataset;
 use std::path::PathBuf;
@@ -105,6 +106,10 @@ pub struct OutOfCore {
     pub feature_cache_bytes: Option<u64>,
     /// Size of the neighbour cache in bytes.
     pub neighbour_cache_bytes: Option<u64>,
+    /// Which neighbours are cached, if it was given explicitly.
+    pub neighbour_policy: Option<NeighbourPolicy>,
+    /// The partitioning, if batches come by groups of partitions.
+    pub partitioning: Option<JobPartitioning>,
     /// Smallest size of reads of feature rows, in bytes.
     pub io_block_bytes: Option<u64>,
     /// Directory of packed rows. By default it is inside the dataset.

@@ -57,35 +57,49 @@ impl Job {
 
 /// The sizes of all phases.
 fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<KnownSizes, SampleError> {
-    let phase = |batches: &dyn Batches, settings: &Settings| {
+    let phase = |batches: &dyn Batches, settings: &Settings, epochs: u64| {
         let mut sampler = Sampler::new(topology.clone(), settings.clone(), bytes)?;
-        sizes_of(batches, &mut sampler, &*job.progress)
+        sizes_of(batches, &mut sampler, epochs, &*job.progress)
     };
     let schedule = &job.schedule;
     let mut evaluation: Option<HopSizes> = None;
     for over in [&schedule.validation, &schedule.last_validation, &schedule.test].into_iter().flatten() {
-        let found = phase(&*over.batches, &over.settings)?;
+        let found = phase(&*over.batches, &over.settings, 1)?;
         evaluation = match (evaluation, found) {
             (Some(before), Some(found)) => Some(before.max(&found)),
             (before, found) => before.or(found),
         };
     }
-    let training = if job.largest_batch > 0 { phase(&*job.batches, &job.settings)? } else { None };
+    // Groups of partitions differ from epoch to epoch; other batches are alike in all of them.
+    let is_grouped = job.batches.group(Position { epoch: 0, batch: 0 }).is_some();
+    let epochs = if is_grouped { job.epochs } else { 1 };
+    let training = if job.largest_batch > 0 { phase(&*job.batches, &job.settings, epochs)? } else { None };
     Ok(KnownSizes { training, evaluation })
+}
+
+/// The batches that are sampled: spread over an epoch, each of the next one if there are several.
+fn pilot_positions(batches: &dyn Batches, epochs: u64) -> Vec<Position> {
+    let sampled = batches.count(0).min(MOST_BATCHES);
+    let at = |number: u64| {
+        let epoch = number % epochs.clamp(1, MOST_BATCHES);
+        Position { epoch, batch: number * batches.count(epoch) / sampled }
+    };
+    // An epoch may have no batches.
+    (0..sampled).map(at).filter(|at| at.batch < batches.count(at.epoch)).collect()
 }
 
 /// The sizes of some batches, with a margin. `None` if there are no batches.
 fn sizes_of<T: Topology>(
     batches: &dyn Batches,
     sampler: &mut Sampler<T>,
+    epochs: u64,
     progress: &dyn Progress,
 ) -> Result<Option<HopSizes>, SampleError> {
-    let count = batches.count(0);
-    let sampled = count.min(MOST_BATCHES);
+    let positions = pilot_positions(batches, epochs);
     let (mut seeds, mut sample, mut largest) = (Vec::new(), Sample::default(), HopSizes::default());
     let (mut edges, mut nodes, mut full) = (0, Vec::new(), 0);
-    for number in 0..sampled {
-        let at = Position { epoch: 0, batch: number * count / sampled };
+    for (number, at) in (0..).zip(&positions) {
+        let at = *at;
         batches.seeds(at, &mut seeds)?;
         sampler.sample(at, &seeds, &mut sample)?;
         progress.advance(1);
@@ -100,7 +114,7 @@ fn sizes_of<T: Topology>(
             break;
         }
     }
-    Ok((sampled > 0).then(|| largest.enlarged(margin(&nodes))))
+    Ok((!positions.is_empty()).then(|| largest.enlarged(margin(&nodes))))
 }
 
 /// The share by which batches may be larger than the largest of some.
@@ -112,7 +126,27 @@ fn margin(nodes: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::margin;
+    use super::{margin, pilot_positions};
+    use esker_sample::order::{Grouping, Groups};
+    use esker_sample::{Batches, NodeBatches, Seeds};
+    use esker_types::PartitionId;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn batches_of_several_epochs_are_sampled_where_they_differ() {
+        let grouping =
+            Grouping { partitions: 40, digest: "d".into(), group: 4, batch: 10, drop_last: false, seed: 1 };
+        let of_seeds: Vec<PartitionId> = (0..400).map(|seed| PartitionId(seed % 40)).collect();
+        let order = Groups::new(grouping, &of_seeds).unwrap();
+        let batches = NodeBatches::new(order, Seeds::AllNodes(400)).unwrap();
+        let epochs = |count: u64| {
+            let positions = pilot_positions(&batches, count);
+            assert_eq!(positions.len(), 16);
+            assert!(positions.iter().all(|at| at.batch < batches.count(at.epoch)));
+            positions.iter().map(|at| at.epoch).collect::<BTreeSet<u64>>().len()
+        };
+        assert_eq!((epochs(1), epochs(3), epochs(100)), (1, 3, 16));
+    }
 
     #[test]
     fn batches_that_differ_much_get_a_larger_margin() {

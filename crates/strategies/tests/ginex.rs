@@ -4,12 +4,14 @@
 
 mod common;
 
-use common::{batches, dataset, job, strategy};
+use common::{batches, dataset, dataset_of, job, scheduled, strategy};
 use esker_io::{Faults, SimulatedDisk};
-use esker_sample::{Direction, Form, Position};
+use esker_sample::order::{Grouping, Groups};
+use esker_sample::partition::{PartitionSource, PartitionWork, make};
+use esker_sample::{Direction, Form, NodeBatches, Position, Seeds};
 use esker_store::Dataset;
-use esker_strategies::{Job, SourceCounters, StrategyKind};
-use esker_types::Dtype;
+use esker_strategies::{Job, JobPartitioning, NeighbourPolicy, SourceCounters, StrategyKind};
+use esker_types::{Dtype, NodeId, Silent, StopSignal};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -105,6 +107,62 @@ fn lists_from_memory_a_cache_or_the_disk_yield_the_same_batches() {
     // A third of the entries serves more than a third of the lists: those that are short and requested often.
     assert!(shares[0] == (true, 0.0) && shares[1].1 > 0.4 && !shares[2].0, "{shares:?}");
     assert!(shares[3].1 > 0.2 && shares[4].1 > 0.2, "{shares:?}");
+}
+
+/// A job whose batches come by groups of the partitions of its dataset.
+fn by_groups(dataset: &Arc<Dataset>, policy: NeighbourPolicy) -> Job {
+    let stop = StopSignal::default();
+    let work = PartitionWork { most_bytes: 1 << 30, stop: &stop, progress: &Silent };
+    let source = PartitionSource::Fennel { partitions: 40, passes: 2 };
+    let stored = make(dataset, "p", &source, false, &work).unwrap().stored;
+    let mut job = job(dataset, 3);
+    let nodes: Vec<NodeId> = (0..500).map(|node| NodeId(node * 3)).collect();
+    let (digest, of_nodes) = (stored.digest().to_string(), stored.of_nodes(&nodes).unwrap());
+    let grouping = Grouping { partitions: 40, digest, group: 4, batch: 64, drop_last: false, seed: 3 };
+    let order = Groups::new(grouping, &of_nodes).unwrap();
+    job.batches = Arc::new(NodeBatches::new(order, Seeds::Nodes(nodes)).unwrap());
+    job.epoch_batches = 12;
+    job.out_of_core.neighbour_policy = Some(policy);
+    job.out_of_core.partitioning =
+        Some(JobPartitioning { name: "p".into(), partitions: 40, cut_permille: None });
+    job
+}
+
+#[test]
+fn neighbours_of_groups_in_memory_yield_the_same_batches() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset_of(directory.path(), 60_000);
+    let mut shares = Vec::new();
+    for (policy, bytes, superbatch) in [
+        (NeighbourPolicy::Ginex, 1_200_000, 100),
+        (NeighbourPolicy::Cross, 1_200_000, 5),
+        (NeighbourPolicy::Group, 1_200_000, 100),
+        (NeighbourPolicy::Group, 1_200_000, 2),
+        (NeighbourPolicy::Group, 100_000, 7),
+    ] {
+        let mut job = by_groups(&dataset, policy);
+        job.out_of_core.neighbour_cache_bytes = Some(bytes);
+        job.out_of_core.superbatch = Some(superbatch);
+        let counters = check(&scheduled(job.clone()));
+        assert!(counters.neighbour_requests >= counters.neighbour_hits);
+        assert!(counters.neighbour_hits >= counters.neighbour_group_hits, "{counters:?}");
+        let is_read = counters.neighbour_group_bytes_read > 0;
+        shares.push((counters.neighbour_group_hits > 0, is_read));
+        // What is stored by partition is part of the disk budget.
+        job.strategy_bytes = 0;
+        let disk_bytes = StrategyKind::Ginex.needs(&job).unwrap().disk_bytes;
+        let grouped = policy == NeighbourPolicy::Group;
+        assert_eq!(disk_bytes > 1_400_000 + without(&job), grouped, "{disk_bytes}");
+    }
+    let (used, unused) = ((true, true), (false, false));
+    assert_eq!(shares, [unused, unused, used, used, unused]);
+}
+
+/// The disk space of the job with another policy.
+fn without(job: &Job) -> u64 {
+    let mut job = job.clone();
+    job.out_of_core.neighbour_policy = Some(NeighbourPolicy::Ginex);
+    StrategyKind::Ginex.needs(&job).unwrap().disk_bytes
 }
 
 #[test]

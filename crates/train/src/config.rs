@@ -4,9 +4,9 @@ use crate::{Difference, HistoryConfig, Result, TrainError};
 use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
 use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
-use esker_sample::{Carry, Direction, Fanout, Form, Settings};
+use esker_sample::{Carry, Direction, Fanout, Form, SampleError, Settings};
 use esker_store::{Dataset, LabelKind};
-use esker_strategies::StrategyKind;
+use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_types::{Budget, DeviceName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +35,31 @@ pub struct ChosenPartitioning {
     pub digest: String,
     /// Number of partitions.
     pub partitions: u32,
+    /// How it was made, for messages.
+    #[serde(default)]
+    pub made: Option<String>,
+    /// Edges between partitions, of a thousand.
+    #[serde(default)]
+    pub cut_permille: Option<u32>,
+}
+
+impl ChosenPartitioning {
+    /// Opens it. If it is gone, the error tells how it was made.
+    pub fn open(&self, dataset: &Dataset) -> Result<StoredPartitioning> {
+        StoredPartitioning::open(dataset, &self.name).map_err(|error| match error {
+            SampleError::NoPartitioning { .. } => TrainError::LostPartitioning {
+                dataset: dataset.directory().to_path_buf(),
+                name: self.name.clone(),
+                made: self.description(),
+            },
+            error => error.into(),
+        })
+    }
+
+    /// What it was, for messages.
+    pub(crate) fn description(&self) -> String {
+        self.made.clone().unwrap_or_else(|| format!("{} partitions", self.partitions))
+    }
 }
 
 impl From<&StoredPartitioning> for ChosenPartitioning {
@@ -43,6 +68,8 @@ impl From<&StoredPartitioning> for ChosenPartitioning {
             name: stored.name().to_string(),
             digest: stored.digest().to_string(),
             partitions: stored.partitions(),
+            made: Some(stored.request().to_string()),
+            cut_permille: Some((stored.summary().cut_share() * 1000.0) as u32),
         }
     }
 }
@@ -168,6 +195,9 @@ pub struct RunConfig {
     /// Size of the neighbour cache in bytes, if set.
     #[serde(default)]
     pub neighbour_cache: Option<u64>,
+    /// Which neighbours are cached, if set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour_policy: Option<NeighbourPolicy>,
     /// Number of distinct epochs; later epochs repeat them. By default all epochs, unless the strategy chooses.
     #[serde(default)]
     pub epochs_sampled: Option<u64>,
@@ -240,6 +270,7 @@ impl RunConfig {
             superbatch: None,
             feature_cache: None,
             neighbour_cache: None,
+            neighbour_policy: None,
             epochs_sampled: None,
             prepared: None,
             segment: None,
@@ -379,12 +410,15 @@ impl RunConfig {
         let free = [
             "dataset",
             "partitioning.name",
+            "partitioning.made",
+            "partitioning.cut_permille",
             "strategy",
             "memory",
             "disk_budget",
             "superbatch",
             "feature_cache",
             "neighbour_cache",
+            "neighbour_policy",
             "prepared",
             "segment",
             "io_block",

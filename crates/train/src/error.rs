@@ -128,9 +128,21 @@ pub enum TrainError {
     /// An order by groups without partitions.
     #[error("the order by groups has no partitioning; make one with `esker partition`, and choose it")]
     NoPartitioning,
+    /// A partitioning that is gone.
+    #[error(
+        "{dataset} has no partitioning `{name}` any more; the run was started with {made}: make it again with `esker partition {dataset} --name {name}` and these parameters, or train anew"
+    )]
+    LostPartitioning {
+        /// The dataset.
+        dataset: PathBuf,
+        /// The name.
+        name: String,
+        /// What it was.
+        made: String,
+    },
     /// A partitioning that differs from that of the run.
     #[error(
-        "{dataset}: the partitioning `{name}` has changed since the run was started: its digest is {now}, was {before}; bring the old one back with `esker partition --overwrite` and its parameters, or train anew"
+        "{dataset}: the partitioning `{name}` has changed since the run was started: its digest is {now}, was {before}; bring the old one back ({made}) with `esker partition --overwrite` and these parameters, or train anew"
     )]
     OtherPartitioning {
         /// The dataset.
@@ -141,6 +153,8 @@ pub enum TrainError {
         now: String,
         /// The digest of the run.
         before: String,
+        /// How it was made.
+        made: String,
     },
     /// A metric that these labels do not have.
     #[error("--metric {metric} does not fit {}; {}", labels_text(*kind, *outputs), metrics_text(*kind))]

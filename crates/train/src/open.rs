@@ -13,13 +13,13 @@ use crate::{
     WallClock, history,
 };
 use esker_nn::Backend;
-use esker_sample::order::{Batching, Groups, Order, Sequential, Shuffled};
-use esker_sample::partition::StoredPartitioning;
+use esker_sample::order::{BatchGroup, Batching, Groups, Order, Sequential, Shuffled};
 use esker_sample::{Batches, NodeBatches, NodeSet, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
-    Inference, Job, JobOutline, OutOfCore, Phase, Prepared, RunPosition, Strategy, StrategyNeeds,
+    Inference, Job, JobOutline, JobPartitioning, OutOfCore, Phase, Prepared, RunPosition, Strategy,
+    StrategyNeeds,
 };
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
@@ -311,13 +311,6 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.job.count(Phase::Train { epoch })
     }
 
-    /// The redundancy ratio of an epoch whose batches needed so many bytes of feature rows: nodes sampled per training
-    /// node. `None` without features or training nodes.
-    pub(crate) fn redundancy(&self, bytes_useful: u64) -> Option<f64> {
-        let nodes = self.task.train.nodes().len() as u64 * self.row_bytes();
-        (nodes > 0).then(|| bytes_useful as f64 / nodes as f64)
-    }
-
     /// Bytes of a feature row as stored.
     pub fn row_bytes(&self) -> u64 {
         self.job.row_bytes()
@@ -392,6 +385,10 @@ impl Batches for FirstBatches {
 
     fn targets(&self, at: Position) -> Result<Targets, SampleError> {
         self.all.targets(at)
+    }
+
+    fn group(&self, at: Position) -> Option<BatchGroup> {
+        self.all.group(at)
     }
 
     fn identity(&self) -> String {
@@ -494,6 +491,14 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         superbatch: config.superbatch,
         feature_cache_bytes: config.feature_cache,
         neighbour_cache_bytes: config.neighbour_cache,
+        neighbour_policy: config.neighbour_policy,
+        partitioning: config.grouping().zip(config.partitioning.as_ref()).map(|(_, chosen)| {
+            JobPartitioning {
+                name: chosen.name.clone(),
+                partitions: chosen.partitions,
+                cut_permille: chosen.cut_permille,
+            }
+        }),
         io_block_bytes: config.io_block,
         prepared: config.prepared.clone(),
         segment: config.segment,
@@ -568,29 +573,49 @@ fn groups(config: &RunConfig, dataset: &Dataset, nodes: &[NodeId]) -> Result<Gro
     let (Some(grouping), Some(chosen)) = (config.grouping(), &config.partitioning) else {
         return Err(TrainError::NoPartitioning);
     };
-    let stored = StoredPartitioning::open(dataset, &chosen.name)?;
+    let stored = chosen.open(dataset)?;
     if (stored.digest(), stored.partitions()) != (chosen.digest.as_str(), chosen.partitions) {
         return Err(TrainError::OtherPartitioning {
             dataset: config.dataset.clone(),
             name: chosen.name.clone(),
             now: stored.digest().to_string(),
             before: chosen.digest.clone(),
+            made: chosen.description(),
         });
     }
-    Ok(Groups::new(grouping, &stored.of_nodes(nodes)?)?)
+    let groups = Groups::new(grouping, &stored.of_nodes(nodes)?)?;
+    groups.check_full(sampled_epochs(config))?;
+    Ok(groups)
 }
 
-/// Optimizer steps of a whole run whose epochs are all sampled. Epochs of the order by groups differ in their number
-/// of batches; of very many, some are counted.
+/// Distinct epochs of a run, as far as its configuration tells.
+fn sampled_epochs(config: &RunConfig) -> u64 {
+    config.epochs_sampled.unwrap_or(config.epochs).clamp(1, config.epochs.max(1))
+}
+
+/// Optimizer steps of a whole run. Epochs of the order by groups differ in their number of batches, and later ones may
+/// repeat the first; of very many, some are counted.
 pub fn count_steps(config: &RunConfig, dataset: &Dataset) -> Result<u64> {
     let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
     if config.order != OrderName::Groups {
         return Ok(config.epochs.saturating_mul(config.most_batches(train)));
     }
     let order = groups(config, dataset, &Task::training_nodes(dataset)?)?;
-    let counted = config.epochs.min(MOST_COUNTED_EPOCHS);
-    let steps: u64 = (0..counted).map(|epoch| order.batches(epoch)).sum();
-    Ok((steps as u128 * config.epochs as u128 / counted.max(1) as u128) as u64)
+    let distinct = sampled_epochs(config);
+    let counts: Vec<u64> = (0..distinct.min(MOST_COUNTED_EPOCHS)).map(|epoch| order.batches(epoch)).collect();
+    Ok(repeated_sum(&counts, distinct, config.epochs))
+}
+
+/// The sum over `epochs` epochs, of which `distinct` are repeated and `counts` are known. Those that are not known are
+/// like the others.
+fn repeated_sum(counts: &[u64], distinct: u64, epochs: u64) -> u64 {
+    let all: u64 = counts.iter().sum();
+    let known = counts.len() as u64;
+    if known < distinct {
+        return (all as u128 * epochs as u128 / known.max(1) as u128) as u64;
+    }
+    let rest: u64 = counts.iter().take((epochs % known.max(1)) as usize).sum();
+    (epochs / known.max(1)).saturating_mul(all).saturating_add(rest)
 }
 
 /// When the run evaluates with sampled neighbourhoods, and on which nodes.
@@ -608,4 +633,19 @@ fn schedule(config: &RunConfig, task: &Task, purpose: Purpose) -> Result<Evaluat
         last_validation: if again { over(config.final_eval, &task.valid)? } else { None },
         test: over(config.final_eval, &task.test)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::repeated_sum;
+
+    #[test]
+    fn steps_are_those_of_the_epochs_that_are_repeated() {
+        let counts = [5, 7, 6];
+        let naive = |epochs: u64| (0..epochs).map(|epoch| counts[(epoch % 3) as usize]).sum::<u64>();
+        (1..20).for_each(|epochs| assert_eq!(repeated_sum(&counts, 3, epochs), naive(epochs)));
+        // Of epochs that all differ, as many as were counted.
+        assert_eq!(repeated_sum(&counts, 3, 3), 18);
+        assert_eq!(repeated_sum(&counts, 300, 300), 1800);
+    }
 }

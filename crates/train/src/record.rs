@@ -43,6 +43,9 @@ pub struct EpochRecord {
     pub evaluation_seconds: f64,
     /// Number of batches.
     pub batches: u64,
+    /// Redundancy ratio: nodes of all batches per training node (OUTRE).
+    #[serde(default)]
+    pub redundancy: f64,
     /// Mean loss of its batches.
     pub loss: f64,
     /// Validation, if it was due.
@@ -70,9 +73,6 @@ pub struct EpochRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "lists")]
     pub neighbours: Option<NeighbourRecord>,
-    /// The redundancy ratio: nodes of all batches per training node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub redundancy: Option<f64>,
     /// What a history of hidden rows was used for, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<HistoryRecord>,
@@ -96,12 +96,18 @@ fn is_zero(count: &u64) -> bool {
 /// Statistics of sampling neighbours from disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighbourRecord {
-    /// Share of requests for a node's neighbours that the cache served.
+    /// Share of requests for a node's neighbours that a cache served.
     pub hit_ratio: f64,
-    /// Disk reads for the others.
+    /// Share of requests that the neighbours of the batch's group of partitions served.
+    #[serde(default)]
+    pub group_hit_ratio: f64,
+    /// Disk reads for the others, and of groups.
     pub reads: u64,
     /// Bytes read.
     pub bytes_read: u64,
+    /// Those of them that are the neighbours of groups.
+    #[serde(default)]
+    pub group_bytes_read: u64,
 }
 
 /// Where the wall-clock time of a run went, in seconds. If it was resumed, of all its processes that wrote a checkpoint.
@@ -178,6 +184,9 @@ pub struct Summary {
     pub history_split: Option<crate::HistorySplit>,
     /// Number of optimizer steps.
     pub steps: u64,
+    /// Redundancy ratio: nodes of all batches of an epoch per training node, the mean over epochs (OUTRE).
+    #[serde(default)]
+    pub redundancy: Option<f64>,
     /// Wall time of all epochs, without interrupted parts.
     pub seconds: f64,
     /// Where the wall-clock time went.

@@ -94,6 +94,8 @@ struct State {
     epoch_seconds: f64,
     epoch_read: u64,
     epoch_useful: u64,
+    #[serde(default)]
+    epoch_nodes: u64,
     best: Option<Best>,
     /// The largest score and the smallest loss of all evaluations, which may be of different models.
     #[serde(default)]
@@ -430,6 +432,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     ) -> Result<()> {
         let (at, loss) = (done.at.position(), done.loss);
         self.state.epoch_useful += done.nodes * self.run.row_bytes();
+        self.state.epoch_nodes += done.nodes;
         let bits = loss.map_or(u64::MAX, f64::to_bits);
         self.state.digest = mix(self.state.digest ^ mix(bits));
         if let Some(loss) = loss {
@@ -485,7 +488,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         state.epochs.push(record);
         (state.epoch, state.batch) = (epoch + 1, 0);
         (state.loss_sum, state.loss_count, state.epoch_seconds) = (0.0, 0, 0.0);
-        (state.epoch_read, state.epoch_useful) = (0, 0);
+        (state.epoch_read, state.epoch_useful, state.epoch_nodes) = (0, 0, 0);
         let patience = self.run.config.patience;
         if patience > 0 && state.without_better >= patience && !last {
             state.ended = Some(format!("no better model in {patience} evaluations"));
@@ -536,6 +539,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             seconds: state.epoch_seconds + self.epoch_started.elapsed().as_secs_f64(),
             evaluation_seconds: 0.0,
             batches: self.run.batches_of(state.epoch),
+            redundancy: state.epoch_nodes as f64 / self.run.task.train.nodes().len().max(1) as f64,
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
             bytes_read: now.bytes_read - self.counted.bytes_read,
@@ -547,7 +551,6 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             stages: stages.iter().map(|stage| stage.since(&before(stage).unwrap_or_default())).collect(),
             phases: phases(&now, &self.counted),
             neighbours: neighbours(&now, &self.counted),
-            redundancy: self.run.redundancy(state.epoch_useful),
             history: history_record(&now, &self.counted),
         }
     }
@@ -661,6 +664,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             device_memory: self.run.plan.device_table.clone(),
             history_split: history::stored_split(self.directory.path()),
             steps: self.state.steps,
+            redundancy: mean_redundancy(&self.state.epochs),
             seconds: self.state.seconds,
             wall_seconds,
             epochs: self.state.epochs.clone(),
@@ -668,6 +672,13 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         self.directory.write_json("summary.json", &summary)?;
         Ok(summary)
     }
+}
+
+/// The mean over epochs whose nodes were counted.
+fn mean_redundancy(epochs: &[EpochRecord]) -> Option<f64> {
+    let counted: Vec<f64> =
+        epochs.iter().map(|epoch| epoch.redundancy).filter(|redundancy| *redundancy > 0.0).collect();
+    (!counted.is_empty()).then(|| counted.iter().sum::<f64>() / counted.len() as f64)
 }
 
 fn hit_ratio(now: &SourceCounters, before: &SourceCounters) -> std::collections::BTreeMap<String, f64> {
@@ -699,6 +710,8 @@ fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<Neighbour
     let requests = now.neighbour_requests - before.neighbour_requests;
     (requests > 0).then(|| NeighbourRecord {
         hit_ratio: (now.neighbour_hits - before.neighbour_hits) as f64 / requests as f64,
+        group_hit_ratio: (now.neighbour_group_hits - before.neighbour_group_hits) as f64 / requests as f64,
+        group_bytes_read: now.neighbour_group_bytes_read - before.neighbour_group_bytes_read,
         reads: now.neighbour_reads - before.neighbour_reads,
         bytes_read: now.neighbour_bytes_read - before.neighbour_bytes_read,
     })

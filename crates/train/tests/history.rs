@@ -65,7 +65,7 @@ fn strategies_threads_budgets_and_superbatches_pull_the_same() {
             assert!(pulls(&summary) > 100, "{name}: {}", pulls(&summary));
             let ages = summary.epochs.iter().filter_map(|epoch| epoch.history);
             assert!(ages.clone().all(|history| history.mean_age < staleness as f64), "{name}");
-            assert!(summary.epochs[0].redundancy.unwrap() > 1.0);
+            assert!(summary.epochs[0].redundancy > 1.0);
             seen.push((name, result(&summary, &out)));
         }
         check_equal(&seen);
@@ -170,7 +170,7 @@ fn a_history_saves_rows_and_still_learns() {
     let plain = train(&config, &bench.path("plain"));
     let history = Some(HistoryConfig::new(3000));
     let with = train(&RunConfig { history, ..config }, &bench.path("with"));
-    let redundancy = |summary: &Summary| summary.epochs[7].redundancy.unwrap();
+    let redundancy = |summary: &Summary| summary.epochs[7].redundancy;
     assert!(redundancy(&with) < 0.85 * redundancy(&plain), "{} {}", redundancy(&with), redundancy(&plain));
     let accuracy = |summary: &Summary| summary.test.unwrap().accuracy.unwrap();
     assert!(accuracy(&with) > accuracy(&plain) - 0.05, "{} {}", accuracy(&with), accuracy(&plain));

@@ -299,6 +299,9 @@ fn disk(now: &SourceCounters, before: &SourceCounters) -> serde_json::Value {
         "read_seconds": read_seconds, "reads_per_second": reads as f64 / read_seconds.max(1e-9),
         "phases": phases, "neighbour_requests": lists,
         "neighbour_hit_ratio": (now.neighbour_hits - before.neighbour_hits) as f64 / lists.max(1) as f64,
+        "neighbour_group_hit_ratio":
+            (now.neighbour_group_hits - before.neighbour_group_hits) as f64 / lists.max(1) as f64,
+        "neighbour_group_bytes_read": now.neighbour_group_bytes_read - before.neighbour_group_bytes_read,
         "neighbour_reads": now.neighbour_reads - before.neighbour_reads, "neighbour_bytes_read": now.neighbour_bytes_read - before.neighbour_bytes_read,
     })
 }

@@ -61,6 +61,7 @@ impl Flags {
             &[
                 flag("--group", self.group.is_some(), groups, "--order groups"),
                 flag("--partitioning", self.partitioning.is_some(), groups, "--order groups"),
+                flag("--neighbour-policy", self.neighbour_policy.is_some(), groups, "--order groups"),
             ],
         )?;
         let evaluates = config.eval != EvaluationMode::None;
@@ -93,6 +94,7 @@ impl Flags {
             flag("--neighbour-cache", self.neighbour_cache.is_some(), ginex || diskgnn, both),
             flag("--io-block", self.io_block.is_some(), ginex || diskgnn, both),
             flag("--superbatch", self.superbatch.is_some(), ginex, one),
+            flag("--neighbour-policy", self.neighbour_policy.is_some(), ginex, one),
             flag("--prepared", self.prepared.is_some(), diskgnn, other),
             flag("--segment", self.segment.is_some(), diskgnn, other),
             flag("--no-prefetch", self.no_prefetch == Some(true), diskgnn, other),

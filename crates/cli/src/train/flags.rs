@@ -10,7 +10,7 @@ use esker_nn::{
 use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
-use esker_strategies::StrategyKind;
+use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_train::{EvaluationMode, HistoryConfig, MetricName, OrderName, RunConfig, RunDirectory};
 use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
@@ -315,6 +315,9 @@ pub struct Flags {
     /// ginex, outre, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
+    /// ginex, outre with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group if at most 55% of the edges are between partitions, else ginex
+    #[arg(long, value_parser = word::<NeighbourPolicy>, help_heading = "Machine")]
+    pub neighbour_policy: Option<NeighbourPolicy>,
     /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex or outre). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
@@ -441,6 +444,7 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
+            neighbour_policy: config.neighbour_policy,
             // A run from before that could be said sampled all of them.
             epochs_sampled: config
                 .epochs_sampled
@@ -471,8 +475,7 @@ impl Flags {
         let epochs = self.epochs.unwrap_or(usual.epochs);
         let eval = self.eval.unwrap_or(usual.eval);
         let strategy = self.strategy.unwrap_or(usual.strategy);
-        let usual_order = if strategy == StrategyKind::Outre { OrderName::Groups } else { usual.order };
-        let order = self.order.unwrap_or(usual_order);
+        let order = self.order.unwrap_or(usual_order(strategy));
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
         let batches = match self.drop_last {
             Some(true) => train / batch.max(1),
@@ -518,6 +521,7 @@ impl Flags {
             superbatch: self.superbatch,
             feature_cache: self.feature_cache.map(|bytes| bytes.0),
             neighbour_cache: self.neighbour_cache.map(|bytes| bytes.0),
+            neighbour_policy: self.neighbour_policy,
             epochs_sampled: match self.epochs_sampled {
                 Some(EpochsSampled::Count(epochs)) => Some(epochs),
                 _ => None,
@@ -588,6 +592,11 @@ impl Flags {
             gin_epsilon: self.gin_epsilon.unwrap_or(0.0),
         }
     }
+}
+
+/// The order of batches with a strategy, if none is given.
+fn usual_order(strategy: StrategyKind) -> OrderName {
+    if strategy == StrategyKind::Outre { OrderName::Groups } else { OrderName::default() }
 }
 
 /// One fan-out a layer: one serves all.

@@ -129,6 +129,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         config.check_resumes(before, directory.path())?;
     }
     let name = flags.partitioning.as_deref();
+    if let Some((_, before)) = &before {
+        check_started_with(before, &dataset, name)?;
+    }
     choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
         config.check_resumes(before, directory.path())?;
@@ -236,6 +239,14 @@ impl WithBackend for TrainRun<'_> {
 }
 
 /// How to resume a run.
+/// Fails if the partitioning of this name, with which a run was started, is gone. The error tells how it was made.
+fn check_started_with(before: &RunConfig, dataset: &Dataset, name: Option<&str>) -> anyhow::Result<()> {
+    if let Some(chosen) = before.partitioning.as_ref().filter(|chosen| name == Some(&*chosen.name)) {
+        chosen.open(dataset)?;
+    }
+    Ok(())
+}
+
 fn resume_text(out: &Path) -> String {
     format!("resume with `esker train --resume --out {}`", out.display())
 }
@@ -378,6 +389,9 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }
     add_history(&mut table, summary, seconds / count.max(1) as f64);
+    if let Some(redundancy) = summary.redundancy {
+        table.row("redundancy", format!("{redundancy:.2} sampled nodes per training node and epoch"));
+    }
     if let Some(last) = summary.epochs.last() {
         table.row("bound by", watch::bound_by(&last.stages, last.seconds));
     }

@@ -33,7 +33,7 @@ const ROWS_AT_A_TIME: usize = 1 << 13;
 /// Checksums read or written at a time.
 const SUMS_AT_A_TIME: usize = 1 << 13;
 /// Blocks in flight to the disk, per thread.
-const WRITES: usize = 96;
+const WRITES: usize = 32;
 /// Rows of a part's array that are in memory.
 const WINDOW: usize = 1024;
 /// Memory per part: its block, its window of rows, and its state.

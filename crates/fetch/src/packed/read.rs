@@ -59,8 +59,8 @@ impl Packed {
         })
     }
 
-    /// Bytes that loading samples takes in addition to them. A decoder has the batch in order of discovery, its record,
-    /// and its ids again. Arrays grow by doubling.
+    /// Bytes that loading samples takes in addition to them, in records of either format. A decoder has the batch in order
+    /// of discovery, its record, and its ids again. Arrays grow by doubling.
     pub fn loader_bytes(largest: &super::Largest) -> u64 {
         largest.sample_bytes * 3 + largest.nodes * 24 + largest.record_bytes * 2
     }

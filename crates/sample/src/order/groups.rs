@@ -10,10 +10,13 @@ use crate::{Result, SampleError};
 use esker_types::PartitionId;
 use esker_types::random::{Key, Permutation};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Epochs whose groups are kept: the current one and some that are sampled ahead.
 const KEPT_EPOCHS: usize = 4;
+/// Epochs that are looked at one by one, where it is not certain that all have full batches.
+const MOST_CHECKED_EPOCHS: u64 = 1000;
 
 /// How seeds are grouped.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +67,19 @@ pub struct Groups {
     epochs: Mutex<Vec<Arc<EpochGroups>>>,
 }
 
+/// A group of partitions, from which some batches take their seeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchGroup {
+    /// The epoch.
+    pub epoch: u64,
+    /// The group in its epoch, from 0.
+    pub number: u64,
+    /// The batches of the group.
+    pub batches: Range<u64>,
+    /// Its partitions.
+    pub partitions: Vec<PartitionId>,
+}
+
 /// The groups of an epoch.
 #[derive(Debug)]
 struct EpochGroups {
@@ -75,7 +91,7 @@ struct EpochGroups {
 }
 
 impl Groups {
-    /// Seeds with these partitions. Fails if batches or groups are empty, or if an epoch may have no batch.
+    /// Seeds with these partitions. Fails if batches or groups are empty.
     pub fn new(grouping: Grouping, of_seeds: &[PartitionId]) -> Result<Groups> {
         let Some(batch) = NonZeroU64::new(grouping.batch) else { return Err(SampleError::EmptyBatches) };
         if grouping.group == 0 {
@@ -84,7 +100,6 @@ impl Groups {
         }
         let mut starts = vec![0u64; grouping.partitions as usize + 1];
         of_seeds.iter().for_each(|partition| starts[partition.0 as usize + 1] += 1);
-        let largest = starts.iter().copied().max().unwrap_or(0);
         (1..starts.len()).for_each(|at| starts[at] += starts[at - 1]);
         let (mut next, mut items) = (starts.clone(), vec![0; of_seeds.len()]);
         for (item, partition) in (0..).zip(of_seeds) {
@@ -92,13 +107,25 @@ impl Groups {
             items[*at as usize] = item;
             *at += 1;
         }
-        // With more seeds than that, some group has a full batch, however partitions are permuted.
-        let few = grouping.groups().saturating_mul(grouping.batch - 1);
-        if grouping.drop_last && of_seeds.len() as u64 <= few && largest < grouping.batch {
-            let (groups, seeds) = (grouping.groups(), of_seeds.len() as u64);
-            return Err(SampleError::NoFullGroup { batch: grouping.batch, groups, seeds });
-        }
         Ok(Groups { grouping, batch, items, starts, epochs: Mutex::default() })
+    }
+
+    /// Fails if smaller batches are dropped and one of the first `epochs` epochs has no other. Of very many epochs, it
+    /// fails if one may have no other.
+    pub fn check_full(&self, epochs: u64) -> Result<()> {
+        let Grouping { batch, drop_last, .. } = self.grouping;
+        let (groups, seeds) = (self.grouping.groups(), self.items.len() as u64);
+        // With more seeds than that, some group has a full batch, however partitions are permuted.
+        let few = groups.saturating_mul(batch - 1);
+        let largest = self.starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+        if !drop_last || seeds > few || largest >= batch {
+            return Ok(());
+        }
+        let empty = (0..epochs.min(MOST_CHECKED_EPOCHS)).find(|epoch| self.make(*epoch).batches() == 0);
+        match empty.or((epochs > MOST_CHECKED_EPOCHS).then_some(MOST_CHECKED_EPOCHS)) {
+            Some(epoch) => Err(SampleError::NoFullGroup { batch, groups, seeds, epoch }),
+            None => Ok(()),
+        }
     }
 
     fn key(&self, epoch: u64) -> Key {
@@ -145,6 +172,16 @@ impl EpochGroups {
     fn batches(&self) -> u64 {
         self.first_batches.last().copied().unwrap_or(0)
     }
+
+    /// The group of a batch that exists.
+    fn group_of(&self, batch: u64) -> usize {
+        self.first_batches.partition_point(|first| *first <= batch) - 1
+    }
+
+    /// The partitions of a group of `size` partitions.
+    fn partitions_of(&self, group: usize, size: usize) -> &[u32] {
+        self.partitions.chunks(size).nth(group).unwrap_or(&[])
+    }
 }
 
 impl Order for Groups {
@@ -157,9 +194,8 @@ impl Order for Groups {
         if batch >= groups.batches() {
             return Err(SampleError::NoSuchBatch { epoch, batch, batches: groups.batches() });
         }
-        let group = groups.first_batches.partition_point(|first| *first <= batch) - 1;
-        let size = self.grouping.group as usize;
-        let partitions = groups.partitions.chunks(size).nth(group).unwrap_or(&[]);
+        let group = groups.group_of(batch);
+        let partitions = groups.partitions_of(group, self.grouping.group as usize);
         // Where the seeds of each partition end among those of the group.
         let ends: Vec<u64> = partitions
             .iter()
@@ -179,6 +215,18 @@ impl Order for Groups {
             self.items[(self.starts[partitions[number] as usize] + index - before) as usize]
         }));
         Ok(())
+    }
+
+    fn group(&self, epoch: u64, batch: u64) -> Option<BatchGroup> {
+        let groups = self.groups_of(epoch);
+        let number = (batch < groups.batches()).then(|| groups.group_of(batch))?;
+        let partitions = groups.partitions_of(number, self.grouping.group as usize);
+        Some(BatchGroup {
+            epoch,
+            number: number as u64,
+            batches: groups.first_batches[number]..groups.first_batches[number + 1],
+            partitions: partitions.iter().copied().map(PartitionId).collect(),
+        })
     }
 
     fn identity(&self) -> String {
@@ -233,11 +281,15 @@ mod tests {
                 }
                 // Without smaller batches: the same, less those.
                 let dropping = Grouping { drop_last: true, ..grouping.clone() };
-                if let Ok(order) = Groups::new(dropping, &partitions(&of_seeds)) {
-                    let full: Vec<_> = batches.into_iter().filter(|items| items.len() as u64 == batch).collect();
-                    prop_assert!(!full.is_empty());
-                    prop_assert_eq!(epoch_of(&order, epoch), full);
-                }
+                let order = Groups::new(dropping, &partitions(&of_seeds)).unwrap();
+                let full: Vec<_> = batches.into_iter().filter(|items| items.len() as u64 == batch).collect();
+                prop_assert_eq!(epoch_of(&order, epoch), full);
+            }
+            // An order is refused if an epoch has no full batch, and only then.
+            let order = Groups::new(Grouping { drop_last: true, ..grouping }, &partitions(&of_seeds)).unwrap();
+            for epochs in [1, 3, 30] {
+                let is_full = (0..epochs).all(|epoch| order.batches(epoch) > 0);
+                prop_assert_eq!(order.check_full(epochs).is_ok(), is_full);
             }
         }
     }
@@ -279,8 +331,8 @@ mod tests {
         let refused = |grouping: Grouping| Groups::new(grouping, &of_seeds).err().unwrap().to_string();
         assert!(refused(grouping(3, 2, 0)).contains("batches of 0"));
         assert!(refused(grouping(3, 0, 2)).contains("partitions in a group"));
-        let dropping = Grouping { drop_last: true, ..grouping(3, 1, 3) };
-        let said = refused(dropping);
+        let dropping = Groups::new(Grouping { drop_last: true, ..grouping(3, 1, 3) }, &of_seeds).unwrap();
+        let said = dropping.check_full(1).unwrap_err().to_string();
         assert!(said.contains("3 groups") && said.contains("batches of 3"), "{said}");
         let order = Groups::new(grouping(3, 2, 2), &of_seeds).unwrap();
         let said = order.items(1, 9, &mut Vec::new()).unwrap_err().to_string();

@@ -14,6 +14,7 @@ mod stored;
 
 pub use fennel::{Fennel, PartitionShape};
 pub use make::{PartitionMade, PartitionPass, PartitionSource, PartitionWork, make};
+pub(crate) use stored::PartitionStream;
 pub use stored::{PartitionMethod, PartitionRequest, PartitionSummary, StoredPartitioning};
 
 use crate::{Result, SampleError};

@@ -2,9 +2,10 @@
 
 use super::PartitionWord;
 use crate::{Direction, Result, SampleError};
-use esker_store::{ArrayFile, Dataset, Derived, StoreError};
+use esker_store::{ArrayFile, Dataset, Derived, Elements, StoreError};
 use esker_types::{Dtype, NodeId, PartitionId};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) const KIND: &str = "partitions";
@@ -15,6 +16,8 @@ const PREFIX: &str = "partitions-";
 const BLOCK_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 const LONGEST_NAME: usize = 100;
+/// Bytes that a stream of partitions reads at a time: whole words.
+const STREAM_CHUNK_BYTES: usize = 64 << 10;
 
 /// How partitions are found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,14 +193,58 @@ impl StoredPartitioning {
             while let Some(node) = next.next_if(|node| node.0 < end) {
                 partitions.push(PartitionId(words[(node.0 - first) as usize]));
             }
+            Ok(())
         })?;
         assert_eq!(partitions.len(), nodes.len(), "nodes of the graph, ascending");
         Ok(partitions)
     }
 
-    /// Gives the partitions of all nodes to `take`, some at a time, each with the first node.
-    fn each_block(&self, take: impl FnMut(u64, &[u32])) -> Result<()> {
+    /// Streams the partitions of nodes from `first` on.
+    pub(crate) fn stream_from(&self, first: NodeId) -> Result<PartitionStream> {
+        let word_bytes = self.parameters.request.word_bytes();
+        Ok(PartitionStream {
+            elements: self.array.elements(first.0 * word_bytes)?,
+            word_bytes: word_bytes as usize,
+            bytes: Vec::new(),
+            at: 0,
+            path: self.array.path().to_path_buf(),
+        })
+    }
+
+    /// Gives the partitions of all nodes to `take`, some at a time, each with the first node. Verifies every byte.
+    pub(crate) fn each_block(&self, take: impl FnMut(u64, &[u32]) -> Result<()>) -> Result<()> {
         read_blocks(&self.array, self.parameters.request.word_bytes(), self.partitions(), take)
+    }
+}
+
+/// The partitions of nodes in order.
+pub(crate) struct PartitionStream {
+    elements: Elements,
+    word_bytes: usize,
+    bytes: Vec<u8>,
+    at: usize,
+    path: PathBuf,
+}
+
+impl PartitionStream {
+    /// Memory in bytes.
+    pub const BYTES: u64 = (1 << 20) + STREAM_CHUNK_BYTES as u64;
+
+    /// The partition of the next node. It is not verified: whoever only compares partitions need not.
+    #[inline]
+    pub fn take(&mut self) -> Result<u32> {
+        if self.at == self.bytes.len() {
+            self.bytes.resize(STREAM_CHUNK_BYTES, 0);
+            let filled = self.elements.fill(&mut self.bytes)?;
+            self.bytes.truncate(filled);
+            self.at = 0;
+            if filled == 0 {
+                return Err(StoreError::inconsistent(&self.path, "a partition per node", "fewer").into());
+            }
+        }
+        let word = &self.bytes[self.at..self.at + self.word_bytes];
+        self.at += self.word_bytes;
+        Ok(word.iter().rev().fold(0, |number, byte| number << 8 | *byte as u32))
     }
 }
 
@@ -207,7 +254,7 @@ fn read_blocks(
     array: &ArrayFile,
     word_bytes: u64,
     partitions: u32,
-    mut take: impl FnMut(u64, &[u32]),
+    mut take: impl FnMut(u64, &[u32]) -> Result<()>,
 ) -> Result<()> {
     let (mut elements, sums) = (array.elements(0)?, array.block_sums()?);
     let (mut bytes, mut words, mut first) = (vec![0u8; BLOCK_BYTES], Vec::new(), 0);
@@ -235,7 +282,7 @@ fn read_blocks(
         if let Some(wrong) = words.iter().find(|word| **word >= partitions) {
             return Err(damaged(block, format!("partition {wrong} of {partitions}")));
         }
-        take(first, &words);
+        take(first, &words)?;
         first += words.len() as u64;
     }
     Ok(())
@@ -246,6 +293,7 @@ pub(super) fn read_words<W: PartitionWord>(array: &ArrayFile, partitions: u32) -
     let mut all = Vec::with_capacity(array.entry().rows as usize);
     read_blocks(array, size_of::<W>() as u64, partitions, |_, words| {
         all.extend(words.iter().map(|word| W::of(*word)));
+        Ok(())
     })?;
     Ok(all)
 }

@@ -15,7 +15,7 @@ use crate::found::{Discovered, Section};
 use crate::memory::{Ledger, held};
 use crate::relabel::{DirectTable, HashedTable, NewNodes, Relabel};
 use crate::topology::{Fetched, Topology, TopologyWorkspace};
-use crate::{Bound, Form, Result, Sample, SampleError, Touched};
+use crate::{Batches, Bound, Form, Result, Sample, SampleError, Touched};
 use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
@@ -229,6 +229,11 @@ impl<T: Topology> Sampler<T> {
     pub fn with_samples(mut self, samples: u64) -> Sampler<T> {
         self.samples = samples.max(1);
         self
+    }
+
+    /// Prepares for a batch, see [`Topology::begin`]. Samples do not depend on it.
+    pub fn begin(&mut self, batches: &dyn Batches, at: Position) -> Result<()> {
+        self.topology.begin(batches, at, &mut self.scratch.workspace)
     }
 
     /// Its settings.

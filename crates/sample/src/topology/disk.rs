@@ -6,8 +6,9 @@ mod lookup;
 
 use super::cache::NeighbourCache;
 use super::elias_fano::{EliasFano, EliasFanoBuilder};
+use super::group::{GroupCache, GroupNeighbours, TakenGroup};
 use super::{Direction, Fetched, NotInMemory, RequestedEntries, StoredId, Topology, TopologyWorkspace};
-use crate::{Result, SampleError};
+use crate::{Batches, Position, Result, SampleError};
 use esker_io::{AlignedBuffer, DIRECT_ALIGN, Files, Options, Piece, Queue};
 use esker_store::{ArrayFile, Dataset, Elements, PAYLOAD_OFFSET, StoreError, file};
 use esker_types::{Dtype, EdgeId, NodeId};
@@ -65,8 +66,10 @@ struct DiskColumn {
 struct DiskCounters {
     lists: AtomicU64,
     cached: AtomicU64,
+    grouped: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
+    group_read_bytes: AtomicU64,
 }
 
 /// Counters of what sampling has read so far.
@@ -74,12 +77,16 @@ struct DiskCounters {
 pub struct NeighbourCounters {
     /// Nodes of which neighbours were requested.
     pub lists: u64,
-    /// Nodes that were in the cache.
+    /// Nodes that were in a cache.
     pub cached: u64,
+    /// Those of them that were in the batch's group of partitions.
+    pub grouped: u64,
     /// Disk reads.
     pub reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
+    /// Those of them that are the neighbours of groups.
+    pub group_read_bytes: u64,
 }
 
 impl DiskGraph {
@@ -163,13 +170,22 @@ impl DiskGraph {
     /// The counters so far.
     pub fn counters(&self) -> NeighbourCounters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let DiskCounters { lists, cached, reads, read_bytes } = &self.counters;
+        let DiskCounters { lists, cached, grouped, reads, read_bytes, group_read_bytes } = &self.counters;
         NeighbourCounters {
             lists: get(lists),
             cached: get(cached),
+            grouped: get(grouped),
             reads: get(reads),
             read_bytes: get(read_bytes),
+            group_read_bytes: get(group_read_bytes),
         }
+    }
+
+    /// Counts the reads of a group.
+    pub(super) fn count_group(&self, reads: u64, bytes: u64) {
+        self.counters.reads.fetch_add(reads, Ordering::Relaxed);
+        self.counters.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.group_read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A node's degree.
@@ -192,7 +208,20 @@ impl DiskGraph {
         end - start
     }
 
-    pub(super) fn dataset(&self) -> &Dataset {
+    /// The node whose neighbours have the entry of a part.
+    pub(super) fn owner(&self, part: usize, entry: u64) -> NodeId {
+        let (mut low, mut high) = (0, self.nodes);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.bounds(part, NodeId(middle)).1 <= entry {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        NodeId(low)
+    }
+
+    pub(super) fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
 
@@ -317,15 +346,17 @@ pub(super) fn check_ids<W: StoredId>(words: &[W], nodes: u64, array: &ArrayFile)
     }
 }
 
-/// A graph whose adjacency is on disk, with an optional cache of some nodes' neighbours.
+/// A graph whose adjacency is on disk, with an optional cache of some nodes' neighbours, and optionally those of the
+/// group of partitions that a batch is of.
 pub struct OnDisk<W> {
     graph: Arc<DiskGraph>,
     cache: Option<Arc<NeighbourCache<W>>>,
+    groups: Option<Arc<GroupCache<W>>>,
 }
 
 impl<W> Clone for OnDisk<W> {
     fn clone(&self) -> OnDisk<W> {
-        OnDisk { graph: self.graph.clone(), cache: self.cache.clone() }
+        OnDisk { graph: self.graph.clone(), cache: self.cache.clone(), groups: self.groups.clone() }
     }
 }
 
@@ -334,7 +365,12 @@ impl<W: StoredId> OnDisk<W> {
     pub fn new(graph: Arc<DiskGraph>, cache: Option<Arc<NeighbourCache<W>>>) -> OnDisk<W> {
         let narrow = graph.dataset.manifest().id_dtype() != Dtype::U64;
         assert_eq!(narrow, size_of::<W>() == 4, "words as wide as they are stored");
-        OnDisk { graph, cache }
+        OnDisk { graph, cache, groups: None }
+    }
+
+    /// The same topology with the neighbours of groups of partitions, which [`Topology::begin`] brings into memory.
+    pub fn with_groups(self, groups: Option<Arc<GroupCache<W>>>) -> OnDisk<W> {
+        OnDisk { groups, ..self }
     }
 
     /// Largest size of a sampler's workspace for hops of up to `nodes` nodes and `entries` entries, in bytes. It
@@ -353,8 +389,28 @@ impl<W: StoredId> OnDisk<W> {
 type DiskEntry = (u64, u32);
 
 /// Workspace of a sampler on a graph on disk. It stays on the sampling thread, as its queue must.
+pub struct DiskWorkspace<W> {
+    reading: DiskReading,
+    /// The group of the batch that is sampled, if its neighbours are in memory.
+    group: Option<TakenGroup<W>>,
+}
+
+impl<W> Default for DiskWorkspace<W> {
+    fn default() -> DiskWorkspace<W> {
+        DiskWorkspace { reading: DiskReading::default(), group: None }
+    }
+}
+
+impl<W> TopologyWorkspace for DiskWorkspace<W> {
+    /// Without its group, which others have too.
+    fn bytes(&self) -> u64 {
+        self.reading.bytes()
+    }
+}
+
+/// What reading entries from disk needs.
 #[derive(Default)]
-pub struct DiskWorkspace {
+struct DiskReading {
     queue: Option<Queue>,
     /// Nodes to be read: node id, index of the first entry and number of entries.
     lists: Vec<(u64, u32, u32)>,
@@ -362,7 +418,7 @@ pub struct DiskWorkspace {
     spare: Vec<(AlignedBuffer, Vec<Piece>)>,
 }
 
-impl TopologyWorkspace for DiskWorkspace {
+impl DiskReading {
     fn bytes(&self) -> u64 {
         let queue =
             self.queue.as_ref().map_or(0, |_| Options::default().memory_bytes((JOBS * JOB_PIECES) as u64));
@@ -374,7 +430,7 @@ impl TopologyWorkspace for DiskWorkspace {
 
 impl<W: StoredId> Topology for OnDisk<W> {
     type StoredId = W;
-    type Workspace = DiskWorkspace;
+    type Workspace = DiskWorkspace<W>;
     type HopInMemory<'a> = NotInMemory<W>;
 
     fn nodes(&self) -> u64 {
@@ -403,17 +459,31 @@ impl<W: StoredId> Topology for OnDisk<W> {
         Ok(())
     }
 
+    fn begin(&self, batches: &dyn Batches, at: Position, workspace: &mut DiskWorkspace<W>) -> Result<()> {
+        let Some(groups) = &self.groups else { return Ok(()) };
+        let group = batches.group(at);
+        let id = group.as_ref().map(|group| (group.epoch, group.number));
+        if workspace.group.as_ref().map(|(id, _)| *id) != id {
+            // A sampler has one group at most.
+            workspace.group = None;
+            workspace.group = group.map_or(Ok(None), |group| groups.take(group, batches))?;
+        }
+        Ok(())
+    }
+
     fn fetch(
         &self,
         requested: RequestedEntries<'_>,
-        workspace: &mut DiskWorkspace,
+        workspace: &mut DiskWorkspace<W>,
         out: &mut Fetched<W>,
     ) -> Result<()> {
+        let DiskWorkspace { reading: workspace, group } = workspace;
+        let group = group.as_ref().map(|(_, group)| &**group);
         out.edges.clear();
         out.relations.clear();
         out.words.clear();
         out.words.resize(requested.positions.len(), W::default());
-        self.take_cached(&requested, workspace, &mut out.words);
+        self.take_cached(&requested, group, workspace, &mut out.words);
         // In file order.
         workspace.lists.sort_unstable();
         for part in 0..self.graph.parts.len() {
@@ -437,14 +507,21 @@ impl<W: StoredId> Topology for OnDisk<W> {
 }
 
 impl<W: StoredId> OnDisk<W> {
-    /// Copies entries from the cache. Notes the nodes that are not cached.
-    fn take_cached(&self, requested: &RequestedEntries<'_>, workspace: &mut DiskWorkspace, words: &mut [W]) {
+    /// Copies entries from the group and from the cache. Notes the nodes that are in neither.
+    fn take_cached(
+        &self,
+        requested: &RequestedEntries<'_>,
+        group: Option<&GroupNeighbours<W>>,
+        workspace: &mut DiskReading,
+        words: &mut [W],
+    ) {
         let (lists, counters) = (&mut workspace.lists, &self.graph.counters);
         lists.clear();
-        let (mut start, mut asked) = (0usize, 0u64);
+        let (mut start, mut asked, mut grouped) = (0usize, 0u64, 0u64);
         for (at, (node, length)) in requested.nodes.iter().zip(requested.lengths).enumerate() {
-            if let (Some(cache), Some(soon)) = (&self.cache, requested.nodes.get(at + PREFETCH_DISTANCE)) {
-                cache.prefetch(*soon);
+            if let Some(soon) = requested.nodes.get(at + PREFETCH_DISTANCE) {
+                self.cache.iter().for_each(|cache| cache.prefetch(*soon));
+                group.iter().for_each(|group| group.prefetch(*soon));
             }
             let range = start..start + *length as usize;
             start = range.end;
@@ -452,7 +529,9 @@ impl<W: StoredId> OnDisk<W> {
                 continue;
             }
             asked += 1;
-            match self.cache.as_ref().and_then(|cache| cache.list(*node)) {
+            let in_group = group.and_then(|group| group.list(*node));
+            grouped += in_group.is_some() as u64;
+            match in_group.or_else(|| self.cache.as_ref().and_then(|cache| cache.list(*node))) {
                 Some(list) => {
                     let positions = &requested.positions[range.clone()];
                     words[range].iter_mut().zip(positions).for_each(|(word, at)| *word = list[*at as usize]);
@@ -462,6 +541,7 @@ impl<W: StoredId> OnDisk<W> {
         }
         counters.lists.fetch_add(asked, Ordering::Relaxed);
         counters.cached.fetch_add(asked - lists.len() as u64, Ordering::Relaxed);
+        counters.grouped.fetch_add(grouped, Ordering::Relaxed);
     }
 
     /// Collects in `entries` those requested entries that are in a part, in file order.
@@ -491,7 +571,7 @@ impl<W: StoredId> OnDisk<W> {
     fn fetch_edges(
         &self,
         requested: &RequestedEntries<'_>,
-        workspace: &mut DiskWorkspace,
+        workspace: &mut DiskReading,
         out: &mut Fetched<W>,
     ) -> Result<()> {
         out.edges.resize(requested.positions.len(), EdgeId(0));
@@ -538,7 +618,7 @@ impl DiskGraph {
     fn read_column(
         &self,
         column: DiskColumn,
-        workspace: &mut DiskWorkspace,
+        workspace: &mut DiskReading,
         mut take: impl FnMut(u32, u64),
     ) -> Result<()> {
         let array = &self.dataset.arrays()[column.array];
@@ -561,10 +641,10 @@ impl DiskGraph {
         &self,
         file: usize,
         width: u64,
-        workspace: &mut DiskWorkspace,
+        workspace: &mut DiskReading,
         mut take: impl FnMut(u32, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let DiskWorkspace { queue: kept, entries, spare, .. } = workspace;
+        let DiskReading { queue: kept, entries, spare, .. } = workspace;
         if entries.is_empty() {
             return Ok(());
         }

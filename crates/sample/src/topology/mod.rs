@@ -2,22 +2,26 @@
 //! the degrees of a hop's nodes, draws positions, and fetches those entries, all at once. So a topology on disk reads
 //! only their blocks.
 
+mod by_partition;
 mod cache;
 mod counts;
 mod disk;
 mod elias_fano;
+mod group;
 mod in_order;
 pub(crate) mod lookup;
 mod memory;
 
+pub use by_partition::{AdjacencyRequest, PartitionedAdjacency};
 pub use cache::{CacheIndex, NeighbourCache, NeighbourCacheFile};
-pub use counts::{CountStream, EntryCounts, GraphWork};
+pub use counts::{CountStream, CountedNeighbours, EntryCounts, GraphWork};
 pub use disk::{DiskGraph, DiskWorkspace, NeighbourCounters, OnDisk};
+pub use group::{GroupCache, GroupNeighbours, GroupRoom};
 pub(crate) use in_order::AdjacencyInOrder;
 pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
 
-use crate::Result;
+use crate::{Batches, Position, Result};
 use esker_types::{EdgeId, NodeId};
 
 /// A node id as adjacency stores it: `u32` or `u64`.
@@ -73,6 +77,17 @@ pub enum Direction {
     Outgoing,
     /// The incoming neighbours, then the outgoing ones.
     Both,
+}
+
+impl Direction {
+    /// A short name, for files.
+    pub(crate) fn short(self) -> &'static str {
+        match self {
+            Direction::Incoming => "in",
+            Direction::Outgoing => "out",
+            Direction::Both => "both",
+        }
+    }
 }
 
 impl std::fmt::Display for Direction {
@@ -155,6 +170,12 @@ pub trait Topology: Send + Sync {
 
     /// Appends the degrees of `nodes`.
     fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()>;
+
+    /// Prepares for a batch: whoever samples it calls this first. A topology that knows groups of partitions brings those
+    /// of the batch's group into memory. Samples do not depend on it.
+    fn begin(&self, _batches: &dyn Batches, _at: Position, _: &mut Self::Workspace) -> Result<()> {
+        Ok(())
+    }
 
     /// Replaces `out` by the entries at the requested positions: for each node `lengths` of them, ascending. A topology
     /// on disk reads all of them together here.
@@ -266,6 +287,9 @@ macro_rules! is_topology_too {
             }
             fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
                 (**self).degrees(nodes, out)
+            }
+            fn begin(&self, batches: &dyn Batches, at: Position, work: &mut T::Workspace) -> Result<()> {
+                (**self).begin(batches, at, work)
             }
             fn fetch(
                 &self,

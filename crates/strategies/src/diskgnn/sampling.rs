@@ -3,7 +3,7 @@
 use super::home::{DiskShare, Home};
 use super::sizes::Sizes;
 use crate::direct::Reads;
-use crate::neighbours::{LoadedNeighbours, NeighbourBudget, NeighbourStore};
+use crate::neighbours::{LoadedNeighbours, NeighbourBudget, NeighbourPolicy, NeighbourStore};
 use crate::{Job, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, PackedBytes, SampleLog, Samples};
 use esker_fetch::{FetchError, StoredRow};
@@ -56,7 +56,8 @@ pub(super) fn samples<W: StoredId + StoredRow>(
         let mut beside = job.clone();
         beside.out_of_core.scratch = log.work();
         let room = NeighbourBudget { disk_bytes: Some(disk.allowed / NEIGHBOURS_SHARE), ..sizes.neighbours };
-        let neighbours = NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone())?;
+        let neighbours =
+            NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone(), NeighbourPolicy::Ginex)?;
         let taken = before + neighbours.disk_bytes::<W>();
         let neighbours = neighbours.load::<W>(job)?;
         let mut sampling = Sampling { job, sizes, log: &mut log, disk: &mut disk, taken, is_open };

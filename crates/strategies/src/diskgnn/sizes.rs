@@ -15,8 +15,9 @@ const WORKER_SAMPLES: u64 = 4;
 const LOG_BYTES: u64 = 8 << 20;
 /// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
 pub(super) const WORKER_PREFETCH: usize = 3;
-/// Most workers for a device with its own memory, and the part of a phase's memory that more than two may take.
-const MOST_WORKERS: usize = 8;
+/// Most workers for a device with its own memory, and the part of a phase's memory that more than two may take from
+/// cached rows.
+const MOST_WORKERS: usize = 12;
 const WORKERS_PART: u64 = 16;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -191,7 +192,7 @@ impl Sizes {
     }
 
     /// Workers and batches in memory for known batches, and the bytes they take: the most that fit `room`, else the
-    /// minimum.
+    /// minimum. More than two workers take at most `part` bytes more than two.
     fn shared_out(
         &self,
         job: &JobOutline,
@@ -199,15 +200,15 @@ impl Sizes {
         blocks: u64,
         batches: u64,
         room: u64,
+        part: u64,
     ) -> (Training, u64) {
         let device = self.device_bytes > 0;
         let ahead = job.steps_in_flight;
         let needed = |training: &Training| training_bytes(job, largest, blocks, batches, *training, device);
         let with = |workers: usize, depth: usize| Training { workers, depth: depth + ahead, buffers: 2 };
-        // A device with its own memory takes batches faster than two workers load them. More workers may take a small
-        // part of the memory that rows would be cached in.
-        let most = if device { (job.threads / 2).min(MOST_WORKERS) } else { 0 };
-        let spared = needed(&with(2, 3)).saturating_add(self.phase_bytes / WORKERS_PART);
+        // A device with its own memory takes batches faster than two workers load them.
+        let most = if device { (job.threads * 3 / 4).min(MOST_WORKERS) } else { 0 };
+        let spared = needed(&with(2, 3)).saturating_add(part);
         // Each worker may have a permit while the next batch in order waits for one.
         let more = (3..=most).rev().map(|workers| with(workers, workers + 1));
         let more = more.filter(|training| needed(training) <= spared);
@@ -236,7 +237,8 @@ impl Sizes {
             Some(asked) => self.phase_bytes.saturating_sub(asked.saturating_sub(self.device_bytes)),
             None => self.phase_bytes / 4 * 3,
         };
-        let (_, needed) = self.shared_out(job, &largest, blocks, batches, room);
+        let part = self.phase_bytes / WORKERS_PART;
+        let (_, needed) = self.shared_out(job, &largest, blocks, batches, room, part);
         let needed = needed.max(direct::memory_bytes(job));
         if needed > self.phase_bytes {
             return Err(too_little(job, needed, self.phase_bytes));
@@ -278,7 +280,8 @@ impl Sizes {
             batches += packing.batches;
         }
         let room = self.phase_bytes.saturating_sub(cached);
-        let (training, needed) = self.shared_out(job, &largest, blocks, batches, room);
+        // The cached rows are chosen, so nothing else needs what is left.
+        let (training, needed) = self.shared_out(job, &largest, blocks, batches, room, room);
         match needed <= room {
             true => Ok(training),
             false => Err(too_little(job, cached + needed, self.phase_bytes)),

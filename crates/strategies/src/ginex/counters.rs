@@ -33,6 +33,8 @@ pub(super) fn add_neighbours(sum: &mut NeighbourCounters, before: NeighbourCount
     sum.cached += now.cached - before.cached;
     sum.reads += now.reads - before.reads;
     sum.read_bytes += now.read_bytes - before.read_bytes;
+    sum.grouped += now.grouped - before.grouped;
+    sum.group_read_bytes += now.group_read_bytes - before.group_read_bytes;
 }
 
 /// The times of finished stages and of running ones.

@@ -156,6 +156,6 @@ impl<W: StoredId + StoredRow> Evaluations<W> {
 
     /// Bytes on disk that further evaluations may take.
     fn allowed(&self, job: &Job) -> u64 {
-        (job.out_of_core.disk_bytes / KEPT_PART).saturating_sub(self.disk_bytes())
+        (job.disk_bytes_left() / KEPT_PART).saturating_sub(self.disk_bytes())
     }
 }

@@ -158,7 +158,8 @@ impl Opened {
                 Sizes { likely_disk_bytes: sizes.most_on_disk::<W>(job), ..sizes }
             }
         };
-        let lists = Arc::new(NeighbourStore::prepare::<W>(job, sizes.lists, reads.graph.clone())?);
+        let (graph, policy) = (reads.graph.clone(), job.neighbour_policy());
+        let lists = Arc::new(NeighbourStore::prepare::<W>(job, sizes.lists, graph, policy)?);
         Ok(Opened { lists, reads, sizes })
     }
 

@@ -80,6 +80,9 @@ fn gathering_bytes(job: &JobOutline, nodes: u64, sample_bytes: u64, depth: u64) 
 fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
+    if job.largest_batch > 0 && job.adjacency_index_bytes() > 0 {
+        table.add("index of neighbours by partition", job.adjacency_index_bytes());
+    }
     if job.largest_batch == 0 {
         direct::add_memory(job, &mut table);
     }
@@ -158,9 +161,8 @@ impl Sizes {
     /// `batch_disk_bytes` is the approximate size of a batch's files. `batches` are those of an epoch and of the run.
     pub fn new(job: &JobOutline, batch_disk_bytes: u64, batches: (u64, u64)) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
-        let asked = &job.out_of_core;
         // Two superbatches are on disk at a time.
-        let disk_bytes = asked.disk_bytes / 2;
+        let disk_bytes = job.disk_bytes_left() / 2;
         let by_disk = (disk_bytes / batch_disk_bytes.max(1)).max(1);
         let (epoch, run) = batches;
         let superbatch = Sizes::superbatch_of(job, epoch, run, by_disk);
@@ -176,6 +178,7 @@ impl Sizes {
         let workers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
         let left = left.saturating_sub(workers * worker_bytes);
         let lists = NeighbourBudget::within(job, left, phase_bytes)?;
+        let lists = NeighbourBudget { samplers: workers as usize, ..lists };
         Ok(Sizes {
             workers: workers as usize,
             sampling_bytes: workers * worker_bytes,
@@ -244,7 +247,7 @@ pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
     if job.largest_batch == 0 {
         return 0;
     }
-    let budget = job.out_of_core.disk_bytes;
+    let budget = job.disk_bytes_left();
     let of = |batches: u64| match word_bytes(job) {
         8 => files_bytes::<u64>(job, batches),
         _ => files_bytes::<u32>(job, batches),
@@ -256,7 +259,8 @@ pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
     let superbatch = Sizes::superbatch_of(job, epoch, run, by_disk);
     // A run of one superbatch has no second one.
     let superbatches = of(superbatch).saturating_mul(run.div_ceil(superbatch).min(2));
-    superbatches.saturating_add(of(evaluated).min(budget / KEPT_PART)).min(budget)
+    let files = superbatches.saturating_add(of(evaluated).min(budget / KEPT_PART)).min(budget);
+    files.saturating_add(job.adjacency_disk_bytes()).min(job.out_of_core.disk_bytes)
 }
 
 /// The most that files of so many batches take on disk.

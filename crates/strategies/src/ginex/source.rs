@@ -250,6 +250,8 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
             ],
             neighbour_requests: lists.lists - before.lists,
             neighbour_hits: lists.cached - before.cached,
+            neighbour_group_hits: lists.grouped - before.grouped,
+            neighbour_group_bytes_read: lists.group_read_bytes - before.group_read_bytes,
             neighbour_reads: lists.reads - before.reads,
             neighbour_bytes_read: lists.read_bytes - before.read_bytes,
             evaluation: self

@@ -2,7 +2,7 @@
 
 use crate::{Job, Result};
 use esker_plan::TopByScore;
-use esker_sample::{DiskGraph, EntryCounts, GraphWork, NodeSet, StoredId};
+use esker_sample::{CountedNeighbours, DiskGraph, EntryCounts, GraphWork, NodeSet, StoredId};
 use esker_store::StoreError;
 use esker_types::Dtype;
 
@@ -34,7 +34,7 @@ fn counted<W: StoredId>(job: &Job, rows: u64) -> Result<NodeSet> {
         stop: &job.stop,
         progress: &*job.progress,
     };
-    let counts = EntryCounts::find_or_count::<W>(&graph, true, &work)?;
+    let counts = EntryCounts::find_or_count::<W>(&graph, CountedNeighbours::All, true, &work)?;
     let (mut top, mut count) = (TopByScore::new(), counts.stream());
     for _ in 0..graph.nodes() {
         top.see(count.take()? as u64, 1);

@@ -23,6 +23,15 @@ pub fn dataset(directory: &Path, dim: u64, dtype: Dtype) -> Arc<Dataset> {
     Arc::new(Dataset::open(&target).unwrap())
 }
 
+/// A graph of so many nodes with communities, and a number per row.
+pub fn dataset_of(directory: &Path, nodes: u64) -> Arc<Dataset> {
+    let communities = GraphShape { homophily: 0.95, classes: 40, ..GraphShape::plain(nodes) };
+    let shape = GraphShape { degree: 6.0, dim: 1, ..communities };
+    let (target, budget) = (directory.join("g"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
+    Arc::new(Dataset::open(&target).unwrap())
+}
+
 pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
     let order = Shuffled { batching: Batching::new(500, 64, false).unwrap(), seed };
     let seeds = Seeds::Nodes((0..500).map(|node| NodeId(node * 3)).collect());

@@ -1,7 +1,7 @@
 //! Edges and incoming adjacency of a graph on disk. Offsets are in memory. What a call needs is read together, in file
 //! order. The queue lives only as long as the call, because a queue belongs to one thread and any thread may call.
 
-use super::{DiskColumn, DiskGraph, DiskWorkspace, OnDisk};
+use super::{DiskColumn, DiskGraph, DiskReading, OnDisk};
 use crate::Result;
 use crate::topology::lookup::{check_edge, check_incoming, check_nodes, target_of};
 use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, StoredId};
@@ -27,7 +27,7 @@ impl EdgeLookup for DiskGraph {
     fn edges_by_id(&self, ids: &[EdgeId], out: &mut Vec<Edge>) -> Result<()> {
         let mut targets = Vec::with_capacity(ids.len());
         self.targets_by_id(ids, &mut targets)?;
-        let mut workspace = DiskWorkspace::default();
+        let mut workspace = DiskReading::default();
         workspace.entries.extend(ids.iter().zip(0..).map(|(edge, at)| (edge.0, at)));
         workspace.entries.sort_unstable();
         let (mut sources, mut relations) = (vec![0; ids.len()], Vec::new());
@@ -65,21 +65,20 @@ impl EdgeLookup for DiskGraph {
     fn incoming(&self, nodes: &[NodeId], take: &mut dyn FnMut(usize, IncomingNeighbours<'_>)) -> Result<()> {
         check_incoming(self.direction)?;
         check_nodes(nodes.iter().copied(), self.nodes)?;
-        let mut workspace = DiskWorkspace::default();
+        let mut workspace = DiskReading::default();
         let (mut sources, mut relations) = (Vec::new(), Vec::new());
         let mut pieces: Vec<(usize, Range<usize>)> = Vec::new();
-        let mut read =
-            |workspace: &mut DiskWorkspace, pieces: &mut Vec<(usize, Range<usize>)>| -> Result<()> {
-                sources.resize(workspace.entries.len(), 0);
-                self.read_sources(workspace, &mut sources)?;
-                self.read_relations(workspace, sources.len(), &mut relations)?;
-                for (at, range) in pieces.drain(..) {
-                    let relations = (!relations.is_empty()).then(|| &relations[range.clone()]);
-                    take(at, IncomingNeighbours { sources: Sources::Wide(&sources[range]), relations });
-                }
-                workspace.entries.clear();
-                Ok(())
-            };
+        let mut read = |workspace: &mut DiskReading, pieces: &mut Vec<(usize, Range<usize>)>| -> Result<()> {
+            sources.resize(workspace.entries.len(), 0);
+            self.read_sources(workspace, &mut sources)?;
+            self.read_relations(workspace, sources.len(), &mut relations)?;
+            for (at, range) in pieces.drain(..) {
+                let relations = (!relations.is_empty()).then(|| &relations[range.clone()]);
+                take(at, IncomingNeighbours { sources: Sources::Wide(&sources[range]), relations });
+            }
+            workspace.entries.clear();
+            Ok(())
+        };
         for (at, node) in nodes.iter().enumerate() {
             let (mut start, end) = self.bounds(0, *node);
             // Long adjacency is read in pieces.
@@ -100,7 +99,7 @@ impl EdgeLookup for DiskGraph {
 
 impl DiskGraph {
     /// Reads the sources of the workspace's entries, which are edge ids.
-    fn read_sources(&self, workspace: &mut DiskWorkspace, out: &mut [u64]) -> Result<()> {
+    fn read_sources(&self, workspace: &mut DiskReading, out: &mut [u64]) -> Result<()> {
         let array = self.parts[0].array;
         let bytes = self.dataset.arrays()[array].entry().dtype.bytes();
         let column = DiskColumn { file: 0, array, bytes, bound: self.nodes };
@@ -108,7 +107,7 @@ impl DiskGraph {
     }
 
     /// Reads the relations of the workspace's `count` entries. `out` stays empty if the graph has no relations.
-    fn read_relations(&self, workspace: &mut DiskWorkspace, count: usize, out: &mut Vec<u32>) -> Result<()> {
+    fn read_relations(&self, workspace: &mut DiskReading, count: usize, out: &mut Vec<u32>) -> Result<()> {
         let Some(column) = self.relations else { return Ok(()) };
         out.resize(count, 0);
         self.read_column(column, workspace, |place, relation| out[place as usize] = relation as u32)
