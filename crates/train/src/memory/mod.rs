@@ -26,6 +26,9 @@ const MATMUL_BYTES: u64 = esker_nn::DEVICE_MATMUL_BYTES;
 /// If a strategy takes all that is left of a memory, whole-graph inference gets one part in this many of it.
 const WHOLE_PART: u64 = 4;
 
+/// One part in this many of the memory of whole-graph inference is left to the allocator, unless that is too little.
+const WHOLE_SLACK_PART: u64 = 8;
+
 /// Freed matrices that are kept for reuse take one part in this many of a step and its rows, if memory allows.
 const REUSED_PART: u64 = 4;
 
@@ -200,7 +203,10 @@ impl Plan {
             device_table,
             prefetch_depth,
             samplers,
-            whole_bytes: Bytes { host, device: left + least.device - cache_device_bytes },
+            whole_bytes: Bytes {
+                host: host_of_whole(host, least),
+                device: left + least.device - cache_device_bytes,
+            },
             cache_device_bytes,
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
@@ -211,6 +217,11 @@ impl Plan {
             largest: PlannedBatches::of(job),
         })
     }
+}
+
+/// Host memory of whole-graph inference, without what is left to the allocator.
+fn host_of_whole(host: u64, least: Bytes) -> u64 {
+    (host - host / WHOLE_SLACK_PART).max(least.host.min(host))
 }
 
 /// The refusal of a budget that is too small.

@@ -13,7 +13,7 @@ use crate::{Learner, Result, TrainError};
 use esker_nn::{Backend, Shape, WholeFactors, WholeLayer, WholeSums, WholeTargets};
 use esker_sample::StoredId;
 use esker_strategies::Job;
-use esker_types::{Progress, Unit};
+use esker_types::{Dtype, Progress, Unit};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::sync::Arc;
@@ -155,7 +155,15 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     }
 
     /// Computes the layer. Returns its output, if that goes to a table.
-    pub fn run<W: StoredId>(&mut self, input: Table<B>, sink: Sink<'_, B>) -> Result<Option<Table<B>>> {
+    pub fn run(&mut self, input: Table<B>, sink: Sink<'_, B>) -> Result<Option<Table<B>>> {
+        match self.job.dataset.manifest().id_dtype() {
+            Dtype::U64 => self.run_as::<u64>(input, sink),
+            _ => self.run_as::<u32>(input, sink),
+        }
+    }
+
+    /// The same, with ids as they are stored.
+    fn run_as<W: StoredId>(&mut self, input: Table<B>, sink: Sink<'_, B>) -> Result<Option<Table<B>>> {
         let mut rows = self.rows(input)?;
         let (mut writer, done) = match &sink {
             Sink::Take(_) => (None, 0),

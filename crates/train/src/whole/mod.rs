@@ -29,7 +29,7 @@ use crate::{Result, TrainError};
 use esker_nn::Backend;
 use esker_sample::{Position, SampleError};
 use esker_strategies::{BatchSource, Inference, InputTable};
-use esker_types::{ByteCount, Dtype, NodeId};
+use esker_types::{ByteCount, NodeId};
 use layer::{LayerJob, Sink};
 use scratch::Scratch;
 use sizes::{LayerShape, LayerSizes};
@@ -88,11 +88,8 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             if !sizes.output_stays && !is_last || shape.needs.projects && !sizes.input_stays {
                 self.check_disk(&shape, is_last, scratch.bytes())?;
             }
-            let tiles = Tiles::new(
-                targets.filter(|_| is_last),
-                self.job.dataset.manifest().nodes.count,
-                shape.tile as usize,
-            );
+            let nodes = self.job.dataset.manifest().nodes.count;
+            let tiles = Tiles::new(targets.filter(|_| is_last), nodes, shape.tile as usize);
             let mut job = LayerJob {
                 learner: self.learner,
                 job: self.job,
@@ -107,13 +104,8 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
                 adjacency: adjacency.as_mut(),
                 counters: &mut counters,
             };
-            let next = match (is_last, self.job.dataset.manifest().id_dtype()) {
-                (true, Dtype::U64) => job.run::<u64>(table, Sink::Take(take))?,
-                (true, _) => job.run::<u32>(table, Sink::Take(take))?,
-                (false, Dtype::U64) => job.run::<u64>(table, Sink::Table)?,
-                (false, _) => job.run::<u32>(table, Sink::Table)?,
-            };
-            let Some(next) = next else { break };
+            let sink = if is_last { Sink::Take(&mut *take) } else { Sink::Table };
+            let Some(next) = job.run(table, sink)? else { break };
             // Rows that stay on the device are lost with the process: those they came from are kept.
             if matches!(next, Table::Stored(_)) {
                 scratch.remove_before(layer)?;

@@ -42,7 +42,8 @@ pub(super) struct LayerShape {
     nodes: u64,
     edges: u64,
     id_bytes: u64,
-    outputs: usize,
+    /// Columns of the rows that are handed to the caller; 0 if they go to a table.
+    handed_over: usize,
     /// Matrices of a tile, from its sums to its output.
     work: u64,
     in_host_memory: bool,
@@ -96,7 +97,8 @@ impl LayerShape {
         let least = tiles.last().copied();
         for tile in tiles {
             let shape = |layer| LayerShape::new(config, job, outputs, layer, device, tile);
-            let shapes = (0..layers).map(shape).collect::<Result<Vec<LayerShape>>>()?;
+            let mut shapes = (0..layers).map(shape).collect::<Result<Vec<LayerShape>>>()?;
+            shapes.iter_mut().last().into_iter().for_each(|last| last.handed_over = last.output);
             let fits = |shape: &LayerShape| shape.least().host <= within.host / TILE_PART;
             if Some(tile) == least || shapes.iter().all(fits) {
                 return Ok(shapes);
@@ -139,7 +141,7 @@ impl LayerShape {
             nodes: manifest.nodes.count,
             edges: manifest.edges.count * both,
             id_bytes: manifest.id_dtype().bytes(),
-            outputs,
+            handed_over: 0,
             work: pooled(rows + model.inference, device.in_host_memory),
             in_host_memory: device.in_host_memory,
         })
@@ -185,9 +187,15 @@ impl LayerShape {
         // A piece as the device takes it, and the graph that it makes of it.
         let graph = (entries + self.tile * 2) * 4;
         // Rows of the last layer are copied, and some wait to be written.
-        let logits = self.tile * (self.output.max(self.outputs) as u64 * 4 + 12) * OUTPUT_BUFFERS;
-        let host =
-            reading + graph + COPY_BYTES * 2 + logits + if self.in_host_memory { 0 } else { pinned(graph) };
+        let handed_over = match self.handed_over as u64 {
+            0 => 0,
+            columns => self.tile * (columns * 4 + 12) * OUTPUT_BUFFERS,
+        };
+        let host = reading
+            + graph
+            + COPY_BYTES * 2
+            + handed_over
+            + if self.in_host_memory { 0 } else { pinned(graph) };
         let matrices = self.pooled(graph) + self.work;
         self.bytes(host, matrices)
     }
