@@ -259,9 +259,10 @@ fn a_history_requests_fewer_rows_and_costs_little_accuracy() {
 #[test]
 fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     let bench = bench();
-    println!("{:#}", outre::generated(&bench, 20_000, "100").unwrap());
-    let sampling = outre::SampledBatches { fanout: "10,10", batch: "100" };
-    let caches = outre::neighbour_caches(&bench, "graph", sampling, "20", &[0.3]).unwrap();
+    // Large enough that a share of its topology has room for groups and for reading them.
+    println!("{:#}", outre::generated(&bench, 200_000, "500").unwrap());
+    let sampling = outre::SampledBatches { fanout: "10,10", batch: "500" };
+    let caches = outre::neighbour_caches(&bench, "graph", sampling, "20", &[0.5]).unwrap();
     println!("{caches:#}");
     let hits = |at: usize| caches["table"][at]["hit_ratio"].as_f64().unwrap();
     assert!(hits(2) > hits(0) && hits(2) > hits(1), "{caches:#}");

@@ -230,7 +230,7 @@ fn flags_that_change_nothing_are_refused_with_what_would_make_them_count() {
         ("--segment 3 --strategy ginex", "--strategy ginex", "--strategy diskgnn"),
         ("--prepared there", "--strategy memory", "--strategy diskgnn"),
         ("--no-prefetch", "--strategy memory", "--strategy diskgnn"),
-        ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex or --strategy diskgnn"),
+        ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex, outre or diskgnn"),
         ("--neighbour-cache 1MiB", "--strategy memory", "--strategy ginex"),
         ("--disk-budget 1GiB --strategy mmap", "--strategy mmap", "--strategy ginex"),
         ("--io-block 4KiB", "--strategy memory", "--strategy ginex"),
