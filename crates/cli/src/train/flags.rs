@@ -11,7 +11,9 @@ use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::{NeighbourPolicy, StrategyKind};
-use esker_train::{EvaluationMode, HistoryConfig, MetricName, OrderName, RunConfig, RunDirectory};
+use esker_train::{
+    EvaluationMode, HistoryConfig, MetricName, OrderName, RunConfig, RunDirectory, usual_staleness,
+};
 use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -222,7 +224,7 @@ pub struct Flags {
     /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay, else none
     #[arg(long, help_heading = "Batches")]
     pub history_rows: Option<HistoryRows>,
-    /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: 100
+    /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a tenth of an epoch's batches, at most 100
     #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
     pub staleness: Option<u32>,
     /// With a history: take the nodes of this run's history, so that both runs train alike
@@ -506,7 +508,7 @@ impl Flags {
             epochs,
             order,
             group: (order == OrderName::Groups).then_some(self.group.unwrap_or(USUAL_GROUP)),
-            history: self.history(dataset, strategy)?,
+            history: self.history(dataset, strategy, batch)?,
             drop_last: self.drop_last.unwrap_or(usual.drop_last),
             seed: self.seed.unwrap_or(usual.seed),
             eval,
@@ -545,8 +547,15 @@ impl Flags {
     }
 
     /// The history of hidden rows, if one is asked for, or if the strategy is made of one.
-    fn history(&self, dataset: &Dataset, strategy: StrategyKind) -> anyhow::Result<Option<HistoryConfig>> {
+    fn history(
+        &self,
+        dataset: &Dataset,
+        strategy: StrategyKind,
+        batch: u64,
+    ) -> anyhow::Result<Option<HistoryConfig>> {
         let nodes = dataset.manifest().nodes.count;
+        let trained = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
+        let staleness = usual_staleness(trained / batch.max(1));
         let mut history = match (self.history_rows, &self.history_set) {
             (Some(_), Some(_)) => {
                 return Err(usage("--history-set has its own rows; leave --history-rows out"));
@@ -562,8 +571,10 @@ impl Flags {
                 }
                 history
             }
-            (Some(rows), None) => HistoryConfig::new(rows.of(nodes)?),
-            (None, None) if strategy == StrategyKind::Outre => HistoryConfig::chosen(),
+            (Some(rows), None) => HistoryConfig { staleness, ..HistoryConfig::new(rows.of(nodes)?) },
+            (None, None) if strategy == StrategyKind::Outre => {
+                HistoryConfig { staleness, ..HistoryConfig::chosen() }
+            }
             (None, None) => return Ok(None),
         };
         history.staleness = self.staleness.unwrap_or(history.staleness);
