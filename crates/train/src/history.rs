@@ -29,8 +29,8 @@ const SPLIT: &str = "history.json";
 /// Batches after which a row is too old, at most by default (the paper's).
 pub const USUAL_STALENESS: u32 = 100;
 
-/// The staleness for epochs of so many batches: a tenth of an epoch, as the paper's 100 is on ogbn-papers100M. Older rows
-/// cost accuracy.
+/// The staleness for epochs of so many batches: a tenth of an epoch. The paper's 100 is about a twelfth on
+/// ogbn-papers100M. Older rows cost accuracy.
 pub fn usual_staleness(epoch_batches: u64) -> u32 {
     (epoch_batches / 10).clamp(2, USUAL_STALENESS as u64) as u32
 }
