@@ -1,7 +1,7 @@
 //! Memory of sampling: bounded before a run starts, enforced while it runs, counted afterwards.
 
 use crate::relabel::{DirectTable, HashedTable};
-use crate::sampler::{DIRECT_PART, wave_entries_at_most, wave_nodes, waves_at_once};
+use crate::sampler::{DIRECT_PART, longest_drawn, wave_entries_at_most, wave_nodes, waves_at_once};
 use crate::{Fanout, Form, Result, Sample, SampleError, Settings};
 use esker_types::ByteCount;
 
@@ -117,7 +117,7 @@ impl Bound {
         known: Option<&HopSizes>,
     ) -> Bound {
         let (mut frontier, mut total) = (batch.min(nodes), batch.min(nodes));
-        let (mut sampled_total, mut listed, mut wave_entries) = (0u64, 0u64, 0u64);
+        let (mut sampled_total, mut listed, mut wave_entries, mut longest) = (0u64, 0u64, 0u64, 0u64);
         for (hop, fanout) in settings.fanouts.iter().enumerate() {
             let (most_found, most_sampled) = known.map_or((u64::MAX, u64::MAX), |known| known.of_hop(hop));
             let expanded = if settings.form == Form::Layered { total } else { frontier };
@@ -128,6 +128,7 @@ impl Bound {
             let drawn = drawn.min(most_sampled);
             let wave = wave_entries_at_most(*fanout, wave_nodes(threads).min(expanded), entries);
             wave_entries = wave_entries.max(wave);
+            longest = longest.max(longest_drawn(*fanout, entries));
             sampled_total = sampled_total.saturating_add(drawn);
             listed = listed.saturating_add(expanded);
             // Seed nodes may repeat, so a hop may find any node.
@@ -143,7 +144,7 @@ impl Bound {
         let offsets = if settings.form == Form::Layered { listed } else { total };
         let blocks = if settings.form == Form::Layered { settings.fanouts.len() as u64 } else { 1 };
         if settings.form == Form::Shadow {
-            wave_entries = entries;
+            (wave_entries, longest) = (entries, entries);
             sampled_total = sampled_total.saturating_add(entries);
             listed = listed.saturating_add(total);
         }
@@ -156,7 +157,7 @@ impl Bound {
         let doubled =
             sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 8 + 8), (batch, 4)])
                 .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]));
-        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (entries / 64 + 1, 8)]);
+        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (longest / 64 + 1, 8)]);
         Bound {
             nodes: total,
             edges,

@@ -51,6 +51,14 @@ pub(crate) fn wave_entries_at_most(fanout: Fanout, nodes: u64, entries: u64) -> 
     }
 }
 
+/// The largest number of neighbours of a node for which a draw needs a bitmap.
+pub(crate) fn longest_drawn(fanout: Fanout, entries: u64) -> u64 {
+    match fanout {
+        Fanout::AtMost(most) if most <= FEW => (2 * most as u64).min(entries),
+        Fanout::AtMost(_) | Fanout::All => entries,
+    }
+}
+
 impl Section {
     /// Appends a wave. The caller has made room.
     fn append<W>(&mut self, wave: &Wave<W>, carry: Carry) {
@@ -394,8 +402,7 @@ impl<W: StoredId> Wave<W> {
         let (nodes, mut longest) = (range.len(), 0);
         let entries = match job.fanout {
             Fanout::AtMost(most) if most <= FEW => {
-                // Higher degrees need no bitmap.
-                longest = 2 * most;
+                longest = longest_drawn(job.fanout, u64::MAX) as u32;
                 nodes * most as usize
             }
             fanout => {

@@ -19,7 +19,7 @@ use crate::{Batches, Bound, Form, Result, Sample, SampleError, Touched};
 use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
-pub(crate) use hop::{wave_entries_at_most, wave_nodes, waves_at_once};
+pub(crate) use hop::{longest_drawn, wave_entries_at_most, wave_nodes, waves_at_once};
 use std::fmt;
 use std::str::FromStr;
 
