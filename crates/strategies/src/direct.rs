@@ -34,8 +34,12 @@ pub(crate) struct Reads {
 impl Reads {
     /// Opens the files of a job.
     pub fn open(job: &Job) -> Result<Reads> {
+        let graph = match &job.topology.on_disk {
+            Some(graph) => graph.clone(),
+            None => Arc::new(DiskGraph::open(&job.dataset, job.direction)?),
+        };
         Ok(Reads {
-            graph: Arc::new(DiskGraph::open(&job.dataset, job.direction)?),
+            graph,
             rows: Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?),
             pool: job.pool.clone(),
         })

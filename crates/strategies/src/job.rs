@@ -4,7 +4,7 @@ use crate::history::History;
 use crate::sampling::ResidentTopology;
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
-use esker_sample::{Batches, NodeSet, Position, Settings};
+use esker_sample::{Batches, DiskGraph, NodeSet, Position, Settings};
 use esker_types::{Progress, Silent, StopSignal};
 use rayon::ThreadPool;
 use std::ops::{Deref, DerefMut};
@@ -25,15 +25,18 @@ pub struct Job {
     pub progress: Arc<dyn Progress + Send + Sync>,
     /// Requests the end of the run. Work before training and sampling in advance end soon, with nothing lost.
     pub stop: StopSignal,
-    /// The topology that the pilot loaded, for a strategy that keeps it in memory.
+    /// The topology that the pilot loaded or opened, for the strategy.
     pub topology: LoadedTopology,
     /// The nodes whose hidden rows are kept, if the outline has a history.
     pub history: Option<Arc<NodeSet>>,
 }
 
-/// A topology in memory, if it is loaded.
+/// A topology in memory, if it is loaded, or open files of one on disk.
 #[derive(Clone, Default)]
-pub struct LoadedTopology(pub(crate) Option<ResidentTopology>);
+pub struct LoadedTopology {
+    pub(crate) resident: Option<ResidentTopology>,
+    pub(crate) on_disk: Option<Arc<DiskGraph>>,
+}
 
 /// When a run evaluates with sampled neighbourhoods, and on what. Empty if it does not.
 #[derive(Clone, Default)]

@@ -245,7 +245,8 @@ impl NeighbourStore {
     pub fn load<W: StoredId>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
         let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
             NeighboursKept::All => {
-                return Ok(LoadedNeighbours::Memory(InMemory::load(&job.dataset, job.direction)?));
+                let load = || InMemory::load(&job.dataset, job.direction);
+                return Ok(LoadedNeighbours::Memory(job.pool.install(load)?));
             }
             NeighboursKept::Some(lists) => Some(Arc::new(job.pool.install(|| lists.load())?)),
             NeighboursKept::None => None,
@@ -254,6 +255,15 @@ impl NeighbourStore {
             GroupCache::new(groups.adjacency.clone(), self.graph.clone(), groups.room).map(Arc::new)
         });
         Ok(LoadedNeighbours::Disk(OnDisk::new(self.graph.clone(), cache).with_groups(groups.transpose()?)))
+    }
+
+    /// Entries that [`NeighbourStore::load`] reads into memory.
+    pub fn loaded_entries(&self) -> u64 {
+        match &self.kind {
+            NeighboursKept::All => self.graph.entries(),
+            NeighboursKept::Some(lists) => lists.index().entries(),
+            NeighboursKept::None => 0,
+        }
     }
 
     /// Bytes on disk in addition to the dataset.

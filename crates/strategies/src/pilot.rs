@@ -24,7 +24,7 @@ const SPREADS: f64 = 3.0;
 impl Job {
     /// Samples some batches and keeps their sizes in the outline, using at most `allowed` bytes. If even that is too
     /// little, sizes stay what fan-outs allow. With `keep`, a topology that was loaded for it stays in memory for the
-    /// strategy.
+    /// strategy; without, the files of one on disk stay open.
     pub fn pilot(&mut self, allowed: u64, keep: bool) -> Result<()> {
         self.progress.stage("sample for sizes", None, Unit::Count("batches"));
         let in_memory = AnyTopology::bytes_for(&self.dataset, self.direction);
@@ -36,11 +36,12 @@ impl Job {
                 ResidentTopology::Narrow(graph) => sizes(self, graph.clone(), left),
                 ResidentTopology::Wide(graph) => sizes(self, graph.clone(), left),
             };
-            self.topology = LoadedTopology(keep.then_some(topology));
+            self.topology = LoadedTopology { resident: keep.then_some(topology), on_disk: None };
             known
         } else {
             let left = allowed.saturating_sub(DiskGraph::bytes_for(&self.dataset, self.direction));
             let graph = Arc::new(DiskGraph::open(&self.dataset, self.direction)?);
+            self.topology.on_disk = (!keep).then(|| graph.clone());
             match self.dataset.manifest().id_dtype() {
                 Dtype::U64 => sizes(self, OnDisk::<u64>::new(graph, None), left),
                 _ => sizes(self, OnDisk::<u32>::new(graph, None), left),

@@ -42,10 +42,10 @@ pub(crate) enum ResidentTopology {
 impl ResidentTopology {
     /// Loads it, unless the pilot did.
     pub fn load(job: &Job) -> Result<ResidentTopology> {
-        if let Some(topology) = &job.topology.0 {
+        if let Some(topology) = &job.topology.resident {
             return Ok(topology.clone());
         }
-        Ok(match AnyTopology::load(&job.dataset, job.direction, u64::MAX)? {
+        Ok(match job.pool.install(|| AnyTopology::load(&job.dataset, job.direction, u64::MAX))? {
             AnyTopology::Narrow(graph) => ResidentTopology::Narrow(Arc::new(graph)),
             AnyTopology::Wide(graph) => ResidentTopology::Wide(Arc::new(graph)),
         })

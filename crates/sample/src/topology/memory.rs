@@ -1,5 +1,6 @@
 //! The whole topology in memory, with ids and offsets in 32 bits if they fit.
 
+use super::disk::check_ids;
 use super::lookup::{self, check_edge, check_incoming, check_nodes};
 use super::{
     Direction, Edge, EdgeLookup, Fetched, HopNeighbours, IncomingNeighbours, Neighbours, RequestedEntries,
@@ -9,9 +10,12 @@ use crate::{Result, SampleError};
 use esker_io::{prefer_large_pages, prefetch};
 use esker_store::{ArrayFile, Dataset, StoreError, file};
 use esker_types::{ByteCount, Dtype, EdgeId, NodeId};
+use rayon::prelude::*;
 
 /// Elements read at a time if an array is narrowed while it is loaded.
 const CHUNK: usize = 1 << 16;
+/// Elements of a large array that a thread loads at a time, each with a stream of its own.
+const LOADED_ELEMENTS: usize = if cfg!(test) { 1 << 8 } else { 1 << 24 };
 /// Positions in a node's adjacency are 32 bits, over both directions together.
 const MOST_DEGREE: u64 = 1 << 31;
 /// How far ahead offsets are prefetched if only degrees are read.
@@ -60,24 +64,36 @@ impl PackedNumbers {
         let rows = array.entry().rows as usize;
         if most > u32::MAX as u64 {
             let mut wide = zeros::<u64>(rows);
-            array.elements(0)?.fill_ids(&mut wide)?;
+            load_parts(&mut wide, |first, part| Ok(array.elements(first)?.fill_ids(part).map(drop)?))?;
             return Ok(PackedNumbers::Wide(wide));
         }
         let mut narrow = zeros::<u32>(rows);
         if array.entry().dtype == Dtype::U32 {
-            array.elements(0)?.fill(&mut narrow)?;
+            load_parts(&mut narrow, |first, part| Ok(array.elements(first)?.fill(part).map(drop)?))?;
             return Ok(PackedNumbers::Narrow(narrow));
         }
-        let (mut elements, mut wide) = (array.elements(0)?, vec![0u64; CHUNK]);
-        for part in narrow.chunks_mut(CHUNK) {
-            elements.fill(&mut wide[..part.len()])?;
-            for (slot, number) in part.iter_mut().zip(&wide) {
-                *slot = u32::try_from(*number)
-                    .map_err(|_| out_of_range(array, format!("numbers up to {most}"), *number))?;
+        load_parts(&mut narrow, |first, part| {
+            let (mut elements, mut wide) = (array.elements(first)?, vec![0u64; CHUNK.min(part.len())]);
+            for part in part.chunks_mut(CHUNK) {
+                elements.fill(&mut wide[..part.len()])?;
+                for (slot, number) in part.iter_mut().zip(&wide) {
+                    *slot = u32::try_from(*number)
+                        .map_err(|_| out_of_range(array, format!("numbers up to {most}"), *number))?;
+                }
             }
-        }
+            Ok(())
+        })?;
         Ok(PackedNumbers::Narrow(narrow))
     }
+}
+
+/// Fills an array part by part, with the threads of the current rayon pool. `load` gets the index of a part's first
+/// element. Of several errors it returns that of the first part.
+fn load_parts<T: Send>(all: &mut [T], load: impl Fn(u64, &mut [T]) -> Result<()> + Sync) -> Result<()> {
+    let parts = all.par_chunks_mut(LOADED_ELEMENTS).enumerate();
+    let loaded: Vec<Result<()>> =
+        parts.map(|(number, part)| load((number * LOADED_ELEMENTS) as u64, part)).collect();
+    loaded.into_iter().collect()
 }
 
 /// Zeroed memory on large pages, not yet touched.
@@ -127,11 +143,10 @@ impl<W: StoredId> DirectedAdjacency<W> {
             before = offset;
         }
         let mut words = zeros::<W>(count as usize);
-        neighbour_array.elements(0)?.fill(&mut words)?;
-        if let Some(largest) = words.iter().max().filter(|word| word.node().0 >= nodes) {
-            let expected = format!("node ids below {nodes}");
-            return Err(out_of_range(neighbour_array, expected, largest.node().0));
-        }
+        load_parts(&mut words, |first, part| {
+            neighbour_array.elements(first)?.fill(part)?;
+            check_ids(part, nodes, neighbour_array)
+        })?;
         let edges = match edges {
             Some(name) => Some(PackedNumbers::load(array(name)?, count)?),
             None => None,
@@ -177,7 +192,8 @@ pub struct InMemory<W> {
 }
 
 impl<W: StoredId> InMemory<W> {
-    /// Loads the adjacency of a dataset whose ids are stored as `W`. It takes [`AnyTopology::bytes_for`] bytes.
+    /// Loads the adjacency of a dataset whose ids are stored as `W`, with the threads of the current rayon pool. It takes
+    /// [`AnyTopology::bytes_for`] bytes.
     pub fn load(dataset: &Dataset, direction: Direction) -> Result<InMemory<W>> {
         let incoming = || DirectedAdjacency::load(dataset, file::IN_OFFSETS, file::IN_NEIGHBOURS, None);
         let outgoing = || {
@@ -196,7 +212,7 @@ impl<W: StoredId> InMemory<W> {
         let relations = match dataset.array(file::EDGE_RELATION) {
             Some(array) => {
                 let mut kinds = zeros::<u32>(array.entry().rows as usize);
-                array.elements(0)?.fill(&mut kinds)?;
+                load_parts(&mut kinds, |first, part| Ok(array.elements(first)?.fill(part).map(drop)?))?;
                 let relations = dataset.manifest().edges.relations.as_ref();
                 let count = relations.map_or(0, |relations| relations.count);
                 if let Some(kind) = kinds.iter().max().filter(|kind| **kind as u64 >= count) {
@@ -477,6 +493,39 @@ impl AnyTopology {
 mod tests {
     use super::*;
     use crate::topology::Sources;
+
+    /// Arrays of several parts, each loaded with a stream of its own, against one stream.
+    #[test]
+    fn parts_that_threads_load_are_the_whole_array() {
+        use esker_store::ArrayWriter;
+        let directory = tempfile::tempdir().unwrap();
+        for count in [1, 255, 256, 257, 5 * 256 + 3] {
+            let numbers: Vec<u64> = (0..count as u64).map(|at| at * at % 70_000).collect();
+            let narrow: Vec<u32> = numbers.iter().map(|number| *number as u32).collect();
+            let mut wide = ArrayWriter::create(directory.path(), "wide", Dtype::U64, 1).unwrap();
+            wide.write_elements(&numbers).unwrap();
+            let wide = ArrayFile::open(directory.path(), &wide.finish().unwrap()).unwrap();
+            let mut short = ArrayWriter::create(directory.path(), "short", Dtype::U32, 1).unwrap();
+            short.write_elements(&narrow).unwrap();
+            let short = ArrayFile::open(directory.path(), &short.finish().unwrap()).unwrap();
+            let mut one_stream = vec![0u64; count];
+            wide.elements(0).unwrap().fill_ids(&mut one_stream).unwrap();
+            for (array, most) in [(&wide, 70_000), (&wide, u64::MAX), (&short, 70_000), (&short, u64::MAX)] {
+                let loaded = PackedNumbers::load(array, most).unwrap();
+                assert!(
+                    (0..count).all(|at| loaded.get(at) == one_stream[at]),
+                    "{count} numbers up to {most}"
+                );
+            }
+        }
+        let mut large = ArrayWriter::create(directory.path(), "large", Dtype::U64, 1).unwrap();
+        let numbers: Vec<u64> =
+            (0..2000).map(|at| if at == 700 || at == 1500 { 1 << (32 + at / 700) } else { at }).collect();
+        large.write_elements(&numbers).unwrap();
+        let large = ArrayFile::open(directory.path(), &large.finish().unwrap()).unwrap();
+        let error = PackedNumbers::load(&large, 3000).unwrap_err().to_string();
+        assert!(error.contains(&(1u64 << 33).to_string()), "the first that is too large: {error}");
+    }
 
     /// Edges 1->0, 2->0 (relation 5), 2->0 (relation 6), 0->2.
     fn graph() -> InMemory<u32> {

@@ -37,7 +37,8 @@ pub(super) fn samples<W: StoredId + StoredRow>(
         let mut disk = DiskShare::of(job, home, found.as_ref());
         let wanted = match &found {
             Some(found) if is_open => {
-                let hottest = found.count::<W>(1, rows(job), &job.stop, &*job.progress)?;
+                let count = || found.count::<W>(1, rows(job), &job.stop, &*job.progress);
+                let hottest = job.pool.install(count)?;
                 epochs_that_fit::<W>(job, sizes, &found.of_epochs(1), hottest, &disk)?.clamp(1, most)
             }
             _ => most,
@@ -59,12 +60,19 @@ pub(super) fn samples<W: StoredId + StoredRow>(
         let neighbours =
             NeighbourStore::prepare::<W>(&beside, room, reads.graph.clone(), NeighbourPolicy::Ginex)?;
         let taken = before + neighbours.disk_bytes::<W>();
+        let entries = neighbours.loaded_entries();
+        job.progress.stage("load neighbours", Some(entries), Unit::Count("neighbours"));
         let neighbours = neighbours.load::<W>(job)?;
+        job.progress.advance(entries);
+        job.progress.finish();
         let mut sampling = Sampling { job, sizes, log: &mut log, disk: &mut disk, taken, is_open };
         let epochs = sampling.all::<W>(&neighbours, most)?;
+        job.progress.stage("finish samples", None, Unit::Bytes);
         drop(neighbours);
         let whole = whole_epochs(job, &log);
-        return Ok((log.finish::<W>(whole)?, epochs));
+        let samples = log.finish::<W>(whole)?;
+        job.progress.finish();
+        return Ok((samples, epochs));
     }
 }
 

@@ -6,8 +6,8 @@ use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, Largest, PackWriter, Packed, Packing};
 use esker_plan::Hottest;
-use esker_sample::{Bound, DiskGraph};
-use esker_types::ByteCount;
+use esker_sample::{AnyTopology, Bound, DiskGraph};
+use esker_types::{ByteCount, NodeId};
 
 /// Samples per bulk sampling thread: made, waiting, read.
 const WORKER_SAMPLES: u64 = 4;
@@ -78,12 +78,29 @@ fn training_bytes(
         true => (depth + workers, 0),
         false => (workers * training.buffers as u64, largest.nodes.saturating_mul(job.dim() * 4)),
     };
+    let graphs = match training.stages_graphs {
+        true => staged_bytes(job, largest).saturating_mul(depth + workers),
+        false => 0,
+    };
     samples
+        .saturating_add(graphs)
         .saturating_add(readers)
         .saturating_add(missed.saturating_mul(missed_count))
         .saturating_add(rows.saturating_mul(depth))
         .saturating_add(Packed::index_bytes(batches, blocks))
         .saturating_add(job.larger_step_bytes(largest.nodes))
+}
+
+/// Bytes of the graphs of a batch's layers as a device takes them. A layer has at most all neighbours, and an offset and
+/// a degree per node.
+fn staged_bytes(job: &JobOutline, largest: &Largest) -> u64 {
+    let node_bytes = size_of::<NodeId>() as u64;
+    let neighbours = largest.sample_bytes.saturating_sub(largest.nodes.saturating_mul(node_bytes));
+    let words = neighbours.saturating_add(largest.nodes.saturating_mul(8));
+    let layers = job.settings.fanouts.len().max(1) as u64;
+    // The largest layer has most of them: the others are hops nearer to the seed nodes. Pinned memory is rounded up.
+    let pinned = |bytes: u64| bytes.saturating_add(bytes / 4);
+    pinned(words).saturating_mul(layers)
 }
 
 /// The largest batch of evaluation, none of whose rows are cached.
@@ -148,12 +165,14 @@ pub(super) struct Training {
     pub depth: usize,
     /// Batches per worker whose missed rows are in memory: being read, and waiting or being assembled.
     pub buffers: usize,
+    /// Whether workers copy the graphs of batches to memory that the device takes them from, ahead of the steps.
+    pub stages_graphs: bool,
 }
 
 impl Training {
     /// One batch after the other, in addition to those of steps in flight.
     fn least(job: &JobOutline) -> Training {
-        Training { workers: 1, depth: 1 + job.steps_in_flight, buffers: 1 }
+        Training { workers: 1, depth: 1 + job.steps_in_flight, buffers: 1, stages_graphs: false }
     }
 }
 
@@ -172,13 +191,28 @@ pub(super) struct Sizes {
     pub device_bytes: u64,
 }
 
+/// Number of sampling threads if the whole adjacency is in memory beside them: they have nothing to read. `None` if it
+/// does not fit with one, or if the size of the cache is explicit.
+fn resident_samplers(job: &JobOutline, left: u64, bound: &Bound) -> Option<u64> {
+    let adjacency = AnyTopology::bytes_for(&job.dataset, job.direction);
+    let room = left.checked_sub(adjacency).filter(|_| job.out_of_core.neighbour_cache_bytes.is_none())?;
+    let samplers = (room / bound.bytes(WORKER_SAMPLES).max(1)).min(job.threads.max(1) as u64);
+    (samplers > 0).then_some(samplers)
+}
+
 impl Sizes {
     pub fn new(job: &JobOutline, device_bytes: u64) -> Result<Sizes> {
         let phase_bytes = job.strategy_bytes.saturating_sub(lasting(job).total());
         let preparing_bytes = phase_bytes.saturating_add(job.room.step_bytes);
-        let worker_bytes = sampler_bytes(job, &job.largest_bound(), WORKER_SAMPLES);
+        let bound = job.largest_bound();
+        let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
         let left = preparing_bytes.saturating_sub(least_sampling(job) - worker_bytes);
         let samplers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
+        let resident = resident_samplers(job, left, &bound).filter(|resident| resident * 2 >= samplers);
+        let (samplers, worker_bytes) = match resident {
+            Some(resident) => (resident, bound.bytes(WORKER_SAMPLES)),
+            None => (samplers, worker_bytes),
+        };
         let left = left.saturating_sub(samplers * worker_bytes);
         let neighbours = NeighbourBudget::within(job, left, preparing_bytes)?;
         Ok(Sizes {
@@ -205,7 +239,10 @@ impl Sizes {
         let device = self.device_bytes > 0;
         let ahead = job.steps_in_flight;
         let needed = |training: &Training| training_bytes(job, largest, blocks, batches, *training, device);
-        let with = |workers: usize, depth: usize| Training { workers, depth: depth + ahead, buffers: 2 };
+        let with = |workers: usize, depth: usize| {
+            let stages_graphs = device && workers > 2;
+            Training { workers, depth: depth + ahead, buffers: 2, stages_graphs }
+        };
         // A device with its own memory takes batches faster than two workers load them.
         let most = if device { (job.threads * 3 / 4).min(MOST_WORKERS) } else { 0 };
         let spared = needed(&with(2, 3)).saturating_add(part);
