@@ -3,9 +3,42 @@
 
 use crate::access::Row;
 use crate::coverage::Coverage;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// No slot.
 const NONE: u32 = u32::MAX;
+
+/// How far ahead counts are prefetched.
+const PREFETCH_DISTANCE: usize = 16;
+
+/// Counts accesses to rows. Several threads may count at the same time: the counts do not depend on the order.
+#[derive(Debug)]
+pub struct RowCounts {
+    by_row: Vec<AtomicU32>,
+}
+
+impl RowCounts {
+    /// Starts with no accesses to `rows` rows.
+    pub fn new(rows: u64) -> RowCounts {
+        RowCounts { by_row: (0..rows).map(|_| AtomicU32::new(0)).collect() }
+    }
+
+    /// Counts the accesses of a batch, which accesses a row at most once. There are fewer than 2^32 batches.
+    pub fn see<R: Row>(&self, rows: &[R]) {
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(soon) = rows.get(at + PREFETCH_DISTANCE) {
+                esker_io::prefetch(&self.by_row, soon.index());
+            }
+            self.by_row[row.index()].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The rows by these counts, without slots.
+    pub fn close(self) -> Hottest {
+        let by_row = self.by_row.into_iter().map(AtomicU32::into_inner).collect();
+        Hottest { by_row, cached: 0, misses: 0 }
+    }
+}
 
 /// Rows by number of accesses. The first rows have slots.
 #[derive(Debug)]
@@ -30,7 +63,7 @@ impl Hottest {
     /// Step 1: counts accesses.
     pub fn see<R: Row>(&mut self, rows: &[R]) {
         for (at, row) in rows.iter().enumerate() {
-            if let Some(soon) = rows.get(at + 16) {
+            if let Some(soon) = rows.get(at + PREFETCH_DISTANCE) {
                 esker_io::prefetch(&self.by_row, soon.index());
             }
             let count = &mut self.by_row[row.index()];
@@ -123,6 +156,23 @@ mod tests {
             }
             let missed: usize = (0..30).filter(|row| !order.contains(row)).map(count).sum();
             prop_assert_eq!((hottest.cached(), hottest.misses()), (order.len() as u64, missed as u64));
+        }
+
+        /// Compares with counting on one thread.
+        #[test]
+        fn counts_of_several_threads_add_up(
+            batches in prop::collection::vec(prop::collection::btree_set(0u32..30, 0..30), 0..12),
+        ) {
+            let batches: Vec<Vec<u32>> = batches.into_iter().map(|batch| batch.into_iter().collect()).collect();
+            let (mut one, several) = (Hottest::new(30), RowCounts::new(30));
+            batches.iter().for_each(|batch| one.see(batch));
+            std::thread::scope(|scope| {
+                for some in batches.chunks(3) {
+                    let several = &several;
+                    scope.spawn(move || some.iter().for_each(|batch| several.see(batch)));
+                }
+            });
+            prop_assert_eq!(several.close().slots(), one.slots());
         }
 
         #[test]

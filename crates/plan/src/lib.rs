@@ -24,7 +24,7 @@ mod split;
 pub use access::{AccessTrace, Row};
 pub use belady::{Belady, NextUses, PlanTally, RequestCount};
 pub use coverage::Coverage;
-pub use hottest::Hottest;
+pub use hottest::{Hottest, RowCounts};
 pub use packing::{
     DiskNeeds, PackedLayout, PackedRequest, choose_segment, is_read_row_by_row, is_worth_packing_again,
 };

@@ -6,12 +6,16 @@
 use super::plain::Plain;
 use super::{Entry, KIND, Largest, Packing, file};
 use crate::{FetchError, Result, StoredRow};
-use esker_plan::{Hottest, RowsOfSegment, SegmentSizes};
+use esker_plan::{Hottest, RowCounts, RowsOfSegment, SegmentSizes};
 use esker_sample::trace::{RecordFormat, TraceHeader};
 use esker_store::{Dataset, Derived, StoreError};
 use esker_types::{Progress, StopSignal, Unit};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+
+/// Rows whose accesses a thread counts at a time.
+const COUNTED_AT_A_TIME: u64 = 1 << 16;
 
 /// The kind of this derived data in its manifest. It names the format of records, so that earlier versions of Esker
 /// do not read what they do not know.
@@ -161,7 +165,8 @@ impl Samples {
         Plain::array(&self.found.directory, file::ACCESSES)
     }
 
-    /// Counts how often batches of the first epochs access each of `rows` rows.
+    /// Counts how often batches of the first epochs access each of `rows` rows, with the threads of the current rayon
+    /// pool.
     pub fn count<W: StoredRow>(
         &self,
         epochs: u64,
@@ -169,14 +174,23 @@ impl Samples {
         stop: &StopSignal,
         progress: &dyn Progress,
     ) -> Result<Hottest> {
-        let mut hottest = Hottest::new(rows);
+        let (counts, accesses) = (RowCounts::new(rows), self.accesses::<W>()?);
         progress.stage("count rows", Some(self.of_epochs(epochs).accesses), Unit::Count("rows"));
-        self.each_batch::<W>(epochs, stop, |_, nodes| {
-            hottest.see(nodes);
-            progress.advance(nodes.len() as u64);
-        })?;
+        let count = |nodes: &mut Vec<W>, entry: &Entry| -> Result<()> {
+            for first in (0..entry.nodes).step_by(COUNTED_AT_A_TIME as usize) {
+                if stop.is_asked() {
+                    return Err(FetchError::Stopped);
+                }
+                let some = COUNTED_AT_A_TIME.min(entry.nodes - first);
+                accesses.read(entry.words_at + first, some as usize, nodes)?;
+                counts.see(nodes);
+                progress.advance(some);
+            }
+            Ok(())
+        };
+        self.entries(epochs)?.par_iter().try_for_each_init(Vec::new, count)?;
         progress.finish();
-        Ok(hottest)
+        Ok(counts.close())
     }
 
     /// For segments of every size, counts the rows without a slot that they would store.

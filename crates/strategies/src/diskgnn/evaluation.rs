@@ -229,7 +229,8 @@ impl<'a> Preparation<'a> {
             let samples = Samples::open(&job.dataset, home)?
                 .ok_or_else(|| StoreError::Missing { path: home.to_path_buf() })?;
             let rows = job.dataset.manifest().nodes.count;
-            let mut hottest = samples.count::<W>(packing.epochs, rows, &job.stop, &*job.progress)?;
+            let count = || samples.count::<W>(packing.epochs, rows, &job.stop, &*job.progress);
+            let mut hottest = job.pool.install(count)?;
             hottest.choose(packing.slots);
             self.hottest = Some(hottest);
         }

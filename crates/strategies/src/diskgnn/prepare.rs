@@ -177,8 +177,9 @@ fn make<W: StoredId + StoredRow>(
             && PackedLayout { slots_asked, segment, disk_bytes_allowed }.is_compatible(&request)
     };
     if !writer.laid().is_some_and(goes_on) {
-        let mut hottest =
-            samples.count::<W>(epochs, job.dataset.manifest().nodes.count, &job.stop, &*job.progress)?;
+        let rows = job.dataset.manifest().nodes.count;
+        let count = || samples.count::<W>(epochs, rows, &job.stop, &*job.progress);
+        let mut hottest = job.pool.install(count)?;
         let coverage = hottest.coverage().points().to_vec();
         hottest.choose(request.slots);
         let segment = segment::<W>(job, sizes, home, &samples, epochs, &hottest, &request)?;
