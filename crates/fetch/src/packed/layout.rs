@@ -152,12 +152,12 @@ pub(crate) fn lay_out<W: StoredRow>(
         largest: samples.of_epochs(layout.epochs).largest,
         shared_at: 0,
     };
+    work.progress.stage("lay rows out", Some(entries.len() as u64), Unit::Count("batches"));
     if layout.cached_by.is_none() {
         writing.outputs.add_hottest(hottest, &writer.work())?;
     }
     let segment = layout.segment.max(1) as usize;
     let mut sharing = (segment > 1).then(|| SegmentRows::new(format.rows()));
-    work.progress.stage("lay rows out", Some(entries.len() as u64), Unit::Count("batches"));
     let batches_of_cache = if sharing.is_some() { segment } else { entries.len().max(1) };
     for (number, batches) in entries.chunks_mut(batches_of_cache).enumerate() {
         match &mut sharing {

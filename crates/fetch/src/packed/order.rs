@@ -1,10 +1,10 @@
-//! The last step of packing. Rows of caches are stored in feature order at first. This step moves them to their final
-//! order, part by part and in place. A kill may leave some parts half moved. The journal records them before they are
+//! The last step of packing. Rows of caches are stored in feature order at first, where memory had no room for whole
+//! parts. This step moves them to their final order, part by part and in place. A kill may leave some parts half moved. The journal records them before they are
 //! touched, and their rows are then read from the features again. Finally, rows that batches share get their checksums.
 
 use super::layout::Laid;
 use super::outputs::{Output, TARGETS, WANTS, part_rows};
-use super::pack::{read_sums, write_sums};
+use super::pack::{ordered_parts, read_sums, write_sums};
 use super::plain::Plain;
 use super::write::{PackWork, PackWriter};
 use super::{Entry, SegmentEntry, blocks_for, file, shared_row_sum};
@@ -61,7 +61,10 @@ pub(crate) fn order<W: StoredRow>(
     let sums = read_sums(&sums_path, laid.blocks)?;
     let files = array.files(&Options::default())?;
     let mut queue = files.queue().map_err(StoreError::from)?;
-    let moved: Vec<Output> = outputs.into_iter().filter(Output::is_moved).collect();
+    let ordered = ordered_parts(writer);
+    let is_ordered = |number: u64| ordered.iter().any(|[first, end]| (*first..*end).contains(&number));
+    let moved = (0..).zip(outputs).filter(|(number, output)| output.is_moved() && !is_ordered(*number));
+    let moved: Vec<Output> = moved.map(|(_, output)| output).collect();
     let mover = Mover {
         rows: &files,
         features: features.open_files(&Options::default())?,

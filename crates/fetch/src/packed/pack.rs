@@ -1,13 +1,14 @@
 //! Batched packing (DiskGNN section 5.2). The features are read once from start to end, or, if parts have few rows, only
 //! those. Every row is copied to each part that contains it, through one block of memory per part. If memory has no room
-//! for a block of every part, parts are packed in episodes, each with a separate pass. A safe point is written from time
-//! to time: synced data and the progress of each part, from which a later process resumes.
+//! for a block of every part, parts are packed in episodes, each with a separate pass. Parts of caches whose final order
+//! is another are put in order at once, as far as memory has room for whole parts; the others are moved later. A safe
+//! point is written from time to time: synced data and the progress of each part, from which a later process resumes.
 
-use super::file;
 use super::layout::Laid;
-use super::outputs::{Output, WANTS};
+use super::outputs::{Output, TARGETS, WANTS};
 use super::plain::Plain;
 use super::write::{PackWork, PackWriter, remove};
+use super::{blocks_for, file};
 use crate::{FetchError, Result, RowFormat, StoredRow};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use esker_io::{
@@ -38,6 +39,8 @@ const WRITES: usize = 32;
 const WINDOW: usize = 1024;
 /// Memory per part: its block, its window of rows, and its state.
 const PART_MEMORY: u64 = BLOCK as u64 + (WINDOW * 8) as u64 + 128;
+/// One part in this many of the memory is not used for whole parts.
+const SPARED_PART: u64 = 32;
 
 /// Memory apart from that of parts.
 pub(crate) fn fixed_bytes(threads: u64) -> u64 {
@@ -85,15 +88,18 @@ struct Part<W> {
     written: u64,
     /// Bytes in the open block.
     filled: usize,
+    /// The open block, or the whole part if it is put in order at once.
     block: AlignedBuffer,
-    /// The next row of its array, and the rows of the array that are in memory.
+    /// The next row of its array, and the rows of the array that are in memory. With their positions in the part, if
+    /// the whole part is in memory.
     next: u64,
     window: Vec<W>,
     window_at: u64,
+    positions: Option<Vec<u32>>,
 }
 
 /// Progress of a part at a safe point. The content of its open block is written to that block's location. It is written
-/// there again later, with more after it, so a kill in between does not change it.
+/// there again later, with more after it, so a kill in between does not change it. The same goes for a whole part.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct SafePart {
@@ -102,11 +108,52 @@ struct SafePart {
     next: u64,
 }
 
-/// The parts of an episode: from `first` up to `end`, exclusive.
+/// The parts of an episode: from `first` up to `end`, exclusive. Parts of caches before `ordered` are put in order at
+/// once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Episode {
     first: u64,
     end: u64,
+    ordered: u64,
+}
+
+impl Episode {
+    /// As many parts as fit `bytes` bytes, from `first` on. As many of them as then fit as a whole are put in order.
+    fn fitting(outputs: &[Output], first: u64, bytes: u64, row_bytes: u64) -> Episode {
+        let count = (bytes / PART_MEMORY).min(outputs.len() as u64 - first);
+        let mut left = bytes.saturating_sub(count * PART_MEMORY + bytes / SPARED_PART);
+        let parts = &outputs[first as usize..(first + count) as usize];
+        let fits = |output: &Output| {
+            left = left.checked_sub(more_bytes(output, row_bytes))?;
+            Some(())
+        };
+        let ordered = parts.iter().map_while(fits).count() as u64;
+        Episode { first, end: first + count, ordered: first + ordered }
+    }
+
+    /// Its memory.
+    fn bytes(&self, outputs: &[Output], row_bytes: u64) -> u64 {
+        let ordered = &outputs[self.first as usize..self.ordered as usize];
+        (self.end - self.first) * PART_MEMORY
+            + ordered.iter().map(|output| more_bytes(output, row_bytes)).sum::<u64>()
+    }
+
+    fn orders(&self, number: u64, output: &Output) -> bool {
+        output.is_moved() && number < self.ordered
+    }
+}
+
+/// Memory of a part that is put in order at once, beyond that of any part.
+fn more_bytes(output: &Output, row_bytes: u64) -> u64 {
+    match output.is_moved() {
+        true => (blocks_for(output.rows, row_bytes) * BLOCK as u64) + (WINDOW * 4) as u64,
+        false => 0,
+    }
+}
+
+/// Parts of caches that are in order already: from the first number up to the second, exclusive.
+pub(crate) fn ordered_parts(writer: &PackWriter) -> Vec<[u64; 2]> {
+    writer.journal.done("ordered").unwrap_or_default()
 }
 
 /// The last safe point of an episode.
@@ -128,10 +175,10 @@ impl SafePoint {
         if !path.exists() {
             return Ok(None);
         }
-        let mut head = [0u64; 3];
+        let mut head = [0u64; 4];
         Plain::<u64>::open(&path, 0)?.fill(0, &mut head)?;
-        let [first, end, row] = head;
-        if (Episode { first, end }) != episode {
+        let [first, end, ordered, row] = head;
+        if (Episode { first, end, ordered }) != episode {
             return Ok(None);
         }
         let mut parts = Vec::new();
@@ -142,7 +189,8 @@ impl SafePoint {
 
     fn write(&self, work: &Path, episode: Episode) -> Result<()> {
         replace(&SafePoint::path(work), |file| {
-            file.write_all(bytemuck::bytes_of(&[episode.first, episode.end, self.row]))?;
+            let Episode { first, end, ordered } = episode;
+            file.write_all(bytemuck::bytes_of(&[first, end, ordered, self.row]))?;
             file.write_all(bytemuck::cast_slice(&self.parts))
         })
     }
@@ -224,20 +272,21 @@ pub(crate) fn pack<W: StoredRow>(
     let sums = read_sums(&sums_path, laid.blocks)?;
     let threads = work.sizes.threads.max(1);
     let lasting = lasting_bytes(laid.blocks, laid.outputs) + fixed_bytes(threads as u64);
-    let at_a_time = (work.sizes.memory_bytes.saturating_sub(lasting) / PART_MEMORY).max(threads as u64);
+    // At least a part per thread.
+    let left = work.sizes.memory_bytes.saturating_sub(lasting).max(threads as u64 * PART_MEMORY);
     let mut first = started.map_or(0, |episode| episode.first);
     let bytes_of = |outputs: &[Output]| outputs.iter().map(|output| output.rows).sum::<u64>() * row_bytes;
     work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
     work.progress.advance(bytes_of(&outputs[..first as usize]));
     while first < laid.outputs {
         // If an episode was started, finish it with the same parts, if memory has room for it.
-        let begun = started.filter(|episode| episode.first == first && episode.end - first <= at_a_time);
+        let fits = |episode: &Episode| episode.first == first && episode.bytes(&outputs, row_bytes) <= left;
+        let begun = started.filter(fits);
         let safe = begun.map(|episode| SafePoint::read(&folder, episode)).transpose()?.flatten();
-        let end = match (&safe, begun) {
-            (Some(_), Some(episode)) => episode.end,
-            _ => (first + at_a_time).min(laid.outputs),
+        let episode = match (&safe, begun) {
+            (Some(_), Some(episode)) => episode,
+            _ => Episode::fitting(&outputs, first, left, row_bytes),
         };
-        let episode = Episode { first, end };
         if safe.is_none() {
             // The safe point is about blocks that are written again.
             remove(&SafePoint::path(&folder))?;
@@ -248,7 +297,7 @@ pub(crate) fn pack<W: StoredRow>(
             work,
             episode,
             files: array.files(&write_options())?,
-            outputs: &outputs[first as usize..end as usize],
+            outputs: &outputs[first as usize..episode.end as usize],
             sums: &sums,
             sums_path: &sums_path,
             row_bytes,
@@ -256,8 +305,13 @@ pub(crate) fn pack<W: StoredRow>(
         };
         pass.run::<W>(features, safe)?;
         write_sums(&sums_path, &sums)?;
-        first = end;
-        writer.journal.record("packing", &Episode { first, end: first })?;
+        let mut ordered = ordered_parts(writer);
+        // This episode may have been packed before, up to here.
+        ordered.retain(|[begin, _]| *begin < first);
+        ordered.push([first, episode.ordered]);
+        writer.journal.record("ordered", &ordered)?;
+        first = episode.end;
+        writer.journal.record("packing", &Episode { first, end: first, ordered: first })?;
         remove(&SafePoint::path(&folder))?;
     }
     work.progress.finish();
@@ -353,8 +407,9 @@ impl Pass<'_> {
             for number in 0..self.threads {
                 let (send, orders) = bounded(1);
                 let (answer, answers) = bounded(1);
-                let parts = self.parts::<W>(number, &parts);
-                scope.spawn(move || self.worker(parts, &orders, &answer));
+                let parts = &parts;
+                // A worker allocates the memory of its parts.
+                scope.spawn(move || self.worker(self.parts::<W>(number, parts), &orders, &answer));
                 workers.0.push((send, answers));
             }
             let (mut row, mut unsafe_bytes) = (from, 0u64);
@@ -433,14 +488,18 @@ impl Pass<'_> {
         let mine = (worker..self.outputs.len()).step_by(self.threads);
         let part = |index: usize| {
             let SafePart { written, filled, next } = safe.get(index).copied().unwrap_or_default();
+            let output = self.outputs[index];
+            let is_ordered = self.episode.orders(self.episode.first + index as u64, &output);
+            let blocks = if is_ordered { blocks_for(output.rows, self.row_bytes) as usize } else { 1 };
             Part {
-                output: self.outputs[index],
+                output,
                 written,
                 filled: filled as usize,
-                block: AlignedBuffer::new(BLOCK, DIRECT_ALIGN),
+                block: AlignedBuffer::new(blocks * BLOCK, DIRECT_ALIGN),
                 next,
                 window: Vec::new(),
                 window_at: 0,
+                positions: is_ordered.then(Vec::new),
             }
         };
         mine.map(part).collect()
@@ -484,6 +543,7 @@ fn spare(chunks: &mut Vec<Arc<Chunk>>) -> Chunk {
 struct PackWorker<'a, W> {
     parts: Vec<Part<W>>,
     wants: Plain<W>,
+    targets: Plain<u32>,
     queue: Queue,
     spare: Vec<AlignedBuffer>,
     sums: &'a [AtomicU64],
@@ -491,8 +551,12 @@ struct PackWorker<'a, W> {
 }
 
 impl<W> Part<W> {
-    /// The location of its open block, as far as it is filled.
+    /// The location of its open block, as far as it is filled, or of the whole part, if any of it is.
     fn open_block(&self) -> Piece {
+        if self.positions.is_some() {
+            let bytes = if self.next > 0 { self.block.len() as u64 } else { 0 };
+            return Piece { offset: BlockArray::offset(self.output.block), bytes, at: 0 };
+        }
         let offset = BlockArray::offset(self.output.block + self.written);
         Piece { offset, bytes: self.filled.next_multiple_of(DIRECT_ALIGN) as u64, at: 0 }
     }
@@ -503,13 +567,17 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         let mut worker = PackWorker {
             parts,
             wants: Plain::array(&pass.writer.work(), WANTS)?,
+            targets: Plain::array(&pass.writer.work(), TARGETS)?,
             queue: pass.files.queue().map_err(StoreError::from)?,
             spare: (0..WRITES).map(|_| AlignedBuffer::new(BLOCK, DIRECT_ALIGN)).collect(),
             sums: pass.sums,
             row_bytes: pass.row_bytes as usize,
         };
-        for part in worker.parts.iter_mut().filter(|part| part.filled > 0) {
+        for part in worker.parts.iter_mut() {
             let piece = part.open_block();
+            if piece.bytes == 0 {
+                continue;
+            }
             let read = worker.queue.read(0, &[piece], &mut part.block[..piece.bytes as usize]);
             read.map_err(StoreError::from)?;
         }
@@ -525,6 +593,9 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
                 if place >= part.window.len() {
                     let count = (WINDOW as u64).min(part.output.rows - part.next) as usize;
                     self.wants.read(part.output.wants_at + part.next, count, &mut part.window)?;
+                    if let Some(positions) = &mut part.positions {
+                        self.targets.read(part.output.targets_at + part.next, count, positions)?;
+                    }
                     (part.window_at, place) = (part.next, 0);
                 }
                 let row = part.window[place].index() as u64;
@@ -532,7 +603,14 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
                     break;
                 }
                 let from = (row - chunk.first_row) as usize * self.row_bytes;
-                self.put(part, &chunk.bytes[from..from + self.row_bytes])?;
+                let bytes = &chunk.bytes[from..from + self.row_bytes];
+                match &part.positions {
+                    Some(positions) => {
+                        let to = positions[place] as usize * self.row_bytes;
+                        part.block[to..to + self.row_bytes].copy_from_slice(bytes);
+                    }
+                    None => self.put(part, bytes)?,
+                }
                 part.next += 1;
             }
         }
@@ -591,8 +669,16 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
     /// Writes and syncs everything, including open blocks.
     fn rest(&mut self) -> Result<Vec<SafePart>> {
         let parts = std::mem::take(&mut self.parts);
-        for part in parts.iter().filter(|part| part.filled > 0) {
-            let (piece, mut copy) = (part.open_block(), self.spare()?);
+        for part in &parts {
+            let piece = part.open_block();
+            if piece.bytes == 0 {
+                continue;
+            }
+            if part.positions.is_some() {
+                self.queue.write(0, &[piece], &part.block).map_err(StoreError::from)?;
+                continue;
+            }
+            let mut copy = self.spare()?;
             let bytes = piece.bytes as usize;
             copy[..bytes].copy_from_slice(&part.block[..bytes]);
             self.queue.submit_write(0, vec![piece], copy);
@@ -604,12 +690,19 @@ impl<'a, W: StoredRow> PackWorker<'a, W> {
         Ok(self.parts.iter().map(safe).collect())
     }
 
-    /// Writes open blocks, padded with zeros.
+    /// Writes open blocks, padded with zeros, and whole parts.
     fn close(&mut self) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         for part in parts.iter_mut().filter(|part| part.filled > 0) {
             part.block[part.filled..].fill(0);
             self.write(part)?;
+        }
+        for part in parts.iter().filter(|part| part.positions.is_some() && part.next > 0) {
+            self.queue.write(0, &[part.open_block()], &part.block).map_err(StoreError::from)?;
+            for (block, content) in part.block.chunks_exact(BLOCK).enumerate() {
+                self.sums[part.output.block as usize + block]
+                    .store(BlockArray::sum(content), Ordering::Relaxed);
+            }
         }
         self.settle()
     }

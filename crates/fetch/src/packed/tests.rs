@@ -227,6 +227,60 @@ fn rows_read_one_by_one_are_packed_as_rows_read_in_order() {
     }
 }
 
+/// Parts of caches are in order at once if memory has room for them, and are moved later if it has not.
+#[test]
+fn caches_are_the_same_whether_they_are_put_in_order_at_once_or_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let given = Given::new(directory.path(), 300);
+    let samples = given.samples(&directory.path().join("samples"));
+    let at = |name: &str| directory.path().join(name);
+    // Memory for the open blocks of all parts: one for the rows of memory, one per segment and one per batch.
+    let parts = 1 + 4 + 16;
+    let least = With::parts(parts, 2, 4 << 30).memory_bytes;
+    let moved = Moved(AtomicI64::new(0));
+    given.pack(&samples, &at("later"), &With::parts(parts, 2, 4 << 30), &moved).unwrap();
+    let expected = content(&at("later"));
+    let all_moved = moved.0.load(Ordering::Relaxed);
+    assert!(all_moved > 0);
+    let mut between = 0;
+    for more in [100_000u64, 200_000, 400_000, 800_000, 64 << 20] {
+        let name = format!("more-{more}");
+        let with = |safe: u64| With { memory_bytes: least + more, ..With::parts(parts, 2, safe) };
+        let moved = Moved(AtomicI64::new(0));
+        given.pack(&samples, &at(&name), &with(4 << 30), &moved).unwrap();
+        assert!(content(&at(&name)) == expected, "{more} bytes more");
+        let moved = moved.0.load(Ordering::Relaxed);
+        between += u64::from(moved > 0 && moved < all_moved);
+        assert!(more < 64 << 20 || moved == 0, "{moved} bytes were moved");
+        // Ended with this much, and finished with any.
+        for (round, then) in [least, least + more, least + (64 << 20)].into_iter().enumerate() {
+            let name = format!("{name}-{round}");
+            let with = with(100_000);
+            let ends = Ends { left: AtomicI64::new(400_000), stop: Some(with.stop.clone()) };
+            assert!(matches!(given.pack(&samples, &at(&name), &with, &ends), Err(FetchError::Stopped)));
+            assert!(at(&format!("{name}.partial/work/packing")).exists(), "it was to end inside an episode");
+            let then = With { memory_bytes: then, ..With::parts(parts, 3, 4 << 30) };
+            given.pack(&samples, &at(&name), &then, &Silent).unwrap();
+            assert!(content(&at(&name)) == expected, "{name}");
+        }
+    }
+    assert!(between > 0, "some parts were put in order at once, and others were moved");
+}
+
+/// Counts the bytes of rows that are moved.
+struct Moved(AtomicI64);
+
+impl Progress for Moved {
+    fn stage(&self, name: &str, total: Option<u64>, _: Unit) {
+        if name == "order caches" {
+            self.0.store(total.unwrap_or(0) as i64, Ordering::Relaxed);
+        }
+    }
+    fn advance(&self, _: u64) {}
+    fn finish(&self) {}
+    fn note(&self, _: &str) {}
+}
+
 #[test]
 fn an_episode_that_was_begun_with_more_memory_or_less_is_finished() {
     let directory = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ impl PackedBytes {
 }
 
 /// Version of the work directory. Work of another version starts again.
-const WORK_VERSION: u64 = 4;
+const WORK_VERSION: u64 = 5;
 
 impl<'a> PackWriter<'a> {
     /// Starts or resumes a directory of packed rows of the samples that `header` describes. Returns `None` if an
@@ -175,7 +175,7 @@ impl<'a> PackWriter<'a> {
         layout: &PackLayout,
         work: &PackWork,
     ) -> Result<()> {
-        for step in ["laid", "packing", "packed", "touched", "moved"] {
+        for step in ["laid", "packing", "ordered", "packed", "touched", "moved"] {
             self.journal.forget(step)?;
         }
         for array in [file::ROWS, file::WORDS, file::SHARED, file::SEGMENTS] {
