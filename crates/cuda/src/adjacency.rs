@@ -30,8 +30,17 @@ pub(crate) struct DeviceTransposed {
 const SORT_ITEMS: usize = 2048;
 const DIGIT_BITS: u32 = 7;
 
-impl DeviceAdjacency {
-    /// Uploads an adjacency from host memory. The neighbours of output `i` are between its offset and the next; a
+/// An adjacency in pinned memory, checked and ready to be uploaded.
+pub struct StagedAdjacency {
+    words: Pinned,
+    inputs: usize,
+    outputs: usize,
+    edges: usize,
+    has_degrees: bool,
+}
+
+impl StagedAdjacency {
+    /// Copies an adjacency from host memory. The neighbours of output `i` are between its offset and the next; a
     /// neighbour is an input row plus `base`. There is one degree per input, or none. Asserts that every neighbour is
     /// an input.
     pub fn new(
@@ -41,14 +50,9 @@ impl DeviceAdjacency {
         nbrs: &[u32],
         base: u32,
         input_degrees: &[u32],
-    ) -> DeviceAdjacency {
+    ) -> StagedAdjacency {
         assert!(nbr_offsets.len() <= inputs + 1, "outputs are the last rows of the inputs");
-        DeviceAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, base, input_degrees)
-    }
-
-    /// Uploads neighbours among some rows, of targets that are not among them. It has no own rows.
-    pub fn part(gpu: &Gpu, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> DeviceAdjacency {
-        DeviceAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, 0, &[])
+        StagedAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, base, input_degrees)
     }
 
     fn of_lists(
@@ -58,7 +62,7 @@ impl DeviceAdjacency {
         nbrs: &[u32],
         base: u32,
         input_degrees: &[u32],
-    ) -> DeviceAdjacency {
+    ) -> StagedAdjacency {
         assert!(!nbr_offsets.is_empty() && nbr_offsets.is_sorted(), "offsets ascend");
         assert!(inputs < u32::MAX as usize, "rows are counted in 32 bits");
         assert!(
@@ -69,8 +73,8 @@ impl DeviceAdjacency {
         let first = nbr_offsets[0];
         let edges = (nbr_offsets[outputs] - first) as usize;
         assert!(edges < u32::MAX as usize - 64, "edges are counted in 32 bits, and some are looked at ahead");
-        let mut host = Pinned::new(gpu, outputs + 1 + edges + input_degrees.len());
-        let (to_offsets, rest) = host.words_mut().split_at_mut(outputs + 1);
+        let mut words = Pinned::new(gpu, outputs + 1 + edges + input_degrees.len());
+        let (to_offsets, rest) = words.words_mut().split_at_mut(outputs + 1);
         let (to_nbrs, to_degrees) = rest.split_at_mut(edges);
         to_offsets.iter_mut().zip(nbr_offsets).for_each(|(to, from)| *to = from - first);
         let mut largest = 0;
@@ -81,16 +85,41 @@ impl DeviceAdjacency {
         }
         assert!(edges == 0 || (largest as usize) < inputs, "every neighbour is an input row");
         to_degrees.copy_from_slice(input_degrees);
+        StagedAdjacency { words, inputs, outputs, edges, has_degrees: !input_degrees.is_empty() }
+    }
+
+    /// Uploads it. The compute stream waits for it, the caller does not.
+    pub fn upload(self, gpu: &Gpu) -> DeviceAdjacency {
+        let StagedAdjacency { words, inputs, outputs, edges, has_degrees } = self;
         DeviceAdjacency {
             gpu: gpu.clone(),
-            words: gpu.upload_words(host),
+            words: gpu.upload_words(words),
             inputs,
             outputs,
             edges,
-            has_degrees: !input_degrees.is_empty(),
+            has_degrees,
             transposed: OnceLock::new(),
             scales: [const { OnceLock::new() }; 2],
         }
+    }
+}
+
+impl DeviceAdjacency {
+    /// Uploads an adjacency from host memory, as [`StagedAdjacency::new`] takes it.
+    pub fn new(
+        gpu: &Gpu,
+        inputs: usize,
+        nbr_offsets: &[u32],
+        nbrs: &[u32],
+        base: u32,
+        input_degrees: &[u32],
+    ) -> DeviceAdjacency {
+        StagedAdjacency::new(gpu, inputs, nbr_offsets, nbrs, base, input_degrees).upload(gpu)
+    }
+
+    /// Uploads neighbours among some rows, of targets that are not among them. It has no own rows.
+    pub fn part(gpu: &Gpu, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> DeviceAdjacency {
+        StagedAdjacency::of_lists(gpu, inputs, nbr_offsets, nbrs, 0, &[]).upload(gpu)
     }
 
     /// Number of input rows.

@@ -28,7 +28,7 @@ mod memory;
 mod ops;
 mod pinned;
 
-pub use adjacency::DeviceAdjacency;
+pub use adjacency::{DeviceAdjacency, StagedAdjacency};
 pub use blas::{Precision, WORKSPACE_BYTES};
 pub use error::{CudaError, Result};
 pub use gpu::{Gpu, GpuInfo, Stopwatch, count};

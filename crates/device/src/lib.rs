@@ -51,6 +51,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     type Matrix: Shape + Send + Sync + 'static;
     /// The adjacency of a layer on this device.
     type Graph: AdjacencyShape + Send + Sync + 'static;
+    /// The adjacency of a layer in host memory, in a form that the device reads fastest.
+    type StagedGraph: Send + 'static;
     /// Host memory that [`Device::upload`] takes rows from.
     type HostRows: HostRows;
     /// A row cache for all batches; [`std::convert::Infallible`] if host memory is as good.
@@ -109,7 +111,14 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `to[rows[i]] += scale * from[i]`. Rows do not repeat.
     fn add_rows(&self, from: &Self::Matrix, rows: &[u32], scale: f32, to: &mut Self::Matrix);
     /// The adjacency of a layer. Asserts that every neighbour is an input.
-    fn graph(&self, adjacency: &Adjacency<'_>) -> Self::Graph;
+    fn graph(&self, adjacency: &Adjacency<'_>) -> Self::Graph {
+        self.upload_graph(self.stage_graph(adjacency))
+    }
+    /// Checks and copies the adjacency of a layer for [`Device::upload_graph`]. Threads other than that of the steps do
+    /// it ahead of them. Asserts that every neighbour is an input.
+    fn stage_graph(&self, adjacency: &Adjacency<'_>) -> Self::StagedGraph;
+    /// The adjacency of a layer that was staged.
+    fn upload_graph(&self, staged: Self::StagedGraph) -> Self::Graph;
     /// Neighbours among some rows, of targets that are not among them: target `i` has the neighbours
     /// `nbrs[nbr_offsets[i]..nbr_offsets[i + 1]]`. Asserts that every neighbour is below `inputs`.
     fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> Self::Graph;

@@ -6,7 +6,7 @@ use crate::*;
 use esker_cuda::{
     Adding, AttentionCall, AttentionMore, AttentionState, Columns, DeviceActivation, DeviceAdjacency,
     DeviceDropout, DeviceMatrix, DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned,
-    TieredBatch, TieredRows, UpdatedMatrix,
+    StagedAdjacency, TieredBatch, TieredRows, UpdatedMatrix,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;
@@ -174,6 +174,7 @@ fn attention<'a>(call: &Attention<'a, CudaBackend>) -> AttentionCall<'a> {
 impl Device for CudaBackend {
     type Matrix = CudaMatrix;
     type Graph = CudaGraph;
+    type StagedGraph = StagedAdjacency;
     type HostRows = CudaRows;
     type Cache = CudaCache;
     type Number = CudaNumber;
@@ -258,10 +259,14 @@ impl Device for CudaBackend {
         self.gpu.add_rows(&from.0, rows, scale, &mut to.0);
     }
 
-    fn graph(&self, adjacency: &Adjacency<'_>) -> CudaGraph {
+    fn stage_graph(&self, adjacency: &Adjacency<'_>) -> StagedAdjacency {
         adjacency.assert_valid();
         let Adjacency { inputs, nbr_offsets, nbrs, base, input_degrees, .. } = *adjacency;
-        CudaGraph(DeviceAdjacency::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees))
+        StagedAdjacency::new(&self.gpu, inputs, nbr_offsets, nbrs, base, input_degrees)
+    }
+
+    fn upload_graph(&self, staged: StagedAdjacency) -> CudaGraph {
+        CudaGraph(staged.upload(&self.gpu))
     }
 
     fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CudaGraph {

@@ -303,6 +303,7 @@ impl HostRows for CountedMatrix {
 impl Device for Counting {
     type Matrix = CountedMatrix;
     type Graph = CountedGraph;
+    type StagedGraph = CountedGraph;
     type HostRows = CountedMatrix;
     type Cache = Infallible;
     type Number = Ready;
@@ -343,7 +344,7 @@ impl Device for Counting {
     fn scatter_rows(&self, _: Option<&CountedMatrix>, _: &[u32], _: &mut CountedMatrix) {}
     fn add_rows(&self, _: &CountedMatrix, _: &[u32], _: f32, _: &mut CountedMatrix) {}
 
-    fn graph(&self, lists: &Adjacency<'_>) -> CountedGraph {
+    fn stage_graph(&self, lists: &Adjacency<'_>) -> CountedGraph {
         let shape = StepShape {
             rows: vec![lists.inputs, lists.outputs],
             edges: vec![lists.edge_count()],
@@ -355,6 +356,10 @@ impl Device for Counting {
             memory: self.memory,
         };
         self.counted_graph(&shape, 0)
+    }
+
+    fn upload_graph(&self, staged: CountedGraph) -> CountedGraph {
+        staged
     }
 
     fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CountedGraph {

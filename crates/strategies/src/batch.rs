@@ -2,9 +2,9 @@
 //! permit return to their source when a batch is dropped, so that a source never exceeds its memory budget.
 
 use crate::{Result, RunPosition};
-use esker_device::{AdjacencyShape, BatchOf, Device, Shape};
+use esker_device::{Adjacency, AdjacencyShape, BatchOf, Device, Shape};
 use esker_fetch::pipeline::{Permit, Recycled};
-use esker_sample::{Position, Sample, Targets};
+use esker_sample::{LayerView, Position, Sample, Targets};
 use esker_types::{Dtype, NodeId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,8 +42,37 @@ impl<D: Device> Batch<D> {
 pub enum Blocks<D: Device> {
     /// A sample in host memory.
     Host(Recycled<Sample>),
+    /// The same, with its graphs ready to be uploaded.
+    Staged(StagedBlocks<D>),
     /// Graphs that are on the device already, one per layer.
     Device(DeviceBlocks<D>),
+}
+
+/// A sample, and its graphs in memory that the device reads fastest.
+pub struct StagedBlocks<D: Device> {
+    /// The sample.
+    pub sample: Recycled<Sample>,
+    /// One graph per layer, the first layer's first.
+    pub graphs: Vec<D::StagedGraph>,
+}
+
+impl<D: Device> StagedBlocks<D> {
+    /// Stages the graphs of a sample.
+    pub fn graphs_of(device: &D, sample: &Sample) -> Vec<D::StagedGraph> {
+        (0..sample.layers()).map(|layer| device.stage_graph(&adjacency(&sample.layer(layer)))).collect()
+    }
+}
+
+/// The adjacency of a layer in the form that a device takes.
+pub fn adjacency<'a>(view: &LayerView<'a>) -> Adjacency<'a> {
+    Adjacency {
+        inputs: view.inputs.len(),
+        outputs: view.outputs.len(),
+        nbr_offsets: view.nbr_offsets,
+        nbrs: bytemuck::cast_slice(view.nbrs),
+        base: view.inputs.start,
+        input_degrees: view.input_degrees,
+    }
 }
 
 /// Graphs on the device, and what the host knows of them.
@@ -63,6 +92,7 @@ impl<D: Device> Blocks<D> {
     pub fn sample(&self) -> Option<&Sample> {
         match self {
             Blocks::Host(sample) => Some(sample),
+            Blocks::Staged(blocks) => Some(&blocks.sample),
             Blocks::Device(_) => None,
         }
     }
@@ -71,6 +101,7 @@ impl<D: Device> Blocks<D> {
     pub fn nodes(&self) -> u64 {
         match self {
             Blocks::Host(sample) => sample.node_ids.len() as u64,
+            Blocks::Staged(blocks) => blocks.sample.node_ids.len() as u64,
             Blocks::Device(blocks) => blocks.graphs.first().map_or(0, |graph| graph.inputs() as u64),
         }
     }
@@ -79,6 +110,7 @@ impl<D: Device> Blocks<D> {
     pub fn edges(&self) -> u64 {
         match self {
             Blocks::Host(sample) => sample.edge_count(),
+            Blocks::Staged(blocks) => blocks.sample.edge_count(),
             Blocks::Device(blocks) => blocks.edges,
         }
     }
@@ -87,6 +119,7 @@ impl<D: Device> Blocks<D> {
     pub fn seeds(&self) -> (Vec<NodeId>, Vec<u32>) {
         match self {
             Blocks::Host(sample) => seed_rows(sample),
+            Blocks::Staged(blocks) => seed_rows(&blocks.sample),
             Blocks::Device(blocks) => (blocks.seeds.clone(), blocks.seed_rows.clone()),
         }
     }

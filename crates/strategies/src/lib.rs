@@ -57,7 +57,7 @@ mod table;
 
 pub use batch::{
     Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, Input, LiveRows, LiveTable,
-    NamedColumn, Pull, Push, Pushed,
+    NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
 };
 pub use error::{Result, StrategyError};
 pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, choose_nodes};

@@ -10,7 +10,7 @@ use esker_nn::{
     load_parameters,
 };
 use esker_sample::{LayerView, Targets};
-use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed};
+use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed, adjacency};
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -247,8 +247,12 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         let layers = model.layer_count();
         match blocks {
             Blocks::Device(blocks) => std::mem::take(&mut blocks.graphs),
-            Blocks::Host(sample) if model.config().kind == Kind::Mlp => {
-                (0..layers).map(|_| self.without_neighbours(sample.node_ids.len())).collect()
+            blocks if model.config().kind == Kind::Mlp => {
+                (0..layers).map(|_| self.without_neighbours(blocks.nodes() as usize)).collect()
+            }
+            Blocks::Staged(blocks) => {
+                let staged = std::mem::take(&mut blocks.graphs).into_iter();
+                staged.map(|graph| self.backend.upload_graph(graph)).collect()
             }
             Blocks::Host(sample) => (0..layers).map(|layer| self.graph(&sample.layer(layer))).collect(),
         }
@@ -269,18 +273,6 @@ fn on<R: Send>(threads: Option<&ThreadPool>, work: impl FnOnce() -> R + Send) ->
     match threads {
         Some(threads) => threads.install(work),
         None => work(),
-    }
-}
-
-/// The adjacency of a layer in the form that a device takes.
-pub fn adjacency<'a>(view: &LayerView<'a>) -> Adjacency<'a> {
-    Adjacency {
-        inputs: view.inputs.len(),
-        outputs: view.outputs.len(),
-        nbr_offsets: view.nbr_offsets,
-        nbrs: bytemuck::cast_slice(view.nbrs),
-        base: view.inputs.start,
-        input_degrees: view.input_degrees,
     }
 }
 

@@ -121,6 +121,7 @@ impl HostRows for CpuMatrix {
 impl Device for CpuBackend {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
+    type StagedGraph = CpuGraph;
     type HostRows = CpuMatrix;
     type Cache = Infallible;
     type Number = Ready;
@@ -210,8 +211,12 @@ impl Device for CpuBackend {
         }
     }
 
-    fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
+    fn stage_graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
         CpuGraph::new(&self.pool, adjacency)
+    }
+
+    fn upload_graph(&self, staged: CpuGraph) -> CpuGraph {
+        staged
     }
 
     fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {

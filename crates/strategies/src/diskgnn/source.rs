@@ -10,8 +10,8 @@ use crate::job::run_positions;
 use crate::phases::PhaseSource;
 use crate::source::Stages;
 use crate::{
-    Batch, EvaluationCounters, FixedRows, Input, Job, Phase, Result, RunPosition, SourceCounters,
-    StrategyError,
+    Batch, Blocks, EvaluationCounters, Exchange, FixedRows, Input, Job, Phase, Result, RunPosition,
+    SourceCounters, StagedBlocks, StrategyError,
 };
 use esker_device::{BatchOf, Device, HostBytes, HostRows, RowCache};
 use esker_fetch::Missed;
@@ -60,6 +60,8 @@ struct LoadedSample {
 struct LoadedRows<D: Device> {
     loaded: LoadedSample,
     rows: ReadRows<D>,
+    /// The graphs of its layers, if workers stage them.
+    graphs: Option<Vec<D::StagedGraph>>,
 }
 
 /// The batches of a run in one stream: of training, and of evaluations whose rows are packed. So the first batches of
@@ -90,6 +92,7 @@ impl<D: Device> PackedRun<D> {
                 tier: tier.clone(),
                 sequential: job.out_of_core.sequential,
                 phases: phases.clone(),
+                staging: training.stages_graphs.then(|| device.clone()),
             };
             stages(shared, &job, from, training, epochs, &reads, &device)
         };
@@ -192,6 +195,8 @@ struct Shared<D: Device> {
     counts: [Arc<ReadCounts>; 2],
     /// No prefetching: a batch gets its permit before anything of it is loaded.
     sequential: bool,
+    /// The device for which workers stage graphs, if memory has room for them.
+    staging: Option<D>,
 }
 
 impl<D: Device> Clone for Shared<D> {
@@ -202,6 +207,7 @@ impl<D: Device> Clone for Shared<D> {
             permits: self.permits.clone(),
             counts: self.counts.clone(),
             sequential: self.sequential,
+            staging: self.staging.clone(),
         }
     }
 }
@@ -287,7 +293,9 @@ impl<D: Device> Shared<D> {
                         ReadRows::OfDevice(cache.batch(placements, missed))
                     }
                 };
-                Ok(Some(LoadedRows { loaded, rows }))
+                let sample = &loaded.sample;
+                let graphs = shared.staging.as_ref().map(|device| StagedBlocks::graphs_of(device, sample));
+                Ok(Some(LoadedRows { loaded, rows, graphs }))
             },
         )
     }
@@ -338,7 +346,7 @@ struct Assemble<D: Device> {
 
 impl<D: Device> Assemble<D> {
     fn batch(&self, stage: &Stage, read: LoadedRows<D>) -> Result<Option<Batch<D>>> {
-        let LoadedRows { mut loaded, rows } = read;
+        let LoadedRows { mut loaded, rows, graphs } = read;
         let (shared, pool) = (&self.shared, &self.reads.pool);
         let rows = match (&shared.tier, rows) {
             (_, ReadRows::OfDevice(rows)) => FixedRows::Cached(rows),
@@ -361,6 +369,11 @@ impl<D: Device> Assemble<D> {
         };
         let LoadedSample { at, sample, targets, permit, .. } = loaded;
         let permit = permit.expect("taken before rows have memory");
-        Ok(Some(Batch::of_sample(at, sample, targets, Input::fixed(rows), permit)))
+        let blocks = match graphs {
+            Some(graphs) => Blocks::Staged(StagedBlocks { sample, graphs }),
+            None => Blocks::Host(sample),
+        };
+        let (at, input, exchange) = (at.into(), Input::fixed(rows), Exchange::none());
+        Ok(Some(Batch { at, blocks, input, targets, exchange, permit }))
     }
 }

@@ -17,6 +17,8 @@ pub struct Lagging {
     /// Losses that nobody has waited for, and the most there were.
     late: Arc<AtomicUsize>,
     pub most_late: Arc<AtomicUsize>,
+    /// Graphs that stages of a source made ready for upload.
+    pub staged_ahead: Arc<AtomicUsize>,
 }
 
 pub struct Late {
@@ -161,6 +163,7 @@ impl Lagging {
 impl Device for Lagging {
     type Matrix = CpuMatrix;
     type Graph = CpuGraph;
+    type StagedGraph = CpuGraph;
     type HostRows = LaggingRows;
     type Cache = LaggingCache;
     type Number = Late;
@@ -243,8 +246,15 @@ impl Device for Lagging {
         self.cpu.add_rows(from, rows, scale, to)
     }
 
-    fn graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
-        self.cpu.graph(adjacency)
+    fn stage_graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
+        if std::thread::current().name() == Some("read") {
+            self.staged_ahead.fetch_add(1, SeqCst);
+        }
+        self.cpu.stage_graph(adjacency)
+    }
+
+    fn upload_graph(&self, staged: CpuGraph) -> CpuGraph {
+        staged
     }
 
     fn part_graph(&self, inputs: usize, nbr_offsets: &[u32], nbrs: &[u32]) -> CpuGraph {
