@@ -42,7 +42,11 @@ pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W
                     "compiling kernels for {architecture} in the background; later runs find them compiled"
                 );
             }
-            work.run(CudaBackend::new(gpu), RunConfig { device, ..config })
+            std::thread::scope(|scope| {
+                let opened = gpu.clone();
+                scope.spawn(move || opened.warm_up());
+                work.run(CudaBackend::new(gpu), RunConfig { device, ..config })
+            })
         }
     }
 }

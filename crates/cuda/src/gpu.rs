@@ -2,7 +2,7 @@
 
 use crate::blas::Blas;
 use crate::compiled::{CompiledKernels, cache_directory};
-use crate::kernels::SOURCES;
+use crate::kernels::{SOURCES, Source};
 use crate::library::Library;
 use crate::memory::DevicePool;
 use crate::pinned::{PinnedPool, Slots};
@@ -105,6 +105,7 @@ impl Timed {
 /// A kernel that can be launched.
 #[derive(Clone, Copy)]
 struct Function(sys::CUfunction);
+#[derive(Clone, Copy)]
 struct Module(sys::CUmodule);
 // SAFETY: a handle of the driver, which may be used from any thread.
 unsafe impl Send for Function {}
@@ -275,9 +276,15 @@ impl Gpu {
         }
     }
 
-    /// Whether there is a GPU with a driver and the libraries needed for training.
+    /// Whether there is a GPU with a driver and the libraries needed for training. If there is, its context stays open
+    /// until the process ends: who asks will open it next, and making a context takes tenths of a second.
     pub fn is_usable() -> bool {
-        Gpu::open(0, None, Precision::F32).is_ok()
+        Gpu::open(0, None, Precision::F32).is_ok_and(|gpu| {
+            let mut context = ptr::null_mut();
+            // SAFETY: the call writes the handle. The driver counts its users and frees it when the process ends.
+            unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, gpu.inner.device) };
+            true
+        })
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -290,6 +297,15 @@ impl Gpu {
         let are_cached = self.inner.compiled.are_cached();
         self.inner.compiled.compile_ahead();
         are_cached
+    }
+
+    /// Loads kernels and starts cuBLAS, so that the first step does not wait for them. Another thread than that of the
+    /// steps calls it. An error comes out when something of it is needed.
+    pub fn warm_up(&self) {
+        if self.inner.bind().is_ok() {
+            let _ = self.blas();
+            SOURCES.iter().take_while(|source| self.inner.module(source).is_ok()).for_each(drop);
+        }
     }
 
     /// Its properties.
@@ -482,21 +498,29 @@ impl Inner {
             return Ok(*function);
         }
         let source = SOURCES.iter().find(|source| source.has(kernel)).expect("every kernel is in a file");
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if !modules.contains_key(source.file) {
-            let cubin = self.compiled.get(source)?;
-            let mut module = ptr::null_mut();
-            // SAFETY: the image is a whole CUBIN that outlives the call.
-            done("loading kernels", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
-            modules.insert(source.file, Module(module));
-        }
+        let module = self.module(source)?;
         let name = CString::new(kernel).expect("names hold no zero byte");
         let mut function = ptr::null_mut();
         // SAFETY: the module is loaded, and stays loaded until the GPU is closed.
-        let found = unsafe { sys::cuModuleGetFunction(&mut function, modules[source.file].0, name.as_ptr()) };
+        let found = unsafe { sys::cuModuleGetFunction(&mut function, module.0, name.as_ptr()) };
         done("finding a kernel", found)?;
         functions.insert(kernel.to_string(), Function(function));
         Ok(Function(function))
+    }
+
+    /// The loaded kernels of a file.
+    fn module(&self, source: &Source) -> Result<Module> {
+        // Whoever compiles must not keep others from kernels that are loaded.
+        let cubin = self.compiled.get(source)?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(source.file) {
+            return Ok(*module);
+        }
+        let mut module = ptr::null_mut();
+        // SAFETY: the image is a whole CUBIN that outlives the call.
+        done("loading kernels", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
+        modules.insert(source.file, Module(module));
+        Ok(Module(module))
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 use writer::{Background, PredictionContent, Writer};
 
 /// Predict nodes with the best model of a run
@@ -62,6 +63,7 @@ pub struct PredictArguments {
 }
 
 pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
     if !ENDINGS.iter().any(|ending| arguments.out.extension().is_some_and(|found| found == *ending)) {
         return Err(no_ending(&arguments.out));
     }
@@ -70,7 +72,7 @@ pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
     if let Some(layer) = arguments.layer.filter(|layer| !(1..=layers).contains(layer)) {
         return Err(TrainError::NoLayer { layer, layers }.into());
     }
-    on_device(config, Prediction { directory, arguments })
+    on_device(config, Prediction { directory, arguments, started })
 }
 
 /// Endings of files that can be written.
@@ -86,6 +88,7 @@ fn no_ending(out: &Path) -> anyhow::Error {
 struct Prediction<'a> {
     directory: RunDirectory,
     arguments: &'a PredictArguments,
+    started: Instant,
 }
 
 impl WithBackend for Prediction<'_> {
@@ -123,7 +126,10 @@ impl Prediction<'_> {
         control: RunControl,
     ) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
+        let passed = || self.started.elapsed().as_secs_f64();
+        let device_opened = passed();
         let mut run = OpenRun::load_watched(backend, &self.directory, config, control)?;
+        let run_opened = passed();
         let total = run.node_count();
         let nodes = chosen(&arguments.nodes, &run, total)?;
         let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
@@ -138,12 +144,18 @@ impl Prediction<'_> {
                 writer.write(nodes, &[], values).map_err(TrainError::io(out))
             })?,
         };
+        let inferred = passed();
         writer.finish().map_err(TrainError::io(out))?;
+        let wall_seconds = json!({
+            "opening_device": device_opened, "opening_run": run_opened - device_opened,
+            "inference": inferred - run_opened, "finishing": passed() - inferred,
+        });
         match arguments.json {
             true => print_json(&json!({
                 "out": out, "nodes": count, "mode": mode, "layer": arguments.layer, "inference": counters,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
                 "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
+                "wall_seconds": wall_seconds,
             })),
             false => print(&format!("{}: {} nodes\n", out.display(), grouped(count))),
         }

@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+/// Services that load rows which stay on the device: one alone does not keep a disk busy.
+pub(super) const LOADERS: usize = 4;
+
 /// Where the time of inference over a whole graph went, in seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct WholeSeconds {
@@ -244,22 +247,28 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
             Table::Resident(rows) => return Ok(TableRows::Resident(rows)),
             Table::Stored(stored) => stored,
         };
-        let mut service = self.service(&stored)?;
         if !stays {
-            return Ok(TableRows::Stored(service));
+            return Ok(TableRows::Stored(self.service(&stored)?));
         }
         let started = Instant::now();
-        let (nodes, tile) = (self.job.dataset.manifest().nodes.count, self.sizes.chunk_rows);
+        let nodes = self.job.dataset.manifest().nodes.count;
+        // Together they have as many rows in memory as one service with whole chunks.
+        let tile = self.sizes.chunk_rows.div_ceil(LOADERS as u64).max(1);
+        let mut services = (0..LOADERS).map(|_| self.service(&stored)).collect::<Result<Vec<_>>>()?;
         let (learner, backend) = (self.learner, self.learner.backend());
         let mut all = backend.matrix(nodes as usize, stored.columns);
         let wanted = |first: u64| Wanted::Range { first, count: tile.min(nodes - first) as usize };
         self.progress.stage("loading rows", Some(nodes), Unit::Count("nodes"));
-        let mut starts = (0..nodes).step_by(tile as usize);
-        starts.next().into_iter().for_each(|first| service.request(wanted(first)));
-        for first in (0..nodes).step_by(tile as usize) {
+        let (mut starts, mut next) = ((0..nodes).step_by(tile as usize), (0..LOADERS).cycle());
+        let mut request = |services: &[RowService<B>]| {
+            let asked = starts.next().zip(next.next());
+            asked.into_iter().for_each(|(first, service)| services[service].request(wanted(first)));
+        };
+        (0..LOADERS).for_each(|_| request(&services));
+        for (first, service) in (0..nodes).step_by(tile as usize).zip((0..LOADERS).cycle()) {
             self.check_stop()?;
-            starts.next().into_iter().for_each(|next| service.request(wanted(next)));
-            let rows = service.take(backend)?;
+            request(&services);
+            let rows = services[service].take(backend)?;
             let count = tile.min(nodes - first);
             let places: Vec<u32> = (first as u32..(first + count) as u32).collect();
             learner.compute(|| backend.scatter_rows(Some(&rows), &places, &mut all));
@@ -489,10 +498,18 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         let added = match (rows.aggregated(), &factors) {
             (TableRows::Resident(table), Some(factors)) => {
                 for (tile, piece) in pieces {
-                    let nbrs: Vec<u32> = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
+                    let narrow: Vec<u32>;
+                    // Rows that stay are counted in 32 bits.
+                    let nbrs = match bytemuck::try_cast_slice::<W, u32>(&piece.nbrs) {
+                        Ok(nbrs) if size_of::<W>() == 4 => nbrs,
+                        _ => {
+                            narrow = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
+                            &narrow
+                        }
+                    };
                     let sums = &mut block.tiles[tile].sums;
                     let graph = learner.compute(|| {
-                        let graph = learner.backend().part_graph(table.rows(), &piece.offsets, &nbrs);
+                        let graph = learner.backend().part_graph(table.rows(), &piece.offsets, nbrs);
                         whole.add(sums, &graph, table, factors);
                         graph
                     });

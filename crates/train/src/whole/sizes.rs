@@ -1,6 +1,7 @@
 //! The memory of inference over a whole graph, and how it is used: which rows stay on the device, how many targets are
 //! computed at a time, and how many rows are read at a time.
 
+use super::layer::LOADERS;
 use super::lists::{ListReading, PIECES};
 use super::stream::BlockStream;
 use super::table::{COPY_BYTES, OPEN_REQUESTS, StoredTable};
@@ -159,6 +160,12 @@ impl LayerShape {
         }
     }
 
+    /// The memory of this many rows being loaded by several readers, to stay.
+    fn loading(&self, rows: u64, columns: usize) -> Bytes {
+        let readers = StoredTable::reader_bytes(rows.div_ceil(LOADERS as u64)) * LOADERS as u64;
+        add(self.reading(rows, columns), Bytes { host: readers, device: 0 })
+    }
+
     /// The memory of this many rows being read: requests that are open, and their upload.
     fn reading(&self, rows: u64, columns: usize) -> Bytes {
         let (bytes, requests) = (rows.saturating_mul(columns as u64 * 4), OPEN_REQUESTS as u64);
@@ -260,7 +267,7 @@ impl LayerShape {
             let row_bytes = (self.needs.columns as u64 * 4).max(1);
             for chunk_rows in [(LOADED_BYTES / row_bytes).max(self.tile), self.tile] {
                 let chunk_rows = chunk_rows.min(self.nodes.max(1));
-                let reading = self.reading(chunk_rows, self.needs.columns);
+                let reading = self.loading(chunk_rows, self.needs.columns);
                 if add(add(self.fixed(entries), tables), reading).fit(within) {
                     let block = Bytes::default();
                     return Ok(LayerSizes {
@@ -283,7 +290,7 @@ impl LayerShape {
             return false;
         }
         let tables = self.bytes(self.degree_bytes(), self.tables(true, sizes.output_stays && !is_last));
-        let reading = self.reading(sizes.chunk_rows, self.needs.columns);
+        let reading = self.loading(sizes.chunk_rows, self.needs.columns);
         // Neighbours and offsets on the device; degrees stay on the host.
         let lists = self.pooled((self.edges + self.nodes + self.nodes.div_ceil(self.tile)).saturating_mul(4));
         let adjacency = Bytes { host: self.nodes.saturating_mul(4), device: lists };
