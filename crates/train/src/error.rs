@@ -2,7 +2,7 @@ use crate::MetricName;
 use esker_nn::{NnError, Precision};
 use esker_sample::SampleError;
 use esker_store::{LabelKind, StoreError};
-use esker_strategies::{MemoryTable, StrategyError, StrategyKind};
+use esker_strategies::{MemoryTable, RunPosition, StrategyError, StrategyKind};
 use esker_types::{ByteCount, ErrorKind};
 use std::fmt;
 use std::io;
@@ -330,6 +330,25 @@ pub enum TrainError {
         allowed: ByteCount,
         /// The memory of the run, line by line.
         table: MemoryTable,
+    },
+    /// A batch that is larger than the pilot's, and does not fit the device.
+    #[error(
+        "{} is larger than expected ({} nodes); with it the run takes {needed} of the device's memory, and --gpu-memory allows {allowed}; {} --gpu-memory {}",
+        if *trains { at.to_string() } else { format!("batch {}", at.batch + 1) },
+        esker_types::grouped(*nodes),
+        if *trains { "the run is saved: continue it with --resume" } else { "use" }, needed.flag_value()
+    )]
+    LargeDeviceBatch {
+        /// The batch.
+        at: Box<RunPosition>,
+        /// Whether it belongs to a run that trains, and so can be continued.
+        trains: bool,
+        /// Its nodes.
+        nodes: u64,
+        /// The budget that would do.
+        needed: ByteCount,
+        /// The budget.
+        allowed: ByteCount,
     },
     /// A stop was requested during evaluation.
     #[error("stopped")]

@@ -1,7 +1,7 @@
 //! Evaluates a model on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
 //! neighbours, layer by layer.
 
-use crate::memory::Bytes;
+use crate::memory::{Bytes, DeviceRoom};
 use crate::metrics::Metrics;
 use crate::state::SavedWith;
 use crate::task::{LabelledNodes, SplitName};
@@ -9,7 +9,7 @@ use crate::{EvaluationMode, Learner, OpenRun, Result, RunConfig, Task, TrainErro
 use esker_nn::Backend;
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
-use esker_strategies::{BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
+use esker_strategies::{Batch, BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
 use esker_types::{NodeId, Progress};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub(crate) struct Context<'a, B: Backend> {
     pub progress: &'a dyn Progress,
     /// Called once per batch or tile. `true` ends the evaluation with [`TrainError::Stopped`].
     pub stop: &'a dyn Fn() -> bool,
+    /// Device memory for batches that are larger than expected.
+    pub device_room: Option<DeviceRoom>,
     /// Whether training changes the rows that the first layer reads.
     pub trains_rows: bool,
     /// The state that the model was saved with, if it was loaded from a run.
@@ -90,6 +92,12 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         }
     }
 
+    /// Checks that a batch fits the memory of a device that has its own.
+    pub(crate) fn check_device(&self, batch: &Batch<B>) -> Result<()> {
+        let trains = self.job.largest_batch > 0;
+        self.device_room.iter().try_for_each(|room| room.check(batch, trains))
+    }
+
     /// Evaluates as many batches as the nodes of a split make.
     fn sampled(
         &mut self,
@@ -107,6 +115,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
             let Some(batch) = source.next()?.filter(|batch| batch.at == at) else {
                 return Err(StrategyError::Ended { at: Box::new(at) }.into());
             };
+            self.check_device(&batch)?;
             self.learner.evaluate(batch, split, &mut tally)?;
         }
         Ok(tally.finish())

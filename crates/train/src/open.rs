@@ -351,6 +351,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             strategy: &mut *self.strategy,
             learner: &self.learner,
             whole_bytes: self.plan.whole_bytes,
+            device_room: self.plan.device_room,
             scratch: &self.scratch,
             progress: &Silent,
             stop,

@@ -69,6 +69,7 @@ fn infer<B: Backend + Clone + 'static>(
                 if stop.is_asked() {
                     return Err(TrainError::Stopped);
                 }
+                context.check_device(&batch)?;
                 let (nodes, mut rows) = learner.infer_seeds(batch, layers)?;
                 take(learner, &nodes, &mut rows)?;
             }

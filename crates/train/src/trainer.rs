@@ -371,8 +371,10 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         let is_large = |error: &StrategyError| {
             matches!(error, LargeBatch { .. } | BatchMemory { .. } | Sample(SampleError::Memory { .. }))
         };
-        if !matches!(&error, TrainError::Strategy(error) if is_large(error)) {
-            return error;
+        match &error {
+            TrainError::LargeDeviceBatch { .. } => {}
+            TrainError::Strategy(error) if is_large(error) => {}
+            _ => return error,
         }
         let saved = self.settle(source, watcher).and_then(|()| self.checkpoint(source));
         saved.err().unwrap_or(error)
@@ -385,6 +387,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         source: &mut dyn BatchSource<B>,
         watcher: &mut dyn Watcher,
     ) -> Result<Next> {
+        self.run.plan.device_room.iter().try_for_each(|room| room.check(&batch, true))?;
         let (at, run, in_flight) = (batch.at.position(), &mut self.run, &mut self.in_flight);
         let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
         let step = self.clock.busy(|| {

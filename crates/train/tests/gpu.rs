@@ -9,7 +9,9 @@ mod contract;
 #[path = "../../nn/tests/gpu.rs"]
 mod nn;
 
-use common::{Bench, StopAfter, check_cached_rows, check_kept_rows, finished, result};
+use common::{
+    Bench, StopAfter, check_cached_rows, check_kept_rows, check_large_device_batch, finished, result,
+};
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
 use esker_sample::Fanout;
@@ -147,6 +149,13 @@ fn a_history_on_the_gpu_survives_a_stop_and_stays_inside_its_memory() {
         trainer = Trainer::resume(gpu(&config), config.clone(), &out).unwrap();
     };
     assert!(result(&summary, &out) == result(&whole, &bench.path("whole")));
+}
+
+#[test]
+fn a_batch_too_large_for_the_gpu_ends_a_run_with_the_budget_to_resume_with() {
+    let Some((_, with_gpu)) = bench("a batch larger than expected") else { return };
+    let (bench, config) = Bench::with_hub();
+    check_large_device_batch(gpu, RunConfig { device: with_gpu.device, ..config }, &bench);
 }
 
 #[test]

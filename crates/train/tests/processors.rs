@@ -6,8 +6,8 @@ mod common;
 mod lagging;
 
 use common::{
-    Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, finished, result,
-    row_format,
+    Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, check_large_device_batch,
+    finished, result, row_format,
 };
 use esker_nn::{Backend, CpuBackend, Device, Kind, NormKind};
 use esker_strategies::StrategyKind;
@@ -227,6 +227,24 @@ fn each_memory_has_its_table_and_its_promise() {
             (None, None, None)
         );
     }
+}
+
+#[test]
+fn a_batch_too_large_for_the_device_ends_a_run_with_the_budget_to_resume_with() {
+    let (bench, config) = Bench::with_hub();
+    check_large_device_batch(|_| Lagging::default(), config, &bench);
+}
+
+#[test]
+fn graphs_that_workers_stage_change_nothing() {
+    let bench = Bench::new();
+    let config = RunConfig { strategy: StrategyKind::DiskGnn, threads: 8, ..bench.config() };
+    let expected = train(CpuBackend::new(), &config, &bench.path("cpu"));
+    let (backend, out) = (Lagging::default(), bench.path("staged"));
+    let found = train(backend.clone(), &config, &out);
+    assert!(result(&found, &out) == result(&expected, &bench.path("cpu")));
+    // Two layers of every batch, each by a worker.
+    assert_eq!(backend.staged_ahead.load(Ordering::SeqCst) as u64, 2 * found.steps, "graphs of every step");
 }
 
 #[test]

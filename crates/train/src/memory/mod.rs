@@ -3,7 +3,10 @@
 //! has a separate budget: the model, its steps and its inference count there, and rows to be uploaded count as host
 //! memory.
 
+mod larger;
 mod model;
+
+pub use larger::DeviceRoom;
 
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
@@ -114,6 +117,8 @@ pub struct Plan {
     pub reuse_bytes: u64,
     /// What batches that are larger than expected may take.
     pub room: BatchRoom,
+    /// The same of the device, if it has its own memory.
+    pub device_room: Option<DeviceRoom>,
     /// The most that the strategy's files may take on disk, and the disk budget.
     pub disk_bytes: (u64, u64),
     /// Nodes and neighbours of the largest batches of training and evaluation.
@@ -194,7 +199,9 @@ impl Plan {
             budget_bytes: config.memory,
         };
         let left = device_bytes - device_total;
-        let cache_device_bytes = planned.cache_bytes(job, left, least)?;
+        let larger = if planned.caches_rows(job)? { planned.left_to_larger(job, left)? } else { 0 };
+        let cache_device_bytes = planned.cache_bytes(job, left - larger, least)?;
+        let device_room = planned.device_room(job, left - cache_device_bytes, device_bytes)?;
         if let Some(table) = device_table.as_mut().filter(|_| cache_device_bytes > 0) {
             table.add("rows cached for all batches", cache_device_bytes);
         }
@@ -213,6 +220,7 @@ impl Plan {
             caches_bytes: strategy_bytes - granted.least_strategy_bytes,
             reuse_bytes,
             room,
+            device_room,
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
             largest: PlannedBatches::of(job),
         })

@@ -2,14 +2,17 @@
 #![allow(dead_code)]
 
 use esker_fetch::{FeatureRows, RowFormat};
-use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
-use esker_nn::{Device, HostBytes, Kind, ModelConfig, RowCache};
+use esker_import::{ImportJob, Request, import};
+use esker_nn::{Backend, Device, HostBytes, Kind, ModelConfig, RowCache};
 use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
 use esker_sample::Fanout;
 use esker_sample::partition::{PartitionSource, PartitionWork, make};
 use esker_store::{Dataset, file};
-use esker_train::{BatchProgress, Checkpoint, EpochRecord, OrderName, Outcome, RunConfig, Summary, Watcher};
+use esker_train::{
+    BatchProgress, Checkpoint, EpochRecord, OpenRun, OrderName, Outcome, RunConfig, Summary, TrainError,
+    Trainer, Watcher,
+};
 use esker_types::{Budget, Dtype, NodeId, Silent, SlotIndex, StopSignal};
 use std::path::{Path, PathBuf};
 
@@ -69,6 +72,75 @@ impl Bench {
             ..RunConfig::for_dataset(&dataset)
         }
     }
+}
+
+impl Bench {
+    /// 64 training nodes with one neighbour each, but for the second, which has 2900. No pilot samples its batch.
+    pub fn with_hub() -> (Bench, RunConfig) {
+        let bench = Bench { directory: tempfile::tempdir().unwrap() };
+        let integers = |name: &str, shape: &str, values: &mut dyn Iterator<Item = i64>| {
+            let data: Vec<u8> = values.flat_map(i64::to_le_bytes).collect();
+            Some(write_npy(&bench.path(name), "<i8", shape, &data))
+        };
+        let edges: Vec<(i64, i64)> =
+            (0..80).map(|node| (node + 100, node)).chain((100..3000).map(|node| (node, 1))).collect();
+        let mut ends = edges.iter().map(|edge| edge.0).chain(edges.iter().map(|edge| edge.1));
+        let features: Vec<u8> = (0..3000 * 64).flat_map(|at| ((at % 7) as f32).to_le_bytes()).collect();
+        let request = Request {
+            format: "npy".into(),
+            edges: integers("edges.npy", &format!("(2, {})", edges.len()), &mut ends),
+            features: Some(write_npy(&bench.path("features.npy"), "<f4", "(3000, 64)", &features)),
+            labels: integers("labels.npy", "(3000,)", &mut (0..3000).map(|node| node % 2)),
+            train: integers("train.npy", "(64,)", &mut (0..64)),
+            valid: integers("valid.npy", "(8,)", &mut (64..72)),
+            test: integers("test.npy", "(8,)", &mut (72..80)),
+            ..Request::default()
+        };
+        let (target, budget) = (bench.path("g"), Budget { host_bytes: 64 << 20 });
+        import(&request, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent })
+            .unwrap();
+        let mut config = bench.config();
+        (config.model.layers, config.model.hidden, config.batch, config.epochs) = (1, 8, 1, 2);
+        (config.fanout, config.eval_fanout) = (vec![Fanout::All], vec![Fanout::All]);
+        config.order = OrderName::Sequential;
+        (bench, config)
+    }
+}
+
+/// A file of numbers as NumPy writes it.
+fn write_npy(path: &Path, descr: &str, shape: &str, data: &[u8]) -> PathBuf {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+    let header = format!("{header:<117}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    std::fs::write(path, bytes).unwrap();
+    path.to_path_buf()
+}
+
+/// A batch larger than expected ends a run on a device with its own memory. The error names a budget; with it, the run
+/// goes on to the same end as one with plenty.
+pub fn check_large_device_batch<B: Backend + Clone + 'static>(
+    device: impl Fn(&RunConfig) -> B,
+    base: RunConfig,
+    bench: &Bench,
+) {
+    let run = |trainer: Trainer<B>| trainer.run(&mut StopAfter(u64::MAX));
+    let plenty = RunConfig { gpu_memory: Some(1 << 30), ..base.clone() };
+    let whole =
+        finished(run(Trainer::create(device(&plenty), plenty, &bench.path("whole")).unwrap()).unwrap());
+    let smallest = OpenRun::plan_only(&device(&base), &base).unwrap().device_table.unwrap().total();
+    let tight = RunConfig { gpu_memory: Some(smallest), ..base.clone() };
+    let out = bench.path("tight");
+    let error = run(Trainer::create(device(&tight), tight, &out).unwrap()).err().unwrap();
+    assert!(error.to_string().starts_with("batch 2 of epoch 1 is larger than expected (2"), "{error}");
+    let TrainError::LargeDeviceBatch { needed, allowed, .. } = error else { panic!("{error}") };
+    assert!(allowed.0 == smallest && needed > allowed && out.join("checkpoint.safetensors").exists());
+    let enough = RunConfig { gpu_memory: Some(needed.0), ..base };
+    let found = finished(run(Trainer::resume(device(&enough), enough, &out).unwrap()).unwrap());
+    assert!(result(&found, &out) == result(&whole, &bench.path("whole")));
+    assert!(found.peak_device_bytes.unwrap() <= needed.0, "{:?} of {needed}", found.peak_device_bytes);
 }
 
 impl Bench {
