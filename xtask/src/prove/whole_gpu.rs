@@ -76,7 +76,8 @@ fn predicted(bench: &Bench, run: &str, more: &[&str]) -> Result<Value> {
         fs::remove_file(bench.path(name)).ok();
     }
     Ok(json!({
-        "whole_seconds": found["whole_seconds"], "inference": found["inference"], "bytes_written": bytes, "digest": digest,
+        "whole_seconds": found["whole_seconds"], "wall_seconds": found["wall_seconds"],
+        "inference": found["inference"], "bytes_written": bytes, "digest": digest,
         "peak_host_bytes": found["peak_host_bytes"], "peak_device_bytes": found["peak_device_bytes"],
     }))
 }
