@@ -6,7 +6,7 @@ use super::lists::{Degrees, ListPiece, ListReading};
 use super::scratch::{Scratch, output_name, projected_name};
 use super::sizes::{LayerShape, LayerSizes};
 use super::stream::{BlockStream, ChunkPart, RowChunk};
-use super::table::{RowService, StoredTable, Table, TableWriter, Traffic, Wanted};
+use super::table::{OPEN_REQUESTS, RowService, StoredTable, Table, TableWriter, Traffic, Wanted};
 use super::tiles::{TileNodes, Tiles};
 use crate::memory::Bytes;
 use crate::{Learner, Result, TrainError};
@@ -16,11 +16,12 @@ use esker_strategies::Job;
 use esker_types::{Dtype, Progress, Unit};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// Services that load rows which stay on the device: one alone does not keep a disk busy.
+/// Readers that load rows which stay on the device: one alone does not keep a disk busy.
 pub(super) const LOADERS: usize = 4;
 
 /// Where the time of inference over a whole graph went, in seconds.
@@ -252,23 +253,19 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         }
         let started = Instant::now();
         let nodes = self.job.dataset.manifest().nodes.count;
-        // Together they have as many rows in memory as one service with whole chunks.
+        // Together they have as many rows in memory as one reader with whole chunks.
         let tile = self.sizes.chunk_rows.div_ceil(LOADERS as u64).max(1);
-        let mut services = (0..LOADERS).map(|_| self.service(&stored)).collect::<Result<Vec<_>>>()?;
         let (learner, backend) = (self.learner, self.learner.backend());
+        let mut service = RowService::start(&stored, backend, &self.traffic, LOADERS)?;
         let mut all = backend.matrix(nodes as usize, stored.columns);
         let wanted = |first: u64| Wanted::Range { first, count: tile.min(nodes - first) as usize };
         self.progress.stage("loading rows", Some(nodes), Unit::Count("nodes"));
-        let (mut starts, mut next) = ((0..nodes).step_by(tile as usize), (0..LOADERS).cycle());
-        let mut request = |services: &[RowService<B>]| {
-            let asked = starts.next().zip(next.next());
-            asked.into_iter().for_each(|(first, service)| services[service].request(wanted(first)));
-        };
-        (0..LOADERS).for_each(|_| request(&services));
-        for (first, service) in (0..nodes).step_by(tile as usize).zip((0..LOADERS).cycle()) {
+        let mut starts = (0..nodes).step_by(tile as usize);
+        starts.by_ref().take(LOADERS).for_each(|first| service.request(wanted(first)));
+        for first in (0..nodes).step_by(tile as usize) {
             self.check_stop()?;
-            request(&services);
-            let rows = services[service].take(backend)?;
+            starts.next().into_iter().for_each(|next| service.request(wanted(next)));
+            let rows = service.take(backend)?;
             let count = tile.min(nodes - first);
             let places: Vec<u32> = (first as u32..(first + count) as u32).collect();
             learner.compute(|| backend.scatter_rows(Some(&rows), &places, &mut all));
@@ -281,7 +278,7 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
     }
 
     fn service(&self, table: &StoredTable) -> Result<RowService<B>> {
-        RowService::start(table, self.learner.backend(), &self.traffic)
+        RowService::start(table, self.learner.backend(), &self.traffic, self.sizes.readers)
     }
 
     /// The destination of rows of all nodes, and how many rows are there already.
@@ -539,15 +536,16 @@ impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
         self.counters.stream_bytes += nodes * row_bytes;
         self.counters.gather_bytes += stream.needed_rows() * row_bytes;
         let mut degrees = self.degrees()?;
-        let mut request = |service: &RowService<B>| {
-            let chunk = learner.install(|| stream.next_chunk());
-            chunk.iter().for_each(|chunk| service.request(chunk.rows.wanted()));
-            chunk
-        };
-        let mut next = request(service);
-        while let Some(chunk) = next.take() {
+        let mut requested = VecDeque::new();
+        loop {
+            while requested.len() < OPEN_REQUESTS
+                && let Some(chunk) = learner.install(|| stream.next_chunk())
+            {
+                service.request(chunk.rows.wanted());
+                requested.push_back(chunk);
+            }
+            let Some(chunk) = requested.pop_front() else { break };
             self.check_stop()?;
-            next = request(service);
             let started = Instant::now();
             let rows = service.take(learner.backend())?;
             self.counters.seconds.row_waits += started.elapsed().as_secs_f64();

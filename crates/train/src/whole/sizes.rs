@@ -4,7 +4,7 @@
 use super::layer::LOADERS;
 use super::lists::{ListReading, PIECES};
 use super::stream::BlockStream;
-use super::table::{COPY_BYTES, OPEN_REQUESTS, StoredTable};
+use super::table::{COPY_BYTES, MOST_READERS, OPEN_REQUESTS, StoredTable};
 use super::tiles::tile_rows;
 use crate::memory::{Bytes, DeviceProfile};
 use crate::{Result, RunConfig, TrainError};
@@ -28,8 +28,10 @@ const TILE_PART: u64 = 3;
 const OUTPUT_BUFFERS: u64 = 7;
 /// One part in this many of a block's memory is left to the allocator, which keeps what many small blocks leave.
 const SLACK_PART: u64 = 6;
-/// The part of memory for rows being read: one in this many for each request.
+/// The part of memory for rows being read: one in this many for all requests.
 const CHUNK_PART: u64 = 8;
+/// There is a second reader if it takes at most one part in this many of the memory.
+const READER_PART: u64 = 16;
 
 /// The sizes of one layer that do not depend on memory.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +65,8 @@ pub(super) struct LayerSizes {
     pub entries: u64,
     /// Rows read at a time.
     pub chunk_rows: u64,
+    /// Readers of rows.
+    pub readers: usize,
     /// Memory of targets and their neighbours that are computed at a time, if rows do not stay.
     pub block: Bytes,
 }
@@ -168,11 +172,16 @@ impl LayerShape {
 
     /// The memory of this many rows being read: requests that are open, and their upload.
     fn reading(&self, rows: u64, columns: usize) -> Bytes {
+        self.reading_with(1, rows, columns)
+    }
+
+    /// The same with this many readers.
+    fn reading_with(&self, readers: usize, rows: u64, columns: usize) -> Bytes {
         let (bytes, requests) = (rows.saturating_mul(columns as u64 * 4), OPEN_REQUESTS as u64);
         // A layer that projects may also read the rows that it projected from.
         let second = if self.needs.projects { StoredTable::reader_bytes(self.tile) } else { 0 };
         let degrees = if self.needs.degrees { ListReading::offset_bytes() + rows * 4 } else { 0 };
-        let reader = StoredTable::reader_bytes(rows.max(self.tile)) + second + degrees;
+        let reader = (StoredTable::reader_bytes(rows.max(self.tile)) + second) * readers as u64 + degrees;
         let bytes = bytes.saturating_add(rows.saturating_mul(self.factor_columns() * 4));
         match self.in_host_memory {
             true => self.bytes(reader, bytes * requests),
@@ -231,8 +240,8 @@ impl LayerShape {
     /// The memory of a tile and its neighbours in a block of targets.
     pub fn block_bytes(&self, tiles: u64, entries: u64) -> Bytes {
         let sums = self.tile * (self.needs.columns + 3 * self.needs.heads) as u64 * 4;
-        // Entries, how far each target is, and the entries of two chunks as the device takes them.
-        let lists = entries * (self.id_bytes + 8) + self.tile * tiles * 24;
+        // Entries, how far each target is, and the entries of chunks as the device takes them.
+        let lists = entries * (self.id_bytes + 8) + self.tile * tiles * (16 + 4 * OPEN_REQUESTS as u64);
         self.bytes(lists, self.pooled(sums).saturating_mul(tiles))
     }
 
@@ -276,6 +285,7 @@ impl LayerShape {
                         adjacency_stays: false,
                         entries,
                         chunk_rows,
+                        readers: 1,
                         block,
                     });
                 }
@@ -304,10 +314,15 @@ impl LayerShape {
             Bytes { host: within.host - fixed.host, device: within.device.saturating_sub(fixed.device) };
         let matrices = if self.in_host_memory { left.host } else { left.device.min(left.host) };
         let row_bytes = (self.needs.columns as u64 * 4).max(1);
-        let chunk = (matrices / CHUNK_PART / 2).min(MOST_CHUNK_BYTES) / row_bytes;
+        let chunk = (matrices / CHUNK_PART / OPEN_REQUESTS as u64).min(MOST_CHUNK_BYTES) / row_bytes;
         let mut chunk_rows = chunk.clamp(self.least_chunk(), self.nodes.max(1));
+        // Another reader is worth a small part of the memory.
+        let readers = match StoredTable::reader_bytes(chunk_rows) <= left.host / READER_PART {
+            true => MOST_READERS,
+            false => 1,
+        };
         loop {
-            let reading = self.reading(chunk_rows, self.needs.columns);
+            let reading = self.reading_with(readers, chunk_rows, self.needs.columns);
             let room = Bytes {
                 host: left.host.saturating_sub(reading.host),
                 device: left.device.saturating_sub(reading.device),
@@ -320,6 +335,7 @@ impl LayerShape {
                     adjacency_stays: false,
                     entries,
                     chunk_rows,
+                    readers,
                     block,
                 };
                 // Shorter pieces leave more: the shortest are what the smallest memory was counted with.

@@ -2,7 +2,7 @@
 //! that are neighbours of the block are in a chunk, or all rows of a range, where that is as fast to read.
 
 use super::lists::ListPiece;
-use super::table::Wanted;
+use super::table::{OPEN_REQUESTS, Wanted};
 use esker_sample::StoredId;
 use esker_types::NodeId;
 use rayon::prelude::*;
@@ -54,16 +54,6 @@ impl NeededRows {
     fn count(&self, first: u64, end: u64) -> u64 {
         let words = (first / WORD) as usize..end.div_ceil(WORD) as usize;
         words.map(|word| self.bits(word, first, end).count_ones() as u64).sum()
-    }
-
-    /// The last needed row before `end`; there is one from `first` on.
-    fn last(&self, first: u64, end: u64) -> u64 {
-        let words = (first / WORD) as usize..end.div_ceil(WORD) as usize;
-        let found = words.rev().find_map(|word| {
-            let bits = self.bits(word, first, end);
-            (bits != 0).then(|| word as u64 * WORD + bits.ilog2() as u64)
-        });
-        found.unwrap_or(first)
     }
 
     /// Up to `most` needed rows from `first` on.
@@ -166,8 +156,8 @@ pub(super) struct BlockStream<W> {
 impl<W: StoredId> BlockStream<W> {
     /// Memory apart from the pieces.
     pub fn bytes_for(nodes: u64) -> u64 {
-        // Bits, and counts of two chunks.
-        nodes.div_ceil(WORD) * (8 + 2 * 4)
+        // Bits, and counts of the chunks that are requested.
+        nodes.div_ceil(WORD) * (8 + OPEN_REQUESTS as u64 * 4)
     }
 
     pub fn new(
@@ -192,7 +182,8 @@ impl<W: StoredId> BlockStream<W> {
         let first = self.needed.first(self.next)?;
         let end = first.saturating_add(self.chunk_rows).min(self.needed.nodes);
         let rows = match self.needed.count(first, end) * self.apart >= end - first {
-            true => ChunkRows::Range { first, count: (self.needed.last(first, end) + 1 - first) as usize },
+            // As long as the others, so that they use the same memory in turn.
+            true => ChunkRows::Range { first, count: (end - first) as usize },
             false => self.needed.listed(first, self.chunk_rows as usize),
         };
         self.next = rows.end();

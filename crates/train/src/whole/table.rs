@@ -16,8 +16,10 @@ use std::thread::{Builder, JoinHandle};
 
 /// Rows of a file are written through a buffer of this size.
 pub(super) const COPY_BYTES: u64 = 1 << 20;
-/// Requests that may be open at a time.
-pub(super) const OPEN_REQUESTS: usize = 2;
+/// Requests that may be open at a time: two are read while the rows of another are in use.
+pub(super) const OPEN_REQUESTS: usize = 3;
+/// Readers, if memory allows. While the last reads of one end, the other keeps the disk busy.
+pub(super) const MOST_READERS: usize = 2;
 /// Bytes between safe points of a file.
 const SAFE_BYTES: u64 = 1 << 30;
 
@@ -87,16 +89,64 @@ impl Wanted {
     }
 }
 
-/// Reads rows on a thread of its own, in the order of requests.
+/// Reads rows on threads of its own. Readers take requests in turn, and rows come back in the order of requests.
 pub(super) struct RowService<B: Device> {
-    requests: Option<SyncSender<Wanted>>,
-    rows: Option<Receiver<Result<B::HostRows>>>,
-    thread: Option<JoinHandle<()>>,
+    readers: Vec<RowReader<B>>,
     columns: usize,
+    /// Requests so far, and those whose rows were received.
+    requested: usize,
+    received: usize,
 }
 
 impl<B: Backend + Clone + 'static> RowService<B> {
-    pub fn start(table: &StoredTable, backend: &B, traffic: &Arc<Traffic>) -> Result<RowService<B>> {
+    pub fn start(
+        table: &StoredTable,
+        backend: &B,
+        traffic: &Arc<Traffic>,
+        readers: usize,
+    ) -> Result<RowService<B>> {
+        let start = |_| RowReader::start(table, backend, traffic);
+        let readers = (0..readers.max(1)).map(start).collect::<Result<Vec<_>>>()?;
+        Ok(RowService { readers, columns: table.columns, requested: 0, received: 0 })
+    }
+
+    /// Requests rows. At most [`OPEN_REQUESTS`] may be open for each reader.
+    pub fn request(&mut self, wanted: Wanted) {
+        let reader = &self.readers[self.requested % self.readers.len()];
+        // The thread ends only after this sender is dropped.
+        let _ = reader.requests.as_ref().map(|requests| requests.send(wanted));
+        self.requested += 1;
+    }
+
+    /// Receives the rows of the oldest open request.
+    pub fn receive(&mut self) -> Result<B::HostRows> {
+        let reader = &self.readers[self.received % self.readers.len()];
+        self.received += 1;
+        let received = reader.rows.as_ref().and_then(|rows| rows.recv().ok());
+        received.expect("the thread answers every request")
+    }
+
+    /// Requests rows, waits for them and uploads them.
+    pub fn fetch(&mut self, backend: &B, wanted: Wanted) -> Result<B::Matrix> {
+        self.request(wanted);
+        self.take(backend)
+    }
+
+    /// Receives rows and uploads them.
+    pub fn take(&mut self, backend: &B) -> Result<B::Matrix> {
+        Ok(backend.upload(self.receive()?, self.columns))
+    }
+}
+
+/// Reads rows on a thread, in the order of requests.
+struct RowReader<B: Device> {
+    requests: Option<SyncSender<Wanted>>,
+    rows: Option<Receiver<Result<B::HostRows>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<B: Backend + Clone + 'static> RowReader<B> {
+    fn start(table: &StoredTable, backend: &B, traffic: &Arc<Traffic>) -> Result<RowReader<B>> {
         let (requests, wanted) = sync_channel::<Wanted>(OPEN_REQUESTS);
         let (send, rows) = sync_channel(OPEN_REQUESTS);
         let (columns, from) = (table.columns, table.from.clone());
@@ -122,34 +172,11 @@ impl<B: Backend + Clone + 'static> RowService<B> {
         };
         let thread = Builder::new().name("rows".to_string()).spawn(work);
         let thread = thread.map_err(|source| TrainError::Thread { source })?;
-        Ok(RowService { requests: Some(requests), rows: Some(rows), thread: Some(thread), columns })
-    }
-
-    /// Requests rows. At most [`OPEN_REQUESTS`] may be open.
-    pub fn request(&self, wanted: Wanted) {
-        // The thread ends only after this sender is dropped.
-        let _ = self.requests.as_ref().map(|requests| requests.send(wanted));
-    }
-
-    /// Receives the rows of the oldest open request.
-    pub fn receive(&mut self) -> Result<B::HostRows> {
-        let received = self.rows.as_ref().and_then(|rows| rows.recv().ok());
-        received.expect("the thread answers every request")
-    }
-
-    /// Requests rows, waits for them and uploads them.
-    pub fn fetch(&mut self, backend: &B, wanted: Wanted) -> Result<B::Matrix> {
-        self.request(wanted);
-        self.take(backend)
-    }
-
-    /// Receives rows and uploads them.
-    pub fn take(&mut self, backend: &B) -> Result<B::Matrix> {
-        Ok(backend.upload(self.receive()?, self.columns))
+        Ok(RowReader { requests: Some(requests), rows: Some(rows), thread: Some(thread) })
     }
 }
 
-impl<B: Device> Drop for RowService<B> {
+impl<B: Device> Drop for RowReader<B> {
     fn drop(&mut self) {
         // Without these two, the thread ends.
         (self.requests, self.rows) = (None, None);

@@ -125,12 +125,14 @@ fn every_way_gives_the_same_bits() {
         let (found, once) = infer(&mut run, None, &kept, &never).unwrap();
         assert!(found == expected, "adjacency that stays: {model:?}");
         assert_eq!(once.adjacency_bytes_read * 3, counters.adjacency_bytes_read, "{model:?}");
-        let strategy = (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>());
+        let strategy =
+            (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>(), 1usize..4);
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(6));
-        let result = runner.run(&strategy, |(entries, chunk_rows, input_stays, tiles, few)| {
+        let result = runner.run(&strategy, |(entries, chunk_rows, input_stays, tiles, few, readers)| {
             let change = |layer: usize, _: LayerSizes| LayerSizes {
                 entries,
                 chunk_rows,
+                readers,
                 input_stays: input_stays && layer > 0,
                 output_stays: false,
                 adjacency_stays: false,
@@ -156,6 +158,7 @@ fn inference_that_was_stopped_continues() {
     let on_disk = |_: usize, _: LayerSizes| LayerSizes {
         entries: 200,
         chunk_rows: 300,
+        readers: 2,
         input_stays: false,
         output_stays: false,
         adjacency_stays: false,
@@ -197,6 +200,7 @@ fn hidden_rows_of_another_model_are_not_used() {
     let on_disk = |_: usize, _: LayerSizes| LayerSizes {
         entries: 200,
         chunk_rows: 300,
+        readers: 2,
         input_stays: false,
         output_stays: false,
         adjacency_stays: false,
