@@ -118,10 +118,11 @@ struct Episode {
 }
 
 impl Episode {
-    /// As many parts as fit `bytes` bytes, from `first` on. As many of them as then fit as a whole are put in order.
-    fn fitting(outputs: &[Output], first: u64, bytes: u64, row_bytes: u64) -> Episode {
+    /// As many parts as fit `bytes` bytes, from `first` on. As many of them as then fit as a whole are put in order, but
+    /// at most `most` bytes: a safe point writes all of them.
+    fn fitting(outputs: &[Output], first: u64, bytes: u64, row_bytes: u64, most: u64) -> Episode {
         let count = (bytes / PART_MEMORY).min(outputs.len() as u64 - first);
-        let mut left = bytes.saturating_sub(count * PART_MEMORY + bytes / SPARED_PART);
+        let mut left = bytes.saturating_sub(count * PART_MEMORY + bytes / SPARED_PART).min(most);
         let parts = &outputs[first as usize..(first + count) as usize];
         let fits = |output: &Output| {
             left = left.checked_sub(more_bytes(output, row_bytes))?;
@@ -285,7 +286,7 @@ pub(crate) fn pack<W: StoredRow>(
         let safe = begun.map(|episode| SafePoint::read(&folder, episode)).transpose()?.flatten();
         let episode = match (&safe, begun) {
             (Some(_), Some(episode)) => episode,
-            _ => Episode::fitting(&outputs, first, left, row_bytes),
+            _ => Episode::fitting(&outputs, first, left, row_bytes, work.sizes.safe_points.packed_bytes),
         };
         if safe.is_none() {
             // The safe point is about blocks that are written again.

@@ -255,7 +255,7 @@ fn caches_are_the_same_whether_they_are_put_in_order_at_once_or_later() {
         // Ended with this much, and finished with any.
         for (round, then) in [least, least + more, least + (64 << 20)].into_iter().enumerate() {
             let name = format!("{name}-{round}");
-            let with = with(100_000);
+            let with = with(600_000);
             let ends = Ends { left: AtomicI64::new(400_000), stop: Some(with.stop.clone()) };
             assert!(matches!(given.pack(&samples, &at(&name), &with, &ends), Err(FetchError::Stopped)));
             assert!(at(&format!("{name}.partial/work/packing")).exists(), "it was to end inside an episode");
