@@ -95,8 +95,8 @@ fn outre_chooses_its_history_and_memory_takes_it() {
         ("--history-rows 10 --strategy ginex", 2, "--strategy outre"),
         ("--history-rows 10 --history-set run", 2, "leave --history-rows out"),
         ("--history-set nowhere", 1, "nowhere"),
-        ("--strategy outre --fanout 5 --layers 1", 2, "--layers 2"),
-        ("--strategy outre --form shadow", 2, "--form dense"),
+        ("--strategy outre --staleness 5 --fanout 5 --layers 1", 2, "--layers 2"),
+        ("--strategy outre --staleness 5 --form shadow", 2, "--form dense"),
     ] {
         check_refusal(at, &format!("train g {words} --batch 50 --out refused"), code, said);
     }
