@@ -265,7 +265,7 @@ fn memory_is_divided_ahead_and_the_division_is_used() {
 #[test]
 fn outre_by_default_is_about_as_accurate_as_shuffled_batches() {
     let bench = bench();
-    let size = outre_accuracy::ShapeOfM { nodes: "12000", batch: "10", epochs: "2" };
+    let size = outre_accuracy::ShapeOfM { nodes: "12000", batch: "40", epochs: "4" };
     println!("{:#}", outre_accuracy::generated(&bench, size, 1, 5.0).unwrap());
     match outre_accuracy::real_graphs(&bench, &[("cora", "gcn")], 1).unwrap() {
         Some(found) => println!("{found:#}"),

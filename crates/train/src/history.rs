@@ -20,7 +20,7 @@ pub const USUAL_STALENESS: u32 = 100;
 
 /// Batches of an epoch from which on a history is kept by default. On graphs with fewer it costs more accuracy than is
 /// worth its time (docs/strategies.md has figures).
-pub const LEAST_HISTORY_BATCHES: u64 = 200;
+pub const LEAST_HISTORY_BATCHES: u64 = 1000;
 
 /// The staleness for epochs of so many batches: a tenth of an epoch. The paper's 100 is about a twelfth on
 /// ogbn-papers100M. Older rows cost accuracy.

@@ -156,9 +156,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let mut split = None;
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
-            let (dim, outputs) = (checked.dim, checked.outputs);
-            let choosing =
-                Choosing { backend: &backend, task: &task, plan: &plan, planned: &planned, dim, outputs };
+            let choosing = Choosing::new(&backend, &task, &plan, &planned, &checked);
             split = Some(choosing.choose(&mut config, &mut job)?);
             plan = planned(&config, &mut job)?;
         }
@@ -404,11 +402,11 @@ impl Batches for FirstBatches {
 }
 
 /// A dataset that is valid for the run.
-struct CheckedDataset {
+pub(crate) struct CheckedDataset {
     dataset: Arc<Dataset>,
     /// Columns of logits and of features.
-    outputs: usize,
-    dim: usize,
+    pub outputs: usize,
+    pub dim: usize,
 }
 
 impl CheckedDataset {

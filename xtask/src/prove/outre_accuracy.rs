@@ -174,7 +174,7 @@ pub fn real_graphs(bench: &Bench, names: &[(&str, &str)], seeds: u64) -> Result<
 }
 
 pub(super) fn full(bench: &Bench) -> Result<Value> {
-    let m = ShapeOfM { nodes: "300000", batch: "100", epochs: "4" };
+    let m = ShapeOfM { nodes: "300000", batch: "50", epochs: "3" };
     let generated = generated(bench, m, 5, 0.2)?;
     let names = [
         ("wordnet-synsets", "sage"),

@@ -222,7 +222,7 @@ pub struct Flags {
     /// --order groups: name of the partitioning that `esker partition` made; default: the only one, or a new one if there is none
     #[arg(long, help_heading = "Batches")]
     pub partitioning: Option<String>,
-    /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay if an epoch has at least 200 batches or --staleness is given, else none
+    /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay if an epoch has at least 1000 batches or --staleness is given, else none
     #[arg(long, help_heading = "Batches")]
     pub history_rows: Option<HistoryRows>,
     /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a tenth of an epoch's batches, at most 100

@@ -30,7 +30,7 @@ const FEW_MERGES: u64 = 64;
 /// Clusters that merge, at most: one in so many nodes. Smaller ones are left to FENNEL.
 const NODES_PER_CLUSTER: u64 = 5;
 /// Bytes of counters per node, in hundredths, and counters of a cluster at most.
-const COUNTER_CENTIBYTES: u64 = 290;
+const COUNTER_CENTIBYTES: u64 = 250;
 const MOST_COUNTERS: u64 = 16;
 /// Bytes of a counter.
 const COUNTER_BYTES: u64 = 6;
@@ -523,6 +523,7 @@ mod tests {
                 stream(&mut growing, &lists);
             }
             prop_assert_eq!(&growing.labels, &naive_labels(&lists, growing.room as usize, 2));
+            let grown = growing.room as u16;
             let mut merging = Merging::new(growing, &shape, &bits(&training));
             for _ in 0..4 {
                 merging.begin_round();
@@ -551,7 +552,9 @@ mod tests {
                 merging.end_round();
                 prop_assert!(is_same(&merging.labels, &expected), "{:?} {expected:?}", merging.labels);
                 for size in &merging.sizes {
-                    prop_assert!(merging.room.has(*size, ClusterSize::default()));
+                    // While clusters grow, kinds of nodes do not count: FENNEL moves what is too many of one.
+                    let is_grown = size.others + size.training <= grown;
+                    prop_assert!(is_grown || merging.room.has(*size, ClusterSize::default()));
                 }
             }
             let (labels, of_cluster) = merging.seeds(partitions);

@@ -305,6 +305,8 @@ impl PartitionMaking<'_> {
         }
         let mut merging = Merging::new(growing, shape, training);
         loop {
+            // What the passes before have freed is not kept beside what comes.
+            esker_io::trim_freed_memory();
             let started = Instant::now();
             merging.begin_round();
             let name = format!("merge clusters {}", passes.len() as u32 + 1 - PROPAGATIONS);
@@ -317,6 +319,7 @@ impl PartitionMaking<'_> {
             }
         }
         let (labels, of_cluster) = merging.seeds(shape.partitions);
+        esker_io::trim_freed_memory();
         let partition = |label: u32| of_cluster.get(label as usize).copied().unwrap_or(shape.partitions);
         Ok(Some(labels.into_iter().map(|label| W::of(partition(label))).collect()))
     }

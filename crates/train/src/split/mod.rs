@@ -6,6 +6,7 @@ mod stored;
 mod trial;
 
 use crate::history::STAMP_BYTES;
+use crate::open::CheckedDataset;
 use crate::task::Task;
 use crate::{Plan, Result, RunConfig, TrainError};
 use esker_nn::Backend;
@@ -92,13 +93,23 @@ pub(crate) type Planning<'a> = &'a dyn Fn(&RunConfig, &mut Job) -> Result<Plan>;
 
 /// What a choice is made with.
 pub(crate) struct Choosing<'a, B: Backend> {
-    pub backend: &'a B,
-    pub task: &'a Task,
-    pub plan: &'a Plan,
-    pub planned: Planning<'a>,
-    /// Columns of features and of logits.
-    pub dim: usize,
-    pub outputs: usize,
+    backend: &'a B,
+    task: &'a Task,
+    plan: &'a Plan,
+    planned: Planning<'a>,
+    data: &'a CheckedDataset,
+}
+
+impl<'a, B: Backend> Choosing<'a, B> {
+    pub fn new(
+        backend: &'a B,
+        task: &'a Task,
+        plan: &'a Plan,
+        planned: Planning<'a>,
+        data: &'a CheckedDataset,
+    ) -> Choosing<'a, B> {
+        Choosing { backend, task, plan, planned, data }
+    }
 }
 
 impl<B: Backend + Clone + 'static> Choosing<'_, B> {
@@ -122,7 +133,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
     /// The job with a history of these nodes, or without one if there are none. The configuration then names them.
     fn with_history(&self, config: &mut RunConfig, job: &Job, nodes: NodeSet) -> Job {
         let mut job = job.clone();
-        job.outline.history = config.take_history(&nodes, job.dataset.manifest().nodes.count, self.dim);
+        job.outline.history = config.take_history(&nodes, job.dataset.manifest().nodes.count, self.data.dim);
         job.history = job.outline.history.map(|_| Arc::new(nodes));
         job
     }
@@ -135,7 +146,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
             Some(seconds) => seconds,
             None => {
                 let trial =
-                    Trial { backend: self.backend, task: self.task, dim: self.dim, weights: &weights };
+                    Trial { backend: self.backend, task: self.task, dim: self.data.dim, weights: &weights };
                 let seconds = trial.measure(config, job)?;
                 self.kept(job, store.keep_seconds(&seconds))?;
                 seconds
@@ -222,7 +233,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
     /// first layer has no gradient of its input.
     fn layer_weights(&self, config: &RunConfig) -> Vec<f64> {
         let work = |layer: usize| {
-            let (inputs, outputs) = config.model.widths(layer, self.dim, self.outputs);
+            let (inputs, outputs) = config.model.widths(layer, self.data.dim, self.data.outputs);
             (inputs * outputs * if layer == 0 { 2 } else { 3 }) as f64
         };
         (0..config.model.layers).map(|layer| work(layer) / work(0).max(1.0)).collect()
