@@ -28,9 +28,9 @@ const LAST_ROUNDS: u32 = 4;
 /// Rounds end when fewer than one in this many clusters merges.
 const FEW_MERGES: u64 = 64;
 /// Clusters that merge, at most: one in so many nodes. Smaller ones are left to FENNEL.
-const NODES_PER_CLUSTER: u64 = 5;
+const NODES_PER_CLUSTER: u64 = 6;
 /// Bytes of counters per node, in hundredths, and counters of a cluster at most.
-const COUNTER_CENTIBYTES: u64 = 250;
+const COUNTER_CENTIBYTES: u64 = 220;
 const MOST_COUNTERS: u64 = 16;
 /// Bytes of a counter.
 const COUNTER_BYTES: u64 = 6;

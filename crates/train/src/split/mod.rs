@@ -145,6 +145,9 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         let seconds = match store.seconds() {
             Some(seconds) => seconds,
             None => {
+                if self.backend.in_host_memory() {
+                    self.backend.set_reuse_bytes(self.plan.reuse_bytes);
+                }
                 let trial =
                     Trial { backend: self.backend, task: self.task, dim: self.data.dim, weights: &weights };
                 let seconds = trial.measure(config, job)?;
@@ -153,6 +156,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
             }
         };
         // Its batches are gone, and profiling gets their memory.
+        self.backend.release_free();
         esker_io::trim_freed_memory();
         let profile = HistoryProfile::sample(job, history.staleness, weights)?;
         let (all, order) = profile.splits(job, self.divided(job, history.columns), &seconds);
@@ -175,6 +179,9 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         let split = HistorySplit::new(&best, of(0).2, of(best.history_rows).1, seconds);
         let nodes = profile.chosen(&order[..best.history_rows as usize]);
         self.kept(job, store.keep(replays, &split, &nodes))?;
+        // Counts by node are gone, and training gets their memory.
+        drop((profile, all, order));
+        esker_io::trim_freed_memory();
         Ok((split, nodes))
     }
 
