@@ -136,7 +136,7 @@ pub fn run(arguments: &PartitionArguments) -> anyhow::Result<ExitCode> {
             "summary": stored.summary(), "cut_share": stored.summary().cut_share(),
             "node_balance": balance(stored.summary().most_nodes, stored.summary().nodes, stored.partitions()),
             "training_balance": balance(stored.summary().most_training, stored.summary().training, stored.partitions()),
-            "reused": made.is_reused, "passes": made.passes, "edges_per_second": edges_per_second(&made),
+            "reused": made.is_reused, "passes": made.passes, "cluster_passes": made.cluster_passes, "edges_per_second": edges_per_second(&made),
             "bytes": stored.bytes(), "seconds": seconds, "peak_host_bytes": peak,
             "smallest_host_bytes": made.memory_bytes, "budget_host_bytes": budget.host_bytes,
         }));
@@ -153,6 +153,7 @@ fn edges_per_second(made: &PartitionMade) -> Option<f64> {
     let (edges, seconds) = made
         .passes
         .iter()
+        .chain(&made.cluster_passes)
         .fold((0, 0.0), |(edges, seconds), pass| (edges + pass.neighbours, seconds + pass.seconds));
     (edges > 0).then(|| edges as f64 / f64::max(seconds, 1e-9))
 }
@@ -166,7 +167,12 @@ fn made_text(made: &PartitionMade, seconds: f64, peak: u64, budget: Budget) -> S
         partitions_text(stored.request(), stored.summary(), stored.bytes())
     );
     let rate = edges_per_second(made).map_or(String::new(), |rate| {
-        format!(", {:.1} M edges/s in {} passes", rate / 1e6, made.passes.len())
+        let passes = made.passes.len() + made.cluster_passes.len();
+        format!(
+            ", {:.1} M edges/s in {passes} passes, {} of them for clusters",
+            rate / 1e6,
+            made.cluster_passes.len()
+        )
     });
     text += &format!(
         "{seconds:.1} s{rate}; peak memory {} of {}\n",

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Prepare training with diskgnn: sample batches and pack their feature rows
+/// Do the work before training alone: with diskgnn sample batches and pack their feature rows, with outre choose the history
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -31,8 +31,10 @@ Examples:
   # into another directory than the dataset, and train on it
   esker prepare g --prepared /fast/disk/g --epochs 10
   esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10
+  # measure, profile and divide memory for outre
+  esker prepare g --strategy outre --memory 1GiB --staleness 20 --epochs 10
 
-`esker train --strategy diskgnn` prepares too, if it finds nothing that it can use. `prepare` does it beforehand, or on another machine: the directory can be copied. It takes the flags of `esker train`; those that determine batches and memory must be the same for both. If it is killed, the same command resumes it."
+`esker train` prepares too, if it finds nothing that it can use. `prepare` does it beforehand, or on another machine: the directory can be copied. It takes the flags of `esker train`; those that determine batches and memory must be the same for both. If it is killed, the same command resumes it."
 )]
 pub struct PrepareArguments {
     /// Directory of the dataset
@@ -51,15 +53,39 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let mut config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
     check_memory(config.memory)?;
-    if config.strategy != StrategyKind::DiskGnn {
-        return Err(usage(format!("{} needs no preparation; use --strategy diskgnn", config.strategy)));
+    if !matches!(config.strategy, StrategyKind::DiskGnn | StrategyKind::Outre) {
+        let strategy = config.strategy;
+        return Err(usage(format!("{strategy} needs no preparation; use --strategy diskgnn or outre")));
     }
+    flags.note_history(&config, &dataset);
     choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json, true)?;
-    on_device(config, Preparing { json: arguments.json })
+    let scratch = PrepareScratch::new(&config);
+    on_device(config, Preparing { json: arguments.json, scratch: scratch.0.clone() })
 }
 
 struct Preparing {
     json: bool,
+    scratch: PathBuf,
+}
+
+/// The folder of temporary files, removed in the end: on the disk of the dataset if that can be written.
+struct PrepareScratch(PathBuf);
+
+impl PrepareScratch {
+    fn new(config: &RunConfig) -> PrepareScratch {
+        let name = format!("prepare-{}.partial", std::process::id());
+        let beside = config.dataset.join("derived").join(&name);
+        match std::fs::create_dir_all(&beside) {
+            Ok(()) => PrepareScratch(beside),
+            Err(_) => PrepareScratch(std::env::temp_dir().join(name)),
+        }
+    }
+}
+
+impl Drop for PrepareScratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 impl WithBackend for Preparing {
@@ -74,11 +100,9 @@ impl WithBackend for Preparing {
         };
         let stop = stop_on_interrupt("stopping once everything done is on disk; press again to stop at once");
         let control = RunControl { progress, stop, prepare_only: true };
-        let run = match OpenRun::new_watched(backend, config, std::env::temp_dir(), control) {
+        let run = match OpenRun::new_watched(backend, config, self.scratch, control) {
             Err(error) if error.kind() == ErrorKind::Stopped => {
-                note!(
-                    "stopped preparing; what was sampled and packed is kept, and the same command continues with it"
-                );
+                note!("stopped preparing; what was done is kept, and the same command continues with it");
                 return Ok(ExitCode::from(INTERRUPTED));
             }
             run => run?,
@@ -90,7 +114,7 @@ impl WithBackend for Preparing {
             return print_json(&json!({
                 "seconds": seconds, "notes": notes, "epochs_sampled": run.config.epochs_sampled,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-                "packed": run.prepared(), "stages": stages,
+                "packed": run.prepared(), "history_split": run.history_split(), "stages": stages,
             }));
         }
         let mut text = String::new();

@@ -4,8 +4,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_history, real,
-    sample, skew, stripe, threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_accuracy,
+    outre_gpu, outre_history, outre_split, real, sample, skew, stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -243,7 +243,35 @@ const SMALL_HISTORY: outre_history::Size = outre_history::Size {
     hidden: "16",
     memory: "120MiB",
     epochs: "3",
+    staleness: "20",
+    device: "cpu",
 };
+
+/// The proof of a GPU, on the CPU: what it compares is the same there.
+#[test]
+fn runs_that_are_compared_on_a_gpu_give_the_losses_of_memory() {
+    let size = outre_history::Size { nodes: 10_000, memory: "300MiB", epochs: "2", ..SMALL_HISTORY };
+    println!("{:#}", outre_gpu::epochs(&bench(), size, 1).unwrap());
+}
+
+#[test]
+fn memory_is_divided_ahead_and_the_division_is_used() {
+    // At this size seconds are noise: that the division is found, used and about right in rows is checked elsewhere.
+    let tenths = &[0, 5];
+    let proof = outre_split::SplitProof { size: SMALL_HISTORY, tenths, rounds: 1, most: 4.0 };
+    println!("{:#}", outre_split::shares(&bench(), proof).unwrap());
+}
+
+#[test]
+fn outre_by_default_is_about_as_accurate_as_shuffled_batches() {
+    let bench = bench();
+    let size = outre_accuracy::ShapeOfM { nodes: "12000", batch: "40", epochs: "4" };
+    println!("{:#}", outre_accuracy::generated(&bench, size, 1, 5.0).unwrap());
+    match outre_accuracy::real_graphs(&bench, &[("cora", "gcn")], 1).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: the real datasets are not beside the checkout"),
+    }
+}
 
 #[test]
 fn outre_requests_fewer_rows_than_ginex_and_trains_as_memory_does() {
@@ -266,7 +294,7 @@ fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     println!("{caches:#}");
     let hits = |at: usize| caches["table"][at]["hit_ratio"].as_f64().unwrap();
     assert!(hits(2) > hits(0) && hits(2) > hits(1), "{caches:#}");
-    println!("{:#}", outre::partitioner(&bench, &[400_000], &["40"]).unwrap());
+    println!("{:#}", outre::partitioner(&bench, &[1_000_000], &["40"]).unwrap());
     match outre::wordnet(&bench).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),

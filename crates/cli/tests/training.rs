@@ -54,13 +54,28 @@ fn outre_chooses_its_history_and_memory_takes_it() {
     let directory = with_graph();
     let at = directory.path();
     let flags = "--fanout 5,5 --hidden 16 --batch 50 --epochs 3 --device cpu";
-    let outre = json(at, &format!("train g --strategy outre --memory 200MiB {flags} --out run"));
+    // An epoch has few batches: by default there is no history, and the run says so.
+    let plain = esker(at, &format!("train g --strategy outre {flags} --json --out plain")).output().unwrap();
+    assert!(String::from_utf8_lossy(&plain.stderr).contains("no history: an epoch has"), "{plain:?}");
+    let plain: Value = serde_json::from_slice(&plain.stdout).unwrap();
+    assert!(plain["history_split"].is_null(), "{plain}");
+    let memory = json(at, &format!("train g --order groups {flags} --out by-groups"));
+    assert_eq!(memory["loss_digest"], plain["loss_digest"]);
+    let staleness = (json(at, "info g")["train"].as_u64().unwrap() / 50 / 10).clamp(2, 100);
+    let outre = format!("--strategy outre --memory 200MiB --staleness {staleness} {flags}");
+    // Chosen ahead, and used by the run.
+    let prepared = json(at, &format!("prepare g {outre}"));
+    assert_eq!(prepared["history_split"]["is_reused"], false, "{prepared}");
+    let outre = json(at, &format!("train g {outre} --out run"));
+    assert_eq!(outre["history_split"]["is_reused"], true, "{outre}");
+    assert_eq!(outre["history_split"]["history_rows"], prepared["history_split"]["history_rows"]);
     assert!(outre["history_split"]["predicted_seconds"].as_f64().unwrap() > 0.0, "{outre}");
     let config: Value = serde_json::from_slice(&fs::read(at.join("run/config.json")).unwrap()).unwrap();
     assert_eq!(config["order"], "groups");
-    // A tenth of an epoch.
-    let tenth = (json(at, "info g")["train"].as_u64().unwrap() / 50 / 10).clamp(2, 100);
-    assert!(config["history"]["nodes"].is_string() && config["history"]["staleness"] == tenth, "{config}");
+    assert!(
+        config["history"]["nodes"].is_string() && config["history"]["staleness"] == staleness,
+        "{config}"
+    );
     let twin = json(at, &format!("train g --order groups --history-set run {flags} --out twin"));
     assert_eq!(twin["loss_digest"], outre["loss_digest"]);
     // Given again, and stated otherwise.
@@ -80,8 +95,8 @@ fn outre_chooses_its_history_and_memory_takes_it() {
         ("--history-rows 10 --strategy ginex", 2, "--strategy outre"),
         ("--history-rows 10 --history-set run", 2, "leave --history-rows out"),
         ("--history-set nowhere", 1, "nowhere"),
-        ("--strategy outre --fanout 5 --layers 1", 2, "--layers 2"),
-        ("--strategy outre --form shadow", 2, "--form dense"),
+        ("--strategy outre --staleness 5 --fanout 5 --layers 1", 2, "--layers 2"),
+        ("--strategy outre --staleness 5 --form shadow", 2, "--form dense"),
     ] {
         check_refusal(at, &format!("train g {words} --batch 50 --out refused"), code, said);
     }

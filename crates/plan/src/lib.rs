@@ -32,4 +32,7 @@ pub use placement::{MOST_READ, MOST_SLOTS, Placement, PlacementCounts, Placement
 pub use policies::{Fixed, Lru};
 pub use score::TopByScore;
 pub use segments::{PagesRead, RowsOfSegment, SegmentRows, SegmentSizes, pages_of, ranks};
-pub use split::{CacheSplit, HistorySaving, SplitTask, WorkSeconds, best_splits};
+pub use split::{
+    CacheSplit, EpochWork, HistorySaving, SplitTask, WorkSeconds, best_replayed, best_split, fitted_line,
+    splits,
+};

@@ -60,7 +60,9 @@ pub use batch::{
     NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
 };
 pub use error::{Result, StrategyError};
-pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, choose_nodes};
+pub use history::{
+    DividedMemory, HistoryCounters, HistoryOutline, HistoryProfile, choose_nodes, weighted_rows,
+};
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};

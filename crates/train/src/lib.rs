@@ -50,6 +50,7 @@ mod open;
 mod peak;
 mod predict;
 mod record;
+mod split;
 mod state;
 mod step;
 mod task;
@@ -62,7 +63,7 @@ pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use esker_strategies::adjacency;
 pub use evaluate::evaluate_run;
-pub use history::{HistoryConfig, HistorySplit, USUAL_STALENESS, usual_staleness};
+pub use history::{HistoryConfig, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
 pub use learner::Learner;
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
@@ -72,6 +73,7 @@ pub use predict::{TakeEmbeddings, TakePredictions, embeddings, predict};
 pub use record::{
     BatchRecord, EpochRecord, HistoryRecord, NeighbourRecord, RunDirectory, Summary, WallClock,
 };
+pub use split::HistorySplit;
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};

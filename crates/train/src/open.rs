@@ -3,9 +3,9 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::{Context, inference_of, inference_over};
-use crate::history::{Choosing, HistorySplit};
 use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose};
 use crate::peak::PeakMeter;
+use crate::split::{Choosing, HistorySplit};
 use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
 use crate::{
@@ -156,7 +156,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let mut split = None;
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
-            let choosing = Choosing { backend: &backend, task: &task, plan: &plan, dim: checked.dim };
+            let choosing = Choosing::new(&backend, &task, &plan, &planned, &checked);
             split = Some(choosing.choose(&mut config, &mut job)?);
             plan = planned(&config, &mut job)?;
         }
@@ -291,6 +291,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         history::store(directory, self.history_nodes(), self.split.as_ref())
     }
 
+    /// How memory was divided between caches and a history, if it was chosen now.
+    pub fn history_split(&self) -> Option<HistorySplit> {
+        self.split
+    }
+
     /// The nodes of its history of hidden rows, if it has one.
     pub fn history_nodes(&self) -> Option<&NodeSet> {
         self.job.history.as_deref()
@@ -370,9 +375,9 @@ fn take_plan(job: &mut Job, plan: &Plan, purpose: Purpose) {
 }
 
 /// The first batches of an epoch.
-struct FirstBatches {
-    all: Arc<dyn Batches>,
-    batches: u64,
+pub(crate) struct FirstBatches {
+    pub all: Arc<dyn Batches>,
+    pub batches: u64,
 }
 
 impl Batches for FirstBatches {
@@ -398,11 +403,11 @@ impl Batches for FirstBatches {
 }
 
 /// A dataset that is valid for the run.
-struct CheckedDataset {
+pub(crate) struct CheckedDataset {
     dataset: Arc<Dataset>,
     /// Columns of logits and of features.
-    outputs: usize,
-    dim: usize,
+    pub outputs: usize,
+    pub dim: usize,
 }
 
 impl CheckedDataset {

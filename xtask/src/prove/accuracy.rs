@@ -14,14 +14,14 @@ enum Asked {
 }
 
 /// A model on a dataset.
-struct Case {
-    dataset: &'static str,
-    model: &'static str,
+pub(super) struct Case {
+    pub dataset: &'static str,
+    pub model: &'static str,
     /// Flags for the import; `DATA` is the directory of datasets, `NAME` the dataset, `SEED` and `INDEX` number the
     /// split.
-    import: &'static str,
+    pub import: &'static str,
     /// Flags for training, chosen by accuracy on validation nodes.
-    train: &'static str,
+    pub train: &'static str,
     /// Expected accuracy in percent, and its source: published, or verified by the dataset's SOURCE.txt.
     expected: f64,
     source: &'static str,
@@ -89,6 +89,11 @@ const fn case(
     Case { dataset, model, import, train, expected, source, asked }
 }
 
+/// The recipe of a model on a dataset.
+pub(super) fn find(dataset: &str, model: &str) -> Option<&'static Case> {
+    CASES.iter().find(|case| (case.dataset, case.model) == (dataset, model))
+}
+
 /// Imports a dataset as `real`.
 pub(super) fn import(bench: &Bench, how: &str, dataset: &str, data: &str, seed: u64) -> Result<()> {
     let how = how
@@ -122,7 +127,7 @@ fn accuracies(bench: &Bench, case: &Case, data: &str, seeds: u64, more: &[&str])
     Ok(found)
 }
 
-fn mean_and_deviation(numbers: &[f64]) -> (f64, f64) {
+pub(super) fn mean_and_deviation(numbers: &[f64]) -> (f64, f64) {
     let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
     let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();
     (mean, (squares / (numbers.len().max(2) - 1) as f64).sqrt())

@@ -11,7 +11,10 @@ pub mod inference;
 pub mod io;
 pub mod kill;
 pub mod outre;
+pub mod outre_accuracy;
+pub mod outre_gpu;
 pub mod outre_history;
+pub mod outre_split;
 pub mod real;
 pub mod sample;
 pub mod skew;
@@ -191,6 +194,21 @@ pub const ITEMS: &[Item] = &[
         name: "outre-history",
         about: "accuracy, requested rows and seconds by staleness of a history",
         run: outre_history::full_history,
+    },
+    Item {
+        name: "outre-gpu",
+        about: "epochs of outre on a GPU beside ginex and memory, a tenth of the rows in host memory (see cargo xtask gpu)",
+        run: outre_gpu::full,
+    },
+    Item {
+        name: "outre-split",
+        about: "the chosen division of memory between cached rows and a history beside others, predicted beside measured seconds",
+        run: outre_split::full,
+    },
+    Item {
+        name: "outre-accuracy",
+        about: "accuracy of outre's defaults against shuffled batches in memory, five seeds",
+        run: outre_accuracy::full,
     },
     Item {
         name: "inference",

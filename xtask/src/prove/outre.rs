@@ -14,10 +14,9 @@ use std::time::Instant;
 /// What the paper reports, to stand beside our figures.
 const PAPER: &str = "Table 3: 32% and 27% fewer nodes on two OGB graphs with METIS. Table 8: FENNEL with two levels and Bloom filters, because sets of neighbours are intersected for every partition. Here a node's neighbours are counted by partition, exactly, in one visit of each, and of partitions without a neighbour only the least loaded can win: neither is needed.";
 
-/// The redundancy ratio against that with METIS: what was asked for, and what must hold. METIS sees the whole graph many
-/// times, coarsened, and cuts a third fewer edges than a few streaming passes.
+/// The redundancy ratio against that with METIS, which has the whole graph in memory: what was asked for, and what must hold.
 const ASKED_OF_METIS: f64 = 1.1;
-const MOST_OF_METIS: f64 = 1.4;
+const MOST_OF_METIS: f64 = 1.15;
 
 /// How batches are sampled.
 #[derive(Clone, Copy)]

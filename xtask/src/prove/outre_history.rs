@@ -25,10 +25,14 @@ pub struct Size {
     pub memory: &'static str,
     /// Epochs. The first one is not measured.
     pub epochs: &'static str,
+    /// Batches for which rows of a history are used.
+    pub staleness: &'static str,
+    /// The device that trains.
+    pub device: &'static str,
 }
 
 /// A graph with communities.
-fn graph(bench: &Bench, size: Size) -> Result<()> {
+pub(super) fn graph(bench: &Bench, size: Size) -> Result<()> {
     let (nodes, dim, classes) =
         (size.nodes.to_string(), size.dim.to_string(), (size.nodes / 1000).max(8).to_string());
     let words = ["generate", "graph", "--nodes", &nodes, "--degree", "15", "--dim", &dim, "--seed", "1"];
@@ -38,10 +42,10 @@ fn graph(bench: &Bench, size: Size) -> Result<()> {
 }
 
 /// One run: its summary, and what it did in epochs after the first, per epoch.
-fn run(bench: &Bench, size: Size, name: &str, flags: &[&str]) -> Result<Value> {
+pub(super) fn run(bench: &Bench, size: Size, name: &str, flags: &[&str]) -> Result<Value> {
     fs::remove_dir_all(bench.path(name)).ok();
     let words = ["train", "graph", "--fanout", "10,10,10", "--batch", size.batch, "--hidden", size.hidden];
-    let more = ["--epochs", size.epochs, "--eval", "none", "--device", "cpu", "--out", name];
+    let more = ["--epochs", size.epochs, "--eval", "none", "--device", size.device, "--out", name];
     let summary = bench.json(&[&words[..], &more, flags].concat())?;
     let epochs = summary["epochs"].as_array().context("epochs")?;
     let each = |key: &str| -> f64 {
@@ -66,11 +70,12 @@ pub fn speed(bench: &Bench, size: Size) -> Result<Value> {
     };
     let ginex = run(bench, size, "ginex", &with("ginex", &[]))?;
     let groups = run(bench, size, "ginex-groups", &with("ginex", &["--order", "groups"]))?;
-    let outre = run(bench, size, "outre", &with("outre", &[]))?;
+    let outre = run(bench, size, "outre", &with("outre", &["--staleness", size.staleness]))?;
     let diskgnn = run(bench, size, "diskgnn", &with("diskgnn", &[]))?;
     let mmap = run(bench, size, "mmap", &["--strategy", "mmap"])?;
     let memory = run(bench, size, "memory", &["--order", "groups"])?;
-    let all = run(bench, size, "memory-all", &["--order", "groups", "--history-rows", "1.0"])?;
+    let for_all = ["--order", "groups", "--history-rows", "1.0", "--staleness", size.staleness];
+    let all = run(bench, size, "memory-all", &for_all)?;
     let twin = run(bench, size, "twin", &["--order", "groups", "--history-set", "outre"])?;
     ensure!(twin["loss_digest"] == outre["loss_digest"], "outre and memory differ: {twin} {outre}");
     ensure!(memory["loss_digest"] == groups["loss_digest"], "ginex and memory differ: {memory} {groups}");
@@ -157,10 +162,14 @@ pub(super) fn full_speed(bench: &Bench) -> Result<Value> {
         hidden: "256",
         memory: "600MiB",
         epochs: "2",
+        staleness: "100",
+        device: "cpu",
     };
     let found = speed(bench, wide)?;
     let communities = speed(bench, Size { homophily: "0.98", ..wide })?;
-    Ok(json!({ "wide_rows": found, "wide_rows_homophily_098": communities }))
+    // Rows of 512 bytes: a row of the history takes as much as two of them.
+    let narrow = speed(bench, Size { dim: 128, memory: "300MiB", ..wide })?;
+    Ok(json!({ "wide_rows": found, "wide_rows_homophily_098": communities, "rows_of_512_bytes": narrow }))
 }
 
 pub(super) fn full_history(bench: &Bench) -> Result<Value> {
@@ -172,6 +181,8 @@ pub(super) fn full_history(bench: &Bench) -> Result<Value> {
         hidden: "64",
         memory: "1GiB",
         epochs: "10",
+        staleness: "100",
+        device: "cpu",
     };
     let counts = ["1", "10", "30", "100", "300", "1000"];
     let generated = staleness(bench, size, &counts, 3)?;

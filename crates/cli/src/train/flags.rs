@@ -12,7 +12,8 @@ use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::{NeighbourPolicy, StrategyKind};
 use esker_train::{
-    EvaluationMode, HistoryConfig, MetricName, OrderName, RunConfig, RunDirectory, usual_staleness,
+    EvaluationMode, HistoryConfig, LEAST_HISTORY_BATCHES, MetricName, OrderName, RunConfig, RunDirectory,
+    usual_staleness,
 };
 use esker_types::{Budget, ByteCount, DeviceName};
 use serde::de::DeserializeOwned;
@@ -221,7 +222,7 @@ pub struct Flags {
     /// --order groups: name of the partitioning that `esker partition` made; default: the only one, or a new one if there is none
     #[arg(long, help_heading = "Batches")]
     pub partitioning: Option<String>,
-    /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay, else none
+    /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay if an epoch has at least 1000 batches or --staleness is given, else none
     #[arg(long, help_heading = "Batches")]
     pub history_rows: Option<HistoryRows>,
     /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a tenth of an epoch's batches, at most 100
@@ -554,8 +555,8 @@ impl Flags {
         batch: u64,
     ) -> anyhow::Result<Option<HistoryConfig>> {
         let nodes = dataset.manifest().nodes.count;
-        let trained = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
-        let staleness = usual_staleness(trained / batch.max(1));
+        let batches = epoch_batches(dataset, batch);
+        let staleness = usual_staleness(batches);
         let mut history = match (self.history_rows, &self.history_set) {
             (Some(_), Some(_)) => {
                 return Err(usage("--history-set has its own rows; leave --history-rows out"));
@@ -572,13 +573,29 @@ impl Flags {
                 history
             }
             (Some(rows), None) => HistoryConfig { staleness, ..HistoryConfig::new(rows.of(nodes)?) },
-            (None, None) if strategy == StrategyKind::Outre => {
-                HistoryConfig { staleness, ..HistoryConfig::chosen() }
-            }
+            (None, None) if strategy == StrategyKind::Outre => match self.staleness {
+                // Fewer batches between two uses of a row are a larger part of training.
+                None if batches < LEAST_HISTORY_BATCHES => {
+                    HistoryConfig { staleness, ..HistoryConfig::new(0) }
+                }
+                _ => HistoryConfig { staleness, ..HistoryConfig::chosen() },
+            },
             (None, None) => return Ok(None),
         };
         history.staleness = self.staleness.unwrap_or(history.staleness);
         Ok(Some(history))
+    }
+
+    /// Tells if there is no history because epochs are short.
+    pub fn note_history(&self, config: &RunConfig, dataset: &Dataset) {
+        let batches = epoch_batches(dataset, config.batch);
+        let is_default =
+            self.history_rows.is_none() && self.history_set.is_none() && self.staleness.is_none();
+        if config.strategy == StrategyKind::Outre && is_default && batches < LEAST_HISTORY_BATCHES {
+            crate::note!(
+                "no history: an epoch has {batches} batches, and with fewer than {LEAST_HISTORY_BATCHES} old rows cost accuracy; --staleness S keeps one"
+            );
+        }
     }
 
     fn model_config(&self) -> ModelConfig {
@@ -657,4 +674,9 @@ fn schedule_text(schedule: &Schedule) -> String {
         Schedule::Cosine { warmup, .. } => format!("cosine:{warmup}"),
         Schedule::Linear { warmup, .. } => format!("linear:{warmup}"),
     }
+}
+
+/// Batches of an epoch, without smaller ones.
+fn epoch_batches(dataset: &Dataset, batch: u64) -> u64 {
+    dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train) / batch.max(1)
 }

@@ -132,6 +132,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     if let Some((_, before)) = &before {
         check_started_with(before, &dataset, name)?;
     }
+    if before.is_none() {
+        flags.note_history(&config, &dataset);
+    }
     choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
         config.check_resumes(before, directory.path())?;
@@ -415,7 +418,10 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
 fn add_history(table: &mut TextTable, summary: &Summary, measured: f64) {
     if let Some(split) = &summary.history_split {
         let (rows, predicted) = (grouped(split.history_rows), split.predicted_seconds);
-        let text = format!("{rows} rows; an epoch should take {predicted:.2} s, and took {measured:.2}");
+        let without = split.predicted_seconds_without;
+        let text = format!(
+            "{rows} rows; an epoch should take {predicted:.2} s ({without:.2} without a history), and took {measured:.2}"
+        );
         table.row("history", text);
     }
     if let Some(history) = summary.epochs.last().and_then(|epoch| epoch.history) {

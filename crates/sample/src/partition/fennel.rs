@@ -19,6 +19,7 @@
 //! Streamed again, a node is taken out of its partition first and then chooses among all.
 
 use super::PartitionWord;
+use super::clusters::NodeVisitor;
 use super::least_loaded::{FULL, LeastLoaded};
 use crate::topology::StoredId;
 use esker_io::prefetch;
@@ -276,6 +277,23 @@ impl<W: PartitionWord> Fennel<W> {
     /// Partitions without a node.
     pub fn empty(&self) -> u64 {
         self.loads.iter().filter(|load| load.nodes == 0).count() as u64
+    }
+}
+
+impl<W: PartitionWord> NodeVisitor for Fennel<W> {
+    #[inline(always)]
+    fn begin(&mut self, node: NodeId) {
+        Fennel::begin(self, node);
+    }
+
+    #[inline(always)]
+    fn count<I: StoredId>(&mut self, words: &[I], range: Range<usize>) {
+        Fennel::count(self, words, range);
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
+        self.choose();
     }
 }
 

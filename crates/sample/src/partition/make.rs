@@ -1,6 +1,7 @@
 //! Streams a dataset through FENNEL. Every finished pass is kept on disk, so that a killed process loses one pass at
 //! most. The result is published at once, or not at all.
 
+use super::clusters::{Merging, NodeVisitor, PROPAGATIONS, Propagation};
 use super::fennel::PREFETCH_DISTANCE;
 use super::stored::{ARRAY, KIND, PartitionParameters, VERSION, is_unusable, read_words};
 use super::{
@@ -73,6 +74,8 @@ pub struct PartitionMade {
     pub stored: StoredPartitioning,
     /// Passes of this process. None if it was there already.
     pub passes: Vec<PartitionPass>,
+    /// Passes of this process in which clusters grew and merged.
+    pub cluster_passes: Vec<PartitionPass>,
     /// Whether it was there already.
     pub is_reused: bool,
     /// The memory it takes at most.
@@ -100,7 +103,8 @@ pub fn make(
     let memory_bytes = memory_bytes(dataset, request.partitions);
     match StoredPartitioning::open(dataset, name) {
         Ok(stored) if *stored.request() == request => {
-            return Ok(PartitionMade { stored, passes: vec![], is_reused: true, memory_bytes });
+            let (passes, cluster_passes) = (vec![], vec![]);
+            return Ok(PartitionMade { stored, passes, cluster_passes, is_reused: true, memory_bytes });
         }
         Ok(stored) if !overwrite => {
             return Err(SampleError::PartitioningExists {
@@ -122,14 +126,14 @@ pub fn make(
     let staging = dataset.derive(&derived_name)?;
     let making = PartitionMaking { dataset, request: &request, source, work, staging };
     let is_narrow = request.partitions <= MOST_NARROW;
-    let passes = match (dataset.manifest().id_dtype() == Dtype::U64, is_narrow) {
+    let (passes, cluster_passes) = match (dataset.manifest().id_dtype() == Dtype::U64, is_narrow) {
         (false, true) => making.run::<u32, u16>()?,
         (false, false) => making.run::<u32, u32>()?,
         (true, true) => making.run::<u64, u16>()?,
         (true, false) => making.run::<u64, u32>()?,
     };
     let stored = StoredPartitioning::open(dataset, name)?;
-    Ok(PartitionMade { stored, passes, is_reused: false, memory_bytes })
+    Ok(PartitionMade { stored, passes, cluster_passes, is_reused: false, memory_bytes })
 }
 
 /// The memory that partitioning a dataset takes.
@@ -140,7 +144,9 @@ pub(super) fn memory_bytes(dataset: &Dataset, partitions: u32) -> u64 {
         false => Fennel::<u32>::bytes_for(nodes, partitions),
     };
     let streams = directions(dataset).len() as u64 * AdjacencyInOrder::<u64>::BYTES;
-    fennel.saturating_add(streams).saturating_add(OTHER_BYTES)
+    // Clusters come first, with the bits of training nodes.
+    let clusters = Propagation::bytes_for(nodes, partitions).saturating_add(nodes / 8 + 8);
+    fennel.max(clusters).saturating_add(streams).saturating_add(OTHER_BYTES)
 }
 
 /// The adjacency that is streamed: all that is stored, unless both directions have the same edges.
@@ -192,10 +198,13 @@ struct PartitionMaking<'a> {
 }
 
 impl PartitionMaking<'_> {
-    fn run<I: StoredId, W: PartitionWord>(self) -> Result<Vec<PartitionPass>> {
+    fn run<I: StoredId, W: PartitionWord>(self) -> Result<(Vec<PartitionPass>, Vec<PartitionPass>)> {
         let (journal, _) = self.staging.journal(&self.dataset.inputs_of(KIND, &self.request.to_json()))?;
+        let mut cluster_passes = Vec::new();
         let (fennel, passes) = match self.source {
-            PartitionSource::Fennel { passes, .. } => self.passes::<I, W>(*passes, &journal)?,
+            PartitionSource::Fennel { passes, .. } => {
+                self.passes::<I, W>(*passes, &journal, &mut cluster_passes)?
+            }
             PartitionSource::File { path, .. } => {
                 let shape = self.shape();
                 let words = given::read(path, shape.nodes, shape.partitions, &self.request.method)?;
@@ -218,7 +227,7 @@ impl PartitionMaking<'_> {
         let parameters = PartitionParameters { request: self.request.clone(), summary };
         let parameters = serde_json::to_value(parameters).expect("parameters are plain data");
         self.staging.publish_derived(self.dataset, KIND, parameters, vec![entry])?;
-        Ok(passes)
+        Ok((passes, cluster_passes))
     }
 
     fn shape(&self) -> PartitionShape {
@@ -236,21 +245,32 @@ impl PartitionMaking<'_> {
         &self,
         count: u32,
         journal: &Journal,
+        cluster_passes: &mut Vec<PartitionPass>,
     ) -> Result<(Fennel<W>, Vec<PartitionPass>)> {
         let (shape, folder) = (self.shape(), self.staging.work_directory());
         let training = training_bits(self.dataset)?;
         let finished: Option<FinishedPass> = journal.done(STEP);
         let (mut fennel, done) = match finished {
             Some(FinishedPass { pass, entry }) => {
-                let words = read_words(&ArrayFile::open(&folder, &entry)?, shape.partitions)?;
+                // After clusters alone, some nodes have none yet.
+                let most = shape.partitions + u32::from(pass == 0);
+                let words = read_words(&ArrayFile::open(&folder, &entry)?, most)?;
                 (Fennel::continued(shape, training, words), pass)
             }
-            None => (Fennel::new(shape, training), 0),
+            None => match self.seeds::<I, W>(&shape, &training, cluster_passes)? {
+                Some(words) => {
+                    let entry = write(&folder, "pass-0", &words)?;
+                    journal.record(STEP, &FinishedPass { pass: 0, entry })?;
+                    (Fennel::continued(shape, training, words), 0)
+                }
+                None => (Fennel::new(shape, training), 0),
+            },
         };
         let mut passes = Vec::new();
         for pass in done + 1..=count {
             let started = Instant::now();
-            let neighbours = self.pass::<I, W>(&mut fennel, &format!("pass {pass} of {count}"))?;
+            fennel.begin_pass();
+            let neighbours = self.pass::<I, _>(&mut fennel, &format!("pass {pass} of {count}"))?;
             passes.push(PartitionPass {
                 pass,
                 moved: fennel.moved(),
@@ -269,8 +289,43 @@ impl PartitionMaking<'_> {
         Ok((fennel, passes))
     }
 
+    /// The partitions of nodes in large clusters; `None` if partitions are too small for clusters.
+    fn seeds<I: StoredId, W: PartitionWord>(
+        &self,
+        shape: &PartitionShape,
+        training: &[u64],
+        passes: &mut Vec<PartitionPass>,
+    ) -> Result<Option<Vec<W>>> {
+        let Some(mut growing) = Propagation::new(shape) else { return Ok(None) };
+        for number in 1..=PROPAGATIONS {
+            let started = Instant::now();
+            let neighbours = self.pass::<I, _>(&mut growing, &format!("clusters {number}"))?;
+            let (moved, seconds) = (std::mem::take(&mut growing.moved), started.elapsed().as_secs_f64());
+            passes.push(PartitionPass { pass: passes.len() as u32 + 1, moved, neighbours, seconds });
+        }
+        let mut merging = Merging::new(growing, shape, training);
+        loop {
+            // What the passes before have freed is not kept beside what comes.
+            esker_io::trim_freed_memory();
+            let started = Instant::now();
+            merging.begin_round();
+            let name = format!("merge clusters {}", passes.len() as u32 + 1 - PROPAGATIONS);
+            let neighbours = self.pass::<I, _>(&mut merging, &name)?;
+            let (moved, is_due) = merging.end_round();
+            let seconds = started.elapsed().as_secs_f64();
+            passes.push(PartitionPass { pass: passes.len() as u32 + 1, moved, neighbours, seconds });
+            if !is_due {
+                break;
+            }
+        }
+        let (labels, of_cluster) = merging.seeds(shape.partitions);
+        esker_io::trim_freed_memory();
+        let partition = |label: u32| of_cluster.get(label as usize).copied().unwrap_or(shape.partitions);
+        Ok(Some(labels.into_iter().map(|label| W::of(partition(label))).collect()))
+    }
+
     /// One pass over all nodes. Returns the number of neighbours.
-    fn pass<I: StoredId, W: PartitionWord>(&self, fennel: &mut Fennel<W>, name: &str) -> Result<u64> {
+    fn pass<I: StoredId, V: NodeVisitor>(&self, visitor: &mut V, name: &str) -> Result<u64> {
         let mut streams = directions(self.dataset)
             .iter()
             .map(|direction| AdjacencyInOrder::<I>::open(self.dataset, *direction))
@@ -278,23 +333,22 @@ impl PartitionMaking<'_> {
         let (nodes, edges) = (self.dataset.manifest().nodes.count, self.dataset.manifest().edges.count);
         let all = edges * streams.len() as u64;
         self.work.progress.stage(name, Some(all), Unit::Count("edges"));
-        fennel.begin_pass();
         let mut counted = 0;
         for node in 0..nodes {
             if node % STOP_NODES == 0 {
                 self.go_on(&mut counted)?;
             }
-            fennel.begin(NodeId(node));
+            visitor.begin(NodeId(node));
             for stream in &mut streams {
                 let mut left = stream.next_degree()?;
                 counted += left;
                 while left > 0 {
                     let (words, range) = stream.next_entries(left)?;
                     left -= range.len() as u64;
-                    fennel.count(words, range);
+                    visitor.count(words, range);
                 }
             }
-            fennel.choose();
+            visitor.end();
         }
         self.go_on(&mut counted)?;
         self.work.progress.finish();

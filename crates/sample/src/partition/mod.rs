@@ -1,11 +1,13 @@
 //! Divides the nodes of a graph into partitions of equal size with few edges between them (OUTRE, section 4.2). The
 //! graph streams by from disk, several times. In memory are the partition of each node and little else.
 //!
-//! [`Fennel`] chooses; [`make`] streams, keeps every finished pass and publishes the result as derived data of the
+//! Clusters grow first (`clusters.rs`), and the largest are the first nodes of partitions; [`Fennel`] chooses for all others, and
+//! again for all; [`make`] streams, keeps every finished pass and publishes the result as derived data of the
 //! dataset; [`StoredPartitioning`] is that data. The result depends on the graph, its training nodes, the number of
 //! partitions and the number of passes, not on memory or interruptions. What it leaves out: the paper's Bloom filters
 //! and two levels, which are not needed here.
 
+mod clusters;
 mod fennel;
 mod given;
 mod least_loaded;

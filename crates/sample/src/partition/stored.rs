@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) const KIND: &str = "partitions";
 pub(super) const ARRAY: &str = "partitions";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 const PREFIX: &str = "partitions-";
 /// Bytes of a block with a checksum, and the multiple to which the last one is padded.
 const BLOCK_BYTES: usize = 64 << 10;

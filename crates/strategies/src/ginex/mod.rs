@@ -69,6 +69,32 @@ struct Opened {
     sizes: Sizes,
 }
 
+/// How many rows a job caches, and how many batches it plans together.
+pub(crate) struct RowCacheSizes(Sizes);
+
+impl RowCacheSizes {
+    /// From the memory that the job was granted, and bounds of its batches.
+    pub fn of(job: &Job) -> Result<RowCacheSizes> {
+        let bound = job.largest_bound();
+        let trace_bytes = bound.edges.saturating_mul(EDGE_BYTES);
+        let batch_bytes = match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => sizes::disk_bytes::<u64>(1, bound.nodes, trace_bytes),
+            _ => sizes::disk_bytes::<u32>(1, bound.nodes, trace_bytes),
+        };
+        Ok(RowCacheSizes(Sizes::new(job, batch_bytes, batches_of(job))?))
+    }
+
+    /// Batches that are planned together.
+    pub fn superbatch(&self) -> u64 {
+        self.0.superbatch
+    }
+
+    /// Rows that are cached, if the largest batch has `largest` rows and the largest sample `sample_bytes`.
+    pub fn slots(&self, job: &Job, largest: u64, sample_bytes: u64) -> Result<u64> {
+        Ok(self.0.gathering(job, largest, sample_bytes)?.1)
+    }
+}
+
 /// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
     let disk_bytes = sizes::most_on_disk(job);

@@ -13,12 +13,13 @@
 mod ahead;
 mod choose;
 mod profile;
+mod replay;
 mod source;
 mod stamps;
 
 pub(crate) use ahead::{Decider, PullsAhead};
 pub use choose::choose_nodes;
-pub use profile::{HistoryProfile, ProfiledSplit};
+pub use profile::{DividedMemory, HistoryProfile, weighted_rows};
 pub(crate) use source::{HistorySource, OpenHistory};
 use stamps::PulledMarks;
 pub(crate) use stamps::{SharedStamps, Stamps};

@@ -10,19 +10,14 @@
 use super::first_hop;
 use crate::sampling::ResidentTopology;
 use crate::{Job, Phase, Result, StrategyError};
-use esker_fetch::DiskRows;
-use esker_plan::{CacheSplit, HistorySaving, SplitTask, WorkSeconds, best_splits};
+use esker_plan::{CacheSplit, EpochWork, HistorySaving, SplitTask, WorkSeconds, splits};
 use esker_sample::bulk::Bulk;
 use esker_sample::{AnyTopology, Batches, DiskGraph, NodeSet, OnDisk, Position, Sample, Topology};
-use esker_types::random::mix;
-use esker_types::{ByteCount, Dtype, NodeId, Unit};
+use esker_types::{ByteCount, Dtype, Unit};
 use std::sync::Arc;
-use std::time::Instant;
 
-/// Bytes per node: five counts, two sorted ones, an index, and sums over them.
-const NODE_BYTES: u64 = 5 * 4 + 4 + 4 + 8 + 24 + 24;
-/// Rows that are read to see how long that takes.
-const TIMED_ROWS: u64 = 2048;
+/// Bytes per node: four counts and two stamps, two sorted counts, an index and sums over them, and a planner.
+const NODE_BYTES: u64 = 6 * 4 + 4 + 4 + 8 + 24 + 24 + 8;
 
 /// What an epoch accesses, and what a history would save.
 pub struct HistoryProfile {
@@ -30,22 +25,35 @@ pub struct HistoryProfile {
     accesses: Vec<u32>,
     rows: Vec<u32>,
     edges: Vec<u32>,
-    computed: Vec<u32>,
-    all: HistorySaving,
-    /// What sampling and reading take. Computing is for whoever has the model to measure.
-    pub seconds: WorkSeconds,
-    /// The first batch.
-    pub first: Sample,
+    computed: Vec<f32>,
+    /// An epoch without a history and without a cache.
+    all: EpochWork,
+    pub(super) epoch: ProfiledEpoch,
 }
 
-/// A division of memory, and the nodes that it gives a history.
-pub struct ProfiledSplit {
-    /// The division.
-    pub split: CacheSplit,
-    /// The nodes.
-    pub nodes: NodeSet,
-    /// What work takes.
-    pub seconds: WorkSeconds,
+/// The epoch that is profiled, and how a history finds it.
+pub(super) struct ProfiledEpoch {
+    /// Its number.
+    pub number: u64,
+    /// The batch before it that would have pushed each node's row last; 0 is never.
+    pub stamps: Vec<u32>,
+    /// Batches before it.
+    pub before: u32,
+    /// What computing a row of each layer takes, in rows of the first.
+    pub weights: Vec<f64>,
+    /// Memory of profiling and replaying: no history is in memory meanwhile.
+    pub memory_bytes: u64,
+}
+
+/// Memory that is divided between cached rows and a history.
+#[derive(Debug, Clone, Copy)]
+pub struct DividedMemory {
+    /// The memory.
+    pub bytes: u64,
+    /// Bytes of a row of the history, with what belongs to it.
+    pub history_row_bytes: u64,
+    /// Whether feature rows are cached in it, too.
+    pub has_rows: bool,
 }
 
 /// Counts while an epoch is sampled.
@@ -60,47 +68,22 @@ struct EpochCounting {
 }
 
 impl HistoryProfile {
-    /// Samples an epoch. Rows would be fresh for `staleness` batches.
-    pub fn sample(job: &Job, staleness: u32) -> Result<HistoryProfile> {
-        let nodes = job.dataset.manifest().nodes.count;
-        let (counts, sampling) = (nodes.saturating_mul(NODE_BYTES), job.training_bound().bytes(4));
-        let needed = counts.saturating_add(sampling);
-        let left = job.strategy_bytes;
-        if needed > left {
-            return Err(StrategyError::ProfileMemory { needed: ByteCount(needed), left: ByteCount(left) });
-        }
-        let counting = EpochCounting::new(nodes, staleness);
-        let room = left - counts;
-        let in_memory = AnyTopology::bytes_for(&job.dataset, job.direction);
-        let mut profile = match in_memory.saturating_add(sampling) <= room {
-            true => match ResidentTopology::load(job)? {
-                ResidentTopology::Narrow(graph) => counting.run(job, &graph, room - in_memory),
-                ResidentTopology::Wide(graph) => counting.run(job, &graph, room - in_memory),
-            },
-            false => {
-                let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
-                match job.dataset.manifest().id_dtype() {
-                    Dtype::U64 => counting.run(job, &OnDisk::<u64>::new(graph, None), room),
-                    _ => counting.run(job, &OnDisk::<u32>::new(graph, None), room),
-                }
-            }
-        }?;
-        profile.seconds.row = row_seconds(job)?;
-        Ok(profile)
+    /// Samples an epoch. Rows would be fresh for `staleness` batches. `weights` tells what computing a row of each
+    /// layer takes, in rows of the first.
+    pub fn sample(job: &Job, staleness: u32, weights: Vec<f64>) -> Result<HistoryProfile> {
+        let mut counting = EpochCounting::new(job.dataset.manifest().nodes.count, staleness, weights);
+        counting.profile.epoch.memory_bytes = job.strategy_bytes;
+        on_topology(job, job.strategy_bytes, Counted(counting))
     }
 
-    /// Divides memory between cached rows and a history, and chooses the nodes of the history.
-    pub fn split(&self, job: &Job, budget_bytes: u64, history_row_bytes: u64) -> ProfiledSplit {
-        self.divided(budget_bytes, job.row_bytes(), history_row_bytes)
-    }
-
-    /// The same, with memory that holds a history and no feature rows.
-    pub fn split_beside(&self, budget_bytes: u64, history_row_bytes: u64) -> ProfiledSplit {
-        self.divided(budget_bytes, u64::MAX, history_row_bytes)
-    }
-
-    fn divided(&self, budget_bytes: u64, row_bytes: u64, history_row_bytes: u64) -> ProfiledSplit {
-        let count = self.accesses.len();
+    /// All divisions of memory, from no history to nothing else, with the nodes that it gives a history: the first so
+    /// many of an order.
+    pub fn splits(
+        &self,
+        job: &Job,
+        memory: DividedMemory,
+        seconds: &WorkSeconds,
+    ) -> (Vec<CacheSplit>, Vec<u32>) {
         let saving = |node: u32| HistorySaving {
             rows: self.rows[node as usize] as f64,
             edges: self.edges[node as usize] as f64,
@@ -109,79 +92,137 @@ impl HistoryProfile {
         let mut accesses = self.accesses.clone();
         accesses.retain(|count| *count > 0);
         accesses.sort_unstable_by(|one, other| other.cmp(one));
-        let seconds = |node: u32| self.seconds.of(&saving(node));
-        let mut order: Vec<u32> = (0..count.min(u32::MAX as usize) as u32).collect();
-        order.retain(|node| self.computed[*node as usize] > 0);
+        let saved = |node: u32| seconds.of(&saving(node));
+        let mut order: Vec<u32> = (0..self.accesses.len().min(u32::MAX as usize) as u32).collect();
+        order.retain(|node| self.computed[*node as usize] > 0.0);
         // Of equal nodes, the smaller id comes first.
-        order.sort_by(|one, other| seconds(*other).total_cmp(&seconds(*one)));
+        order.sort_by(|one, other| saved(*other).total_cmp(&saved(*one)));
         let savings: Vec<HistorySaving> = order.iter().map(|node| saving(*node)).collect();
         let task = SplitTask {
-            budget_bytes,
-            row_bytes,
-            history_row_bytes,
+            budget_bytes: memory.bytes,
+            row_bytes: if memory.has_rows { job.row_bytes() } else { u64::MAX },
+            history_row_bytes: memory.history_row_bytes,
             accesses: &accesses,
             savings: &savings,
             all: self.all,
-            seconds: self.seconds,
+            seconds: *seconds,
         };
-        let split = best_splits(&task, 1)[0];
-        let mut chosen = order[..split.history_rows as usize].to_vec();
+        (splits(&task), order)
+    }
+
+    /// The set of some nodes of an order.
+    pub fn chosen(&self, nodes: &[u32]) -> NodeSet {
+        let mut chosen = nodes.to_vec();
         chosen.sort_unstable();
         let mut next = chosen.iter().copied().peekable();
-        let nodes =
-            NodeSet::choose(count as u64, |node| next.next_if(|chosen| *chosen as u64 == node.0).is_some());
-        ProfiledSplit { split, nodes, seconds: self.seconds }
+        NodeSet::choose(self.accesses.len() as u64, |node| {
+            next.next_if(|chosen| *chosen as u64 == node.0).is_some()
+        })
+    }
+}
+
+/// Work on the topology of a job, whatever it is.
+pub(super) trait OnTopology {
+    type Output;
+    /// The samplers may take so many bytes.
+    fn run<T: Topology>(self, job: &Job, graph: &T, most_bytes: u64) -> Result<Self::Output>;
+}
+
+/// Loads the topology if it fits beside counts by node into so many bytes, and works on it.
+pub(super) fn on_topology<W: OnTopology>(job: &Job, left: u64, work: W) -> Result<W::Output> {
+    let nodes = job.dataset.manifest().nodes.count;
+    let (counts, sampling) = (nodes.saturating_mul(NODE_BYTES), job.training_bound().bytes(4));
+    let needed = counts.saturating_add(sampling);
+    if needed > left {
+        return Err(StrategyError::ProfileMemory { needed: ByteCount(needed), left: ByteCount(left) });
+    }
+    let room = left - counts;
+    let in_memory = AnyTopology::bytes_for(&job.dataset, job.direction);
+    match in_memory.saturating_add(sampling) <= room {
+        true => match ResidentTopology::load(job)? {
+            ResidentTopology::Narrow(graph) => work.run(job, &graph, room - in_memory),
+            ResidentTopology::Wide(graph) => work.run(job, &graph, room - in_memory),
+        },
+        false => {
+            let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
+            match job.dataset.manifest().id_dtype() {
+                Dtype::U64 => work.run(job, &OnDisk::<u64>::new(graph, None), room),
+                _ => work.run(job, &OnDisk::<u32>::new(graph, None), room),
+            }
+        }
+    }
+}
+
+/// Threads that sample training batches within so many bytes.
+pub(super) fn sampling_threads(job: &Job, most_bytes: u64) -> usize {
+    let worker_bytes = job.training_bound().bytes(4).max(1);
+    (most_bytes / worker_bytes).clamp(1, job.threads.max(1) as u64) as usize
+}
+
+/// The positions at which the batches of an epoch are sampled.
+pub(super) fn positions_of(job: &Job, epoch: u64) -> Vec<Position> {
+    let batches = job.count(Phase::Train { epoch });
+    (0..batches).map(|batch| job.sampled_at(Position { epoch, batch })).collect()
+}
+
+/// Hidden rows that a batch computes, in rows of the first layer.
+pub fn weighted_rows(sample: &Sample, weights: &[f64]) -> f64 {
+    (0..sample.layers()).map(|layer| sample.layer(layer).outputs.len() as f64 * weights[layer]).sum()
+}
+
+/// Neighbours of the first hop of a batch.
+pub(super) fn first_hop_edges(sample: &Sample) -> f64 {
+    let offsets = sample.layer(sample.layers() - 1).nbr_offsets;
+    offsets.last().zip(offsets.first()).map_or(0.0, |(end, start)| (end - start) as f64)
+}
+
+struct Counted(EpochCounting);
+
+impl OnTopology for Counted {
+    type Output = HistoryProfile;
+    fn run<T: Topology>(self, job: &Job, graph: &T, most_bytes: u64) -> Result<HistoryProfile> {
+        self.0.run(job, graph, most_bytes)
     }
 }
 
 impl EpochCounting {
-    fn new(nodes: u64, staleness: u32) -> EpochCounting {
+    fn new(nodes: u64, staleness: u32, weights: Vec<f64>) -> EpochCounting {
         let count = || vec![0; nodes as usize];
-        let (all, seconds) = (HistorySaving::default(), WorkSeconds::default());
         let profile = HistoryProfile {
             accesses: count(),
             rows: count(),
             edges: count(),
-            computed: count(),
-            all,
-            seconds,
-            first: Sample::default(),
+            computed: vec![0.0; nodes as usize],
+            all: EpochWork::default(),
+            epoch: ProfiledEpoch { number: 0, stamps: Vec::new(), before: 0, weights, memory_bytes: 0 },
         };
         EpochCounting { profile, staleness, stamps: count(), batch: 0, owners: Vec::new() }
     }
 
     /// Samples first hops of the first epoch, then the second one; of a run of one epoch, that one alone.
     fn run<T: Topology>(mut self, job: &Job, graph: &T, most_bytes: u64) -> Result<HistoryProfile> {
-        let worker_bytes = job.training_bound().bytes(4).max(1);
-        let threads = (most_bytes / worker_bytes).clamp(1, job.threads.max(1) as u64) as usize;
-        let of_epoch = |epoch: u64| {
-            let batches = job.count(Phase::Train { epoch });
-            (batches, (0..batches).map(move |batch| job.sampled_at(Position { epoch, batch })))
-        };
+        let threads = sampling_threads(job, most_bytes);
         let settings = first_hop(&job.settings);
         let first_hops: Bulk<'_, T, dyn Batches> =
             Bulk { graph, batches: &*job.batches, settings: &settings, threads, most_bytes };
         let bulk = Bulk { settings: &job.settings, ..first_hops };
         let profiled = u64::from(job.epochs > 1);
         if profiled > 0 {
-            first_hops.run_with(threads, of_epoch(0).1, |_, sample| {
+            first_hops.run_with(threads, positions_of(job, 0).into_iter(), |_, sample| {
                 self.find_fresh(sample);
                 stopped(job)
             })?;
         }
-        let (batches, positions) = of_epoch(profiled);
-        job.progress.stage("sample for the history", Some(batches), Unit::Count("batches"));
-        let started = Instant::now();
-        bulk.run_with(threads, positions, |at, sample| {
-            if at.batch == 0 {
-                self.profile.first = sample.clone();
-            }
+        let epoch = &mut self.profile.epoch;
+        (epoch.number, epoch.before, epoch.stamps) = (profiled, self.batch, self.stamps.clone());
+        let positions = positions_of(job, profiled);
+        job.progress.stage("sample for the history", Some(positions.len() as u64), Unit::Count("batches"));
+        bulk.run_with(threads, positions.into_iter(), |_, sample| {
             self.count(sample);
             job.progress.advance(1);
             stopped(job)
         })?;
         job.progress.finish();
-        self.profile.seconds.edge = started.elapsed().as_secs_f64() / self.profile.all.edges.max(1.0);
         Ok(self.profile)
     }
 
@@ -208,10 +249,13 @@ impl EpochCounting {
     /// Counts a batch of form DENSE without pulled nodes.
     fn count(&mut self, sample: &Sample) {
         let (layers, offsets, block) = (sample.layers(), &sample.node_id_offsets, &sample.blocks[0]);
-        let all = &mut self.profile.all;
+        let HistoryProfile { all, epoch, .. } = &mut self.profile;
+        all.batches += 1.0;
         all.rows += sample.node_ids.len() as f64;
+        all.misses = all.rows;
         all.edges += sample.edge_count() as f64;
-        all.computed += (0..layers).map(|layer| sample.layer(layer).outputs.len() as f64).sum::<f64>();
+        all.decided_edges += first_hop_edges(sample);
+        all.computed += weighted_rows(sample, &epoch.weights);
         for node in &sample.node_ids {
             let count = &mut self.profile.accesses[node.index()];
             *count = count.saturating_add(1);
@@ -220,6 +264,8 @@ impl EpochCounting {
         self.find_fresh(sample);
         for depth in 1..layers {
             let mut next = hop(depth + 1).start;
+            // A node of this hop is computed by one layer less.
+            let weight = self.profile.epoch.weights[layers - 1 - depth] as f32;
             for node in hop(depth) {
                 let owner = self.owners[node as usize];
                 let at = (node - block.first) as usize;
@@ -239,7 +285,7 @@ impl EpochCounting {
                 }
                 let id = sample.node_ids[owner as usize].index();
                 let add = |count: &mut u32, more: u32| *count = count.saturating_add(more);
-                add(&mut self.profile.computed[id], 1);
+                self.profile.computed[id] += weight;
                 if depth + 1 == layers {
                     add(&mut self.profile.rows[id], next - before);
                     add(&mut self.profile.edges[id], nbrs.len() as u32);
@@ -250,29 +296,15 @@ impl EpochCounting {
 }
 
 /// Fails if a stop was requested.
-fn stopped(job: &Job) -> Result<()> {
+pub(super) fn stopped(job: &Job) -> Result<()> {
     if job.stop.is_asked() { Err(StrategyError::Stopped) } else { Ok(()) }
-}
-
-/// Seconds to read a feature row from disk, among many at random places.
-fn row_seconds(job: &Job) -> Result<f64> {
-    let rows = Arc::new(DiskRows::open_with(&job.dataset, job.out_of_core.io_block_bytes)?);
-    let (count, dim) = (rows.format().rows(), rows.format().dim());
-    let timed = TIMED_ROWS.min(count);
-    if timed == 0 || dim == 0 {
-        return Ok(0.0);
-    }
-    let nodes: Vec<NodeId> = (0..timed).map(|index| NodeId(mix(index) % count)).collect();
-    let (mut reader, mut values) = (rows.reader()?, vec![0.0; nodes.len() * dim]);
-    let started = Instant::now();
-    reader.read_all(&nodes, &[], &mut values, &job.pool)?;
-    Ok(started.elapsed().as_secs_f64() / timed as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use esker_sample::{Carry, Fanout, Form, InMemory, Sampler, Settings};
+    use esker_types::NodeId;
 
     /// Two layers: target 0 has neighbours 1 and 2; 1 has 3 and 4, 2 has 4 and 5.
     #[test]
@@ -283,7 +315,7 @@ mod tests {
         let fanouts = vec![Fanout::All; 2];
         let settings = Settings { seed: 1, fanouts, form: Form::Dense, carry: Carry::default() };
         let mut sampler = Sampler::new(&graph, settings, 1 << 30).unwrap();
-        let mut counting = EpochCounting::new(8, 2);
+        let mut counting = EpochCounting::new(8, 2, vec![1.0, 0.5]);
         let mut sample = Sample::default();
         // Rows of 1 and 2 are pushed, then fresh, then 1 is fresh no more.
         for (batch, seed) in [0, 0, 6].into_iter().enumerate() {
@@ -295,8 +327,10 @@ mod tests {
         assert_eq!(profile.accesses, [2, 3, 2, 3, 3, 2, 1, 0]);
         assert_eq!(profile.rows, [0, 2, 1, 0, 0, 0, 0, 0]);
         assert_eq!(profile.edges, [0, 2, 2, 0, 0, 0, 0, 0]);
-        assert_eq!(profile.computed, [0, 1, 1, 0, 0, 0, 0, 0]);
-        // Layer 0 writes the targets and their neighbours, layer 1 the targets.
-        assert_eq!((profile.all.rows, profile.all.edges, profile.all.computed), (16.0, 15.0, 11.0));
+        assert_eq!(profile.computed, [0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        // Layer 0 writes the targets and their neighbours, layer 1 the targets, which count half.
+        let all = profile.all;
+        assert_eq!((all.batches, all.rows, all.edges, all.computed), (3.0, 16.0, 15.0, 9.5));
+        assert_eq!(all.decided_edges, 5.0);
     }
 }

@@ -1,0 +1,110 @@
+//! What an epoch does with a history of some nodes, without training: it is sampled with their pulls, and the cache of
+//! feature rows is planned over what it accesses, with the memory that this history leaves.
+
+use super::profile::{OnTopology, first_hop_edges, on_topology, positions_of, sampling_threads, stopped};
+use super::{History, HistoryProfile, PullsAhead, SharedStamps, Stamps, weighted_rows};
+use crate::ginex::RowCacheSizes;
+use crate::{Job, Result};
+use esker_fetch::{AccessFile, PlanFile, StoredRow};
+use esker_plan::{Belady, EpochWork};
+use esker_sample::bulk::{BatchPulls, Bulk};
+use esker_sample::{Batches, NodeSet, Position, Topology};
+use esker_store::StoreError;
+use esker_types::{Dtype, NodeId, Unit};
+
+impl HistoryProfile {
+    /// Replays the profiled epoch with the history of a job, or without one.
+    pub fn replay(&self, job: &Job) -> Result<EpochWork> {
+        let ahead = History::of(job).map(|history| {
+            let stamps = self.stamps_of(&history.nodes);
+            PullsAhead::new(history, SharedStamps::new(stamps))
+        });
+        on_topology(job, self.epoch.memory_bytes, Replay { profile: self, ahead })
+    }
+
+    /// The stamps that a history of these nodes has before the epoch. A row is pushed whenever it is not pulled, so the
+    /// rows of other nodes make no difference to it.
+    fn stamps_of(&self, nodes: &NodeSet) -> Stamps {
+        let all = &self.epoch.stamps;
+        let members = (0..all.len()).filter(|node| nodes.slot(NodeId(*node as u64)).is_some());
+        Stamps { of_slot: members.map(|node| all[node]).collect(), batch: self.epoch.before + 1 }
+    }
+}
+
+struct Replay<'a> {
+    profile: &'a HistoryProfile,
+    ahead: Option<PullsAhead>,
+}
+
+impl OnTopology for Replay<'_> {
+    type Output = EpochWork;
+
+    fn run<T: Topology>(self, job: &Job, graph: &T, most_bytes: u64) -> Result<EpochWork> {
+        match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => self.epoch::<u64, T>(job, graph, most_bytes),
+            _ => self.epoch::<u32, T>(job, graph, most_bytes),
+        }
+    }
+}
+
+impl Replay<'_> {
+    fn epoch<W: StoredRow, T: Topology>(
+        mut self,
+        job: &Job,
+        graph: &T,
+        most_bytes: u64,
+    ) -> Result<EpochWork> {
+        let (sizes, threads) = (RowCacheSizes::of(job)?, sampling_threads(job, most_bytes));
+        let bulk: Bulk<'_, T, dyn Batches> =
+            Bulk { graph, batches: &*job.batches, settings: &job.settings, threads, most_bytes };
+        let positions = positions_of(job, self.profile.epoch.number);
+        job.progress.stage("replay a history", Some(positions.len() as u64), Unit::Count("batches"));
+        let mut work = EpochWork::default();
+        for superbatch in positions.chunks(sizes.superbatch().max(1) as usize) {
+            self.superbatch::<W, T>(job, &bulk, superbatch, &sizes, &mut work)?;
+        }
+        job.progress.finish();
+        Ok(work)
+    }
+
+    /// Samples some batches that are planned together, and plans them. A cache is empty before them.
+    fn superbatch<W: StoredRow, T: Topology>(
+        &mut self,
+        job: &Job,
+        bulk: &Bulk<'_, T, dyn Batches + '_>,
+        positions: &[Position],
+        sizes: &RowCacheSizes,
+        work: &mut EpochWork,
+    ) -> Result<()> {
+        let folder = &job.out_of_core.scratch;
+        std::fs::create_dir_all(folder).map_err(StoreError::io(folder))?;
+        let mut accesses = AccessFile::<W>::create(folder)?;
+        let decided = self.ahead.as_ref().map(|ahead| ahead.decide(bulk, positions)).transpose()?;
+        let is_pulled =
+            |at, index, _: NodeId| decided.as_ref().is_some_and(|decided| decided.is_pulled(at, index));
+        let pulls = decided.is_some().then_some(&is_pulled as &BatchPulls<'_>);
+        let mut sample_bytes = 0;
+        bulk.run_with_pulls(bulk.threads, positions.iter().copied(), pulls, |_, sample| {
+            accesses.append(&sample.node_ids, &[])?;
+            sample_bytes = sample_bytes.max(sample.bytes());
+            work.batches += 1.0;
+            work.rows += sample.node_ids.len() as f64;
+            work.edges += sample.edge_count() as f64;
+            work.computed += weighted_rows(sample, &self.profile.epoch.weights);
+            if let Some(ahead) = &mut self.ahead {
+                work.decided_edges += first_hop_edges(sample);
+                ahead.advance(sample);
+            }
+            job.progress.advance(1);
+            stopped(job)
+        })?;
+        accesses.close();
+        let slots = sizes.slots(job, accesses.largest(), sample_bytes)?;
+        let plan = PlanFile::create(&accesses)?;
+        let mut uses = plan.next_uses(0..positions.len() as u32)?;
+        let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, positions.len() as u32);
+        let tally = planner.plan(&mut &accesses, &mut uses, |_, _| Ok(()))?;
+        work.misses += (tally.accesses - tally.hits) as f64;
+        Ok(())
+    }
+}
