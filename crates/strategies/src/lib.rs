@@ -56,16 +56,18 @@ mod state;
 mod table;
 
 pub use batch::{
-    Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, Input, LiveRows, LiveTable,
-    NamedColumn, Pull, Push, Pushed,
+    Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, HiddenTable, Input, LiveRows,
+    LiveTable, NamedColumn, Pull, Push, Pushed,
 };
 pub use error::{Result, StrategyError};
-pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, choose_nodes};
+pub use history::{
+    HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, SavedWork, WorkCounts, choose_nodes,
+};
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
 pub use neighbours::{JobPartitioning, NeighbourPolicy};
-pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
+pub use outline::{BatchRoom, CachePolicy, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
 pub use table::{MemoryLine, MemoryTable};
@@ -114,6 +116,8 @@ pub struct Prepared {
     pub on_disk: Option<serde_json::Value>,
     /// How it divided the granted memory, as readable lines.
     pub notes: Vec<String>,
+    /// What it takes of the memory for caches and is known now, line by line.
+    pub caches: MemoryTable,
 }
 
 /// The strategies by name.

@@ -61,7 +61,7 @@ pub use config::{ChosenPartitioning, EvaluationMode, MetricName, OrderName, RunC
 pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use evaluate::evaluate_run;
-pub use history::{HistoryConfig, HistorySplit, USUAL_STALENESS, usual_staleness};
+pub use history::{HistoryConfig, HistoryHop, HistorySplit, USUAL_STALENESS, usual_staleness};
 pub use learner::{Learner, adjacency};
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
