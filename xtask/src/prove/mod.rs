@@ -12,6 +12,7 @@ pub mod io;
 pub mod kill;
 pub mod outre;
 pub mod outre_history;
+pub mod outre_safe;
 pub mod real;
 pub mod sample;
 pub mod skew;
@@ -191,6 +192,16 @@ pub const ITEMS: &[Item] = &[
         name: "outre-history",
         about: "accuracy, requested rows and seconds by staleness of a history",
         run: outre_history::full_history,
+    },
+    Item {
+        name: "outre-kill",
+        about: "SIGKILL at 50 random moments of partitioning, profiling and training: the same weights as memory with the same history",
+        run: outre_safe::full_kill,
+    },
+    Item {
+        name: "outre-budget",
+        about: "outre with features 4 times and topology twice as large as the cgroup: finishes inside its budget",
+        run: outre_safe::full_budget,
     },
     Item {
         name: "inference",
