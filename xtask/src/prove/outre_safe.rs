@@ -17,21 +17,21 @@ const KILLS_OF_A_RUN: u64 = 6;
 
 /// What a run does until it ends, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum RunStage {
     Partitioning,
     Profiling,
     Training,
 }
 
-const STAGES: [Stage; 3] = [Stage::Partitioning, Stage::Profiling, Stage::Training];
+const STAGES: [RunStage; 3] = [RunStage::Partitioning, RunStage::Profiling, RunStage::Training];
 
 /// The stage of a run, by what it has left on disk.
-fn stage(bench: &Bench, out: &str) -> Stage {
+fn stage(bench: &Bench, out: &str) -> RunStage {
     let run = bench.path(out);
     match (run.join("config.json").exists(), run.join("history.nodes").exists()) {
-        (false, _) => Stage::Partitioning,
-        (true, false) => Stage::Profiling,
-        (true, true) => Stage::Training,
+        (false, _) => RunStage::Partitioning,
+        (true, false) => RunStage::Profiling,
+        (true, true) => RunStage::Training,
     }
 }
 

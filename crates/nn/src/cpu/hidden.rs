@@ -75,20 +75,20 @@ fn halves(row: &[f32], columns: usize) -> &[f16] {
 
 /// Two rows as f32.
 #[derive(Default)]
-struct Scratch {
+struct RowScratch {
     before: Vec<f32>,
     after: Vec<f32>,
 }
 
 /// Replaces a row. Returns how far it moves, if it replaces one that counts.
-fn replace(stored: &mut [f32], row: &[f32], dtype: Dtype, replaces: bool, scratch: &mut Scratch) -> f64 {
+fn replace(stored: &mut [f32], row: &[f32], dtype: Dtype, replaces: bool, scratch: &mut RowScratch) -> f64 {
     if dtype == Dtype::F32 {
         let moved = if replaces { moved(stored, row) } else { 0.0 };
         stored.copy_from_slice(row);
         return moved;
     }
     let stored: &mut [f16] = &mut bytemuck::cast_slice_mut(stored)[..row.len()];
-    let Scratch { before, after } = scratch;
+    let RowScratch { before, after } = scratch;
     before.resize(row.len(), 0.0);
     after.resize(row.len(), 0.0);
     stored.convert_to_f32_slice(before);
@@ -121,7 +121,7 @@ impl HiddenRows for CpuHidden {
         assert_eq!((rows.rows(), rows.columns()), (slots.len(), self.shape.columns));
         assert_eq!(slots.len(), replaces.len(), "a mark a row");
         let (words, dtype) = (self.words(), self.shape.dtype);
-        let (stored, mut scratch) = (self.stored.values_mut(), Scratch::default());
+        let (stored, mut scratch) = (self.stored.values_mut(), RowScratch::default());
         // Added up in the order of rows.
         for (index, (slot, replaces)) in slots.iter().zip(replaces).enumerate() {
             let stored = &mut stored[*slot as usize * words..][..words];
