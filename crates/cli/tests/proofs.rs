@@ -5,7 +5,7 @@ use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
     Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_accuracy,
-    outre_gpu, outre_history, outre_split, real, sample, skew, stripe, threads, train, whole_run,
+    outre_gpu, outre_history, outre_safe, outre_split, real, sample, skew, stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -298,5 +298,22 @@ fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     match outre::wordnet(&bench).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),
+    }
+}
+
+#[test]
+fn killed_outre_goes_on_and_ends_as_memory_with_the_same_history() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    let found = outre_safe::killed(&bench, "3", 9, 3).unwrap();
+    println!("{found:#}");
+    assert_eq!(found["kills"].as_u64().unwrap(), 9);
+}
+
+#[test]
+fn outre_trains_on_far_more_than_its_memory_group_holds() {
+    match Group::create(1 << 30) {
+        Ok(_) => println!("{:#}", outre_safe::far_beyond_memory(&bench(), 92 << 20, "2", "100").unwrap()),
+        Err(error) => println!("skipped: {error:#}"),
     }
 }

@@ -88,6 +88,20 @@ fn outre_chooses_its_history_and_memory_takes_it() {
     let shown = esker(at, "train --resume --out half").output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("history"), "{shown}");
+    // Rows of every layer, rounded, and a cache with rows that stay.
+    let deep = flags.replace("5,5", "5,4,3") + " --history-dtype f16 --staleness 9";
+    let rows = "--history-rows 0.5 --history-hop all";
+    let outre = json(at, &format!("train g --strategy outre --cache static {rows} {deep} --out deep"));
+    let twin = json(at, &format!("train g --order groups --history-set deep {deep} --out deep-twin"));
+    assert_eq!(twin["loss_digest"], outre["loss_digest"]);
+    let history = &outre["epochs"][2]["history"];
+    for key in ["pulls", "refreshed", "mean_drift"] {
+        assert!(history[key].as_f64().unwrap() > 0.0, "{key}: {history}");
+    }
+    assert!(
+        history["saved"]["with"]["edges"].as_u64() < history["saved"]["without"]["edges"].as_u64(),
+        "{history}"
+    );
     for (words, code, said) in [
         ("--history-rows 1.5", 2, "a share of the nodes"),
         ("--staleness 5", 2, "--staleness has no effect with no history"),
@@ -97,6 +111,13 @@ fn outre_chooses_its_history_and_memory_takes_it() {
         ("--history-set nowhere", 1, "nowhere"),
         ("--strategy outre --staleness 5 --fanout 5 --layers 1", 2, "--layers 2"),
         ("--strategy outre --staleness 5 --form shadow", 2, "--form dense"),
+        ("--strategy outre --staleness 5 --form layered", 2, "of form layered and have 2 layers"),
+        ("--history-rows 10 --history-hop 2", 2, "--layers 3 or more"),
+        ("--history-rows 10 --history-hop 3", 2, "write 1, 2 or all"),
+        ("--history-rows 10 --history-dtype i8", 2, "--history-dtype f32 or f16"),
+        ("--history-hop all", 2, "--history-hop has no effect with no history"),
+        ("--history-dtype f16", 2, "--history-dtype has no effect with no history"),
+        ("--cache static", 2, "--cache has no effect with --strategy memory"),
     ] {
         check_refusal(at, &format!("train g {words} --batch 50 --out refused"), code, said);
     }

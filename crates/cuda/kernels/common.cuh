@@ -67,3 +67,25 @@ template <int G> __device__ __forceinline__ float group_sum(float value) {
 #define FOR_SHAPES(KERNEL) \
     KERNEL(32, 4, 4) KERNEL(32, 2, 4) KERNEL(32, 1, 4) KERNEL(16, 1, 4) KERNEL(8, 1, 4) KERNEL(4, 1, 4) \
     KERNEL(2, 1, 4) KERNEL(1, 1, 4) KERNEL(32, 4, 1) KERNEL(8, 1, 1)
+
+typedef unsigned short u16;
+
+// What stored bits are as f32, to the bit as esker_fetch::RowFormat::convert has it.
+struct Single {
+    typedef u32 Bits;
+    static const bool scaled = false;
+    static __device__ __forceinline__ float value(u32 bits) { return __uint_as_float(bits); }
+};
+
+struct Half {
+    typedef u16 Bits;
+    static const bool scaled = false;
+    static __device__ __forceinline__ float value(u32 bits) {
+        u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+        // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the multiplication as well, exactly.
+        u32 finite = __float_as_uint(__uint_as_float(size << 13) * 0x1p112f);
+        // NaNs are marked quiet and keeps the rest of its bits.
+        u32 other = 0x7f800000u | (size & 0x3ffu) << 13 | (size > 0x7c00u ? 0x400000u : 0u);
+        return __uint_as_float(sign | (size < 0x7c00u ? finite : other));
+    }
+};

@@ -4,28 +4,7 @@
 // and the row is zeros. Four numbers a lane where the width allows it: what is
 // written is the most of the traffic and goes in packs of 16 bytes, and lanes of a row read without gaps.
 
-typedef unsigned short u16;
 typedef unsigned char u8;
-
-// What stored bits are as f32, to the bit as esker_fetch::RowFormat::convert has it.
-struct Single {
-    typedef u32 Bits;
-    static const bool scaled = false;
-    static __device__ __forceinline__ float value(u32 bits) { return __uint_as_float(bits); }
-};
-
-struct Half {
-    typedef u16 Bits;
-    static const bool scaled = false;
-    static __device__ __forceinline__ float value(u32 bits) {
-        u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-        // The exponent of f32 is 112 larger; numbers below the normal ones are made right by the multiplication as well, exactly.
-        u32 finite = __float_as_uint(__uint_as_float(size << 13) * 0x1p112f);
-        // NaNs are marked quiet and keeps the rest of its bits.
-        u32 other = 0x7f800000u | (size & 0x3ffu) << 13 | (size > 0x7c00u ? 0x400000u : 0u);
-        return __uint_as_float(sign | (size < 0x7c00u ? finite : other));
-    }
-};
 
 struct Brain {
     typedef u16 Bits;

@@ -30,6 +30,7 @@ pub const SOURCES: &[Source] = sources![
     "aggregate.cu",
     "attention.cu",
     "adjacency.cu",
+    "hidden.cu",
     "loss.cu",
     "norm.cu",
     "part.cu",

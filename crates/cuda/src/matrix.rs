@@ -127,12 +127,21 @@ impl Gpu {
     pub fn read(&self, matrix: &DeviceMatrix, first: usize, values: &mut [f32]) {
         let start = first * matrix.columns;
         assert!(start + values.len() <= matrix.count());
+        let from = matrix.address() + start as u64 * 4;
+        // SAFETY: the matrix has this many numbers after this position.
+        unsafe { self.read_bytes(from, bytemuck::cast_slice_mut(values)) };
+    }
+
+    /// Copies bytes from a device address into host memory, in the order of the compute stream. Waits for them.
+    ///
+    /// # Safety
+    /// The address must be memory of the pool with at least this many bytes.
+    pub(crate) unsafe fn read_bytes(&self, from: u64, bytes: &mut [u8]) {
         self.attempt(|| {
-            let from = matrix.address() + start as u64 * 4;
-            let (to, stream) = (values.as_mut_ptr().cast(), self.inner().compute.handle());
+            let (to, stream) = (bytes.as_mut_ptr().cast(), self.inner().compute.handle());
             // SAFETY: both have this many bytes, and the host's are borrowed until the copy is done.
             unsafe {
-                done(COPYING, sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(values), stream))?;
+                done(COPYING, sys::cuMemcpyDtoHAsync_v2(to, from, bytes.len(), stream))?;
                 done(COPYING, sys::cuStreamSynchronize(stream))
             }
         });

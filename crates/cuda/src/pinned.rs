@@ -263,14 +263,14 @@ impl Drop for Pinned {
     }
 }
 
-/// Host memory of exactly the requested size that the GPU's threads read. It is not pooled: dropping returns it to the
+/// Host memory of exactly the requested size that the GPU's threads read and write. It is not pooled: dropping returns it to the
 /// system.
 pub(crate) struct PinnedRegion {
     start: NonNull<u8>,
     bytes: usize,
     /// Its address for the GPU's threads.
     address: u64,
-    /// When kernels that read it are done.
+    /// When kernels that use it are done.
     read_until: Mutex<Option<Event>>,
     inner: Arc<Inner>,
 }
@@ -319,7 +319,27 @@ impl PinnedRegion {
         Ok(())
     }
 
-    /// Records that kernels before the event read it.
+    /// Sets every byte to 0.
+    pub fn clear(&mut self) -> Result<()> {
+        self.wait()?;
+        // SAFETY: the memory is ours, the device does not use it, the borrow is unique.
+        unsafe { ptr::write_bytes(self.start.as_ptr(), 0, self.bytes) };
+        Ok(())
+    }
+
+    /// Copies bytes, starting at offset `at`. Waits for kernels that use the memory, and they must not write it meanwhile.
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
+        assert!(at <= self.bytes && to.len() <= self.bytes - at, "bytes inside the memory");
+        let event = self.read_until.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(event) = event {
+            self.inner.bind().and_then(|()| event.synchronize())?;
+        }
+        // SAFETY: the memory is ours and large enough after `at`, and nobody writes it: kernels are done.
+        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr().add(at), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Records that kernels before the event use it.
     pub fn read_until(&self, event: Event) {
         *self.read_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }

@@ -7,10 +7,12 @@
 mod adjacency;
 mod cache;
 mod error;
+mod hidden;
 
 pub use adjacency::{Adjacency, AdjacencyShape};
 pub use cache::{BatchOf, MissedOf, RowCache};
 pub use error::{DeviceError, Result};
+pub use hidden::{HiddenRows, HiddenShape};
 
 use esker_types::StoredRows;
 use std::sync::Arc;
@@ -57,6 +59,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     type HostRows: HostRows;
     /// A row cache for all batches; [`std::convert::Infallible`] if host memory is as good.
     type Cache: RowCache;
+    /// Hidden rows that steps exchange.
+    type Hidden: HiddenRows<Matrix = Self::Matrix>;
     /// A loss or a norm.
     type Number: Deferred + 'static;
     /// Training steps that may be submitted to the device before the loss of the first is waited for; 0 for a
@@ -95,6 +99,9 @@ pub trait Device: Clone + Send + Sync + 'static {
     }
     /// Assembles the rows of a batch from a cache and from missed rows. Work on other batches may continue meanwhile.
     fn assemble(&self, batch: BatchOf<Self>, columns: usize) -> Self::Matrix;
+
+    /// A store of hidden rows. An error if there is too little memory.
+    fn hidden_rows(&self, shape: HiddenShape) -> Result<Self::Hidden>;
 
     /// A matrix with unspecified content.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;

@@ -5,8 +5,8 @@ use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
     Adding, AttentionCall, AttentionMore, AttentionState, Columns, DeviceActivation, DeviceAdjacency,
-    DeviceDropout, DeviceMatrix, DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending, Pinned,
-    StagedAdjacency, TieredBatch, TieredRows, UpdatedMatrix,
+    DeviceDropout, DeviceHidden, DeviceMatrix, DevicePost, DeviceRule, Gathering, Gpu, LossTargets, Pending,
+    Pinned, StagedAdjacency, TieredBatch, TieredRows, UpdatedMatrix,
 };
 use esker_plan::Placements;
 use esker_types::StoredRows;
@@ -33,6 +33,12 @@ pub struct CudaBatch(TieredBatch);
 
 /// Rows cached on the GPU and in pinned memory.
 pub struct CudaCache(Arc<TieredRows>);
+
+/// Hidden rows on the GPU and in pinned memory.
+pub struct CudaHidden {
+    rows: DeviceHidden,
+    shape: HiddenShape,
+}
 
 /// Pinned memory for rows in their stored form.
 pub struct CudaBytes {
@@ -118,6 +124,34 @@ impl RowCache for CudaCache {
     }
 }
 
+impl HiddenRows for CudaHidden {
+    type Matrix = CudaMatrix;
+
+    fn shape(&self) -> HiddenShape {
+        self.shape
+    }
+
+    fn pull(&self, slots: &[u32], to: &mut CudaMatrix) {
+        self.rows.pull(slots, &mut to.0);
+    }
+
+    fn push(&mut self, rows: &CudaMatrix, slots: &[u32], replaces: &[bool]) {
+        self.rows.push(&rows.0, slots, replaces);
+    }
+
+    fn drift(&self) -> Result<f64, DeviceError> {
+        self.rows.drift().map_err(DeviceError::failed)
+    }
+
+    fn read(&self, first: u64, stored: &mut [u8]) {
+        self.rows.read(first, stored);
+    }
+
+    fn write(&mut self, first: u64, stored: &[u8]) {
+        self.rows.write(first, stored);
+    }
+}
+
 impl Deferred for CudaNumber {
     fn wait(self) -> Result<f64, DeviceError> {
         let found = self.pending.wait().map_err(DeviceError::failed)?;
@@ -177,6 +211,7 @@ impl Device for CudaBackend {
     type StagedGraph = StagedAdjacency;
     type HostRows = CudaRows;
     type Cache = CudaCache;
+    type Hidden = CudaHidden;
     type Number = CudaNumber;
     /// One being computed, and one whose rows are being uploaded.
     const STEPS_IN_FLIGHT: usize = 2;
@@ -229,6 +264,12 @@ impl Device for CudaBackend {
         let assembled = batch.0.upload();
         self.gpu.begin_step();
         CudaMatrix(assembled)
+    }
+
+    fn hidden_rows(&self, shape: HiddenShape) -> Result<CudaHidden, DeviceError> {
+        let (slots, on_device) = (shape.slots, shape.device_slots());
+        let rows = DeviceHidden::new(&self.gpu, on_device, slots - on_device, shape.columns, shape.dtype);
+        Ok(CudaHidden { rows: rows.map_err(DeviceError::failed)?, shape })
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CudaMatrix {

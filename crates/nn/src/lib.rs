@@ -26,13 +26,13 @@ mod whole;
 
 pub use backend::*;
 pub use config::{Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind};
-pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuMatrix, Ready, best_matmul_rate};
-pub use cuda::{CudaBackend, CudaBytes, CudaCache, CudaGraph, CudaMatrix, CudaNumber, CudaRows};
+pub use cpu::{CpuBackend, CpuCounters, CpuGraph, CpuHidden, CpuMatrix, Ready, best_matmul_rate};
+pub use cuda::{CudaBackend, CudaBytes, CudaCache, CudaGraph, CudaHidden, CudaMatrix, CudaNumber, CudaRows};
 pub use error::{NnError, Result};
 pub use esker_cuda::Precision;
 pub use esker_device::{
-    Adjacency, AdjacencyShape, BatchOf, Deferred, Device, DeviceError, HostBytes, HostRows, MissedOf,
-    RowCache, Shape,
+    Adjacency, AdjacencyShape, BatchOf, Deferred, Device, DeviceError, HiddenRows, HiddenShape, HostBytes,
+    HostRows, MissedOf, RowCache, Shape,
 };
 /// Fixed workspace of matmuls on a GPU, whatever their size.
 pub const DEVICE_MATMUL_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;

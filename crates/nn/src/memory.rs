@@ -21,10 +21,10 @@ pub struct StepShape {
     pub degrees: bool,
     /// Whether the gradient of the input rows is needed.
     pub input_gradient: bool,
-    /// Rows of a layer's input that are replaced.
-    pub pulled: Option<ExchangedRows>,
-    /// Rows of a layer's input that are copied, and stay until the step is over.
-    pub pushed: Option<ExchangedRows>,
+    /// Rows of layers' inputs that are replaced, at most one entry per layer.
+    pub pulled: Vec<ExchangedRows>,
+    /// Rows of layers' inputs that are copied, and stay until the step is over.
+    pub pushed: Vec<ExchangedRows>,
     /// The device whose memory is counted.
     pub memory: MemoryOf,
 }
@@ -132,23 +132,23 @@ fn one_step(
 ) -> Result<()> {
     let mut copies = Vec::new();
     let exchanged: Vec<usize> =
-        [shape.pulled, shape.pushed].into_iter().flatten().map(|exchanged| exchanged.layer).collect();
+        shape.pulled.iter().chain(&shape.pushed).map(|exchanged| exchanged.layer).collect();
     let activations = model.forward_with(graphs, input, 0, &exchanged, |layer, hidden| {
-        let of = |rows: Option<ExchangedRows>| rows.filter(|exchanged| exchanged.layer == layer);
+        let of = |rows: &[ExchangedRows]| rows.iter().copied().find(|exchanged| exchanged.layer == layer);
         // The rows, and the number and slot of each.
         let copy = |rows: usize| [counting.matrix(rows, hidden.columns), counting.matrix(rows, 2)];
-        if let Some(pulled) = of(shape.pulled) {
+        if let Some(pulled) = of(&shape.pulled) {
             // Rows that are not computed are put before the others, in a copy of these, with the index of each.
             copies.push([counting.matrix(hidden.rows, hidden.columns), counting.matrix(hidden.rows, 1)]);
             drop(copy(pulled.rows));
         }
-        copies.extend(of(shape.pushed).map(|pushed| copy(pushed.rows)));
+        copies.extend(of(&shape.pushed).map(|pushed| copy(pushed.rows)));
     });
     let classes = vec![0; shape.seeds];
     let (_, gradient) = model.loss(activations.logits(), &classes, Labels::Classes(&classes))?;
     let of_input = shape.input_gradient;
     model.backward_with(graphs, input, activations, gradient, of_input, |layer, gradient| {
-        if shape.pulled.is_some_and(|pulled| pulled.layer == layer) {
+        if shape.pulled.iter().any(|pulled| pulled.layer == layer) {
             drop([counting.matrix(gradient.rows, gradient.columns), counting.matrix(gradient.rows, 1)]);
         }
     });
@@ -300,12 +300,44 @@ impl HostRows for CountedMatrix {
     }
 }
 
+/// Stores of hidden rows are counted by their owner.
+enum NoHidden {}
+
+impl HiddenRows for NoHidden {
+    type Matrix = CountedMatrix;
+
+    fn shape(&self) -> HiddenShape {
+        match *self {}
+    }
+
+    fn pull(&self, _: &[u32], _: &mut CountedMatrix) {
+        match *self {}
+    }
+
+    fn push(&mut self, _: &CountedMatrix, _: &[u32], _: &[bool]) {
+        match *self {}
+    }
+
+    fn drift(&self) -> Result<f64, DeviceError> {
+        match *self {}
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) {
+        match *self {}
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) {
+        match *self {}
+    }
+}
+
 impl Device for Counting {
     type Matrix = CountedMatrix;
     type Graph = CountedGraph;
     type StagedGraph = CountedGraph;
     type HostRows = CountedMatrix;
     type Cache = Infallible;
+    type Hidden = NoHidden;
     type Number = Ready;
     const STEPS_IN_FLIGHT: usize = 0;
 
@@ -333,6 +365,10 @@ impl Device for Counting {
         match batch {}
     }
 
+    fn hidden_rows(&self, _: HiddenShape) -> Result<NoHidden, DeviceError> {
+        unreachable!("a step is counted, and not what it exchanges with")
+    }
+
     fn matrix(&self, rows: usize, columns: usize) -> CountedMatrix {
         CountedMatrix { rows, columns, _held: self.hold(rows * columns) }
     }
@@ -351,8 +387,8 @@ impl Device for Counting {
             seeds: 0,
             degrees: !lists.input_degrees.is_empty(),
             input_gradient: false,
-            pulled: None,
-            pushed: None,
+            pulled: Vec::new(),
+            pushed: Vec::new(),
             memory: self.memory,
         };
         self.counted_graph(&shape, 0)

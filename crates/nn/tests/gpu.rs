@@ -507,3 +507,62 @@ fn a_warm_step_takes_no_memory_from_the_driver() {
     assert_eq!(first, (run(), run()));
     assert_eq!(backend.gpu().allocations(), before);
 }
+
+#[test]
+fn hidden_rows_are_kept_in_both_tiers_as_the_cpu_would() {
+    let Some(gpu) = backend("hidden rows") else { return };
+    let cpu = CpuBackend::new();
+    for dtype in [Dtype::F32, Dtype::F16] {
+        for (columns, slots, device) in [(1, 40, 7), (24, 1000, 1000), (33, 500, 0), (256, 3000, 1100)] {
+            let shape = HiddenShape { slots, columns, dtype, device_bytes: 0 };
+            let device_bytes = device * shape.row_bytes().next_multiple_of(4) as u64;
+            let shape = HiddenShape { device_bytes, ..shape };
+            assert_eq!(shape.device_slots(), device);
+            let (mut found, mut expected) =
+                (gpu.hidden_rows(shape).unwrap(), cpu.hidden_rows(shape).unwrap());
+            for turn in 0..5u32 {
+                let chosen: Vec<u32> =
+                    (0..slots as u32).filter(|slot| (slot * 7 + turn) % 5 < 2 + turn % 2).collect();
+                let replaces: Vec<bool> = chosen.iter().map(|slot| (slot + turn) % 4 > 0).collect();
+                let value = |index: usize| match (index + turn as usize) % 11 {
+                    0 => 0.0,
+                    1 => 1e6,
+                    2 => 3e-8,
+                    _ => ((index * 37 + turn as usize * 11) % 1000) as f32 / 250.0 - 2.0,
+                };
+                let values: Vec<f32> = (0..chosen.len() * columns).map(value).collect();
+                let mut rows = gpu.matrix(chosen.len(), columns);
+                gpu.write(&mut rows, 0, &values);
+                found.push(&rows, &chosen, &replaces);
+                let mut rows = cpu.matrix(chosen.len(), columns);
+                cpu.write(&mut rows, 0, &values);
+                expected.push(&rows, &chosen, &replaces);
+            }
+            let all: Vec<u32> = (0..slots as u32).rev().collect();
+            let mut pulled = gpu.matrix(all.len(), columns);
+            found.pull(&all, &mut pulled);
+            let mut twin = cpu.matrix(all.len(), columns);
+            expected.pull(&all, &mut twin);
+            assert_eq!(self::values(&gpu, &pulled), twin.values(), "{dtype} {columns} {slots} {device}");
+            let (moved, twin_moved) = (found.drift().unwrap(), expected.drift().unwrap());
+            assert!(
+                twin_moved > 0.0 && (moved - twin_moved).abs() < 1e-9 * twin_moved,
+                "{moved} {twin_moved}"
+            );
+            // As stored, in parts that cross the border between the tiers.
+            let bytes = shape.row_bytes();
+            let (mut stored, mut twin) = (vec![0; slots as usize * bytes], vec![0; slots as usize * bytes]);
+            found.read(0, &mut stored);
+            expected.read(0, &mut twin);
+            assert!(stored == twin);
+            let mut copy = gpu.hidden_rows(shape).unwrap();
+            let third = slots as usize / 3;
+            for first in (0..slots as usize).step_by(third) {
+                copy.write(first as u64, &stored[first * bytes..(first + third).min(slots as usize) * bytes]);
+            }
+            let mut again = vec![0; stored.len()];
+            copy.read(0, &mut again);
+            assert!(again == stored);
+        }
+    }
+}

@@ -131,8 +131,8 @@ fn no_more_memory_is_held_than_was_said() {
                 seeds: job.rows.len(),
                 degrees: true,
                 input_gradient: false,
-                pulled: None,
-                pushed: None,
+                pulled: Vec::new(),
+                pushed: Vec::new(),
                 memory: MemoryOf::Host { threads: 2 },
             };
             let said = memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap();
@@ -177,8 +177,8 @@ fn steps_that_exchange_rows_hold_no_more_than_was_said() {
                 seeds: job.rows.len(),
                 degrees: true,
                 input_gradient: true,
-                pulled: Some(exchanged),
-                pushed: Some(exchanged),
+                pulled: vec![exchanged],
+                pushed: vec![exchanged],
                 memory: MemoryOf::Host { threads: 2 },
             };
             let said = memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap();
@@ -222,8 +222,8 @@ fn inference_holds_no_more_than_was_said_and_agrees_with_a_step_without_dropout(
                 seeds: 1,
                 degrees: true,
                 input_gradient: false,
-                pulled: None,
-                pushed: None,
+                pulled: Vec::new(),
+                pushed: Vec::new(),
                 memory: MemoryOf::Host { threads },
             };
             memory_bytes(&config, &OptimizerConfig::default(), INPUT, OUTPUT, &shape).unwrap()

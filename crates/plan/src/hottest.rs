@@ -172,7 +172,8 @@ mod tests {
                     scope.spawn(move || some.iter().for_each(|batch| several.see(batch)));
                 }
             });
-            prop_assert_eq!(several.close().slots(), one.slots());
+            let several = several.close();
+            prop_assert_eq!(several.slots(), one.slots());
         }
 
         #[test]

@@ -1,7 +1,8 @@
 //! Pure decisions: which rows a cache has, and when they change.
 //!
 //! [`Belady`] plans a cache whose future is known (Ginex section 3.4). [`Lru`] and [`Fixed`] are its baselines.
-//! [`TopByScore`] takes the best candidates under a budget without sorting (Ginex section 3.2). [`Hottest`] ranks rows
+//! [`StaticRows`] plans one that has the same
+//! rows for a run. [`TopByScore`] takes the best candidates under a budget without sorting (Ginex section 3.2). [`Hottest`] ranks rows
 //! by accesses. [`SegmentSizes`] and [`SegmentRows`] cut batches into segments that share rows on disk (DiskGNN section
 //! 5.1). [`choose_segment`] and [`is_worth_packing_again`] decide what is packed and when. Nothing here opens a file,
 //! starts a thread or reads a clock. Accesses come from an [`AccessTrace`], intermediate results go to [`NextUses`],
@@ -20,6 +21,7 @@ mod policies;
 mod score;
 mod segments;
 mod split;
+mod static_rows;
 
 pub use access::{AccessTrace, Row};
 pub use belady::{Belady, NextUses, PlanTally, RequestCount};
@@ -36,3 +38,4 @@ pub use split::{
     CacheSplit, EpochWork, HistorySaving, SplitTask, WorkSeconds, best_replayed, best_split, fitted_line,
     splits,
 };
+pub use static_rows::StaticRows;

@@ -15,8 +15,8 @@ const QUEUE: usize = 2;
 /// Samples per thread: those that are ready, the one being made and the one being read.
 const SAMPLES: usize = QUEUE + 2;
 
-/// Whether a neighbour of targets is pulled: the batch, the index among the nodes of hop 1, the node.
-pub type BatchPulls<'a> = dyn Fn(Position, usize, NodeId) -> bool + Sync + 'a;
+/// Whether a node is pulled: the batch, the hop, the index among the nodes of that hop, the node.
+pub type BatchPulls<'a> = dyn Fn(Position, usize, usize, NodeId) -> bool + Sync + 'a;
 
 /// What to sample.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
         self.run_with_pulls(threads, positions, None, take)
     }
 
-    /// The same. `pulls` decides which neighbours of targets are pulled.
+    /// The same. `pulls` decides which nodes are pulled.
     pub fn run_with_pulls<E: From<crate::SampleError>>(
         &self,
         threads: usize,
@@ -144,7 +144,7 @@ impl<T: Topology, B: Batches + ?Sized> Bulk<'_, T, B> {
             let result = result.and_then(|()| match pulls {
                 None => sampler.sample(at, &seeds, &mut sample),
                 Some(pulls) => {
-                    let of_batch = &mut |index: usize, node: NodeId| pulls(at, index, node);
+                    let of_batch = &mut |hop: usize, index: usize, node: NodeId| pulls(at, hop, index, node);
                     sampler.sample_with_pulls(at, &seeds, of_batch, &mut sample)
                 }
             });

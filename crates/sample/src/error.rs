@@ -1,6 +1,6 @@
 use crate::Direction;
 use esker_store::StoreError;
-use esker_types::{ByteCount, ErrorKind};
+use esker_types::{ByteCount, ErrorKind, counted};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -63,7 +63,8 @@ pub enum SampleError {
     NoRelations,
     /// Pulled nodes in a sample that cannot have them.
     #[error(
-        "a history needs samples of form dense and at least two layers, and these are of form {form:?} and {layers} layers; use --form dense and --layers 2 or more, or train without a history"
+        "a history needs samples of form dense and at least two layers, and these are of form {form} and have {}; use --form dense and --layers 2 or more, or train without a history",
+        counted(*layers as u64, "layer", "layers")
     )]
     Pulls {
         /// The form.

@@ -53,6 +53,15 @@ impl Section {
     }
 }
 
+/// Pulled nodes of a hop.
+#[derive(Debug, Default)]
+pub(crate) struct PulledNodes {
+    /// Their local indices, ascending.
+    pub nodes: Vec<u32>,
+    /// Their neighbours. Those of the other nodes of the hop are in the section of its depth.
+    pub section: Section,
+}
+
 /// A batch in order of discovery.
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
@@ -64,10 +73,8 @@ pub(crate) struct Discovered {
     pub sections: Vec<Section>,
     /// Known degrees by node: of all hops but the deepest, or of all.
     pub degrees: Vec<u32>,
-    /// Pulled nodes of hop 1, by their local indices, ascending.
-    pub pulled: Vec<u32>,
-    /// Their neighbours. Those of the other nodes of hop 1 are in section 1.
-    pub pulled_section: Section,
+    /// Pulled nodes by hop, from hop 1 on. Those of hops that have none may be missing.
+    pub pulled: Vec<PulledNodes>,
     /// The canonical local index of each node, if some are pulled.
     order: Vec<u32>,
     /// The local index of each seed node.
@@ -79,7 +86,18 @@ impl Discovered {
     pub fn bytes(&self) -> u64 {
         let sections: u64 = self.sections.iter().map(Section::bytes).sum();
         let words = held(&self.nodes) + held(&self.seeds) + held(&self.degrees) + held(&self.hop_starts);
-        words + held(&self.pulled) + held(&self.order) + self.pulled_section.bytes() + sections
+        let pulled: u64 = self.pulled.iter().map(|of| held(&of.nodes) + of.section.bytes()).sum();
+        words + held(&self.pulled) + held(&self.order) + pulled + sections
+    }
+
+    /// The nodes that are pulled at a hop.
+    pub fn pulled_at(&self, hop: usize) -> &[u32] {
+        hop.checked_sub(1).and_then(|index| self.pulled.get(index)).map_or(&[], |of| &of.nodes)
+    }
+
+    /// Whether any node is pulled.
+    pub fn has_pulled(&self) -> bool {
+        self.pulled.iter().any(|of| !of.nodes.is_empty())
     }
 
     /// Forgets the batch before.
@@ -87,16 +105,18 @@ impl Discovered {
         self.nodes.clear();
         self.hop_starts.clear();
         self.degrees.clear();
-        self.pulled.clear();
-        self.pulled_section.clear();
+        for of in &mut self.pulled {
+            of.nodes.clear();
+            of.section.clear();
+        }
         self.seeds.clear();
     }
 
     /// Writes the batch to `out`, in canonical order.
     pub fn assemble(&mut self, form: Form, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
-        match self.pulled.is_empty() {
-            true => self.assemble_hops(form, out, ledger),
-            false => self.assemble_levels(out, ledger),
+        match self.has_pulled() {
+            true => self.assemble_levels(out, ledger),
+            false => self.assemble_hops(form, out, ledger),
         }
     }
 
@@ -138,8 +158,8 @@ impl Discovered {
 }
 
 impl Discovered {
-    /// Writes a DENSE batch with pulled nodes: these come after the nodes of hop 2, so their indices do not shift with
-    /// their hop, and each node has its own.
+    /// Writes a DENSE batch with pulled nodes: these come after the nodes of the next hop, so their indices do not shift
+    /// with their hop, and each node has its own.
     fn assemble_levels(&mut self, out: &mut Sample, ledger: &mut Ledger) -> Result<()> {
         let layers = self.hop_starts.len() - 2;
         out.clear(Form::Dense, 1);
@@ -147,18 +167,22 @@ impl Discovered {
         ledger.reserve_exact(&mut out.node_id_offsets, layers + 2)?;
         ledger.reserve_exact(&mut out.seeds, self.seeds.len())?;
         ledger.extend_to(&mut self.order, self.nodes.len(), 0)?;
-        out.pulled = self.pulled.len() as u32;
+        let last = self.pulled.iter().rposition(|of| !of.nodes.is_empty()).map_or(0, |last| last + 1);
+        ledger.reserve_exact(&mut out.pulled, last)?;
+        out.pulled.extend(self.pulled[..last].iter().map(|of| of.nodes.len() as u32));
         out.node_id_offsets.push(0);
         for depth in (0..=layers).rev() {
             self.list_level(depth, out);
             out.node_id_offsets.push(out.node_ids.len() as u32);
         }
         out.seeds.extend(self.seeds.iter().map(|index| LocalIndex(self.order[*index as usize])));
-        let Discovered { sections, pulled_section, order, .. } = &*self;
-        // Pulled nodes follow those of hop 2, and have neighbours if those have.
-        let before_pulled = sections[..layers].iter().skip(2).rev();
-        let pulled = (layers > 2).then_some(pulled_section).into_iter();
-        let all: Vec<&Section> = before_pulled.chain(pulled).chain(sections[..2].iter().rev()).collect();
+        let Discovered { sections, pulled, order, .. } = &*self;
+        // Nodes that are pulled at a hop follow those of the next one, and have neighbours if those have.
+        let of_depth = |depth: usize| {
+            let pulled = depth.checked_sub(2).and_then(|index| pulled.get(index));
+            [Some(&sections[depth]), pulled.map(|of| &of.section)].into_iter().flatten()
+        };
+        let all: Vec<&Section> = (0..layers).rev().flat_map(of_depth).collect();
         ledger.reserve_exact(
             &mut out.degrees,
             self.degrees.len() + all.iter().map(|section| section.degrees.len()).sum::<usize>(),
@@ -177,7 +201,7 @@ impl Discovered {
         Ok(())
     }
 
-    /// Appends the nodes of a level: those of hop `depth`, without pulled ones; after those of hop 2, the pulled ones.
+    /// Appends the nodes of a level: those of hop `depth` that are not pulled, then those that are pulled at the hop before.
     fn list_level(&mut self, depth: usize, out: &mut Sample) {
         let Discovered { nodes, hop_starts, order, pulled, .. } = self;
         let mut list = |index: u32| {
@@ -185,16 +209,15 @@ impl Discovered {
             out.node_ids.push(nodes[index as usize]);
         };
         let own = hop_starts[depth]..hop_starts[depth + 1];
-        match depth {
-            1 => {
-                let mut left_out = pulled.iter().copied().peekable();
+        let pulled_at = |below: usize| depth.checked_sub(below).and_then(|index| pulled.get(index));
+        match pulled_at(1) {
+            Some(of) => {
+                let mut left_out = of.nodes.iter().copied().peekable();
                 own.filter(|index| left_out.next_if_eq(index).is_none()).for_each(&mut list);
             }
-            _ => own.for_each(&mut list),
+            None => own.for_each(&mut list),
         }
-        if depth == 2 {
-            pulled.iter().copied().for_each(&mut list);
-        }
+        pulled_at(2).into_iter().flat_map(|of| &of.nodes).copied().for_each(&mut list);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory of sampling: bounded before a run starts, enforced while it runs, counted afterwards.
 
+use crate::found::PulledNodes;
 use crate::relabel::{DirectTable, HashedTable};
 use crate::sampler::{DIRECT_PART, longest_drawn, wave_entries_at_most, wave_nodes, waves_at_once};
 use crate::{Fanout, Form, Result, Sample, SampleError, Settings};
@@ -150,13 +151,14 @@ impl Bound {
         }
         let carried = carried_bytes(settings);
         let sample_bytes = sum(&[(edges, 4 + carried), (total, 8 + 4), (offsets + blocks, 4), (batch, 4)])
-            .saturating_add(settings.fanouts.len() as u64 * 4 + 8);
+            .saturating_add(settings.fanouts.len() as u64 * 8 + 8);
         let waves = waves_at_once(threads) as u64;
         // Arrays grow by doubling, and each keeps its largest size. Nodes, new nodes, degrees, the frontier; which nodes
         // are pulled, and the order of nodes if some are.
         let doubled =
             sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 8 + 8), (batch, 4)])
-                .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]));
+                .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]))
+                .saturating_add(sum(&[(settings.fanouts.len() as u64, size_of::<PulledNodes>() as u64)]));
         let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (longest / 64 + 1, 8)]);
         Bound {
             nodes: total,

@@ -2,6 +2,7 @@
 
 use crate::memory::held;
 use esker_types::{EdgeId, LocalIndex, NodeId};
+use std::fmt;
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -15,6 +16,17 @@ pub enum Form {
     Layered,
     /// All edges between the nodes that DENSE would sample, used by every layer.
     Shadow,
+}
+
+impl fmt::Display for Form {
+    /// As `--form` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Form::Dense => "dense",
+            Form::Layered => "layered",
+            Form::Shadow => "shadow",
+        })
+    }
 }
 
 /// Sampled neighbours of the nodes from local index `first` to the last.
@@ -63,8 +75,8 @@ pub struct Sample {
     /// How it was sampled.
     pub form: Form,
     /// Every node once: the deepest hop first, targets last. Within a hop, in order of first appearance in `nbrs`. Nodes
-    /// of hop `h` have level `L - h`: their values are computed up to the one that leaves layer `L - h - 1`. A pulled
-    /// node is computed as far as a node of hop 2, so it counts as one.
+    /// of hop `h` have level `L - h`: their values are computed up to the one that leaves layer `L - h - 1`. A node that is
+    /// pulled at hop `h` is computed as far as one of hop `h + 1`, so it counts as one.
     pub node_ids: Vec<NodeId>,
     /// Hop `h` of `L` is nodes `node_id_offsets[L - h]..node_id_offsets[L - h + 1]`. It has L + 2 entries, from 0.
     pub node_id_offsets: Vec<u32>,
@@ -75,9 +87,10 @@ pub struct Sample {
     /// Degrees in the whole topology, for a suffix of `node_ids`: all nodes if the settings carry degrees, else the
     /// nodes of the blocks.
     pub degrees: Vec<u32>,
-    /// How many neighbours of targets are pulled: what enters the last layer for them is supplied, not computed. They
-    /// are the last nodes of hop 2, see [`Sample::pulled_nodes`].
-    pub pulled: u32,
+    /// How many nodes are pulled, by the hop in which they are met, from hop 1 on, without zeros at the end: what enters
+    /// layer `L - h` for them is supplied, not computed. They are the last nodes of the hop after, see
+    /// [`Sample::pulled_nodes`].
+    pub pulled: Vec<u32>,
 }
 
 /// One layer reads the rows of `inputs` and computes the rows of `outputs`. Both are suffixes of the node ids.
@@ -108,7 +121,7 @@ impl Default for Sample {
             blocks: Vec::new(),
             seeds: Vec::new(),
             degrees: Vec::new(),
-            pulled: 0,
+            pulled: Vec::new(),
         }
     }
 }
@@ -124,12 +137,21 @@ impl Sample {
         &self.node_ids[self.node_id_offsets[self.layers()] as usize..]
     }
 
-    /// The local indices of pulled nodes. They end where the nodes begin that the last layer reads as computed.
-    pub fn pulled_nodes(&self) -> Range<u32> {
-        match self.layers().checked_sub(1) {
-            Some(last) => self.node_id_offsets[last] - self.pulled..self.node_id_offsets[last],
-            None => 0..0,
-        }
+    /// How many nodes are pulled at a hop.
+    pub fn pulled_at(&self, hop: usize) -> u32 {
+        hop.checked_sub(1).and_then(|index| self.pulled.get(index)).copied().unwrap_or(0)
+    }
+
+    /// Whether any node is pulled.
+    pub fn has_pulled(&self) -> bool {
+        !self.pulled.is_empty()
+    }
+
+    /// The local indices of nodes that are pulled at a hop, which is at most the number of layers. They end where the
+    /// nodes begin that layer `L - hop` reads as computed.
+    pub fn pulled_nodes(&self, hop: usize) -> Range<u32> {
+        let end = self.node_id_offsets[self.layers() - hop];
+        end - self.pulled_at(hop)..end
     }
 
     /// Neighbours in all blocks.
@@ -150,7 +172,7 @@ impl Sample {
         let blocks: u64 = self.blocks.iter().map(Block::allocated_bytes).sum();
         let words =
             held(&self.node_ids) + held(&self.node_id_offsets) + held(&self.seeds) + held(&self.degrees);
-        blocks + words
+        blocks + words + held(&self.pulled)
     }
 
     /// A hash of form, lengths and contents of every array. Equal samples have equal digests.
@@ -165,9 +187,9 @@ impl Sample {
         array(&mut self.node_id_offsets.iter().map(|offset| *offset as u64));
         array(&mut self.seeds.iter().map(|seed| seed.0 as u64));
         array(&mut self.degrees.iter().map(|degree| *degree as u64));
-        array(&mut (0..self.pulled).map(u64::from));
+        array(&mut (0..self.pulled_at(1)).map(u64::from));
         // Digests of samples without pulled nodes stay what they were when this was another array.
-        array(&mut [].into_iter());
+        array(&mut self.pulled.iter().skip(1).map(|count| *count as u64));
         for block in &self.blocks {
             array(&mut [block.first as u64].into_iter());
             array(&mut block.nbr_offsets.iter().map(|offset| *offset as u64));
@@ -183,11 +205,11 @@ impl Sample {
     pub fn layer(&self, layer: usize) -> LayerView<'_> {
         let nodes = self.node_ids.len() as u32;
         let (input, output, block) = match self.form {
-            // The last layer reads pulled nodes, too. No layer before it writes them.
-            Form::Dense if layer + 1 == self.layers() => {
-                (self.pulled_nodes().start, self.node_id_offsets[layer + 1], &self.blocks[0])
+            // A layer reads the nodes that are pulled as they enter it, too. The layer before it does not write them.
+            Form::Dense => {
+                let first = self.pulled_nodes(self.layers() - layer).start;
+                (first, self.node_id_offsets[layer + 1], &self.blocks[0])
             }
-            Form::Dense => (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[0]),
             Form::Layered => {
                 (self.node_id_offsets[layer], self.node_id_offsets[layer + 1], &self.blocks[layer])
             }
@@ -215,7 +237,7 @@ impl Sample {
         self.node_id_offsets.clear();
         self.seeds.clear();
         self.degrees.clear();
-        self.pulled = 0;
+        self.pulled.clear();
         self.blocks.resize_with(blocks, Block::default);
         self.blocks.iter_mut().for_each(Block::clear);
     }

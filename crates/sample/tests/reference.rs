@@ -53,8 +53,8 @@ fn deep_fanouts() -> impl Strategy<Value = Vec<Fanout>> {
 
 /// Follows what the targets need, value by value: value l of a node is what enters layer l, value L is the output.
 /// Whatever is needed and not supplied must be computed by its layer from its inputs, and nothing else may be.
-fn check_needed(sample: &Sample, seeds: &[NodeId], pulls: impl Fn(NodeId) -> bool) {
-    let (layers, count) = (sample.layers(), sample.node_ids.len());
+fn check_needed(sample: &Sample, seeds: &[NodeId], pulls: impl Fn(usize, NodeId) -> bool) {
+    let layers = sample.layers();
     let (first, block) = (sample.blocks[0].first, &sample.blocks[0]);
     let nbrs = |node: u32| match node.checked_sub(first) {
         Some(at) => {
@@ -63,37 +63,34 @@ fn check_needed(sample: &Sample, seeds: &[NodeId], pulls: impl Fn(NodeId) -> boo
         None => panic!("the neighbours of node {node} are needed and were not sampled"),
     };
     let targets: HashSet<u64> = seeds.iter().map(|seed| seed.0).collect();
-    let neighbours: HashSet<u32> = sample.layer(layers - 1).outputs.flat_map(nbrs).map(|nbr| nbr.0).collect();
-    let (mut needed, mut supplied) = (HashSet::new(), HashSet::new());
-    let mut open: Vec<(usize, u32)> = (0..count as u32)
-        .filter(|node| targets.contains(&sample.node_ids[*node as usize].0))
-        .map(|node| (layers, node))
-        .collect();
-    while let Some((value, node)) = open.pop() {
-        let id = sample.node_ids[node as usize];
-        let is_pulled = !targets.contains(&id.0) && neighbours.contains(&node) && pulls(id);
-        if value == layers - 1 && is_pulled {
-            supplied.insert(node);
-        } else if needed.insert((value, node)) && value > 0 {
-            open.push((value - 1, node));
-            open.extend(nbrs(node).iter().map(|nbr| (value - 1, nbr.0)));
+    let all = 0..sample.node_ids.len() as u32;
+    // By value: those of layer L first, features last.
+    let mut needed: Vec<HashSet<u32>> = vec![HashSet::new(); layers + 1];
+    needed[layers] = all.filter(|node| targets.contains(&sample.node_ids[*node as usize].0)).collect();
+    let mut supplied = needed.iter().map(|_| HashSet::new()).collect::<Vec<HashSet<u32>>>();
+    for value in (1..=layers).rev() {
+        for node in needed[value].clone() {
+            // It is asked about the last of a node's values that is needed, and that one is its level at this hop.
+            let is_last = !needed[value + 1..].iter().any(|above| above.contains(&node));
+            let hop = layers - value;
+            if hop > 0 && is_last && pulls(hop, sample.node_ids[node as usize]) {
+                supplied[value].insert(node);
+                continue;
+            }
+            needed[value - 1].insert(node);
+            needed[value - 1].extend(nbrs(node).iter().map(|nbr| nbr.0));
         }
     }
     for layer in 0..layers {
         let view = sample.layer(layer);
-        let computed: HashSet<u32> = view.outputs.collect();
-        assert_eq!(
-            computed,
-            needed.iter().filter(|(value, _)| *value == layer + 1).map(|(_, node)| *node).collect()
-        );
-        let mut read: HashSet<u32> =
-            needed.iter().filter(|(value, _)| *value == layer).map(|(_, node)| *node).collect();
-        if layer + 1 == layers {
-            read.extend(&supplied);
-        }
-        assert_eq!(view.inputs.collect::<HashSet<u32>>(), read);
+        let computed: HashSet<u32> = needed[layer + 1].difference(&supplied[layer + 1]).copied().collect();
+        assert_eq!(view.outputs.collect::<HashSet<u32>>(), computed);
+        assert_eq!(view.inputs.collect::<HashSet<u32>>(), needed[layer]);
     }
-    assert_eq!(supplied, sample.pulled_nodes().collect());
+    for hop in 1..layers {
+        assert_eq!(supplied[layers - hop], sample.pulled_nodes(hop).collect());
+    }
+    assert_eq!(sample.node_ids.len(), needed[0].len(), "no row is there that no layer needs");
 }
 
 fn forms() -> impl Strategy<Value = Form> {
@@ -192,11 +189,12 @@ proptest! {
     #[test]
     fn samples_with_pulled_nodes_equal_the_reference_and_have_what_is_needed(
         lists in sparse_lists(), fanouts in deep_fanouts(), picks in prop::collection::vec(0u64..1000, 0..6),
-        kept in 0u64..6, degrees: bool, edges: bool, direction in directions(), threads in 1usize..3,
+        kept in 0u64..6, hops in 1usize..5, degrees: bool, edges: bool, direction in directions(),
+        threads in 1usize..3,
     ) {
         let carry = Carry { degrees, positions: edges, edges, ..Carry::default() };
         let (settings, seeds) = (settings(fanouts, Form::Dense, carry), seeds_of(&lists, &picks));
-        let pulls = |node: NodeId| node.0 * 31 % 5 >= kept;
+        let pulls = |hop: usize, node: NodeId| hop <= hops && (node.0 + hop as u64) * 31 % 5 >= kept;
         let reference = Reference::new(&lists, None, direction);
         let expected = reference.sample_with_pulls(&settings, AT, &seeds, pulls);
         let graph = InMemory::<u32>::from_adjacency(&lists, None).in_direction(direction);
@@ -205,7 +203,7 @@ proptest! {
         let bound = sampler.bound(seeds.len() as u64);
         sampler.sample(AT, &seeds, &mut sample).unwrap();
         let without = sample.clone();
-        sampler.sample_with_pulls(AT, &seeds, &mut |_, node| pulls(node), &mut sample).unwrap();
+        sampler.sample_with_pulls(AT, &seeds, &mut |hop, _, node| pulls(hop, node), &mut sample).unwrap();
         prop_assert_eq!(&sample, &expected);
         check_needed(&sample, &seeds, pulls);
         prop_assert!(sample.allocated_bytes() <= bound.sample_bytes.max(without.allocated_bytes()));
@@ -215,11 +213,11 @@ proptest! {
             prop_assert!(sample.edge_count() <= without.edge_count());
             prop_assert!(sample.node_ids.iter().all(|node| without.node_ids.contains(node)));
         }
-        if sample.pulled == 0 {
+        if !sample.has_pulled() {
             prop_assert_eq!(&sample, &without);
         }
         let mut sampler = Sampler::new(Fetching(graph), settings, PLENTY).unwrap();
-        sampler.sample_with_pulls(AT, &seeds, &mut |_, node| pulls(node), &mut sample).unwrap();
+        sampler.sample_with_pulls(AT, &seeds, &mut |hop, _, node| pulls(hop, node), &mut sample).unwrap();
         prop_assert_eq!(&sample, &expected);
     }
 

@@ -27,7 +27,7 @@ fn samples(graph: &InMemory<u32>, settings: &Settings, nodes: u64) -> Vec<(Posit
             let seeds: Vec<NodeId> = (0..5).map(|seed| NodeId((seed * step + batch) % nodes)).collect();
             let mut sample = Sample::default();
             if settings.check_pulls().is_ok() && batch == 3 {
-                let pulls = &mut |_: usize, node: NodeId| node.0.is_multiple_of(3);
+                let pulls = &mut |hop: usize, _: usize, node: NodeId| node.0 % 3 == hop as u64 % 3;
                 sampler.sample_with_pulls(at, &seeds, pulls, &mut sample).unwrap();
             } else {
                 sampler.sample(at, &seeds, &mut sample).unwrap();

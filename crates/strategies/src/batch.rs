@@ -2,7 +2,7 @@
 //! permit return to their source when a batch is dropped, so that a source never exceeds its memory budget.
 
 use crate::{Result, RunPosition};
-use esker_device::{Adjacency, AdjacencyShape, BatchOf, Device, Shape};
+use esker_device::{Adjacency, AdjacencyShape, BatchOf, Device, HiddenRows, Shape};
 use esker_fetch::pipeline::{Permit, Recycled};
 use esker_sample::{LayerView, Position, Sample, Targets};
 use esker_types::{Dtype, NodeId};
@@ -237,12 +237,40 @@ impl<D: Device> LiveTable<D> {
     }
 }
 
+/// Hidden rows on a device. Steps read them and their owner changes them, in the order of the steps, as with
+/// [`LiveTable`].
+pub struct HiddenTable<D: Device> {
+    rows: Mutex<D::Hidden>,
+}
+
+impl<D: Device> HiddenTable<D> {
+    /// A table of these rows.
+    pub fn new(rows: D::Hidden) -> Arc<HiddenTable<D>> {
+        Arc::new(HiddenTable { rows: Mutex::new(rows) })
+    }
+
+    /// The rows, for reading or changing.
+    pub fn lock(&self) -> MutexGuard<'_, D::Hidden> {
+        // A panic while it was locked has ended the run.
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies of the rows of some slots, as f32.
+    pub fn gather(&self, device: &D, slots: &[u32]) -> D::Matrix {
+        let rows = self.lock();
+        let mut gathered = device.matrix(slots.len(), rows.shape().columns);
+        rows.pull(slots, &mut gathered);
+        gathered
+    }
+}
+
 /// What a step exchanges with stores of hidden rows, and whether its source needs the gradient of the input.
 pub struct Exchange<D: Device> {
-    /// Hidden rows that are taken from a store instead of being computed. No gradient flows through them.
-    pub pull: Option<Pull<D>>,
-    /// Hidden rows that are sent to a store.
-    pub push: Option<Push>,
+    /// Hidden rows that are taken from a store instead of being computed, at most one entry per layer. No gradient flows
+    /// through them.
+    pub pulls: Vec<Pull<D>>,
+    /// Hidden rows that are sent to a store, at most one entry per layer.
+    pub pushes: Vec<Push>,
     /// Whether the gradient of the input flows back.
     pub input_gradient: bool,
 }
@@ -250,18 +278,18 @@ pub struct Exchange<D: Device> {
 impl<D: Device> Exchange<D> {
     /// No exchange.
     pub fn none() -> Exchange<D> {
-        Exchange { pull: None, push: None, input_gradient: false }
+        Exchange { pulls: Vec::new(), pushes: Vec::new(), input_gradient: false }
     }
 
     /// The layers that read pulled or pushed rows.
     pub fn layers(&self) -> Vec<usize> {
-        let pull = self.pull.as_ref().map(|pull| pull.layer);
-        pull.into_iter().chain(self.push.as_ref().map(|push| push.layer)).collect()
+        let pulled = self.pulls.iter().map(|pull| pull.layer);
+        pulled.chain(self.pushes.iter().map(|push| push.layer)).collect()
     }
 
     /// Whether the step needs no exchange.
     pub fn is_none(&self) -> bool {
-        self.pull.is_none() && self.push.is_none() && !self.input_gradient
+        self.pulls.is_empty() && self.pushes.is_empty() && !self.input_gradient
     }
 }
 
@@ -273,7 +301,7 @@ pub struct Pull<D: Device> {
     /// Indices of these rows in that layer's input.
     pub rows: Vec<u32>,
     /// The table that they come from.
-    pub table: Arc<LiveTable<D>>,
+    pub table: Arc<HiddenTable<D>>,
     /// The slot of each row.
     pub slots: Vec<u32>,
 }
@@ -296,8 +324,8 @@ pub struct Feedback<D: Device> {
     /// The learning rate of the step. `None` if no target had a label, so that no parameter changed. (Batch norm
     /// statistics did change if the batch went through the model for its exchange.)
     pub rate: Option<f64>,
-    /// Hidden rows that were pushed, one per slot.
-    pub pushed: Option<Pushed<D>>,
+    /// Hidden rows that were pushed, one per slot: an entry per layer of the exchange, in the order of layers.
+    pub pushed: Vec<Pushed<D>>,
     /// The gradient of the input rows: one row per slot of live rows, or one row per node if rows are fixed. `None` if
     /// no target had a label.
     pub input_gradient: Option<Pushed<D>>,

@@ -109,12 +109,14 @@ impl Job {
             batches: match History::of(self) {
                 None => self.batches.identity(),
                 // What is pulled changes samples.
-                Some(history) => format!(
-                    "{} history:{} staleness:{}",
-                    self.batches.identity(),
-                    history.nodes.digest(),
-                    history.outline.staleness
-                ),
+                Some(History { outline, nodes }) => {
+                    let (batches, nodes) = (self.batches.identity(), nodes.digest());
+                    let hops = match outline.hops {
+                        1 => String::new(),
+                        hops => format!(" hops:{hops}"),
+                    };
+                    format!("{batches} history:{nodes} staleness:{}{hops}", outline.staleness)
+                }
             },
             settings: self.settings.clone(),
         }

@@ -56,18 +56,19 @@ mod state;
 mod table;
 
 pub use batch::{
-    Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, Input, LiveRows, LiveTable,
-    NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
+    Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, HiddenTable, Input, LiveRows,
+    LiveTable, NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
 };
 pub use error::{Result, StrategyError};
 pub use history::{
-    DividedMemory, HistoryCounters, HistoryOutline, HistoryProfile, choose_nodes, weighted_rows,
+    DividedMemory, HistoryCounters, HistoryOutline, HistoryProfile, SavedWork, WorkCounts, choose_nodes,
+    weighted_rows,
 };
 pub use input_table::{InputTable, ReadInputRows};
 pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
 pub use neighbours::{JobPartitioning, NeighbourPolicy};
-pub use outline::{BatchRoom, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
+pub use outline::{BatchRoom, CachePolicy, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
 pub use position::{Phase, RunPosition};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
 pub use table::{MemoryLine, MemoryTable};
@@ -116,6 +117,8 @@ pub struct Prepared {
     pub on_disk: Option<serde_json::Value>,
     /// How it divided the granted memory, as readable lines.
     pub notes: Vec<String>,
+    /// What it takes of the memory for caches and is known now, line by line.
+    pub caches: MemoryTable,
 }
 
 /// The strategies by name.

@@ -27,12 +27,12 @@ pub struct Needs {
 }
 
 /// The most that steps exchange with their source, see [`Exchange`](crate::Exchange).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExchangeNeeds {
-    /// Rows that are pulled.
-    pub pull: Option<RowsOfLayer>,
+    /// Rows that are pulled, at most one entry per layer.
+    pub pulls: Vec<RowsOfLayer>,
     /// Rows that are pushed.
-    pub push: Option<RowsOfLayer>,
+    pub pushes: Vec<RowsOfLayer>,
     /// Whether the gradient of the input is returned.
     pub input_gradient: bool,
 }

@@ -5,7 +5,7 @@
 //! A strategy calls [`NeighbourStore::prepare`] once and [`NeighbourStore::load`] in every sampling phase. Samplers call
 //! `Sampler::begin` before each batch, as `Bulk` does; the dynamic cache follows from that.
 
-use crate::{Job, JobOutline, Result, StrategyError};
+use crate::{Job, JobOutline, MemoryTable, Result, StrategyError};
 use esker_plan::TopByScore;
 use esker_sample::partition::StoredPartitioning;
 use esker_sample::{
@@ -272,6 +272,16 @@ impl NeighbourStore {
             NeighboursKept::Some(lists) => lists.index().entries() * size_of::<W>() as u64,
             _ => 0,
         }
+    }
+
+    /// What it takes of the memory of sampling.
+    pub fn memory(&self) -> MemoryTable {
+        let mut table = MemoryTable::default();
+        if let Some(StoredGroups { room, .. }) = &self.groups {
+            let from = format!("{} groups, up to {} each", room.groups, ByteCount(room.group_bytes));
+            table.add_from("neighbours of groups, while sampling", room.bytes(), from);
+        }
+        table
     }
 
     /// A readable description.

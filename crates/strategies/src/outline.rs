@@ -5,6 +5,7 @@ use crate::HistoryOutline;
 use crate::neighbours::{JobPartitioning, NeighbourPolicy};
 use esker_sample::{Bound, Direction, HopSizes, Settings};
 use esker_store::Dataset;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -91,6 +92,17 @@ pub struct EvaluationOutline {
     pub settings: Settings,
 }
 
+/// Which feature rows are cached in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CachePolicy {
+    /// Those that are accessed soonest, by Belady's algorithm (Ginex).
+    #[default]
+    Belady,
+    /// The same for the whole run: those that its first superbatch accesses most (OUTRE).
+    Static,
+}
+
 /// Budgets of strategies that work from disk, and sizes that override their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OutOfCore {
@@ -106,6 +118,8 @@ pub struct OutOfCore {
     pub feature_cache_bytes: Option<u64>,
     /// Size of the neighbour cache in bytes.
     pub neighbour_cache_bytes: Option<u64>,
+    /// How feature rows are cached.
+    pub cache: CachePolicy,
     /// Which neighbours are cached, if it was given explicitly.
     pub neighbour_policy: Option<NeighbourPolicy>,
     /// The partitioning, if batches come by groups of partitions.

@@ -1,7 +1,7 @@
 //! Topology in memory, and feature rows that can be read by node at any time. `memory` and `mmap` share this. Two
 //! stages, sampling and gathering, run ahead of the trainer.
 
-use crate::history::{self, History, HistorySource, OpenHistory, SharedStamps, Stamps};
+use crate::history::{self, History, HistorySource, OpenHistory, SharedStamps};
 use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource, Phases};
 use crate::sampling::{ResidentTopology, SampledBatch, sampling_bytes};
@@ -180,8 +180,7 @@ impl<D: Device> PhaseSource<D> for ResidentRun<D> {
     fn restart(&mut self, at: RunPosition) -> Result<()> {
         // Those before end first, and free their memory.
         self.stages = None;
-        let stamps = self.stamps.as_ref().map(|stamps| stamps.lock().clone());
-        self.stages = Some(self.graph.stages(&self.job, at, stamps, &self.gathered)?);
+        self.stages = Some(self.graph.stages(&self.job, at, self.stamps.as_ref(), &self.gathered)?);
         Ok(())
     }
 }
@@ -192,7 +191,7 @@ impl<D: Device> Resident<D> {
         &self,
         job: &Job,
         from: RunPosition,
-        stamps: Option<Stamps>,
+        stamps: Option<&SharedStamps>,
         gathered: &Arc<[AtomicU64; 2]>,
     ) -> Result<Stages<D>> {
         let sampled = self.topology.sampled(job, from, stamps)?;

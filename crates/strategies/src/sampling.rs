@@ -1,6 +1,6 @@
 //! A topology in memory and its samplers: the first stage of the strategies that have one.
 
-use crate::history::{Decider, History, Stamps};
+use crate::history::{BatchWork, Decider, History, SharedStamps};
 use crate::job::run_positions;
 use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
@@ -8,7 +8,7 @@ use esker_sample::{
     AnyTopology, Bound, InMemory, Position, Sample, SampleError, Sampler, Settings, StoredId, Targets,
     Topology,
 };
-use esker_types::ByteCount;
+use esker_types::{ByteCount, NodeId};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Samples beyond the batches with rows in memory: one being made, one waiting.
@@ -57,7 +57,7 @@ impl ResidentTopology {
         &self,
         job: &Job,
         from: RunPosition,
-        stamps: Option<Stamps>,
+        stamps: Option<&SharedStamps>,
     ) -> Result<Pipeline<SampledBatch, StrategyError>> {
         match self {
             ResidentTopology::Narrow(graph) => sampled_on(graph, job, from, stamps),
@@ -67,17 +67,48 @@ impl ResidentTopology {
 }
 
 /// What decides pulls, shared by samplers.
-type SharedDecider<W> = Arc<Mutex<Decider<Arc<InMemory<W>>>>>;
+struct SharedDecider<W: StoredId> {
+    decider: Arc<Mutex<Decider<Arc<InMemory<W>>>>>,
+    /// What batches would be without pulls.
+    work: BatchWork,
+}
+
+impl<W: StoredId> Clone for SharedDecider<W> {
+    fn clone(&self) -> Self {
+        SharedDecider { decider: self.decider.clone(), work: self.work.clone() }
+    }
+}
+
+impl<W: StoredId> SharedDecider<W> {
+    /// Samples a training batch with what it pulls, and some without.
+    fn sample(
+        &self,
+        sampler: &mut Sampler<Arc<InMemory<W>>>,
+        (at, drawn): (RunPosition, Position),
+        seeds: &[NodeId],
+        sample: &mut Sample,
+    ) -> Result<()> {
+        // A sampler that panics ends the run.
+        let marks = self.decider.lock().unwrap_or_else(PoisonError::into_inner).take(at)?;
+        if BatchWork::is_compared(at.position()) {
+            sampler.sample(drawn, seeds, sample)?;
+            self.work.put(at.position(), sample);
+        }
+        Ok(marks.sample(sampler, drawn, seeds, sample)?)
+    }
+}
 
 fn sampled_on<W: StoredId>(
     graph: &Arc<InMemory<W>>,
     job: &Job,
     from: RunPosition,
-    stamps: Option<Stamps>,
+    stamps: Option<&SharedStamps>,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
-    let decider: Option<SharedDecider<W>> = match (History::of(job), stamps) {
+    let decider = match (History::of(job), stamps) {
         (Some(history), Some(stamps)) => {
-            Some(Arc::new(Mutex::new(Decider::new(graph.clone(), job, history, stamps, from)?)))
+            let now = stamps.lock().clone();
+            let decider = Arc::new(Mutex::new(Decider::new(graph.clone(), job, history, now, from)?));
+            Some(SharedDecider { decider, work: stamps.work.clone() })
         }
         _ => None,
     };
@@ -117,15 +148,13 @@ fn sample_stage<W: StoredId>(
         batches.seeds(drawn, &mut seeds)?;
         let sampler = samplers.of(&job, over)?;
         let sampled = match decider.as_ref().filter(|_| over.is_none()) {
-            None => sampler.sample(drawn, &seeds, &mut sample),
-            Some(decider) => {
-                // A sampler that panics ends the run.
-                let marks = decider.lock().unwrap_or_else(PoisonError::into_inner).take(at)?;
-                let pulls = &mut |index: usize, _| marks.is_pulled(index);
-                sampler.sample_with_pulls(drawn, &seeds, pulls, &mut sample)
-            }
+            None => sampler.sample(drawn, &seeds, &mut sample).map_err(StrategyError::from),
+            Some(decider) => decider.sample(sampler, (at, drawn), &seeds, &mut sample),
         };
-        sampled.map_err(|error| larger_than_expected(&job, at, error))?;
+        sampled.map_err(|error| match error {
+            StrategyError::Sample(error) => larger_than_expected(&job, at, error),
+            other => other,
+        })?;
         Ok(Some(SampledBatch { at, sample, targets: batches.targets(drawn)? }))
     }))
 }

@@ -18,7 +18,9 @@ fn with_history(job: &Job, staleness: u32, takes: impl FnMut(NodeId) -> bool) ->
     let nodes = NodeSet::choose(job.dataset.manifest().nodes.count, takes);
     let mut job = job.clone();
     let layer = job.settings.fanouts.len() - 1;
-    let outline = HistoryOutline { rows: nodes.count(), staleness, layer, columns: 4 };
+    let (hops, dtype, device_bytes) = (1, Dtype::F32, u64::MAX);
+    let outline =
+        HistoryOutline { rows: nodes.count(), staleness, layer, hops, columns: 4, dtype, device_bytes };
     job.outline.history = (nodes.count() > 0).then_some(outline);
     job.history = job.outline.history.map(|_| Arc::new(nodes));
     job
@@ -38,7 +40,7 @@ fn second_epoch(job: &Job, weights: &[f64]) -> ([f64; 4], u64) {
             let sample = batch.blocks.sample().unwrap();
             edges += sample.edge_count();
             computed += weighted_rows(sample, weights);
-            pulled += sample.pulled as u64;
+            pulled += sample.pulled.iter().map(|count| *count as u64).sum::<u64>();
         }
     }
     let now = source.counters();

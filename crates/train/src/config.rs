@@ -6,7 +6,7 @@ use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
 use esker_sample::{Carry, Direction, Fanout, Form, SampleError, Settings};
 use esker_store::{Dataset, LabelKind};
-use esker_strategies::{NeighbourPolicy, StrategyKind};
+use esker_strategies::{CachePolicy, NeighbourPolicy, StrategyKind};
 use esker_types::{Budget, DeviceName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -195,6 +195,9 @@ pub struct RunConfig {
     /// Size of the neighbour cache in bytes, if set.
     #[serde(default)]
     pub neighbour_cache: Option<u64>,
+    /// Which feature rows are cached, if set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CachePolicy>,
     /// Which neighbours are cached, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_policy: Option<NeighbourPolicy>,
@@ -270,6 +273,7 @@ impl RunConfig {
             superbatch: None,
             feature_cache: None,
             neighbour_cache: None,
+            cache: None,
             neighbour_policy: None,
             epochs_sampled: None,
             prepared: None,
@@ -418,6 +422,7 @@ impl RunConfig {
             "superbatch",
             "feature_cache",
             "neighbour_cache",
+            "cache",
             "neighbour_policy",
             "prepared",
             "segment",

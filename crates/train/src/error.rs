@@ -62,6 +62,20 @@ pub enum TrainError {
         /// The strategy.
         strategy: StrategyKind,
     },
+    /// Pulled nodes of two hops in a model where those of the second have no hidden rows.
+    #[error(
+        "--history-hop 2 pulls what enters the layer before the last for nodes of the second hop, and with {layers} layers that is their feature rows; use --layers 3 or more, or --history-hop 1 or all"
+    )]
+    HistoryHop {
+        /// Number of layers.
+        layers: usize,
+    },
+    /// Rows of a history in a dtype that they cannot have.
+    #[error("rows of a history are stored as f32 or f16, not as {found}; use --history-dtype f32 or f16")]
+    HistoryDtype {
+        /// The dtype.
+        found: esker_types::Dtype,
+    },
     /// A run without a history whose nodes are asked for.
     #[error(
         "{run}: the run has no history of hidden rows; give --history-rows, or another run to --history-set"

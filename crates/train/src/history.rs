@@ -5,6 +5,7 @@ use crate::checkpoint::write_atomically;
 use crate::{HistorySplit, Result, RunConfig, RunDirectory, TrainError};
 use esker_sample::NodeSet;
 use esker_strategies::{HistoryOutline, Job, choose_nodes};
+use esker_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,76 @@ pub fn usual_staleness(epoch_batches: u64) -> u32 {
     (epoch_batches / 10).clamp(2, USUAL_STALENESS as u64) as u32
 }
 
+/// Which nodes of a batch may be pulled: a node that is met at hop h is pulled as it enters layer L - h, of L layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "WrittenHop", into = "WrittenHop")]
+pub enum HistoryHop {
+    /// Neighbours of targets (the paper's).
+    #[default]
+    One,
+    /// Their neighbours, too. Every chosen node has two rows.
+    Two,
+    /// Every hop whose nodes have hidden rows. Every chosen node has a row per hidden layer.
+    All,
+}
+
+/// As files and flags have it.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum WrittenHop {
+    Number(u32),
+    Word(String),
+}
+
+impl TryFrom<WrittenHop> for HistoryHop {
+    type Error = String;
+    fn try_from(written: WrittenHop) -> Result<HistoryHop, String> {
+        let word = match written {
+            WrittenHop::Number(number) => number.to_string(),
+            WrittenHop::Word(word) => word,
+        };
+        match word.as_str() {
+            "1" => Ok(HistoryHop::One),
+            "2" => Ok(HistoryHop::Two),
+            "all" => Ok(HistoryHop::All),
+            _ => Err(format!("`{word}` is not a hop of a history; write 1, 2 or all")),
+        }
+    }
+}
+
+impl From<HistoryHop> for WrittenHop {
+    fn from(hop: HistoryHop) -> WrittenHop {
+        match hop {
+            HistoryHop::One => WrittenHop::Number(1),
+            HistoryHop::Two => WrittenHop::Number(2),
+            HistoryHop::All => WrittenHop::Word("all".to_string()),
+        }
+    }
+}
+
+impl HistoryHop {
+    /// Number of hops with a model of so many layers.
+    fn hops(self, layers: usize) -> usize {
+        match self {
+            HistoryHop::One => 1,
+            HistoryHop::Two => 2,
+            HistoryHop::All => layers.saturating_sub(1),
+        }
+    }
+
+    fn is_one(&self) -> bool {
+        *self == HistoryHop::One
+    }
+}
+
+fn single() -> Dtype {
+    Dtype::F32
+}
+
+fn is_single(dtype: &Dtype) -> bool {
+    *dtype == Dtype::F32
+}
+
 /// A history of hidden rows: what enters the last layer for chosen nodes, pulled instead of being computed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +107,12 @@ pub struct HistoryConfig {
     pub rows: Option<u64>,
     /// A row is pulled while fewer batches than this have passed since it was pushed. 1 is no history.
     pub staleness: u32,
+    /// Which nodes of a batch may be pulled.
+    #[serde(default, skip_serializing_if = "HistoryHop::is_one")]
+    pub hop: HistoryHop,
+    /// How rows are stored: f32 or f16.
+    #[serde(default = "single", skip_serializing_if = "is_single")]
+    pub dtype: Dtype,
     /// A hash of the nodes, once they are chosen. A run continues only with the same.
     #[serde(default)]
     pub nodes: Option<String>,
@@ -52,7 +129,8 @@ impl HistoryConfig {
 
     /// As many rows as pay.
     pub fn chosen() -> HistoryConfig {
-        HistoryConfig { rows: None, staleness: USUAL_STALENESS, nodes: None, from: None }
+        let (hop, dtype) = (HistoryHop::default(), single());
+        HistoryConfig { rows: None, staleness: USUAL_STALENESS, hop, dtype, nodes: None, from: None }
     }
 
     /// The history of another run.
@@ -101,6 +179,14 @@ impl RunConfig {
             }
             self.settings().check_pulls()?;
         }
+        if let Some(history) = self.active_history() {
+            if ![Dtype::F32, Dtype::F16].contains(&history.dtype) {
+                return Err(TrainError::HistoryDtype { found: history.dtype });
+            }
+            if history.hop.hops(self.model.layers) >= self.model.layers {
+                return Err(TrainError::HistoryHop { layers: self.model.layers });
+            }
+        }
         Ok(())
     }
 
@@ -109,9 +195,11 @@ impl RunConfig {
         let history = self.active_history()?;
         let layer = self.model.layers - 1;
         let columns = self.model.widths(layer, dim, 0).0;
+        let hops = history.hop.hops(self.model.layers);
         // Until the number is chosen, what belongs to any history.
-        let rows = history.rows.unwrap_or(1).min(nodes).min(u32::MAX as u64);
-        Some(HistoryOutline { rows, staleness: history.staleness, layer, columns })
+        let rows = history.rows.unwrap_or(1).min(nodes).min(u32::MAX as u64 / hops as u64);
+        let (staleness, dtype) = (history.staleness, history.dtype);
+        Some(HistoryOutline { rows, staleness, layer, hops, columns, dtype, device_bytes: u64::MAX })
     }
 }
 

@@ -83,7 +83,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let of = BatchTargets { targets: &batch.targets, seeds: &seeds, rows: &rows };
             let picked = self.network.objective.pick(SplitName::Train, &of)?;
             let nodes = batch.blocks.nodes();
-            let mut back = Feedback { at: batch.at, rate: None, pushed: None, input_gradient: None };
+            let mut back = Feedback { at: batch.at, rate: None, pushed: Vec::new(), input_gradient: None };
             if picked.is_empty() && batch.exchange.is_none() {
                 // A device that caches rows of this batch does so when it assembles them.
                 if let Some(FixedRows::Cached(_)) = batch.input.fixed {
@@ -96,15 +96,16 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let input = batch.input.upload(&self.backend, self.inputs);
             let step = self.optimizer.steps();
             let exchanged = batch.exchange.layers();
-            let (backend, pull, mut push) =
-                (&self.backend, batch.exchange.pull.as_ref(), batch.exchange.push.take());
+            let (mut pushes, backend) = (std::mem::take(&mut batch.exchange.pushes), &self.backend);
+            let pulls = &batch.exchange.pulls;
             let model = &mut self.network.model;
             let activations = model.forward_with(&graphs, &input, step, &exchanged, |layer, hidden| {
-                if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
-                    write_pulled(backend, pull, hidden);
-                }
-                if let Some(push) = push.take_if(|push| push.layer == layer) {
-                    back.pushed = Some(read_pushed(backend, push, hidden));
+                pulls
+                    .iter()
+                    .filter(|pull| pull.layer == layer)
+                    .for_each(|pull| write_pulled(backend, pull, hidden));
+                if let Some(at) = pushes.iter().position(|push| push.layer == layer) {
+                    back.pushed.push(read_pushed(backend, pushes.swap_remove(at), hidden));
                 }
             });
             if picked.is_empty() {
@@ -117,9 +118,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let of_input =
                 model.backward_with(&graphs, &input, activations, gradient, requested, |layer, gradient| {
                     // Pulled rows were not computed, so no gradient flows through them.
-                    if let Some(pull) = pull.filter(|pull| pull.layer == layer) {
-                        backend.scatter_rows(None, &pull.rows, gradient);
-                    }
+                    let pulled = pulls.iter().filter(|pull| pull.layer == layer);
+                    pulled.for_each(|pull| backend.scatter_rows(None, &pull.rows, gradient));
                 });
             let norm = self.optimizer.step(&mut self.network, rate)?;
             back.rate = Some(rate);

@@ -63,7 +63,7 @@ pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use esker_strategies::adjacency;
 pub use evaluate::evaluate_run;
-pub use history::{HistoryConfig, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
+pub use history::{HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
 pub use learner::Learner;
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};

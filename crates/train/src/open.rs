@@ -171,11 +171,11 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         }
         let mut prepared = strategy.prepare(&job)?;
         prepared.notes.extend(split.iter().map(HistorySplit::note));
+        plan.divide_caches(&prepared.caches);
         let clock = WallClock::opened(starting, preparing.elapsed());
         // The choice becomes part of the run: a resumed run must have the same.
         let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
-        config.epochs_sampled = Some(sampled.min(config.epochs));
-        job.epochs_sampled = config.epochs_sampled;
+        [config.epochs_sampled, job.epochs_sampled] = [Some(sampled.min(config.epochs)); 2];
         Ok(OpenRun {
             config,
             task,
@@ -370,6 +370,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
 fn take_plan(job: &mut Job, plan: &Plan, purpose: Purpose) {
     (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
     (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
+    job.outline.history.iter_mut().for_each(|history| history.device_bytes = plan.history_device_bytes);
     // Inference alone reads a row too rarely to cache it.
     job.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
 }
@@ -497,6 +498,7 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         superbatch: config.superbatch,
         feature_cache_bytes: config.feature_cache,
         neighbour_cache_bytes: config.neighbour_cache,
+        cache: config.cache.unwrap_or_default(),
         neighbour_policy: config.neighbour_policy,
         partitioning: config.grouping().zip(config.partitioning.as_ref()).map(|(_, chosen)| {
             JobPartitioning {

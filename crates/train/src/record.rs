@@ -7,7 +7,7 @@
 use crate::checkpoint::write_atomically;
 use crate::{Metrics, Result, RunConfig, TrainError};
 use esker_fetch::pipeline::StageTimes;
-use esker_strategies::{EvaluationCounters, MemoryTable};
+use esker_strategies::{EvaluationCounters, MemoryTable, SavedWork};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -87,6 +87,15 @@ pub struct HistoryRecord {
     pub pushes: u64,
     /// Batches since a pulled row was pushed, on average.
     pub mean_age: f64,
+    /// Pushed rows that replaced one.
+    #[serde(default)]
+    pub refreshed: u64,
+    /// How far these moved, on average: the norm of the difference over that of the row before.
+    #[serde(default)]
+    pub mean_drift: f64,
+    /// What pulls saved, in every sixteenth batch: rows, neighbours and computed rows with them and without.
+    #[serde(default)]
+    pub saved: SavedWork,
 }
 
 fn is_zero(count: &u64) -> bool {

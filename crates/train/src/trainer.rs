@@ -706,7 +706,9 @@ fn history_record(now: &SourceCounters, before: &SourceCounters) -> Option<Histo
     let (now, before) = (now.history?, before.history.unwrap_or_default());
     let (pulls, pushes) = (now.pulls - before.pulls, now.pushes - before.pushes);
     let mean_age = (now.ages - before.ages) as f64 / pulls.max(1) as f64;
-    Some(HistoryRecord { pulls, pushes, mean_age })
+    let (refreshed, saved) = (now.refreshed - before.refreshed, now.saved.since(&before.saved));
+    let mean_drift = (now.drift - before.drift) / refreshed.max(1) as f64;
+    Some(HistoryRecord { pulls, pushes, mean_age, refreshed, mean_drift, saved })
 }
 
 fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<NeighbourRecord> {

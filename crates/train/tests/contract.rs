@@ -9,19 +9,22 @@ use common::{Bench, StopAfter, finished, result};
 use esker_cuda::Gpu;
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::Permit;
-use esker_nn::{Backend, CpuBackend, CudaBackend, Device, NormKind, OptimizerKind, Shape};
+use esker_nn::{
+    Backend, CpuBackend, CpuMatrix, CudaBackend, Device, HiddenRows, HiddenShape, NormKind, OptimizerKind,
+    Shape,
+};
 use esker_sample::{InMemory, Position, Sample, Sampler};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchSource, Blocks, CheckpointReader, CheckpointSink, DeviceBlocks, Exchange, Feedback,
-    FixedRows, Inference, Input, InputTable, Job, JobOutline, LiveRows, LiveTable, Needs, Phase, Prepared,
-    Pull, Push, RunPosition, SavedState, SourceCounters, Strategy, StrategyError,
+    FixedRows, HiddenTable, Inference, Input, InputTable, Job, JobOutline, LiveRows, LiveTable, Needs, Phase,
+    Prepared, Pull, Push, RunPosition, SavedState, SourceCounters, Strategy, StrategyError,
 };
 use esker_train::{
     EvaluationMode, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Trainer, adjacency,
     evaluate_run,
 };
-use esker_types::{DeviceName, NodeId};
+use esker_types::{DeviceName, Dtype, NodeId};
 use lagging::Lagging;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -413,14 +416,23 @@ impl Repeated {
         let mut batch = self.batch(RunPosition::START);
         batch.exchange = exchange;
         let (step, feedback) = self.run.step(batch).unwrap();
-        let pushed = feedback.pushed.map(|pushed| pushed.rows.values().to_vec());
+        let pushed = feedback.pushed.first().map(|pushed| pushed.rows.values().to_vec());
         (step.wait().unwrap().loss.unwrap().to_bits(), pushed)
     }
 }
 
-fn push(rows: impl Iterator<Item = u32>) -> Option<Push> {
+fn push(rows: impl Iterator<Item = u32>) -> Vec<Push> {
     let rows: Vec<u32> = rows.collect();
-    Some(Push { layer: 1, slots: (0..rows.len() as u32).collect(), rows })
+    vec![Push { layer: 1, slots: (0..rows.len() as u32).collect(), rows }]
+}
+
+/// A store of these rows, one slot each.
+fn stored(backend: &CpuBackend, rows: &CpuMatrix) -> Arc<HiddenTable<CpuBackend>> {
+    let (slots, columns) = (rows.rows() as u64, rows.columns());
+    let shape = HiddenShape { slots, columns, dtype: Dtype::F32, device_bytes: u64::MAX };
+    let mut hidden = backend.hidden_rows(shape).unwrap();
+    hidden.push(rows, &(0..slots as u32).collect::<Vec<u32>>(), &vec![false; slots as usize]);
+    HiddenTable::new(hidden)
 }
 
 #[test]
@@ -431,26 +443,27 @@ fn pulled_rows_are_the_rows_that_were_pushed_and_no_gradient_flows_through_them(
     let (all, _) = still.hidden_rows();
     let some = || (0..all).filter(|row| row % 3 != 1);
     let (plain, _) = still.step(Exchange::none());
-    let (loss, pushed) = still.step(Exchange { push: push(some()), ..Exchange::none() });
+    let (loss, pushed) = still.step(Exchange { pushes: push(some()), ..Exchange::none() });
     let (pushed, width) = (pushed.unwrap(), 24);
     assert_eq!((loss, pushed.len()), (plain, some().count() * width));
     let mut rows = still.backend.matrix(pushed.len() / width, width);
     still.backend.write(&mut rows, 0, &pushed);
-    let table = LiveTable::new(rows);
-    let pull = |rows: Vec<u32>, table: &Arc<LiveTable<CpuBackend>>| {
+    let table = stored(&still.backend, &rows);
+    let pull = |rows: Vec<u32>, table: &Arc<HiddenTable<CpuBackend>>| {
         let slots = (0..rows.len() as u32).collect();
-        Exchange { pull: Some(Pull { layer: 1, rows, table: table.clone(), slots }), ..Exchange::none() }
+        Exchange { pulls: vec![Pull { layer: 1, rows, table: table.clone(), slots }], ..Exchange::none() }
     };
     assert_eq!(still.step(pull(some().collect(), &table)).0, plain);
     // Other rows give another loss: they are really read.
-    still.backend.fill(&mut table.lock(), 0.5);
-    assert!(still.step(pull(some().collect(), &table)).0 != plain);
+    still.backend.fill(&mut rows, 0.5);
+    assert!(still.step(pull(some().collect(), &stored(&still.backend, &rows))).0 != plain);
     // Where every row is pulled, the first layer has no gradient, and the last one has.
     let mut moving = Repeated::new(&bench, 0.1, 0.0);
     let mut rows = moving.backend.matrix(all as usize, width);
     moving.backend.fill(&mut rows, 0.25);
     let before = moving.weights();
-    moving.step(pull((0..all).collect(), &LiveTable::new(rows)));
+    let table = stored(&moving.backend, &rows);
+    moving.step(pull((0..all).collect(), &table));
     for (before, after) in before.iter().zip(moving.weights()) {
         let moved = before.values != after.values;
         assert_eq!(moved, after.name.starts_with("layers.1."), "{}", after.name);
@@ -474,7 +487,7 @@ fn rows_that_are_not_computed_train_as_if_they_were_computed_and_overwritten() {
         let mut sampler = Sampler::new(&graph, run.run.config.settings(), 1 << 30).unwrap();
         let mut batch = run.batch(RunPosition::START);
         let (seeds, mut sample) = (batch.blocks.seeds().0, Sample::default());
-        let pulled = &mut |_: usize, node: NodeId| leaves_out && pulls(node);
+        let pulled = &mut |_: usize, _: usize, node: NodeId| leaves_out && pulls(node);
         sampler.sample_with_pulls(Position { epoch: 0, batch: 0 }, &seeds, pulled, &mut sample).unwrap();
         let view = sample.layer(1);
         let (first, targets) = (view.inputs.start, view.outputs.start);
@@ -482,21 +495,21 @@ fn rows_that_are_not_computed_train_as_if_they_were_computed_and_overwritten() {
             .filter(|local| pulls(sample.node_ids[*local as usize]))
             .map(|local| local - first)
             .collect();
-        assert_eq!(rows.iter().copied().eq(0..sample.pulled), leaves_out);
+        assert_eq!(rows.iter().copied().eq(0..sample.pulled_at(1)), leaves_out);
         let mut hidden = run.backend.matrix(rows.len(), 24);
         for (row, local) in rows.iter().enumerate() {
             run.backend.write(&mut hidden, row, &made_up(sample.node_ids[(local + first) as usize]));
         }
         let slots = (0..rows.len() as u32).collect();
-        let pull = Pull { layer: 1, rows, table: LiveTable::new(hidden), slots };
+        let pull = Pull { layer: 1, rows, table: stored(&run.backend, &hidden), slots };
         // What is pushed is what was computed, found by node.
-        let computed: Vec<u32> = (sample.pulled_nodes().end..sample.node_ids.len() as u32)
+        let computed: Vec<u32> = (sample.pulled_nodes(1).end..sample.node_ids.len() as u32)
             .filter(|local| *local >= targets || !pulls(sample.node_ids[*local as usize]))
             .collect();
         let nodes: Vec<NodeId> = computed.iter().map(|local| sample.node_ids[*local as usize]).collect();
         batch.exchange = Exchange {
-            pull: Some(pull),
-            push: push(computed.iter().map(|local| local - first)),
+            pulls: vec![pull],
+            pushes: push(computed.iter().map(|local| local - first)),
             input_gradient: false,
         };
         let dim = 12;
@@ -509,7 +522,7 @@ fn rows_that_are_not_computed_train_as_if_they_were_computed_and_overwritten() {
         let seed_rows = sample.seeds.iter().map(|seed| seed.0 - targets).collect();
         batch.blocks = Blocks::Device(DeviceBlocks { graphs, edges: sample.edge_count(), seeds, seed_rows });
         let (step, feedback) = run.run.step(batch).unwrap();
-        let pushed = feedback.pushed.unwrap().rows.values().to_vec();
+        let pushed = feedback.pushed[0].rows.values().to_vec();
         let by_node: std::collections::BTreeMap<NodeId, Vec<f32>> =
             nodes.into_iter().zip(pushed.chunks_exact(24).map(<[f32]>::to_vec)).collect();
         (step.wait().unwrap().loss.unwrap(), by_node, run.weights())
@@ -534,7 +547,7 @@ fn rows_are_pushed_and_pulled_before_dropout() {
     let pushed_by = |dropout: f32| {
         let mut run = Repeated::new(&bench, 1e-30, dropout);
         let all = run.hidden_rows().0;
-        run.step(Exchange { push: push(0..all), ..Exchange::none() })
+        run.step(Exchange { pushes: push(0..all), ..Exchange::none() })
     };
     let ((_, whole), (with_push, dropped)) = (pushed_by(0.0), pushed_by(0.5));
     assert_eq!(whole, dropped, "dropout does not reach what is pushed");
@@ -546,8 +559,8 @@ fn rows_are_pushed_and_pulled_before_dropout() {
     let mut rows = run.backend.matrix(values.len() / 24, 24);
     run.backend.write(&mut rows, 0, &values);
     let all: Vec<u32> = (0..rows.rows() as u32).collect();
-    let pull = Pull { layer: 1, rows: all.clone(), table: LiveTable::new(rows), slots: all };
-    assert_eq!(run.step(Exchange { pull: Some(pull), ..Exchange::none() }).0, plain);
+    let pull = Pull { layer: 1, rows: all.clone(), table: stored(&run.backend, &rows), slots: all };
+    assert_eq!(run.step(Exchange { pulls: vec![pull], ..Exchange::none() }).0, plain);
 }
 
 #[test]
@@ -558,10 +571,10 @@ fn a_batch_without_labels_still_exchanges() {
     let mut batch = repeated.batch(RunPosition::start_of(Phase::Validation { epoch: 0 }));
     assert_eq!(batch.at.phase, Phase::Validation { epoch: 0 });
     let (before, seeds) = (repeated.weights(), batch.blocks.seeds().0.len());
-    batch.exchange = Exchange { push: push(0..5), input_gradient: true, ..Exchange::none() };
+    batch.exchange = Exchange { pushes: push(0..5), input_gradient: true, ..Exchange::none() };
     let (step, feedback) = repeated.run.step(batch).unwrap();
     assert!(seeds > 0 && step.wait().unwrap().loss.is_none());
-    assert_eq!(feedback.pushed.unwrap().rows.rows(), 5);
+    assert_eq!(feedback.pushed[0].rows.rows(), 5);
     assert!(feedback.rate.is_none() && feedback.input_gradient.is_none());
     assert_eq!(repeated.weights(), before);
 }
@@ -614,7 +627,7 @@ impl<D: Device> BatchSource<D> for OnDeviceSource<D> {
     }
 
     fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
-        assert!(feedback.pushed.is_none() && feedback.input_gradient.is_none());
+        assert!(feedback.pushed.is_empty() && feedback.input_gradient.is_none());
         *self.2.lock().unwrap() += 1;
         self.0.apply(feedback)
     }

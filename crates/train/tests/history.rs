@@ -3,16 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
+mod lagging;
 
 use common::{Bench, StopAfter, batch_lines, finished, result};
 use esker_nn::{CpuBackend, Kind, NormKind};
 use esker_sample::{Fanout, Form};
-use esker_strategies::{RunPosition, StrategyKind};
+use esker_strategies::{CachePolicy, MemoryTable, RunPosition, StrategyKind, WorkCounts};
 use esker_train::{
-    EvaluationMode, HistoryConfig, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
-    Trainer, evaluate_run,
+    EvaluationMode, HistoryConfig, HistoryHop, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary,
+    TrainError, Trainer, evaluate_run,
 };
-use esker_types::NodeId;
+use esker_types::{Dtype, NodeId};
+use lagging::Lagging;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -100,44 +102,141 @@ fn kinds_depths_and_norms_pull_the_same_from_disk_and_from_memory() {
     }
 }
 
+/// A number as a history stores it.
+fn stored(value: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => half::f16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+#[test]
+fn hops_and_dtypes_pull_the_same_from_disk_and_from_memory() {
+    let bench = Bench::new();
+    let cases = [
+        (Kind::Sage, 3, HistoryHop::Two, Dtype::F32, 9),
+        (Kind::Gcn, 4, HistoryHop::All, Dtype::F16, 30),
+        (Kind::Gat, 3, HistoryHop::All, Dtype::F16, 12),
+        (Kind::Sage, 4, HistoryHop::Two, Dtype::F16, 25),
+        (Kind::Gat, 2, HistoryHop::All, Dtype::F32, 7),
+    ];
+    let mut digests = std::collections::BTreeSet::new();
+    for (number, (kind, depth, hop, dtype, staleness)) in cases.into_iter().enumerate() {
+        let mut config = layers(with_history(&bench, 1500, staleness), depth);
+        (config.model.kind, config.epochs, config.model.heads, config.lr) = (kind, 2, 4, 0.005);
+        if let Some(history) = &mut config.history {
+            (history.hop, history.dtype) = (hop, dtype);
+        }
+        let mut seen = Vec::new();
+        for (strategy, threads, superbatch) in [
+            (StrategyKind::Memory, 1, 1),
+            (StrategyKind::Memory, 3, 1),
+            (StrategyKind::Outre, 2, 1 + 5 * number as u64),
+        ] {
+            let name = format!("{number}-{strategy}-{threads}");
+            let config = RunConfig { strategy, threads, superbatch: Some(superbatch), ..config.clone() };
+            let out = bench.path(&name);
+            let summary = train(&config, &out);
+            assert!(pulls(&summary) > 100, "{name}");
+            seen.push((name, result(&summary, &out)));
+        }
+        check_equal(&seen);
+        digests.insert(seen[0].1.0.clone());
+        // Another run with the same history takes hop and dtype, too.
+        let taken = HistoryConfig::of_run(&bench.path(&format!("{number}-outre-2"))).unwrap();
+        assert_eq!((taken.hop, taken.dtype), (hop, dtype));
+    }
+    assert_eq!(digests.len(), cases.len());
+}
+
+#[test]
+fn hops_and_dtypes_change_what_is_trained() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 1, ..layers(with_history(&bench, 3000, 50), 3) };
+    let with = |hop: HistoryHop, dtype: Dtype| {
+        let history = config.history.clone().map(|history| HistoryConfig { hop, dtype, ..history });
+        let out = bench.path(&format!("{hop:?}-{dtype}"));
+        (train(&RunConfig { history, ..config.clone() }, &out), out)
+    };
+    let (one, _) = with(HistoryHop::One, Dtype::F32);
+    let (two, _) = with(HistoryHop::Two, Dtype::F32);
+    let (all, _) = with(HistoryHop::All, Dtype::F32);
+    let (half, _) = with(HistoryHop::One, Dtype::F16);
+    assert_eq!(two.loss_digest, all.loss_digest, "with three layers, two hops are all");
+    assert!(one.loss_digest != two.loss_digest && one.loss_digest != half.loss_digest);
+    // What is pulled depends on stamps and not on values.
+    assert_eq!(pulls(&one), pulls(&half));
+    let near = |one: &Summary, other: &Summary| (one.epochs[0].loss - other.epochs[0].loss).abs() < 0.01;
+    assert!(near(&one, &half), "{} {}", one.epochs[0].loss, half.epochs[0].loss);
+    let saved = |summary: &Summary| summary.epochs[0].history.unwrap().saved;
+    let (one, two) = (saved(&one), saved(&two));
+    assert!(one.batches > 0 && one.batches == two.batches && one.without == two.without, "{one:?} {two:?}");
+    // The second hop saves neighbours, rows and computed rows beyond the first.
+    for of in
+        [|work: &WorkCounts| work.rows, |work: &WorkCounts| work.edges, |work: &WorkCounts| work.computed]
+    {
+        assert!(of(&two.with) < of(&one.with) && of(&one.with) < of(&one.without), "{one:?} {two:?}");
+    }
+}
+
 #[test]
 fn a_pulled_row_is_the_last_that_was_pushed_and_fresh() {
     let bench = Bench::new();
     let (backend, staleness) = (CpuBackend::new(), 6);
-    for strategy in [StrategyKind::Memory, StrategyKind::Outre] {
-        let config = RunConfig { strategy, superbatch: Some(5), ..with_history(&bench, 2000, staleness) };
+    for (strategy, depth, hop, dtype) in [
+        (StrategyKind::Memory, 2, HistoryHop::One, Dtype::F32),
+        (StrategyKind::Outre, 2, HistoryHop::One, Dtype::F32),
+        (StrategyKind::Memory, 3, HistoryHop::Two, Dtype::F16),
+        (StrategyKind::Outre, 4, HistoryHop::All, Dtype::F32),
+    ] {
+        let mut config = RunConfig { strategy, superbatch: Some(5), ..with_history(&bench, 2000, staleness) };
+        if let Some(history) = &mut config.history {
+            (history.hop, history.dtype) = (hop, dtype);
+        }
+        let config = layers(config, depth);
         let mut run = OpenRun::new(backend.clone(), config, bench.path("scratch")).unwrap();
         run.leave_out_evaluation();
         let mut source = run.source(RunPosition::START, None).unwrap();
-        let mut last: HashMap<NodeId, (u32, Vec<f32>)> = HashMap::new();
-        let (mut number, mut pulled, mut oldest) = (0, 0, 0);
+        let mut last: HashMap<(usize, NodeId), (u32, Vec<f32>)> = HashMap::new();
+        let (mut number, mut pulled, mut oldest) = (0, vec![0; depth], 0);
         while let Some(batch) = source.next().unwrap() {
             let sample = batch.blocks.sample().unwrap();
-            let (first, ids) = (sample.pulled_nodes().start, sample.node_ids.clone());
-            let node = |row: &u32| ids[(row + first) as usize];
-            if let Some(pull) = &batch.exchange.pull {
-                assert_eq!((pull.layer, pull.rows.len()), (1, sample.pulled as usize));
+            let ids = sample.node_ids.clone();
+            let firsts: Vec<u32> = (0..depth).map(|layer| sample.layer(layer).inputs.start).collect();
+            let node = |layer: usize, row: &u32| ids[(row + firsts[layer]) as usize];
+            for pull in &batch.exchange.pulls {
+                assert_eq!(pull.rows.len(), sample.pulled_at(depth - pull.layer) as usize);
                 let rows = pull.table.gather(&backend, &pull.slots);
                 for (row, values) in pull.rows.iter().zip(rows.values().chunks_exact(24)) {
-                    let (then, expected) = &last[&node(row)];
+                    let (then, expected) = &last[&(pull.layer, node(pull.layer, row))];
                     assert!(number - then < staleness && values == expected);
                     oldest = oldest.max(number - then);
-                    pulled += 1;
+                    pulled[pull.layer] += 1;
                 }
             }
-            let pushed: Vec<NodeId> =
-                batch.exchange.push.iter().flat_map(|push| &push.rows).map(node).collect();
+            let mut pushed: Vec<(usize, Vec<NodeId>)> = batch
+                .exchange
+                .pushes
+                .iter()
+                .map(|push| (push.layer, push.rows.iter().map(|row| node(push.layer, row)).collect()))
+                .collect();
+            pushed.sort_by_key(|(layer, _)| *layer);
             let (step, feedback) = run.step(batch).unwrap();
             step.wait().unwrap();
-            if let Some(rows) = &feedback.pushed {
-                for (node, values) in pushed.iter().zip(rows.rows.values().chunks_exact(24)) {
-                    last.insert(*node, (number, values.to_vec()));
+            // They come in the order of layers.
+            assert_eq!(pushed.len(), feedback.pushed.len());
+            for ((layer, nodes), rows) in pushed.iter().zip(&feedback.pushed) {
+                for (node, values) in nodes.iter().zip(rows.rows.values().chunks_exact(24)) {
+                    let values = values.iter().map(|value| stored(*value, dtype)).collect();
+                    last.insert((*layer, *node), (number, values));
                 }
             }
             source.apply(feedback).unwrap();
             number += 1;
         }
-        assert!(pulled > 1000 && oldest == staleness - 1, "{strategy}: {pulled}, {oldest}");
+        let hops = if hop == HistoryHop::One { 1 } else { depth - 1 };
+        assert!(pulled[depth - 1] > 1000 && oldest == staleness - 1, "{strategy}: {pulled:?}, {oldest}");
+        assert!(pulled[depth - hops..].iter().all(|count| *count > 30), "{strategy}: {pulled:?}");
     }
 }
 
@@ -293,4 +392,146 @@ fn memory_of_a_history_is_in_the_table_and_kept() {
         let summary = train(&just, &bench.path(&format!("just-{strategy}")));
         assert!(summary.memory.total() <= needed.0);
     }
+}
+
+#[test]
+fn rows_drift_if_weights_move_and_what_pulls_save_is_counted() {
+    let bench = Bench::new();
+    let mut config = layers(with_history(&bench, 3000, 4), 2);
+    (config.fanout, config.epochs) = (vec![Fanout::All; 2], 2);
+    for (strategy, lr) in
+        [(StrategyKind::Memory, 1e-30), (StrategyKind::Outre, 0.01), (StrategyKind::Memory, 0.01)]
+    {
+        let out = bench.path(&format!("{strategy}-{lr}"));
+        let summary = train(&RunConfig { strategy, lr, ..config.clone() }, &out);
+        for epoch in &summary.epochs {
+            let history = epoch.history.unwrap();
+            assert!(history.refreshed > 100 && history.refreshed <= history.pushes, "{history:?}");
+            // With all neighbours and weights that stand still, a row is computed to the same bits.
+            assert_eq!(history.mean_drift == 0.0, lr < 1e-20, "{history:?}");
+            assert!(history.mean_drift < 2.0, "{history:?}");
+            let saved = history.saved;
+            assert_eq!(saved.batches, (epoch.batches + 12) / 16);
+            assert!(
+                saved.with.edges < saved.without.edges && saved.with.rows <= saved.without.rows,
+                "{saved:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_static_cache_has_the_same_losses_and_fewer_hits() {
+    let bench = Bench::new();
+    for (strategy, history) in
+        [(StrategyKind::Ginex, None), (StrategyKind::Outre, Some(HistoryConfig::new(700)))]
+    {
+        let mut seen = Vec::new();
+        for cache in [CachePolicy::Belady, CachePolicy::Static] {
+            let config = RunConfig {
+                strategy,
+                history: history.clone(),
+                cache: Some(cache),
+                feature_cache: Some(300 * 24),
+                superbatch: Some(25),
+                ..bench.by_groups()
+            };
+            let out = bench.path(&format!("{strategy}-{cache:?}"));
+            let summary = train(&config, &out);
+            let hits: f64 = summary.epochs.iter().map(|epoch| epoch.hit_ratio["host"]).sum();
+            let line = summary.memory.lines.iter().find(|line| line.what == "ranks of cached rows");
+            assert_eq!(line.map(|line| line.bytes), (cache == CachePolicy::Static).then_some(3000 * 4));
+            seen.push((result(&summary, &out), hits));
+        }
+        assert!(seen[0].0 == seen[1].0, "{strategy}: losses do not depend on the cache");
+        assert!(seen[1].1 > 0.0 && seen[1].1 < seen[0].1, "{strategy}: {} {}", seen[1].1, seen[0].1);
+    }
+}
+
+#[test]
+fn a_run_continues_with_the_history_that_it_began_with() {
+    let bench = Bench::new();
+    let mut config = layers(with_history(&bench, 1500, 9), 3);
+    (config.epochs, config.checkpoint_batches) = (2, 3);
+    if let Some(history) = &mut config.history {
+        (history.hop, history.dtype) = (HistoryHop::Two, Dtype::F16);
+    }
+    let whole = bench.path("whole");
+    let expected = result(&train(&config, &whole), &whole);
+    let out = bench.path("stopped");
+    let trainer = Trainer::create(CpuBackend::new(), config.clone(), &out).unwrap();
+    assert!(matches!(trainer.run(&mut StopAfter(7)).unwrap(), Outcome::Stopped(_)));
+    let refused = |change: fn(&mut HistoryConfig)| {
+        let mut config = config.clone();
+        config.history.iter_mut().for_each(change);
+        Trainer::resume(CpuBackend::new(), config, &out).err().unwrap().to_string()
+    };
+    assert!(refused(|history| history.staleness = 10).contains("history.staleness"));
+    assert!(refused(|history| history.dtype = Dtype::F32).contains("history.dtype"));
+    assert!(refused(|history| history.hop = HistoryHop::One).contains("history.hop"));
+    let path = out.join("history.nodes");
+    let nodes = std::fs::read(&path).unwrap();
+    for damaged in [&nodes[..nodes.len() / 2], b"", &[&nodes[..20], b"x", &nodes[21..]].concat()[..]] {
+        std::fs::write(&path, damaged).unwrap();
+        let said = Trainer::resume(CpuBackend::new(), config.clone(), &out).err().unwrap().to_string();
+        assert!(said.contains("history.nodes") && said.contains("--history-set"), "{said}");
+    }
+    std::fs::write(&path, &nodes).unwrap();
+    let outre = RunConfig { strategy: StrategyKind::Outre, superbatch: Some(3), ..config };
+    let trainer = Trainer::resume(CpuBackend::new(), outre, &out).unwrap();
+    let summary = finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap());
+    assert!(result(&summary, &out) == expected);
+}
+
+#[test]
+fn more_rows_than_nodes_are_all_nodes_and_hops_without_hidden_rows_are_refused() {
+    let bench = Bench::new();
+    let run = |rows: u64, hop: HistoryHop, depth: usize| {
+        let mut config = layers(with_history(&bench, rows, 8), depth);
+        config.epochs = 1;
+        config.history.iter_mut().for_each(|history| history.hop = hop);
+        let out = bench.path(&format!("{rows}-{hop:?}-{depth}"));
+        Trainer::create(CpuBackend::new(), config, &out).map(|trainer| {
+            let summary = finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap());
+            result(&summary, &out)
+        })
+    };
+    assert!(run(3000, HistoryHop::One, 2).unwrap() == run(u64::MAX, HistoryHop::One, 2).unwrap());
+    let said = run(100, HistoryHop::Two, 2).err().unwrap().to_string();
+    assert!(said.contains("--layers 3") && said.contains("--history-hop 1"), "{said}");
+    for (form, word) in [(Form::Shadow, "form shadow"), (Form::Layered, "form layered")] {
+        let config = RunConfig { form, ..with_history(&bench, 100, 10) };
+        let said = Trainer::create(CpuBackend::new(), config, &bench.path("form")).err().unwrap().to_string();
+        assert!(said.contains(word), "{said}");
+    }
+}
+
+#[test]
+fn a_device_without_room_for_all_rows_leaves_some_to_pinned_memory() {
+    let bench = Bench::new();
+    let config = RunConfig { epochs: 1, ..with_history(&bench, 3000, 10) };
+    let all = 3000 * 24 * 4;
+    let planned = |gpu_memory: Option<u64>| {
+        let config = RunConfig { gpu_memory, ..config.clone() };
+        let run = OpenRun::new(Lagging::default(), config, bench.path("s"));
+        let plan = run.unwrap().plan;
+        let of = |table: &MemoryTable, what: &str| {
+            table.lines.iter().find(|line| line.what == what).map_or(0, |line| line.bytes)
+        };
+        let device = plan.device_table.unwrap();
+        (of(&device, "history: hidden rows"), of(&plan.table, "history: hidden rows, pinned"), device.total())
+    };
+    let (on_device, pinned, total) = planned(None);
+    assert_eq!((on_device, pinned), (all, 0));
+    let (on_device, pinned, _) = planned(Some(total - all / 2));
+    assert!(on_device + pinned == all && pinned >= all / 2 && on_device > all / 3, "{on_device} {pinned}");
+    let (on_device, pinned, _) = planned(Some(total - all));
+    assert_eq!((on_device, pinned), (0, all));
+    // The same losses, wherever rows are.
+    let digest = |gpu_memory: Option<u64>, out: &str| {
+        let config = RunConfig { gpu_memory, ..config.clone() };
+        let trainer = Trainer::create(Lagging::default(), config, &bench.path(out)).unwrap();
+        finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap()).loss_digest
+    };
+    assert_eq!(digest(None, "all"), digest(Some(total - all / 2), "half"));
 }

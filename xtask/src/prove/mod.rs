@@ -14,6 +14,7 @@ pub mod outre;
 pub mod outre_accuracy;
 pub mod outre_gpu;
 pub mod outre_history;
+pub mod outre_safe;
 pub mod outre_split;
 pub mod real;
 pub mod sample;
@@ -209,6 +210,16 @@ pub const ITEMS: &[Item] = &[
         name: "outre-accuracy",
         about: "accuracy of outre's defaults against shuffled batches in memory, five seeds",
         run: outre_accuracy::full,
+    },
+    Item {
+        name: "outre-kill",
+        about: "SIGKILL at 50 random moments of partitioning, profiling and training: the same weights as memory with the same history",
+        run: outre_safe::full_kill,
+    },
+    Item {
+        name: "outre-budget",
+        about: "outre with features 4 times and topology twice as large as the cgroup: finishes inside its budget",
+        run: outre_safe::full_budget,
     },
     Item {
         name: "inference",

@@ -24,7 +24,7 @@ pub fn graph(bench: &Bench, nodes: u64, dim: u64) -> Result<()> {
 }
 
 /// The command-line words of a run: the common ones, unless `more` has the same flag, followed by `more`.
-fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(super) fn words<'a>(out: &'a str, epochs: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let common = [["--fanout", "10,5"], ["--hidden", "64"], ["--batch", "500"], ["--dropout", "0.3"]];
     let common = common.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
     let words = ["train", "graph", "--epochs", epochs, "--out", out];
@@ -112,7 +112,7 @@ pub fn killed_with(bench: &Bench, epochs: &str, kills: u64, seed: u64, words_too
 }
 
 /// Runs a command until it ends or `wait` is over. Returns whether it ended by itself.
-fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
+pub(super) fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let deadline = Instant::now() + wait;
     loop {

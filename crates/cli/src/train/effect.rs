@@ -54,7 +54,14 @@ impl Flags {
         check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
         let history = config.history.is_some();
         let with = "--history-rows, --history-set or --strategy outre";
-        check("no history", &[flag("--staleness", self.staleness.is_some(), history, with)])?;
+        check(
+            "no history",
+            &[
+                flag("--staleness", self.staleness.is_some(), history, with),
+                flag("--history-hop", self.history_hop.is_some(), history, with),
+                flag("--history-dtype", self.history_dtype.is_some(), history, with),
+            ],
+        )?;
         let groups = config.order == OrderName::Groups;
         check(
             &format!("--order {}", word_of(config.order)),
@@ -95,6 +102,7 @@ impl Flags {
             flag("--io-block", self.io_block.is_some(), ginex || diskgnn, both),
             flag("--superbatch", self.superbatch.is_some(), ginex, one),
             flag("--neighbour-policy", self.neighbour_policy.is_some(), ginex, one),
+            flag("--cache", self.cache.is_some(), ginex, one),
             flag("--prepared", self.prepared.is_some(), diskgnn, other),
             flag("--segment", self.segment.is_some(), diskgnn, other),
             flag("--no-prefetch", self.no_prefetch == Some(true), diskgnn, other),

@@ -10,12 +10,12 @@ use esker_nn::{
 use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
-use esker_strategies::{NeighbourPolicy, StrategyKind};
+use esker_strategies::{CachePolicy, NeighbourPolicy, StrategyKind};
 use esker_train::{
-    EvaluationMode, HistoryConfig, LEAST_HISTORY_BATCHES, MetricName, OrderName, RunConfig, RunDirectory,
-    usual_staleness,
+    EvaluationMode, HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, MetricName, OrderName, RunConfig,
+    RunDirectory, usual_staleness,
 };
-use esker_types::{Budget, ByteCount, DeviceName};
+use esker_types::{Budget, ByteCount, DeviceName, Dtype};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -134,6 +134,11 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
+/// Minutes in seconds.
+fn seconds_of(minutes: u64) -> u64 {
+    minutes.saturating_mul(60)
+}
+
 /// Reads a count.
 fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "it must be a whole number, 0 or greater".to_string())
@@ -228,6 +233,12 @@ pub struct Flags {
     /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a tenth of an epoch's batches, at most 100
     #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
     pub staleness: Option<u32>,
+    /// With a history: which nodes of a batch may use their rows: 1 (neighbours of seed nodes: what enters the last layer), 2 (their neighbours, too: what enters the layer before; two rows per node, from three layers on) or all (a row per hidden layer); default: 1
+    #[arg(long, value_parser = word::<HistoryHop>, help_heading = "Batches")]
+    pub history_hop: Option<HistoryHop>,
+    /// With a history: how its rows are stored: f32, or f16, which takes half the memory and rounds them; default: f32
+    #[arg(long, value_parser = word::<Dtype>, help_heading = "Batches")]
+    pub history_dtype: Option<Dtype>,
     /// With a history: take the nodes of this run's history, so that both runs train alike
     #[arg(long, value_name = "RUN", help_heading = "Batches")]
     pub history_set: Option<PathBuf>,
@@ -318,6 +329,9 @@ pub struct Flags {
     /// ginex, outre, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
+    /// ginex, outre: which feature rows are cached: belady (those that are accessed soonest, which reads least) or static (for the whole run, those that the first superbatch accesses most, as OUTRE does); default: belady
+    #[arg(long, value_parser = word::<CachePolicy>, help_heading = "Machine")]
+    pub cache: Option<CachePolicy>,
     /// ginex, outre with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group if at most 55% of the edges are between partitions, else ginex
     #[arg(long, value_parser = word::<NeighbourPolicy>, help_heading = "Machine")]
     pub neighbour_policy: Option<NeighbourPolicy>,
@@ -419,6 +433,8 @@ impl Flags {
             partitioning: config.partitioning.as_ref().map(|chosen| chosen.name.clone()),
             history_rows: config.history.as_ref().and_then(|history| history.rows).map(HistoryRows::Count),
             staleness: config.history.as_ref().map(|history| history.staleness),
+            history_hop: config.history.as_ref().map(|history| history.hop),
+            history_dtype: config.history.as_ref().map(|history| history.dtype),
             history_set: None,
             drop_last: Some(config.drop_last),
             form: Some(config.form),
@@ -447,6 +463,7 @@ impl Flags {
             superbatch: config.superbatch,
             feature_cache: config.feature_cache.map(ByteCount),
             neighbour_cache: config.neighbour_cache.map(ByteCount),
+            cache: config.cache,
             neighbour_policy: config.neighbour_policy,
             // A run from before that could be said sampled all of them.
             epochs_sampled: config
@@ -524,6 +541,7 @@ impl Flags {
             superbatch: self.superbatch,
             feature_cache: self.feature_cache.map(|bytes| bytes.0),
             neighbour_cache: self.neighbour_cache.map(|bytes| bytes.0),
+            cache: self.cache,
             neighbour_policy: self.neighbour_policy,
             epochs_sampled: match self.epochs_sampled {
                 Some(EpochsSampled::Count(epochs)) => Some(epochs),
@@ -540,9 +558,7 @@ impl Flags {
             gpu_memory: self.gpu_memory.map(|bytes| bytes.0),
             precision: self.precision.unwrap_or_default(),
             checkpoint_batches: self.checkpoint_batches.unwrap_or(usual.checkpoint_batches),
-            checkpoint_seconds: self
-                .checkpoint_minutes
-                .map_or(usual.checkpoint_seconds, |minutes| minutes.saturating_mul(60)),
+            checkpoint_seconds: self.checkpoint_minutes.map_or(usual.checkpoint_seconds, seconds_of),
             ..usual
         })
     }
@@ -583,6 +599,8 @@ impl Flags {
             (None, None) => return Ok(None),
         };
         history.staleness = self.staleness.unwrap_or(history.staleness);
+        history.hop = self.history_hop.unwrap_or(history.hop);
+        history.dtype = self.history_dtype.unwrap_or(history.dtype);
         Ok(Some(history))
     }
 

@@ -15,6 +15,7 @@ use crate::progress::Shown;
 use esker_nn::{Backend, Precision};
 use esker_sample::Position;
 use esker_store::Dataset;
+use esker_strategies::{SavedWork, WorkCounts};
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
     Trainer, evaluate_run,
@@ -428,6 +429,19 @@ fn add_history(table: &mut TextTable, summary: &Summary, measured: f64) {
         let (pulls, pushes, age) = (grouped(history.pulls), grouped(history.pushes), history.mean_age);
         let text = format!("history: {pulls} rows pulled, {pushes} pushed, {age:.1} batches old");
         table.row("last epoch", text);
+        let SavedWork { with, without, .. } = history.saved;
+        let less = |of: fn(&WorkCounts) -> u64| {
+            format!("{:.0}%", 100.0 - of(&with) as f64 * 100.0 / of(&without).max(1) as f64)
+        };
+        let saved = [less(|work| work.rows), less(|work| work.edges), less(|work| work.computed)];
+        let text = format!(
+            "pulls saved {} of the rows, {} of the neighbours, {} of the computed rows; rows drifted by {:.1}%",
+            saved[0],
+            saved[1],
+            saved[2],
+            history.mean_drift * 100.0
+        );
+        table.row("", text);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod attention;
+mod hidden;
 mod loss;
 mod norm;
 mod part;
@@ -12,6 +13,7 @@ mod update;
 
 pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
+pub use hidden::DeviceHidden;
 pub use loss::LossTargets;
 pub use norm::Columns;
 pub use part::{Adding, AttentionMore};

@@ -5,6 +5,7 @@ mod aggregate;
 mod attention;
 mod buffer;
 mod graph;
+mod hidden;
 mod kernel;
 mod limit;
 mod loss;
@@ -21,6 +22,7 @@ pub(crate) use attention::VECTOR_CHUNKS;
 pub use buffer::CpuMatrix;
 pub(crate) use buffer::pooled_words;
 pub use graph::CpuGraph;
+pub use hidden::CpuHidden;
 pub use limit::best_matmul_rate;
 pub(crate) use loss::counted;
 pub(crate) use matmul::packed_words;
@@ -124,6 +126,7 @@ impl Device for CpuBackend {
     type StagedGraph = CpuGraph;
     type HostRows = CpuMatrix;
     type Cache = Infallible;
+    type Hidden = CpuHidden;
     type Number = Ready;
     const STEPS_IN_FLIGHT: usize = 0;
 
@@ -158,6 +161,10 @@ impl Device for CpuBackend {
 
     fn assemble(&self, batch: Infallible, _: usize) -> CpuMatrix {
         match batch {}
+    }
+
+    fn hidden_rows(&self, shape: HiddenShape) -> Result<CpuHidden, DeviceError> {
+        Ok(CpuHidden::new(&self.pool, shape))
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {

@@ -1,16 +1,19 @@
-//! Samples by level, for neighbours of targets whose hidden rows are pulled from a history (OUTRE).
+//! Samples by level, for nodes whose hidden rows are pulled from a history (OUTRE).
 //!
 //! The targets have level L, the number of layers. A node of level k is computed up to the value that leaves layer k - 1,
-//! so a node that is met from one of level k has level k - 1 at least, and level 0 has no neighbours. A pulled node is a
-//! neighbour of a target whose value that enters the last layer is supplied. In DENSE the target's other layers use the
-//! same neighbours, so the node's values before that one are still needed: it has level L - 2.
+//! so a node that is met from one of level k has level k - 1 at least, and level 0 has no neighbours. A node that is met at
+//! hop h has level L - h, and its value of that level enters layer L - h. If it is pulled, that value is supplied. In DENSE
+//! the nodes that meet it use the same neighbours in every layer, so its values before that one are still needed: it has
+//! level L - h - 1. A neighbour of a target has level L - 2 if it is pulled, and a node of hop 2 has level L - 3. A node is
+//! pulled once at most, and not at hop L, where its value is its feature row.
 //!
-//! Levels fall from hop to hop, so they are found hop by hop: pulled nodes wait until the nodes of hop 2 have been
-//! expanded, and what only they lead to is found with hop 3. No node is in a sample whose feature row no layer needs.
-//! Nodes are ordered by level, pulled ones last in theirs: so the last layer reads a suffix that begins with them, and
-//! every other layer a suffix as in a sample without them.
+//! Levels fall from hop to hop, so they are found hop by hop: nodes that are pulled at a hop wait until the nodes of the next
+//! one have been expanded, and what only they lead to is found with the hop after. No node is in a sample whose feature row
+//! no layer needs. Nodes are ordered by level, pulled ones last in theirs: so a layer reads a suffix that begins with those
+//! that are pulled as they enter it, and writes a shorter one.
 
 use super::{BatchSampling, Pulls, SamplerScratch, Settings};
+use crate::found::PulledNodes;
 use crate::memory::Ledger;
 use crate::topology::Topology;
 use crate::{Form, Result, SampleError};
@@ -25,33 +28,41 @@ impl Settings {
     }
 }
 
-/// Asks which nodes of hop 1 are pulled.
+/// Asks which nodes of a hop are pulled.
 pub(super) fn choose<T: Topology>(
     scratch: &mut SamplerScratch<T>,
+    hop: usize,
     pulls: Pulls,
     ledger: &mut Ledger,
 ) -> Result<()> {
     let found = &mut scratch.found;
-    for (number, index) in (found.hop_starts[1]..found.hop_starts[2]).enumerate() {
-        if pulls(number, found.nodes[index as usize]) {
-            ledger.reserve(&mut found.pulled, 1)?;
-            found.pulled.push(index);
+    if found.pulled.len() < hop {
+        let missing = hop - found.pulled.len();
+        ledger.reserve_exact(&mut found.pulled, missing)?;
+        found.pulled.resize_with(hop, PulledNodes::default);
+    }
+    let pulled = &mut found.pulled[hop - 1].nodes;
+    for (number, index) in (found.hop_starts[hop]..found.hop_starts[hop + 1]).enumerate() {
+        if pulls(hop, number, found.nodes[index as usize]) {
+            ledger.reserve(pulled, 1)?;
+            pulled.push(index);
         }
     }
     Ok(())
 }
 
-/// Lists the pulled nodes of hop 1 as the frontier, or the others.
+/// Lists the pulled nodes of a hop as the frontier, or the others.
 pub(super) fn list<T: Topology>(
     scratch: &mut SamplerScratch<T>,
+    hop: usize,
     pulled: bool,
     ledger: &mut Ledger,
 ) -> Result<()> {
     let (found, frontier) = (&scratch.found, &mut scratch.frontier);
-    let own = found.hop_starts[1]..found.hop_starts[2];
+    let own = found.hop_starts[hop]..found.hop_starts[hop + 1];
     frontier.clear();
     ledger.reserve(frontier, own.len())?;
-    let mut pulled_nodes = found.pulled.iter().copied().peekable();
+    let mut pulled_nodes = found.pulled_at(hop).iter().copied().peekable();
     let listed = own.filter(|index| pulled_nodes.next_if_eq(index).is_some() == pulled);
     frontier.extend(listed.map(|index| found.nodes[index as usize]));
     Ok(())
@@ -69,11 +80,8 @@ impl<T: Topology> BatchSampling<'_, T> {
         if !self.settings.carry.degrees {
             return Ok(());
         }
-        // Of two layers, pulled nodes have level 0, too.
-        scratch.frontier.clear();
-        if layers == 2 {
-            list(scratch, true, ledger)?;
-        }
+        // What is pulled at the hop before the last has level 0, too.
+        list(scratch, layers - 1, true, ledger)?;
         let found = &mut scratch.found;
         let deepest = &found.nodes[found.hop_starts[layers] as usize..];
         ledger.reserve(&mut found.degrees, deepest.len() + scratch.frontier.len())?;

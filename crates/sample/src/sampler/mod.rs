@@ -124,9 +124,9 @@ pub struct Position {
     pub batch: u64,
 }
 
-/// Decides whether what enters the last layer for a neighbour of a target is supplied instead of being computed. Called
-/// with each node of hop 1 and its index there, in order of first appearance.
-pub type Pulls<'a> = &'a mut dyn FnMut(usize, NodeId) -> bool;
+/// Decides whether what enters layer `L - hop` for a node that is met at a hop is supplied instead of being computed. Called
+/// with the hop, from 1 to L - 1, and with each of its nodes and its index there, in order of first appearance.
+pub type Pulls<'a> = &'a mut dyn FnMut(usize, usize, NodeId) -> bool;
 
 enum RelabelTable {
     Direct(DirectTable),
@@ -247,17 +247,17 @@ impl<T: Topology> Sampler<T> {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
             let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                RelabelTable::Direct(table) => batch.discover(table, scratch, &mut |_, _| false, ledger),
-                RelabelTable::Hashed(table) => batch.discover(table, scratch, &mut |_, _| false, ledger),
+                RelabelTable::Direct(table) => batch.discover(table, scratch, None, ledger),
+                RelabelTable::Hashed(table) => batch.discover(table, scratch, None, ledger),
             }?;
             scratch.found.assemble(settings.form, out, ledger)
         })
     }
 
-    /// Samples DENSE, with the neighbours of targets that `pulls` accepts taken from elsewhere as they enter the last
-    /// layer. In DENSE every layer uses the neighbours of a target, so a pulled node is still computed as far as the
-    /// layer before the last needs it: it has level L - 2, see `levels.rs`. Without pulled nodes, this is
-    /// [`Sampler::sample`]. If memory is short, a batch is sampled twice, so `pulls` must answer alike.
+    /// Samples DENSE, with the nodes that `pulls` accepts taken from elsewhere as they enter the layer of their hop. In
+    /// DENSE every layer uses the same neighbours, so a pulled node is still computed as far as the layer before needs it:
+    /// see `levels.rs`. Without pulled nodes, this is [`Sampler::sample`]. If memory is short, a batch is sampled twice, so
+    /// `pulls` must answer alike.
     pub fn sample_with_pulls(
         &mut self,
         at: Position,
@@ -270,8 +270,8 @@ impl<T: Topology> Sampler<T> {
             let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
             let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
             match table {
-                RelabelTable::Direct(table) => batch.discover(table, scratch, pulls, ledger),
-                RelabelTable::Hashed(table) => batch.discover(table, scratch, pulls, ledger),
+                RelabelTable::Direct(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),
+                RelabelTable::Hashed(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),
             }?;
             scratch.found.assemble(settings.form, out, ledger)
         })
@@ -349,7 +349,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         &self,
         table: &mut R,
         scratch: &mut SamplerScratch<T>,
-        pulls: Pulls,
+        mut pulls: Option<Pulls>,
         ledger: &mut Ledger,
     ) -> Result<()> {
         let layers = self.settings.fanouts.len();
@@ -358,13 +358,13 @@ impl<T: Topology> BatchSampling<'_, T> {
         for depth in 0..layers {
             self.hop(table, scratch, depth, ledger)?;
             self.close_hop(scratch, depth, ledger)?;
-            if depth == 0 && layers > 1 && self.settings.form == Form::Dense {
-                levels::choose(scratch, pulls, ledger)?;
+            if let Some(pulls) = pulls.as_mut().filter(|_| depth + 1 < layers) {
+                levels::choose(scratch, depth + 1, &mut **pulls, ledger)?;
             }
         }
         if self.settings.form == Form::Shadow {
             self.induce(table, scratch, ledger)?;
-        } else if !scratch.found.pulled.is_empty() {
+        } else if scratch.found.has_pulled() {
             self.degrees_of_level_0(scratch, ledger)?;
         } else if self.settings.carry.degrees {
             let deepest = &scratch.found.nodes[scratch.found.hop_starts[layers] as usize..];
@@ -413,26 +413,32 @@ impl<T: Topology> BatchSampling<'_, T> {
         depth: usize,
         ledger: &mut Ledger,
     ) -> Result<()> {
-        let has_pulled = !scratch.found.pulled.is_empty();
         let is_listed = match self.settings.form {
             Form::Layered => {
                 in_block_order(scratch, depth, ledger)?;
                 true
             }
-            _ if depth == 1 && has_pulled => {
-                levels::list(scratch, false, ledger)?;
+            _ if !scratch.found.pulled_at(depth).is_empty() => {
+                levels::list(scratch, depth, false, ledger)?;
                 true
             }
             _ => false,
         };
         self.expand(table, scratch, HopPart { depth, is_listed, is_pulled: false }, ledger)?;
-        if depth == 2 && has_pulled {
-            take_found(scratch, ledger)?;
-            levels::list(scratch, true, ledger)?;
-            // The draw of a node does not depend on whether it is pulled.
-            self.expand(table, scratch, HopPart { depth: 1, is_listed: true, is_pulled: true }, ledger)?;
+        match depth.checked_sub(1).filter(|before| !scratch.found.pulled_at(*before).is_empty()) {
+            Some(before) => {
+                take_found(scratch, ledger)?;
+                levels::list(scratch, before, true, ledger)?;
+                // The draw of a node does not depend on whether it is pulled.
+                self.expand(
+                    table,
+                    scratch,
+                    HopPart { depth: before, is_listed: true, is_pulled: true },
+                    ledger,
+                )
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Samples the neighbours of some nodes.
@@ -455,7 +461,7 @@ impl<T: Topology> BatchSampling<'_, T> {
             threads: self.threads,
         };
         let section = match part.is_pulled {
-            true => &mut found.pulled_section,
+            true => &mut found.pulled[part.depth - 1].section,
             false => &mut found.sections[part.depth],
         };
         let mut into = hop::Into { table, new_nodes: &mut scratch.new_nodes, section, ledger };
@@ -472,7 +478,7 @@ impl<T: Topology> BatchSampling<'_, T> {
     fn close_hop(&self, scratch: &mut SamplerScratch<T>, depth: usize, ledger: &mut Ledger) -> Result<()> {
         let found = &mut scratch.found;
         // With pulled nodes, degrees are taken from sections.
-        if found.pulled.is_empty() {
+        if !found.has_pulled() {
             // The depth's own hop comes first in its section.
             let listed = found.nodes.len() - found.hop_starts[depth] as usize;
             ledger.reserve(&mut found.degrees, listed)?;

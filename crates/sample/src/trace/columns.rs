@@ -26,7 +26,7 @@ struct SectionShape {
     /// The nodes whose neighbours these are.
     nodes: Range<usize>,
     fanout: Option<Fanout>,
-    /// The last of them that are pulled, and how many neighbours of those are sampled: they were found in hop 1.
+    /// The last of them that are pulled, and how many neighbours of those are sampled: they were found a hop before.
     pulled: Range<usize>,
     pulled_fanout: Option<Fanout>,
     /// The smallest local index that a neighbour can have: the start of the next hop, or of pulled nodes before it.
@@ -53,9 +53,8 @@ fn sections(form: Form, fanouts: &[Fanout], sample: &Sample) -> Vec<SectionShape
     let offsets = &sample.node_id_offsets;
     let layers = offsets.len() - 2;
     let nodes = offsets[layers + 1] as usize;
-    let pulled_fanout = fanouts.get(1).copied();
     if form == Form::Shadow {
-        let (pulled, low) = (0..0, 0);
+        let (pulled, pulled_fanout, low) = (0..0, None, 0);
         let nodes = 0..nodes;
         let shape =
             SectionShape { block: 0, nodes, fanout: None, pulled, pulled_fanout, low, first_new: 0, new: 0 };
@@ -68,11 +67,12 @@ fn sections(form: Form, fanouts: &[Fanout], sample: &Sample) -> Vec<SectionShape
             _ => (0, own.end),
         };
         let (first_new, new) = (next.start as u32, next.len() as u32);
-        // Targets lead to pulled nodes, which are listed before the others of hop 1, after those of hop 2.
-        let low = if depth == 0 { first_new - sample.pulled } else { first_new };
-        let new = if depth == 1 { new - sample.pulled } else { new };
-        let pulled = if depth == 2 { own.end - sample.pulled as usize..own.end } else { own.end..own.end };
-        let fanout = fanouts.get(depth).copied();
+        // Nodes lead to pulled ones, which are listed before the others of the next hop, after those of the hop after it.
+        let low = first_new - sample.pulled_at(depth + 1);
+        let new = new - sample.pulled_at(depth);
+        let pulled = own.end - sample.pulled_at(depth.saturating_sub(1)) as usize..own.end;
+        let (fanout, before) = (fanouts.get(depth).copied(), depth.checked_sub(1));
+        let pulled_fanout = before.and_then(|before| fanouts.get(before)).copied();
         SectionShape { block, nodes: own.start..end, fanout, pulled, pulled_fanout, low, first_new, new }
     };
     (0..layers).rev().map(section).collect()
@@ -263,7 +263,7 @@ impl ColumnsDecoder {
         let first_target = (nodes as u64 - hops[0]) as u32;
         out.seeds.clear();
         out.seeds.extend(self.seeds.iter().map(|seed| LocalIndex(first_target + seed)));
-        out.pulled = take_pulled(reader, header, &hops)?;
+        take_pulled(reader, header, &hops, &mut out.pulled)?;
         resize(&mut out.degrees, degree_count(header, &out.node_id_offsets));
         reader.take_groups(&mut out.degrees).ok_or("a number of more than 32 bits")?;
         out.blocks.resize_with(if form == Form::Layered { layers } else { 1 }, Block::default);

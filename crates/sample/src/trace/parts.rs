@@ -106,23 +106,54 @@ pub(super) fn take_seeds(reader: &mut BitReader, targets: u64, seeds: &mut Vec<u
     Ok(())
 }
 
-/// Encodes how many nodes are pulled.
+/// Encodes how many nodes are pulled at each hop. If that is hop 1 alone, its number; otherwise one more than it can be,
+/// and then the number of every hop.
 pub(super) fn put_pulled(writer: &mut BitWriter, sample: &Sample) {
-    writer.put((sample.pulled > 0) as u64, 1);
-    if sample.pulled > 0 {
-        writer.put_gamma(sample.pulled as u64);
+    writer.put(sample.has_pulled() as u64, 1);
+    match &sample.pulled[..] {
+        [] => {}
+        [only] => writer.put_gamma(*only as u64),
+        _ => {
+            writer.put_gamma(hop_nodes(&sample.node_id_offsets, 2).len() as u64 + 1);
+            (1..sample.layers()).for_each(|hop| writer.put_gamma(sample.pulled_at(hop) as u64));
+        }
     }
 }
 
-/// Decodes how many nodes are pulled. They are nodes of hop 2.
-pub(super) fn take_pulled(reader: &mut BitReader, header: &TraceHeader, hops: &[u64]) -> Result<u32, Flaw> {
+/// Decodes how many nodes are pulled at each hop. They are nodes of the hop after.
+pub(super) fn take_pulled(
+    reader: &mut BitReader,
+    header: &TraceHeader,
+    hops: &[u64],
+    pulled: &mut Vec<u32>,
+) -> Result<(), Flaw> {
+    pulled.clear();
     if reader.take(1) == 0 {
-        return Ok(0);
+        return Ok(());
     }
-    let (pulled, most) = (reader.take_gamma().ok_or(SHORT)?, hops.get(2).copied().unwrap_or(0));
-    match header.settings.form == Form::Dense && (1..=most).contains(&pulled) {
-        true => Ok(pulled as u32),
-        false => Err("pulled nodes that are not nodes of hop 2"),
+    let (first, most) = (reader.take_gamma().ok_or(SHORT)?, hops.get(2).copied().unwrap_or(0));
+    let wrong = "pulled nodes that are not nodes of the next hop";
+    if header.settings.form != Form::Dense || first > most + 1 {
+        return Err(wrong);
+    }
+    if first <= most {
+        pulled.push(first as u32);
+    } else {
+        for most in hops.iter().skip(2) {
+            let count = reader.take_gamma().ok_or(SHORT)?;
+            if count > *most {
+                return Err(wrong);
+            }
+            pulled.push(count as u32);
+        }
+    }
+    match pulled.last() {
+        // One way to write a sample.
+        None | Some(0) if pulled.iter().all(|count| *count == 0) => Err(wrong),
+        _ => {
+            pulled.truncate(pulled.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+            Ok(())
+        }
     }
 }
 

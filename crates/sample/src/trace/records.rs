@@ -54,7 +54,7 @@ impl SampleRecords {
     /// The record of a sample made with the header's settings. `home` is for error messages.
     pub fn encode(&mut self, header: &TraceHeader, sample: &Sample, home: &Path) -> Result<&[u8]> {
         check(header, sample, home)?;
-        if self.format == RecordFormat::Gaps && sample.pulled > 0 {
+        if self.format == RecordFormat::Gaps && sample.has_pulled() {
             let what = "pulled nodes, and its records are of format 2, which is older than those";
             return Err(SampleError::ForeignSample { path: home.to_path_buf(), what });
         }
@@ -144,7 +144,7 @@ mod tests {
         let at = Position { epoch: 0, batch: 0 };
         match pulled && settings.check_pulls().is_ok() {
             true => {
-                let pulls = &mut |_: usize, node: NodeId| !node.0.is_multiple_of(3);
+                let pulls = &mut |hop: usize, _: usize, node: NodeId| node.0 % 3 != hop as u64 % 2;
                 sampler.sample_with_pulls(at, &seeds, pulls, &mut sample).unwrap();
             }
             false => sampler.sample(at, &seeds, &mut sample).unwrap(),
@@ -170,7 +170,7 @@ mod tests {
                 // What buffers had before must not show.
                 for (form, fanouts) in &others {
                     let (header, other) = sampled(*form, carry, fanouts.clone(), !pulled);
-                    if format == RecordFormat::Gaps && other.pulled > 0 {
+                    if format == RecordFormat::Gaps && other.has_pulled() {
                         continue;
                     }
                     let record = records.encode(&header, &other, Path::new("")).unwrap().to_vec();
@@ -179,7 +179,7 @@ mod tests {
                 }
                 let record = records.encode(&header, &sample, Path::new("")).map(<[u8]>::to_vec);
                 // Format 2 is older than pulled nodes.
-                prop_assert_eq!(record.is_err(), format == RecordFormat::Gaps && sample.pulled > 0);
+                prop_assert_eq!(record.is_err(), format == RecordFormat::Gaps && sample.has_pulled());
                 let Ok(record) = record else { continue };
                 records.take(&header, &record, &mut out).unwrap();
                 prop_assert_eq!(&out, &sample);

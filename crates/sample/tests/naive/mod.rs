@@ -89,33 +89,33 @@ impl Reference {
         self.assemble(settings, seeds, &hops, drawn)
     }
 
-    /// By levels: targets have level L, what is met from level k has level k - 1, a pulled neighbour of a target has
-    /// level L - 2. A node draws at the hop in which it was found, which for a pulled one is the first.
+    /// By levels: targets have level L, what is met from level k has level k - 1, or k - 2 if it is pulled, which a node is
+    /// at hops 1 to L - 1. A node draws at the hop in which it was found, also if it is pulled.
     pub fn sample_with_pulls(
         &self,
         settings: &Settings,
         at: Position,
         seeds: &[NodeId],
-        pulls: impl Fn(NodeId) -> bool,
+        pulls: impl Fn(usize, NodeId) -> bool,
     ) -> Sample {
         let layers = settings.fanouts.len();
         let mut seen = HashSet::new();
         // By how far below L.
         let mut levels: Vec<Vec<u64>> = vec![Vec::new(); layers + 1];
         levels[0] = seeds.iter().map(|seed| seed.0).filter(|seed| seen.insert(*seed)).collect();
-        let (mut pulled, mut drawn): (Vec<u64>, Vec<Drawn>) = (Vec::new(), Vec::new());
+        // By hop.
+        let (mut pulled, mut drawn): (Vec<Vec<u64>>, Vec<Drawn>) = (vec![Vec::new(); layers + 1], Vec::new());
         for below in 0..layers {
-            if below == 2 {
-                levels[2].extend(&pulled);
-            }
             let mut lists: Drawn = Vec::new();
             for node in levels[below].clone() {
-                let hop = if pulled.contains(&node) { 1 } else { below };
+                let hop = if below > 0 && pulled[below - 1].contains(&node) { below - 1 } else { below };
                 let list = self.draw(settings, at, hop, node);
                 for position in &list {
                     let met = self.lists[node as usize][*position].0;
                     match seen.insert(met) {
-                        true if below == 0 && pulls(NodeId(met)) => pulled.push(met),
+                        true if below + 1 < layers && pulls(below + 1, NodeId(met)) => {
+                            pulled[below + 1].push(met)
+                        }
                         true => levels[below + 1].push(met),
                         false => {}
                     }
@@ -123,12 +123,14 @@ impl Reference {
                 lists.push((node, list));
             }
             drawn.push(lists);
-        }
-        if layers == 2 {
-            levels[2].extend(&pulled);
+            // They come after those of the next hop, which are all known now.
+            levels[below + 1].extend(&pulled[below]);
         }
         let mut sample = self.assemble(settings, seeds, &levels, drawn);
-        sample.pulled = pulled.len() as u32;
+        sample.pulled = pulled[1..].iter().map(|pulled| pulled.len() as u32).collect();
+        while sample.pulled.last() == Some(&0) {
+            sample.pulled.pop();
+        }
         sample
     }
 
@@ -173,7 +175,7 @@ impl Reference {
             false => node_id_offsets[1] as usize,
         };
         let degrees = node_ids[known..].iter().map(|node| self.lists[node.index()].len() as u32).collect();
-        Sample { form: settings.form, node_ids, node_id_offsets, blocks, seeds, degrees, pulled: 0 }
+        Sample { form: settings.form, node_ids, node_id_offsets, blocks, seeds, degrees, pulled: Vec::new() }
     }
 
     fn block(

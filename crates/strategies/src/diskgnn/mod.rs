@@ -197,7 +197,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         let opened = Opened { reads, packed: Some(phases.clone()), training, tier, epochs };
         let notes = opened.notes(&packed);
         self.opened = Some(opened);
-        Ok(Prepared { epochs_sampled: Some(epochs), on_disk: Some(on_disk), notes })
+        Ok(Prepared { epochs_sampled: Some(epochs), on_disk: Some(on_disk), notes, ..Prepared::default() })
     }
 
     fn batches(

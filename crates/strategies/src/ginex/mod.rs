@@ -144,9 +144,9 @@ impl<D: Device> Strategy<D> for Ginex<D> {
             Dtype::U64 => Opened::open::<u64>(job)?,
             _ => Opened::open::<u32>(job)?,
         };
-        let notes = opened.notes();
+        let (notes, caches) = (opened.notes(), opened.lists.memory());
         self.opened = Some(opened);
-        Ok(Prepared { notes, ..Prepared::default() })
+        Ok(Prepared { notes, caches, ..Prepared::default() })
     }
 
     fn batches(

@@ -7,9 +7,9 @@ use super::superbatch::PlannedBatch;
 use crate::direct::{self, sampler_bytes};
 use crate::history;
 use crate::neighbours::NeighbourBudget;
-use crate::{JobOutline, MemoryTable, Result, StrategyError};
+use crate::{CachePolicy, JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::{AccessFile, DiskRows, PlanFile, StoredRow};
-use esker_plan::{Belady, MOST_SLOTS};
+use esker_plan::{Belady, MOST_SLOTS, StaticRows};
 use esker_sample::trace::{Cursor, TraceReader};
 use esker_sample::{Bound, DiskGraph, StoredId};
 use esker_types::ByteCount;
@@ -85,6 +85,8 @@ fn lasting(job: &JobOutline) -> MemoryTable {
     }
     if job.largest_batch == 0 {
         direct::add_memory(job, &mut table);
+    } else if job.out_of_core.cache == CachePolicy::Static {
+        table.add("ranks of cached rows", StaticRows::bytes_for(job.dataset.manifest().nodes.count));
     }
     history::add_host_memory(job, &mut table);
     table

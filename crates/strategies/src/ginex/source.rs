@@ -17,6 +17,7 @@ use crate::{Batch, Job, Phase, Result, RunPosition, SourceCounters};
 use esker_device::Device;
 use esker_fetch::StoredRow;
 use esker_fetch::pipeline::{StageClock, StageTimes, caught};
+use esker_plan::StaticRows;
 use esker_sample::{NeighbourCounters, StoredId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,8 @@ pub(super) struct Superbatches<D: Device, W> {
     main: Option<MainLoop<D>>,
     /// What decides pulls, if there is a history.
     ahead: Option<PullsAhead>,
+    /// The rows of a static cache, once they are chosen.
+    stay: Option<StaticRows>,
     rows: Arc<PhaseCounters>,
     /// Neighbour counters at the start, and what was sampled for evaluations since then.
     lists_before: NeighbourCounters,
@@ -68,6 +71,7 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
             ready: None,
             main: None,
             ahead,
+            stay: None,
             rows: Arc::default(),
             sampling: StageClock::new(STAGES[0]),
             planning: StageClock::new(STAGES[1]),
@@ -158,14 +162,15 @@ impl<D: Device, W: StoredId + StoredRow> Superbatches<D, W> {
         };
         let largest = current.accesses.largest();
         let (depth, slots) = self.opened.sizes.gathering(&self.job, largest, current.sample_bytes)?;
-        let (planning, job) = (self.planning.clone(), self.job.clone());
+        let (planning, job, mut stay) = (self.planning.clone(), self.job.clone(), self.stay.take());
         // Plans this superbatch while the next is sampled.
         let (planned, next) = std::thread::scope(|scope| {
-            let plan = scope.spawn(|| planning.busy(|| caught(STAGES[1], || current.plan(&job, slots))));
+            let planned = || planning.busy(|| caught(STAGES[1], || current.plan(&job, slots, &mut stay)));
+            let plan = scope.spawn(planned);
             let next = self.sample(&mut lists);
             (plan.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), next)
         });
-        self.ready = next?;
+        (self.stay, self.ready) = (stay, next?);
         let (plan, _) = planned?;
         drop(lists);
         // Samplers and the planner leave many small blocks, and gathering gets their memory.

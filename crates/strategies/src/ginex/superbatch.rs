@@ -11,9 +11,9 @@ use super::evaluation::job_of;
 use super::sizes::Sizes;
 use crate::history::PullsAhead;
 use crate::neighbours::LoadedNeighbours;
-use crate::{Job, Phase, Result, RunPosition, StrategyError};
+use crate::{CachePolicy, Job, Phase, Result, RunPosition, StrategyError};
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
-use esker_plan::{Belady, PlanTally};
+use esker_plan::{Belady, Placements, PlanTally, StaticRows};
 use esker_sample::bulk::{BatchPulls, Bulk};
 use esker_sample::trace::{RecordFormat, TraceHeader, TraceReader, TraceWriter};
 use esker_sample::{Position, Sample, SampleError, StoredId, Topology};
@@ -210,8 +210,9 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         };
         // First hops, then what is pulled, then the rest: only the second goes batch by batch.
         let decided = ahead.as_deref().map(|ahead| ahead.decide(&bulk, &positions)).transpose()?;
-        let is_pulled =
-            |at, index, _: NodeId| decided.as_ref().is_some_and(|decided| decided.is_pulled(at, index));
+        let is_pulled = |at, hop, index, _: NodeId| {
+            decided.as_ref().is_some_and(|decided| decided.is_pulled(at, hop, index))
+        };
         let pulls = decided.is_some().then_some(&is_pulled as &BatchPulls<'_>);
         let (mut index, mut before) = (0, writer.bytes());
         let ended = bulk.run_with_pulls(sizes.workers, positions.iter().copied(), pulls, |at, sample| {
@@ -242,9 +243,25 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
         Ok(building.finish(Some((trace, path))))
     }
 
-    /// Decides for every row of every batch where it comes from and whether it stays.
-    pub fn plan(&self, job: &Job, slots: u64) -> Result<(PlanFile, PlanTally)> {
+    /// Decides for every row of every batch where it comes from and whether it stays. `stay` has the rows of a static cache,
+    /// once they are chosen.
+    pub fn plan(
+        &self,
+        job: &Job,
+        slots: u64,
+        stay: &mut Option<StaticRows>,
+    ) -> Result<(PlanFile, PlanTally)> {
         let plan = PlanFile::create(&self.accesses)?;
+        if job.out_of_core.cache == CachePolicy::Static {
+            let rows = job.dataset.manifest().nodes.count;
+            let chosen = match stay.take() {
+                Some(chosen) => chosen,
+                None => StaticRows::choose(rows, &mut &self.accesses)?,
+            };
+            let put = |batch: u32, placements: &Placements| plan.put(batch, placements);
+            let tally = stay.insert(chosen).plan(slots, &mut &self.accesses, put)?;
+            return Ok((plan, tally));
+        }
         let mut planner = Belady::<W>::new(job.dataset.manifest().nodes.count, slots, self.count() as u32);
         let mut uses = plan.next_uses(0..self.count() as u32)?;
         let tally =

@@ -1,16 +1,17 @@
-//! Decides pulls ahead of training, in the order of batches. The first hop of a batch is all that this needs.
+//! Decides pulls ahead of training, in the order of batches, hop by hop. The first hops of a batch are all that this needs:
+//! what is pulled at a hop depends on stamps of that hop, and on what is pulled at the hops before.
 
-use super::{History, PulledMarks, SharedStamps, Stamps, first_hop};
+use super::{BatchWork, History, PulledMarks, SharedStamps, Stamps, first_hops};
 use crate::job::run_positions;
 use crate::{Job, Phase, Result, RunPosition};
-use esker_sample::bulk::Bulk;
+use esker_sample::bulk::{BatchPulls, Bulk};
 use esker_sample::{Batches, Carry, Position, Sample, Sampler, Settings, Topology};
 use esker_types::NodeId;
 use std::collections::VecDeque;
 
-/// How the first hop is drawn, without what only later steps need.
-fn drawn(settings: &Settings) -> Settings {
-    Settings { carry: Carry::default(), ..first_hop(settings) }
+/// How the first hops are drawn, without what only later steps need.
+fn drawn(settings: &Settings, hops: usize) -> Settings {
+    Settings { carry: Carry::default(), ..first_hops(settings, hops) }
 }
 
 /// Decides batch by batch, for samplers that take batches in turn.
@@ -18,7 +19,8 @@ pub(crate) struct Decider<T: Topology> {
     job: Job,
     history: History,
     stamps: Stamps,
-    sampler: Sampler<T>,
+    /// Of one hop, of two hops, and so on.
+    samplers: Vec<Sampler<T>>,
     positions: Box<dyn Iterator<Item = RunPosition> + Send>,
     /// Decided, and not taken yet: at most one batch per sampler.
     decided: VecDeque<(RunPosition, PulledMarks)>,
@@ -26,7 +28,7 @@ pub(crate) struct Decider<T: Topology> {
     sample: Sample,
 }
 
-impl<T: Topology> Decider<T> {
+impl<T: Topology + Clone> Decider<T> {
     /// Decides from a position on, where stamps are these.
     pub fn new(
         topology: T,
@@ -35,10 +37,15 @@ impl<T: Topology> Decider<T> {
         stamps: Stamps,
         from: RunPosition,
     ) -> Result<Decider<T>> {
-        let bytes = super::deciding_bytes(job).saturating_add(job.room.spare_bytes / 16);
+        let hops = history.outline.hops;
+        let spare = job.room.spare_bytes / 16 / hops.max(1) as u64;
+        let sampler = |hops: usize| {
+            let bytes = job.first_hops_bound(hops).bytes(1).saturating_add(spare);
+            Sampler::new(topology.clone(), drawn(&job.settings, hops), bytes)
+        };
         let trained = run_positions(job, from).filter(|at| matches!(at.phase, Phase::Train { .. }));
         Ok(Decider {
-            sampler: Sampler::new(topology, drawn(&job.settings), bytes)?,
+            samplers: (1..=hops).map(sampler).collect::<Result<_, _>>()?,
             job: job.clone(),
             history,
             stamps,
@@ -59,9 +66,13 @@ impl<T: Topology> Decider<T> {
             let next = self.positions.next().expect("batches are taken from the position on, each once");
             let drawn = self.job.sampled_at(next.position());
             self.job.batches.seeds(drawn, &mut self.seeds)?;
-            let sampled = self.sampler.sample(drawn, &self.seeds, &mut self.sample);
-            sampled.map_err(|error| crate::sampling::larger_than_expected(&self.job, next, error))?;
-            let marks = self.history.decide(&mut self.stamps, &self.sample);
+            let mut marks = PulledMarks::default();
+            for sampler in &mut self.samplers {
+                let sampled = marks.sample(sampler, drawn, &self.seeds, &mut self.sample);
+                sampled.map_err(|error| crate::sampling::larger_than_expected(&self.job, next, error))?;
+                self.history.decide(&mut self.stamps, &self.sample, &mut marks);
+            }
+            self.stamps.end_batch();
             self.decided.push_back((next, marks));
         }
     }
@@ -93,21 +104,46 @@ impl PullsAhead {
         self.history.advance(&mut self.stamps, sample);
     }
 
-    /// Decides training batches whose first hops are drawn in parallel. Stamps are advanced by batches that are really
-    /// sampled, later on: the disk budget may end a superbatch before.
+    /// Decides training batches. First hops of all of them are drawn in parallel, then those up to the second with what is
+    /// pulled at the first, and so on. Stamps are advanced by batches that are really sampled, later on: the disk budget
+    /// may end a superbatch before.
     pub fn decide<'a, T: Topology>(
         &self,
         bulk: &Bulk<'_, T, dyn Batches + '_>,
         positions: &'a [Position],
     ) -> Result<DecidedBatches<'a>> {
-        let settings = drawn(bulk.settings);
-        let first_hops = Bulk { settings: &settings, ..*bulk };
-        let (mut stamps, mut marks) = (self.stamps.clone(), Vec::with_capacity(positions.len()));
-        first_hops.run_with(bulk.threads, positions.iter().copied(), |_, sample| {
-            marks.push(self.history.decide(&mut stamps, sample));
-            Ok::<(), crate::StrategyError>(())
-        })?;
-        Ok(DecidedBatches { positions, marks })
+        let mut decided = DecidedBatches { positions, marks: vec![PulledMarks::default(); positions.len()] };
+        for hops in 1..=self.history.outline.hops {
+            let settings = drawn(bulk.settings, hops);
+            let first_hops = Bulk { settings: &settings, ..*bulk };
+            // Each hop has stamps of its own.
+            let (mut stamps, mut next) = (self.stamps.clone(), decided.marks.clone());
+            let mut marks = next.iter_mut();
+            let is_pulled = |at, hop, index, _: NodeId| decided.is_pulled(at, hop, index);
+            let pulls = (hops > 1).then_some(&is_pulled as &BatchPulls<'_>);
+            first_hops.run_with_pulls(bulk.threads, positions.iter().copied(), pulls, |_, sample| {
+                let marks = marks.next().expect("marks for every batch");
+                self.history.decide(&mut stamps, sample, marks);
+                stamps.end_batch();
+                Ok::<(), crate::StrategyError>(())
+            })?;
+            decided.marks = next;
+        }
+        self.compare(bulk, positions)?;
+        Ok(decided)
+    }
+
+    /// Samples some batches without pulls, to know what these save.
+    fn compare<T: Topology>(
+        &self,
+        bulk: &Bulk<'_, T, dyn Batches + '_>,
+        positions: &[Position],
+    ) -> Result<()> {
+        let compared = positions.iter().copied().filter(|at| BatchWork::is_compared(*at));
+        bulk.run_with(bulk.threads, compared, |at, sample| {
+            self.applied.work.put(at, sample);
+            Ok(())
+        })
     }
 }
 
@@ -119,9 +155,9 @@ pub(crate) struct DecidedBatches<'a> {
 }
 
 impl DecidedBatches<'_> {
-    /// Whether a batch pulls the node of hop 1 with this index.
-    pub fn is_pulled(&self, at: Position, index: usize) -> bool {
+    /// Whether a batch pulls the node of a hop with this index.
+    pub fn is_pulled(&self, at: Position, hop: usize, index: usize) -> bool {
         let batch = self.positions.binary_search(&at).expect("all batches that are sampled were decided");
-        self.marks[batch].is_pulled(index)
+        self.marks[batch].is_pulled(hop, index)
     }
 }

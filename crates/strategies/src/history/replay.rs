@@ -8,7 +8,7 @@ use crate::{Job, Result};
 use esker_fetch::{AccessFile, PlanFile, StoredRow};
 use esker_plan::{Belady, EpochWork};
 use esker_sample::bulk::{BatchPulls, Bulk};
-use esker_sample::{Batches, NodeSet, Position, Topology};
+use esker_sample::{Batches, Position, Topology};
 use esker_store::StoreError;
 use esker_types::{Dtype, NodeId, Unit};
 
@@ -16,18 +16,20 @@ impl HistoryProfile {
     /// Replays the profiled epoch with the history of a job, or without one.
     pub fn replay(&self, job: &Job) -> Result<EpochWork> {
         let ahead = History::of(job).map(|history| {
-            let stamps = self.stamps_of(&history.nodes);
+            let stamps = self.stamps_of(&history);
             PullsAhead::new(history, SharedStamps::new(stamps))
         });
         on_topology(job, self.epoch.memory_bytes, Replay { profile: self, ahead })
     }
 
     /// The stamps that a history of these nodes has before the epoch. A row is pushed whenever it is not pulled, so the
-    /// rows of other nodes make no difference to it.
-    fn stamps_of(&self, nodes: &NodeSet) -> Stamps {
-        let all = &self.epoch.stamps;
+    /// rows of other nodes make no difference to it. Only first hops were profiled: rows of later ones are not there yet.
+    fn stamps_of(&self, history: &History) -> Stamps {
+        let (all, nodes) = (&self.epoch.stamps, &history.nodes);
         let members = (0..all.len()).filter(|node| nodes.slot(NodeId(*node as u64)).is_some());
-        Stamps { of_slot: members.map(|node| all[node]).collect(), batch: self.epoch.before + 1 }
+        let mut of_slot: Vec<u32> = members.map(|node| all[node]).collect();
+        of_slot.resize(of_slot.len() * history.outline.hops, 0);
+        Stamps { of_slot, batch: self.epoch.before + 1 }
     }
 }
 
@@ -80,8 +82,9 @@ impl Replay<'_> {
         std::fs::create_dir_all(folder).map_err(StoreError::io(folder))?;
         let mut accesses = AccessFile::<W>::create(folder)?;
         let decided = self.ahead.as_ref().map(|ahead| ahead.decide(bulk, positions)).transpose()?;
-        let is_pulled =
-            |at, index, _: NodeId| decided.as_ref().is_some_and(|decided| decided.is_pulled(at, index));
+        let is_pulled = |at, hop, index, _: NodeId| {
+            decided.as_ref().is_some_and(|decided| decided.is_pulled(at, hop, index))
+        };
         let pulls = decided.is_some().then_some(&is_pulled as &BatchPulls<'_>);
         let mut sample_bytes = 0;
         bulk.run_with_pulls(bulk.threads, positions.iter().copied(), pulls, |_, sample| {

@@ -1,13 +1,13 @@
 //! Adds a history to the batches of a strategy: what each step pulls and pushes, the rows themselves, their state in
 //! checkpoints. Batches of evaluation pass unchanged.
 
-use super::{History, HistoryCounters, ROWS, SAVED_BYTES, STAMPS, SharedStamps, Stamps};
+use super::{History, HistoryCounters, HistoryOutline, SAVED_BYTES, STAMPS, SharedStamps, Stamps};
 use crate::phases::PhaseSource;
 use crate::{
-    Batch, CheckpointReader, CheckpointSink, Exchange, Feedback, LiveTable, Phase, Pull, Push, Result,
-    RunPosition, SavedState, SourceCounters, StrategyError,
+    Batch, CheckpointReader, CheckpointSink, Exchange, Feedback, HiddenTable, Phase, Pull, Push, Pushed,
+    Result, RunPosition, SavedState, SourceCounters, StrategyError,
 };
-use esker_device::{Device, Shape};
+use esker_device::{Device, HiddenRows, HiddenShape};
 use esker_sample::Sample;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -15,32 +15,33 @@ use std::sync::Arc;
 /// The rows and stamps of a history.
 pub(crate) struct OpenHistory<D: Device> {
     pub history: History,
-    pub table: Arc<LiveTable<D>>,
+    pub table: Arc<HiddenTable<D>>,
     /// As of the last step.
     pub stamps: SharedStamps,
 }
 
 impl<D: Device> OpenHistory<D> {
-    /// Empty, or as an earlier process left it.
+    /// Empty, or as an earlier process left it. Rows that are stored otherwise than this history has them stay in the
+    /// checkpoint, and are refused by their name.
     pub fn open(
         device: &D,
         history: History,
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<OpenHistory<D>> {
-        let (slots, columns) = (history.nodes.count(), history.outline.columns);
-        let mut rows = device.matrix(slots as usize, columns);
-        device.fill(&mut rows, 0.0);
-        let mut stamps = Stamps::new(slots);
+        // Fewer nodes than the outline may be chosen.
+        let shape = HistoryOutline { rows: history.nodes.count(), ..history.outline }.shape();
+        let (mut rows, mut stamps) = (device.hidden_rows(shape)?, Stamps::new(shape.slots));
         if let Some(state) = state {
-            if let Some(SavedState::Bytes(from)) = state.take(ROWS)? {
-                read_rows(device, from, &mut rows).map_err(refused(ROWS))?;
+            let name = history.outline.state_name();
+            if let Some(SavedState::Bytes(from)) = state.take(name)? {
+                read_rows(from, &mut rows).map_err(refused(name))?;
             }
             if let Some(SavedState::Bytes(from)) = state.take(STAMPS)? {
                 read_stamps(from, &mut stamps).map_err(refused(STAMPS))?;
             }
         }
         device.check()?;
-        Ok(OpenHistory { history, table: LiveTable::new(rows), stamps: SharedStamps::new(stamps) })
+        Ok(OpenHistory { history, table: HiddenTable::new(rows), stamps: SharedStamps::new(stamps) })
     }
 }
 
@@ -48,19 +49,20 @@ fn refused(name: &'static str) -> impl FnOnce(io::Error) -> StrategyError {
     move |source| StrategyError::HistoryState { name, source }
 }
 
-/// Rows per piece of a stream.
-fn piece_rows(columns: usize) -> usize {
-    (SAVED_BYTES as usize / (4 * columns.max(1))).max(1)
+/// Pieces of a stream of rows: the first slot of each, and its bytes.
+fn pieces(shape: HiddenShape) -> impl Iterator<Item = (u64, usize)> {
+    let row_bytes = shape.row_bytes();
+    let rows = (SAVED_BYTES / row_bytes.max(1) as u64).max(1);
+    let count = move |first: u64| rows.min(shape.slots - first) as usize;
+    (0..shape.slots).step_by(rows as usize).map(move |first| (first, count(first) * row_bytes))
 }
 
-fn read_rows<D: Device>(device: &D, mut from: Box<dyn Read + '_>, rows: &mut D::Matrix) -> io::Result<()> {
-    let columns = rows.columns();
-    let mut values = Vec::new();
-    for first in (0..rows.rows()).step_by(piece_rows(columns)) {
-        let count = piece_rows(columns).min(rows.rows() - first);
-        values.resize(count * columns, 0f32);
-        from.read_exact(bytemuck::cast_slice_mut(&mut values))?;
-        device.write(rows, first, &values);
+fn read_rows(mut from: Box<dyn Read + '_>, rows: &mut impl HiddenRows) -> io::Result<()> {
+    let mut stored = Vec::new();
+    for (first, bytes) in pieces(rows.shape()) {
+        stored.resize(bytes, 0);
+        from.read_exact(&mut stored)?;
+        rows.write(first, &stored);
     }
     read_end(from)
 }
@@ -99,20 +101,26 @@ impl<D: Device> HistorySource<D> {
     /// What the step of a batch pulls and pushes.
     fn exchange(&mut self, sample: &Sample) -> Exchange<D> {
         let OpenHistory { history, table, stamps } = &self.opened;
-        let (layer, first) = (history.outline.layer, sample.pulled_nodes().start);
-        let split = |all: &mut dyn Iterator<Item = (u32, u32)>| {
-            all.map(|(local, slot)| (local - first, slot)).unzip::<u32, u32, Vec<u32>, Vec<u32>>()
-        };
-        let (rows, slots) = split(&mut history.slots(sample, sample.pulled_nodes()));
-        assert_eq!(rows.len(), sample.pulled as usize, "only nodes that have a row are pulled");
-        let ages = stamps.lock();
-        self.counted.pulls += slots.len() as u64;
-        self.counted.ages += slots.iter().filter_map(|slot| ages.age(*slot)).map(u64::from).sum::<u64>();
-        let pull = (!rows.is_empty()).then(|| Pull { layer, rows, table: table.clone(), slots });
-        let (rows, slots) = split(&mut history.pushed(sample));
-        self.counted.pushes += slots.len() as u64;
-        let push = (!rows.is_empty()).then_some(Push { layer, rows, slots });
-        Exchange { pull, push, input_gradient: false }
+        let (ages, mut exchange) = (stamps.lock(), Exchange::none());
+        for hop in 1..=history.outline.hops {
+            let (layer, pulled) = (history.outline.layer_of(hop), sample.pulled_nodes(hop));
+            let first = pulled.start;
+            let split = |all: &mut dyn Iterator<Item = (u32, u32)>| {
+                all.map(|(local, slot)| (local - first, slot)).unzip::<u32, u32, Vec<u32>, Vec<u32>>()
+            };
+            let (rows, slots) = split(&mut history.slots(sample, hop, pulled));
+            assert_eq!(rows.len() as u32, sample.pulled_at(hop), "only nodes that have a row are pulled");
+            self.counted.pulls += slots.len() as u64;
+            let of_pulled = slots.iter().filter_map(|slot| ages.age(*slot));
+            self.counted.ages += of_pulled.map(u64::from).sum::<u64>();
+            exchange.pulls.push(Pull { layer, rows, table: table.clone(), slots });
+            let (rows, slots) = split(&mut history.pushed(sample, hop));
+            self.counted.pushes += slots.len() as u64;
+            exchange.pushes.push(Push { layer, rows, slots });
+        }
+        exchange.pulls.retain(|pull| !pull.rows.is_empty());
+        exchange.pushes.retain(|push| !push.rows.is_empty());
+        exchange
     }
 }
 
@@ -120,23 +128,28 @@ impl<D: Device> PhaseSource<D> for HistorySource<D> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
         let Some(mut batch) = self.inner.next()? else { return Ok(None) };
         if let (Phase::Train { .. }, Some(sample)) = (batch.at.phase, batch.blocks.sample()) {
+            self.opened.stamps.work.compare(batch.at.position(), sample, &mut self.counted.saved);
             batch.exchange = self.exchange(sample);
         }
         Ok(Some(batch))
     }
 
     fn counters(&self) -> SourceCounters {
-        SourceCounters { history: Some(self.counted), ..self.inner.counters() }
+        // A device that has failed says so elsewhere.
+        let drift = self.opened.table.lock().drift().unwrap_or(0.0);
+        SourceCounters { history: Some(HistoryCounters { drift, ..self.counted }), ..self.inner.counters() }
     }
 
     fn apply(&mut self, mut feedback: Feedback<D>) -> Result<()> {
         if matches!(feedback.at.phase, Phase::Train { .. }) {
-            let pushed = feedback.pushed.take();
-            let slots = pushed.as_ref().map_or(&[][..], |pushed| &pushed.slots);
-            self.opened.stamps.lock().push(slots.iter().copied());
-            if let Some(pushed) = &pushed {
-                self.device.scatter_rows(Some(&pushed.rows), &pushed.slots, &mut self.opened.table.lock());
+            let mut stamps = self.opened.stamps.lock();
+            for Pushed { slots, rows } in feedback.pushed.drain(..) {
+                let replaces: Vec<bool> = slots.iter().map(|slot| stamps.age(*slot).is_some()).collect();
+                self.counted.refreshed += replaces.iter().filter(|replaces| **replaces).count() as u64;
+                stamps.push(slots.iter().copied());
+                self.opened.table.lock().push(&rows, &slots, &replaces);
             }
+            stamps.end_batch();
         }
         self.inner.apply(feedback)
     }
@@ -148,14 +161,12 @@ impl<D: Device> PhaseSource<D> for HistorySource<D> {
 
     fn save(&self, to: &mut dyn CheckpointSink) -> Result<()> {
         {
-            let rows = self.opened.table.lock();
-            let columns = rows.columns();
-            let mut values = Vec::new();
-            to.bytes(ROWS, &mut |to: &mut dyn Write| {
-                for first in (0..rows.rows()).step_by(piece_rows(columns)) {
-                    values.resize(piece_rows(columns).min(rows.rows() - first) * columns, 0f32);
-                    self.device.read(&rows, first, &mut values);
-                    to.write_all(bytemuck::cast_slice(&values))?;
+            let (rows, mut stored) = (self.opened.table.lock(), Vec::new());
+            to.bytes(self.opened.history.outline.state_name(), &mut |to: &mut dyn Write| {
+                for (first, bytes) in pieces(rows.shape()) {
+                    stored.resize(bytes, 0);
+                    rows.read(first, &mut stored);
+                    to.write_all(&stored)?;
                 }
                 Ok(())
             })?;

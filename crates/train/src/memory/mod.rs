@@ -92,6 +92,9 @@ impl Bytes {
     }
 }
 
+/// The line of the memory that a strategy may use as it likes.
+const CACHES: &str = "caches and prefetched batches";
+
 /// How budgets are used.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -107,6 +110,8 @@ pub struct Plan {
     pub whole_bytes: Bytes,
     /// Device memory for rows that the strategy caches for all batches.
     pub cache_device_bytes: u64,
+    /// Device memory for the rows of a history, as [`esker_strategies::HistoryOutline`] has it.
+    pub history_device_bytes: u64,
     /// The smallest budget that works.
     pub smallest_bytes: u64,
     /// Total memory of the strategy.
@@ -171,9 +176,10 @@ impl Plan {
         let step_bytes = planned.host_step_bytes(job)?;
         let job = &JobOutline { room: BatchRoom { step_bytes, ..BatchRoom::default() }, ..job.clone() };
         let least = planned.whole_least(job)?;
-        let mut device_table = planned.device_table(job, least)?;
         // A device without a memory limit takes what it needs.
         let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
+        let job = &planned.with_history_beside(job, least, device_bytes)?;
+        let mut device_table = planned.device_table(job, least)?;
         let device_total = fitting(&device_table, device_bytes)?;
         let others = |outline: &JobOutline| planned.others(outline, least);
         let granted = grant(strategy, job, config.memory, &others)?;
@@ -190,7 +196,7 @@ impl Plan {
             host = if least.host > 0 { turn + spare / WHOLE_PART } else { 0 };
             let rest = spare - host.saturating_sub(turn);
             strategy_bytes += rest;
-            table.add("caches and prefetched batches", rest);
+            table.add(CACHES, rest);
         }
         let room = BatchRoom {
             // Whole-graph inference uses what is spare, too, and so do caches.
@@ -215,6 +221,7 @@ impl Plan {
                 device: left + least.device - cache_device_bytes,
             },
             cache_device_bytes,
+            history_device_bytes: job.history.map_or(0, |history| history.device_bytes),
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
             caches_bytes: strategy_bytes - granted.least_strategy_bytes,
@@ -224,6 +231,18 @@ impl Plan {
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
             largest: PlannedBatches::of(job),
         })
+    }
+}
+
+impl Plan {
+    /// Shows what a strategy takes of the memory for caches in lines of its own. The total stays the same.
+    pub(crate) fn divide_caches(&mut self, taken: &MemoryTable) {
+        let Some(at) = self.table.lines.iter().position(|line| line.what == CACHES) else { return };
+        for line in &taken.lines {
+            let bytes = line.bytes.min(self.table.lines[at].bytes);
+            self.table.lines[at].bytes -= bytes;
+            self.table.add_from(line.what.clone(), bytes, line.from.clone());
+        }
     }
 }
 
@@ -278,6 +297,21 @@ fn cache_share(left: u64, all: u64, whole: bool) -> u64 {
 }
 
 impl Planned<'_> {
+    /// Leaves rows of a history to host memory that a device with its own has no room for beside all others.
+    fn with_history_beside(&self, job: &JobOutline, least: Bytes, device_bytes: u64) -> Result<JobOutline> {
+        let mut job = job.clone();
+        if self.device.in_host_memory || job.history.is_none() {
+            return Ok(job);
+        }
+        let of = |job: &mut JobOutline, bytes: u64| {
+            job.history.iter_mut().for_each(|history| history.device_bytes = bytes);
+        };
+        of(&mut job, 0);
+        let others = self.device_table(&job, least)?.as_ref().map_or(0, MemoryTable::total);
+        of(&mut job, device_bytes.saturating_sub(others));
+        Ok(job)
+    }
+
     /// Host memory of freed matrices that are kept to be used again, and a grant without it.
     fn with_reuse(&self, job: &JobOutline, step_bytes: u64, mut grant: Grant) -> (u64, Grant) {
         if !self.device.in_host_memory {

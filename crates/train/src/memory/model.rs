@@ -39,7 +39,8 @@ impl Planned<'_> {
         let mut shape = self.shape(job, &job.settings, job.largest_batch);
         let exchange = (self.strategy)(job)?.exchange;
         let rows = |of: RowsOfLayer| ExchangedRows { layer: of.layer, rows: of.rows as usize };
-        (shape.pulled, shape.pushed) = (exchange.pull.map(rows), exchange.push.map(rows));
+        shape.pulled = exchange.pulls.iter().copied().map(rows).collect();
+        shape.pushed = exchange.pushes.iter().copied().map(rows).collect();
         shape.input_gradient = exchange.input_gradient;
         let bytes = memory_bytes(&config.model, &config.optimizer, inputs, self.outputs, &shape)?;
         let rows = shape.rows[0] as u64 * inputs as u64 * 4;
@@ -108,8 +109,8 @@ fn step_shape(
         seeds: batch as usize,
         degrees: settings.carry.degrees,
         input_gradient: false,
-        pulled: None,
-        pushed: None,
+        pulled: Vec::new(),
+        pushed: Vec::new(),
         memory,
     }
 }

@@ -12,7 +12,7 @@ use crate::{Plan, Result, RunConfig, TrainError};
 use esker_nn::Backend;
 use esker_plan::{CacheSplit, EpochWork, WorkSeconds, best_replayed, best_split};
 use esker_sample::NodeSet;
-use esker_strategies::{DividedMemory, HistoryProfile, Job, StrategyError};
+use esker_strategies::{DividedMemory, HistoryOutline, HistoryProfile, Job, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use stored::{SplitRequest, SplitStore};
@@ -159,7 +159,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         self.backend.release_free();
         esker_io::trim_freed_memory();
         let profile = HistoryProfile::sample(job, history.staleness, weights)?;
-        let (all, order) = profile.splits(job, self.divided(job, history.columns), &seconds);
+        let (all, order) = profile.splits(job, self.divided(job, &history), &seconds);
         let (replays, mut works) = (store.replays(), Vec::new());
         let best = best_replayed(&all, best_split(&all), |split| {
             let work = match replays.done(split.step) {
@@ -218,8 +218,8 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         }
     }
 
-    fn divided(&self, job: &Job, columns: usize) -> DividedMemory {
-        let history_row_bytes = columns as u64 * 4 + STAMP_BYTES;
+    fn divided(&self, job: &Job, history: &HistoryOutline) -> DividedMemory {
+        let history_row_bytes = (history.row_bytes() + STAMP_BYTES) * history.hops as u64;
         match self.backend.in_host_memory() {
             true => {
                 // Prefetched batches come before cached rows, as long as they leave a quarter of the memory.

@@ -44,6 +44,7 @@ impl SplitRequest {
         let split = json!({
             "seconds": seconds, "staleness": history.map(|history| history.staleness),
             "columns": history.map(|history| history.columns), "layer": history.map(|history| history.layer),
+            "hops": history.map(|history| history.hops), "dtype": history.map(|history| history.dtype),
             "profiled_epoch": u64::from(job.epochs > 1), "epochs_sampled": job.epochs_sampled,
             "memory": rounded(config.memory), "strategy_bytes": rounded(plan.strategy_bytes),
             "gpu_memory": config.gpu_memory.map(rounded),

@@ -131,8 +131,8 @@ impl LayerShape {
             seeds: 0,
             degrees: false,
             input_gradient: false,
-            pulled: None,
-            pushed: None,
+            pulled: Vec::new(),
+            pushed: Vec::new(),
             memory: device.memory(config),
         };
         let model = memory_bytes(&config.model, &config.optimizer, dim, outputs, &shape)?;

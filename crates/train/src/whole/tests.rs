@@ -125,8 +125,7 @@ fn every_way_gives_the_same_bits() {
         let (found, once) = infer(&mut run, None, &kept, &never).unwrap();
         assert!(found == expected, "adjacency that stays: {model:?}");
         assert_eq!(once.adjacency_bytes_read * 3, counters.adjacency_bytes_read, "{model:?}");
-        let strategy =
-            (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>(), 1usize..4);
+        let strategy = (1u64..400, 1u64..1700, prop::bool::weighted(0.3), 0u64..6, any::<bool>(), 1usize..4);
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(6));
         let result = runner.run(&strategy, |(entries, chunk_rows, input_stays, tiles, few, readers)| {
             let change = |layer: usize, _: LayerSizes| LayerSizes {

@@ -166,6 +166,7 @@ impl Device for Lagging {
     type StagedGraph = CpuGraph;
     type HostRows = LaggingRows;
     type Cache = LaggingCache;
+    type Hidden = CpuHidden;
     type Number = Late;
     const STEPS_IN_FLIGHT: usize = 2;
 
@@ -215,6 +216,10 @@ impl Device for Lagging {
             cache.fill(*slot as u64, &missed[index * bytes..][..bytes]).unwrap();
         }
         self.upload(LaggingRows(values), columns)
+    }
+
+    fn hidden_rows(&self, shape: HiddenShape) -> Result<CpuHidden, DeviceError> {
+        self.cpu.hidden_rows(shape)
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
