@@ -91,7 +91,7 @@ impl Wanted {
 
 /// Reads rows on threads of its own. Readers take requests in turn, and rows come back in the order of requests.
 pub(super) struct RowService<B: Device> {
-    readers: Vec<RowReader<B>>,
+    readers: Vec<TableThread<B>>,
     columns: usize,
     /// Requests so far, and those whose rows were received.
     requested: usize,
@@ -105,7 +105,7 @@ impl<B: Backend + Clone + 'static> RowService<B> {
         traffic: &Arc<Traffic>,
         readers: usize,
     ) -> Result<RowService<B>> {
-        let start = |_| RowReader::start(table, backend, traffic);
+        let start = |_| TableThread::start(table, backend, traffic);
         let readers = (0..readers.max(1)).map(start).collect::<Result<Vec<_>>>()?;
         Ok(RowService { readers, columns: table.columns, requested: 0, received: 0 })
     }
@@ -139,14 +139,14 @@ impl<B: Backend + Clone + 'static> RowService<B> {
 }
 
 /// Reads rows on a thread, in the order of requests.
-struct RowReader<B: Device> {
+struct TableThread<B: Device> {
     requests: Option<SyncSender<Wanted>>,
     rows: Option<Receiver<Result<B::HostRows>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Backend + Clone + 'static> RowReader<B> {
-    fn start(table: &StoredTable, backend: &B, traffic: &Arc<Traffic>) -> Result<RowReader<B>> {
+impl<B: Backend + Clone + 'static> TableThread<B> {
+    fn start(table: &StoredTable, backend: &B, traffic: &Arc<Traffic>) -> Result<TableThread<B>> {
         let (requests, wanted) = sync_channel::<Wanted>(OPEN_REQUESTS);
         let (send, rows) = sync_channel(OPEN_REQUESTS);
         let (columns, from) = (table.columns, table.from.clone());
@@ -172,11 +172,11 @@ impl<B: Backend + Clone + 'static> RowReader<B> {
         };
         let thread = Builder::new().name("rows".to_string()).spawn(work);
         let thread = thread.map_err(|source| TrainError::Thread { source })?;
-        Ok(RowReader { requests: Some(requests), rows: Some(rows), thread: Some(thread) })
+        Ok(TableThread { requests: Some(requests), rows: Some(rows), thread: Some(thread) })
     }
 }
 
-impl<B: Device> Drop for RowReader<B> {
+impl<B: Device> Drop for TableThread<B> {
     fn drop(&mut self) {
         // Without these two, the thread ends.
         (self.requests, self.rows) = (None, None);
