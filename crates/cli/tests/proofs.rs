@@ -294,7 +294,7 @@ fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     println!("{caches:#}");
     let hits = |at: usize| caches["table"][at]["hit_ratio"].as_f64().unwrap();
     assert!(hits(2) > hits(0) && hits(2) > hits(1), "{caches:#}");
-    println!("{:#}", outre::partitioner(&bench, &[1_000_000], &["40"]).unwrap());
+    println!("{:#}", outre::partitioner(&bench, &[2_000_000], &["40"]).unwrap());
     match outre::wordnet(&bench).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),

@@ -15,7 +15,7 @@ use common::{
 use esker_cuda::{Gpu, Precision};
 use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
 use esker_sample::Fanout;
-use esker_strategies::StrategyKind;
+use esker_strategies::{MemoryLine, StrategyKind};
 use esker_train::{
     EvaluationMode, HistoryConfig, OpenRun, Outcome, RunConfig, RunDirectory, Summary, TrainError, Trainer,
     predict,
@@ -132,10 +132,12 @@ fn a_history_on_the_gpu_survives_a_stop_and_stays_inside_its_memory() {
         RunConfig { device: config.device, history, strategy: StrategyKind::Outre, ..bench.by_groups() };
     let tight = RunConfig { gpu_memory: Some(1), ..config.clone() };
     let refused = OpenRun::new(gpu(&tight), tight, bench.path("scratch")).err().unwrap();
-    let TrainError::DeviceMemory { needed, table, .. } = refused else { panic!("{refused}") };
-    assert!(
-        table.lines.iter().any(|line| line.what == "history: hidden rows" && line.bytes == 1500 * 24 * 4)
-    );
+    let TrainError::DeviceMemory { needed, .. } = refused else { panic!("{refused}") };
+    // All rows are on the device if it has room, and in pinned memory if it has none.
+    let roomy = RunConfig { gpu_memory: Some(needed.0 + (1 << 20)), ..config.clone() };
+    let plan = OpenRun::plan_only(&gpu(&roomy), &roomy).unwrap();
+    let is_all = |line: &MemoryLine| line.what == "history: hidden rows" && line.bytes == 1500 * 24 * 4;
+    assert!(plan.device_table.unwrap().lines.iter().any(is_all));
     let config = RunConfig { gpu_memory: Some(needed.0), ..config };
     let whole = train(&config, &bench.path("whole"));
     assert!(whole.peak_device_bytes.unwrap() <= needed.0, "{:?} of {}", whole.peak_device_bytes, needed.0);
