@@ -243,8 +243,9 @@ fn graphs_that_workers_stage_change_nothing() {
     let (backend, out) = (Lagging::default(), bench.path("staged"));
     let found = train(backend.clone(), &config, &out);
     assert!(result(&found, &out) == result(&expected, &bench.path("cpu")));
-    // Two layers of every batch, each by a worker.
-    assert_eq!(backend.staged_ahead.load(Ordering::SeqCst) as u64, 2 * found.steps, "graphs of every step");
+    // Two layers of every batch, each by a worker; batches of evaluation, too.
+    let staged = backend.staged_ahead.load(Ordering::SeqCst) as u64;
+    assert!(staged > 2 * found.steps && staged % 2 == 0, "{staged} graphs, {} steps", found.steps);
 }
 
 #[test]
