@@ -30,6 +30,8 @@ pub const SOURCES: &[Source] = sources![
     "aggregate.cu",
     "attention.cu",
     "adjacency.cu",
+    "learned.cu",
+    "link.cu",
     "loss.cu",
     "norm.cu",
     "part.cu",

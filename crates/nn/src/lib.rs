@@ -16,6 +16,7 @@ pub mod cpu;
 mod cuda;
 mod error;
 mod layer;
+mod link;
 mod memory;
 mod model;
 mod optimizer;
@@ -37,6 +38,7 @@ pub use esker_device::{
 /// Fixed workspace of matmuls on a GPU, whatever their size.
 pub const DEVICE_MATMUL_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
+pub use link::*;
 pub use memory::{ExchangedRows, MemoryBytes, MemoryOf, StepShape, memory_bytes};
 pub use model::{Activations, Model};
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind, Trained};

@@ -2,6 +2,9 @@
 
 mod aggregate;
 mod attention;
+mod learned;
+mod link;
+mod link_loss;
 mod loss;
 mod norm;
 mod part;
@@ -12,6 +15,8 @@ mod update;
 
 pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
+pub use link::{DeviceCandidateGradients, DeviceDecoder, DeviceLinkLoss, DevicePairs, DeviceQueries};
+pub use link_loss::link_loss_words;
 pub use loss::LossTargets;
 pub use norm::Columns;
 pub use part::{Adding, AttentionMore};

@@ -7,6 +7,7 @@ mod buffer;
 mod graph;
 mod kernel;
 mod limit;
+pub(crate) mod link;
 mod loss;
 mod matmul;
 mod norm;

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod golden;
+pub mod link;
 pub mod stored;
 pub mod whole;
 
