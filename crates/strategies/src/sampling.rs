@@ -116,6 +116,7 @@ fn sample_stage<W: StoredId>(
         };
         batches.seeds(drawn, &mut seeds)?;
         let sampler = samplers.of(&job, over)?;
+        sampler.begin(&**batches, drawn)?;
         let sampled = match decider.as_ref().filter(|_| over.is_none()) {
             None => sampler.sample(drawn, &seeds, &mut sample),
             Some(decider) => {

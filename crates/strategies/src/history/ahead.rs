@@ -59,6 +59,7 @@ impl<T: Topology> Decider<T> {
             let next = self.positions.next().expect("batches are taken from the position on, each once");
             let drawn = self.job.sampled_at(next.position());
             self.job.batches.seeds(drawn, &mut self.seeds)?;
+            self.sampler.begin(&*self.job.batches, drawn)?;
             let sampled = self.sampler.sample(drawn, &self.seeds, &mut self.sample);
             sampled.map_err(|error| crate::sampling::larger_than_expected(&self.job, next, error))?;
             let marks = self.history.decide(&mut self.stamps, &self.sample);
