@@ -192,7 +192,7 @@ impl FixedNegatives {
     }
 
     /// Appends the negatives of these rows.
-    pub(crate) fn nodes(&self, rows: &[u64], out: &mut Vec<NodeId>) -> Result<()> {
+    pub fn nodes(&self, rows: &[u64], out: &mut Vec<NodeId>) -> Result<()> {
         let entry = self.array.entry();
         if let Some(row) = rows.iter().find(|row| **row >= entry.rows) {
             let what = self.array.path().display().to_string();

@@ -4,7 +4,8 @@ use crate::history::History;
 use crate::sampling::ResidentTopology;
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
-use esker_sample::{Batches, NodeSet, Position, Settings};
+use esker_sample::{Batches, Direction, EdgeLookup, NodeSet, Position, Settings};
+use esker_store::Dataset;
 use esker_types::{Progress, Silent, StopSignal};
 use rayon::ThreadPool;
 use std::ops::{Deref, DerefMut};
@@ -34,6 +35,18 @@ pub struct Job {
 /// A topology in memory, if it is loaded.
 #[derive(Clone, Default)]
 pub struct LoadedTopology(pub(crate) Option<ResidentTopology>);
+
+impl LoadedTopology {
+    /// Loads the topology of a dataset.
+    pub fn load(dataset: &Dataset, direction: Direction) -> Result<LoadedTopology> {
+        Ok(LoadedTopology(Some(ResidentTopology::of(dataset, direction)?)))
+    }
+
+    /// Looks up its edges. `None` if nothing is loaded.
+    pub fn lookup(&self) -> Option<Arc<dyn EdgeLookup>> {
+        self.0.as_ref().map(ResidentTopology::lookup)
+    }
+}
 
 /// When a run evaluates with sampled neighbourhoods, and on what. Empty if it does not.
 #[derive(Clone, Default)]

@@ -33,6 +33,7 @@ mod batch;
 mod columns;
 mod direct;
 mod diskgnn;
+mod embeddings;
 mod error;
 mod ginex;
 mod history;
@@ -59,6 +60,7 @@ pub use batch::{
     Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, Input, LiveRows, LiveTable,
     NamedColumn, Pull, Push, Pushed,
 };
+pub use embeddings::{EmbeddingUse, Embeddings, RowTraining};
 pub use error::{Result, StrategyError};
 pub use history::{HistoryCounters, HistoryOutline, HistoryProfile, ProfiledSplit, choose_nodes};
 pub use input_table::{InputTable, ReadInputRows};
