@@ -5,6 +5,7 @@ use crate::checkpoint::write_atomically;
 use crate::task::Task;
 use crate::{Learner, Plan, Result, RunConfig, RunDirectory, TrainError, adjacency};
 use esker_fetch::pipeline::Permit;
+use esker_nn::LinkMath;
 use esker_nn::{Backend, HostRows};
 use esker_sample::{NodeSet, Sample, Targets};
 use esker_strategies::{
@@ -184,7 +185,7 @@ pub(crate) struct Choosing<'a, B: Backend> {
     pub dim: usize,
 }
 
-impl<B: Backend + Clone + 'static> Choosing<'_, B> {
+impl<B: LinkMath> Choosing<'_, B> {
     /// Samples an epoch without a history, measures what work takes, and divides the memory that is left for caches. If
     /// the device has its own memory, the history gets as much of that as pays.
     pub fn choose(&self, config: &mut RunConfig, job: &mut Job) -> Result<HistorySplit> {
