@@ -4,8 +4,8 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_history, real,
-    sample, skew, stripe, threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, link, outre, outre_history,
+    real, sample, skew, stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -270,5 +270,32 @@ fn batches_by_groups_of_partitions_reach_fewer_nodes() {
     match outre::wordnet(&bench).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: the real datasets are not beside the checkout"),
+    }
+}
+
+#[test]
+fn links_are_the_same_to_the_bit_for_any_threads_and_candidate_blocks() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    println!("{:#}", link::same(&bench, "2").unwrap());
+}
+
+#[test]
+fn links_killed_anywhere_end_with_the_same_embeddings() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    println!("{:#}", link::killed(&bench, "3", 6, 21).unwrap());
+}
+
+#[test]
+fn edges_without_structure_are_not_predicted() {
+    println!("{:#}", link::no_leak(&bench(), 2000, 10_000, "2", 5.0).unwrap());
+}
+
+#[test]
+fn distmult_learns_fb15k_237() {
+    match link::facts_are_learned(&bench(), "1", 0.1).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: FB15k-237 is not beside the checkout"),
     }
 }
