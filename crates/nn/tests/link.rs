@@ -53,10 +53,16 @@ fn losses_and_gradients_equal_their_definition() {
 fn candidates_beyond_a_tile_and_edges_beyond_a_block_are_no_different() {
     let backend = CpuBackend::new();
     for decoder in DECODERS {
-        let case = |shape| LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Target, shape, 3);
+        let case = |shape| {
+            let mut case = LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Target, shape, 3);
+            // Differences are exact: none has another sign in f64.
+            case.nodes.iter_mut().chain(&mut case.relations).for_each(|x| *x = (*x * 64.0).round() / 64.0);
+            case
+        };
         check(&backend, &case([4200, 40, 6, 0, 0]), false, 1e-5);
         check(&backend, &case([50, 300, 6, 150, 20]), false, 1e-5);
-        check(&backend, &case([50, 300, 6, 300, 4100]), true, 1e-5);
+        // Sums of thousands of numbers: their rounding shows.
+        check(&backend, &case([50, 300, 6, 300, 4100]), true, 3e-5);
     }
 }
 
