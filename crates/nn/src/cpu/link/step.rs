@@ -25,6 +25,8 @@ const WAVE_SCORES: usize = 1 << 24;
 const WAVE_PACKED: usize = 1 << 22;
 /// Candidates whose gradient one task sums.
 const CANDIDATES: usize = 256;
+/// Nodes whose gradient one task sums.
+const NODES: usize = 32;
 
 /// Edges of one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +80,8 @@ pub(crate) fn step_words(edges: usize, chunk_edges: usize, each: usize, columns:
         most = most.max(edges * each + chunks * packed_of(each, columns));
         rest = after;
     }
-    // Losses in f64, gradients of own scores.
-    most + edges * 3
+    // If each edge has its own candidates, all scores stay. Losses are f64.
+    most + if chunk_edges == 1 { edges * each } else { 0 } + edges * 3
 }
 
 /// Candidates of one chunk, packed for scores and for the gradient of queries.
@@ -113,14 +115,6 @@ impl CpuBackend {
         assert!(columns > 0 && columns == call.nodes.columns() && loss.own.len() == edges);
         assert!([&*queries, &*own].iter().all(|to| (to.rows(), to.columns()) == (edges, columns)));
         assert_masks(loss.masked, edges, shape.each);
-        let mut by_row = None;
-        let (to, by_node) = match candidates {
-            CandidateGradients::Rows(to) => (to, None),
-            CandidateGradients::ByNode { offsets, members, to } => {
-                (by_row.insert(self.matrix(shape.all, columns)), Some((offsets, members, to)))
-            }
-        };
-        assert_eq!((to.rows(), to.columns()), (shape.all, columns), "a gradient for each candidate");
         let mut losses = vec![0.0; edges];
         let step = Step {
             backend: self,
@@ -132,32 +126,61 @@ impl CpuBackend {
             own: Parts::new(own.values_mut()),
             losses: Parts::new(&mut losses),
         };
-        step.run(to);
-        if let Some((offsets, members, to)) = by_node {
-            let from = by_row.as_ref().expect("made above");
-            self.sum_rows(&[from], offsets, members, to);
+        match candidates {
+            CandidateGradients::Rows(to) => step.run(Some(to), None),
+            CandidateGradients::ByNode { offsets, members, to } if is_by_edge(&call.candidates) => {
+                let mut scores = self.matrix(edges, shape.each);
+                step.run(None, Some(&mut scores));
+                step.back_to_nodes(&scores, offsets, members, to);
+            }
+            CandidateGradients::ByNode { offsets, members, to } => {
+                let mut by_row = self.matrix(shape.all, columns);
+                step.run(Some(&mut by_row), None);
+                self.sum_rows(&[&by_row], offsets, members, to);
+            }
         }
         losses.iter().fold(0.0, |sum, loss| sum + loss)
     }
 }
 
+/// Whether each edge has its own candidates.
+fn is_by_edge(candidates: &Candidates<'_>) -> bool {
+    matches!(candidates, Candidates::Chunks { chunk_edges: 1, .. })
+}
+
 impl Step<'_> {
-    fn run(&self, candidates: &mut CpuMatrix) {
-        candidates.values_mut().fill(0.0);
+    /// Goes through all waves. Gradients of candidates are written if asked for; so are those of all scores.
+    fn run(&self, mut candidates: Option<&mut CpuMatrix>, mut all_scores: Option<&mut CpuMatrix>) {
+        let each = self.shape.each;
+        if let Some(to) = &mut candidates {
+            assert_eq!(
+                (to.rows(), to.columns()),
+                (self.shape.all, self.columns),
+                "a gradient for each candidate"
+            );
+            to.values_mut().fill(0.0);
+        }
         let blocks = blocks(self.call.queries.rows(), self.shape.chunk_edges);
         let mut rest = &blocks[..];
         while !rest.is_empty() {
-            let (wave, after) = rest.split_at(wave_of(rest, self.shape.each, self.columns));
-            self.wave(wave, candidates);
+            let (wave, after) = rest.split_at(wave_of(rest, each, self.columns));
+            let edges = wave.iter().map(|block| block.count).sum::<usize>();
+            let mut of_wave = None;
+            let scores = match &mut all_scores {
+                Some(all) => &mut all.values_mut()[wave[0].first * each..][..edges * each],
+                None => of_wave.insert(self.backend.matrix(edges, each)).values_mut(),
+            };
+            self.wave(wave, scores);
+            if let Some(to) = &mut candidates {
+                self.back_to_candidates(wave, scores, to);
+            }
             rest = after;
         }
     }
 
-    fn wave(&self, wave: &[EdgeBlock], candidates: &mut CpuMatrix) {
+    fn wave(&self, wave: &[EdgeBlock], scores: &mut [f32]) {
         let (start, each) = (wave[0].first, self.shape.each);
-        let edges = wave.iter().map(|block| block.count).sum::<usize>();
-        let mut scores = self.backend.matrix(edges, each);
-        let parts = Parts::new(scores.values_mut());
+        let parts = Parts::new(scores);
         // SAFETY: blocks do not overlap, and the scores outlive all tasks.
         let scores_of =
             |block: &EdgeBlock| unsafe { parts.part((block.first - start) * each, block.count * each) };
@@ -187,7 +210,26 @@ impl Step<'_> {
                 });
             }
         }
-        self.back_to_candidates(wave, &scores, candidates);
+    }
+
+    /// Gradients of candidates that each belong to one edge, summed by node.
+    fn back_to_nodes(&self, scores: &CpuMatrix, offsets: &[u32], members: &[u32], to: &mut CpuMatrix) {
+        let (columns, nodes) = (self.columns, self.call.nodes);
+        assert_eq!((to.rows(), to.columns()), (nodes.rows(), columns), "a row for each node");
+        assert!(offsets.len() == nodes.rows() + 1 && offsets.is_sorted());
+        let parts = Parts::new(to.values_mut());
+        for_chunks(nodes.rows(), NODES, |first, count| {
+            for node in first..first + count {
+                // SAFETY: each node has its own row, and the matrix outlives the loop.
+                let to = unsafe { parts.part(node * columns, columns) };
+                to.fill(0.0);
+                for member in &members[offsets[node] as usize..offsets[node + 1] as usize] {
+                    let gradient = scores.values()[*member as usize];
+                    let query = self.call.queries.row(*member as usize / self.shape.each);
+                    pair_back(self.call.decoder, gradient, nodes.row(node), query, to);
+                }
+            }
+        });
     }
 
     fn picked(&self, chunk: usize) -> Picked<'_> {
@@ -295,7 +337,7 @@ impl Step<'_> {
     }
 
     /// Adds the gradients of the wave's edges to those of their candidates.
-    fn back_to_candidates(&self, wave: &[EdgeBlock], scores: &CpuMatrix, candidates: &mut CpuMatrix) {
+    fn back_to_candidates(&self, wave: &[EdgeBlock], scores: &[f32], candidates: &mut CpuMatrix) {
         let (columns, each, start) = (self.columns, self.shape.each, wave[0].first);
         let end = wave[wave.len() - 1].first + wave[wave.len() - 1].count;
         let (first_chunk, last_chunk) = (wave[0].chunk, wave[wave.len() - 1].chunk);
@@ -308,7 +350,7 @@ impl Step<'_> {
             let edges = chunk_start.max(start)..(chunk_start + self.shape.chunk_edges).min(end);
             // SAFETY: ranges of candidates do not overlap, and the matrix outlives all tasks.
             let to = unsafe { parts.part((chunk * each + first) * columns, count * columns) };
-            let scores = &scores.values()[(edges.start - start) * each + first..];
+            let scores = &scores[(edges.start - start) * each + first..];
             let queries = self.queries_of(edges.clone());
             self.back_to_range(queries, [first, count], self.picked(chunk), scores, to);
         });
