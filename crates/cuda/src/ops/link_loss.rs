@@ -211,8 +211,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [true, false],
                 [each, edges, columns],
-                (candidates, columns, each * columns),
-                (queries, columns, edges * columns),
+                [(candidates, columns, each * columns), (queries, columns, edges * columns)],
                 false,
                 (scores, each, edges * each),
                 count,
@@ -287,8 +286,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [false, false],
                 [columns, edges, each],
-                (candidates, columns, each * columns),
-                (scores, each, edges * each),
+                [(candidates, columns, each * columns), (scores, each, edges * each)],
                 true,
                 (to, columns, edges * columns),
                 count,
@@ -331,8 +329,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [false, true],
                 [columns, each, edges],
-                (queries, columns, edges * columns),
-                (scores, each, edges * each),
+                [(queries, columns, edges * columns), (scores, each, edges * each)],
                 true,
                 (to + (chunk * each * columns * 4) as u64, columns, each * columns),
                 count,
