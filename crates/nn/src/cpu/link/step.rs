@@ -3,9 +3,9 @@
 //! candidates sums its gradient over the wave's edges.
 
 use super::loss::edge_loss;
-use super::score::{CandidatePanels, Picked, TILE, pair_score, panel_words};
+use super::score::{CandidatePanels, CandidateRows, TILE, pair_score, panel_words};
 use crate::cpu::affine::for_chunks;
-use crate::cpu::buffer::Parts;
+use crate::cpu::buffer::{Buffer, Parts};
 use crate::cpu::matmul::{PackedPanels, add_transposed_strided, matmul_strided, packed_words};
 use crate::cpu::wide::wide;
 use crate::cpu::{CpuBackend, CpuMatrix};
@@ -85,13 +85,21 @@ pub(crate) fn step_words(edges: usize, chunk_edges: usize, each: usize, columns:
 }
 
 /// Candidates of one chunk, packed for scores and for the gradient of queries.
-struct Packed {
+struct ChunkPanels {
     across: CandidatePanels,
-    along: Option<PackedPanels>,
+    along: Along,
+}
+
+/// Candidates as the gradient of queries reads them.
+enum Along {
+    /// For matmuls.
+    Panels(PackedPanels),
+    /// Row after row.
+    Rows(Buffer),
 }
 
 /// What all tasks of a step read, and the parts they write.
-struct Step<'a> {
+struct LossStep<'a> {
     backend: &'a CpuBackend,
     call: &'a ScoreCall<'a, CpuBackend>,
     loss: &'a LossCall<'a>,
@@ -116,7 +124,7 @@ impl CpuBackend {
         assert!([&*queries, &*own].iter().all(|to| (to.rows(), to.columns()) == (edges, columns)));
         assert_masks(loss.masked, edges, shape.each);
         let mut losses = vec![0.0; edges];
-        let step = Step {
+        let step = LossStep {
             backend: self,
             call,
             loss,
@@ -148,7 +156,7 @@ fn is_by_edge(candidates: &Candidates<'_>) -> bool {
     matches!(candidates, Candidates::Chunks { chunk_edges: 1, .. })
 }
 
-impl Step<'_> {
+impl LossStep<'_> {
     /// Goes through all waves. Gradients of candidates are written if asked for; so are those of all scores.
     fn run(&self, mut candidates: Option<&mut CpuMatrix>, mut all_scores: Option<&mut CpuMatrix>) {
         let each = self.shape.each;
@@ -232,23 +240,29 @@ impl Step<'_> {
         });
     }
 
-    fn picked(&self, chunk: usize) -> Picked<'_> {
-        Picked::of_chunk(self.call.nodes, &self.call.candidates, chunk)
+    fn picked(&self, chunk: usize) -> CandidateRows<'_> {
+        CandidateRows::of_chunk(self.call.nodes, &self.call.candidates, chunk)
     }
 
     /// Packs some candidates of every chunk of the wave.
-    fn pack(&self, wave: &[EdgeBlock], tile: Range<usize>) -> Vec<Packed> {
+    fn pack(&self, wave: &[EdgeBlock], tile: Range<usize>) -> Vec<ChunkPanels> {
         let (pool, count) = (&self.backend.pool, tile.len());
         let multiplies = is_matmul(self.call.decoder);
         (wave[0].chunk..=wave[wave.len() - 1].chunk)
             .into_par_iter()
             .map(|chunk| {
                 let picked = self.picked(chunk);
-                let along = multiplies.then(|| {
-                    PackedPanels::gathered(pool, count, self.columns, |at| picked.row(tile.start + at))
-                });
+                let along = if multiplies {
+                    let row = |at| picked.row(tile.start + at);
+                    Along::Panels(PackedPanels::gathered(pool, count, self.columns, row))
+                } else {
+                    let mut rows = pool.take(count * self.columns);
+                    let to = rows.floats_mut().chunks_exact_mut(self.columns).enumerate();
+                    to.for_each(|(at, to)| to.copy_from_slice(picked.row(tile.start + at)));
+                    Along::Rows(rows)
+                };
                 let across = CandidatePanels::new(pool, picked, tile.start, count, self.columns);
-                Packed { across, along }
+                ChunkPanels { across, along }
             })
             .collect()
     }
@@ -257,7 +271,7 @@ impl Step<'_> {
         &self.call.queries.values()[edges.start * self.columns..edges.end * self.columns]
     }
 
-    fn score(&self, block: &EdgeBlock, tile: Range<usize>, packed: &Packed, scores: &mut [f32]) {
+    fn score(&self, block: &EdgeBlock, tile: Range<usize>, packed: &ChunkPanels, scores: &mut [f32]) {
         let queries = self.queries_of(block.first..block.first + block.count);
         let to = &mut scores[tile.start..];
         packed.across.scores(self.call.decoder, queries, [0, tile.len()], to, self.shape.each);
@@ -312,20 +326,20 @@ impl Step<'_> {
     }
 
     /// Adds the gradients of some candidates' scores to the queries' gradient.
-    fn back_to_queries(&self, block: &EdgeBlock, tile: Range<usize>, packed: &Packed, scores: &[f32]) {
+    fn back_to_queries(&self, block: &EdgeBlock, tile: Range<usize>, packed: &ChunkPanels, scores: &[f32]) {
         let (columns, each) = (self.columns, self.shape.each);
         // SAFETY: blocks do not overlap, and the matrix outlives all tasks.
         let to = unsafe { self.queries.part(block.first * columns, block.count * columns) };
-        let Some(along) = &packed.along else {
-            let picked = self.picked(block.chunk);
-            for (row, to) in to.chunks_exact_mut(columns).enumerate() {
-                let query = self.call.queries.row(block.first + row);
-                for candidate in tile.clone() {
-                    let gradient = scores[row * each + candidate];
-                    pair_back(self.call.decoder, gradient, query, picked.row(candidate), to);
+        let along = match &packed.along {
+            Along::Panels(along) => along,
+            Along::Rows(rows) => {
+                for (row, to) in to.chunks_exact_mut(columns).enumerate() {
+                    let query = self.call.queries.row(block.first + row);
+                    let gradients = &scores[row * each + tile.start..];
+                    pairs_back(self.call.decoder, (gradients, 1), query, rows.floats(), to);
                 }
+                return;
             }
-            return;
         };
         matmul_strided(to, block.count, &scores[tile.start..], each, along, true, &mut || {});
         if !self.call.decoder.is_dot() {
@@ -360,16 +374,14 @@ impl Step<'_> {
         &self,
         queries: &[f32],
         [first, count]: [usize; 2],
-        picked: Picked<'_>,
+        picked: CandidateRows<'_>,
         scores: &[f32],
         to: &mut [f32],
     ) {
         let (columns, each, decoder) = (self.columns, self.shape.each, self.call.decoder);
         if !is_matmul(decoder) {
             for (at, to) in to.chunks_exact_mut(columns).enumerate() {
-                for (row, query) in queries.chunks_exact(columns).enumerate() {
-                    pair_back(decoder, scores[row * each + at], picked.row(first + at), query, to);
-                }
+                pairs_back(decoder, (&scores[at..], each), picked.row(first + at), queries, to);
             }
             return;
         }
@@ -401,11 +413,24 @@ fn over_distance(gradient: f32, score: f32) -> f32 {
 /// Adds `gradient` x the derivative of a pair's score by `row` to `to`. For a Euclidean distance, the gradient is
 /// already over the distance.
 fn pair_back(decoder: DecoderKind, gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
+    pairs_back(decoder, (&[gradient], 1), row, other, to)
+}
+
+/// The same for pairs of `row` with each of `others`, in their order. Gradients are `step` numbers apart.
+fn pairs_back(
+    decoder: DecoderKind,
+    (gradients, step): (&[f32], usize),
+    row: &[f32],
+    others: &[f32],
+    to: &mut [f32],
+) {
     match decoder {
-        DecoderKind::Dot | DecoderKind::DistMult | DecoderKind::ComplEx => add_scaled(gradient, other, to),
-        DecoderKind::TransE { norm: DistanceNorm::L1 } => l1_back(gradient, row, other, to),
-        DecoderKind::TransE { norm: DistanceNorm::L2 } => l2_back(gradient, row, other, to),
-        DecoderKind::RotatE { .. } => modulus_back(gradient, row, other, to),
+        DecoderKind::Dot | DecoderKind::DistMult | DecoderKind::ComplEx => {
+            dot_back(gradients, step, others, to)
+        }
+        DecoderKind::TransE { norm: DistanceNorm::L1 } => l1_back(gradients, step, row, others, to),
+        DecoderKind::TransE { norm: DistanceNorm::L2 } => l2_back(gradients, step, row, others, to),
+        DecoderKind::RotatE { .. } => modulus_back(gradients, step, row, others, to),
     }
 }
 
@@ -434,30 +459,45 @@ wide! {
         lanes.iter().chain(rest).fold(0.0, |sum, value| sum + value)
     }
 
-    fn l1_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
-            let difference = x - y;
-            let slope = if difference > 0.0 { -gradient } else { gradient };
-            *to += if difference == 0.0 { 0.0 } else { slope };
+    fn dot_back(gradients: &[f32], step: usize, others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for (to, y) in to.iter_mut().zip(other) {
+                *to += gradient * y;
+            }
         }
     }
 
-    fn l2_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
-            *to -= gradient * (x - y);
+    fn l1_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
+                let difference = x - y;
+                let slope = if difference > 0.0 { -gradient } else { *gradient };
+                *to += if difference == 0.0 { 0.0 } else { slope };
+            }
         }
     }
 
-    fn modulus_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        let half = row.len() / 2;
+    fn l2_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
+                *to -= gradient * (x - y);
+            }
+        }
+    }
+
+    fn modulus_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        let (columns, half) = (row.len(), row.len() / 2);
         let (to_re, to_im) = to.split_at_mut(half);
-        let ((row_re, row_im), (other_re, other_im)) = (row.split_at(half), other.split_at(half));
-        for at in 0..half {
-            let (re, im) = (row_re[at] - other_re[at], row_im[at] - other_im[at]);
-            let modulus = (re * re + im * im).sqrt();
-            let factor = if modulus == 0.0 { 0.0 } else { gradient / modulus };
-            to_re[at] -= factor * re;
-            to_im[at] -= factor * im;
+        let (row_re, row_im) = row.split_at(half);
+        for (other, gradient) in others.chunks_exact(columns).zip(gradients.iter().step_by(step)) {
+            let (other_re, other_im) = other.split_at(half);
+            for at in 0..half {
+                let (re, im) = (row_re[at] - other_re[at], row_im[at] - other_im[at]);
+                let modulus = (re * re + im * im).sqrt();
+                let factor = if modulus == 0.0 { 0.0 } else { gradient / modulus };
+                to_re[at] -= factor * re;
+                to_im[at] -= factor * im;
+            }
         }
     }
 }
