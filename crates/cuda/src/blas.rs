@@ -86,6 +86,20 @@ impl Rows {
     }
 }
 
+fn operation(transposed: bool) -> sys::cublasOperation_t {
+    match transposed {
+        true => sys::cublasOperation_t::CUBLAS_OP_T,
+        false => sys::cublasOperation_t::CUBLAS_OP_N,
+    }
+}
+
+fn compute(precision: Precision) -> sys::cublasComputeType_t {
+    match precision {
+        Precision::Tf32 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        Precision::F32 | Precision::Bf16 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    }
+}
+
 impl Gpu {
     /// `to = from's last rows x weight transposed`, added to `to` if `add`.
     pub fn matmul(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
@@ -141,15 +155,10 @@ impl Gpu {
         add: bool,
         c: (u64, usize),
     ) {
-        use sys::cublasComputeType_t as Compute;
         if m == 0 || n == 0 {
             return;
         }
         assert!([m, n, k].iter().all(|size| *size <= i32::MAX as usize), "cuBLAS counts rows in 31 bits");
-        let operation = |transposed| match transposed {
-            true => sys::cublasOperation_t::CUBLAS_OP_T,
-            false => sys::cublasOperation_t::CUBLAS_OP_N,
-        };
         // In its fast bf16 mode, cuBLAS may still use TF32. Rounding the factors here prevents that.
         let rounded = (self.precision() == Precision::Bf16)
             .then(|| [(a.0, m * k), (b.0, k * n)].map(|(from, count)| self.rounded(from, count)));
@@ -157,10 +166,7 @@ impl Gpu {
             Some([a, b]) => (a.address(), b.address(), sys::cudaDataType::CUDA_R_16BF),
             None => (a.0, b.0, sys::cudaDataType::CUDA_R_32F),
         };
-        let compute = match self.precision() {
-            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::F32 | Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F,
-        };
+        let compute = compute(self.precision());
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if add { &one } else { &zero };
         self.attempt(|| {
@@ -198,32 +204,23 @@ impl Gpu {
         &self,
         transposed: [bool; 2],
         [m, n, k]: [usize; 3],
-        a: (u64, usize, usize),
-        b: (u64, usize, usize),
+        [a, b]: [(u64, usize, usize); 2],
         add: bool,
         c: (u64, usize, usize),
         count: usize,
     ) {
-        use sys::cublasComputeType_t as Compute;
         if m == 0 || n == 0 || count == 0 {
             return;
         }
         let sizes = [m, n, k, count];
         assert!(sizes.iter().all(|size| *size <= i32::MAX as usize), "cuBLAS counts rows in 31 bits");
-        let operation = |transposed| match transposed {
-            true => sys::cublasOperation_t::CUBLAS_OP_T,
-            false => sys::cublasOperation_t::CUBLAS_OP_N,
-        };
         let rounded = (self.precision() == Precision::Bf16)
             .then(|| [(a.0, a.2 * count), (b.0, b.2 * count)].map(|(from, count)| self.rounded(from, count)));
         let (a_address, b_address, kind) = match &rounded {
             Some([a, b]) => (a.address(), b.address(), sys::cudaDataType::CUDA_R_16BF),
             None => (a.0, b.0, sys::cudaDataType::CUDA_R_32F),
         };
-        let compute = match self.precision() {
-            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::F32 | Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F,
-        };
+        let compute = compute(self.precision());
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if add { &one } else { &zero };
         self.attempt(|| {

@@ -53,10 +53,16 @@ fn losses_and_gradients_equal_their_definition() {
 fn candidates_beyond_a_tile_and_edges_beyond_a_block_are_no_different() {
     let backend = CpuBackend::new();
     for decoder in DECODERS {
-        let case = |shape| LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Target, shape, 3);
+        let case = |shape| {
+            let mut case = LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Target, shape, 3);
+            // Differences are exact: none has another sign in f64.
+            case.nodes.iter_mut().chain(&mut case.relations).for_each(|x| *x = (*x * 64.0).round() / 64.0);
+            case
+        };
         check(&backend, &case([4200, 40, 6, 0, 0]), false, 1e-5);
         check(&backend, &case([50, 300, 6, 150, 20]), false, 1e-5);
-        check(&backend, &case([50, 300, 6, 300, 4100]), true, 1e-5);
+        // Sums of thousands of numbers: their rounding shows.
+        check(&backend, &case([50, 300, 6, 300, 4100]), true, 3e-5);
     }
 }
 
@@ -417,9 +423,9 @@ fn memory_of_a_step_and_of_ranking_stays_within_its_bound() {
         let bound = link_bytes(&shape, MemoryOf::Host { threads: 2 });
         let backend = CpuBackend::new();
         backend.set_reuse_bytes(0);
-        threads.install(|| case.run(&backend, false));
+        threads.install(|| case.run(&backend, chunk_edges == 1));
         // Rows of nodes and relations, and the sums of their gradients, are not part of it.
-        let others = (nodes * columns * 4 * 2 + 2 * 5 * columns * 4 + 4096) as u64;
+        let others = (nodes * columns * 4 * 3 + 2 * 5 * columns * 4 + 4096) as u64;
         let peak = backend.peak_bytes();
         assert!(peak <= bound.step + others, "{peak} of {} + {others}", bound.step);
         assert!(bound.step < 2 * peak, "{peak} of {}", bound.step);

@@ -39,7 +39,7 @@ struct LinkStep<'a> {
 
 /// Some edges, from `first` on, whose scores are at `scores`.
 #[derive(Clone, Copy)]
-struct Wave {
+struct EdgeWave {
     first: usize,
     edges: usize,
     scores: u64,
@@ -66,56 +66,35 @@ impl Gpu {
         let own = self.upload_slice(own);
         let all = call.rows.map_or(each, <[u32]>::len);
         let gathered = self.link_gathered(call, rows.as_ref());
-        let mut by_row = None;
-        let (to, by_node) = match candidates {
-            DeviceCandidateGradients::Rows(to) => (Some(to), None),
-            DeviceCandidateGradients::ByNode { offsets, members, to } if call.is_by_edge() => {
-                (None, Some((offsets, members, to)))
-            }
-            DeviceCandidateGradients::ByNode { offsets, members, to } => {
-                (Some(by_row.insert(DeviceMatrix::new(self, all, columns))), Some((offsets, members, to)))
-            }
-        };
-        let to = to.inspect(|to| assert_eq!((to.rows(), to.columns()), (all, columns)));
-        let of_candidates = to.map(|to| {
-            self.fill(to, 0.0);
-            to.address()
-        });
-        let step = LinkStep {
+        let mut step = LinkStep {
             gpu: self,
             call,
             rows: rows.as_ref().map_or(0, DeviceBuffer::address),
             gathered: gathered.as_ref().map(DeviceMatrix::address).or(call.nodes_in_order()),
             of_queries: of_queries.address(),
-            of_candidates,
+            of_candidates: None,
         };
-        let own_scores = DeviceBuffer::words(self, edges * 2);
-        let losses = DeviceBuffer::new(self, (edges + 1) * 8, Use::Compute);
-        let most = if call.rows.is_some() { edges } else { wave_edges(each) };
-        let scores = DeviceBuffer::words(self, most.min(edges) * each);
-        for first in (0..edges).step_by(most.max(1)) {
-            let wave = Wave { first, edges: most.min(edges - first), scores: scores.address() };
-            step.score(wave, own.address(), own_scores.address());
-            step.mask(wave, masked, own.address());
-            step.compare(wave, loss, own_scores.address(), edges, losses.address());
-            step.back_to_own(wave, own.address(), own_scores.address(), edges, of_own.address());
-            step.back_to_queries(wave);
-            step.back_to_candidates(wave);
-        }
-        match (by_node, &by_row) {
-            (Some((offsets, members, to)), Some(from)) => self.sum_rows(&[from], offsets, members, to),
-            (Some((offsets, members, to)), None) => {
-                step.back_to_nodes(scores.address(), offsets, members, to)
+        let own = (own.address(), of_own.address());
+        match candidates {
+            DeviceCandidateGradients::Rows(to) => {
+                assert_eq!((to.rows(), to.columns()), (all, columns));
+                self.fill(to, 0.0);
+                step.of_candidates = Some(to.address());
+                step.run(loss, own, masked).1
             }
-            (None, _) => {}
-        }
-        let total = losses.address() + edges as u64 * 8;
-        // SAFETY: there is one loss per edge, and one more element.
-        unsafe {
-            launch!(
-                self, "add_numbers_f64", [1, 1], [256, 1]; losses.address(), total, edges as u32, 1.0f64, 0u32
-            );
-            Pending::copy(self, total)
+            DeviceCandidateGradients::ByNode { offsets, members, to } if call.is_by_edge() => {
+                let (scores, pending) = step.run(loss, own, masked);
+                step.back_to_nodes(scores.address(), offsets, members, to);
+                pending
+            }
+            DeviceCandidateGradients::ByNode { offsets, members, to } => {
+                let mut by_row = DeviceMatrix::new(self, all, columns);
+                self.fill(&mut by_row, 0.0);
+                step.of_candidates = Some(by_row.address());
+                let (_, pending) = step.run(loss, own, masked);
+                self.sum_rows(&[&by_row], offsets, members, to);
+                pending
+            }
         }
     }
 
@@ -146,11 +125,43 @@ impl DevicePairs<'_> {
 }
 
 impl LinkStep<'_> {
-    fn queries(&self, wave: Wave) -> u64 {
+    /// Goes through all waves. Returns the gradients of the scores of the last one, and the loss.
+    fn run(
+        &self,
+        loss: DeviceLinkLoss,
+        (own, of_own): (u64, u64),
+        masked: &[(u32, u32)],
+    ) -> (DeviceBuffer, Pending) {
+        let (gpu, edges, each) = (self.gpu, self.call.queries.rows(), self.call.each);
+        let own_scores = DeviceBuffer::words(gpu, edges * 2);
+        let losses = DeviceBuffer::new(gpu, (edges + 1) * 8, Use::Compute);
+        let most = if self.call.rows.is_some() { edges } else { wave_edges(each) };
+        let scores = DeviceBuffer::words(gpu, most.min(edges) * each);
+        for first in (0..edges).step_by(most.max(1)) {
+            let wave = EdgeWave { first, edges: most.min(edges - first), scores: scores.address() };
+            self.score(wave, own, own_scores.address());
+            self.mask(wave, masked, own);
+            self.compare(wave, loss, own_scores.address(), edges, losses.address());
+            self.back_to_own(wave, own, own_scores.address(), edges, of_own);
+            self.back_to_queries(wave);
+            self.back_to_candidates(wave);
+        }
+        let total = losses.address() + edges as u64 * 8;
+        // SAFETY: there is one loss per edge, and one more element.
+        let pending = unsafe {
+            launch!(
+                gpu, "add_numbers_f64", [1, 1], [256, 1]; losses.address(), total, edges as u32, 1.0f64, 0u32
+            );
+            Pending::copy(gpu, total)
+        };
+        (scores, pending)
+    }
+
+    fn queries(&self, wave: EdgeWave) -> u64 {
         self.call.queries.address() + (wave.first * self.columns() * 4) as u64
     }
 
-    fn of_queries(&self, wave: Wave) -> u64 {
+    fn of_queries(&self, wave: EdgeWave) -> u64 {
         self.of_queries + (wave.first * self.columns() * 4) as u64
     }
 
@@ -159,13 +170,13 @@ impl LinkStep<'_> {
     }
 
     /// Edges per chunk, as far as they are in the wave.
-    fn chunk_edges(&self, wave: Wave) -> usize {
+    fn chunk_edges(&self, wave: EdgeWave) -> usize {
         if self.call.rows.is_some() { self.call.chunk_edges } else { wave.edges }
     }
 
     /// Calls `each` with (edges per chunk, chunks, first edge in the wave, first chunk) for the whole chunks and then
     /// for the last one.
-    fn for_batches(&self, wave: Wave, mut each: impl FnMut(usize, usize, usize, usize)) {
+    fn for_batches(&self, wave: EdgeWave, mut each: impl FnMut(usize, usize, usize, usize)) {
         let chunk_edges = self.chunk_edges(wave);
         let (whole, rest) = (wave.edges / chunk_edges, wave.edges % chunk_edges);
         each(chunk_edges, whole, 0, 0);
@@ -174,7 +185,7 @@ impl LinkStep<'_> {
         }
     }
 
-    fn score(&self, wave: Wave, own: u64, own_scores: u64) {
+    fn score(&self, wave: EdgeWave, own: u64, own_scores: u64) {
         let (call, columns, each) = (self.call, self.columns(), self.call.each);
         let decoder = call.decoder as u32;
         let pairs = |rows: u64, scores: u64, count: usize, chunk_edges: usize, each: usize| {
@@ -211,8 +222,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [true, false],
                 [each, edges, columns],
-                (candidates, columns, each * columns),
-                (queries, columns, edges * columns),
+                [(candidates, columns, each * columns), (queries, columns, edges * columns)],
                 false,
                 (scores, each, edges * each),
                 count,
@@ -220,7 +230,7 @@ impl LinkStep<'_> {
         });
     }
 
-    fn mask(&self, wave: Wave, masked: &[(u32, u32)], own: u64) {
+    fn mask(&self, wave: EdgeWave, masked: &[(u32, u32)], own: u64) {
         let start = masked.partition_point(|(edge, _)| (*edge as usize) < wave.first);
         let end = masked.partition_point(|(edge, _)| (*edge as usize) < wave.first + wave.edges);
         let pairs: Vec<u32> = masked[start..end].iter().flat_map(|(edge, at)| [*edge, *at]).collect();
@@ -241,7 +251,7 @@ impl LinkStep<'_> {
         }
     }
 
-    fn compare(&self, wave: Wave, loss: DeviceLinkLoss, own_scores: u64, edges: usize, losses: u64) {
+    fn compare(&self, wave: EdgeWave, loss: DeviceLinkLoss, own_scores: u64, edges: usize, losses: u64) {
         let first = (wave.first * 4) as u64;
         let is_l2 = self.call.decoder == DeviceDecoder::TranslationL2;
         // SAFETY: each edge of the wave has its scores, its own score and gradient, and its loss.
@@ -254,7 +264,7 @@ impl LinkStep<'_> {
         }
     }
 
-    fn back_to_own(&self, wave: Wave, own: u64, own_scores: u64, edges: usize, of_own: u64) {
+    fn back_to_own(&self, wave: EdgeWave, own: u64, own_scores: u64, edges: usize, of_own: u64) {
         let (columns, first) = (self.columns(), (wave.first * 4) as u64);
         // SAFETY: own rows are rows of the nodes; gradients have a row per edge.
         unsafe {
@@ -267,7 +277,7 @@ impl LinkStep<'_> {
         }
     }
 
-    fn back_to_queries(&self, wave: Wave) {
+    fn back_to_queries(&self, wave: EdgeWave) {
         let (call, columns, each) = (self.call, self.columns(), self.call.each);
         let Some(gathered) = self.gathered else {
             // SAFETY: rows are rows of the nodes; scores have `each` numbers per edge.
@@ -287,8 +297,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [false, false],
                 [columns, edges, each],
-                (candidates, columns, each * columns),
-                (scores, each, edges * each),
+                [(candidates, columns, each * columns), (scores, each, edges * each)],
                 true,
                 (to, columns, edges * columns),
                 count,
@@ -306,7 +315,7 @@ impl LinkStep<'_> {
         }
     }
 
-    fn back_to_candidates(&self, wave: Wave) {
+    fn back_to_candidates(&self, wave: EdgeWave) {
         let Some(to) = self.of_candidates else { return };
         let (call, columns, each) = (self.call, self.columns(), self.call.each);
         let all = call.rows.map_or(each, <[u32]>::len);
@@ -331,8 +340,7 @@ impl LinkStep<'_> {
             self.gpu.gemm_batched(
                 [false, true],
                 [columns, each, edges],
-                (queries, columns, edges * columns),
-                (scores, each, edges * each),
+                [(queries, columns, edges * columns), (scores, each, edges * each)],
                 true,
                 (to + (chunk * each * columns * 4) as u64, columns, each * columns),
                 count,

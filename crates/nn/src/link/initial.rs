@@ -27,7 +27,7 @@ const ROWS: usize = 256;
 /// Writes the initial rows of nodes `first`, `first + 1`, ... Column `c` of node `n` is made from
 /// `key.with(n).at(c)`.
 pub fn initial_rows(key: Key, init: RowInit, first: u64, columns: usize, rows: &mut [f32]) {
-    assert!(columns > 0 && rows.len() % columns == 0, "whole rows");
+    assert!(columns > 0 && rows.len().is_multiple_of(columns), "whole rows");
     rows.par_chunks_mut(ROWS * columns).enumerate().for_each(|(part, rows)| {
         for (index, row) in rows.chunks_exact_mut(columns).enumerate() {
             let key = key.with(first + (part * ROWS + index) as u64);

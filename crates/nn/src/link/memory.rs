@@ -25,7 +25,8 @@ pub struct LinkShape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkBytes {
     /// Loss and gradients of one side of a batch: queries, gradients of queries, own rows, relations and candidates,
-    /// and what the operation takes meanwhile.
+    /// and what the operation takes meanwhile. If each edge has its own candidates, their gradient is summed by node,
+    /// and the matrix for it is not counted here.
     pub step: u64,
     /// Ranking: queries and thresholds, and what the operation takes meanwhile.
     pub ranking: u64,
@@ -40,7 +41,8 @@ pub fn link_bytes(shape: &LinkShape, memory: MemoryOf) -> LinkBytes {
         edges * columns,
         edges * columns,
         edges * relation_columns,
-        chunks * candidates * columns,
+        // By node, where each edge has its own: the caller has that matrix.
+        if chunk_edges == 1 { 0 } else { chunks * candidates * columns },
     ];
     let kept: usize = matrices.iter().map(|words| pooled_words(*words)).sum();
     let ranked = pooled_words(edges * columns) + pooled_words(edges) * 4;

@@ -3,6 +3,7 @@
 
 pub mod golden;
 pub mod link;
+pub mod link_golden;
 pub mod stored;
 pub mod whole;
 

@@ -148,12 +148,18 @@ wide! {
         let total = sum(lanes);
         let share = if total == 0.0 { 0.0 } else { (1.0 / total) as f32 };
         let mut lanes = [0.0f32; LANES];
-        in_lanes(scores, |lane, score| {
-            let (loss, slope) = softplus(margin + *score);
-            let weight = weight(*score) * share;
-            lanes[lane] += weight * loss;
-            *score = factor * weight * slope;
-        });
+        // One exponential per loop: a loop with both is not vectorised.
+        for chunk in scores.chunks_mut(LANES) {
+            let mut weights = [0.0f32; LANES];
+            for (to, score) in weights.iter_mut().zip(chunk.iter()) {
+                *to = weight(*score) * share;
+            }
+            for ((score, weight), lane) in chunk.iter_mut().zip(&weights).zip(&mut lanes) {
+                let (loss, slope) = softplus(margin + *score);
+                *lane += weight * loss;
+                *score = factor * weight * slope;
+            }
+        }
         sum(lanes)
     }
 }

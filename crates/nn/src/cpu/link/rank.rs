@@ -15,6 +15,12 @@ const LANES: usize = 64;
 /// Words of scores that a thread counts at a time.
 pub(crate) const COUNTED_WORDS: usize = QUERIES * SCORED;
 
+/// Whether a score counts as greater or equal. One that is not a number does.
+#[inline(always)]
+fn is_not_below(score: f32, threshold: f32) -> bool {
+    score >= threshold || score.is_nan() || threshold.is_nan()
+}
+
 wide! {
     /// How many scores are not below the threshold, and how many are equal to it.
     fn count(scores: &[f32], threshold: f32) -> (u64, u64) {
@@ -23,12 +29,12 @@ wide! {
         let rest = chunks.remainder();
         for chunk in chunks {
             for lane in 0..LANES {
-                not_below[lane] += !(chunk[lane] < threshold) as u32;
+                not_below[lane] += is_not_below(chunk[lane], threshold) as u32;
                 equal[lane] += (chunk[lane] == threshold) as u32;
             }
         }
         for score in rest {
-            not_below[0] += !(*score < threshold) as u32;
+            not_below[0] += is_not_below(*score, threshold) as u32;
             equal[0] += (*score == threshold) as u32;
         }
         let sum = |lanes: [u32; LANES]| lanes.iter().map(|lane| *lane as u64).sum::<u64>();
@@ -89,7 +95,7 @@ impl CpuBackend {
                     let begin = filtered.partition_point(|(_, candidate)| (*candidate as usize) < first);
                     for (_, candidate) in &filtered[begin..] {
                         let Some(score) = scores.get(*candidate as usize - first) else { break };
-                        not_below -= !(*score < threshold) as u64;
+                        not_below -= is_not_below(*score, threshold) as u64;
                         equal -= (*score == threshold) as u64;
                     }
                     counts.greater += not_below - equal;

@@ -125,14 +125,14 @@ pub(super) fn penalty(kind: PenaltyKind, weights: &[f32], rows: &CpuMatrix, grad
     let columns = rows.columns();
     assert_eq!((gradient.rows(), gradient.columns()), (rows.rows(), columns));
     assert_eq!(weights.len(), rows.rows(), "a weight a row");
-    assert!(kind != PenaltyKind::ComplexN3 || columns % 2 == 0, "complex numbers have two columns");
+    assert!(kind != PenaltyKind::ComplexN3 || columns.is_multiple_of(2), "complex numbers have two columns");
     let mut sums = vec![0.0f64; weights.len()];
     let (parts, sum_parts) = (Parts::new(gradient.values_mut()), Parts::new(&mut sums));
     for_chunks(weights.len(), ROWS, |first, count| {
-        for index in first..first + count {
+        for (index, weight) in (first..).zip(&weights[first..first + count]) {
             // SAFETY: each row has its own parts, and both outlive the loop.
             let (to, sum) = unsafe { (parts.part(index * columns, columns), sum_parts.part(index, 1)) };
-            let (weight, row) = (weights[index], rows.row(index));
+            let (weight, row) = (*weight, rows.row(index));
             let found = match kind {
                 PenaltyKind::L2 => squares(weight, row, to),
                 PenaltyKind::N3 => cubes(weight, row, to),

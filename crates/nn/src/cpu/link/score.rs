@@ -33,19 +33,19 @@ pub(crate) fn panel_words(candidates: usize, columns: usize) -> usize {
 
 /// Rows of a matrix, picked or in order.
 #[derive(Clone, Copy)]
-pub(super) struct Picked<'a> {
+pub(super) struct CandidateRows<'a> {
     matrix: &'a CpuMatrix,
     rows: Option<&'a [u32]>,
 }
 
-impl<'a> Picked<'a> {
+impl<'a> CandidateRows<'a> {
     /// The candidates of a chunk.
-    pub fn of_chunk(nodes: &'a CpuMatrix, candidates: &Candidates<'a>, chunk: usize) -> Picked<'a> {
+    pub fn of_chunk(nodes: &'a CpuMatrix, candidates: &Candidates<'a>, chunk: usize) -> CandidateRows<'a> {
         let rows = match *candidates {
             Candidates::Chunks { per_chunk, rows, .. } => Some(&rows[chunk * per_chunk..][..per_chunk]),
             Candidates::All => None,
         };
-        Picked { matrix: nodes, rows }
+        CandidateRows { matrix: nodes, rows }
     }
 
     #[inline(always)]
@@ -72,7 +72,13 @@ wide! {
 
 impl CandidatePanels {
     /// Packs `count` candidates that start at `first`.
-    pub fn new(pool: &MatrixPool, from: Picked<'_>, first: usize, count: usize, columns: usize) -> Self {
+    pub fn new(
+        pool: &MatrixPool,
+        from: CandidateRows<'_>,
+        first: usize,
+        count: usize,
+        columns: usize,
+    ) -> Self {
         let mut values = pool.take(panel_words(count, columns));
         let parts = Parts::new(values.floats_mut());
         for_chunks(count.div_ceil(PANEL), PACKED_PANELS, |panel, panels| {
@@ -258,7 +264,7 @@ impl CpuBackend {
     ) {
         let (queries, columns) = (call.queries.rows(), call.queries.columns());
         let of_chunk = |chunk: usize, each: &(dyn Fn(CandidateTile<'_>) + Sync)| {
-            let picked = Picked::of_chunk(call.nodes, &call.candidates, chunk);
+            let picked = CandidateRows::of_chunk(call.nodes, &call.candidates, chunk);
             let start = chunk * shape.chunk_edges;
             let edges = shape.chunk_edges.min(queries - start);
             for first in (0..shape.each).step_by(TILE) {

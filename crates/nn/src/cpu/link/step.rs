@@ -3,9 +3,9 @@
 //! candidates sums its gradient over the wave's edges.
 
 use super::loss::edge_loss;
-use super::score::{CandidatePanels, Picked, TILE, pair_score, panel_words};
+use super::score::{CandidatePanels, CandidateRows, TILE, pair_score, panel_words};
 use crate::cpu::affine::for_chunks;
-use crate::cpu::buffer::Parts;
+use crate::cpu::buffer::{Buffer, Parts};
 use crate::cpu::matmul::{PackedPanels, add_transposed_strided, matmul_strided, packed_words};
 use crate::cpu::wide::wide;
 use crate::cpu::{CpuBackend, CpuMatrix};
@@ -25,6 +25,8 @@ const WAVE_SCORES: usize = 1 << 24;
 const WAVE_PACKED: usize = 1 << 22;
 /// Candidates whose gradient one task sums.
 const CANDIDATES: usize = 256;
+/// Nodes whose gradient one task sums.
+const NODES: usize = 32;
 
 /// Edges of one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,18 +80,26 @@ pub(crate) fn step_words(edges: usize, chunk_edges: usize, each: usize, columns:
         most = most.max(edges * each + chunks * packed_of(each, columns));
         rest = after;
     }
-    // Losses in f64, gradients of own scores.
-    most + edges * 3
+    // If each edge has its own candidates, all scores stay. Losses are f64.
+    most + if chunk_edges == 1 { edges * each } else { 0 } + edges * 3
 }
 
 /// Candidates of one chunk, packed for scores and for the gradient of queries.
-struct Packed {
+struct ChunkPanels {
     across: CandidatePanels,
-    along: Option<PackedPanels>,
+    along: Along,
+}
+
+/// Candidates as the gradient of queries reads them.
+enum Along {
+    /// For matmuls.
+    Panels(PackedPanels),
+    /// Row after row.
+    Rows(Buffer),
 }
 
 /// What all tasks of a step read, and the parts they write.
-struct Step<'a> {
+struct LossStep<'a> {
     backend: &'a CpuBackend,
     call: &'a ScoreCall<'a, CpuBackend>,
     loss: &'a LossCall<'a>,
@@ -113,16 +123,8 @@ impl CpuBackend {
         assert!(columns > 0 && columns == call.nodes.columns() && loss.own.len() == edges);
         assert!([&*queries, &*own].iter().all(|to| (to.rows(), to.columns()) == (edges, columns)));
         assert_masks(loss.masked, edges, shape.each);
-        let mut by_row = None;
-        let (to, by_node) = match candidates {
-            CandidateGradients::Rows(to) => (to, None),
-            CandidateGradients::ByNode { offsets, members, to } => {
-                (by_row.insert(self.matrix(shape.all, columns)), Some((offsets, members, to)))
-            }
-        };
-        assert_eq!((to.rows(), to.columns()), (shape.all, columns), "a gradient for each candidate");
         let mut losses = vec![0.0; edges];
-        let step = Step {
+        let step = LossStep {
             backend: self,
             call,
             loss,
@@ -132,32 +134,61 @@ impl CpuBackend {
             own: Parts::new(own.values_mut()),
             losses: Parts::new(&mut losses),
         };
-        step.run(to);
-        if let Some((offsets, members, to)) = by_node {
-            let from = by_row.as_ref().expect("made above");
-            self.sum_rows(&[from], offsets, members, to);
+        match candidates {
+            CandidateGradients::Rows(to) => step.run(Some(to), None),
+            CandidateGradients::ByNode { offsets, members, to } if is_by_edge(&call.candidates) => {
+                let mut scores = self.matrix(edges, shape.each);
+                step.run(None, Some(&mut scores));
+                step.back_to_nodes(&scores, offsets, members, to);
+            }
+            CandidateGradients::ByNode { offsets, members, to } => {
+                let mut by_row = self.matrix(shape.all, columns);
+                step.run(Some(&mut by_row), None);
+                self.sum_rows(&[&by_row], offsets, members, to);
+            }
         }
         losses.iter().fold(0.0, |sum, loss| sum + loss)
     }
 }
 
-impl Step<'_> {
-    fn run(&self, candidates: &mut CpuMatrix) {
-        candidates.values_mut().fill(0.0);
+/// Whether each edge has its own candidates.
+fn is_by_edge(candidates: &Candidates<'_>) -> bool {
+    matches!(candidates, Candidates::Chunks { chunk_edges: 1, .. })
+}
+
+impl LossStep<'_> {
+    /// Goes through all waves. Gradients of candidates are written if asked for; so are those of all scores.
+    fn run(&self, mut candidates: Option<&mut CpuMatrix>, mut all_scores: Option<&mut CpuMatrix>) {
+        let each = self.shape.each;
+        if let Some(to) = &mut candidates {
+            assert_eq!(
+                (to.rows(), to.columns()),
+                (self.shape.all, self.columns),
+                "a gradient for each candidate"
+            );
+            to.values_mut().fill(0.0);
+        }
         let blocks = blocks(self.call.queries.rows(), self.shape.chunk_edges);
         let mut rest = &blocks[..];
         while !rest.is_empty() {
-            let (wave, after) = rest.split_at(wave_of(rest, self.shape.each, self.columns));
-            self.wave(wave, candidates);
+            let (wave, after) = rest.split_at(wave_of(rest, each, self.columns));
+            let edges = wave.iter().map(|block| block.count).sum::<usize>();
+            let mut of_wave = None;
+            let scores = match &mut all_scores {
+                Some(all) => &mut all.values_mut()[wave[0].first * each..][..edges * each],
+                None => of_wave.insert(self.backend.matrix(edges, each)).values_mut(),
+            };
+            self.wave(wave, scores);
+            if let Some(to) = &mut candidates {
+                self.back_to_candidates(wave, scores, to);
+            }
             rest = after;
         }
     }
 
-    fn wave(&self, wave: &[EdgeBlock], candidates: &mut CpuMatrix) {
+    fn wave(&self, wave: &[EdgeBlock], scores: &mut [f32]) {
         let (start, each) = (wave[0].first, self.shape.each);
-        let edges = wave.iter().map(|block| block.count).sum::<usize>();
-        let mut scores = self.backend.matrix(edges, each);
-        let parts = Parts::new(scores.values_mut());
+        let parts = Parts::new(scores);
         // SAFETY: blocks do not overlap, and the scores outlive all tasks.
         let scores_of =
             |block: &EdgeBlock| unsafe { parts.part((block.first - start) * each, block.count * each) };
@@ -187,26 +218,51 @@ impl Step<'_> {
                 });
             }
         }
-        self.back_to_candidates(wave, &scores, candidates);
     }
 
-    fn picked(&self, chunk: usize) -> Picked<'_> {
-        Picked::of_chunk(self.call.nodes, &self.call.candidates, chunk)
+    /// Gradients of candidates that each belong to one edge, summed by node.
+    fn back_to_nodes(&self, scores: &CpuMatrix, offsets: &[u32], members: &[u32], to: &mut CpuMatrix) {
+        let (columns, nodes) = (self.columns, self.call.nodes);
+        assert_eq!((to.rows(), to.columns()), (nodes.rows(), columns), "a row for each node");
+        assert!(offsets.len() == nodes.rows() + 1 && offsets.is_sorted());
+        let parts = Parts::new(to.values_mut());
+        for_chunks(nodes.rows(), NODES, |first, count| {
+            for node in first..first + count {
+                // SAFETY: each node has its own row, and the matrix outlives the loop.
+                let to = unsafe { parts.part(node * columns, columns) };
+                to.fill(0.0);
+                for member in &members[offsets[node] as usize..offsets[node + 1] as usize] {
+                    let gradient = scores.values()[*member as usize];
+                    let query = self.call.queries.row(*member as usize / self.shape.each);
+                    pair_back(self.call.decoder, gradient, nodes.row(node), query, to);
+                }
+            }
+        });
+    }
+
+    fn picked(&self, chunk: usize) -> CandidateRows<'_> {
+        CandidateRows::of_chunk(self.call.nodes, &self.call.candidates, chunk)
     }
 
     /// Packs some candidates of every chunk of the wave.
-    fn pack(&self, wave: &[EdgeBlock], tile: Range<usize>) -> Vec<Packed> {
+    fn pack(&self, wave: &[EdgeBlock], tile: Range<usize>) -> Vec<ChunkPanels> {
         let (pool, count) = (&self.backend.pool, tile.len());
         let multiplies = is_matmul(self.call.decoder);
         (wave[0].chunk..=wave[wave.len() - 1].chunk)
             .into_par_iter()
             .map(|chunk| {
                 let picked = self.picked(chunk);
-                let along = multiplies.then(|| {
-                    PackedPanels::gathered(pool, count, self.columns, |at| picked.row(tile.start + at))
-                });
+                let along = if multiplies {
+                    let row = |at| picked.row(tile.start + at);
+                    Along::Panels(PackedPanels::gathered(pool, count, self.columns, row))
+                } else {
+                    let mut rows = pool.take(count * self.columns);
+                    let to = rows.floats_mut().chunks_exact_mut(self.columns).enumerate();
+                    to.for_each(|(at, to)| to.copy_from_slice(picked.row(tile.start + at)));
+                    Along::Rows(rows)
+                };
                 let across = CandidatePanels::new(pool, picked, tile.start, count, self.columns);
-                Packed { across, along }
+                ChunkPanels { across, along }
             })
             .collect()
     }
@@ -215,7 +271,7 @@ impl Step<'_> {
         &self.call.queries.values()[edges.start * self.columns..edges.end * self.columns]
     }
 
-    fn score(&self, block: &EdgeBlock, tile: Range<usize>, packed: &Packed, scores: &mut [f32]) {
+    fn score(&self, block: &EdgeBlock, tile: Range<usize>, packed: &ChunkPanels, scores: &mut [f32]) {
         let queries = self.queries_of(block.first..block.first + block.count);
         let to = &mut scores[tile.start..];
         packed.across.scores(self.call.decoder, queries, [0, tile.len()], to, self.shape.each);
@@ -270,20 +326,20 @@ impl Step<'_> {
     }
 
     /// Adds the gradients of some candidates' scores to the queries' gradient.
-    fn back_to_queries(&self, block: &EdgeBlock, tile: Range<usize>, packed: &Packed, scores: &[f32]) {
+    fn back_to_queries(&self, block: &EdgeBlock, tile: Range<usize>, packed: &ChunkPanels, scores: &[f32]) {
         let (columns, each) = (self.columns, self.shape.each);
         // SAFETY: blocks do not overlap, and the matrix outlives all tasks.
         let to = unsafe { self.queries.part(block.first * columns, block.count * columns) };
-        let Some(along) = &packed.along else {
-            let picked = self.picked(block.chunk);
-            for (row, to) in to.chunks_exact_mut(columns).enumerate() {
-                let query = self.call.queries.row(block.first + row);
-                for candidate in tile.clone() {
-                    let gradient = scores[row * each + candidate];
-                    pair_back(self.call.decoder, gradient, query, picked.row(candidate), to);
+        let along = match &packed.along {
+            Along::Panels(along) => along,
+            Along::Rows(rows) => {
+                for (row, to) in to.chunks_exact_mut(columns).enumerate() {
+                    let query = self.call.queries.row(block.first + row);
+                    let gradients = &scores[row * each + tile.start..];
+                    pairs_back(self.call.decoder, (gradients, 1), query, rows.floats(), to);
                 }
+                return;
             }
-            return;
         };
         matmul_strided(to, block.count, &scores[tile.start..], each, along, true, &mut || {});
         if !self.call.decoder.is_dot() {
@@ -295,7 +351,7 @@ impl Step<'_> {
     }
 
     /// Adds the gradients of the wave's edges to those of their candidates.
-    fn back_to_candidates(&self, wave: &[EdgeBlock], scores: &CpuMatrix, candidates: &mut CpuMatrix) {
+    fn back_to_candidates(&self, wave: &[EdgeBlock], scores: &[f32], candidates: &mut CpuMatrix) {
         let (columns, each, start) = (self.columns, self.shape.each, wave[0].first);
         let end = wave[wave.len() - 1].first + wave[wave.len() - 1].count;
         let (first_chunk, last_chunk) = (wave[0].chunk, wave[wave.len() - 1].chunk);
@@ -308,7 +364,7 @@ impl Step<'_> {
             let edges = chunk_start.max(start)..(chunk_start + self.shape.chunk_edges).min(end);
             // SAFETY: ranges of candidates do not overlap, and the matrix outlives all tasks.
             let to = unsafe { parts.part((chunk * each + first) * columns, count * columns) };
-            let scores = &scores.values()[(edges.start - start) * each + first..];
+            let scores = &scores[(edges.start - start) * each + first..];
             let queries = self.queries_of(edges.clone());
             self.back_to_range(queries, [first, count], self.picked(chunk), scores, to);
         });
@@ -318,16 +374,14 @@ impl Step<'_> {
         &self,
         queries: &[f32],
         [first, count]: [usize; 2],
-        picked: Picked<'_>,
+        picked: CandidateRows<'_>,
         scores: &[f32],
         to: &mut [f32],
     ) {
         let (columns, each, decoder) = (self.columns, self.shape.each, self.call.decoder);
         if !is_matmul(decoder) {
             for (at, to) in to.chunks_exact_mut(columns).enumerate() {
-                for (row, query) in queries.chunks_exact(columns).enumerate() {
-                    pair_back(decoder, scores[row * each + at], picked.row(first + at), query, to);
-                }
+                pairs_back(decoder, (&scores[at..], each), picked.row(first + at), queries, to);
             }
             return;
         }
@@ -359,11 +413,24 @@ fn over_distance(gradient: f32, score: f32) -> f32 {
 /// Adds `gradient` x the derivative of a pair's score by `row` to `to`. For a Euclidean distance, the gradient is
 /// already over the distance.
 fn pair_back(decoder: DecoderKind, gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
+    pairs_back(decoder, (&[gradient], 1), row, other, to)
+}
+
+/// The same for pairs of `row` with each of `others`, in their order. Gradients are `step` numbers apart.
+fn pairs_back(
+    decoder: DecoderKind,
+    (gradients, step): (&[f32], usize),
+    row: &[f32],
+    others: &[f32],
+    to: &mut [f32],
+) {
     match decoder {
-        DecoderKind::Dot | DecoderKind::DistMult | DecoderKind::ComplEx => add_scaled(gradient, other, to),
-        DecoderKind::TransE { norm: DistanceNorm::L1 } => l1_back(gradient, row, other, to),
-        DecoderKind::TransE { norm: DistanceNorm::L2 } => l2_back(gradient, row, other, to),
-        DecoderKind::RotatE { .. } => modulus_back(gradient, row, other, to),
+        DecoderKind::Dot | DecoderKind::DistMult | DecoderKind::ComplEx => {
+            dot_back(gradients, step, others, to)
+        }
+        DecoderKind::TransE { norm: DistanceNorm::L1 } => l1_back(gradients, step, row, others, to),
+        DecoderKind::TransE { norm: DistanceNorm::L2 } => l2_back(gradients, step, row, others, to),
+        DecoderKind::RotatE { .. } => modulus_back(gradients, step, row, others, to),
     }
 }
 
@@ -392,30 +459,45 @@ wide! {
         lanes.iter().chain(rest).fold(0.0, |sum, value| sum + value)
     }
 
-    fn l1_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
-            let difference = x - y;
-            let slope = if difference > 0.0 { -gradient } else { gradient };
-            *to += if difference == 0.0 { 0.0 } else { slope };
+    fn dot_back(gradients: &[f32], step: usize, others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for (to, y) in to.iter_mut().zip(other) {
+                *to += gradient * y;
+            }
         }
     }
 
-    fn l2_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
-            *to -= gradient * (x - y);
+    fn l1_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
+                let difference = x - y;
+                let slope = if difference > 0.0 { -gradient } else { *gradient };
+                *to += if difference == 0.0 { 0.0 } else { slope };
+            }
         }
     }
 
-    fn modulus_back(gradient: f32, row: &[f32], other: &[f32], to: &mut [f32]) {
-        let half = row.len() / 2;
+    fn l2_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        for (other, gradient) in others.chunks_exact(to.len()).zip(gradients.iter().step_by(step)) {
+            for ((to, x), y) in to.iter_mut().zip(row).zip(other) {
+                *to -= gradient * (x - y);
+            }
+        }
+    }
+
+    fn modulus_back(gradients: &[f32], step: usize, row: &[f32], others: &[f32], to: &mut [f32]) {
+        let (columns, half) = (row.len(), row.len() / 2);
         let (to_re, to_im) = to.split_at_mut(half);
-        let ((row_re, row_im), (other_re, other_im)) = (row.split_at(half), other.split_at(half));
-        for at in 0..half {
-            let (re, im) = (row_re[at] - other_re[at], row_im[at] - other_im[at]);
-            let modulus = (re * re + im * im).sqrt();
-            let factor = if modulus == 0.0 { 0.0 } else { gradient / modulus };
-            to_re[at] -= factor * re;
-            to_im[at] -= factor * im;
+        let (row_re, row_im) = row.split_at(half);
+        for (other, gradient) in others.chunks_exact(columns).zip(gradients.iter().step_by(step)) {
+            let (other_re, other_im) = other.split_at(half);
+            for at in 0..half {
+                let (re, im) = (row_re[at] - other_re[at], row_im[at] - other_im[at]);
+                let modulus = (re * re + im * im).sqrt();
+                let factor = if modulus == 0.0 { 0.0 } else { gradient / modulus };
+                to_re[at] -= factor * re;
+                to_im[at] -= factor * im;
+            }
         }
     }
 }
