@@ -157,7 +157,7 @@ pub enum Splits {
         /// Test edges.
         test: Box<dyn EdgeSource>,
         /// Negatives that a benchmark fixed, of validation and of test edges.
-        negatives: [Option<ForeignNegatives>; 2],
+        negatives: Box<[Option<ForeignNegatives>; 2]>,
     },
 }
 

@@ -262,7 +262,7 @@ fn negatives_and_relations_that_do_not_fit_are_named() {
     fs::write(directory.path().join("raw/num-node-list.csv"), "10\n").unwrap();
     let error = refused(&Request { largest_component: true, ..request.clone() });
     assert!(error.contains("leave out --largest-component"), "{error}");
-    // The negatives of one edge for two edges.
+    // Two rows of negatives for one edge.
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ogbl");
     let whole = fs::read(fixtures.join("node.test.pt")).unwrap();
     let request = ogbl(&directory.path().join("node"), "node");
@@ -271,6 +271,10 @@ fn negatives_and_relations_that_do_not_fit_are_named() {
     let mut forged = whole.clone();
     forged[at + 1] = 2;
     forged[at + 3] = 1;
+    let strides = at + forged[at..].windows(5).position(|bytes| bytes == b"K\x02K\x01\x86").unwrap() + 1;
+    let strides =
+        strides + forged[strides..].windows(5).position(|bytes| bytes == b"K\x02K\x01\x86").unwrap();
+    forged[strides + 1] = 1;
     fs::write(directory.path().join("node/split/time/test.pt"), forged).unwrap();
     let error = refused(&request);
     assert!(error.contains("expected 1 rows of negatives, one an edge, found 2 rows of 1"), "{error}");

@@ -171,6 +171,7 @@ impl EndIndex {
         let last = self.starts.len() - 1;
         self.starts[last] = kept as u64;
         self.ends.truncate(kept);
+        self.ends.shrink_to_fit();
     }
 
     fn of(&self, key: QueryKey) -> Option<&[u32]> {

@@ -124,6 +124,8 @@ proptest! {
                 false => edge,
             }
         }).collect();
+        // Without hops, degrees are those of the whole graph.
+        let degrees = degrees && !fanouts.is_empty();
         let carry = Carry { positions: false, edges: true, relations, degrees };
         let how = Settings { seed, fanouts, form, carry };
         match AnyTopology::load(&dataset, direction, PLENTY).unwrap() {

@@ -249,8 +249,8 @@ fn an_index_of_true_ends_stays_within_its_memory() {
     let bytes = build(PLENTY).unwrap().bytes();
     // 4 sources and 1 target with 30 ends each.
     assert_eq!(bytes, 5 * 16 + 7 * 8 + 150 * 4);
-    // Until duplicates are gone, the five edges that are true twice take room.
-    let needed = bytes + 2 * 5 * 4;
+    // Until duplicates are gone, edges that are true twice take room: 4 of the sources, and 5 of the target.
+    let needed = bytes + 9 * 4;
     assert_eq!(build(needed).unwrap(), build(PLENTY).unwrap());
     let said = build(needed - 1).unwrap_err().to_string();
     assert!(said.contains("true ends of 5 queries need"), "{said}");

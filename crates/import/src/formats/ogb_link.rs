@@ -93,7 +93,7 @@ impl OgbLinkFiles {
                 .note("OGB's loader adds the reverse of every edge here: so does --add-reverse");
         }
         let [valid, test] = [valid, test].map(HeldOutTensors::split);
-        let negatives = [valid.1, test.1];
+        let negatives = Box::new([valid.1, test.1]);
         let held_out = [&valid.0, &test.0].map(|edges| edges.columns.relation);
         if let Some(relation) = held_out.into_iter().find(|has| *has != graph.edges.columns().relation) {
             let (expected, found) = match relation {
@@ -378,7 +378,7 @@ mod tests {
             let Splits::Edges { valid, test, negatives } = source.splits else {
                 panic!("edges are held out")
             };
-            ([edges(&*source.edges), edges(&*valid), edges(&*test)], negatives)
+            ([edges(&*source.edges), edges(&*valid), edges(&*test)], *negatives)
         })
         .unwrap()
     }

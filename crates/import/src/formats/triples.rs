@@ -55,7 +55,7 @@ impl Format for Triples {
             splits: Splits::Edges {
                 valid: numbered.edges(train, valid),
                 test: numbered.edges(train + valid, test),
-                negatives: [None, None],
+                negatives: Box::new([None, None]),
             },
             usual: Treatment::AS_STORED,
             node_names: Some(numbered.names()),

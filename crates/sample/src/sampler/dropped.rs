@@ -1,6 +1,7 @@
 //! Edges that a batch leaves out of its sample: those it is to predict, and their reverses. The sample is that of the
 //! graph without these edges: degrees do not count them, and positions are drawn among the entries that remain. Only ends
-//! of these edges are affected, which are targets, so deeper hops of DENSE look nothing up.
+//! of these edges are affected, which are targets, so deeper hops of DENSE look nothing up. A sample of no hops has the
+//! degrees of the whole graph, if it carries any: no layer uses them.
 //!
 //! Adjacency in memory is sorted, so entries are found by binary search. Other topologies fetch the adjacency of the
 //! affected nodes once, before positions are drawn.

@@ -302,7 +302,9 @@ impl DroppedPositions {
         let affected: Vec<usize> = (0..job.nodes.len()).filter(affected).collect();
         let (mut nodes, mut lengths, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         for some in affected.chunks(WAVE_NODES) {
-            (nodes.clear(), lengths.clear(), positions.clear());
+            nodes.clear();
+            lengths.clear();
+            positions.clear();
             nodes.extend(some.iter().map(|at| job.nodes[*at]));
             lengths.extend(some.iter().map(|at| degrees[*at]));
             let entries: usize = lengths.iter().map(|length| *length as usize).sum();
