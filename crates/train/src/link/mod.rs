@@ -20,7 +20,7 @@ pub use config::{
 };
 pub(crate) use objective::begins_with_ones;
 pub use objective::{LinkObjective, RelationStart};
-pub use predict::{LinkModel, ScoredNode, with_link_model};
+pub use predict::{LinkModel, ScoredNode, TakeLinkRows, with_link_model};
 pub(crate) use rank::PIECE_QUERIES;
 pub use rank::{RelationRanks, SplitRanks};
 pub use split::Links;

@@ -13,6 +13,9 @@ use esker_types::NodeId;
 /// Nodes that are handed over at a time.
 const PIECE_NODES: usize = 1 << 14;
 
+/// Receives the numbers of some nodes or relations, and their rows.
+pub type TakeLinkRows<'a> = &'a mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>;
+
 /// A candidate of a query and its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoredNode {
@@ -84,12 +87,12 @@ impl<B: LinkMath> LinkModel<'_, B> {
     }
 
     /// Passes the rows of all nodes to `take`, some at a time and in order.
-    pub fn each_node(&self, take: &mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>) -> Result<()> {
+    pub fn each_node(&self, take: TakeLinkRows<'_>) -> Result<()> {
         self.each_row(&self.nodes, take)
     }
 
     /// The same for the rows of relations, inverse ones last, if the decoder has any.
-    pub fn each_relation(&self, take: &mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>) -> Result<()> {
+    pub fn each_relation(&self, take: TakeLinkRows<'_>) -> Result<()> {
         let objective = self.context.learner.objective().links();
         match objective.and_then(|objective| objective.relation_rows()) {
             Some(rows) => self.each_row(rows, take),
@@ -103,11 +106,7 @@ impl<B: LinkMath> LinkModel<'_, B> {
         objective.and_then(|objective| objective.relation_rows()).map(|rows| (rows.rows(), rows.columns()))
     }
 
-    fn each_row(
-        &self,
-        rows: &B::Matrix,
-        take: &mut dyn FnMut(&[NodeId], &[f32]) -> Result<()>,
-    ) -> Result<()> {
+    fn each_row(&self, rows: &B::Matrix, take: TakeLinkRows<'_>) -> Result<()> {
         let (count, backend) = (rows.rows(), self.context.learner.backend());
         let mut values = Vec::new();
         for first in (0..count).step_by(PIECE_NODES) {

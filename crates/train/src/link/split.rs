@@ -68,7 +68,7 @@ pub(super) enum FixedCandidates {
     /// There are none, or others are asked for.
     None,
     /// For the targets and the sources of each edge.
-    Own([Option<FixedNegatives>; 2]),
+    Own(Box<[Option<FixedNegatives>; 2]>),
     /// Negative edges that all edges share.
     Shared(Vec<Edge>),
 }
@@ -85,7 +85,7 @@ impl FixedCandidates {
             [Side::Target, Side::Source].map(|side| FixedNegatives::open(dataset, split, side));
         match (targets?, sources?) {
             (None, None) => Ok(FixedCandidates::None),
-            (targets, sources) => Ok(FixedCandidates::Own([targets, sources])),
+            (targets, sources) => Ok(FixedCandidates::Own(Box::new([targets, sources]))),
         }
     }
 }
