@@ -6,6 +6,9 @@ use crate::sampler::{DIRECT_PART, longest_drawn, wave_entries_at_most, wave_node
 use crate::{Fanout, Form, Result, Sample, SampleError, Settings};
 use esker_types::ByteCount;
 
+/// Bits of adjacency that a wave has room for in any case: 1 MiB.
+const LEAST_BITS: u64 = 1 << 23;
+
 /// The bytes that a sampler has allocated and may allocate. Every buffer that grows with the batch asks here first, so
 /// memory is refused before it is allocated.
 #[derive(Debug, Clone, Copy)]
@@ -159,7 +162,9 @@ impl Bound {
             sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 8 + 8), (batch, 4)])
                 .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]))
                 .saturating_add(sum(&[(settings.fanouts.len() as u64, size_of::<PulledNodes>() as u64)]));
-        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (longest / 64 + 1, 8)]);
+        // A bitmap of the longest adjacency, if draws need one. It is also what batches may exceed a pilot's sizes by.
+        let bits = longest.max(entries.min(LEAST_BITS));
+        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (bits / 64 + 1, 8)]);
         Bound {
             nodes: total,
             edges,
