@@ -9,6 +9,15 @@ use esker_types::ByteCount;
 /// Bits of adjacency that a wave has room for in any case: 1 MiB.
 const LEAST_BITS: u64 = 1 << 23;
 
+/// Words of a bitmap over the longest adjacency, if draws need one. It is also what batches may exceed a pilot's sizes by.
+fn bitmap(settings: &Settings, entries: u64) -> u64 {
+    let longest = match settings.form {
+        Form::Shadow => entries,
+        _ => settings.fanouts.iter().map(|fanout| longest_drawn(*fanout, entries)).max().unwrap_or(0),
+    };
+    longest.max(entries.min(LEAST_BITS)) / 64 + 1
+}
+
 /// The bytes that a sampler has allocated and may allocate. Every buffer that grows with the batch asks here first, so
 /// memory is refused before it is allocated.
 #[derive(Debug, Clone, Copy)]
@@ -121,18 +130,18 @@ impl Bound {
         known: Option<&HopSizes>,
     ) -> Bound {
         let (mut frontier, mut total) = (batch.min(nodes), batch.min(nodes));
-        let (mut sampled_total, mut listed, mut wave_entries, mut longest) = (0u64, 0u64, 0u64, 0u64);
+        let (mut sampled_total, mut listed, mut wave_entries) = (0u64, 0u64, 0u64);
         for (hop, fanout) in settings.fanouts.iter().enumerate() {
             let (most_found, most_sampled) = known.map_or((u64::MAX, u64::MAX), |known| known.of_hop(hop));
             let expanded = if settings.form == Form::Layered { total } else { frontier };
             let drawn = match fanout {
-                Fanout::AtMost(count) => expanded.saturating_mul(*count as u64).min(entries),
-                Fanout::All => entries,
+                Fanout::AtMost(count) => {
+                    expanded.saturating_mul(*count as u64).min(entries).min(most_sampled)
+                }
+                Fanout::All => entries.min(most_sampled),
             };
-            let drawn = drawn.min(most_sampled);
             let wave = wave_entries_at_most(*fanout, wave_nodes(threads).min(expanded), entries);
             wave_entries = wave_entries.max(wave);
-            longest = longest.max(longest_drawn(*fanout, entries));
             sampled_total = sampled_total.saturating_add(drawn);
             listed = listed.saturating_add(expanded);
             // Seed nodes may repeat, so a hop may find any node.
@@ -148,7 +157,7 @@ impl Bound {
         let offsets = if settings.form == Form::Layered { listed } else { total };
         let blocks = if settings.form == Form::Layered { settings.fanouts.len() as u64 } else { 1 };
         if settings.form == Form::Shadow {
-            (wave_entries, longest) = (entries, entries);
+            wave_entries = entries;
             sampled_total = sampled_total.saturating_add(entries);
             listed = listed.saturating_add(total);
         }
@@ -162,9 +171,8 @@ impl Bound {
             sum(&[(sampled_total, 4 + carried), (listed, 8), (total, 8 + 8 + 4 + 8 + 8), (batch, 4)])
                 .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]))
                 .saturating_add(sum(&[(settings.fanouts.len() as u64, size_of::<PulledNodes>() as u64)]));
-        // A bitmap of the longest adjacency, if draws need one. It is also what batches may exceed a pilot's sizes by.
-        let bits = longest.max(entries.min(LEAST_BITS));
-        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (bits / 64 + 1, 8)]);
+        let bits = bitmap(settings, entries);
+        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (bits, 8)]);
         Bound {
             nodes: total,
             edges,
