@@ -135,11 +135,10 @@ impl Bound {
             let (most_found, most_sampled) = known.map_or((u64::MAX, u64::MAX), |known| known.of_hop(hop));
             let expanded = if settings.form == Form::Layered { total } else { frontier };
             let drawn = match fanout {
-                Fanout::AtMost(count) => {
-                    expanded.saturating_mul(*count as u64).min(entries).min(most_sampled)
-                }
-                Fanout::All => entries.min(most_sampled),
+                Fanout::AtMost(count) => expanded.saturating_mul(*count as u64).min(entries),
+                Fanout::All => entries,
             };
+            let drawn = drawn.min(most_sampled);
             let wave = wave_entries_at_most(*fanout, wave_nodes(threads).min(expanded), entries);
             wave_entries = wave_entries.max(wave);
             sampled_total = sampled_total.saturating_add(drawn);
@@ -164,7 +163,6 @@ impl Bound {
         let carried = carried_bytes(settings);
         let sample_bytes = sum(&[(edges, 4 + carried), (total, 8 + 4), (offsets + blocks, 4), (batch, 4)])
             .saturating_add(settings.fanouts.len() as u64 * 8 + 8);
-        let waves = waves_at_once(threads) as u64;
         // Arrays grow by doubling, and each keeps its largest size. Nodes, new nodes, degrees, the frontier; which nodes
         // are pulled, and the order of nodes if some are.
         let doubled =
@@ -172,12 +170,13 @@ impl Bound {
                 .saturating_add(sum(&[(wave_entries, 8 + 4 + carried), (wave_nodes(threads), 12)]))
                 .saturating_add(sum(&[(settings.fanouts.len() as u64, size_of::<PulledNodes>() as u64)]));
         let bits = bitmap(settings, entries);
-        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (bits, 8)]);
+        let of_waves = sum(&[(wave_entries, 16 + carried), (wave_nodes(threads), 8), (bits, 8)])
+            .saturating_mul(2 * waves_at_once(threads) as u64);
         Bound {
             nodes: total,
             edges,
             sample_bytes,
-            buffer_bytes: doubled.saturating_mul(2).saturating_add(of_waves.saturating_mul(2 * waves)),
+            buffer_bytes: doubled.saturating_mul(2).saturating_add(of_waves),
             direct_bytes: DirectTable::bytes_for(nodes),
             hashed_bytes: HashedTable::bytes_for(total),
         }
