@@ -110,10 +110,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             let pulls = &batch.exchange.pulls;
             let model = &mut self.network.model;
             let activations = model.forward_with(&graphs, input, step, &exchanged, |layer, hidden| {
-                pulls
-                    .iter()
-                    .filter(|pull| pull.layer == layer)
-                    .for_each(|pull| write_pulled(backend, pull, hidden));
+                let pulled = pulls.iter().filter(|pull| pull.layer == layer);
+                pulled.for_each(|pull| write_pulled(backend, pull, hidden));
                 if let Some(at) = pushes.iter().position(|push| push.layer == layer) {
                     back.pushed.push(read_pushed(backend, pushes.swap_remove(at), hidden));
                 }

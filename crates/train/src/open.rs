@@ -159,8 +159,7 @@ impl<B: LinkMath> OpenRun<B> {
             Ok::<Plan, TrainError>(plan)
         };
         let mut plan = planned(&config, &mut job)?;
-        let (starting, preparing) = (started.elapsed(), Instant::now());
-        let mut split = None;
+        let (starting, preparing, mut split) = (started.elapsed(), Instant::now(), None);
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
             let choosing = Choosing::new(&backend, &learned.task, &plan, &planned, &checked);
@@ -170,14 +169,13 @@ impl<B: LinkMath> OpenRun<B> {
         if device.in_host_memory {
             backend.set_reuse_bytes(plan.reuse_bytes);
         }
-        let trains_rows = strategy.needs(&job)?.trains_rows;
         let objective = learned.objective(&config, &backend)?;
         let learner = Learner::new(backend, &config, checked.features, objective, job.pool.clone())?;
         if split.is_none() {
             begun(&config)?;
             job.history = history::find(&mut config, &job)?;
         }
-        let mut prepared = strategy.prepare(&job)?;
+        let (trains_rows, mut prepared) = (strategy.needs(&job)?.trains_rows, strategy.prepare(&job)?);
         prepared.notes.extend(split.iter().map(HistorySplit::note));
         plan.divide_caches(&prepared.caches);
         let clock = WallClock::opened(starting, preparing.elapsed());
@@ -517,10 +515,7 @@ impl CheckedDataset {
             }),
             threads: config.threads,
             // A device with its own memory leaves the host's threads free.
-            samplers: match device.in_host_memory {
-                true => 1,
-                false => (config.threads / 2).clamp(1, MOST_SAMPLERS),
-            },
+            samplers: if device.in_host_memory { 1 } else { (config.threads / 2).clamp(1, MOST_SAMPLERS) },
             prefetch_depth: 1,
             steps_in_flight: device.steps_in_flight,
             strategy_bytes: 0,

@@ -496,6 +496,8 @@ impl Flags {
     /// The flags that give this configuration of a run, which has begun or may still choose what it samples.
     pub fn of(config: &RunConfig, has_begun: bool) -> Flags {
         let (model, optimizer) = (config.model.clone(), config.optimizer.clone());
+        // A run from before that could be said sampled all of them.
+        let sampled = config.epochs_sampled.or(has_begun.then_some(config.epochs));
         Flags {
             dataset: Some(config.dataset.clone()),
             out: None,
@@ -554,11 +556,7 @@ impl Flags {
             neighbour_cache: config.neighbour_cache.map(ByteCount),
             cache: config.cache,
             neighbour_policy: config.neighbour_policy,
-            // A run from before that could be said sampled all of them.
-            epochs_sampled: config
-                .epochs_sampled
-                .or(has_begun.then_some(config.epochs))
-                .map(EpochsSampled::Count),
+            epochs_sampled: sampled.map(EpochsSampled::Count),
             prepared: config.prepared.clone(),
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),

@@ -109,7 +109,7 @@ pub(super) struct HoldOutPlan<'a> {
 }
 
 /// What a pass over the sorted edges finds.
-struct Counted {
+struct CountedEdges {
     units: u64,
     /// Edges whose reverse is there too, and loops.
     symmetric: u64,
@@ -164,7 +164,7 @@ impl HoldOutPlan<'_> {
         sorted: &mut Sorted<PriorityEdge>,
         records: u64,
         workspace: &ImportWorkspace,
-    ) -> Result<Counted> {
+    ) -> Result<CountedEdges> {
         let most = self
             .choice
             .counts()
@@ -213,8 +213,8 @@ pub(super) fn kept(
 fn count(
     sorted: &mut Sorted<PriorityEdge>,
     take: &mut dyn FnMut(u64, &PriorityEdge) -> Result<()>,
-) -> Result<Counted> {
-    let mut counted = Counted { units: 0, symmetric: 0 };
+) -> Result<CountedEdges> {
+    let mut counted = CountedEdges { units: 0, symmetric: 0 };
     let (mut chunk, mut last) = (Vec::new(), None::<PriorityEdge>);
     while sorted.next(&mut chunk)? {
         for edge in &chunk {
