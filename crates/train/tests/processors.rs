@@ -245,7 +245,7 @@ fn graphs_that_workers_stage_change_nothing() {
     assert!(result(&found, &out) == result(&expected, &bench.path("cpu")));
     // Two layers of every batch, each by a worker; batches of evaluation, too.
     let staged = backend.staged_ahead.load(Ordering::SeqCst) as u64;
-    assert!(staged > 2 * found.steps && staged % 2 == 0, "{staged} graphs, {} steps", found.steps);
+    assert!(staged > 2 * found.steps && staged.is_multiple_of(2), "{staged} graphs, {} steps", found.steps);
 }
 
 #[test]
