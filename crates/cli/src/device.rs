@@ -3,7 +3,7 @@
 use crate::note;
 use anyhow::Context;
 use esker_cuda::Gpu;
-use esker_nn::{Backend, CpuBackend, CudaBackend};
+use esker_nn::{CpuBackend, CudaBackend, LinkMath};
 use esker_train::RunConfig;
 use esker_types::DeviceName;
 
@@ -12,8 +12,7 @@ pub trait WithBackend {
     /// What comes out.
     type Output;
     /// Does it. The configuration is complete: the device's memory is decided where it has any.
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig)
-    -> anyhow::Result<Self::Output>;
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<Self::Output>;
 }
 
 /// The processor that `auto` means on this machine; others mean themselves.

@@ -2,7 +2,7 @@ use crate::exit::usage;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use esker_import::ImportJob;
-use esker_import::generate::{GraphShape, PRESETS, Popularity, Preset};
+use esker_import::generate::{FactShape, GraphShape, PRESETS, Popularity, Preset};
 use esker_store::Dataset;
 use esker_types::{Budget, ByteCount, Dtype, peak_resident_bytes};
 use std::io::IsTerminal;
@@ -18,13 +18,14 @@ use std::time::Instant;
 Examples:
   esker generate papers --preset papers100m --scale 0.01 --memory 512MiB --seed 1
   esker generate g --nodes 1000000 --degree 15 --dim 128 --classes 32 --seed 1
+  esker generate fb --preset freebase86m --scale 0.01 --out-neighbours
 
-Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). Flags beside --preset override it. The same flags give the same bytes, whatever --memory and --threads are."
+Presets imitate the shape of real graphs at any --scale: papers100m (128-d f32, very skewed), mag240m (768-d f16, the most skewed), friendster (128-d f32, nearly flat), igb (1024-d f32). freebase86m is a knowledge graph for link prediction: typed edges, no features, edges held out. Flags beside --preset override it. The same flags give the same bytes, whatever --memory and --threads are."
 )]
 pub struct GenerateArguments {
     /// Directory of the new dataset
     out: PathBuf,
-    /// Shape of a real graph: papers100m, mag240m, friendster or igb
+    /// Shape of a real graph: papers100m, mag240m, friendster, igb or freebase86m
     #[arg(long)]
     preset: Option<String>,
     /// Share of the preset's nodes; 1 is the whole graph, tens to hundreds of GiB
@@ -57,13 +58,19 @@ pub struct GenerateArguments {
     /// How skewed popularity is: EXPONENT,PLATEAU,HUBS (see docs/generate.md)
     #[arg(long, value_parser = popularity, value_name = "E,P,H")]
     popularity: Option<Popularity>,
+    /// Number of relations (freebase86m)
+    #[arg(long)]
+    relations: Option<u64>,
+    /// Share of edges that follow no rule (freebase86m)
+    #[arg(long)]
+    noise: Option<f64>,
     /// Share of training nodes
     #[arg(long)]
     train: Option<f64>,
-    /// Share of validation nodes
+    /// Share of validation nodes; of held-out edges (freebase86m)
     #[arg(long)]
     valid: Option<f64>,
-    /// Share of test nodes
+    /// Share of test nodes; of held-out edges (freebase86m)
     #[arg(long)]
     test: Option<f64>,
     /// Add the reverse of every edge
@@ -138,22 +145,65 @@ impl Common {
 }
 
 impl GenerateArguments {
+    /// The knowledge graph that is asked for, if one is.
+    fn facts(&self) -> anyhow::Result<Option<FactShape>> {
+        let of_facts = [("--relations", self.relations.is_some()), ("--noise", self.noise.is_some())];
+        let of_others = [
+            ("--dim", self.dim.is_some()),
+            ("--dtype", self.dtype.is_some()),
+            ("--classes", self.classes.is_some()),
+            ("--homophily", self.homophily.is_some()),
+            ("--signal", self.signal.is_some()),
+            ("--label-noise", self.label_noise.is_some()),
+            ("--train", self.train.is_some()),
+            ("--undirected", self.undirected),
+        ];
+        let is_facts = self.preset.as_deref() == Some(FactShape::PRESET);
+        let idle = if is_facts { &of_others[..] } else { &of_facts[..] };
+        if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
+            return Err(usage(match is_facts {
+                true => format!("--preset {} does not read {flag}", FactShape::PRESET),
+                false => format!("{flag} needs --preset {}", FactShape::PRESET),
+            }));
+        }
+        if !is_facts {
+            return Ok(None);
+        }
+        let whole = ByteCount(FactShape::freebase86m(1.0).estimated_bytes());
+        let base = FactShape::freebase86m(self.scale_of(FactShape::PRESET, whole)?);
+        Ok(Some(FactShape {
+            nodes: self.nodes.unwrap_or(base.nodes),
+            degree: self.degree.unwrap_or(base.degree),
+            relations: self.relations.unwrap_or(base.relations),
+            noise: self.noise.unwrap_or(base.noise),
+            popularity: self.popularity.unwrap_or(base.popularity),
+            valid: self.valid.unwrap_or(base.valid),
+            test: self.test.unwrap_or(base.test),
+            out_neighbours: self.out_neighbours,
+            seed: self.seed,
+            ..base
+        }))
+    }
+
+    /// The scale of a preset, which takes `whole` in full.
+    fn scale_of(&self, name: &str, whole: ByteCount) -> anyhow::Result<f64> {
+        let scale = self.scale.filter(|scale| *scale > 0.0 && *scale <= 100.0);
+        scale.ok_or_else(|| {
+            usage(format!("--preset {name} needs --scale S, as in 0.01; 1 is the whole graph, {whole}"))
+        })
+    }
+
     /// The shape as asked for: the preset, or a middling default, with single flags on top.
     fn shape(&self) -> anyhow::Result<GraphShape> {
         let base = match &self.preset {
             Some(name) => {
-                let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+                let names = PRESETS.iter().map(|preset| preset.name).chain([FactShape::PRESET]);
+                let names: Vec<_> = names.collect();
                 let preset = Preset::by_name(name).ok_or_else(|| {
                     usage(format!("`{name}` is not a preset; use one of {}", names.join(", ")))
                 })?;
                 let whole = ByteCount(preset.shape(1.0).estimated_bytes());
-                let scale = self.scale.filter(|scale| *scale > 0.0 && *scale <= 100.0);
-                let scale = scale.ok_or_else(|| {
-                    usage(format!(
-                        "--preset {name} needs --scale S, as in 0.01; 1 is the whole graph, {whole}"
-                    ))
-                })?;
-                preset.shape(scale)
+                preset.shape(self.scale_of(name, whole)?)
             }
             None => {
                 let nodes = self.nodes.ok_or_else(|| usage("give --preset NAME --scale S, or --nodes N"))?;
@@ -203,6 +253,10 @@ fn popularity(word: &str) -> Result<Popularity, String> {
 }
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
+    if let Some(shape) = arguments.facts()? {
+        let make = |job: &ImportJob| esker_import::generate::generate_facts(&shape, job);
+        return arguments.common.make(&arguments.out, make);
+    }
     let shape = arguments.shape()?;
     arguments.common.make(&arguments.out, |job| esker_import::generate::generate(&shape, job))
 }

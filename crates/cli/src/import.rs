@@ -1,5 +1,5 @@
 use crate::generate::Common;
-use esker_import::{EdgeColumnNames, Request, SplitChoice};
+use esker_import::{EdgeColumnNames, HoldOut, Request, SplitChoice};
 use esker_store::LabelKind;
 use esker_types::Dtype;
 use std::path::PathBuf;
@@ -114,6 +114,9 @@ pub struct ImportArguments {
     /// Random split, per-class:TRAIN,VALID or share:TRAIN,VALID,TEST; or a file with a split
     #[arg(long, help_heading = "Reading")]
     split: Option<SplitChoice>,
+    /// Edges to hold out for link prediction, as in valid:5%,test:10%, or numbers of edges. An undirected edge leaves with its reverse
+    #[arg(long, value_name = "valid:V,test:T", help_heading = "Reading")]
+    hold_out: Option<HoldOut>,
     /// Which of several splits in the file
     #[arg(long, default_value_t = 0, help_heading = "Reading")]
     split_index: usize,
@@ -148,7 +151,7 @@ pub struct ImportArguments {
     /// Store 64-bit ids even where 32 bits would do
     #[arg(long, hide = true)]
     wide_ids: bool,
-    /// Random seed of --split
+    /// Random seed of --split and --hold-out
     #[arg(long, default_value_t = 1, help_heading = "Changing")]
     seed: u64,
     #[command(flatten)]
@@ -207,6 +210,7 @@ impl ImportArguments {
             valid: self.valid.clone(),
             test: self.test.clone(),
             split: self.split.clone(),
+            hold_out: self.hold_out.clone(),
             split_index: self.split_index,
             indptr: self.indptr.clone(),
             indices: self.indices.clone(),

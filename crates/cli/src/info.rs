@@ -4,6 +4,7 @@ use crate::prepare::packing_text;
 use esker_fetch::packed::Packed;
 use esker_sample::partition::StoredPartitioning;
 use esker_sample::{AdjacencyRequest, PartitionedAdjacency};
+use esker_sample::{HeldOut, SplitLeaks};
 use esker_store::{Dataset, Derived, LabelKind, Manifest, SplitOver, stripe_directory};
 use esker_types::{ByteCount, grouped};
 use serde_json::json;
@@ -76,11 +77,57 @@ pub fn as_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
         "train": splits.map(|splits| splits.train),
         "valid": splits.map(|splits| splits.valid),
         "test": splits.map(|splits| splits.test),
+        "held_out": held_out_json(dataset)?,
         "bytes": manifest.bytes(),
         "files": manifest.files,
         "striped": striped_json(dataset),
         "derived": derived,
     }))
+}
+
+/// The splits of a dataset whose edges are held out, each with its name and counts.
+fn held_out(dataset: &Dataset) -> anyhow::Result<Vec<(&'static str, SplitLeaks)>> {
+    let splits = dataset.manifest().splits.as_ref();
+    if splits.is_none_or(|splits| splits.over == SplitOver::Nodes) {
+        return Ok(Vec::new());
+    }
+    let splits = [("valid", HeldOut::Valid), ("test", HeldOut::Test)];
+    splits.into_iter().map(|(name, split)| Ok((name, SplitLeaks::count(dataset, split)?))).collect()
+}
+
+/// What held-out edges share with training edges and what not, for machines; null where no edges are held out.
+fn held_out_json(dataset: &Dataset) -> anyhow::Result<serde_json::Value> {
+    let splits = held_out(dataset)?;
+    if splits.is_empty() {
+        return Ok(serde_json::Value::Null);
+    }
+    let negatives = dataset.manifest().splits.as_ref().map(|splits| &splits.negatives);
+    let counts = |(name, leaks): &(&str, SplitLeaks)| {
+        let counts = json!({"also_train": leaks.also_train, "unseen_nodes": leaks.unseen_nodes});
+        (name.to_string(), counts)
+    };
+    let mut value: serde_json::Map<String, serde_json::Value> = splits.iter().map(counts).collect();
+    value.insert("negatives".into(), json!(negatives));
+    Ok(value.into())
+}
+
+/// The same for people: a line per split that has something to report.
+fn held_out_rows(dataset: &Dataset, table: &mut TextTable) -> anyhow::Result<()> {
+    for (name, SplitLeaks { also_train, unseen_nodes }) in held_out(dataset)? {
+        let text = format!(
+            "{} of {name} also train; {} nodes unseen in training",
+            grouped(also_train),
+            grouped(unseen_nodes)
+        );
+        table.row("held out", text);
+    }
+    let splits = dataset.manifest().splits.iter();
+    for negatives in splits.flat_map(|splits| &splits.negatives) {
+        let shared = negatives.name.ends_with("edges");
+        let what = if shared { "shared by all edges" } else { "for each edge" };
+        table.row("negatives", format!("{}: {} {what}", negatives.name, grouped(negatives.count)));
+    }
+    Ok(())
 }
 
 /// The directories behind the stripes of a dataset, in the order of the parts; none where nothing is striped.
@@ -156,6 +203,7 @@ pub fn as_text(dataset: &Dataset) -> anyhow::Result<String> {
         let sizes = [splits.train, splits.valid, splits.test].map(grouped);
         table.row("splits", format!("train {}, valid {}, test {} {what}", sizes[0], sizes[1], sizes[2]));
     }
+    held_out_rows(dataset, &mut table)?;
     if manifest.nodes.named {
         table.row("names", "nodes have string ids");
     }

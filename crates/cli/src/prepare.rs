@@ -8,7 +8,7 @@ use crate::partition::choose_partitioning;
 use crate::progress::Shown;
 use crate::train::{Flags, stop_on_interrupt};
 use esker_fetch::packed::Packing;
-use esker_nn::Backend;
+use esker_nn::LinkMath;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
 use esker_train::{OpenRun, RunConfig, RunControl};
@@ -91,7 +91,7 @@ impl Drop for PrepareScratch {
 impl WithBackend for Preparing {
     type Output = ExitCode;
 
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let started = Instant::now();
         let recorded = Arc::new(Recorded::default());
         let progress: Arc<dyn Progress + Send + Sync> = match self.json {

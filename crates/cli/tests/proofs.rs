@@ -4,7 +4,7 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, outre, outre_accuracy,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, link, outre, outre_accuracy,
     outre_gpu, outre_history, outre_safe, outre_split, real, sample, skew, stripe, threads, train, whole_run,
 };
 
@@ -315,5 +315,32 @@ fn outre_trains_on_far_more_than_its_memory_group_holds() {
     match Group::create(1 << 30) {
         Ok(_) => println!("{:#}", outre_safe::far_beyond_memory(&bench(), 92 << 20, "2", "100").unwrap()),
         Err(error) => println!("skipped: {error:#}"),
+    }
+}
+
+#[test]
+fn links_are_the_same_to_the_bit_for_any_threads_and_candidate_blocks() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    println!("{:#}", link::same(&bench, "2").unwrap());
+}
+
+#[test]
+fn links_killed_anywhere_end_with_the_same_embeddings() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    println!("{:#}", link::killed(&bench, "3", 6, 21).unwrap());
+}
+
+#[test]
+fn edges_without_structure_are_not_predicted() {
+    println!("{:#}", link::no_leak(&bench(), 2000, 10_000, "2", 5.0).unwrap());
+}
+
+#[test]
+fn distmult_learns_fb15k_237() {
+    match link::facts_are_learned(&bench(), "1", 0.1).unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: FB15k-237 is not beside the checkout"),
     }
 }

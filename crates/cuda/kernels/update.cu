@@ -58,6 +58,34 @@ extern "C" __global__ void __launch_bounds__(256) squares(Tensors tensors, doubl
     }
 }
 
+// One number by the rule; `first` and `second` are the states that it has.
+__device__ __forceinline__ float moved_value(const Rule& rule, float value, float gradient, float* first, float* second) {
+    gradient = gradient < -rule.limit ? -rule.limit : gradient;
+    gradient = gradient > rule.limit ? rule.limit : gradient;
+    gradient += rule.weight_decay * value;
+    if (rule.kind == ADAM) {
+        float one = *first, two = *second;
+        one += (1.0f - rule.beta1) * (gradient - one);
+        two = rule.beta2 * two + (1.0f - rule.beta2) * gradient * gradient;
+        *first = one;
+        *second = two;
+        float denominator = sqrtf(two) * (1.0f / rule.correction2_root) + rule.epsilon;
+        return value * rule.shrink - rule.rate / rule.correction1 * (one / denominator);
+    }
+    if (rule.kind == ADAGRAD) {
+        float sum = *first + gradient * gradient;
+        *first = sum;
+        return value * rule.shrink - rule.rate * (gradient / (sqrtf(sum) + rule.epsilon));
+    }
+    float moved = gradient;
+    if (first) {
+        float past = rule.momentum * *first + gradient;
+        *first = past;
+        moved = rule.nesterov ? gradient + rule.momentum * past : past;
+    }
+    return value * rule.shrink - rule.rate * moved;
+}
+
 // Moves parameters. `length` is the length of all gradients, where they are clipped by it; nothing moves when it is no
 // number.
 extern "C" __global__ void __launch_bounds__(256) update(Tensors tensors, Rule rule, const double* length) {
@@ -70,31 +98,17 @@ extern "C" __global__ void __launch_bounds__(256) update(Tensors tensors, Rule r
     }
     u32 first = (blockIdx.x - tensor.first_block) * NUMBERS_EACH;
     for (u32 at = first + threadIdx.x; at < min(first + NUMBERS_EACH, tensor.count); at += 256) {
-        float value = tensor.value[at], gradient = tensor.gradient[at] * scale;
-        gradient = gradient < -rule.limit ? -rule.limit : gradient;
-        gradient = gradient > rule.limit ? rule.limit : gradient;
-        gradient += rule.weight_decay * value;
-        if (rule.kind == ADAM) {
-            float one = tensor.first[at], two = tensor.second[at];
-            one += (1.0f - rule.beta1) * (gradient - one);
-            two = rule.beta2 * two + (1.0f - rule.beta2) * gradient * gradient;
-            tensor.first[at] = one;
-            tensor.second[at] = two;
-            float denominator = sqrtf(two) * (1.0f / rule.correction2_root) + rule.epsilon;
-            value = value * rule.shrink - rule.rate / rule.correction1 * (one / denominator);
-        } else if (rule.kind == ADAGRAD) {
-            float sum = tensor.first[at] + gradient * gradient;
-            tensor.first[at] = sum;
-            value = value * rule.shrink - rule.rate * (gradient / (sqrtf(sum) + rule.epsilon));
-        } else {
-            float moved = gradient;
-            if (tensor.first) {
-                float past = rule.momentum * tensor.first[at] + gradient;
-                tensor.first[at] = past;
-                moved = rule.nesterov ? gradient + rule.momentum * past : past;
-            }
-            value = value * rule.shrink - rule.rate * moved;
-        }
-        tensor.value[at] = value;
+        float *first_state = tensor.first ? tensor.first + at : nullptr, *second_state = tensor.second + at;
+        tensor.value[at] = moved_value(rule, tensor.value[at], tensor.gradient[at] * scale, first_state, second_state);
     }
+}
+
+// Moves some rows of a table; rows do not repeat. A thread a number.
+extern "C" __global__ void __launch_bounds__(256) update_rows(
+    float* table, const float* gradient, float* first, float* second, const u32* rows, u64 count, u32 columns, Rule rule
+) {
+    u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= count) return;
+    u64 place = (u64)rows[at / columns] * columns + at % columns;
+    table[place] = moved_value(rule, table[place], gradient[at], first ? first + place : nullptr, second + place);
 }

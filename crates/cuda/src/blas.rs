@@ -86,6 +86,20 @@ impl Rows {
     }
 }
 
+fn operation(transposed: bool) -> sys::cublasOperation_t {
+    match transposed {
+        true => sys::cublasOperation_t::CUBLAS_OP_T,
+        false => sys::cublasOperation_t::CUBLAS_OP_N,
+    }
+}
+
+fn compute(precision: Precision) -> sys::cublasComputeType_t {
+    match precision {
+        Precision::Tf32 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        Precision::F32 | Precision::Bf16 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    }
+}
+
 impl Gpu {
     /// `to = from's last rows x weight transposed`, added to `to` if `add`.
     pub fn matmul(&self, from: &DeviceMatrix, weight: &DeviceMatrix, add: bool, to: &mut DeviceMatrix) {
@@ -141,15 +155,10 @@ impl Gpu {
         add: bool,
         c: (u64, usize),
     ) {
-        use sys::cublasComputeType_t as Compute;
         if m == 0 || n == 0 {
             return;
         }
         assert!([m, n, k].iter().all(|size| *size <= i32::MAX as usize), "cuBLAS counts rows in 31 bits");
-        let operation = |transposed| match transposed {
-            true => sys::cublasOperation_t::CUBLAS_OP_T,
-            false => sys::cublasOperation_t::CUBLAS_OP_N,
-        };
         // In its fast bf16 mode, cuBLAS may still use TF32. Rounding the factors here prevents that.
         let rounded = (self.precision() == Precision::Bf16)
             .then(|| [(a.0, m * k), (b.0, k * n)].map(|(from, count)| self.rounded(from, count)));
@@ -157,10 +166,7 @@ impl Gpu {
             Some([a, b]) => (a.address(), b.address(), sys::cudaDataType::CUDA_R_16BF),
             None => (a.0, b.0, sys::cudaDataType::CUDA_R_32F),
         };
-        let compute = match self.precision() {
-            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::F32 | Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F,
-        };
+        let compute = compute(self.precision());
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if add { &one } else { &zero };
         self.attempt(|| {
@@ -190,6 +196,64 @@ impl Gpu {
                 )
             };
             done("a matmul", status)
+        });
+    }
+
+    /// `count` matmuls at once, as `gemm`: each matrix has an address, a leading dimension and a step to the next.
+    pub(crate) fn gemm_batched(
+        &self,
+        transposed: [bool; 2],
+        [m, n, k]: [usize; 3],
+        [a, b]: [(u64, usize, usize); 2],
+        add: bool,
+        c: (u64, usize, usize),
+        count: usize,
+    ) {
+        if m == 0 || n == 0 || count == 0 {
+            return;
+        }
+        let sizes = [m, n, k, count];
+        assert!(sizes.iter().all(|size| *size <= i32::MAX as usize), "cuBLAS counts rows in 31 bits");
+        let rounded = (self.precision() == Precision::Bf16)
+            .then(|| [(a.0, a.2 * count), (b.0, b.2 * count)].map(|(from, count)| self.rounded(from, count)));
+        let (a_address, b_address, kind) = match &rounded {
+            Some([a, b]) => (a.address(), b.address(), sys::cudaDataType::CUDA_R_16BF),
+            None => (a.0, b.0, sys::cudaDataType::CUDA_R_32F),
+        };
+        let compute = compute(self.precision());
+        let (one, zero) = (1.0f32, 0.0f32);
+        let beta = if add { &one } else { &zero };
+        self.attempt(|| {
+            let blas = self.blas()?.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            // SAFETY: the callers checked the shapes; the matrices are memory of the pool, used in stream order.
+            let status = unsafe {
+                sys::cublasGemmStridedBatchedEx(
+                    blas.handle,
+                    operation(transposed[0]),
+                    operation(transposed[1]),
+                    m as i32,
+                    n as i32,
+                    k as i32,
+                    ptr::from_ref(&one).cast(),
+                    a_address as *const _,
+                    kind,
+                    a.1.max(1) as i32,
+                    a.2 as i64,
+                    b_address as *const _,
+                    kind,
+                    b.1.max(1) as i32,
+                    b.2 as i64,
+                    ptr::from_ref(beta).cast(),
+                    c.0 as *mut _,
+                    sys::cudaDataType::CUDA_R_32F,
+                    c.1.max(1) as i32,
+                    c.2 as i64,
+                    count as i32,
+                    compute,
+                    sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+                )
+            };
+            done("matmuls", status)
         });
     }
 

@@ -31,6 +31,8 @@ pub const SOURCES: &[Source] = sources![
     "attention.cu",
     "adjacency.cu",
     "hidden.cu",
+    "learned.cu",
+    "link.cu",
     "loss.cu",
     "norm.cu",
     "part.cu",

@@ -202,6 +202,39 @@ pub enum ImportError {
         /// The given text.
         word: String,
     },
+    /// Edges to hold out that cannot be read.
+    #[error("`{word}`: write --hold-out valid:5%,test:10%, or numbers of edges; less than all of them")]
+    NoHoldOut {
+        /// The given text.
+        word: String,
+    },
+    /// Nothing would be left to train on.
+    #[error("--hold-out takes {valid} + {test} edges, and there are {edges}; leave some for training")]
+    AllHeldOut {
+        /// Validation edges.
+        valid: u64,
+        /// Test edges.
+        test: u64,
+        /// Edges of the source; two directions count once.
+        edges: u64,
+    },
+    /// The format holds out edges itself.
+    #[error("the format has validation and test edges of its own; leave out --hold-out")]
+    HeldOutAlready,
+    /// Negatives of nodes that were left out.
+    #[error("the format has fixed negatives, which need all nodes; leave out --largest-component")]
+    NegativesOfSome,
+    /// A knowledge graph without nodes or relations.
+    #[error("a knowledge graph needs a node and a relation at least")]
+    EmptyFacts,
+    /// A knowledge graph larger than ids allow.
+    #[error("{nodes} nodes and {relations} relations are more than a dataset can have")]
+    HugeFacts {
+        /// Nodes.
+        nodes: u64,
+        /// Relations.
+        relations: u64,
+    },
     /// There are no classes to draw from.
     #[error("--split per-class needs labels that are classes")]
     NoClasses,

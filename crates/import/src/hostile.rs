@@ -2,7 +2,7 @@
 //! existing directory, imports them through one parser and reads every stream to its end.
 
 use crate::formats::by_name;
-use crate::source::{EdgeSource, IdSource, ImportSource, NameSource, RowSource, Splits};
+use crate::source::{EdgeSource, ForeignNegatives, IdSource, ImportSource, NameSource, RowSource, Splits};
 use crate::{ImportWorkspace, Request, Result};
 use esker_store::{Journal, StoreError};
 use esker_types::{Budget, Silent};
@@ -125,8 +125,13 @@ fn drain(source: &ImportSource) -> Result<()> {
             [train, valid, test].into_iter().try_for_each(|ids| drain_ids(&**ids))?;
         }
         Splits::Coded(rows) => drain_rows(&**rows)?,
-        Splits::Edges { valid, test } => {
+        Splits::Edges { valid, test, negatives } => {
             [valid, test].into_iter().try_for_each(|edges| drain_edges(&**edges))?;
+            for negatives in negatives.iter().flatten() {
+                if let ForeignNegatives::Shared(edges) = negatives {
+                    drain_edges(&**edges)?;
+                }
+            }
         }
     }
     source.node_names.as_ref().map_or(Ok(()), |names| drain_names(&**names))

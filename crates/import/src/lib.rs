@@ -57,7 +57,7 @@ pub(crate) use read::{csr, delimited, idlist, input, npy, parquet_file, parquet_
 
 pub use build::{ImportJob, import};
 pub use error::{ImportError, Location, Result};
-pub use request::{EdgeColumnNames, Request, SplitChoice};
+pub use request::{EdgeColumnNames, HeldOutCount, HoldOut, Request, SplitChoice};
 pub use workspace::ImportWorkspace;
 
 /// An import with less memory is refused: code, stacks and I/O buffers alone take most of it.

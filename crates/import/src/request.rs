@@ -38,6 +38,8 @@ pub struct Request {
     pub test: Option<PathBuf>,
     /// A split to make, or a file with one.
     pub split: Option<SplitChoice>,
+    /// Edges to hold out for validation and test.
+    pub hold_out: Option<HoldOut>,
     /// Index of the split, in a file with several.
     pub split_index: usize,
     /// CSC: start of each node's in-neighbours.
@@ -158,6 +160,66 @@ impl FromStr for SplitChoice {
     }
 }
 
+/// Edges to hold out, written `valid:5%,test:10%`.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct HoldOut {
+    /// Validation edges.
+    pub valid: HeldOutCount,
+    /// Test edges.
+    pub test: HeldOutCount,
+}
+
+/// How many edges are held out. The two directions of an undirected edge count once.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeldOutCount {
+    /// This many.
+    Edges(u64),
+    /// This share of all edges, rounded to the nearest.
+    Share(f64),
+}
+
+impl HoldOut {
+    /// Validation and test.
+    pub(crate) fn counts(&self) -> [HeldOutCount; 2] {
+        [self.valid, self.test]
+    }
+}
+
+impl FromStr for HoldOut {
+    type Err = ImportError;
+
+    fn from_str(text: &str) -> Result<HoldOut> {
+        let bad = || ImportError::NoHoldOut { word: text.to_string() };
+        let (mut valid, mut test) = (None, None);
+        for part in text.split(',') {
+            let (name, count) = part.trim().split_once(':').ok_or_else(bad)?;
+            let count = match count.strip_suffix('%') {
+                Some(percent) => {
+                    percent.parse().ok().map(|percent: f64| HeldOutCount::Share(percent / 100.0))
+                }
+                None => count.parse().ok().map(HeldOutCount::Edges),
+            };
+            let slot = match name {
+                "valid" => &mut valid,
+                "test" => &mut test,
+                _ => return Err(bad()),
+            };
+            if slot.replace(count.ok_or_else(bad)?).is_some() {
+                return Err(bad());
+            }
+        }
+        let none = HeldOutCount::Edges(0);
+        let hold_out = HoldOut { valid: valid.unwrap_or(none), test: test.unwrap_or(none) };
+        let share = |count| if let HeldOutCount::Share(share) = count { share } else { 0.0 };
+        let shares = hold_out.counts().map(share);
+        match shares.iter().all(|share| (0.0..1.0).contains(share)) && shares.iter().sum::<f64>() < 1.0 {
+            true => Ok(hold_out),
+            false => Err(bad()),
+        }
+    }
+}
+
 impl Request {
     /// A copy in which non-UTF-8 parts of paths are replaced, for people to read.
     pub(crate) fn with_readable_paths(&self) -> Request {
@@ -225,6 +287,28 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn edges_to_hold_out_are_read_as_people_write_them() {
+        let read = |text: &str| text.parse::<HoldOut>();
+        let (share, edges) = (HeldOutCount::Share, HeldOutCount::Edges);
+        assert_eq!(read("valid:5%,test:10%").unwrap(), HoldOut { valid: share(0.05), test: share(0.1) });
+        assert_eq!(read("test:100, valid:7").unwrap(), HoldOut { valid: edges(7), test: edges(100) });
+        assert_eq!(read("test:2.5%").unwrap(), HoldOut { valid: edges(0), test: share(0.025) });
+        for text in [
+            "",
+            "5%",
+            "valid:5%,valid:6%",
+            "train:5%",
+            "valid:-1%",
+            "test:100%",
+            "valid:60%,test:40%",
+            "test:x",
+        ] {
+            let said = read(text).unwrap_err().to_string();
+            assert!(said.contains("valid:5%,test:10%"), "{text}: {said}");
+        }
+    }
 
     #[test]
     fn splits_are_read_as_people_write_them() {

@@ -156,7 +156,36 @@ pub enum Splits {
         valid: Box<dyn EdgeSource>,
         /// Test edges.
         test: Box<dyn EdgeSource>,
+        /// Negatives that a benchmark fixed, of validation and of test edges.
+        negatives: Box<[Option<ForeignNegatives>; 2]>,
     },
+}
+
+/// Negatives that a benchmark fixed for held-out edges.
+pub enum ForeignNegatives {
+    /// Edges that are compared with all held-out ones.
+    Shared(Box<dyn EdgeSource>),
+    /// Nodes that replace an end, a row for each held-out edge.
+    PerEdge {
+        /// Instead of the source.
+        sources: Option<IdMatrix>,
+        /// Instead of the target.
+        targets: Option<IdMatrix>,
+    },
+}
+
+/// Rows of ids of a format that is read as a whole.
+pub struct IdMatrix {
+    /// The file they come from.
+    pub path: PathBuf,
+    /// The name of the matrix in it.
+    pub name: String,
+    /// Rows.
+    pub rows: u64,
+    /// Ids per row.
+    pub columns: u64,
+    /// The ids, row after row.
+    pub ids: std::sync::Arc<[u64]>,
 }
 
 /// Node ids that can be streamed.

@@ -144,9 +144,9 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Refuses an invalid configuration.
+    /// Refuses an invalid configuration. Without layers, rows pass unchanged.
     pub fn check(&self, input_columns: usize, output_columns: usize) -> Result<()> {
-        if self.layers == 0 {
+        if self.layers == 0 && input_columns != output_columns {
             return Err(NnError::NoLayers);
         }
         if self.layers > MOST_LAYERS || self.hidden > MOST_COLUMNS || self.heads > MOST_COLUMNS {

@@ -1,6 +1,8 @@
 //! The backend for NVIDIA GPUs. Every operation is one or a few kernel launches, in order on one stream. Operations
 //! that are one pass on the CPU are one kernel of `esker_cuda`; matmuls use cuBLAS.
 
+mod link;
+
 use crate::cpu::counted;
 use crate::*;
 use esker_cuda::{
@@ -178,6 +180,28 @@ fn post(post: Post) -> DevicePost {
         Activation::LeakyRelu => DeviceActivation::LeakyRelu,
     };
     DevicePost { dropout: dropout(post.dropout), activation }
+}
+
+fn device_rule(update: &Update) -> DeviceRule {
+    let mut rule = DeviceRule {
+        rate: update.rate,
+        limit: update.gradient_limit,
+        weight_decay: update.weight_decay,
+        shrink: update.shrink,
+        clip_norm: update.clip_norm.unwrap_or(0.0),
+        ..DeviceRule::default()
+    };
+    match update.rule {
+        Rule::Sgd { momentum, nesterov } => {
+            (rule.kind, rule.momentum, rule.nesterov) = (0, momentum, nesterov as u32);
+        }
+        Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
+            (rule.kind, rule.beta1, rule.beta2, rule.epsilon) = (1, beta1, beta2, epsilon);
+            (rule.correction1, rule.correction2_root) = (correction1, correction2_root);
+        }
+        Rule::Adagrad { epsilon } => (rule.kind, rule.epsilon) = (2, epsilon),
+    }
+    rule
 }
 
 fn gathering(aggregator: Aggregator) -> Gathering {
@@ -531,24 +555,7 @@ impl Backend for CudaBackend {
     }
 
     fn update(&self, update: &Update, parameters: Vec<Moved<'_, Self>>) -> Result<Option<CudaNumber>> {
-        let mut rule = DeviceRule {
-            rate: update.rate,
-            limit: update.gradient_limit,
-            weight_decay: update.weight_decay,
-            shrink: update.shrink,
-            clip_norm: update.clip_norm.unwrap_or(0.0),
-            ..DeviceRule::default()
-        };
-        match update.rule {
-            Rule::Sgd { momentum, nesterov } => {
-                (rule.kind, rule.momentum, rule.nesterov) = (0, momentum, nesterov as u32);
-            }
-            Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
-                (rule.kind, rule.beta1, rule.beta2, rule.epsilon) = (1, beta1, beta2, epsilon);
-                (rule.correction1, rule.correction2_root) = (correction1, correction2_root);
-            }
-            Rule::Adagrad { epsilon } => (rule.kind, rule.epsilon) = (2, epsilon),
-        }
+        let rule = device_rule(update);
         let moved: Vec<UpdatedMatrix<'_>> = parameters
             .into_iter()
             .map(|Moved { value, gradient, state }| UpdatedMatrix {

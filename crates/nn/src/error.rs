@@ -57,6 +57,22 @@ pub enum NnError {
         /// Heads, at least 1.
         heads: usize,
     },
+    /// A decoder over complex numbers needs pairs of columns.
+    #[error("{decoder} over {columns} columns; its numbers are complex, so take an even number: {}", columns + 1)]
+    OddColumns {
+        /// The decoder.
+        decoder: &'static str,
+        /// Columns of a node's row.
+        columns: usize,
+    },
+    /// A row-sparse optimizer without a form for this setting.
+    #[error("{name} = {found} for learned rows, of which a step moves only some; take 0")]
+    SparseSetting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        found: f32,
+    },
     /// Nesterov momentum needs momentum.
     #[error("nesterov without momentum; give momentum above 0 and below 1")]
     NoMomentum,

@@ -5,7 +5,8 @@
 //! implements it with rayon and `gemm`. Layers can be called one by one, so that a strategy can read or replace rows
 //! of a hidden state in between (OUTRE's history) or get the gradient of the input rows (Marius's embeddings). Results
 //! are bit-identical for any number of threads: work is split into fixed chunks, whose sums are combined in index
-//! order. This crate knows no datasets, samples or files; `unsafe` is confined to `cpu`.
+//! order. [`LinkMath`] adds what link prediction needs: decoders, losses against negatives, ranks and updates of learned
+//! rows. This crate knows no datasets, samples or files; `unsafe` is confined to `cpu`.
 #![deny(unsafe_code)]
 
 mod backend;
@@ -16,6 +17,7 @@ pub mod cpu;
 mod cuda;
 mod error;
 mod layer;
+mod link;
 mod memory;
 mod model;
 mod optimizer;
@@ -37,6 +39,7 @@ pub use esker_device::{
 /// Fixed workspace of matmuls on a GPU, whatever their size.
 pub const DEVICE_MATMUL_BYTES: u64 = esker_cuda::WORKSPACE_BYTES as u64;
 pub use layer::Saved;
+pub use link::*;
 pub use memory::{ExchangedRows, MemoryBytes, MemoryOf, StepShape, memory_bytes};
 pub use model::{Activations, Model};
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind, Trained};

@@ -52,7 +52,7 @@ pub enum MemoryOf {
 
 impl MemoryOf {
     /// Bytes of so many words in use. The pool of a GPU may be a quarter larger.
-    fn pooled_bytes(self, words: usize) -> u64 {
+    pub(crate) fn pooled_bytes(self, words: usize) -> u64 {
         match self {
             MemoryOf::Host { .. } => words as u64 * 4,
             MemoryOf::Device(_) => (words + words / 4) as u64 * 4,

@@ -173,8 +173,8 @@ impl<B: Backend + Clone> Model<B> {
         Activations { layers: all, input: dropped }
     }
 
-    /// The input rows after dropout, if the configuration has input dropout.
-    fn drop_input(&self, input: &B::Matrix, step: u64) -> Option<(B::Matrix, Post)> {
+    /// The input rows after dropout, if the configuration has input dropout. Without layers this is all of a step.
+    pub fn drop_input(&self, input: &B::Matrix, step: u64) -> Option<(B::Matrix, Post)> {
         // Follows the last layer's key: no layer uses it.
         let key = self.dropout_key(self.layers.len(), step);
         let dropout = Dropout::new(self.config.input_dropout, key)?;

@@ -106,6 +106,35 @@ impl OptimizerConfig {
     }
 }
 
+impl OptimizerConfig {
+    /// Number of state matrices of a table of learned rows, and the names of its states.
+    pub fn row_states(&self) -> &'static [&'static str] {
+        self.states()
+    }
+
+    /// The update of learned rows by step `step` (the first is 1) at a learning rate, as of PyTorch's `SparseAdam`,
+    /// `Adagrad` and `SGD` with sparse gradients. Refuses what those have no form for: momentum, clipping by the norm,
+    /// and weight decay of rows that a step does not touch (AdamW).
+    pub fn row_update(&self, step: u64, rate: f64) -> Result<Update> {
+        self.check()?;
+        let clip = self.clip_norm.unwrap_or(0.0);
+        let decay = if self.kind == OptimizerKind::AdamW { self.weight_decay } else { 0.0 };
+        for (name, found) in [("momentum", self.momentum), ("clip_norm", clip), ("weight_decay", decay)] {
+            if found != 0.0 {
+                return Err(NnError::SparseSetting { name, found });
+            }
+        }
+        let mut rule = self.rule(step);
+        if let Rule::Adam { epsilon, correction2_root, .. } = &mut rule {
+            // `SparseAdam` adds epsilon before the bias correction.
+            *epsilon /= *correction2_root;
+        }
+        let gradient_limit = self.clip_value.unwrap_or(f32::INFINITY);
+        let weight_decay = self.weight_decay;
+        Ok(Update { rule, rate: rate as f32, clip_norm: None, gradient_limit, weight_decay, shrink: 1.0 })
+    }
+}
+
 /// A model that an optimizer can update.
 pub trait Trained<B: Backend> {
     /// The backend it computes on.

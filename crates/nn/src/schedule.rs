@@ -29,6 +29,14 @@ pub enum Schedule {
         /// Share of the rate that remains.
         least: f64,
     },
+    /// Multiplied by `factor` when more than `patience` evaluations in a row found no better model. Whoever evaluates
+    /// counts how often.
+    Plateau {
+        /// Factor of the rate.
+        factor: f64,
+        /// Evaluations without a better model that are waited for.
+        patience: u64,
+    },
     /// Increases linearly over `warmup` steps, then decreases linearly to `least` of the rate at `steps`.
     Linear {
         /// Steps of the warm-up.
@@ -48,7 +56,9 @@ impl Schedule {
             Schedule::Step { every: 0, .. } => {
                 NnError::check_setting(false, "every", 0.0, "a number of steps, at least 1")
             }
-            Schedule::Step { factor, .. } | Schedule::Exponential { factor } => {
+            Schedule::Step { factor, .. }
+            | Schedule::Exponential { factor }
+            | Schedule::Plateau { factor, .. } => {
                 let within = (0.0..=10.0).contains(&factor);
                 NnError::check_setting(within, "factor", factor as f32, "a number from 0 to 10")
             }
@@ -67,7 +77,7 @@ impl Schedule {
     /// The learning rate of step `step`, counted from 0.
     pub fn rate(&self, base: f64, step: u64) -> f64 {
         base * match *self {
-            Schedule::Constant => 1.0,
+            Schedule::Constant | Schedule::Plateau { .. } => 1.0,
             Schedule::Step { every, factor } => factor.powf((step / every.max(1)) as f64),
             Schedule::Exponential { factor } => factor.powf(step as f64),
             Schedule::Cosine { warmup, steps, least } => ramp(step, warmup, steps).unwrap_or_else(|way| {
@@ -76,6 +86,16 @@ impl Schedule {
             Schedule::Linear { warmup, steps, least } => {
                 ramp(step, warmup, steps).unwrap_or_else(|way| least + (1.0 - least) * (1.0 - way))
             }
+        }
+    }
+}
+
+impl Schedule {
+    /// The factor of the learning rate after so many plateaus; 1 for a schedule without them.
+    pub fn after_plateaus(&self, plateaus: u64) -> f64 {
+        match *self {
+            Schedule::Plateau { factor, .. } => factor.powf(plateaus as f64),
+            _ => 1.0,
         }
     }
 }
@@ -110,6 +130,10 @@ mod tests {
         check(cosine, 60, 0.055);
         check(cosine, 1000, 0.01);
         check(Schedule::Linear { warmup: 0, steps: 100, least: 0.0 }, 25, 0.075);
+        let plateau = Schedule::Plateau { factor: 0.5, patience: 1 };
+        check(plateau, 1000, 0.1);
+        assert_eq!((plateau.after_plateaus(0), plateau.after_plateaus(3)), (1.0, 0.125));
+        assert_eq!(Schedule::Constant.after_plateaus(3), 1.0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::golden;
+use common::{golden, link_golden};
 use esker_nn::CpuBackend;
 
 #[test]
@@ -19,4 +19,14 @@ fn ten_optimizer_steps_agree_with_pytorch() {
 #[test]
 fn losses_agree_with_pytorch() {
     golden::losses(&CpuBackend::new(), 1e-6);
+}
+
+#[test]
+fn decoders_and_link_losses_agree_with_pytorch() {
+    link_golden::decoders_and_losses(&CpuBackend::new(), 1e-5);
+}
+
+#[test]
+fn ten_sparse_steps_agree_with_pytorch() {
+    link_golden::ten_sparse_steps(&CpuBackend::new(), 1e-5);
 }

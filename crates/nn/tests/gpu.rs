@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{Batch, configs, golden, numbers, stored, whole};
+use common::link::{DECODERS, LOSSES, LinkCase, SIDES};
+use common::{Batch, configs, golden, link, link_golden, numbers, stored, whole};
 use esker_cuda::{DeviceAdjacency, DeviceMatrix, Gathering, Gpu, NodeCache, Pinned, Precision};
 use esker_nn::*;
 use esker_plan::{Placement, Placements};
@@ -563,6 +564,145 @@ fn hidden_rows_are_kept_in_both_tiers_as_the_cpu_would() {
             let mut again = vec![0; stored.len()];
             copy.read(0, &mut again);
             assert!(again == stored);
+        }
+    }
+}
+
+#[test]
+fn link_prediction_agrees_with_pytorch() {
+    let Some(backend) = backend("link prediction") else { return };
+    link_golden::decoders_and_losses(&backend, TOLERANCE as f64);
+    link_golden::ten_sparse_steps(&backend, TOLERANCE as f64);
+}
+
+#[test]
+fn link_losses_and_gradients_equal_their_definition() {
+    let Some(backend) = backend("link losses") else { return };
+    // Chunks for matmuls and for kernels, the last one smaller; an edge each; no negatives; all nodes.
+    let shapes =
+        [[60, 90, 34, 40, 70], [30, 50, 6, 7, 9], [30, 13, 6, 1, 9], [9, 5, 4, 2, 0], [150, 70, 130, 0, 0]];
+    for decoder in DECODERS {
+        for loss in LOSSES {
+            for side in SIDES {
+                for shape in shapes {
+                    let mut case = LinkCase::new(decoder, loss, side, shape, 7);
+                    // Differences are exact: none has another sign in f64.
+                    let numbers = case.nodes.iter_mut().chain(&mut case.relations);
+                    numbers.for_each(|x| *x = (*x * 64.0).round() / 64.0);
+                    for by_node in [false, true] {
+                        link::check(&backend, &case, by_node, TOLERANCE as f64);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn link_prediction_has_the_same_bits_on_every_run() {
+    let Some(first) = backend("the same bits of links") else { return };
+    let second = backend("the same bits of links").unwrap();
+    for decoder in DECODERS {
+        for shape in [[500, 700, 50, 100, 300], [500, 300, 50, 1, 90], [900, 300, 50, 0, 0]] {
+            let case = LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Target, shape, 7);
+            let bits = |backend: &CudaBackend| {
+                let found = case.run(backend, shape[3] == 1);
+                let all = found.nodes.into_iter().chain(found.relations);
+                (found.loss.to_bits(), all.map(f32::to_bits).collect::<Vec<u32>>())
+            };
+            let expected = bits(&first);
+            assert!(bits(&first) == expected && bits(&second) == expected, "{decoder:?} {shape:?}");
+        }
+    }
+}
+
+#[test]
+fn ranks_on_a_gpu_equal_a_look_at_every_score() {
+    let Some(backend) = backend("ranks") else { return };
+    let (nodes, queries) = (1000, 150);
+    for decoder in DECODERS {
+        for (columns, constant) in [(6, false), (50, false), (300, false), (50, true)] {
+            let matrix = |rows: usize, seed: u64| {
+                let mut matrix = backend.matrix(rows, columns);
+                let all = if constant { vec![0.3; rows * columns] } else { numbers(rows * columns, seed) };
+                backend.write(&mut matrix, 0, &all);
+                matrix
+            };
+            let (table, rows) = (matrix(nodes, 1), matrix(queries, 2));
+            let own: Vec<u32> =
+                (0..queries as u64).map(|at| below(Key::new(3).at(at), 1000) as u32).collect();
+            let call = ScoreCall { decoder, queries: &rows, nodes: &table, candidates: Candidates::All };
+            let (mut thresholds, mut scores) = (backend.matrix(queries, 1), backend.matrix(queries, nodes));
+            backend.own_scores(&call, &own, &mut thresholds);
+            backend.link_scores(&call, &mut scores);
+            let (thresholds_read, scores) = (values(&backend, &thresholds), values(&backend, &scores));
+            let filtered: Vec<(u32, u32)> =
+                (0..queries as u32).flat_map(|query| [(query, query * 3), (query, 900)]).collect();
+            let mut counts = vec![RankCounts::default(); queries];
+            for first in [0, 300] {
+                let count = if first == 0 { 300 } else { 700 };
+                let mut part = backend.matrix(count, columns);
+                let picked: Vec<u32> = (first as u32..(first + count) as u32).collect();
+                backend.gather_rows(&table, &picked, &mut part);
+                let scores = ScoreCall { nodes: &part, ..call };
+                let call =
+                    RankCall { scores, thresholds: &thresholds, filtered: &filtered, first: first as u32 };
+                backend.rank_counts(&call, &mut counts).unwrap();
+            }
+            for query in 0..queries {
+                let of = &scores[query * nodes..][..nodes];
+                let threshold = thresholds_read[query];
+                assert_eq!(of[own[query] as usize].to_bits(), threshold.to_bits(), "{decoder:?} {columns}");
+                let kept = of.iter().zip(0..).filter(|(_, at)| !filtered.contains(&(query as u32, *at)));
+                let (greater, equal) = kept.fold((0, 0), |(greater, equal), (score, _)| {
+                    (greater + (*score > threshold) as u64, equal + (*score == threshold) as u64)
+                });
+                assert_eq!(counts[query], RankCounts { greater, equal }, "{decoder:?} {columns} {query}");
+            }
+        }
+    }
+}
+
+#[test]
+fn learned_rows_on_a_gpu_equal_those_of_the_cpu() {
+    let Some(gpu) = backend("learned rows") else { return };
+    fn run<B: LinkMath>(backend: &B, kind: OptimizerKind) -> Vec<Vec<f32>> {
+        let matrix = |rows: usize, seed: u64| {
+            let mut matrix = backend.matrix(rows, 50);
+            backend.write(&mut matrix, 0, &numbers(rows * 50, seed));
+            matrix
+        };
+        // Few members a row, then hundreds.
+        let parts = [matrix(700, 1), matrix(900, 2)];
+        let mut found = Vec::new();
+        for rows in [300u64, 4] {
+            let of: Vec<u32> = (0..1600).map(|at| below(Key::new(5).at(at), rows) as u32).collect();
+            let (offsets, members) = link::csr(rows as usize, &[&of]);
+            let mut summed = backend.matrix(rows as usize, 50);
+            backend.sum_rows(&[&parts[0], &parts[1]], &offsets, &members, &mut summed);
+            found.push(values(backend, &summed));
+        }
+        let config = OptimizerConfig { kind, ..OptimizerConfig::default() };
+        let (mut table, gradient) = (matrix(500, 3), matrix(40, 4));
+        let mut state: Vec<B::Matrix> = config.row_states().iter().map(|_| matrix(500, 6)).collect();
+        state.iter_mut().for_each(|state| backend.fill(state, 0.1));
+        let rows: Vec<u32> = (0..40).map(|at| (at * 37 + 11) % 500).collect();
+        backend.update_rows(&config.row_update(3, 0.1).unwrap(), &rows, &gradient, &mut table, &mut state);
+        found.push(values(backend, &table));
+        found.extend(state.iter().map(|state| values(backend, state)));
+        for penalty in [PenaltyKind::L2, PenaltyKind::N3, PenaltyKind::ComplexN3] {
+            let mut gradient = matrix(500, 8);
+            let sum = backend.penalty(penalty, &numbers(500, 9), &table, &mut gradient).unwrap();
+            found.push(vec![sum.wait().unwrap() as f32]);
+            found.push(values(backend, &gradient));
+        }
+        found
+    }
+    for kind in [OptimizerKind::Sgd, OptimizerKind::Adam, OptimizerKind::Adagrad] {
+        let (found, expected) = (run(&gpu, kind), run(&CpuBackend::new(), kind));
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let expected: Vec<f64> = expected.iter().map(|x| *x as f64).collect();
+            link::assert_close(&format!("{kind:?} {at}"), TOLERANCE as f64, found, &expected);
         }
     }
 }

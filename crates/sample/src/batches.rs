@@ -1,7 +1,8 @@
 //! The seed nodes of a batch. For link prediction they are the ends of the batch's edges and its negatives, because
 //! both need representations. A sampler takes seed nodes from here and need not know what is trained.
 
-use crate::negatives::{NegativeSampler, Negatives, Side};
+use crate::held_out::FixedNegatives;
+use crate::negatives::{AllNodes, NegativeSampler, Negatives, Side};
 use crate::order::BatchGroup;
 use crate::topology::{Edge, EdgeLookup};
 use crate::{Order, Position, Result, SampleError, Seeds};
@@ -21,6 +22,13 @@ pub trait Batches: Send + Sync {
     /// What a batch is trained or evaluated on: its seed nodes, unless the items are edges.
     fn targets(&self, _: Position) -> Result<Targets> {
         Ok(Targets::Nodes)
+    }
+
+    /// Replaces `out` by the edges that a batch's sample leaves out, in either direction: none, unless the items are edges
+    /// that a model is to predict and must not see. [`crate::Sampler::begin`] asks for them.
+    fn dropped(&self, _: Position, out: &mut Vec<Edge>) -> Result<()> {
+        out.clear();
+        Ok(())
     }
 
     /// The group of partitions that a batch takes its seeds from, if the order has groups.
@@ -55,6 +63,10 @@ impl<B: Batches + ?Sized> Batches for &B {
         (**self).targets(at)
     }
 
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()> {
+        (**self).dropped(at, out)
+    }
+
     fn group(&self, at: Position) -> Option<BatchGroup> {
         (**self).group(at)
     }
@@ -75,6 +87,10 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
 
     fn targets(&self, at: Position) -> Result<Targets> {
         (**self).targets(at)
+    }
+
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()> {
+        (**self).dropped(at, out)
     }
 
     fn group(&self, at: Position) -> Option<BatchGroup> {
@@ -137,10 +153,75 @@ pub struct LinkBatches<O, S, G> {
     order: O,
     edges: S,
     graph: G,
-    targets: Option<NegativeSampler<G>>,
-    sources: Option<NegativeSampler<G>>,
+    targets: Option<SideNegatives<G>>,
+    sources: Option<SideNegatives<G>>,
+    drops_targets: bool,
     /// Identity of order and edges.
     identity: OnceLock<String>,
+}
+
+/// The negatives of one side.
+#[derive(Debug, Clone)]
+pub enum SideNegatives<G> {
+    /// Drawn anew for each batch.
+    Drawn(NegativeSampler<G>),
+    /// Every node.
+    All(AllNodes),
+    /// Given with the edges, row by row.
+    Fixed(Arc<FixedNegatives>),
+}
+
+impl<G> From<NegativeSampler<G>> for SideNegatives<G> {
+    fn from(negatives: NegativeSampler<G>) -> SideNegatives<G> {
+        SideNegatives::Drawn(negatives)
+    }
+}
+
+impl<G> From<AllNodes> for SideNegatives<G> {
+    fn from(negatives: AllNodes) -> SideNegatives<G> {
+        SideNegatives::All(negatives)
+    }
+}
+
+impl<G> From<Arc<FixedNegatives>> for SideNegatives<G> {
+    fn from(negatives: Arc<FixedNegatives>) -> SideNegatives<G> {
+        SideNegatives::Fixed(negatives)
+    }
+}
+
+impl<G: EdgeLookup> SideNegatives<G> {
+    /// Negatives and masks of a batch. `items` are the indices of its edges among all.
+    fn draw(
+        &self,
+        at: Position,
+        items: &[u64],
+        edges: &[Edge],
+        side: Side,
+        out: &mut Negatives,
+    ) -> Result<()> {
+        match self {
+            SideNegatives::Drawn(sampler) => sampler.draw(at, edges, side, out),
+            SideNegatives::All(all) => all.draw(edges, side, out),
+            SideNegatives::Fixed(fixed) => fixed.negatives(items, out),
+        }
+    }
+
+    /// Appends the negatives that become seed nodes.
+    fn seeds(&self, at: Position, items: &[u64], side: Side, out: &mut Vec<NodeId>) -> Result<()> {
+        match self {
+            SideNegatives::Drawn(sampler) => sampler.draw_nodes(at, items.len(), side, out),
+            SideNegatives::All(_) => Ok(()),
+            SideNegatives::Fixed(fixed) => fixed.nodes(items, out),
+        }
+    }
+
+    fn identity(&self) -> String {
+        match self {
+            SideNegatives::Drawn(sampler) => sampler.identity(),
+            SideNegatives::All(all) => all.identity(),
+            SideNegatives::Fixed(fixed) => fixed.identity(),
+        }
+    }
 }
 
 /// Identity of order and seeds. It hashes their content, so callers compute it once and keep it.
@@ -187,27 +268,38 @@ where
         if !edges.borrow().are_edges() {
             return Err(SampleError::SeedsAreNodes);
         }
-        Ok(LinkBatches { order, edges, graph, targets: None, sources: None, identity: OnceLock::new() })
+        let identity = OnceLock::new();
+        Ok(LinkBatches { order, edges, graph, targets: None, sources: None, drops_targets: false, identity })
     }
 
     /// The same batches, with negatives for `side` added.
-    pub fn with_negatives(mut self, side: Side, negatives: NegativeSampler<G>) -> LinkBatches<O, S, G> {
+    pub fn with_negatives(
+        mut self,
+        side: Side,
+        negatives: impl Into<SideNegatives<G>>,
+    ) -> LinkBatches<O, S, G> {
         match side {
-            Side::Target => self.targets = Some(negatives),
-            Side::Source => self.sources = Some(negatives),
+            Side::Target => self.targets = Some(negatives.into()),
+            Side::Source => self.sources = Some(negatives.into()),
         }
+        self
+    }
+
+    /// The same batches, whose samples leave out the batch's edges and their reverses, see [`Batches::dropped`].
+    pub fn dropping_targets(mut self) -> LinkBatches<O, S, G> {
+        self.drops_targets = true;
         self
     }
 
     /// Edges, negatives and masks of a batch. The batch's sample is made from the same ones.
     pub fn link(&self, at: Position) -> Result<LinkBatch> {
-        let mut link = LinkBatch::default();
-        self.edges.borrow().edges(&self.graph, &self.items(at)?, &mut link.edges)?;
-        if let Some(sampler) = &self.targets {
-            sampler.draw(at, &link.edges, Side::Target, &mut link.targets)?;
+        let (mut link, items) = (LinkBatch::default(), self.items(at)?);
+        self.edges.borrow().edges(&self.graph, &items, &mut link.edges)?;
+        if let Some(negatives) = &self.targets {
+            negatives.draw(at, &items, &link.edges, Side::Target, &mut link.targets)?;
         }
-        if let Some(sampler) = &self.sources {
-            sampler.draw(at, &link.edges, Side::Source, &mut link.sources)?;
+        if let Some(negatives) = &self.sources {
+            negatives.draw(at, &items, &link.edges, Side::Source, &mut link.sources)?;
         }
         link.targets_start = 2 * link.edges.len();
         link.sources_start = link.targets_start + link.targets.nodes.len();
@@ -234,13 +326,21 @@ where
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<()> {
         let items = self.items(at)?;
         self.edges.borrow().nodes(&self.graph, &items, out)?;
-        if let Some(sampler) = &self.targets {
-            sampler.draw_nodes(at, items.len(), Side::Target, out)?;
+        if let Some(negatives) = &self.targets {
+            negatives.seeds(at, &items, Side::Target, out)?;
         }
-        if let Some(sampler) = &self.sources {
-            sampler.draw_nodes(at, items.len(), Side::Source, out)?;
+        if let Some(negatives) = &self.sources {
+            negatives.seeds(at, &items, Side::Source, out)?;
         }
         Ok(())
+    }
+
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()> {
+        out.clear();
+        match self.drops_targets {
+            true => self.edges.borrow().edges(&self.graph, &self.items(at)?, out),
+            false => Ok(()),
+        }
     }
 
     fn targets(&self, at: Position) -> Result<Targets> {
@@ -248,11 +348,12 @@ where
     }
 
     fn identity(&self) -> String {
-        let side = |negatives: &Option<NegativeSampler<G>>| {
-            negatives.as_ref().map_or("none".to_string(), NegativeSampler::identity)
+        let side = |negatives: &Option<SideNegatives<G>>| {
+            negatives.as_ref().map_or("none".to_string(), SideNegatives::identity)
         };
         let links = self.identity.get_or_init(|| identity("links", &self.order, self.edges.borrow()));
-        format!("{links} targets:{} sources:{}", side(&self.targets), side(&self.sources))
+        let dropped = if self.drops_targets { " target-edges:drop" } else { "" };
+        format!("{links} targets:{} sources:{}{dropped}", side(&self.targets), side(&self.sources))
     }
 }
 

@@ -120,6 +120,53 @@ pub enum SampleError {
         /// Edges into them.
         edges: u64,
     },
+    /// Edges are held out nowhere.
+    #[error(
+        "{dataset} has no edge split: no validation and test edges; import it with --hold-out valid:5%,test:10%, or from a format that has them"
+    )]
+    NoEdgeSplit {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// Fixed negatives that do not fit the edges they belong to.
+    #[error("{what}: expected {expected}, found {found}; give negatives that were made for these edges")]
+    NegativeShape {
+        /// The negatives.
+        what: String,
+        /// What is needed.
+        expected: String,
+        /// What there is.
+        found: String,
+    },
+    /// Every node is a negative, and true edges of the graph are to be left out, but not known.
+    #[error(
+        "every node is a negative and pairs that are edges of the graph are to be left out: build their index first, or leave out those of the batch only (mask `batch`)"
+    )]
+    UnknownTrueEnds,
+    /// More nodes than 32 bits number.
+    #[error("every node is a candidate, and {nodes} nodes are more than 2^32; take sampled negatives")]
+    TooManyCandidates {
+        /// Nodes of the graph.
+        nodes: u64,
+    },
+    /// Known true ends need more memory than they may use.
+    #[error(
+        "true ends of {queries} queries need {needed} of memory, {allowed} are allowed; give --memory {}, or evaluate fewer edges",
+        needed.flag_value()
+    )]
+    TrueEndsMemory {
+        /// Queries, both sides together.
+        queries: u64,
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes allowed.
+        allowed: ByteCount,
+    },
+    /// Positions in adjacency that some edges were left out of.
+    #[error(
+        "positions in the stored adjacency are carried, and target edges are left out of it; carry edge ids instead, or keep target edges"
+    )]
+    PositionsOfDropped,
     /// Incoming edges are requested from a topology that has only outgoing ones.
     #[error(
         "true edges are looked up by their target, and the topology has outgoing adjacency only; load it with incoming adjacency, or with both"

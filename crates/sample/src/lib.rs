@@ -4,7 +4,8 @@
 //! [`Topology`] provides the neighbours of a whole hop at a time. [`EdgeLookup`] finds edges by id and by their ends,
 //! whether the graph is in memory or on disk. [`Sampler`] samples neighbours and relabels nodes, as DENSE (Marius++
 //! section 4), in the classic layered form, or as ShaDow's induced subgraph. [`bulk`] samples many batches on many
-//! threads, in order. [`trace`] stores samples on disk. [`negatives`] corrupts edges for link prediction. [`draw`]
+//! threads, in order. [`trace`] stores samples on disk. [`negatives`] corrupts edges for link prediction, [`EdgeRows`]
+//! are held-out edges, and [`TrueEnds`] knows every true end of a query. [`draw`]
 //! specifies the random draw so that any device can repeat it. [`partition`] divides the nodes of a graph, for an order
 //! by groups of partitions. Nothing here decides where feature rows come from.
 //!
@@ -68,6 +69,8 @@ pub mod bulk;
 pub mod draw;
 mod error;
 mod found;
+mod held_out;
+mod leaks;
 mod masks;
 mod memory;
 pub mod negatives;
@@ -82,9 +85,12 @@ mod sample;
 mod sampler;
 mod topology;
 pub mod trace;
+mod true_ends;
 
-pub use batches::{Batches, LinkBatch, LinkBatches, NodeBatches, Targets};
+pub use batches::{Batches, LinkBatch, LinkBatches, NodeBatches, SideNegatives, Targets};
 pub use error::{Result, SampleError};
+pub use held_out::{EdgeRows, FixedNegatives, HeldOut};
+pub use leaks::SplitLeaks;
 pub use memory::{Bound, HopSizes, Touched};
 pub use node_set::NodeSet;
 pub use order::{Order, Seeds};
@@ -97,3 +103,4 @@ pub use topology::{
     Neighbours, NotInMemory, OnDisk, PartitionedAdjacency, RequestedEntries, Sources, StoredId, Topology,
     TopologyWorkspace,
 };
+pub use true_ends::{Queries, TrueEnds, TrueEndsRequest, for_each_edge};

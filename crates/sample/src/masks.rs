@@ -1,6 +1,8 @@
-//! Finds the pairs of an edge and a negative that are true edges. A pair's target is looked up in the incoming
-//! adjacency, for the whole batch at once and each node once. The sources found there are compared with the sources of
-//! the target's chunk, its partners.
+//! Finds the pairs of an edge and a negative that are true edges: of the graph, or of the batch.
+//!
+//! In the graph, a pair's target is looked up in the incoming adjacency, for the whole batch at once and each node once.
+//! The sources found there are compared with the sources of the target's chunk, its partners. In the batch, the ends that
+//! its own edges have for a given end and relation are looked up among the chunk's negatives.
 
 use crate::Result;
 use crate::negatives::{Negatives, Side};
@@ -37,7 +39,12 @@ struct CandidatePairs {
 
 /// Puts the pairs that are true edges, or the edge itself, in `out.masked`. `out` has the negatives already. Edge ends
 /// and negatives must be nodes of the graph.
-pub(crate) fn mask(graph: &impl EdgeLookup, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
+pub(crate) fn mask_graph(
+    graph: &impl EdgeLookup,
+    edges: &[Edge],
+    side: Side,
+    out: &mut Negatives,
+) -> Result<()> {
     out.masked.clear();
     if out.per_chunk == 0 {
         return Ok(());
@@ -71,6 +78,60 @@ pub(crate) fn mask(graph: &impl EdgeLookup, edges: &[Edge], side: Side, out: &mu
     masked.sort_unstable();
     masked.dedup();
     Ok(())
+}
+
+/// Puts the pairs that are edges of the batch in `out.masked`. `out` has the negatives already.
+pub(crate) fn mask_batch(edges: &[Edge], side: Side, out: &mut Negatives) {
+    out.masked.clear();
+    if out.per_chunk == 0 {
+        return;
+    }
+    let ends = BatchEnds::new(edges, side);
+    let Negatives { chunk_edges, per_chunk, nodes, masked, .. } = out;
+    let chunks = edges.chunks(*chunk_edges).zip(nodes.chunks(*per_chunk));
+    for (chunk, (own, negatives)) in chunks.enumerate() {
+        let mut drawn: Vec<(NodeId, u32)> = negatives.iter().copied().zip(0..).collect();
+        drawn.sort_unstable();
+        for (edge, index) in own.iter().zip((chunk * *chunk_edges) as u32..) {
+            for end in ends.of(edge) {
+                let start = drawn.partition_point(|(node, _)| *node < end);
+                let found = drawn[start..].iter().take_while(|(node, _)| *node == end);
+                masked.extend(found.map(|(_, negative)| (index, *negative)));
+            }
+        }
+    }
+    masked.sort_unstable();
+}
+
+/// The replaced ends of a batch's edges, by the end that stays and the relation.
+pub(crate) struct BatchEnds {
+    side: Side,
+    /// The end that stays, the relation, the replaced end; ascending, each once.
+    ends: Vec<(NodeId, u32, NodeId)>,
+}
+
+impl BatchEnds {
+    pub fn new(edges: &[Edge], side: Side) -> BatchEnds {
+        let mut ends: Vec<_> = edges.iter().map(|edge| end_of(edge, side)).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        BatchEnds { side, ends }
+    }
+
+    /// Replaced ends of all edges of the batch that share this edge's other end and relation, itself included; ascending.
+    pub fn of(&self, edge: &Edge) -> impl Iterator<Item = NodeId> + '_ {
+        let (stays, relation, _) = end_of(edge, self.side);
+        let start = self.ends.partition_point(|end| (end.0, end.1) < (stays, relation));
+        let same = self.ends[start..].iter().take_while(move |end| (end.0, end.1) == (stays, relation));
+        same.map(|end| end.2)
+    }
+}
+
+fn end_of(edge: &Edge, side: Side) -> (NodeId, u32, NodeId) {
+    match side {
+        Side::Source => (edge.target, edge.relation, edge.source),
+        Side::Target => (edge.source, edge.relation, edge.target),
+    }
 }
 
 /// Collects the pairs of each chunk. Pairs that are the edge itself go to `out.masked` right away.

@@ -9,11 +9,13 @@ use crate::draw::{PURPOSE_NEGATIVES, below};
 use crate::order::identity_of_nodes;
 use crate::topology::lookup::check_nodes;
 use crate::topology::{Edge, EdgeLookup};
+use crate::true_ends::TrueEnds;
 use crate::{Position, Result, SampleError, masks};
 use esker_types::random::Key;
 use esker_types::{EdgeId, NodeId};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The nodes that negatives are drawn from.
@@ -59,22 +61,60 @@ pub struct NegativeSettings {
     pub by_degree: u32,
 }
 
+/// Which pairs of an edge and a negative a loss leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NegativeMask {
+    /// None. If every node is a negative, the edge itself is still left out, because its score is the positive one.
+    None,
+    /// Those that are edges of the batch.
+    Batch,
+    /// Those that are edges of the graph, or the edge itself.
+    #[default]
+    Graph,
+}
+
+impl fmt::Display for NegativeMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NegativeMask::None => "none",
+            NegativeMask::Batch => "batch",
+            NegativeMask::Graph => "graph",
+        })
+    }
+}
+
+impl FromStr for NegativeMask {
+    type Err = String;
+    fn from_str(word: &str) -> Result<NegativeMask, String> {
+        let all = [NegativeMask::None, NegativeMask::Batch, NegativeMask::Graph];
+        let found = all.into_iter().find(|mask| mask.to_string() == word);
+        found.ok_or_else(|| format!("`{word}` is not a mask; write none, batch or graph"))
+    }
+}
+
 /// The negatives of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Negatives {
     /// Edges per chunk. The last chunk may have fewer.
     pub chunk_edges: usize,
-    /// Negatives per chunk.
+    /// Negatives per chunk; with `all_nodes`, the number of nodes.
     pub per_chunk: usize,
+    /// Whether every node of the graph is a negative of every edge. Then `nodes` is empty, and a negative's index is its
+    /// node id.
+    pub all_nodes: bool,
     /// The negatives, chunk after chunk.
     pub nodes: Vec<NodeId>,
-    /// Pairs that are true edges: (edge index in the batch, negative index in its chunk), ascending.
+    /// Pairs to leave out: (edge index in the batch, negative index in its chunk), ascending.
     pub masked: Vec<(u32, u32)>,
 }
 
 impl Negatives {
-    /// Positions in `nodes` of the negatives of an edge of the batch.
+    /// Positions in `nodes` of the negatives of an edge of the batch. Empty if every node is a negative.
     pub fn of_edge(&self, edge: usize) -> Range<usize> {
+        if self.all_nodes {
+            return 0..0;
+        }
         let start = edge / self.chunk_edges.max(1) * self.per_chunk;
         start..start + self.per_chunk
     }
@@ -89,6 +129,7 @@ pub struct NegativeSampler<G> {
     graph: G,
     pool: PreparedPool,
     settings: NegativeSettings,
+    mask: NegativeMask,
     identity: String,
 }
 
@@ -127,7 +168,8 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         let identity = format!(
             "negatives(seed={seed},chunks={chunks},uniform={uniform},by_degree={by_degree},pool={of_pool})"
         );
-        let mut sampler = NegativeSampler { graph, pool: PreparedPool::All, settings, identity };
+        let mask = NegativeMask::Graph;
+        let mut sampler = NegativeSampler { graph, pool: PreparedPool::All, settings, mask, identity };
         match pool {
             NegativePool::All => {
                 sampler.check_pool(sampler.graph.node_count(), sampler.graph.edge_count())?
@@ -138,15 +180,27 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         Ok(sampler)
     }
 
-    /// Draws negatives for the edges of a batch, and finds the pairs that are true edges.
+    /// The same sampler with another mask. Without this call, pairs that are edges of the graph are masked.
+    pub fn with_mask(mut self, mask: NegativeMask) -> NegativeSampler<G> {
+        self.mask = mask;
+        self
+    }
+
+    /// Draws negatives for the edges of a batch, and finds the pairs to mask.
     pub fn draw(&self, at: Position, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
         let ends = edges.iter().flat_map(|edge| [edge.source, edge.target]);
         check_nodes(ends, self.graph.node_count())?;
         out.chunk_edges = self.chunk_edges(edges.len());
         out.per_chunk = self.per_chunk();
+        out.all_nodes = false;
         out.nodes.clear();
         self.draw_nodes(at, edges.len(), side, &mut out.nodes)?;
-        masks::mask(&self.graph, edges, side, out)
+        match self.mask {
+            NegativeMask::None => out.masked.clear(),
+            NegativeMask::Batch => masks::mask_batch(edges, side, out),
+            NegativeMask::Graph => masks::mask_graph(&self.graph, edges, side, out)?,
+        }
+        Ok(())
     }
 
     /// Appends the negatives of a batch of `edges` edges, chunk after chunk, without looking for true edges.
@@ -182,7 +236,10 @@ impl<G: EdgeLookup> NegativeSampler<G> {
 
     /// A short text that identifies the sampler. Over one graph, samplers with equal texts draw equal negatives.
     pub fn identity(&self) -> String {
-        self.identity.clone()
+        match self.mask {
+            NegativeMask::Graph => self.identity.clone(),
+            mask => format!("{} mask={mask}", self.identity),
+        }
     }
 
     fn chunk_edges(&self, edges: usize) -> usize {
@@ -232,6 +289,66 @@ impl<G: EdgeLookup> NegativeSampler<G> {
             return Ok(());
         }
         Err(SampleError::EmptyPool { nodes, edges })
+    }
+}
+
+/// Every node of the graph is a negative of every edge. They are not named, and do not become seed nodes: whoever
+/// scores them has a row for each node.
+#[derive(Debug, Clone)]
+pub struct AllNodes {
+    nodes: u64,
+    mask: NegativeMask,
+    known: Option<Arc<TrueEnds>>,
+}
+
+impl AllNodes {
+    /// All of `nodes` nodes. The mask `graph` needs `known`, the true ends in the graph of every edge to come.
+    pub fn new(nodes: u64, mask: NegativeMask, known: Option<Arc<TrueEnds>>) -> Result<AllNodes> {
+        if nodes > 1 << 32 {
+            return Err(SampleError::TooManyCandidates { nodes });
+        }
+        if mask == NegativeMask::Graph && known.is_none() {
+            return Err(SampleError::UnknownTrueEnds);
+        }
+        Ok(AllNodes { nodes, mask, known })
+    }
+
+    /// Fills in the form and the pairs to mask. The edge itself is always masked: its score is the positive one.
+    pub fn draw(&self, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
+        check_nodes(edges.iter().flat_map(|edge| [edge.source, edge.target]), self.nodes)?;
+        out.chunk_edges = edges.len().max(1);
+        out.per_chunk = self.nodes as usize;
+        out.all_nodes = true;
+        out.nodes.clear();
+        out.masked.clear();
+        let in_batch = masks::BatchEnds::new(edges, side);
+        for (edge, index) in edges.iter().zip(0u32..) {
+            let own = match side {
+                Side::Source => edge.source,
+                Side::Target => edge.target,
+            };
+            let first = out.masked.len();
+            out.masked.push((index, own.0 as u32));
+            match self.mask {
+                NegativeMask::None => {}
+                NegativeMask::Batch => {
+                    out.masked.extend(in_batch.of(edge).map(|end| (index, end.0 as u32)));
+                }
+                NegativeMask::Graph => {
+                    let known = self.known.as_ref().and_then(|known| known.of(edge, side));
+                    let known = known.ok_or(SampleError::UnknownTrueEnds)?;
+                    out.masked.extend(known.iter().map(|end| (index, *end)));
+                }
+            }
+            out.masked[first..].sort_unstable();
+        }
+        out.masked.dedup();
+        Ok(())
+    }
+
+    /// A short text that identifies the negatives.
+    pub fn identity(&self) -> String {
+        format!("negatives(all-nodes={},mask={})", self.nodes, self.mask)
     }
 }
 

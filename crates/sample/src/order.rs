@@ -8,6 +8,7 @@ mod groups;
 pub use groups::{BatchGroup, Grouping, Groups};
 
 use crate::draw::PURPOSE_ORDER;
+use crate::held_out::EdgeRows;
 use crate::topology::{Edge, EdgeLookup};
 use crate::{Result, SampleError};
 use esker_types::random::{Key, Permutation};
@@ -30,6 +31,8 @@ pub enum Seeds {
     Edges(Vec<Edge>),
     /// Every edge of the graph, by id.
     AllEdges(u64),
+    /// Edges in a file, for instance held-out ones.
+    Rows(Arc<EdgeRows>),
 }
 
 impl Seeds {
@@ -38,7 +41,7 @@ impl Seeds {
         match self {
             Seeds::Nodes(nodes) => Some(nodes),
             Seeds::Shared(nodes) => Some(nodes),
-            Seeds::AllNodes(_) | Seeds::Edges(_) | Seeds::AllEdges(_) => None,
+            Seeds::AllNodes(_) | Seeds::Edges(_) | Seeds::AllEdges(_) | Seeds::Rows(_) => None,
         }
     }
 
@@ -48,6 +51,7 @@ impl Seeds {
             Seeds::Nodes(nodes) => nodes.len() as u64,
             Seeds::Shared(nodes) => nodes.len() as u64,
             Seeds::Edges(edges) => edges.len() as u64,
+            Seeds::Rows(rows) => rows.len(),
             Seeds::AllNodes(count) | Seeds::AllEdges(count) => *count,
         }
     }
@@ -59,7 +63,7 @@ impl Seeds {
 
     /// Whether edges are trained on.
     pub fn are_edges(&self) -> bool {
-        matches!(self, Seeds::Edges(_) | Seeds::AllEdges(_))
+        matches!(self, Seeds::Edges(_) | Seeds::AllEdges(_) | Seeds::Rows(_))
     }
 
     /// The nodes of a batch: the seeds themselves, or the source and target of each edge in turn. `items` are indices
@@ -91,7 +95,7 @@ impl Seeds {
         match self {
             Seeds::AllNodes(count) if item < *count => Ok(NodeId(item)),
             Seeds::Nodes(_) | Seeds::Shared(_) | Seeds::AllNodes(_) => Err(self.beyond(item)),
-            Seeds::Edges(_) | Seeds::AllEdges(_) => Err(SampleError::SeedsAreEdges),
+            Seeds::Edges(_) | Seeds::AllEdges(_) | Seeds::Rows(_) => Err(SampleError::SeedsAreEdges),
         }
     }
 
@@ -116,6 +120,7 @@ impl Seeds {
                 let ids: Vec<EdgeId> = items.iter().copied().map(EdgeId).collect();
                 graph.edges_by_id(&ids, out)
             }
+            Seeds::Rows(rows) => rows.edges(items, out),
         }
     }
 
@@ -140,6 +145,7 @@ impl Seeds {
                 format!("edges(count={},xxh3={:016x})", edges.len(), hash.digest())
             }
             Seeds::AllEdges(count) => format!("all-edges(count={count})"),
+            Seeds::Rows(rows) => rows.identity(),
         }
     }
 

@@ -2,68 +2,22 @@
 //! drawn from; a part of a graph is asked for no more than it holds.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-use esker_import::{ImportJob, Request, import};
+mod facts;
+
 use esker_sample::negatives::{
     NegativePool, NegativeSampler, NegativeSettings, Negatives, PoolOfBatch, Side,
 };
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
-    AnyTopology, Batches, Direction, DiskGraph, Edge, EdgeLookup, InMemory, IncomingNeighbours, LinkBatch,
-    LinkBatches, OnDisk, Position, Result, SampleError, Seeds, Sources, Targets,
+    Batches, Direction, DiskGraph, Edge, EdgeLookup, InMemory, IncomingNeighbours, LinkBatch, LinkBatches,
+    Position, Result, SampleError, Seeds, Sources, Targets,
 };
-use esker_store::{Dataset, file};
-use esker_types::{Budget, EdgeId, NodeId, Silent};
+use esker_store::file;
+use esker_types::{EdgeId, NodeId};
+use facts::{imported, lookups};
 use proptest::prelude::*;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
-
-/// Imports facts: source, relation and target of each. Nodes are numbered as they appear.
-fn imported(directory: &Path, facts: &[(u64, u32, u64)], relations: bool, wide_ids: bool) -> Arc<Dataset> {
-    let from = directory.join("from");
-    fs::create_dir(&from).unwrap();
-    let job = &ImportJob {
-        target: &directory.join("to"),
-        budget: Budget { host_bytes: 64 << 20 },
-        overwrite: true,
-        progress: &Silent,
-    };
-    let request = Request { out_neighbours: true, wide_ids, ..Request::default() };
-    if relations {
-        let line =
-            |(source, relation, target): &(u64, u32, u64)| format!("n{source}\tr{relation}\tn{target}\n");
-        fs::write(from.join("train.txt"), facts.iter().map(line).collect::<String>()).unwrap();
-        for name in ["valid.txt", "test.txt"] {
-            fs::write(from.join(name), line(&facts[0])).unwrap();
-        }
-        import(&Request { format: "triples".into(), from: Some(from), ..request }, job).unwrap();
-    } else {
-        let ends = facts.iter().map(|fact| fact.0).chain(facts.iter().map(|fact| fact.2));
-        let header = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': (2, {}), }}\n", facts.len());
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((header.len() as u16).to_le_bytes());
-        bytes.extend(header.as_bytes());
-        bytes.extend(ends.flat_map(u64::to_le_bytes));
-        let edges = from.join("edges.npy");
-        fs::write(&edges, bytes).unwrap();
-        let request = Request { format: "npy".into(), edges: Some(edges), nodes: Some(40), ..request };
-        import(&request, job).unwrap();
-    }
-    Arc::new(Dataset::open(job.target).unwrap())
-}
-
-/// Every topology that a dataset can be asked through.
-fn lookups(dataset: &Arc<Dataset>, direction: Direction) -> Vec<Arc<dyn EdgeLookup>> {
-    let graph = Arc::new(DiskGraph::open(dataset, direction).unwrap());
-    match AnyTopology::load(dataset, direction, 1 << 30).unwrap() {
-        AnyTopology::Narrow(memory) => {
-            vec![Arc::new(memory), Arc::new(OnDisk::<u32>::new(graph.clone(), None)), graph]
-        }
-        AnyTopology::Wide(memory) => {
-            vec![Arc::new(memory), Arc::new(OnDisk::<u64>::new(graph.clone(), None)), graph]
-        }
-    }
-}
 
 /// Residents that change every other batch.
 #[derive(Debug)]

@@ -57,8 +57,8 @@ pub use error::{ManifestProblem, Result, StoreError};
 pub use files::create_sequential;
 pub use journal::Journal;
 pub use manifest::{
-    EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest, NodeInfo,
-    Provenance, RelationInfo, SplitInfo, SplitOver, file,
+    EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest,
+    NegativeFile, NodeInfo, Provenance, RelationInfo, SplitInfo, SplitOver, file,
 };
 pub use names::{Names, NamesWriter};
 pub use staging::Staging;

@@ -37,6 +37,12 @@ pub mod file {
     pub const SPLIT_TRAIN: &str = "split-train";
     pub const SPLIT_VALID: &str = "split-valid";
     pub const SPLIT_TEST: &str = "split-test";
+    pub const VALID_NEGATIVE_EDGES: &str = "valid-negative-edges";
+    pub const VALID_NEGATIVE_SOURCES: &str = "valid-negative-sources";
+    pub const VALID_NEGATIVE_TARGETS: &str = "valid-negative-targets";
+    pub const TEST_NEGATIVE_EDGES: &str = "test-negative-edges";
+    pub const TEST_NEGATIVE_SOURCES: &str = "test-negative-sources";
+    pub const TEST_NEGATIVE_TARGETS: &str = "test-negative-targets";
 }
 
 /// A dataset's manifest.
@@ -186,6 +192,30 @@ pub struct SplitInfo {
     pub valid: u64,
     /// Test items.
     pub test: u64,
+    /// Files of fixed negatives, of splits over edges.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub negatives: Vec<NegativeFile>,
+}
+
+/// A file of negatives that a benchmark fixed for a split.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NegativeFile {
+    /// Its name: one of `valid-negative-...` and `test-negative-...`.
+    pub name: String,
+    /// Negative edges, if they are shared by all edges of the split; else nodes per edge.
+    pub count: u64,
+}
+
+impl SplitInfo {
+    /// Rows and columns of a file of negatives: edges that a split shares, or nodes for each of its edges.
+    fn negative_file(&self, given: &NegativeFile) -> Option<(u64, u64)> {
+        match given.name.as_str() {
+            file::VALID_NEGATIVE_EDGES | file::TEST_NEGATIVE_EDGES => Some((given.count, 3)),
+            file::VALID_NEGATIVE_SOURCES | file::VALID_NEGATIVE_TARGETS => Some((self.valid, given.count)),
+            file::TEST_NEGATIVE_SOURCES | file::TEST_NEGATIVE_TARGETS => Some((self.test, given.count)),
+            _ => None,
+        }
+    }
 }
 
 impl Manifest {
@@ -317,7 +347,12 @@ impl Manifest {
                 files.push((file::SPLIT_TRAIN.into(), Some(splits.train), 1, ids.clone()));
             }
             files.push((file::SPLIT_VALID.into(), Some(splits.valid), columns, ids.clone()));
-            files.push((file::SPLIT_TEST.into(), Some(splits.test), columns, ids));
+            files.push((file::SPLIT_TEST.into(), Some(splits.test), columns, ids.clone()));
+            for given in &splits.negatives {
+                // No file has 0 columns, so an unknown name is damage.
+                let (rows, columns) = splits.negative_file(given).unwrap_or((given.count, 0));
+                files.push((given.name.clone(), Some(rows), columns, ids.clone()));
+            }
         }
         files
     }

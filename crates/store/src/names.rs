@@ -1,5 +1,6 @@
 use crate::{ArrayFile, ArrayWriter, Dataset, FileEntry, Result, StoreError};
 use esker_types::Dtype;
+use std::collections::HashMap;
 use std::path::Path;
 
 /// Writes a dictionary: names in id order, as one array of bytes and one of offsets.
@@ -50,6 +51,39 @@ impl Names {
     /// Number of names.
     pub fn count(&self) -> u64 {
         self.offsets.entry().rows.saturating_sub(1)
+    }
+
+    /// The ids of some names, in one pass over all of them; `None` for a name that there is not. The first of equal names
+    /// counts.
+    pub fn find(&self, wanted: &[&str]) -> Result<Vec<Option<u64>>> {
+        let mut found: HashMap<&[u8], Option<u64>> =
+            wanted.iter().map(|name| (name.as_bytes(), None)).collect();
+        let (mut offsets, mut bytes) = (self.offsets.elements(0)?, self.bytes.elements(0)?);
+        let (mut ends, mut name, mut start) = (vec![0u64; 4096], Vec::new(), 0);
+        let (mut id, mut is_first) = (0, true);
+        loop {
+            let count = offsets.fill(&mut ends)?;
+            for end in &ends[..count] {
+                // The first offset is the start of the first name.
+                if std::mem::take(&mut is_first) {
+                    continue;
+                }
+                if *end < start || *end > self.bytes.entry().rows {
+                    let found = format!("{start} to {end} for name {id}");
+                    let expected = "rising offsets inside the names";
+                    return Err(StoreError::inconsistent(self.offsets.path(), expected, found));
+                }
+                name.resize((end - start) as usize, 0u8);
+                bytes.fill(&mut name)?;
+                if let Some(of_name) = found.get_mut(&name[..]) {
+                    of_name.get_or_insert(id);
+                }
+                (start, id) = (*end, id + 1);
+            }
+            if count == 0 {
+                return Ok(wanted.iter().map(|name| found[name.as_bytes()]).collect());
+            }
+        }
     }
 
     /// The name of an id.

@@ -149,10 +149,16 @@ impl NumberRule {
             {
                 NumberRule::Below(nodes)
             }
-            file::SPLIT_VALID | file::SPLIT_TEST => NumberRule::Edge(
-                nodes,
-                manifest.edges.relations.as_ref().map_or(1, |relations| relations.count),
-            ),
+            file::VALID_NEGATIVE_SOURCES
+            | file::VALID_NEGATIVE_TARGETS
+            | file::TEST_NEGATIVE_SOURCES
+            | file::TEST_NEGATIVE_TARGETS => NumberRule::Below(nodes),
+            file::SPLIT_VALID | file::SPLIT_TEST | file::VALID_NEGATIVE_EDGES | file::TEST_NEGATIVE_EDGES => {
+                NumberRule::Edge(
+                    nodes,
+                    manifest.edges.relations.as_ref().map_or(1, |relations| relations.count),
+                )
+            }
             file::NODE_LABELS => match &manifest.nodes.labels {
                 Some(labels) if labels.kind == LabelKind::Classes => NumberRule::Class(labels.classes),
                 Some(labels) if labels.kind == LabelKind::Multilabel => NumberRule::Flag,

@@ -144,6 +144,7 @@ fn sampled<W: StoredId>(
         move |stage, (sampler, seeds), at| {
             let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
             batches.seeds(at, seeds)?;
+            sampler.begin(&*batches, at)?;
             let sampled = sampler.sample(at, seeds, &mut sample);
             sampled.map_err(|error| larger_than_expected(&outline, tested(at), error))?;
             Ok(Some((at, sample, batches.targets(at)?)))

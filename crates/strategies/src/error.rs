@@ -176,6 +176,39 @@ pub enum StrategyError {
         /// The error.
         source: std::io::Error,
     },
+    /// State of embeddings that cannot be read.
+    #[error("{name}: {source}; start the run again with another --out")]
+    EmbeddingState {
+        /// Name of the state.
+        name: &'static str,
+        /// The error.
+        source: std::io::Error,
+    },
+    /// Initial embeddings that cannot be read.
+    #[error("{said}")]
+    InitialRows {
+        /// What is wrong with them.
+        said: String,
+    },
+    /// Embeddings of another size than those of the run.
+    #[error(
+        "the checkpoint has {name} of {} rows and {} columns, and the run has {} rows and {} columns; give the --embeddings that it began with, or start again with another --out",
+        found[0], found[1], expected[0], expected[1]
+    )]
+    EmbeddingShape {
+        /// Name of the state.
+        name: &'static str,
+        /// Rows and columns of the run.
+        expected: [u64; 2],
+        /// Rows and columns in the checkpoint.
+        found: [u64; 2],
+    },
+    /// More nodes than embeddings have slots for.
+    #[error("the graph has {} nodes, and embeddings can be learned for at most {}", esker_types::grouped(*nodes), u32::MAX)]
+    EmbeddingRows {
+        /// Nodes of the graph.
+        nodes: u64,
+    },
     /// Too little memory to find out how many rows of a history pay.
     #[error(
         "finding out how many rows of a history pay takes {needed}, and {left} are left for it; give their number with --history-rows, or more --memory"
@@ -240,6 +273,8 @@ impl StrategyError {
             | StrategyError::OtherBatches { .. }
             | StrategyError::Column { .. }
             | StrategyError::EdgeColumn { .. }
+            | StrategyError::EmbeddingShape { .. }
+            | StrategyError::EmbeddingRows { .. }
             | StrategyError::ProfileMemory { .. } => ErrorKind::Asked,
             StrategyError::Stopped => ErrorKind::Stopped,
             StrategyError::ReadOnly { .. }
@@ -249,6 +284,8 @@ impl StrategyError {
             | StrategyError::State { .. }
             | StrategyError::StateCut { .. }
             | StrategyError::HistoryState { .. }
+            | StrategyError::EmbeddingState { .. }
+            | StrategyError::InitialRows { .. }
             | StrategyError::Threads { .. } => ErrorKind::World,
         }
     }

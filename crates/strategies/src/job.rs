@@ -4,7 +4,8 @@ use crate::history::History;
 use crate::sampling::ResidentTopology;
 use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
-use esker_sample::{Batches, DiskGraph, NodeSet, Position, Settings};
+use esker_sample::{Batches, Direction, DiskGraph, EdgeLookup, NodeSet, Position, Settings};
+use esker_store::Dataset;
 use esker_types::{Progress, Silent, StopSignal};
 use rayon::ThreadPool;
 use std::ops::{Deref, DerefMut};
@@ -36,6 +37,18 @@ pub struct Job {
 pub struct LoadedTopology {
     pub(crate) resident: Option<ResidentTopology>,
     pub(crate) on_disk: Option<Arc<DiskGraph>>,
+}
+
+impl LoadedTopology {
+    /// Loads the topology of a dataset.
+    pub fn load(dataset: &Dataset, direction: Direction) -> Result<LoadedTopology> {
+        Ok(LoadedTopology { resident: Some(ResidentTopology::of(dataset, direction)?), on_disk: None })
+    }
+
+    /// Looks up its edges. `None` if nothing is loaded.
+    pub fn lookup(&self) -> Option<Arc<dyn EdgeLookup>> {
+        self.resident.as_ref().map(ResidentTopology::lookup)
+    }
 }
 
 /// When a run evaluates with sampled neighbourhoods, and on what. Empty if it does not.

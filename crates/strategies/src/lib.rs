@@ -33,6 +33,7 @@ mod batch;
 mod columns;
 mod direct;
 mod diskgnn;
+mod embeddings;
 mod error;
 mod ginex;
 mod history;
@@ -59,6 +60,7 @@ pub use batch::{
     Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, HiddenTable, Input, LiveRows,
     LiveTable, NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
 };
+pub use embeddings::{EmbeddingUse, Embeddings, RowTraining};
 pub use error::{Result, StrategyError};
 pub use history::{
     DividedMemory, HistoryCounters, HistoryOutline, HistoryProfile, SavedWork, WorkCounts, choose_nodes,

@@ -20,7 +20,10 @@ impl ResidentRows for InRam {
 
 /// The memory it needs.
 pub fn needs(job: &JobOutline) -> Result<Needs> {
-    resident::needs(job, &[("features", FeatureRows::bytes_in_memory(&job.dataset)?)])
+    match job.features {
+        true => resident::needs(job, &[("features", FeatureRows::bytes_in_memory(&job.dataset)?)]),
+        false => resident::needs(job, &[]),
+    }
 }
 
 /// Topology and features in RAM.

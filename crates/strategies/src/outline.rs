@@ -4,7 +4,7 @@
 use crate::HistoryOutline;
 use crate::neighbours::{JobPartitioning, NeighbourPolicy};
 use esker_sample::{Bound, Direction, HopSizes, Settings};
-use esker_store::Dataset;
+use esker_store::{Dataset, FeatureInfo};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub struct JobOutline {
     pub known: Option<KnownSizes>,
     /// The direction of edges along which neighbours are found.
     pub direction: Direction,
+    /// Whether batches have feature rows. A model of embeddings alone reads none.
+    pub features: bool,
     /// Batches of evaluation, if evaluation samples.
     pub evaluation: Option<EvaluationOutline>,
     /// Threads that fetch rows and compute.
@@ -198,13 +200,16 @@ impl JobOutline {
 
     /// Bytes of a feature row as stored.
     pub fn row_bytes(&self) -> u64 {
-        let features = self.dataset.manifest().nodes.features.as_ref();
-        features.map_or(0, |features| features.dim * features.dtype.bytes())
+        self.feature_info().map_or(0, |features| features.dim * features.dtype.bytes())
     }
 
-    /// Numbers per feature row.
+    /// Numbers per feature row; 0 if batches have none.
     pub fn dim(&self) -> u64 {
-        self.dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim)
+        self.feature_info().map_or(0, |features| features.dim)
+    }
+
+    fn feature_info(&self) -> Option<&FeatureInfo> {
+        self.dataset.manifest().nodes.features.as_ref().filter(|_| self.features)
     }
 }
 

@@ -102,6 +102,7 @@ fn sizes_of<T: Topology>(
     for (number, at) in (0..).zip(&positions) {
         let at = *at;
         batches.seeds(at, &mut seeds)?;
+        sampler.begin(batches, at)?;
         sampler.sample(at, &seeds, &mut sample)?;
         progress.advance(1);
         largest = largest.max(&HopSizes::of(&sample));

@@ -39,9 +39,11 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let sampling = sampling_bytes(job).saturating_mul(job.samplers as u64);
     table.add("sampling", sampling.saturating_add(history::deciding_bytes(job)));
     let (nodes, dim, depth) = (job.most_nodes(), job.dim(), job.prefetch_depth as u64);
-    let rows = nodes.saturating_mul(dim * 4).saturating_mul(depth);
-    let from = format!("{depth} x {} nodes x {dim} x 4 bytes", grouped(nodes));
-    table.add_from(format!("feature rows of {}", counted(depth, "batch", "batches")), rows, from);
+    if job.features {
+        let rows = nodes.saturating_mul(dim * 4).saturating_mul(depth);
+        let from = format!("{depth} x {} nodes x {dim} x 4 bytes", grouped(nodes));
+        table.add_from(format!("feature rows of {}", counted(depth, "batch", "batches")), rows, from);
+    }
     history::add_host_memory(job, &mut table);
     let mut needs = Needs { host: table, topology_in_memory: true, ..Needs::default() };
     history::add_needs(job, &mut needs);
@@ -51,7 +53,8 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
 /// The graph that sources share.
 struct Resident<D> {
     topology: ResidentTopology,
-    rows: Arc<FeatureRows>,
+    /// `None` if batches have none.
+    rows: Option<Arc<FeatureRows>>,
     pool: Arc<ThreadPool>,
     device: D,
 }
@@ -81,7 +84,8 @@ impl<D: Device, H: ResidentRows> Strategy<D> for ResidentStrategy<D, H> {
 
     fn prepare(&mut self, job: &Job) -> Result<Prepared> {
         let topology = ResidentTopology::load(job)?;
-        let (rows, pool) = (Arc::new(self.rows.open(&job.dataset)?), job.pool.clone());
+        let rows = job.features.then(|| self.rows.open(&job.dataset)).transpose()?.map(Arc::new);
+        let pool = job.pool.clone();
         self.graph = Some(Arc::new(Resident { topology, rows, pool, device: self.device.clone() }));
         let notes = History::of(job).iter().map(History::note).collect();
         Ok(Prepared { notes, ..Prepared::default() })
@@ -126,12 +130,11 @@ impl<D: Device> InferenceGraph<D> for Arc<Resident<D>> {
     }
 
     fn table(&self) -> Result<InputTable> {
-        let graph = self.clone();
-        Ok(InputTable::new(self.rows.rows(), self.rows.dim(), move || {
-            let graph = graph.clone();
-            Ok(Box::new(move |nodes, values| {
-                Ok(graph.pool.install(|| graph.rows.gather(nodes, &[], values))?)
-            }))
+        let rows = self.rows.clone().expect("a table of features is asked for where batches have them");
+        let pool = self.pool.clone();
+        Ok(InputTable::new(rows.rows(), rows.dim(), move || {
+            let (rows, pool) = (rows.clone(), pool.clone());
+            Ok(Box::new(move |nodes, values| Ok(pool.install(|| rows.gather(nodes, &[], values))?)))
         }))
     }
 }
@@ -207,21 +210,23 @@ impl<D: Device> Resident<D> {
             let over = job_of.inference(at.phase);
             let nodes = sample.node_ids.len();
             let Some(permit) = permits.take(stage, at, nodes as u64)? else { return Ok(None) };
-            let input = match over.is_none_or(|over| over.rows) {
-                true => {
+            let rows = rows.as_ref().filter(|_| over.is_none_or(|over| over.rows));
+            let input = match rows {
+                Some(rows) => {
                     let mut input = device.host_rows(nodes, rows.dim());
                     pool.install(|| rows.gather(&sample.node_ids, &[], input.values_mut()))?;
                     count[usize::from(over.is_some())].fetch_add(nodes as u64, Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(input))
                 }
-                false => Input::none(),
+                None => Input::none(),
             };
             let batch = Batch::of_sample(at.position(), sample, targets, input, permit);
             Ok(Some(Batch { at, ..batch }))
         });
-        let row_bytes = self.rows.row_bytes() as u64;
+        let row_bytes = self.rows.as_ref().map_or(0, |rows| rows.row_bytes() as u64);
         // The hits of the page cache are not known.
-        let (tier, gathered) = (self.rows.is_in_memory().then_some("memory"), gathered.clone());
+        let in_memory = self.rows.as_ref().is_none_or(|rows| rows.is_in_memory());
+        let (tier, gathered) = (in_memory.then_some("memory"), gathered.clone());
         Stages::new(job, &job.settings, pipeline, move |stages| {
             let [rows, evaluated] = [0, 1].map(|phase: usize| gathered[phase].load(Ordering::Relaxed));
             let evaluation = EvaluationCounters {

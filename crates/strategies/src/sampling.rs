@@ -5,9 +5,10 @@ use crate::job::run_positions;
 use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
 use esker_sample::{
-    AnyTopology, Bound, InMemory, Position, Sample, SampleError, Sampler, Settings, StoredId, Targets,
-    Topology,
+    AnyTopology, Bound, Direction, EdgeLookup, InMemory, Position, Sample, SampleError, Sampler, Settings,
+    StoredId, Targets, Topology,
 };
+use esker_store::Dataset;
 use esker_types::{ByteCount, NodeId};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,10 +46,23 @@ impl ResidentTopology {
         if let Some(topology) = &job.topology.resident {
             return Ok(topology.clone());
         }
-        Ok(match job.pool.install(|| AnyTopology::load(&job.dataset, job.direction, u64::MAX))? {
+        job.pool.install(|| ResidentTopology::of(&job.dataset, job.direction))
+    }
+
+    /// Loads the topology of a dataset, with the current threads.
+    pub fn of(dataset: &Dataset, direction: Direction) -> Result<ResidentTopology> {
+        Ok(match AnyTopology::load(dataset, direction, u64::MAX)? {
             AnyTopology::Narrow(graph) => ResidentTopology::Narrow(Arc::new(graph)),
             AnyTopology::Wide(graph) => ResidentTopology::Wide(Arc::new(graph)),
         })
+    }
+
+    /// Looks up its edges.
+    pub fn lookup(&self) -> Arc<dyn EdgeLookup> {
+        match self {
+            ResidentTopology::Narrow(graph) => graph.clone(),
+            ResidentTopology::Wide(graph) => graph.clone(),
+        }
     }
 
     /// Samples the batches of a run from a position on, several at a time if it has several samplers. With a history,
@@ -147,6 +161,7 @@ fn sample_stage<W: StoredId>(
         };
         batches.seeds(drawn, &mut seeds)?;
         let sampler = samplers.of(&job, over)?;
+        sampler.begin(&**batches, drawn)?;
         let sampled = match decider.as_ref().filter(|_| over.is_none()) {
             None => sampler.sample(drawn, &seeds, &mut sample).map_err(StrategyError::from),
             Some(decider) => decider.sample(sampler, (at, drawn), &seeds, &mut sample),

@@ -42,6 +42,7 @@ fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
         settings: Settings { seed: 5, fanouts, form: Form::Dense, carry: Carry::default() },
         known: None,
         direction: Direction::Incoming,
+        features: true,
         evaluation: None,
         threads: 2,
         samplers: 1,

@@ -1,7 +1,10 @@
 //! A run with every default resolved: what the run directory stores, and what a resumed run must match.
 
+use crate::embeddings::{EmbeddingConfig, InputRows};
+use crate::link::{LinkConfig, begins_with_ones};
 use crate::{Difference, HistoryConfig, Result, TrainError};
-use esker_nn::{Degree, Kind, ModelConfig, OptimizerConfig, Precision, Schedule};
+use esker_nn::RowInit;
+use esker_nn::{Degree, Kind, ModelConfig, NnError, OptimizerConfig, Precision, Schedule};
 use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
 use esker_sample::{Carry, Direction, Fanout, Form, SampleError, Settings};
@@ -101,6 +104,14 @@ pub enum MetricName {
     Loss,
     /// Accuracy and loss: both must be no worse than those of any earlier model. Patience restarts if either is.
     AccuracyAndLoss,
+    /// Links: mean of the reciprocal ranks.
+    Mrr,
+    /// Links: share of ranks that are at most 10.
+    #[serde(rename = "hits@10")]
+    HitsAt10,
+    /// Links: average precision.
+    #[serde(rename = "ap")]
+    AveragePrecision,
 }
 
 impl MetricName {
@@ -122,6 +133,9 @@ impl fmt::Display for MetricName {
             MetricName::Auc => "auc",
             MetricName::Loss => "loss",
             MetricName::AccuracyAndLoss => "accuracy-and-loss",
+            MetricName::Mrr => "mrr",
+            MetricName::HitsAt10 => "hits@10",
+            MetricName::AveragePrecision => "ap",
         })
     }
 }
@@ -136,6 +150,12 @@ pub struct RunConfig {
     pub dataset_id: String,
     /// The model.
     pub model: ModelConfig,
+    /// Links, if they are learned; otherwise labels of nodes are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkConfig>,
+    /// Learned embeddings, if nodes have any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embeddings: Option<EmbeddingConfig>,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate.
@@ -245,6 +265,8 @@ impl RunConfig {
             dataset: dataset.directory().canonicalize().unwrap_or_else(|_| dataset.directory().to_path_buf()),
             dataset_id: dataset.manifest().id.clone(),
             model,
+            link: None,
+            embeddings: None,
             optimizer: OptimizerConfig::default(),
             lr: 0.003,
             schedule: Schedule::Constant,
@@ -360,6 +382,7 @@ impl RunConfig {
         }
         self.check_counts()?;
         self.check_history()?;
+        self.check_links()?;
         if !(self.lr > 0.0 && self.lr.is_finite()) {
             let allowed = "greater than 0, and finite";
             return Err(TrainError::Setting { flag: "--lr", found: self.lr, allowed });
@@ -379,6 +402,45 @@ impl RunConfig {
         self.optimizer.check()?;
         self.schedule.check()?;
         Ok(())
+    }
+
+    /// Fails on links or embeddings that are invalid.
+    fn check_links(&self) -> Result<()> {
+        let fetches = !matches!(self.strategy, StrategyKind::Memory | StrategyKind::Mmap);
+        if self.history.is_some() && (self.link.is_some() || self.embeddings.is_some()) {
+            return Err(TrainError::LinkHistory);
+        }
+        match &self.link {
+            None if self.model.layers == 0 => return Err(NnError::NoLayers.into()),
+            None => {}
+            Some(_) if fetches => return Err(TrainError::LinkStrategy { strategy: self.strategy }),
+            Some(_) if self.order == OrderName::Groups => return Err(TrainError::LinkOrder),
+            Some(link) => link.check()?,
+        }
+        match &self.embeddings {
+            None => Ok(()),
+            Some(embeddings) if embeddings.inputs == InputRows::Embeddings && fetches => {
+                Err(TrainError::EmbeddingStrategy { strategy: self.strategy })
+            }
+            Some(embeddings) => embeddings.check(),
+        }
+    }
+
+    /// How the rows of relations begin: as embeddings do, unless ones are neutral for the decoder.
+    pub(crate) fn relation_init(&self, link: &LinkConfig) -> Option<RowInit> {
+        let bound = 1.0 / (link.columns.max(1) as f32).sqrt();
+        let usual = self.embeddings.as_ref().map_or(RowInit::Uniform { bound }, |rows| rows.init);
+        (!begins_with_ones(link.decoder)).then_some(usual)
+    }
+
+    /// Columns of the rows that the first layer reads, where features have so many.
+    pub(crate) fn input_columns(&self, features: usize) -> usize {
+        self.embeddings.as_ref().map_or(features, |embeddings| embeddings.input_columns(features))
+    }
+
+    /// Whether batches have feature rows.
+    pub(crate) fn reads_features(&self) -> bool {
+        self.embeddings.as_ref().is_none_or(|embeddings| embeddings.inputs != InputRows::Embeddings)
     }
 
     /// Fails on counts of 0 that make no sense.
@@ -434,6 +496,8 @@ impl RunConfig {
             "gpu_memory",
             "checkpoint_batches",
             "checkpoint_seconds",
+            "link.ranks.block",
+            "embeddings.init_file",
         ];
         // Another device may not have the precision.
         let moved = self.device != other.device;

@@ -182,13 +182,85 @@ pub enum TrainError {
     },
     /// No batch is full.
     #[error(
-        "--drop-last leaves no batch of {batch} of {nodes} training nodes; take a smaller --batch, or leave --drop-last out"
+        "--drop-last leaves no batch of {batch} of {nodes} training nodes or edges; take a smaller --batch, or leave --drop-last out"
     )]
     NoFullBatch {
         /// Seed nodes per batch.
         batch: u64,
-        /// Number of training nodes.
+        /// Number of training nodes or edges.
         nodes: usize,
+    },
+    /// A node batch for an objective over links.
+    #[error("a batch of nodes came to a model of links; leave --task out, or give a dataset of links")]
+    NodeBatch,
+    /// A dataset without held-out edges.
+    #[error(
+        "{dataset} has no held-out edges, so links cannot be evaluated; import it with --hold-out valid:5%,test:10%, or as --format triples"
+    )]
+    NoEdgeSplit {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// Ranks of edges that train.
+    #[error("edges that train are not ranked; give --split valid or --split test")]
+    TrainRanks,
+    /// An order that links do not have.
+    #[error("edges are trained on in the order shuffled or sequential; leave --order groups out")]
+    LinkOrder,
+    /// A strategy that links cannot use yet.
+    #[error("--task link trains with --strategy memory or mmap for now, not with {strategy}")]
+    LinkStrategy {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// Embeddings alone with a strategy that fetches features.
+    #[error(
+        "{strategy} fetches feature rows, and --inputs z reads none; use --strategy memory or mmap, or --inputs concat or sum"
+    )]
+    EmbeddingStrategy {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// No rows for the first layer.
+    #[error(
+        "{dataset} has no node features; learn embeddings with --embeddings 50, or import it with --features"
+    )]
+    NoInput {
+        /// The dataset.
+        dataset: PathBuf,
+    },
+    /// Rows that a decoder cannot take.
+    #[error(
+        "without an encoder the decoder reads the input rows, which have {found} columns, not {expected}; leave --out-channels out"
+    )]
+    NoEncoderColumns {
+        /// Columns of the decoder.
+        expected: usize,
+        /// Columns of the input.
+        found: usize,
+    },
+    /// A metric that links do not have.
+    #[error("links have no --metric {metric}; take mrr, hits@10, auc or ap")]
+    LinkMetric {
+        /// The metric.
+        metric: MetricName,
+    },
+    /// A history with rows that training changes, or with links.
+    #[error(
+        "a history of hidden rows is for node labels and fixed features; leave --history-rows and --history-set out"
+    )]
+    LinkHistory,
+    /// Initial embeddings of another shape.
+    #[error(
+        "{path}: initial embeddings have {found}, and the run needs {expected}; give a matrix of that shape, or leave --init-embeddings out"
+    )]
+    InitialRows {
+        /// The file.
+        path: PathBuf,
+        /// The shape needed.
+        expected: String,
+        /// The shape found.
+        found: String,
     },
     /// A link batch for an objective over nodes.
     #[error("a batch of links came to a model of nodes; train links with a task of links")]
@@ -217,7 +289,7 @@ pub enum TrainError {
     },
     /// Splits over edges, but training is over nodes.
     #[error(
-        "{dataset} is split by edges, for link prediction, which is not trained yet; give a dataset with labels and splits over nodes"
+        "{dataset} is split by edges, for link prediction; train it with --task link, or give a dataset with labels and splits over nodes"
     )]
     EdgeSplit {
         /// The dataset.

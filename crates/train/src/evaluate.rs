@@ -1,12 +1,14 @@
 //! Evaluates a model on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
 //! neighbours, layer by layer.
 
+use crate::link::{Links, SplitRanks};
 use crate::memory::{Bytes, DeviceRoom};
 use crate::metrics::Metrics;
 use crate::state::SavedWith;
 use crate::task::{LabelledNodes, SplitName};
 use crate::{EvaluationMode, Learner, OpenRun, Result, RunConfig, Task, TrainError};
 use esker_nn::Backend;
+use esker_nn::LinkMath;
 use esker_sample::order::{Batching, Sequential};
 use esker_sample::{NodeBatches, Seeds};
 use esker_strategies::{Batch, BatchSource, Inference, Job, Phase, RunPosition, Strategy, StrategyError};
@@ -35,6 +37,8 @@ pub(crate) struct Context<'a, B: Backend> {
     pub trains_rows: bool,
     /// The state that the model was saved with, if it was loaded from a run.
     pub state: Option<&'a SavedWith>,
+    /// Links, if they are learned.
+    pub links: Option<Links>,
 }
 
 /// Batches over the nodes of a split in their given order.
@@ -56,7 +60,7 @@ pub(crate) fn inference_of(
     Ok(Inference { batches, largest_batch, settings, rows: true, sampling_bytes: None })
 }
 
-impl<B: Backend + Clone + 'static> Context<'_, B> {
+impl<B: LinkMath> Context<'_, B> {
     /// The metrics of a split; `None` if none of its nodes has a label or evaluation is off. Sampled batches come from
     /// `source`, whose next phase is the given one, or else from a separate source.
     pub fn evaluate(
@@ -65,6 +69,12 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         mode: EvaluationMode,
         source: Option<(&mut dyn BatchSource<B>, Phase)>,
     ) -> Result<Option<Metrics>> {
+        if let Some(edges) =
+            self.links.as_ref().map(|links| links.task.split(split).map_or(0, |edges| edges.len()))
+        {
+            let ranks = self.rank(split, mode, source)?;
+            return Ok(ranks.map(|ranks| ranks.metrics(edges as u64)));
+        }
         let nodes = self.task.split(split);
         if nodes.labelled() == 0 {
             return Ok(None);
@@ -133,7 +143,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
 }
 
 /// Evaluates the best model of a run on a split. Fails with [`TrainError::Stopped`] if a stop was requested.
-pub fn evaluate_run<B: Backend + Clone + 'static>(
+pub fn evaluate_run<B: LinkMath>(
     run: &mut OpenRun<B>,
     split: SplitName,
     mode: EvaluationMode,
@@ -142,4 +152,16 @@ pub fn evaluate_run<B: Backend + Clone + 'static>(
     let is_asked = || stop.is_asked();
     let mut context = Context { progress: &*progress, ..run.context(&is_asked) };
     context.evaluate(split, mode, None)
+}
+
+/// Ranks the edges of a split with the best model of a run on links: by side and relation, too.
+pub fn rank_run<B: LinkMath>(
+    run: &mut OpenRun<B>,
+    split: SplitName,
+    mode: EvaluationMode,
+) -> Result<Option<SplitRanks>> {
+    let (stop, progress) = (run.stop_signal(), run.progress());
+    let is_asked = || stop.is_asked();
+    let mut context = Context { progress: &*progress, ..run.context(&is_asked) };
+    context.rank(split, mode, None)
 }

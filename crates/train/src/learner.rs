@@ -1,16 +1,17 @@
 //! A model, its objective, its optimizer and the threads they compute with: one batch in, one loss out, and the
 //! feedback to the source.
 
+use crate::inputs::InputMix;
 use crate::metrics::Tally;
-use crate::objective::{BatchTargets, Network, Objective};
+use crate::objective::{BatchTargets, Losses, Network, Objective, Picked};
 use crate::task::SplitName;
-use crate::{Result, RunConfig, StageTimes, Step};
+use crate::{Result, RunConfig, StageTimes, Step, TrainError};
 use esker_nn::{
     Adjacency, AdjacencyShape, Backend, Kind, Model, Named, Optimizer, Shape, export_parameters,
     load_parameters,
 };
 use esker_sample::{LayerView, Targets};
-use esker_strategies::{Batch, Blocks, Feedback, FixedRows, Pull, Push, Pushed, adjacency};
+use esker_strategies::{Batch, Blocks, Feedback, FixedRows, InputTable, Pull, Push, Pushed, adjacency};
 use esker_types::NodeId;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -21,23 +22,24 @@ pub struct Learner<B: Backend> {
     network: Network<B>,
     optimizer: Optimizer<B>,
     pool: Arc<ThreadPool>,
-    inputs: usize,
 }
 
 impl<B: Backend + Clone + 'static> Learner<B> {
-    /// A model with new parameters, for inputs of `inputs` columns. It computes with the threads of the run.
+    /// A model with new parameters, for feature rows of `features` columns. It computes with the threads of the run.
     pub fn new(
         backend: B,
         config: &RunConfig,
-        inputs: usize,
+        features: usize,
         objective: Box<dyn Objective<B>>,
         pool: Arc<ThreadPool>,
     ) -> Result<Learner<B>> {
-        let model = Model::new(&backend, &config.model, inputs, objective.outputs(), config.seed)?;
-        let network = Network { model, objective };
+        let columns = config.input_columns(features);
+        let model = Model::new(&backend, &config.model, columns, objective.outputs(), config.seed)?;
+        let inputs = InputMix::new(&backend, config, features);
+        let network = Network { model, inputs, objective };
         let optimizer = Optimizer::new(&network, &config.optimizer)?;
         backend.check()?;
-        Ok(Learner { backend, network, optimizer, pool, inputs })
+        Ok(Learner { backend, network, optimizer, pool })
     }
 
     /// The backend it computes on.
@@ -87,23 +89,29 @@ impl<B: Backend + Clone + 'static> Learner<B> {
             if picked.is_empty() && batch.exchange.is_none() {
                 // A device that caches rows of this batch does so when it assembles them.
                 if let Some(FixedRows::Cached(_)) = batch.input.fixed {
-                    drop(batch.input.upload(&self.backend, self.inputs));
+                    drop(self.network.inputs.rows(&self.backend, &mut batch.input));
                 }
                 return Ok((Step { batch, nodes, rate, numbers: None }, back));
             }
             let graphs = self.graphs(&mut batch.blocks);
             let slots = batch.input.live_slots().map(<[u32]>::to_vec);
-            let input = batch.input.upload(&self.backend, self.inputs);
-            let step = self.optimizer.steps();
+            let mixed = self.network.inputs.rows(&self.backend, &mut batch.input);
+            let (input, step) = (&mixed.rows, self.optimizer.steps());
+            if graphs.is_empty() {
+                let (losses, gradient) = self.pass(input, &picked, step)?;
+                let gradient = self.network.inputs.backward(&self.backend, &mixed, gradient);
+                let norm = self.optimizer.step(&mut self.network, rate)?;
+                back.rate = Some(rate);
+                back.input_gradient = Some(pushed(slots, gradient));
+                return Ok((Step { batch, nodes, rate, numbers: Some((losses, norm)) }, back));
+            }
             let exchanged = batch.exchange.layers();
             let (mut pushes, backend) = (std::mem::take(&mut batch.exchange.pushes), &self.backend);
             let pulls = &batch.exchange.pulls;
             let model = &mut self.network.model;
-            let activations = model.forward_with(&graphs, &input, step, &exchanged, |layer, hidden| {
-                pulls
-                    .iter()
-                    .filter(|pull| pull.layer == layer)
-                    .for_each(|pull| write_pulled(backend, pull, hidden));
+            let activations = model.forward_with(&graphs, input, step, &exchanged, |layer, hidden| {
+                let pulled = pulls.iter().filter(|pull| pull.layer == layer);
+                pulled.for_each(|pull| write_pulled(backend, pull, hidden));
                 if let Some(at) = pushes.iter().position(|push| push.layer == layer) {
                     back.pushed.push(read_pushed(backend, pushes.swap_remove(at), hidden));
                 }
@@ -112,23 +120,34 @@ impl<B: Backend + Clone + 'static> Learner<B> {
                 self.backend.check()?;
                 return Ok((Step { batch, nodes, rate, numbers: None }, back));
             }
-            let Network { model, objective } = &mut self.network;
-            let (loss, gradient) = objective.loss(model, activations.logits(), &picked)?;
+            let Network { model, objective, .. } = &mut self.network;
+            let (losses, gradient) = objective.loss(model, activations.logits(), &picked, step)?;
             let requested = batch.exchange.input_gradient;
             let of_input =
-                model.backward_with(&graphs, &input, activations, gradient, requested, |layer, gradient| {
+                model.backward_with(&graphs, input, activations, gradient, requested, |layer, gradient| {
                     // Pulled rows were not computed, so no gradient flows through them.
                     let pulled = pulls.iter().filter(|pull| pull.layer == layer);
                     pulled.for_each(|pull| backend.scatter_rows(None, &pull.rows, gradient));
                 });
+            let inputs = &mut self.network.inputs;
+            let of_input = of_input.map(|gradient| inputs.backward(&self.backend, &mixed, gradient));
             let norm = self.optimizer.step(&mut self.network, rate)?;
             back.rate = Some(rate);
-            back.input_gradient = of_input.map(|rows| {
-                let slots = slots.unwrap_or_else(|| (0..rows.rows() as u32).collect());
-                Pushed { slots, rows }
-            });
-            Ok((Step { batch, nodes, rate, numbers: Some((loss, norm)) }, back))
+            back.input_gradient = of_input.map(|rows| pushed(slots, rows));
+            Ok((Step { batch, nodes, rate, numbers: Some((losses, norm)) }, back))
         })
+    }
+
+    /// A step of a model without layers: the objective reads the input rows. Returns the gradient of the input.
+    fn pass(&mut self, input: &B::Matrix, picked: &Picked, step: u64) -> Result<(Losses<B>, B::Matrix)> {
+        let Network { model, objective, .. } = &mut self.network;
+        let dropped = model.drop_input(input, step);
+        let output = dropped.as_ref().map_or(input, |(rows, _)| rows);
+        let (losses, mut gradient) = objective.loss(model, output, picked, step)?;
+        if let Some((rows, post)) = &dropped {
+            self.backend.weight_gradients(&mut gradient, Some((rows, *post)), Vec::new(), None);
+        }
+        Ok((losses, gradient))
     }
 
     /// Predicts a batch of a split and compares it with its labels.
@@ -136,7 +155,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         on(self.threads().as_deref(), move || {
             let (seeds, rows) = batch.blocks.seeds();
             let graphs = self.graphs(&mut batch.blocks);
-            let input = batch.input.upload(&self.backend, self.inputs);
+            let input = self.network.inputs.rows(&self.backend, &mut batch.input).rows;
             let logits = self.network.model.infer(&graphs, &input);
             let of = BatchTargets { targets: &batch.targets, seeds: &seeds, rows: &rows };
             self.compare(&logits, split, &of, tally)
@@ -151,8 +170,10 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         of: &BatchTargets<'_>,
         tally: &mut Tally,
     ) -> Result<()> {
-        let picked = self.network.objective.pick(split, of)?;
-        tally.add(&self.read_rows(logits, &picked.rows)?, &picked.labels);
+        let Picked::Nodes { rows, labels } = self.network.objective.pick(split, of)? else {
+            return Err(TrainError::LinkBatch);
+        };
+        tally.add(&self.read_rows(logits, &rows)?, &labels);
         Ok(())
     }
 
@@ -175,7 +196,7 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         on(self.threads().as_deref(), move || {
             let (nodes, mut rows) = batch.blocks.seeds();
             let graphs = self.graphs(&mut batch.blocks);
-            let input = batch.input.upload(&self.backend, self.inputs);
+            let input = self.network.inputs.rows(&self.backend, &mut batch.input).rows;
             let output = self.network.model.infer_some(&graphs[..layers], &input);
             // Outputs of the last layer are the last outputs of every layer.
             let last = graphs.last().map_or(0, |graph| graph.outputs());
@@ -215,9 +236,16 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         self.pool.install(work)
     }
 
-    /// Parameters and running statistics of the model, and parameters of the objective.
+    /// The rows of all nodes that the first layer reads, from what a source has.
+    pub(crate) fn input_table(&self, table: InputTable) -> Result<InputTable> {
+        self.network.inputs.table(&self.backend, table)
+    }
+
+    /// Parameters and running statistics of the model, and parameters of its input and of the objective.
     pub fn export_model(&self) -> Result<Vec<Named>> {
         let mut all = self.network.model.export();
+        let inputs: Vec<_> = self.network.inputs.parameter().into_iter().collect();
+        all.extend(export_parameters(&self.backend, &inputs));
         all.extend(export_parameters(&self.backend, &self.network.objective.parameters()));
         self.backend.check()?;
         Ok(all)
@@ -233,6 +261,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
     /// Loads a model's parameters.
     pub fn load_model(&mut self, from: &[Named]) -> Result<()> {
         self.network.model.load(from)?;
+        let inputs = self.network.inputs.parameter_mut().into_iter().collect();
+        load_parameters(&self.backend, from, inputs)?;
         Ok(load_parameters(&self.backend, from, self.network.objective.parameters_mut())?)
     }
 
@@ -274,6 +304,12 @@ fn on<R: Send>(threads: Option<&ThreadPool>, work: impl FnOnce() -> R + Send) ->
         Some(threads) => threads.install(work),
         None => work(),
     }
+}
+
+/// The gradient of the input: of live rows by slot, or of fixed rows by node.
+fn pushed<B: Backend>(slots: Option<Vec<u32>>, rows: B::Matrix) -> Pushed<B> {
+    let slots = slots.unwrap_or_else(|| (0..rows.rows() as u32).collect());
+    Pushed { slots, rows }
 }
 
 /// Overwrites computed rows with pulled rows.

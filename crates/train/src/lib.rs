@@ -39,12 +39,16 @@
 
 mod checkpoint;
 mod config;
+mod embeddings;
 mod error;
 mod evaluate;
 mod history;
+mod inputs;
 mod learner;
+pub mod link;
 mod memory;
 mod metrics;
+mod npy;
 mod objective;
 mod open;
 mod peak;
@@ -59,15 +63,16 @@ mod whole;
 
 pub use checkpoint::Checkpoint;
 pub use config::{ChosenPartitioning, EvaluationMode, MetricName, OrderName, RunConfig};
+pub use embeddings::{EmbeddingConfig, InputRows, TableTraining, build_strategy};
 pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
 pub use esker_strategies::adjacency;
-pub use evaluate::evaluate_run;
+pub use evaluate::{evaluate_run, rank_run};
 pub use history::{HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
 pub use learner::Learner;
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
-pub use objective::{BatchTargets, Objective, Picked};
+pub use objective::{BatchTargets, Losses, Objective, Picked};
 pub use open::{OpenRun, RunControl, count_steps};
 pub use predict::{TakeEmbeddings, TakePredictions, embeddings, predict};
 pub use record::{

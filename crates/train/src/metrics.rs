@@ -1,6 +1,7 @@
 //! Metrics of predictions, computed batch by batch.
 
 use crate::config::MetricName;
+use crate::link::RankMetrics;
 use crate::task::{BatchLabels, LabelKind};
 use serde::{Deserialize, Serialize};
 
@@ -10,26 +11,48 @@ pub const MOST_SCORES: usize = 1 << 24;
 /// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Metrics {
-    /// Number of nodes compared.
+    /// Number of nodes compared, or of edges.
     pub nodes: u64,
-    /// Mean loss.
+    /// Mean loss. Negative, and not written, if there is none: links are ranked.
+    #[serde(default = "no_loss", skip_serializing_if = "is_no_loss")]
     pub loss: f64,
     /// Share of right classes or labels. `None` for real values.
     pub accuracy: Option<f64>,
     /// F1 of each class that occurs or is predicted, averaged.
     pub macro_f1: Option<f64>,
-    /// Area under the ROC curve: of two classes, or of each label that has both values, averaged.
+    /// Area under the ROC curve: of two classes, or of each label that has both values, averaged. For links, of edges
+    /// and as many pairs of nodes that are not edges.
     pub auc: Option<f64>,
+    /// Average precision of the same edges and pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ap: Option<f64>,
+    /// Ranks of edges.
+    #[serde(default, flatten)]
+    pub ranks: Option<RankMetrics>,
+}
+
+fn no_loss() -> f64 {
+    Metrics::NO_LOSS
+}
+
+fn is_no_loss(loss: &f64) -> bool {
+    *loss < 0.0
 }
 
 impl Metrics {
+    /// The loss of what has none.
+    pub(crate) const NO_LOSS: f64 = -1.0;
+
     /// The main number for choosing the best model, if there is one. Larger is better.
     pub fn score(&self, metric: MetricName) -> Option<f64> {
         let value = match metric {
             MetricName::Accuracy | MetricName::AccuracyAndLoss => self.accuracy,
             MetricName::MacroF1 => self.macro_f1,
             MetricName::Auc => self.auc,
-            MetricName::Loss => Some(-self.loss),
+            MetricName::Loss => (self.loss >= 0.0).then_some(-self.loss),
+            MetricName::Mrr => self.ranks.map(|ranks| ranks.mrr),
+            MetricName::HitsAt10 => self.ranks.map(|ranks| ranks.hits_at_10),
+            MetricName::AveragePrecision => self.ap,
         };
         value.filter(|value| value.is_finite())
     }
@@ -176,6 +199,8 @@ impl Tally {
             accuracy: counted.then(|| self.right as f64 / self.answers as f64),
             macro_f1: counted.then(|| macro_f1(&self.classes)),
             auc: (whole && !areas.is_empty()).then(|| areas.iter().sum::<f64>() / areas.len() as f64),
+            ap: None,
+            ranks: None,
         }
     }
 }
@@ -202,7 +227,7 @@ fn macro_f1(classes: &[Counts]) -> f64 {
 }
 
 /// Area under the ROC curve; equal scores count half. `None` if all labels are the same.
-fn area(scores: &mut [(f32, bool)]) -> Option<f64> {
+pub(crate) fn area(scores: &mut [(f32, bool)]) -> Option<f64> {
     scores.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let positives = scores.iter().filter(|(_, positive)| *positive).count() as f64;
     let negatives = scores.len() as f64 - positives;

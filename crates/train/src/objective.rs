@@ -1,11 +1,13 @@
 //! What a model is trained for. An objective owns its targets, loss, tally and parameters. Steps and evaluation use it
 //! and know nothing else about labels.
 
+use crate::inputs::InputMix;
+use crate::link::LinkObjective;
 use crate::metrics::{Tally, largest};
 use crate::task::{BatchLabels, LabelKind, SplitName, Task};
 use crate::{Result, TrainError};
-use esker_nn::{Backend, Model, Parameter, Trained};
-use esker_sample::Targets;
+use esker_nn::{Backend, Device, Model, Parameter, Trained};
+use esker_sample::{LinkBatch, Targets};
 use esker_types::NodeId;
 use rayon::prelude::*;
 
@@ -17,8 +19,15 @@ pub trait Objective<B: Backend>: Send + Sync {
     /// Picks what a batch of a split is compared with.
     fn pick(&self, split: SplitName, of: &BatchTargets<'_>) -> Result<Picked>;
 
-    /// The loss of the picked rows, and the gradient of the model's output.
-    fn loss(&self, model: &Model<B>, output: &B::Matrix, picked: &Picked) -> Result<(B::Number, B::Matrix)>;
+    /// The losses of what was picked, and the gradient of the model's output. It sets the gradients of its own
+    /// parameters. `step` counts the steps before this one.
+    fn loss(
+        &mut self,
+        model: &Model<B>,
+        output: &B::Matrix,
+        picked: &Picked,
+        step: u64,
+    ) -> Result<(Losses<B>, B::Matrix)>;
 
     /// An empty tally for predictions over a split.
     fn tally(&self, split: SplitName) -> Tally;
@@ -36,7 +45,15 @@ pub trait Objective<B: Backend>: Send + Sync {
     fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
         Vec::new()
     }
+
+    /// The objective of links, if it is that.
+    fn links(&self) -> Option<&LinkObjective<B>> {
+        None
+    }
 }
+
+/// Parts of a loss that were submitted to a device. Their sum, in order, is the loss.
+pub type Losses<B> = Vec<<B as Device>::Number>;
 
 /// The targets of a batch.
 pub struct BatchTargets<'a> {
@@ -48,19 +65,32 @@ pub struct BatchTargets<'a> {
     pub rows: &'a [u32],
 }
 
-/// What a batch is compared with: rows of the model's output, and their labels.
+/// What a batch is compared with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picked {
-    /// Rows of the model's output; they may repeat.
-    pub rows: Vec<u32>,
-    /// The label of each.
-    pub labels: BatchLabels,
+pub enum Picked {
+    /// Nodes that have a label.
+    Nodes {
+        /// Rows of the model's output; they may repeat.
+        rows: Vec<u32>,
+        /// The label of each.
+        labels: BatchLabels,
+    },
+    /// Edges and their negatives.
+    Links {
+        /// The row of each seed node in the model's output; rows may repeat.
+        rows: Vec<u32>,
+        /// Edges and negatives, by their positions among the seed nodes.
+        links: LinkBatch,
+    },
 }
 
 impl Picked {
-    /// Whether no row has a label.
+    /// Whether there is nothing to be compared with.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        match self {
+            Picked::Nodes { rows, .. } => rows.is_empty(),
+            Picked::Links { links, .. } => links.edges.is_empty(),
+        }
     }
 }
 
@@ -75,11 +105,19 @@ impl<B: Backend> Objective<B> for Task {
             return Err(TrainError::LinkBatch);
         };
         let (rows, labels) = self.split(split).pick(self.kind, of.seeds, of.rows);
-        Ok(Picked { rows, labels })
+        Ok(Picked::Nodes { rows, labels })
     }
 
-    fn loss(&self, model: &Model<B>, output: &B::Matrix, picked: &Picked) -> Result<(B::Number, B::Matrix)> {
-        Ok(model.loss(output, &picked.rows, picked.labels.as_labels())?)
+    fn loss(
+        &mut self,
+        model: &Model<B>,
+        output: &B::Matrix,
+        picked: &Picked,
+        _: u64,
+    ) -> Result<(Losses<B>, B::Matrix)> {
+        let Picked::Nodes { rows, labels } = picked else { return Err(TrainError::LinkBatch) };
+        let (loss, gradient) = model.loss(output, rows, labels.as_labels())?;
+        Ok((vec![loss], gradient))
     }
 
     fn tally(&self, split: SplitName) -> Tally {
@@ -120,9 +158,10 @@ fn softmax(row: &mut [f32]) {
     row.iter_mut().for_each(|value| *value /= sum);
 }
 
-/// A model and its objective: what an optimizer updates.
+/// A model, what it reads, and its objective: what an optimizer updates.
 pub(crate) struct Network<B: Backend> {
     pub model: Model<B>,
+    pub inputs: InputMix<B>,
     pub objective: Box<dyn Objective<B>>,
 }
 
@@ -132,10 +171,12 @@ impl<B: Backend + Clone> Trained<B> for Network<B> {
     }
 
     fn parameters(&self) -> Vec<&Parameter<B>> {
-        self.model.parameters().into_iter().chain(self.objective.parameters()).collect()
+        let own = self.model.parameters().into_iter().chain(self.inputs.parameter());
+        own.chain(self.objective.parameters()).collect()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
-        self.model.parameters_mut().into_iter().chain(self.objective.parameters_mut()).collect()
+        let own = self.model.parameters_mut().into_iter().chain(self.inputs.parameter_mut());
+        own.chain(self.objective.parameters_mut()).collect()
     }
 }

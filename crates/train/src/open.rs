@@ -2,8 +2,11 @@
 //! allocated.
 
 use crate::checkpoint::Checkpoint;
+use crate::embeddings::build_strategy;
 use crate::evaluate::{Context, inference_of, inference_over};
-use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose};
+use crate::link::{LinkObjective, LinkTask, Links, RelationStart, link_batches};
+use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose, too_little};
+use crate::objective::Objective;
 use crate::peak::PeakMeter;
 use crate::split::{Choosing, HistorySplit};
 use crate::state::SavedWith;
@@ -13,13 +16,14 @@ use crate::{
     WallClock, history,
 };
 use esker_nn::Backend;
+use esker_nn::LinkMath;
 use esker_sample::order::{BatchGroup, Batching, Groups, Order, Sequential, Shuffled};
-use esker_sample::{Batches, NodeBatches, NodeSet, Position, SampleError, Seeds, Targets};
+use esker_sample::{AnyTopology, Batches, Edge, NodeBatches, NodeSet, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
     Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
-    Inference, Job, JobOutline, JobPartitioning, OutOfCore, Phase, Prepared, RunPosition, Strategy,
-    StrategyNeeds,
+    Inference, Job, JobOutline, JobPartitioning, LoadedTopology, OutOfCore, Phase, Prepared, RunPosition,
+    Strategy, StrategyNeeds,
 };
 use esker_types::{NodeId, Progress, Silent, StopSignal};
 use std::path::{Path, PathBuf};
@@ -61,8 +65,10 @@ type Begun<'a> = &'a mut dyn FnMut(&RunConfig) -> Result<()>;
 pub struct OpenRun<B: Backend> {
     /// The configuration.
     pub config: RunConfig,
-    /// What is learned.
+    /// What is learned: labels. Empty if links are.
     pub task: Task,
+    /// Links, if they are learned.
+    pub links: Option<Links>,
     /// How memory is used.
     pub plan: Plan,
     pub(crate) job: Job,
@@ -81,15 +87,16 @@ pub struct OpenRun<B: Backend> {
     pub(crate) split: Option<HistorySplit>,
 }
 
-impl<B: Backend + Clone + 'static> OpenRun<B> {
+impl<B: LinkMath> OpenRun<B> {
     /// Sums up memory without starting: the plan of [`OpenRun::new`], or why it would fail. Some batches are sampled for
     /// their size.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
         let (checked, device) = (CheckedDataset::new(config)?, DeviceProfile::of(backend));
         let outline = checked.outline(config, Purpose::Train, device, Path::new(""));
-        let needs = |job: &JobOutline| config.strategy.needs(job);
+        let strategy = build_strategy(config, backend);
+        let needs = |job: &JobOutline| strategy.needs(job);
         let (_, job) = piloted(config, outline, Purpose::Train, RunControl::default(), &needs)?;
-        Plan::new(config, &needs, &job, checked.outputs, Purpose::Train, device)
+        Plan::new(config, &needs, &job, checked.columns(), Purpose::Train, device)
     }
 
     /// Sums up memory, and only then loads what the run needs. `scratch` is the directory of hidden rows.
@@ -104,7 +111,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         scratch: PathBuf,
         control: RunControl,
     ) -> Result<OpenRun<B>> {
-        let strategy = config.strategy.build(backend.clone());
+        let strategy = build_strategy(&config, &backend);
         OpenRun::with_strategy(backend, config, scratch, control, strategy)
     }
 
@@ -145,31 +152,30 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
-        let (task, mut job) = piloted(&config, outline, purpose, control, &needs)?;
+        let (learned, mut job) = piloted(&config, outline, purpose, control, &needs)?;
         let planned = |config: &RunConfig, job: &mut Job| {
-            let plan = Plan::new(config, &needs, job, checked.outputs, purpose, device)?;
+            let plan = Plan::new(config, &needs, job, checked.columns(), purpose, device)?;
             take_plan(job, &plan, purpose);
             Ok::<Plan, TrainError>(plan)
         };
         let mut plan = planned(&config, &mut job)?;
-        let (starting, preparing) = (started.elapsed(), Instant::now());
-        let mut split = None;
+        let (starting, preparing, mut split) = (started.elapsed(), Instant::now(), None);
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
-            let choosing = Choosing::new(&backend, &task, &plan, &planned, &checked);
+            let choosing = Choosing::new(&backend, &learned.task, &plan, &planned, &checked);
             split = Some(choosing.choose(&mut config, &mut job)?);
             plan = planned(&config, &mut job)?;
         }
         if device.in_host_memory {
             backend.set_reuse_bytes(plan.reuse_bytes);
         }
-        let trains_rows = strategy.needs(&job)?.trains_rows;
-        let learner = Learner::new(backend, &config, checked.dim, Box::new(task.clone()), job.pool.clone())?;
+        let objective = learned.objective(&config, &backend)?;
+        let learner = Learner::new(backend, &config, checked.features, objective, job.pool.clone())?;
         if split.is_none() {
             begun(&config)?;
             job.history = history::find(&mut config, &job)?;
         }
-        let mut prepared = strategy.prepare(&job)?;
+        let (trains_rows, mut prepared) = (strategy.needs(&job)?.trains_rows, strategy.prepare(&job)?);
         prepared.notes.extend(split.iter().map(HistorySplit::note));
         plan.divide_caches(&prepared.caches);
         let clock = WallClock::opened(starting, preparing.elapsed());
@@ -178,7 +184,8 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         [config.epochs_sampled, job.epochs_sampled] = [Some(sampled.min(config.epochs)); 2];
         Ok(OpenRun {
             config,
-            task,
+            task: learned.task,
+            links: learned.links,
             plan,
             job,
             strategy,
@@ -206,7 +213,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         config: RunConfig,
         control: RunControl,
     ) -> Result<OpenRun<B>> {
-        let strategy = config.strategy.build(backend.clone());
+        let strategy = build_strategy(&config, &backend);
         OpenRun::load_controlled(backend, run, config, control, strategy)
     }
 
@@ -306,6 +313,14 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
         self.job.dataset.manifest().nodes.count
     }
 
+    /// Training nodes, or edges.
+    pub(crate) fn train_items(&self) -> u64 {
+        match &self.links {
+            Some(links) => links.task.train,
+            None => self.task.train.nodes().len() as u64,
+        }
+    }
+
     /// Number of batches in the first epoch.
     pub fn batches_of_epoch(&self) -> u64 {
         self.batches_of(0)
@@ -362,6 +377,7 @@ impl<B: Backend + Clone + 'static> OpenRun<B> {
             stop,
             trains_rows: self.trains_rows,
             state: self.state.as_ref(),
+            links: self.links.clone(),
         }
     }
 }
@@ -406,9 +422,11 @@ impl Batches for FirstBatches {
 /// A dataset that is valid for the run.
 pub(crate) struct CheckedDataset {
     dataset: Arc<Dataset>,
-    /// Columns of logits and of features.
+    /// Columns of the model's output, and of the rows that its first layer reads.
     pub outputs: usize,
     pub dim: usize,
+    /// Columns of feature rows; 0 if batches have none.
+    features: usize,
 }
 
 impl CheckedDataset {
@@ -419,21 +437,37 @@ impl CheckedDataset {
         if dataset.manifest().id != config.dataset_id {
             return Err(TrainError::OtherDataset { dataset: config.dataset.clone() });
         }
-        let (labels, _) = Task::of(&dataset)?;
-        let (kind, outputs) = (labels.kind, labels.classes as usize);
-        let has = match config.metric {
-            MetricName::Loss => true,
-            MetricName::Accuracy | MetricName::AccuracyAndLoss | MetricName::MacroF1 => {
-                kind != LabelKind::Real
+        let outputs = match &config.link {
+            Some(link) => {
+                LinkTask::of(&dataset)?;
+                check_link_metric(config.metric)?;
+                link.columns
             }
-            MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
+            None => check_labels(config, &dataset)?,
         };
-        if !has {
-            return Err(TrainError::Metric { metric: config.metric, kind, outputs });
+        let features = dataset.manifest().nodes.features.as_ref().map(|features| features.dim as usize);
+        if features.is_none() && config.reads_features() {
+            let dataset = dataset.directory().to_path_buf();
+            return Err(match (&config.link, &config.embeddings) {
+                (None, None) => TrainError::NoFeatures { dataset },
+                _ => TrainError::NoInput { dataset },
+            });
         }
-        let dim = dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
+        let features = features.filter(|_| config.reads_features()).unwrap_or(0);
+        let dim = config.input_columns(features);
+        if let Some(embeddings) = &config.embeddings {
+            embeddings.check_initial(dataset.manifest().nodes.count)?;
+        }
+        if config.model.layers == 0 && dim != outputs {
+            return Err(TrainError::NoEncoderColumns { expected: outputs, found: dim });
+        }
         config.model.check(dim, outputs)?;
-        Ok(CheckedDataset { dataset: Arc::new(dataset), outputs, dim })
+        Ok(CheckedDataset { dataset: Arc::new(dataset), outputs, dim, features })
+    }
+
+    /// Columns of the rows that the model reads and gives.
+    fn columns(&self) -> (usize, usize) {
+        (self.dim, self.outputs)
     }
 
     /// The properties of the job that determine memory.
@@ -451,29 +485,37 @@ impl CheckedDataset {
             Purpose::Train => splits.map_or((0, 0), |splits| (splits.train, splits.valid.max(splits.test))),
             Purpose::Infer => (0, manifest.nodes.count),
         };
-        let sampled = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
+        let seeds = |edges: u64| match &config.link {
+            Some(link) => link.seeds_of(edges, manifest.nodes.count),
+            None => edges,
+        };
+        // Links are ranked from the representations of all nodes. Without layers these are input rows.
+        let evaluated = if config.link.is_some() { manifest.nodes.count } else { evaluated };
+        let sampled =
+            config.model.layers > 0 && [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
         JobOutline {
             dataset: self.dataset.clone(),
-            largest_batch: config.batch.min(count),
+            largest_batch: seeds(config.batch.min(count)),
             epochs: config.epochs,
             epochs_sampled: config.epochs_sampled,
             epoch_batches: config.most_batches(count),
             settings: config.settings(),
             known: None,
             direction: config.direction,
+            features: config.reads_features(),
             evaluation: (sampled && evaluated > 0).then(|| EvaluationOutline {
                 largest_batch: config.batch.min(evaluated),
-                batches: splits.map_or(0, |splits| {
-                    splits.valid.div_ceil(config.batch.max(1)) + splits.test.div_ceil(config.batch.max(1))
-                }),
+                batches: match &config.link {
+                    Some(_) => 2 * manifest.nodes.count.div_ceil(config.batch.max(1)),
+                    None => splits.map_or(0, |splits| {
+                        splits.valid.div_ceil(config.batch.max(1)) + splits.test.div_ceil(config.batch.max(1))
+                    }),
+                },
                 settings: config.eval_settings(),
             }),
             threads: config.threads,
             // A device with its own memory leaves the host's threads free.
-            samplers: match device.in_host_memory {
-                true => 1,
-                false => (config.threads / 2).clamp(1, MOST_SAMPLERS),
-            },
+            samplers: if device.in_host_memory { 1 } else { (config.threads / 2).clamp(1, MOST_SAMPLERS) },
             prefetch_depth: 1,
             steps_in_flight: device.steps_in_flight,
             strategy_bytes: 0,
@@ -535,11 +577,26 @@ fn piloted(
     purpose: Purpose,
     control: RunControl,
     needs: StrategyNeeds<'_>,
-) -> Result<(Task, Job)> {
-    let task = Task::load(&outline.dataset)?;
-    let batches = training_batches(config, &outline.dataset, &task, purpose)?;
-    let mut job = Job::new(outline, batches)?;
-    job.schedule = schedule(config, &task, purpose)?;
+) -> Result<(Learned, Job)> {
+    let (learned, mut job) = match &config.link {
+        Some(link) => {
+            check_topology(config, &outline, needs)?;
+            let topology = LoadedTopology::load(&outline.dataset, outline.direction)?;
+            let graph = topology.lookup().expect("the topology was loaded just now");
+            let dataset = outline.dataset.clone();
+            let mut job = Job::new(outline, link_batches(config, link, &dataset, graph, purpose)?)?;
+            let task = LinkTask::load(&dataset)?;
+            (job.topology, job.schedule) = (topology, link_schedule(config, &dataset, &task, purpose)?);
+            (Learned { task: Task::none(link.columns), links: Some(Links::new(task, dataset)) }, job)
+        }
+        None => {
+            let task = Task::load(&outline.dataset)?;
+            let batches = training_batches(config, &outline.dataset, &task, purpose)?;
+            let mut job = Job::new(outline, batches)?;
+            job.schedule = schedule(config, &task, purpose)?;
+            (Learned { task, links: None }, job)
+        }
+    };
     (job.progress, job.stop) = (control.progress, control.stop);
     job.out_of_core.prepare_only = control.prepare_only;
     if purpose == Purpose::Infer && job.evaluation.is_some() {
@@ -553,7 +610,80 @@ fn piloted(
     if purpose == Purpose::Infer {
         job.schedule = EvaluationSchedule::default();
     }
-    Ok((task, job))
+    Ok((learned, job))
+}
+
+/// Refuses a budget that the topology alone exceeds, before it is loaded: batches of links need it.
+fn check_topology(config: &RunConfig, outline: &JobOutline, needs: StrategyNeeds<'_>) -> Result<()> {
+    match AnyTopology::bytes_for(&outline.dataset, outline.direction) > config.memory {
+        true => Err(too_little(needs(outline)?.host, config.memory)),
+        false => Ok(()),
+    }
+}
+
+/// What a run learns: labels, or links.
+struct Learned {
+    task: Task,
+    links: Option<Links>,
+}
+
+impl Learned {
+    fn objective<B: LinkMath>(&self, config: &RunConfig, backend: &B) -> Result<Box<dyn Objective<B>>> {
+        match (&self.links, &config.link) {
+            (Some(links), Some(link)) => {
+                let init = config.relation_init(link);
+                let start = RelationStart { seed: config.seed, init };
+                Ok(Box::new(LinkObjective::new(backend, link, &links.task, start)?))
+            }
+            _ => Ok(Box::new(self.task.clone())),
+        }
+    }
+}
+
+/// Fails if links have no such metric.
+fn check_link_metric(metric: MetricName) -> Result<()> {
+    match metric {
+        MetricName::Mrr | MetricName::HitsAt10 | MetricName::Auc | MetricName::AveragePrecision => Ok(()),
+        metric => Err(TrainError::LinkMetric { metric }),
+    }
+}
+
+/// Columns of logits. Fails if the dataset has no labels to train on, or no such metric.
+fn check_labels(config: &RunConfig, dataset: &Dataset) -> Result<usize> {
+    let (labels, _) = Task::of(dataset)?;
+    let (kind, outputs) = (labels.kind, labels.classes as usize);
+    let has = match config.metric {
+        MetricName::Loss => true,
+        MetricName::Accuracy | MetricName::AccuracyAndLoss | MetricName::MacroF1 => kind != LabelKind::Real,
+        MetricName::Auc => kind == LabelKind::Multilabel || (kind == LabelKind::Classes && outputs == 2),
+        MetricName::Mrr | MetricName::HitsAt10 | MetricName::AveragePrecision => false,
+    };
+    match has {
+        true => Ok(outputs),
+        false => Err(TrainError::Metric { metric: config.metric, kind, outputs }),
+    }
+}
+
+/// When a run on links computes representations of all nodes from sampled neighbourhoods.
+fn link_schedule(
+    config: &RunConfig,
+    dataset: &Dataset,
+    task: &LinkTask,
+    purpose: Purpose,
+) -> Result<EvaluationSchedule> {
+    let nodes = dataset.manifest().nodes.count;
+    let over = |mode: EvaluationMode, edges: &[Edge]| -> Result<Option<Inference>> {
+        let sampled = mode == EvaluationMode::Sampled && config.model.layers > 0;
+        let due = sampled && purpose == Purpose::Train && !edges.is_empty();
+        due.then(|| inference_of(config, nodes, None)).transpose()
+    };
+    let again = config.final_eval != config.eval;
+    Ok(EvaluationSchedule {
+        validation: over(config.eval, &task.valid)?,
+        every: config.eval_every,
+        last_validation: if again { over(config.final_eval, &task.valid)? } else { None },
+        test: over(config.final_eval, &task.test)?,
+    })
 }
 
 /// The training batches. Inference has no use for their order, nor for what the order needs.

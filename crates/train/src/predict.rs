@@ -3,7 +3,7 @@
 use crate::evaluate::{Context, inference_of};
 use crate::whole::WholeCounters;
 use crate::{EvaluationMode, Learner, OpenRun, Result, TrainError};
-use esker_nn::{Backend, Shape};
+use esker_nn::{LinkMath, Shape};
 use esker_types::NodeId;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -17,7 +17,7 @@ pub type TakeEmbeddings<'a> = &'a mut (dyn FnMut(&[NodeId], &[f32]) -> Result<()
 
 /// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
 /// `take`, some at a time and in order. With all neighbours, returns what was read and written.
-pub fn predict<B: Backend + Clone + 'static>(
+pub fn predict<B: LinkMath>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     mode: EvaluationMode,
@@ -32,7 +32,7 @@ pub fn predict<B: Backend + Clone + 'static>(
 
 /// Computes the rows that layer `layer`, counted from 1, gives `nodes`, ascending, or every node: after norm and
 /// activation, as the next layer reads them. Those of the last layer are logits.
-pub fn embeddings<B: Backend + Clone + 'static>(
+pub fn embeddings<B: LinkMath>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     layer: usize,
@@ -49,7 +49,7 @@ pub fn embeddings<B: Backend + Clone + 'static>(
 /// Receives the rows of nodes.
 type TakeOutput<'a, B> = &'a mut (dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()> + Send);
 
-fn infer<B: Backend + Clone + 'static>(
+fn infer<B: LinkMath>(
     run: &mut OpenRun<B>,
     nodes: Option<&Arc<Vec<NodeId>>>,
     layers: usize,

@@ -1,6 +1,7 @@
 //! Training steps in flight on a device. A step keeps what it needs until it is done, and losses come out in order.
 
 use crate::Result;
+use crate::objective::Losses;
 use esker_nn::{Backend, Deferred};
 use esker_strategies::{Batch, RunPosition};
 use std::collections::VecDeque;
@@ -11,8 +12,8 @@ pub struct Step<B: Backend> {
     pub(crate) batch: Batch<B>,
     pub(crate) nodes: u64,
     pub(crate) rate: f64,
-    /// The loss, and the gradient norm if it is clipped. `None` if no target has a label.
-    pub(crate) numbers: Option<(B::Number, Option<B::Number>)>,
+    /// The parts of the loss, and the gradient norm if it is clipped. `None` if no target has a label.
+    pub(crate) numbers: Option<(Losses<B>, Option<B::Number>)>,
 }
 
 /// A finished step.
@@ -33,10 +34,14 @@ impl<B: Backend> Step<B> {
     pub fn wait(self) -> Result<StepDone> {
         let loss = match self.numbers {
             None => None,
-            Some((loss, norm)) => {
-                let loss = loss.wait()?;
+            Some((losses, norm)) => {
+                let mut sum = None;
+                for part in losses {
+                    let part = part.wait()?;
+                    sum = Some(sum.map_or(part, |sum: f64| sum + part));
+                }
                 norm.map(Deferred::wait).transpose()?;
-                Some(loss)
+                sum
             }
         };
         Ok(StepDone { at: self.batch.at, nodes: self.nodes, rate: self.rate, loss })

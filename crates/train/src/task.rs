@@ -98,14 +98,20 @@ impl Task {
         items.saturating_mul(8 + label_bytes)
     }
 
+    /// No nodes and no labels: links are learned.
+    pub(crate) fn none(outputs: usize) -> Task {
+        let nodes = || LabelledNodes {
+            nodes: Arc::default(),
+            held: Arc::new(LabelValues::Numbers(Vec::new(), outputs)),
+        };
+        Task { kind: LabelKind::Real, outputs, train: nodes(), valid: nodes(), test: nodes() }
+    }
+
     /// The labels and splits of a dataset. The error names what it lacks for training.
     pub fn of(dataset: &Dataset) -> Result<(&LabelInfo, &SplitInfo)> {
         let (manifest, name) = (dataset.manifest(), || dataset.directory().to_path_buf());
         if manifest.splits.as_ref().is_some_and(|splits| splits.over == SplitOver::Edges) {
             return Err(TrainError::EdgeSplit { dataset: name() });
-        }
-        if manifest.nodes.features.is_none() {
-            return Err(TrainError::NoFeatures { dataset: name() });
         }
         let Some(labels) = &manifest.nodes.labels else {
             return Err(TrainError::NoLabels { dataset: name() });

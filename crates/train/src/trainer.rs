@@ -3,6 +3,7 @@
 //! anywhere resumes as if it had not been.
 
 use crate::checkpoint::Checkpoint;
+use crate::embeddings::build_strategy;
 use crate::metrics::Metrics;
 use crate::record::{
     BatchRecord, EpochRecord, HistoryRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary,
@@ -14,7 +15,7 @@ use crate::{
     WallClock, history,
 };
 use esker_fetch::pipeline::{StageClock, StageTimes};
-use esker_nn::Backend;
+use esker_nn::{Backend, LinkMath, Schedule};
 use esker_sample::{Position, SampleError};
 use esker_strategies::{
     Batch, BatchSource, CheckpointReader, Phase, RunPosition, SourceCounters, Strategy, StrategyError,
@@ -101,6 +102,9 @@ struct State {
     #[serde(default)]
     peaks: Option<Peaks>,
     without_better: u64,
+    /// How often the learning rate fell on a plateau, and evaluations without a better model since it did.
+    #[serde(default, skip_serializing_if = "Plateaus::is_empty")]
+    plateaus: Plateaus,
     seconds: f64,
     metrics_bytes: u64,
     epochs: Vec<EpochRecord>,
@@ -123,6 +127,27 @@ struct Best {
     /// State of the source, saved with the model.
     #[serde(default)]
     source: Vec<StatePart>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+struct Plateaus {
+    count: u64,
+    waited: u64,
+}
+
+impl Plateaus {
+    fn is_empty(&self) -> bool {
+        *self == Plateaus::default()
+    }
+
+    /// After an evaluation.
+    fn evaluated(&mut self, schedule: &Schedule, better: bool) {
+        let Schedule::Plateau { patience, .. } = *schedule else { return };
+        self.waited = if better { 0 } else { self.waited + 1 };
+        if self.waited > patience {
+            *self = Plateaus { count: self.count + 1, waited: 0 };
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -150,7 +175,7 @@ pub struct Trainer<B: Backend> {
     _lock: File,
 }
 
-impl<B: Backend + Clone + 'static> Trainer<B> {
+impl<B: LinkMath> Trainer<B> {
     /// A new run in a new directory.
     pub fn create(backend: B, config: RunConfig, out: &Path) -> Result<Trainer<B>> {
         Trainer::create_watched(backend, config, out, RunControl::default())
@@ -163,7 +188,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         out: &Path,
         control: RunControl,
     ) -> Result<Trainer<B>> {
-        let strategy = config.strategy.build(backend.clone());
+        let strategy = build_strategy(&config, &backend);
         Trainer::create_with(backend, config, out, control, strategy)
     }
 
@@ -214,7 +239,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
         out: &Path,
         control: RunControl,
     ) -> Result<Trainer<B>> {
-        let strategy = config.strategy.build(backend.clone());
+        let strategy = build_strategy(&config, &backend);
         Trainer::resume_with(backend, config, out, control, strategy)
     }
 
@@ -389,7 +414,9 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
     ) -> Result<Next> {
         self.run.plan.device_room.iter().try_for_each(|room| room.check(&batch, true))?;
         let (at, run, in_flight) = (batch.at.position(), &mut self.run, &mut self.in_flight);
-        let lr = run.config.schedule.rate(run.config.lr, run.learner.steps());
+        let schedule = &run.config.schedule;
+        let lr = schedule.rate(run.config.lr, run.learner.steps())
+            * schedule.after_plateaus(self.state.plateaus.count);
         let step = self.clock.busy(|| {
             let (step, feedback) = run.learner.step(batch, lr)?;
             source.apply(feedback)?;
@@ -479,6 +506,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             record.evaluation_seconds = started.elapsed().as_secs_f64();
             if let Some((valid, score)) = record.valid.and_then(|valid| Some((valid, valid.score(metric)?))) {
                 better = self.keep_better(Best { epoch, score, valid, source: Vec::new() }, source)?;
+                self.state.plateaus.evaluated(&self.run.config.schedule, better);
             }
         }
         self.metrics.line("epoch", &record)?;
@@ -542,7 +570,7 @@ impl<B: Backend + Clone + 'static> Trainer<B> {
             seconds: state.epoch_seconds + self.epoch_started.elapsed().as_secs_f64(),
             evaluation_seconds: 0.0,
             batches: self.run.batches_of(state.epoch),
-            redundancy: state.epoch_nodes as f64 / self.run.task.train.nodes().len().max(1) as f64,
+            redundancy: state.epoch_nodes as f64 / self.run.train_items().max(1) as f64,
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
             bytes_read: now.bytes_read - self.counted.bytes_read,

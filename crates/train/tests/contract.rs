@@ -10,7 +10,7 @@ use esker_cuda::Gpu;
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::Permit;
 use esker_nn::{
-    Backend, CpuBackend, CpuMatrix, CudaBackend, Device, HiddenRows, HiddenShape, NormKind, OptimizerKind,
+    CpuBackend, CpuMatrix, CudaBackend, Device, HiddenRows, HiddenShape, LinkMath, NormKind, OptimizerKind,
     Shape,
 };
 use esker_sample::{InMemory, Position, Sample, Sampler};
@@ -175,27 +175,17 @@ fn embeddings<D: Device>(bench: &Bench, device: &D, config: &RunConfig, rate: f3
     Box::new(Embeddings { inner, device, rows: features(bench), rate })
 }
 
-fn create<B: Backend + Clone + 'static>(
-    bench: &Bench,
-    device: &B,
-    config: &RunConfig,
-    out: &Path,
-) -> Trainer<B> {
+fn create<B: LinkMath>(bench: &Bench, device: &B, config: &RunConfig, out: &Path) -> Trainer<B> {
     let strategy = embeddings(bench, device, config, RATE);
     Trainer::create_with(device.clone(), config.clone(), out, RunControl::default(), strategy).unwrap()
 }
 
-fn resume<B: Backend + Clone + 'static>(
-    bench: &Bench,
-    device: &B,
-    config: &RunConfig,
-    out: &Path,
-) -> Trainer<B> {
+fn resume<B: LinkMath>(bench: &Bench, device: &B, config: &RunConfig, out: &Path) -> Trainer<B> {
     let strategy = embeddings(bench, device, config, RATE);
     Trainer::resume_with(device.clone(), config.clone(), out, RunControl::default(), strategy).unwrap()
 }
 
-fn trained<B: Backend + Clone + 'static>(bench: &Bench, device: B, config: &RunConfig, out: &Path) -> String {
+fn trained<B: LinkMath>(bench: &Bench, device: B, config: &RunConfig, out: &Path) -> String {
     let outcome = create(bench, &device, config, out).run(&mut StopAfter(u64::MAX)).unwrap();
     format!("{:?}", result(&finished(outcome), out))
 }

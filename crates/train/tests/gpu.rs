@@ -13,7 +13,7 @@ use common::{
     Bench, StopAfter, check_cached_rows, check_kept_rows, check_large_device_batch, finished, result,
 };
 use esker_cuda::{Gpu, Precision};
-use esker_nn::{Backend, CpuBackend, CudaBackend, Kind, NormKind};
+use esker_nn::{CpuBackend, CudaBackend, Kind, LinkMath, NormKind};
 use esker_sample::Fanout;
 use esker_strategies::{MemoryLine, StrategyKind};
 use esker_train::{
@@ -238,7 +238,7 @@ fn a_model_trained_on_the_gpu_serves_on_the_cpu() {
     train(&config, &out);
     let (directory, config) = RunDirectory::open(&out).unwrap();
     let config = config.to_infer(Some(EvaluationMode::Full));
-    fn classes<B: Backend + Clone + 'static>(run: &mut OpenRun<B>) -> Vec<u32> {
+    fn classes<B: LinkMath>(run: &mut OpenRun<B>) -> Vec<u32> {
         let mut all = Vec::new();
         predict(run, None, EvaluationMode::Full, &mut |_, classes, _| {
             all.extend_from_slice(classes);

@@ -9,7 +9,7 @@ use common::{
     Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, check_large_device_batch,
     finished, result, row_format,
 };
-use esker_nn::{Backend, CpuBackend, Device, Kind, NormKind};
+use esker_nn::{CpuBackend, Device, Kind, LinkMath, NormKind};
 use esker_strategies::StrategyKind;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
@@ -19,7 +19,7 @@ use lagging::Lagging;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-fn train<B: Backend + Clone + 'static>(backend: B, config: &RunConfig, out: &Path) -> Summary {
+fn train<B: LinkMath>(backend: B, config: &RunConfig, out: &Path) -> Summary {
     let trainer = Trainer::create(backend, config.clone(), out).unwrap();
     finished(trainer.run(&mut StopAfter(u64::MAX)).unwrap())
 }
@@ -168,10 +168,7 @@ fn evaluation_and_prediction_read_what_lies_elsewhere() {
 }
 
 /// Everything that inference finds: values and classes of all nodes, in order, and the test nodes' metrics.
-fn inferred<B: Backend + Clone + 'static>(
-    mut run: OpenRun<B>,
-    mode: EvaluationMode,
-) -> (Vec<f32>, Vec<u32>, Metrics) {
+fn inferred<B: LinkMath>(mut run: OpenRun<B>, mode: EvaluationMode) -> (Vec<f32>, Vec<u32>, Metrics) {
     let (mut all, mut all_classes, mut next) = (Vec::new(), Vec::new(), 0);
     predict(&mut run, None, mode, &mut |nodes, classes, values| {
         assert!(nodes.iter().map(|node| node.0).eq(next..next + nodes.len() as u64));

@@ -10,6 +10,7 @@ pub mod import;
 pub mod inference;
 pub mod io;
 pub mod kill;
+pub mod link;
 pub mod outre;
 pub mod outre_accuracy;
 pub mod outre_gpu;
@@ -120,6 +121,31 @@ pub const ITEMS: &[Item] = &[
         name: "train-speed",
         about: "epochs in memory beside PyG's on the same graph and machine, and the rate of the matmuls",
         run: train::full_speed,
+    },
+    Item {
+        name: "link-marius",
+        about: "FB15k-237 with the Marius authors' configuration: DistMult, SAGE and GAT, three seeds, MRR within 0.01",
+        run: link::full_marius,
+    },
+    Item {
+        name: "link-same",
+        about: "links: losses, metrics and embeddings equal to the bit for 1, 2 and 4 threads and any candidate block",
+        run: link::full_same,
+    },
+    Item {
+        name: "link-kill",
+        about: "SIGKILL at 100 random moments of training links: the resumed run ends with the same embeddings",
+        run: link::full_kill,
+    },
+    Item {
+        name: "link-leak",
+        about: "held-out edges of a random graph cannot be predicted: test AUC is 50 within 2",
+        run: link::full_leak,
+    },
+    Item {
+        name: "link-gae",
+        about: "GCN 32-16 and dot on held-out edges of citation graphs, ten splits, beside the published AUC",
+        run: link::full_gae,
     },
     Item {
         name: "ginex-same",

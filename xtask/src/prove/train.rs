@@ -57,21 +57,43 @@ pub fn killed(bench: &Bench, epochs: &str, kills: u64, seed: u64) -> Result<Valu
 
 /// The same with more words for every run.
 pub fn killed_with(bench: &Bench, epochs: &str, kills: u64, seed: u64, words_too: &[&str]) -> Result<Value> {
-    let started = Instant::now();
     let often = [&["--checkpoint-batches", "3"], words_too].concat();
-    let undisturbed = bench.json(&words("whole", epochs, &often))?;
+    let run = |out: &str, more: &[&str]| -> Vec<String> {
+        words(out, epochs, &[&often, more].concat()).into_iter().map(String::from).collect()
+    };
+    let weights =
+        |out: &str| Ok(vec![fs::read(bench.path(out).join("last.safetensors")).context("last weights")?]);
+    killed_runs(bench, kills, seed, &run, &weights)
+}
+
+/// The command-line words of a run in a directory, with some more.
+type RunWords<'a> = &'a dyn Fn(&str, &[&str]) -> Vec<String>;
+
+/// What a run leaves in its directory.
+type LeftBehind<'a> = &'a dyn Fn(&str) -> Result<Vec<Vec<u8>>>;
+
+/// The same for any run, and anything that it leaves behind.
+pub fn killed_runs(
+    bench: &Bench,
+    kills: u64,
+    seed: u64,
+    run: RunWords<'_>,
+    weights: LeftBehind<'_>,
+) -> Result<Value> {
+    let started = Instant::now();
+    let command = |out: &str, more: &[&str]| {
+        let words = run(out, more);
+        bench.esker(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let undisturbed = bench.json_of(&mut command("whole", &["--json"]))?;
     let (seconds, key) = (started.elapsed().as_secs_f64(), Key::new(seed));
-    let weights = |out: &str| fs::read(bench.path(out).join("last.safetensors")).context("last weights");
     let (expected, mut runs, mut done) = (weights("whole")?, 0u64, 0u64);
     while done < kills {
         fs::remove_dir_all(bench.path("killed")).ok();
         let mut resume: &[&str] = &[];
         // A run is killed several times before it may end.
         for turn in 0.. {
-            let mut more = often.clone();
-            more.push("--json");
-            more.extend(resume);
-            let mut command = bench.esker(&words("killed", epochs, &more));
+            let mut command = command("killed", &[&["--json"], resume].concat());
             // If the timed run was slow, runs may end before the kill. Later kills come earlier, so it cannot repeat.
             let share = unit(key.with(runs).at(done * 1000 + turn)) / (1 + runs / kills.max(1)) as f64;
             let last = done >= kills || turn >= 8;

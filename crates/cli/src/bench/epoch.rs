@@ -7,7 +7,7 @@ use crate::output::{print, print_json};
 use crate::partition::choose_partitioning;
 use crate::train::{Flags, bound_by};
 use anyhow::bail;
-use esker_nn::{Backend, CpuCounters, best_matmul_rate};
+use esker_nn::{CpuCounters, LinkMath, best_matmul_rate};
 use esker_store::Dataset;
 use esker_strategies::{RunPosition, SourceCounters, StrategyKind};
 use esker_train::{EvaluationMode, InFlight, OpenRun, RunConfig, StageClock, StageTimes, StepDone};
@@ -110,7 +110,7 @@ struct HostWork {
 impl WithBackend for Measurement<'_> {
     type Output = ExitCode;
 
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         if arguments.matmul && backend.counted().is_none() {
             return Err(usage("--matmul looks at matmuls on the CPU; leave it out, or take --device cpu"));
@@ -131,10 +131,7 @@ impl WithBackend for Measurement<'_> {
 }
 
 /// Takes batches through the run, as a trainer would.
-fn measure<B: Backend + Clone + 'static>(
-    arguments: &EpochArguments,
-    run: &mut OpenRun<B>,
-) -> anyhow::Result<Measured> {
+fn measure<B: LinkMath>(arguments: &EpochArguments, run: &mut OpenRun<B>) -> anyhow::Result<Measured> {
     let batches = arguments.batches.unwrap_or_else(|| run.batches_of_epoch());
     // What is sampled ahead of the last batch would be measured and never used.
     if arguments.warm + batches <= run.batches_of_epoch() {
@@ -196,7 +193,7 @@ impl HostWork {
     }
 }
 
-fn show<B: Backend + Clone + 'static>(
+fn show<B: LinkMath>(
     arguments: &EpochArguments,
     run: &OpenRun<B>,
     measured: &Measured,
@@ -268,11 +265,7 @@ fn show<B: Backend + Clone + 'static>(
     print(&text)
 }
 
-fn stages<B: Backend + Clone + 'static>(
-    source: &[StageTimes],
-    clock: &StageClock,
-    run: &OpenRun<B>,
-) -> Vec<StageTimes> {
+fn stages<B: LinkMath>(source: &[StageTimes], clock: &StageClock, run: &OpenRun<B>) -> Vec<StageTimes> {
     source.iter().cloned().chain([clock.times()]).chain(run.learner().device_stages()).collect()
 }
 

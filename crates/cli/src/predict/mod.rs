@@ -1,5 +1,6 @@
 //! `esker predict`: classes and probabilities of nodes, or embeddings, as npy, Parquet or safetensors.
 
+mod links;
 mod writer;
 
 use crate::device::{WithBackend, on_device};
@@ -8,11 +9,12 @@ use crate::note;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use crate::train::{MachineFlags, named, stop_on_interrupt};
-use esker_nn::Backend;
+use esker_nn::LinkMath;
 use esker_train::{
     LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, embeddings, predict,
 };
 use esker_types::{ErrorKind, NodeId, Progress, Silent, grouped};
+use links::{LinkArguments, LinkPrediction};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +38,11 @@ Examples:
   esker predict run --nodes all --mode full --out all.npy
   # embeddings: the output of the first layer, for every node
   esker predict run --nodes all --layer 1 --out embeddings.safetensors
+  # a run with --task link: the rows of all nodes and of relations, scores of given edges, the best targets of a source
+  esker predict run --out nodes.npy
+  esker predict run --relations --out relations.npy
+  esker predict run --edges edges.tsv --out scores.tsv
+  esker predict run --source NAME --relation NAME --top 10
 
 A Parquet file has the columns node, class and one probability per class; for real labels, node and one value per output. With --layer: node and one column per number of the layer's output."
 )]
@@ -45,9 +52,11 @@ pub struct PredictArguments {
     /// all, train, valid, test, or node ids separated by commas
     #[arg(long, default_value = "test")]
     nodes: String,
-    /// File for the predictions, ending in .parquet, .npy or .safetensors
-    #[arg(long)]
-    out: PathBuf,
+    /// File for the predictions, ending in .parquet, .npy or .safetensors; .tsv or .npy for scores of --edges
+    #[arg(long, required_unless_present_any = ["source", "target"])]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Write the output of this layer instead of predictions: embeddings after norm and activation; the last layer's are
     /// logits. Layers are counted from 1
     #[arg(long)]
@@ -64,10 +73,12 @@ pub struct PredictArguments {
 
 pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    if !ENDINGS.iter().any(|ending| arguments.out.extension().is_some_and(|found| found == *ending)) {
-        return Err(no_ending(&arguments.out));
-    }
     let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    if config.link.is_some() {
+        return on_device(config, LinkPrediction { directory, arguments });
+    }
+    arguments.links.check_none()?;
+    arguments.file(&ENDINGS)?;
     let layers = config.model.layers;
     if let Some(layer) = arguments.layer.filter(|layer| !(1..=layers).contains(layer)) {
         return Err(TrainError::NoLayer { layer, layers }.into());
@@ -76,12 +87,26 @@ pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Endings of files that can be written.
-const ENDINGS: [&str; 3] = ["npy", "parquet", "safetensors"];
+const ENDINGS: [&str; 3] = ["parquet", "npy", "safetensors"];
 
-fn no_ending(out: &Path) -> anyhow::Error {
+impl PredictArguments {
+    /// The file to write, with one of these endings.
+    fn file(&self, endings: &[&str]) -> anyhow::Result<&Path> {
+        let Some(out) = &self.out else { return Err(usage("give a file with --out")) };
+        match endings.iter().any(|ending| out.extension().is_some_and(|found| found == *ending)) {
+            true => Ok(out),
+            false => Err(no_ending(out, endings)),
+        }
+    }
+}
+
+fn no_ending(out: &Path, endings: &[&str]) -> anyhow::Error {
+    let (last, others) = endings.split_last().unwrap_or((&"", &[]));
+    let others: Vec<String> = others.iter().map(|ending| format!(".{ending}")).collect();
     usage(format!(
-        "--out {}: predictions are written to a file ending in .parquet, .npy or .safetensors",
-        out.display()
+        "--out {}: predictions are written to a file ending in {} or .{last}",
+        out.display(),
+        others.join(", ")
     ))
 }
 
@@ -94,7 +119,7 @@ struct Prediction<'a> {
 impl WithBackend for Prediction<'_> {
     type Output = ExitCode;
 
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         let stop = stop_on_interrupt("stopping; press again to stop at once");
         let progress: Arc<dyn Progress + Send + Sync> = match arguments.json {
@@ -106,7 +131,7 @@ impl WithBackend for Prediction<'_> {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
                 note!(
                     "stopped predicting: {} was not written; run the same command again (finished layers of --mode full are kept)",
-                    arguments.out.display()
+                    arguments.out.as_deref().unwrap_or(Path::new("nothing")).display()
                 );
                 Ok(ExitCode::from(INTERRUPTED))
             }
@@ -119,7 +144,7 @@ impl WithBackend for Prediction<'_> {
 }
 
 impl Prediction<'_> {
-    fn predict<B: Backend + Clone + 'static>(
+    fn predict<B: LinkMath>(
         &self,
         backend: B,
         config: RunConfig,
@@ -133,7 +158,7 @@ impl Prediction<'_> {
         let total = run.node_count();
         let nodes = chosen(&arguments.nodes, &run, total)?;
         let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
-        let (mode, out) = (run.config.final_eval, &arguments.out);
+        let (mode, out) = (run.config.final_eval, arguments.file(&ENDINGS)?);
         let writer = Writer::create(out, self.content(&run), count)?;
         let mut writer = Background::start(writer).map_err(TrainError::io(out))?;
         let counters = match arguments.layer {
@@ -162,7 +187,7 @@ impl Prediction<'_> {
     }
 
     /// What is written for each node.
-    fn content<B: Backend + Clone + 'static>(&self, run: &OpenRun<B>) -> PredictionContent {
+    fn content<B: LinkMath>(&self, run: &OpenRun<B>) -> PredictionContent {
         let (kind, outputs) = (run.task.kind, run.task.outputs);
         match self.arguments.layer {
             None if kind == LabelKind::Real => {
@@ -183,7 +208,7 @@ impl Prediction<'_> {
 }
 
 /// The nodes that were asked for, ascending; `None` for all.
-fn chosen<B: Backend + Clone + 'static>(
+fn chosen<B: LinkMath>(
     words: &str,
     run: &OpenRun<B>,
     total: u64,

@@ -278,7 +278,7 @@ impl Writer {
             Some("safetensors") => {
                 Ok(Writer::Safetensors(Box::new(TensorFile::create(out, content, count)?)))
             }
-            _ => Err(super::no_ending(out)),
+            _ => Err(super::no_ending(out, &super::ENDINGS)),
         }
     }
 

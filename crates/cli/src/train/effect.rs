@@ -52,6 +52,7 @@ impl Flags {
             &self.of_optimizers(config.optimizer.kind),
         )?;
         check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
+        check("--task node", &self.of_links(config.link.is_some()))?;
         let history = config.history.is_some();
         let with = "--history-rows, --history-set or --strategy outre";
         check(
@@ -85,6 +86,32 @@ impl Flags {
             "an evaluation that samples nothing",
             &[flag("--eval-fanout", self.eval_fanout.is_some(), samples, "--eval sampled")],
         )
+    }
+
+    fn of_links(&self, links: bool) -> Vec<FlagUse> {
+        let given = [
+            ("--decoder", self.decoder.is_some()),
+            ("--out-channels", self.out_channels.is_some()),
+            ("--distance", self.distance.is_some()),
+            ("--loss", self.loss.is_some()),
+            ("--margin", self.margin.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--reduction", self.reduction.is_some()),
+            ("--negatives", self.negatives.is_some()),
+            ("--degree-share", self.degree_share.is_some()),
+            ("--chunks", self.chunks.is_some()),
+            ("--mask", self.mask.is_some()),
+            ("--inverse-relations", self.inverse_relations == Some(true)),
+            ("--target-edges", self.target_edges.is_some()),
+            ("--relation-dropout", self.relation_dropout.is_some()),
+            ("--l2", self.l2.is_some()),
+            ("--n3", self.n3.is_some()),
+            ("--ties", self.ties.is_some()),
+            ("--raw", self.raw == Some(true)),
+            ("--candidates", self.candidates.is_some()),
+            ("--candidate-block", self.candidate_block.is_some()),
+        ];
+        given.into_iter().map(|(name, given)| flag(name, given, links, "--task link")).collect()
     }
 
     fn of_strategies(&self, strategy: StrategyKind) -> Vec<FlagUse> {

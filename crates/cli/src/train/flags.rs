@@ -1,16 +1,19 @@
 //! A run as its user writes it: flags, or the same keys in a TOML file. What is not said is resolved from the dataset and
 //! the machine.
 
+use super::link::{DecoderName, EncoderName, InputsName, LossName, NegativesName, TaskName};
 use crate::exit::usage;
 use anyhow::Context;
 use esker_nn::{
-    Activation, Degree, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind, OptimizerConfig,
-    OptimizerKind, Precision, Schedule,
+    Activation, Degree, DistanceNorm, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind,
+    OptimizerConfig, OptimizerKind, Precision, Schedule,
 };
+use esker_sample::negatives::NegativeMask;
 use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::{CachePolicy, NeighbourPolicy, StrategyKind};
+use esker_train::link::{LossReduction, TargetEdges, Ties};
 use esker_train::{
     EvaluationMode, HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, MetricName, OrderName, RunConfig,
     RunDirectory, usual_staleness,
@@ -127,7 +130,7 @@ impl HistoryRows {
 }
 
 /// Reads a word as the value that files call by that name.
-fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+pub(super) fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(serde_json::Value::String(text.to_string())).map_err(|error| {
         let text = error.to_string();
         text.split(" at line").next().unwrap_or(&text).to_string()
@@ -161,9 +164,14 @@ pub struct Flags {
     #[arg(long)]
     pub out: Option<PathBuf>,
 
-    /// sage, gcn, gat, gin or mlp; default: sage
-    #[arg(long, value_parser = word::<Kind>, help_heading = "Model", default_missing_value = "sage")]
-    pub model: Option<Kind>,
+    /// What is learned: node (labels of nodes) or link (edges); default: node
+    #[arg(long, value_parser = word::<TaskName>)]
+    pub task: Option<TaskName>,
+
+    /// sage, gcn, gat, gin, mlp, or with --task link none (no layers: the decoder reads the input rows); default: sage
+    #[arg(long, visible_alias = "encoder", help_heading = "Model", default_missing_value = "sage")]
+    #[serde(alias = "encoder")]
+    pub model: Option<EncoderName>,
     /// Number of layers; default: as many as --fanout lists, if it lists several, else 3
     #[arg(long, value_parser = whole::<usize>, help_heading = "Model")]
     pub layers: Option<usize>,
@@ -211,6 +219,86 @@ pub struct Flags {
     /// GIN: epsilon, not trained; a node itself is weighted by 1 + epsilon; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Model")]
     pub gin_epsilon: Option<f32>,
+
+    /// Learn an embedding of this many numbers for every node
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Embeddings")]
+    pub embeddings: Option<usize>,
+    /// What the first layer reads of features X and embeddings Z: x, z, concat (side by side) or sum (X through a weight, plus Z); default: z with --embeddings, else x
+    #[arg(long, value_parser = word::<InputsName>, help_heading = "Embeddings")]
+    pub inputs: Option<InputsName>,
+    /// Optimizer of embeddings: sgd, adagrad or adam; only rows that a batch reads are updated; default: --optimizer
+    #[arg(long, value_parser = word::<OptimizerKind>, help_heading = "Embeddings")]
+    pub embedding_optimizer: Option<OptimizerKind>,
+    /// Learning rate of embeddings; default: --lr
+    #[arg(long, value_parser = number::<f64>, help_heading = "Embeddings")]
+    pub embedding_lr: Option<f64>,
+    /// Initial embeddings, and rows of relations: normal:DEVIATION or uniform:BOUND; default: normal:0.1
+    #[arg(long, help_heading = "Embeddings")]
+    pub init: Option<String>,
+    /// Initial embeddings from an npy matrix of f32, a row a node in the order of their numbers; default: --init
+    #[arg(long, value_name = "FILE", help_heading = "Embeddings")]
+    pub init_embeddings: Option<PathBuf>,
+
+    /// How an edge is scored: dot, distmult, transe, complex or rotate; default: distmult, dot if the graph has no relations
+    #[arg(long, value_parser = word::<DecoderName>, help_heading = "Links")]
+    pub decoder: Option<DecoderName>,
+    /// Columns of the rows that the decoder reads: the output of the last layer; default: --embeddings, else --hidden
+    #[arg(long, value_parser = whole::<usize>, help_heading = "Links")]
+    pub out_channels: Option<usize>,
+    /// TransE: l1 or l2; default: l2
+    #[arg(long, value_parser = word::<DistanceNorm>, help_heading = "Links")]
+    pub distance: Option<DistanceNorm>,
+    /// Loss of an edge and its negatives: softmax, logistic, margin or self-adversarial; default: softmax
+    #[arg(long, value_parser = word::<LossName>, help_heading = "Links")]
+    pub loss: Option<LossName>,
+    /// Margin of --loss margin and self-adversarial; default: 9
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub margin: Option<f32>,
+    /// Temperature of --loss self-adversarial; default: 1
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub temperature: Option<f32>,
+    /// The losses of a batch's edges: sum or mean; default: mean
+    #[arg(long, value_parser = word::<LossReduction>, help_heading = "Links")]
+    pub reduction: Option<LossReduction>,
+    /// Negatives per chunk and side, or all (every node); default: 500
+    #[arg(long, help_heading = "Links")]
+    pub negatives: Option<NegativesName>,
+    /// Share of the negatives that is drawn by in-degree; default: 0
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub degree_share: Option<f32>,
+    /// Chunks of a batch: the edges of a chunk share their negatives; default: 10
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Links")]
+    pub chunks: Option<u32>,
+    /// Negatives that are left out because they make a true edge: none, batch (an edge of the batch) or graph (an edge of the graph); default: graph
+    #[arg(long, value_parser = word::<NegativeMask>, help_heading = "Links")]
+    pub mask: Option<NegativeMask>,
+    /// A second row for every relation, for queries from its target; default: false
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Links")]
+    pub inverse_relations: Option<bool>,
+    /// Whether the edges of a batch are sampled as neighbours: drop (neither they nor their reverses) or keep; default: drop
+    #[arg(long, value_parser = word::<TargetEdges>, help_heading = "Links")]
+    pub target_edges: Option<TargetEdges>,
+    /// Dropout of relation rows; default: 0
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub relation_dropout: Option<f32>,
+    /// L2 penalty on the rows of each edge; default: 0
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub l2: Option<f32>,
+    /// N3 penalty on the rows of each edge; default: 0
+    #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
+    pub n3: Option<f32>,
+    /// Rank of an answer among equal scores: realistic (in the middle), optimistic or pessimistic; default: realistic
+    #[arg(long, value_parser = word::<Ties>, help_heading = "Links")]
+    pub ties: Option<Ties>,
+    /// Rank among all candidates, true edges included; default: false (filtered)
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Links")]
+    pub raw: Option<bool>,
+    /// Rank among this many nodes, drawn for every query; default: all nodes
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Links")]
+    pub candidates: Option<u32>,
+    /// Candidates that are compared at a time; ranks do not depend on it; default: all
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Links")]
+    pub candidate_block: Option<u32>,
 
     /// Neighbours sampled per node, hop by hop from the seed nodes (num_neighbors): 10,10,5 or all,all; a single number is used for every layer; default: 10
     #[arg(long, help_heading = "Batches")]
@@ -261,7 +349,7 @@ pub struct Flags {
     /// Learning rate; default: 0.003
     #[arg(long, value_parser = number::<f64>, help_heading = "Training")]
     pub lr: Option<f64>,
-    /// Learning rate schedule: constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP; EVERY and WARMUP count batches, and the last two end with the last epoch; default: constant
+    /// Learning rate schedule: constant, step:EVERY,FACTOR, exponential:FACTOR, plateau:FACTOR,PATIENCE, cosine:WARMUP or linear:WARMUP; EVERY and WARMUP count batches, PATIENCE evaluations without a better model, and the last two end with the last epoch; default: constant
     #[arg(long, help_heading = "Training")]
     pub schedule: Option<String>,
     /// adam, adamw, sgd or adagrad, as in PyTorch; default: adam
@@ -390,6 +478,7 @@ impl Flags {
         flags.out = flags.out.map(|out| folder.join(out));
         flags.prepared = flags.prepared.map(|prepared| folder.join(prepared));
         flags.history_set = flags.history_set.map(|run| folder.join(run));
+        flags.init_embeddings = flags.init_embeddings.map(|rows| folder.join(rows));
         Ok(flags)
     }
 
@@ -407,10 +496,12 @@ impl Flags {
     /// The flags that give this configuration of a run, which has begun or may still choose what it samples.
     pub fn of(config: &RunConfig, has_begun: bool) -> Flags {
         let (model, optimizer) = (config.model.clone(), config.optimizer.clone());
+        // A run from before that could be said sampled all of them.
+        let sampled = config.epochs_sampled.or(has_begun.then_some(config.epochs));
         Flags {
             dataset: Some(config.dataset.clone()),
             out: None,
-            model: Some(model.kind),
+            model: Some(EncoderName::of(&model)),
             layers: Some(model.layers),
             hidden: Some(model.hidden),
             dropout: Some(model.dropout),
@@ -465,11 +556,7 @@ impl Flags {
             neighbour_cache: config.neighbour_cache.map(ByteCount),
             cache: config.cache,
             neighbour_policy: config.neighbour_policy,
-            // A run from before that could be said sampled all of them.
-            epochs_sampled: config
-                .epochs_sampled
-                .or(has_begun.then_some(config.epochs))
-                .map(EpochsSampled::Count),
+            epochs_sampled: sampled.map(EpochsSampled::Count),
             prepared: config.prepared.clone(),
             segment: config.segment,
             io_block: config.io_block.map(ByteCount),
@@ -481,6 +568,7 @@ impl Flags {
             threads: Some(config.threads),
             checkpoint_batches: Some(config.checkpoint_batches),
             checkpoint_minutes: Some(config.checkpoint_seconds / 60),
+            ..Flags::links_of(config)
         }
     }
 
@@ -493,7 +581,8 @@ impl Flags {
         let eval_fanout = spread(self.eval_fanout.as_ref(), &fanout, hops, "--eval-fanout")?;
         let batch = self.batch.unwrap_or(usual.batch);
         let epochs = self.epochs.unwrap_or(usual.epochs);
-        let eval = self.eval.unwrap_or(usual.eval);
+        let eval = self.eval.unwrap_or(self.usual_eval(usual.eval));
+        let (optimizer, lr) = (self.optimizer_config()?, self.lr.unwrap_or(usual.lr));
         let strategy = self.strategy.unwrap_or(usual.strategy);
         let order = self.order.unwrap_or(usual_order(strategy));
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
@@ -503,21 +592,11 @@ impl Flags {
         };
         let steps = epochs.saturating_mul(batches);
         Ok(RunConfig {
+            link: self.link_config(dataset, &model)?,
+            embeddings: self.embedding_config(&optimizer, lr)?,
             model,
-            optimizer: OptimizerConfig {
-                kind: self.optimizer.unwrap_or_default(),
-                weight_decay: self.weight_decay.unwrap_or(0.0),
-                momentum: self.momentum.unwrap_or(0.0),
-                nesterov: self.nesterov.unwrap_or(false),
-                betas: self.betas.as_ref().map_or(Ok(OptimizerConfig::default().betas), |betas| {
-                    <[f32; 2]>::try_from(&betas[..])
-                        .map_err(|_| usage("--betas takes two numbers: 0.9,0.999"))
-                })?,
-                epsilon: self.epsilon,
-                clip_norm: self.clip_norm,
-                clip_value: self.clip_value,
-            },
-            lr: self.lr.unwrap_or(usual.lr),
+            optimizer,
+            lr,
             schedule: schedule(self.schedule.as_deref().unwrap_or("constant"), steps)?,
             fanout,
             form: self.form.unwrap_or(usual.form),
@@ -533,7 +612,7 @@ impl Flags {
             eval_every: self.eval_every.unwrap_or(usual.eval_every),
             eval_fanout,
             final_eval: self.final_eval.unwrap_or(eval),
-            metric: self.metric.unwrap_or(usual.metric),
+            metric: self.metric.unwrap_or(self.usual_metric(usual.metric)),
             patience: self.patience.unwrap_or(usual.patience),
             strategy,
             memory: Budget::resolve(self.memory).host_bytes,
@@ -560,6 +639,21 @@ impl Flags {
             checkpoint_batches: self.checkpoint_batches.unwrap_or(usual.checkpoint_batches),
             checkpoint_seconds: self.checkpoint_minutes.map_or(usual.checkpoint_seconds, seconds_of),
             ..usual
+        })
+    }
+
+    fn optimizer_config(&self) -> anyhow::Result<OptimizerConfig> {
+        Ok(OptimizerConfig {
+            kind: self.optimizer.unwrap_or_default(),
+            weight_decay: self.weight_decay.unwrap_or(0.0),
+            momentum: self.momentum.unwrap_or(0.0),
+            nesterov: self.nesterov.unwrap_or(false),
+            betas: self.betas.as_ref().map_or(Ok(OptimizerConfig::default().betas), |betas| {
+                <[f32; 2]>::try_from(&betas[..]).map_err(|_| usage("--betas takes two numbers: 0.9,0.999"))
+            })?,
+            epsilon: self.epsilon,
+            clip_norm: self.clip_norm,
+            clip_value: self.clip_value,
         })
     }
 
@@ -619,9 +713,13 @@ impl Flags {
     fn model_config(&self) -> ModelConfig {
         let default = ModelConfig::default();
         let said = self.fanout.as_ref().map(|fanouts| fanouts.0.len()).filter(|hops| *hops > 1);
+        let encoder = self.model.unwrap_or(EncoderName::Layers(default.kind));
         ModelConfig {
-            kind: self.model.unwrap_or_default(),
-            layers: self.layers.or(said).unwrap_or(default.layers),
+            kind: encoder.kind(),
+            layers: match encoder {
+                EncoderName::None => 0,
+                EncoderName::Layers(_) => self.layers.or(said).unwrap_or(default.layers),
+            },
             hidden: self.hidden.unwrap_or(default.hidden),
             dropout: self.dropout.unwrap_or(0.0),
             input_dropout: self.input_dropout.unwrap_or(0.0),
@@ -668,7 +766,7 @@ fn spread(
 fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
     let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
     let numbers: Vec<&str> = numbers.split(',').filter(|number| !number.is_empty()).collect();
-    let how = "write constant, step:EVERY,FACTOR, exponential:FACTOR, cosine:WARMUP or linear:WARMUP";
+    let how = "write constant, step:EVERY,FACTOR, exponential:FACTOR, plateau:FACTOR,PATIENCE, cosine:WARMUP or linear:WARMUP";
     let number = |at: usize| -> anyhow::Result<f64> {
         let word = numbers.get(at).copied().unwrap_or("0");
         word.parse().map_err(|_| usage(format!("--schedule {text}: `{word}` is not a number; {how}")))
@@ -676,6 +774,7 @@ fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
     Ok(match (name, numbers.len()) {
         ("constant", 0) => Schedule::Constant,
         ("step", 2) => Schedule::Step { every: number(0)? as u64, factor: number(1)? },
+        ("plateau", 2) => Schedule::Plateau { factor: number(0)?, patience: number(1)? as u64 },
         ("exponential", 1) => Schedule::Exponential { factor: number(0)? },
         ("cosine", 0 | 1) => Schedule::Cosine { warmup: number(0)? as u64, steps, least: 0.0 },
         ("linear", 0 | 1) => Schedule::Linear { warmup: number(0)? as u64, steps, least: 0.0 },
@@ -689,6 +788,7 @@ fn schedule_text(schedule: &Schedule) -> String {
         Schedule::Constant => "constant".into(),
         Schedule::Step { every, factor } => format!("step:{every},{factor}"),
         Schedule::Exponential { factor } => format!("exponential:{factor}"),
+        Schedule::Plateau { factor, patience } => format!("plateau:{factor},{patience}"),
         Schedule::Cosine { warmup, .. } => format!("cosine:{warmup}"),
         Schedule::Linear { warmup, .. } => format!("linear:{warmup}"),
     }

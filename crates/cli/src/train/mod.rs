@@ -2,6 +2,7 @@
 
 mod effect;
 mod flags;
+mod link;
 mod watch;
 
 pub use flags::{Fanouts, Flags};
@@ -12,13 +13,13 @@ use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::partition::choose_partitioning;
 use crate::progress::Shown;
-use esker_nn::{Backend, Precision};
+use esker_nn::{LinkMath, Precision};
 use esker_sample::Position;
 use esker_store::Dataset;
 use esker_strategies::{SavedWork, WorkCounts};
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
-    Trainer, evaluate_run,
+    Trainer, evaluate_run, rank_run,
 };
 use esker_types::{Budget, ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted, grouped};
 use serde_json::json;
@@ -171,7 +172,7 @@ struct DryRun {
 impl WithBackend for DryRun {
     type Output = ExitCode;
 
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let plan = OpenRun::plan_only(&backend, &config)?;
         if self.json {
             return print_json(&json!({
@@ -214,11 +215,7 @@ pub struct TrainRun<'a> {
 impl WithBackend for TrainRun<'_> {
     type Output = Option<Summary>;
 
-    fn run<B: Backend + Clone + 'static>(
-        self,
-        backend: B,
-        config: RunConfig,
-    ) -> anyhow::Result<Option<Summary>> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<Option<Summary>> {
         let progress: Arc<dyn Progress + Send + Sync> = match self.quiet {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
@@ -263,7 +260,7 @@ fn show(summary: &Summary, out: &Path, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Trains and shows how; `None` when somebody stopped it.
-fn train<B: Backend + Clone + 'static>(
+fn train<B: LinkMath>(
     trainer: Trainer<B>,
     out: &Path,
     quiet: bool,
@@ -315,7 +312,11 @@ pub fn stop_on_interrupt(said: &'static str) -> StopSignal {
 /// A directory that is not there yet.
 fn fresh_directory(config: &RunConfig) -> PathBuf {
     let name = config.dataset.file_name().unwrap_or_else(|| "run".as_ref()).to_string_lossy().into_owned();
-    let model = format!("{:?}", config.model.kind).to_lowercase();
+    let encoder = String::from(link::EncoderName::of(&config.model));
+    let model = match &config.link {
+        None => encoder,
+        Some(link) => format!("{encoder}-{}", link.decoder.name()),
+    };
     let number = |number: u32| PathBuf::from("runs").join(format!("{name}-{model}-{number}"));
     let mut at = 1;
     while number(at).exists() {
@@ -324,7 +325,7 @@ fn fresh_directory(config: &RunConfig) -> PathBuf {
     number(at)
 }
 
-fn plan_text<B: Backend + Clone + 'static>(run: &OpenRun<B>) -> String {
+fn plan_text<B: LinkMath>(run: &OpenRun<B>) -> String {
     let config = &run.config;
     let fanout = config.fanout.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let fanout = if fanout.is_empty() { "no neighbours".into() } else { format!("fan-out {fanout}") };
@@ -353,19 +354,32 @@ fn plan_text<B: Backend + Clone + 'static>(run: &OpenRun<B>) -> String {
 /// A line about metrics.
 pub fn metrics_text(metrics: &Metrics) -> String {
     let part = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {:.2}%", value * 100.0));
-    let mut parts: Vec<String> =
-        [part("accuracy", metrics.accuracy), part("macro-F1", metrics.macro_f1), part("AUC", metrics.auc)]
-            .into_iter()
-            .flatten()
-            .collect();
-    parts.push(format!("loss {:.4}", metrics.loss));
+    let ranks = metrics.ranks.as_ref();
+    let mut parts: Vec<String> = [
+        ranks.map(|ranks| format!("MRR {:.4}", ranks.mrr)),
+        ranks.map(|ranks| format!("MR {:.1}", ranks.mr)),
+        part("Hits@1", ranks.map(|ranks| ranks.hits_at_1)),
+        part("Hits@3", ranks.map(|ranks| ranks.hits_at_3)),
+        part("Hits@10", ranks.map(|ranks| ranks.hits_at_10)),
+        part("accuracy", metrics.accuracy),
+        part("macro-F1", metrics.macro_f1),
+        part("AUC", metrics.auc),
+        part("AP", metrics.ap),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if metrics.loss >= 0.0 {
+        parts.push(format!("loss {:.4}", metrics.loss));
+    }
     parts.join(", ")
 }
 
 pub fn summary_text(summary: &Summary, out: &Path) -> String {
     let mut table = TextTable::new();
     if let Some(test) = &summary.test {
-        table.row("test", format!("{} ({} nodes)", metrics_text(test), esker_types::grouped(test.nodes)));
+        let items = if test.ranks.is_some() { "edges" } else { "nodes" };
+        table.row("test", format!("{} ({} {items})", metrics_text(test), esker_types::grouped(test.nodes)));
     }
     if let (Some(valid), Some(epoch)) = (&summary.valid, summary.best_epoch) {
         table.row("valid", format!("{}, best in epoch {}", metrics_text(valid), epoch + 1));
@@ -452,7 +466,9 @@ fn add_history(table: &mut TextTable, summary: &Summary, measured: f64) {
     after_help = "\
 Examples:
   esker eval run
-  esker eval run --split valid --mode full --json"
+  esker eval run --split valid --mode full --json
+  # links: the answer after all candidates with the same score
+  esker eval run --split test --ties pessimistic"
 )]
 pub struct EvalArguments {
     /// Directory of the run
@@ -463,6 +479,15 @@ pub struct EvalArguments {
     /// sampled or full (all neighbours); default: the run's --final-eval
     #[arg(long)]
     mode: Option<String>,
+    /// Links: rank among equal scores: realistic, optimistic or pessimistic; default: that of the run
+    #[arg(long)]
+    ties: Option<String>,
+    /// Links: rank among all candidates, true edges included
+    #[arg(long)]
+    raw: bool,
+    /// Links: rank among this many nodes, drawn for every query; default: that of the run
+    #[arg(long)]
+    candidates: Option<u32>,
     #[command(flatten)]
     machine: MachineFlags,
     /// Print one JSON object
@@ -485,8 +510,28 @@ pub struct MachineFlags {
 }
 
 pub fn eval(arguments: &EvalArguments) -> anyhow::Result<ExitCode> {
-    let (directory, config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    let (directory, mut config) = arguments.machine.open(&arguments.run, arguments.mode.as_deref())?;
+    arguments.set_ranks(&mut config)?;
     on_device(config, EvaluateRun { directory, arguments })
+}
+
+impl EvalArguments {
+    /// Ranks as they are asked for now.
+    fn set_ranks(&self, config: &mut RunConfig) -> anyhow::Result<()> {
+        let ties = self.ties.as_deref().map(|word| named("--ties", word)).transpose()?;
+        match &mut config.link {
+            Some(link) => {
+                link.ranks.ties = ties.unwrap_or(link.ranks.ties);
+                link.ranks.raw |= self.raw;
+                link.ranks.candidates = self.candidates.or(link.ranks.candidates);
+                Ok(())
+            }
+            None if ties.is_some() || self.raw || self.candidates.is_some() => {
+                Err(usage("--ties, --raw and --candidates are for runs with --task link"))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 struct EvaluateRun<'a> {
@@ -497,7 +542,7 @@ struct EvaluateRun<'a> {
 impl WithBackend for EvaluateRun<'_> {
     type Output = ExitCode;
 
-    fn run<B: Backend + Clone + 'static>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
         let split: SplitName = named("--split", &arguments.split)?;
         let stop = stop_on_interrupt("stopping; press again to stop at once");
@@ -509,9 +554,17 @@ impl WithBackend for EvaluateRun<'_> {
         let evaluated =
             OpenRun::load_watched(backend, &self.directory, config, control).and_then(|mut run| {
                 let mode = run.config.final_eval;
-                Ok((evaluate_run(&mut run, split, mode)?, run))
+                let links =
+                    run.links.as_ref().map(|links| links.task.split(split).map_or(0, |edges| edges.len()));
+                Ok(match links {
+                    None => (evaluate_run(&mut run, split, mode)?, None, run),
+                    Some(edges) => {
+                        let ranks = rank_run(&mut run, split, mode)?;
+                        (ranks.as_ref().map(|ranks| ranks.metrics(edges as u64)), ranks, run)
+                    }
+                })
             });
-        let (metrics, run) = match evaluated {
+        let (metrics, ranks, run) = match evaluated {
             Err(error) if error.kind() == ErrorKind::Stopped => {
                 note!(
                     "stopped evaluating {}: nothing was written; run the same command again to start over",
@@ -523,15 +576,16 @@ impl WithBackend for EvaluateRun<'_> {
         };
         let mode = run.config.final_eval;
         let Some(metrics) = metrics else {
+            let none = if run.links.is_some() { "there is no {} edge" } else { "no {} node has a label" };
             return Err(usage(format!(
-                "{}: no {} node has a label; use another --split",
+                "{}: {}; use another --split",
                 run.config.dataset.display(),
-                arguments.split
+                none.replace("{}", &arguments.split)
             )));
         };
         match arguments.json {
             true => print_json(&json!({
-                "run": arguments.run, "split": split, "mode": mode, "metrics": metrics,
+                "run": arguments.run, "split": split, "mode": mode, "metrics": metrics, "ranks": ranks,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
                 "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
             })),

@@ -73,7 +73,7 @@ impl Gpu {
 }
 
 /// Whether no row occurs twice. Rows usually ascend.
-fn are_distinct(rows: &[u32]) -> bool {
+pub(super) fn are_distinct(rows: &[u32]) -> bool {
     if rows.windows(2).all(|pair| pair[0] < pair[1]) {
         return true;
     }

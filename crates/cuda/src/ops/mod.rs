@@ -3,6 +3,9 @@
 mod aggregate;
 mod attention;
 mod hidden;
+mod learned;
+mod link;
+mod link_loss;
 mod loss;
 mod norm;
 mod part;
@@ -14,6 +17,8 @@ mod update;
 pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
 pub use hidden::DeviceHidden;
+pub use link::{DeviceCandidateGradients, DeviceDecoder, DeviceLinkLoss, DevicePairs, DeviceQueries};
+pub use link_loss::link_loss_words;
 pub use loss::LossTargets;
 pub use norm::Columns;
 pub use part::{Adding, AttentionMore};

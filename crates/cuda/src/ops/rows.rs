@@ -7,7 +7,7 @@ use crate::{DeviceMatrix, Result};
 
 impl Gpu {
     /// Uploads words through pinned memory.
-    fn upload_slice(&self, words: &[u32]) -> DeviceBuffer {
+    pub(super) fn upload_slice(&self, words: &[u32]) -> DeviceBuffer {
         let mut host = Pinned::new(self, words.len());
         host.words_mut().copy_from_slice(words);
         self.upload_words(host)
@@ -20,7 +20,7 @@ impl Gpu {
         self.gather(from.address(), &self.upload_slice(rows), to);
     }
 
-    fn gather(&self, from: u64, rows: &DeviceBuffer, to: &mut DeviceMatrix) {
+    pub(super) fn gather(&self, from: u64, rows: &DeviceBuffer, to: &mut DeviceMatrix) {
         let (count, columns) = (to.rows(), to.columns());
         let shape = RowShape::of(columns);
         // SAFETY: callers checked that every row is a row of `from`.

@@ -1,5 +1,6 @@
 //! Prepares edges for the topology: checks and treats them, packs them into records, sorts them by (target, source).
 
+use super::hold_out::{HeldOutEdges, kept};
 use super::selection::Selection;
 use super::topology::{self, TopologyResult};
 use crate::sort::{Run, Sorter};
@@ -169,6 +170,7 @@ pub struct EdgePlan<'a> {
     pub treatment: Treatment,
     pub stated_nodes: Option<u64>,
     pub selection: Option<&'a Selection>,
+    pub held_out: Option<&'a HeldOutEdges>,
     pub keep_positions: bool,
     pub wide_ids: bool,
 }
@@ -306,20 +308,12 @@ impl EdgePlan<'_> {
         relations: &mut u64,
     ) {
         for (edge, position) in edges.iter().zip(start..) {
-            let mut edge = *edge;
-            if let Some(selection) = self.selection {
-                // Both ends are in the same component: both are kept or both are dropped.
-                let (Some(source), Some(target)) = (selection.rank(edge.source), selection.rank(edge.target))
-                else {
-                    continue;
-                };
-                (edge.source, edge.target) = (source, target);
-            }
+            let Some(mut edge) = kept(edge, self.selection, self.treatment) else { continue };
             *relations = (*relations).max(edge.relation as u64 + 1);
-            let is_loop = edge.source == edge.target;
-            if is_loop && self.treatment.remove_self_loops {
+            if self.held_out.is_some_and(|held_out| held_out.contains(&edge)) {
                 continue;
             }
+            let is_loop = edge.source == edge.target;
             records.push(R::pack(&edge, position));
             if self.treatment.add_reverse && !is_loop {
                 (edge.source, edge.target) = (edge.target, edge.source);

@@ -3,6 +3,7 @@
 
 mod components;
 mod edges;
+mod hold_out;
 mod job;
 mod labels;
 mod rows;
@@ -16,13 +17,14 @@ pub(crate) use rows::{FeaturePlan, write_features};
 pub(crate) use selection::share_of;
 pub(crate) use topology::{AdjacencyWriter, IdWriter, TopologyResult, out_neighbours};
 
-use crate::source::{ImportSource, NameSource, RowSource, Treatment};
+use crate::source::{ImportSource, NameSource, RowSource, Splits, Treatment};
 use crate::{ImportError, ImportWorkspace, Request, Result, formats};
 use esker_store::{
     EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, FileEntry, LabelInfo, Manifest, NamesWriter, NodeInfo,
     Provenance, RelationInfo, SplitInfo, Staging, file,
 };
 use esker_types::Unit;
+use hold_out::{HeldOutEdges, HoldOutPlan};
 use selection::Selection;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -81,11 +83,14 @@ impl Builder<'_> {
         // The selection stays in memory from here on.
         let selection_bytes = selection.map_or(0, |selection| Selection::memory_bytes(selection.of()));
         let workspace = &self.workspace.without(selection_bytes);
+        let held_out = self.hold_out(treatment, stated_nodes, selection, workspace)?;
+        let held_out = held_out.as_ref();
         let plan = EdgePlan {
             source: source.edges.as_ref(),
             treatment,
             stated_nodes,
             selection,
+            held_out,
             keep_positions: request.keep_positions || request.edge_features.is_some(),
             wide_ids: request.wide_ids,
         };
@@ -94,7 +99,10 @@ impl Builder<'_> {
         let columns = self.edge_columns(&topology, workspace, &mut files)?;
         // Small parts first: a mistake in a split should not cost an hour of reading features.
         let labels = self.labels(selection, &mut files)?;
-        let splits = self.splits(&topology, labels.as_ref(), selection, workspace, &mut files)?;
+        let splits = match held_out {
+            Some(held_out) => Some(self.held_out_splits(held_out, &topology, workspace, &mut files)?),
+            None => self.splits(&topology, labels.as_ref(), selection, workspace, &mut files)?,
+        };
         let features = self.features(selection, workspace, &mut files)?;
         let named =
             self.names("node names", file::NODE_NAMES, source.node_names.as_deref(), selection, &mut files)?;
@@ -109,7 +117,8 @@ impl Builder<'_> {
             edges: EdgeInfo {
                 count: topology.edges,
                 types: vec!["edge".into()],
-                undirected: treatment.add_reverse && treatment.remove_duplicates,
+                undirected: (treatment.add_reverse && treatment.remove_duplicates)
+                    || held_out.is_some_and(|held_out| held_out.undirected),
                 max_in_degree: topology.max_in_degree,
                 without_in_neighbours: topology.without_in_neighbours,
                 out_neighbours: request.out_neighbours,
@@ -120,6 +129,41 @@ impl Builder<'_> {
             files,
         }
         .complete())
+    }
+
+    /// Chooses the edges of `--hold-out`.
+    fn hold_out(
+        &self,
+        treatment: Treatment,
+        stated_nodes: Option<u64>,
+        selection: Option<&Selection>,
+        workspace: &ImportWorkspace,
+    ) -> Result<Option<HeldOutEdges>> {
+        let Some(choice) = &self.request.hold_out else { return Ok(None) };
+        match &self.source.splits {
+            Splits::Edges { .. } => return Err(ImportError::HeldOutAlready),
+            Splits::None => {}
+            _ => {
+                workspace.progress.note("--hold-out: the split of nodes is left out, edges are split instead")
+            }
+        }
+        let source = self.source.edges.as_ref();
+        let seed = self.request.seed;
+        HoldOutPlan { source, choice, seed, treatment, stated_nodes, selection }.build(workspace).map(Some)
+    }
+
+    fn held_out_splits(
+        &self,
+        held_out: &HeldOutEdges,
+        topology: &TopologyResult,
+        workspace: &ImportWorkspace,
+        files: &mut Vec<FileEntry>,
+    ) -> Result<SplitInfo> {
+        let (info, entries) = workspace.step("splits", || {
+            held_out.write(self.staging.directory(), topology.id_width, topology.edges, workspace)
+        })?;
+        files.extend(entries);
+        Ok(info)
     }
 
     /// Writes out-neighbours and edge features if requested. Returns all edge columns.
@@ -159,6 +203,7 @@ impl Builder<'_> {
             id_width: topology.id_width,
             selection,
             has_relations: self.source.edges.columns().relation,
+            relations: topology.relations.max(self.source.relation_names.len() as u64),
         };
         let built = plan.build(self.staging.directory(), labels.zip(label_entry), workspace)?;
         Ok(built.map(|(info, entries)| {

@@ -4,9 +4,9 @@
 use super::edges::CheckedEdges;
 use super::selection::{Bitmap, Selection, SmallestPriorities, share_of};
 use super::topology::IdWriter;
-use crate::source::{EdgeSource, IdSource, RowSource, Splits};
-use crate::{ImportError, ImportWorkspace, MINIMUM_MEMORY_BYTES, Result, SplitChoice};
-use esker_store::{ArrayFile, FileEntry, LabelInfo, LabelKind, SplitInfo, SplitOver, file};
+use crate::source::{EdgeSource, ForeignNegatives, IdMatrix, IdSource, RowSource, Splits};
+use crate::{ImportError, ImportWorkspace, Location, MINIMUM_MEMORY_BYTES, Result, SplitChoice};
+use esker_store::{ArrayFile, FileEntry, LabelInfo, LabelKind, NegativeFile, SplitInfo, SplitOver, file};
 use esker_types::random::{Key, Permutation};
 use esker_types::{IdWidth, Unit};
 use std::collections::BTreeMap;
@@ -24,6 +24,8 @@ pub(super) struct SplitPlan<'a> {
     pub id_width: IdWidth,
     pub selection: Option<&'a Selection>,
     pub has_relations: bool,
+    /// Number of relations, named or met in training edges.
+    pub relations: u64,
 }
 
 impl SplitPlan<'_> {
@@ -51,9 +53,11 @@ impl SplitPlan<'_> {
         labels: Option<(&LabelInfo, &FileEntry)>,
         workspace: &ImportWorkspace,
     ) -> Result<Option<(SplitInfo, Vec<FileEntry>)>> {
-        if let (Splits::Edges { valid, test }, None | Some(SplitChoice::File(_))) = (self.source, self.choice)
+        if let (Splits::Edges { valid, test, negatives }, None | Some(SplitChoice::File(_))) =
+            (self.source, self.choice)
         {
-            return self.write_edges(directory, valid.as_ref(), test.as_ref(), workspace).map(Some);
+            let edges = [valid.as_ref(), test.as_ref()];
+            return self.write_edges(directory, edges, negatives, workspace).map(Some);
         }
         let bytes = Bitmap::memory_bytes(self.nodes) * 4;
         workspace.require(&format!("splitting {} nodes", self.nodes), bytes, MINIMUM_MEMORY_BYTES / 2)?;
@@ -84,7 +88,7 @@ impl SplitPlan<'_> {
             files.push(writer.finish()?);
         }
         let [train, valid, test] = sets.map(|set| set.len());
-        Ok(Some((SplitInfo { over: SplitOver::Nodes, train, valid, test }, files)))
+        Ok(Some((SplitInfo { over: SplitOver::Nodes, train, valid, test, negatives: Vec::new() }, files)))
     }
 
     fn read_ids(
@@ -269,36 +273,110 @@ impl SplitPlan<'_> {
     fn write_edges(
         &self,
         directory: &Path,
-        valid: &dyn EdgeSource,
-        test: &dyn EdgeSource,
+        edges: [&dyn EdgeSource; 2],
+        negatives: &[Option<ForeignNegatives>; 2],
         workspace: &ImportWorkspace,
     ) -> Result<(SplitInfo, Vec<FileEntry>)> {
-        let of = self.selection.map_or(self.nodes, Selection::of);
-        let mut files = Vec::new();
-        for (name, edges) in [(file::SPLIT_VALID, valid), (file::SPLIT_TEST, test)] {
-            // Relations are 32-bit, so they fit either width.
-            let mut writer = IdWriter::create(directory, name, self.id_width, 3)?;
-            let (mut stream, mut chunk) = (CheckedEdges::open(edges, Some(of), 0)?, Vec::new());
-            while stream.next(&mut chunk)? {
-                for edge in &chunk {
-                    let rank = |node| self.selection.map_or(Some(node), |selection| selection.rank(node));
-                    if let (Some(source), Some(target)) = (rank(edge.source), rank(edge.target)) {
-                        writer.push(source)?;
-                        writer.push(target)?;
-                        writer.push(if self.has_relations { edge.relation as u64 } else { 0 })?;
-                    }
-                }
-                workspace.progress.advance(chunk.len() as u64);
-            }
-            files.push(writer.finish()?);
+        let (mut files, mut negative_files) = (Vec::new(), Vec::new());
+        for (name, edges) in [file::SPLIT_VALID, file::SPLIT_TEST].into_iter().zip(edges) {
+            files.push(self.write_rows(directory, name, edges, workspace)?);
         }
-        let info = SplitInfo {
-            over: SplitOver::Edges,
-            train: self.edges,
-            valid: files[0].rows,
-            test: files[1].rows,
-        };
-        Ok((info, files))
+        let (valid, test) = (files[0].rows, files[1].rows);
+        for (split, negatives) in negatives.iter().enumerate() {
+            let Some(negatives) = negatives else { continue };
+            let entries = self.write_negatives(directory, split, files[split].rows, negatives, workspace)?;
+            for entry in &entries {
+                let shared = matches!(negatives, ForeignNegatives::Shared(_));
+                let count = if shared { entry.rows } else { entry.columns };
+                negative_files.push(NegativeFile { name: entry.name.clone(), count });
+            }
+            files.extend(entries);
+        }
+        let (over, train, negatives) = (SplitOver::Edges, self.edges, negative_files);
+        Ok((SplitInfo { over, train, valid, test, negatives }, files))
+    }
+
+    /// Writes edges as rows of source, target and relation.
+    fn write_rows(
+        &self,
+        directory: &Path,
+        name: &str,
+        edges: &dyn EdgeSource,
+        workspace: &ImportWorkspace,
+    ) -> Result<FileEntry> {
+        let of = self.selection.map_or(self.nodes, Selection::of);
+        // Relations are 32-bit, so they fit either width.
+        let mut writer = IdWriter::create(directory, name, self.id_width, 3)?;
+        let (mut stream, mut chunk) = (CheckedEdges::open(edges, Some(of), 0)?, Vec::new());
+        loop {
+            let start = stream.position;
+            if !stream.next(&mut chunk)? {
+                break;
+            }
+            for (edge, position) in chunk.iter().zip(start..) {
+                if self.has_relations && edge.relation as u64 >= self.relations {
+                    let expected = format!("relations below {}, those of training edges", self.relations);
+                    return Err(edges.location(position).bad(expected, edge.relation));
+                }
+                let rank = |node| self.selection.map_or(Some(node), |selection| selection.rank(node));
+                if let (Some(source), Some(target)) = (rank(edge.source), rank(edge.target)) {
+                    writer.push(source)?;
+                    writer.push(target)?;
+                    writer.push(if self.has_relations { edge.relation as u64 } else { 0 })?;
+                }
+            }
+            workspace.progress.advance(chunk.len() as u64);
+        }
+        writer.finish()
+    }
+
+    /// Writes the fixed negatives of a split: 0 is validation, 1 is test.
+    fn write_negatives(
+        &self,
+        directory: &Path,
+        split: usize,
+        edges: u64,
+        negatives: &ForeignNegatives,
+        workspace: &ImportWorkspace,
+    ) -> Result<Vec<FileEntry>> {
+        if self.selection.is_some() {
+            return Err(ImportError::NegativesOfSome);
+        }
+        match negatives {
+            ForeignNegatives::Shared(negatives) => {
+                let name = [file::VALID_NEGATIVE_EDGES, file::TEST_NEGATIVE_EDGES][split];
+                Ok(vec![self.write_rows(directory, name, negatives.as_ref(), workspace)?])
+            }
+            ForeignNegatives::PerEdge { sources, targets } => {
+                let names = [
+                    [file::VALID_NEGATIVE_SOURCES, file::VALID_NEGATIVE_TARGETS],
+                    [file::TEST_NEGATIVE_SOURCES, file::TEST_NEGATIVE_TARGETS],
+                ][split];
+                let given = names.into_iter().zip([sources, targets]);
+                given
+                    .filter_map(|(name, matrix)| Some((name, matrix.as_ref()?)))
+                    .map(|(name, matrix)| self.write_matrix(directory, name, edges, matrix))
+                    .collect()
+            }
+        }
+    }
+
+    fn write_matrix(&self, directory: &Path, name: &str, edges: u64, matrix: &IdMatrix) -> Result<FileEntry> {
+        if matrix.rows != edges || matrix.columns == 0 {
+            let found = format!("{} rows of {}", matrix.rows, matrix.columns);
+            let expected = format!("{edges} rows of negatives, one an edge");
+            return Err(Location::at(&matrix.path, matrix.name.clone()).bad(expected, found));
+        }
+        let mut writer = IdWriter::create(directory, name, self.id_width, matrix.columns)?;
+        for (at, node) in matrix.ids.iter().enumerate() {
+            if *node >= self.nodes {
+                let row = at as u64 / matrix.columns;
+                let location = Location::at(&matrix.path, format!("{}, row {row}", matrix.name));
+                return Err(location.bad(format!("node ids below {}", self.nodes), node));
+            }
+            writer.push(*node)?;
+        }
+        writer.finish()
     }
 }
 

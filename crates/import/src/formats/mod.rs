@@ -12,6 +12,7 @@ mod masked_npz;
 mod musae;
 mod npy;
 mod ogb;
+mod ogb_link;
 mod papers100m;
 mod parquet;
 mod planetoid;
@@ -76,6 +77,9 @@ pub fn check_flags(request: &Request) -> Result<()> {
         && (request.train.is_some() || request.valid.is_some() || request.test.is_some())
     {
         return Err(ImportError::NotBoth { flags: "--split, or --train, --valid and --test" });
+    }
+    if request.split.is_some() && request.hold_out.is_some() {
+        return Err(ImportError::NotBoth { flags: "--split (of nodes), or --hold-out (of edges)" });
     }
     if let Some(from) = request.from.as_ref().filter(|from| !from.exists()) {
         return Err(ImportError::Missing { path: from.clone(), need: "--from names it" });

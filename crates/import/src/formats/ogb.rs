@@ -1,15 +1,16 @@
-//! Node datasets of the Open Graph Benchmark, as unpacked from their csv archives: `raw/edge.csv.gz` and the files
+//! Datasets of the Open Graph Benchmark. Those whose split is of edges are read by `ogb_link.rs`. Node datasets, as unpacked from their csv archives: `raw/edge.csv.gz` and the files
 //! next to it, `split/<name>/train.csv.gz`. Edges are stored as they are; `--add-reverse` corresponds to
 //! `add_inverse_edge` in OGB's loader.
 
 use super::Format;
+use super::ogb_link::OgbLinkFiles;
 use crate::delimited::{DelimitedRecords, Dialect, EdgeLayout, TextEdges, TextRows};
 use crate::idlist::TextIds;
 use crate::source::{IdSource, ImportSource, LabelKind, NodeLabels, RowSource, Splits, Treatment};
 use crate::{ImportError, ImportWorkspace, Location, Request, Result, input};
 use std::path::{Path, PathBuf};
 
-const DIALECT: Dialect = Dialect { delimiter: b',', header: false };
+pub(super) const DIALECT: Dialect = Dialect { delimiter: b',', header: false };
 
 /// The format.
 pub struct Ogb;
@@ -20,7 +21,7 @@ impl Format for Ogb {
     }
 
     fn about(&self) -> &'static str {
-        "an OGB node dataset: --from the directory with raw/ and split/; --name chooses among several splits"
+        "an OGB dataset of nodes or links: --from the directory with raw/ and split/; --name chooses among several splits"
     }
 
     fn flags(&self) -> Vec<&'static str> {
@@ -28,6 +29,9 @@ impl Format for Ogb {
     }
 
     fn inputs(&self, request: &Request) -> Result<Vec<PathBuf>> {
+        if let Some(files) = OgbLinkFiles::find(request)? {
+            return Ok(files.inputs());
+        }
         let files = OgbFiles::find(request)?;
         let all =
             [Some(files.edges), files.features, files.labels, Some(files.nodes_count), files.edges_count];
@@ -35,6 +39,9 @@ impl Format for Ogb {
     }
 
     fn open(&self, request: &Request, workspace: &mut ImportWorkspace) -> Result<ImportSource> {
+        if let Some(files) = OgbLinkFiles::find(request)? {
+            return files.open(workspace);
+        }
         let files = OgbFiles::find(request)?;
         let nodes = read_count(&files.nodes_count)?;
         if let Ok(unread) = input::plain_or_gz(&files.edges.with_file_name("edge-feat.csv"), "") {
@@ -119,7 +126,7 @@ impl OgbFiles {
 }
 
 /// The directory of the split called `name`, or of the only split.
-fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
+pub(super) fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
     let parent = from.join("split");
     if let Some(name) = name {
         let directory = parent.join(name);
@@ -145,7 +152,7 @@ fn split_directory(from: &Path, name: Option<&str>) -> Result<Option<PathBuf>> {
 }
 
 /// The only number in a file: OGB writes one per graph.
-fn read_count(path: &Path) -> Result<u64> {
+pub(super) fn read_count(path: &Path) -> Result<u64> {
     let mut records = DelimitedRecords::open(path, DIALECT)?;
     if !records.advance()? {
         return Err(Location::file(path).bad("a number", "an empty file"));

@@ -55,6 +55,7 @@ impl Format for Triples {
             splits: Splits::Edges {
                 valid: numbered.edges(train, valid),
                 test: numbered.edges(train + valid, test),
+                negatives: Box::new([None, None]),
             },
             usual: Treatment::AS_STORED,
             node_names: Some(numbered.names()),
@@ -166,7 +167,7 @@ mod tests {
         let check = |source: ImportSource| {
             assert_eq!((source.nodes, source.relation_names), (Some(4), vec!["likes".into(), "is".into()]));
             assert_eq!(fixture::all_edges(&*source.edges, 0).unwrap(), [(0, 1)]);
-            let Splits::Edges { valid, test } = source.splits else { panic!("held out edges") };
+            let Splits::Edges { valid, test, .. } = source.splits else { panic!("held out edges") };
             assert_eq!(fixture::all_edges(&*valid, 0).unwrap(), [(2, 1)]);
             assert_eq!(fixture::all_edges(&*test, 0).unwrap(), [(3, 2)]);
         };
@@ -190,7 +191,7 @@ mod tests {
         let Some(data) = fixture::real_data(name) else { return };
         open(&data, |source| {
             assert_eq!((source.nodes, source.relation_names.len()), (Some(nodes), relations));
-            let Splits::Edges { valid, test } = source.splits else { panic!("held out edges") };
+            let Splits::Edges { valid, test, .. } = source.splits else { panic!("held out edges") };
             assert_eq!([source.edges.count(), valid.count(), test.count()], counts.map(Some));
             let ends = fixture::all_edges(&*source.edges, 0).unwrap();
             assert_eq!(ends.len() as u64, counts[0]);

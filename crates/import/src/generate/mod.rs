@@ -1,8 +1,10 @@
 //! Generated graphs: streamed and seeded. The bytes are the same for any number of threads and any memory budget.
 
+mod facts;
 mod model;
 mod presets;
 
+pub use facts::{FactShape, generate_facts};
 pub use presets::{PRESETS, Preset};
 
 use crate::build::{
@@ -144,7 +146,7 @@ pub fn generate(shape: &GraphShape, job: &ImportJob) -> Result<Manifest> {
     let fingerprint = format!("generate {} {text}", env!("CARGO_PKG_VERSION"));
     job.make(&fingerprint, |staging, workspace| {
         if workspace.journal.done::<TopologyResult>("topology").is_none() {
-            check_space(shape, staging.directory(), workspace.progress)?;
+            check_space(shape.estimated_bytes(), staging.directory(), workspace.progress)?;
         }
         workspace
             .hold("centroids of all classes", shape.classes.saturating_mul(shape.dim).saturating_mul(4))?;
@@ -153,8 +155,7 @@ pub fn generate(shape: &GraphShape, job: &ImportJob) -> Result<Manifest> {
     })
 }
 
-fn check_space(shape: &GraphShape, directory: &Path, progress: &dyn Progress) -> Result<()> {
-    let needs = shape.estimated_bytes();
+fn check_space(needs: u64, directory: &Path, progress: &dyn Progress) -> Result<()> {
     if needs > 1 << 30 {
         progress.note(&format!("about {} will be written", esker_types::ByteCount(needs)));
     }
@@ -182,6 +183,7 @@ fn build(
             treatment: Treatment::UNDIRECTED,
             stated_nodes: Some(shape.nodes),
             selection: None,
+            held_out: None,
             keep_positions: false,
             wide_ids: false,
         };
@@ -240,9 +242,12 @@ const BLOCK_NODES: u64 = 2048;
 
 /// Nodes per block, so that two blocks per thread, with `bytes` per edge, take at most an eighth of the budget.
 fn block_nodes(model: &GraphModel, bytes: u64, host_bytes: u64) -> u64 {
+    nodes_at_once(((model.mean_degree() * 2.0 + 8.0) * bytes as f64) as u64, host_bytes)
+}
+
+fn nodes_at_once(node_bytes: u64, host_bytes: u64) -> u64 {
     let threads = rayon::current_num_threads() as u64;
-    let node_bytes = (model.mean_degree() * 2.0 + 8.0) * bytes as f64;
-    ((host_bytes / 8 / (threads * 2)) as f64 / node_bytes).clamp(1.0, BLOCK_NODES as f64) as u64
+    (host_bytes / 8 / (threads * 2) / node_bytes.max(1)).clamp(1, BLOCK_NODES)
 }
 
 /// In-neighbours are drawn by target, so no sort is needed: blocks are drawn in parallel and written in order.
@@ -255,50 +260,76 @@ fn write_adjacency(
     let width = IdWidth::for_nodes(model.nodes());
     let mut lists =
         AdjacencyWriter::create(directory, [file::IN_OFFSETS, file::IN_NEIGHBOURS], model.nodes(), width)?;
-    let block = block_nodes(model, 8, workspace.budget.host_bytes);
-    let window = block * rayon::current_num_threads() as u64 * 2;
-    let mut first = 0;
-    while first < model.nodes() {
-        let end = (first + window).min(model.nodes());
-        for (start, block) in draw_blocks(model, first, end, block) {
-            for (node, list) in (start..).zip(block.lists()) {
-                for source in list {
-                    lists.push(node, *source)?;
-                }
+    let node_bytes = ((model.mean_degree() * 2.0 + 8.0) * 8.0) as u64;
+    let host_bytes = workspace.budget.host_bytes;
+    let draw = |node, list: &mut Vec<u64>| model.in_neighbours(node, list);
+    in_order(model.nodes(), node_bytes, host_bytes, draw, |start, block| {
+        for (node, list) in (start..).zip(block.lists()) {
+            for source in list {
+                lists.push(node, *source)?;
             }
         }
-        workspace.progress.advance(end - first);
-        first = end;
-    }
+        workspace.progress.advance(block.len() as u64);
+        Ok(())
+    })?;
     let result = lists.finish()?;
     workspace.progress.finish();
     Ok(result)
 }
 
-/// The in-neighbours of consecutive nodes.
-struct NeighbourBlock {
-    sources: Vec<u64>,
+/// Draws something for each node, in parallel, and passes it on block by block, in order. `node_bytes` is about what a
+/// node takes.
+fn in_order<T: Copy + Send>(
+    nodes: u64,
+    node_bytes: u64,
+    host_bytes: u64,
+    draw: impl Fn(u64, &mut Vec<T>) + Sync,
+    mut take: impl FnMut(u64, &NeighbourBlock<T>) -> Result<()>,
+) -> Result<()> {
+    let block = nodes_at_once(node_bytes, host_bytes);
+    let window = block * rayon::current_num_threads() as u64 * 2;
+    for first in (0..nodes).step_by(window as usize) {
+        for (start, block) in draw_blocks(&draw, first, (first + window).min(nodes), block) {
+            take(start, &block)?;
+        }
+    }
+    Ok(())
+}
+
+/// What was drawn for consecutive nodes.
+struct NeighbourBlock<T> {
+    drawn: Vec<T>,
     ends: Vec<usize>,
 }
 
-impl NeighbourBlock {
-    fn lists(&self) -> impl Iterator<Item = &[u64]> {
+impl<T> NeighbourBlock<T> {
+    /// Number of nodes.
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn lists(&self) -> impl Iterator<Item = &[T]> {
         let starts = std::iter::once(&0).chain(&self.ends);
-        starts.zip(&self.ends).map(|(start, end)| &self.sources[*start..*end])
+        starts.zip(&self.ends).map(|(start, end)| &self.drawn[*start..*end])
     }
 }
 
-fn draw_blocks(model: &GraphModel, first: u64, end: u64, nodes: u64) -> Vec<(u64, NeighbourBlock)> {
+fn draw_blocks<T: Copy + Send>(
+    draw: &(impl Fn(u64, &mut Vec<T>) + Sync),
+    first: u64,
+    end: u64,
+    nodes: u64,
+) -> Vec<(u64, NeighbourBlock<T>)> {
     let starts: Vec<u64> = (first..end).step_by(nodes as usize).collect();
     starts
         .into_par_iter()
         .map(|start| {
-            let mut block = NeighbourBlock { sources: Vec::new(), ends: Vec::with_capacity(nodes as usize) };
+            let mut block = NeighbourBlock { drawn: Vec::new(), ends: Vec::with_capacity(nodes as usize) };
             let mut list = Vec::new();
             for node in start..(start + nodes).min(end) {
-                model.in_neighbours(node, &mut list);
-                block.sources.extend_from_slice(&list);
-                block.ends.push(block.sources.len());
+                draw(node, &mut list);
+                block.drawn.extend_from_slice(&list);
+                block.ends.push(block.drawn.len());
             }
             (start, block)
         })
@@ -343,7 +374,8 @@ impl EdgeStream for GeneratedEdgeStream {
         while self.waiting.is_empty() && self.next_node < self.model.nodes() {
             let window = self.block_nodes * rayon::current_num_threads() as u64 * 2;
             let end = (self.next_node + window).min(self.model.nodes());
-            for (start, block) in draw_blocks(&self.model, self.next_node, end, self.block_nodes) {
+            let draw = |node, list: &mut Vec<u64>| self.model.in_neighbours(node, list);
+            for (start, block) in draw_blocks(&draw, self.next_node, end, self.block_nodes) {
                 for (target, list) in (start..).zip(block.lists()) {
                     self.waiting.extend(list.iter().map(|source| ForeignEdge {
                         source: *source,
@@ -442,5 +474,5 @@ fn write_splits(
     let files: Vec<FileEntry> = writers.into_iter().map(|writer| writer.finish()).collect::<Result<_>>()?;
     workspace.progress.finish();
     let [train, valid, test] = [files[0].rows, files[1].rows, files[2].rows];
-    Ok((SplitInfo { over: SplitOver::Nodes, train, valid, test }, files))
+    Ok((SplitInfo { over: SplitOver::Nodes, train, valid, test, negatives: Vec::new() }, files))
 }

@@ -34,8 +34,7 @@ pub(super) struct GraphModel {
     communities: u64,
     /// Class `c` owns communities `class_starts[c]..class_starts[c + 1]`.
     class_starts: Vec<u64>,
-    quantiles: Vec<f64>,
-    popularity: Popularity,
+    draws: PopularityDraws,
     ranks: Permutation,
     order: Permutation,
     split_ends: [u64; 3],
@@ -68,8 +67,7 @@ impl GraphModel {
             label_noise: shape.label_noise,
             communities,
             class_starts: class_starts(shape.classes, communities),
-            quantiles: quantiles(&shape.popularity),
-            popularity: shape.popularity,
+            draws: PopularityDraws::new(&shape.popularity),
             ranks: Permutation::new(nodes, root.with(1)),
             order: Permutation::new(nodes, root.with(2)),
             split_ends: [train, valid, test],
@@ -131,17 +129,6 @@ impl GraphModel {
         }
     }
 
-    /// Number of in-edges to draw for a node.
-    fn in_degree(&self, node: u64, rank: u64) -> u64 {
-        let x = (rank as f64 + 0.5) / self.nodes as f64;
-        let popular = density(&self.popularity, x);
-        let requested = self.degree * (DEGREE_FLOOR + (1.0 - DEGREE_FLOOR) * popular);
-        let most = (self.nodes - 1).min(self.nodes / 4 + 16);
-        let whole = requested.floor();
-        let more = unit(self.degree_key.at(node)) < requested - whole;
-        (whole as u64 + more as u64).min(most)
-    }
-
     /// The sources of a node's in-edges: ascending, each once, never the node itself. Each in-edge has a circle
     /// (community, class or anywhere). It leaves the circle only if that has no new source, so that homophily is as
     /// requested.
@@ -150,7 +137,7 @@ impl GraphModel {
         let rank = self.ranks.forward(node);
         let community = rank % self.communities;
         let class = self.class_of_community(community) as usize;
-        let requested = self.in_degree(node, rank);
+        let requested = in_degree(self.degree_key, &self.draws, self.degree, self.nodes, node, rank);
         let key = self.edge_key.with(node);
         let mut taken = Taken::for_about(requested);
         for slot in 0..requested {
@@ -174,7 +161,7 @@ impl GraphModel {
     }
 
     fn draw_source(&self, key: Key, attempt: u64, kind: f64, community: u64, class: usize) -> u64 {
-        let x = self.draw_popularity(key.at(attempt * 3), key.at(attempt * 3 + 1));
+        let x = self.draws.draw(key.at(attempt * 3), key.at(attempt * 3 + 1));
         let rank = if kind < self.homophily {
             let community = if kind < self.homophily * COMMUNITY_SHARE {
                 community
@@ -189,9 +176,21 @@ impl GraphModel {
         };
         self.ranks.backward(rank)
     }
+}
+
+/// Draws popularity ranks.
+pub(super) struct PopularityDraws {
+    popularity: Popularity,
+    quantiles: Vec<f64>,
+}
+
+impl PopularityDraws {
+    pub fn new(popularity: &Popularity) -> PopularityDraws {
+        PopularityDraws { popularity: *popularity, quantiles: quantiles(popularity) }
+    }
 
     /// A popularity rank in 0..1.
-    fn draw_popularity(&self, choice: u64, bits: u64) -> f64 {
+    pub fn draw(&self, choice: u64, bits: u64) -> f64 {
         if unit(choice) < self.popularity.hubs {
             return unit(bits).powi(HUB_POWER);
         }
@@ -199,6 +198,24 @@ impl GraphModel {
         let (low, part) = (at as usize, at.fract());
         self.quantiles[low] + (self.quantiles[low + 1] - self.quantiles[low]) * part
     }
+}
+
+/// Number of in-edges to draw for a node: half of the mean `degree`, and more by its popularity.
+pub(super) fn in_degree(
+    key: Key,
+    draws: &PopularityDraws,
+    degree: f64,
+    nodes: u64,
+    node: u64,
+    rank: u64,
+) -> u64 {
+    let x = (rank as f64 + 0.5) / nodes as f64;
+    let popular = density(&draws.popularity, x);
+    let requested = degree * (DEGREE_FLOOR + (1.0 - DEGREE_FLOOR) * popular);
+    let most = (nodes - 1).min(nodes / 4 + 16);
+    let whole = requested.floor();
+    let more = unit(key.at(node)) < requested - whole;
+    (whole as u64 + more as u64).min(most)
 }
 
 /// The sources that a node already has.

@@ -1,4 +1,4 @@
-//! Ids in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's containers. The
+//! Whole numbers in files of `torch.save`: a dictionary of numpy arrays, tensors or lists, in either of torch's containers. The
 //! newer one is a zip archive (`NAME/data.pkl` and a member per storage). The older one is a sequence of pickles,
 //! followed by the storages.
 
@@ -44,12 +44,45 @@ pub fn unpacked_bytes(path: &Path) -> Result<u64> {
     Ok(input::open(path)?.metadata().map_err(|error| Location::file(path).io(error))?.len())
 }
 
-/// Reads the dictionary of a split.
-pub fn read_split(path: &Path) -> Result<Split> {
-    if is_zip(path)? { read_zip(path) } else { read_legacy(path, &input::read_whole(path, u64::MAX)?) }
+/// Whole numbers of a vector or matrix, row after row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdTensor {
+    /// Rows.
+    pub rows: u64,
+    /// Numbers per row; 1 for a vector.
+    pub columns: u64,
+    /// The numbers.
+    pub ids: Vec<u64>,
 }
 
-fn read_zip(path: &Path) -> Result<Split> {
+/// Reads the dictionary of a split.
+pub fn read_split(path: &Path) -> Result<Split> {
+    read_dictionary(path, &|pickle, storage| split(pickle, storage))
+}
+
+/// The vectors and matrices under these keys of a dictionary, as far as it has them. Other values are not looked at.
+pub fn read_tensors(path: &Path, keys: &[&str]) -> Result<Vec<Option<IdTensor>>> {
+    read_dictionary(path, &|pickle, storage| {
+        let root = pickle.root();
+        if pickle.pairs(root).is_none() {
+            return Err(pickle.bad("value", "a dictionary", root));
+        }
+        let tensor = |key: &&str| pickle.get(root, key).map(|value| id_tensor(pickle, value, storage));
+        keys.iter().map(|key| tensor(key).transpose()).collect()
+    })
+}
+
+/// Gives the bytes of a storage.
+type Storages<'a> = &'a dyn Fn(&TensorView) -> Result<Vec<u8>>;
+
+fn read_dictionary<T>(path: &Path, take: &dyn Fn(&Pickle, Storages) -> Result<T>) -> Result<T> {
+    match is_zip(path)? {
+        true => read_zip(path, take),
+        false => read_legacy(path, &input::read_whole(path, u64::MAX)?, take),
+    }
+}
+
+fn read_zip<T>(path: &Path, take: &dyn Fn(&Pickle, Storages) -> Result<T>) -> Result<T> {
     let members = input::zip_members(path)?;
     let Some((root, main)) =
         members.iter().find_map(|member| Some((member.name.strip_suffix("data.pkl")?, member)))
@@ -63,7 +96,7 @@ fn read_zip(path: &Path) -> Result<Split> {
     }
     let bytes = main.read_whole(u64::MAX)?;
     let pickle = pickle::read(&bytes, &main.location())?;
-    split(&pickle, |tensor| {
+    take(&pickle, &|tensor| {
         let name = format!("{root}data/{}", tensor.key);
         match members.iter().find(|member| member.name == name) {
             Some(member) => member.read_whole(u64::MAX),
@@ -72,7 +105,7 @@ fn read_zip(path: &Path) -> Result<Split> {
     })
 }
 
-fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
+fn read_legacy<T>(path: &Path, whole: &[u8], take: &dyn Fn(&Pickle, Storages) -> Result<T>) -> Result<T> {
     let mut at = 0;
     let mut next = |what: &str| {
         let location = Location::at(path, format!("{what} at byte {at}"));
@@ -90,7 +123,7 @@ fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
     // Only tensors need the following; numpy arrays are in the pickle itself.
     let keys = next("storage keys").ok();
     let storages = &whole[at..];
-    split(&pickle, |tensor| {
+    take(&pickle, &|tensor| {
         let bad = |found: &str| Location::file(path).bad(format!("storage `{}`", tensor.key), found);
         let keys = keys.as_ref().ok_or_else(|| bad("no list of storages"))?;
         let mut rest = storages;
@@ -111,7 +144,7 @@ fn read_legacy(path: &Path, whole: &[u8]) -> Result<Split> {
     })
 }
 
-fn split(pickle: &Pickle, storage: impl Fn(&TensorView) -> Result<Vec<u8>>) -> Result<Split> {
+fn split(pickle: &Pickle, storage: Storages) -> Result<Split> {
     let root = pickle.root();
     let list = |keys: &[&str]| {
         let found = keys.iter().find_map(|key| Some((*key, pickle.get(root, key)?)));
@@ -119,7 +152,8 @@ fn split(pickle: &Pickle, storage: impl Fn(&TensorView) -> Result<Vec<u8>>) -> R
             return Err(pickle.bad("dictionary", &format!("a key `{}`", keys.join("` or `")), root));
         };
         let ids = match pickle.tensor(value) {
-            Some(tensor) => tensor_ids(pickle, value, &tensor, &storage(&tensor)?)?,
+            Some(tensor) if tensor.shape.len() != 1 => return Err(pickle.bad("tensor", "one axis", value)),
+            Some(_) => id_tensor(pickle, value, storage)?.ids,
             None => pickle.ids(value)?,
         };
         Ok(IdList { key: key.to_string(), ids })
@@ -127,24 +161,56 @@ fn split(pickle: &Pickle, storage: impl Fn(&TensorView) -> Result<Vec<u8>>) -> R
     Ok(Split { train: list(&["train"])?, valid: list(&["valid"])?, test: list(&TEST_KEYS)? })
 }
 
-fn tensor_ids(pickle: &Pickle, value: Value, tensor: &TensorView, storage: &[u8]) -> Result<Vec<u64>> {
+/// A vector or matrix: a tensor, a numpy array, or a list.
+fn id_tensor(pickle: &Pickle, value: Value, storage: Storages) -> Result<IdTensor> {
+    if let Some(tensor) = pickle.tensor(value) {
+        return stored_ids(pickle, value, &tensor, &storage(&tensor)?);
+    }
+    let Ok(numbers) = pickle.numbers(value) else {
+        let ids = pickle.ids(value)?;
+        return Ok(IdTensor { rows: ids.len() as u64, columns: 1, ids });
+    };
+    let (rows, columns) = match numbers.shape {
+        [rows] => (*rows, 1),
+        [rows, columns] => (*rows, *columns),
+        _ => return Err(pickle.bad("array", "one or two axes", value)),
+    };
+    let position = |at: u64| numbers.position((at / columns.max(1)) as usize, (at % columns.max(1)) as usize);
+    // The array has as many elements as its shape says.
+    let id = |at: u64| whole_number(pickle, at, numbers.value(position(at)));
+    Ok(IdTensor { rows, columns, ids: (0..rows * columns).map(id).collect::<Result<_>>()? })
+}
+
+fn stored_ids(pickle: &Pickle, value: Value, tensor: &TensorView, storage: &[u8]) -> Result<IdTensor> {
     let bad = |expected: &str| pickle.bad("tensor", expected, value);
-    let ([length], [stride]) = (tensor.shape, tensor.strides) else {
-        return Err(bad("one axis"));
+    let (rows, columns, strides) = match (tensor.shape, tensor.strides) {
+        ([rows], [stride]) => (*rows, 1, [*stride, 0]),
+        ([rows, columns], [row, column]) => (*rows, *columns, [*row, *column]),
+        _ => return Err(bad("one or two axes")),
     };
     let numbers = pickle::Numbers::new(tensor.scalar, storage).ok_or_else(|| bad("whole elements"))?;
-    let last = length.saturating_sub(1).checked_mul(*stride).and_then(|last| last.checked_add(tensor.offset));
+    let span = |length: u64, stride: u64| length.saturating_sub(1).checked_mul(stride);
+    let last = span(rows, strides[0])
+        .and_then(|last| last.checked_add(span(columns, strides[1])?))
+        .and_then(|last| last.checked_add(tensor.offset));
     // The length too: with a stride of 0, a forged tensor could request any amount of memory.
-    let inside =
-        *length <= tensor.elements && last.is_some_and(|last| *length == 0 || last < tensor.elements);
+    let length = rows.checked_mul(columns).filter(|length| *length <= tensor.elements);
+    let inside = length.is_some_and(|length| length == 0 || last.is_some_and(|last| last < tensor.elements));
     if numbers.len() as u64 != tensor.elements || !inside {
         return Err(bad(&format!("a view inside a storage of {} elements", numbers.len())));
     }
-    let id = |at: u64| match numbers.value((tensor.offset + at * stride) as usize) {
+    let id = |at: u64| {
+        let position = tensor.offset + at / columns * strides[0] + at % columns * strides[1];
+        whole_number(pickle, at, numbers.value(position as usize))
+    };
+    Ok(IdTensor { rows, columns, ids: (0..rows * columns).map(id).collect::<Result<_>>()? })
+}
+
+fn whole_number(pickle: &Pickle, at: u64, found: Option<Value>) -> Result<u64> {
+    match found {
         Some(Value::Int(id)) if id >= 0 => Ok(id as u64),
         other => Err(pickle.bad(&format!("tensor, element {at}"), "a node id", other.unwrap_or(Value::None))),
-    };
-    (0..*length).map(id).collect()
+    }
 }
 
 #[cfg(test)]

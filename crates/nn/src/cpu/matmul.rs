@@ -56,6 +56,26 @@ impl PackedPanels {
         PackedPanels { values, depth, columns }
     }
 
+    /// The same from rows that need not be neighbours: `depth` rows of `columns` numbers.
+    pub fn gathered<'a>(
+        pool: &MatrixPool,
+        depth: usize,
+        columns: usize,
+        row: impl Fn(usize) -> &'a [f32],
+    ) -> PackedPanels {
+        let mut values = pool.take(packed_words(depth, columns));
+        let wide = panel_columns(columns);
+        for (panel, to) in values.floats_mut().chunks_exact_mut((depth * wide).max(1)).enumerate() {
+            let first = panel * wide;
+            let count = wide.min(columns.saturating_sub(first));
+            for (d, to) in to.chunks_exact_mut(wide).enumerate() {
+                to[..count].copy_from_slice(&row(d)[first..][..count]);
+                to[count..].fill(0.0);
+            }
+        }
+        PackedPanels { values, depth, columns }
+    }
+
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -85,8 +105,23 @@ pub(crate) fn matmul_packed(
     accumulate: bool,
     between: &mut impl FnMut(),
 ) {
+    assert_eq!(left.len(), rows * right.depth);
+    matmul_strided(to, rows, left, right.depth, right, accumulate, between)
+}
+
+/// The same if rows of the left side are `left_step` numbers apart.
+pub(crate) fn matmul_strided(
+    to: &mut [f32],
+    rows: usize,
+    left: &[f32],
+    left_step: usize,
+    right: &PackedPanels,
+    accumulate: bool,
+    between: &mut impl FnMut(),
+) {
     let (columns, depth) = (right.columns, right.depth);
-    assert_eq!((to.len(), left.len()), (rows * columns, rows * depth));
+    assert_eq!(to.len(), rows * columns);
+    assert!(depth <= left_step && rows.saturating_sub(1) * left_step + depth.min(rows * depth) <= left.len());
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 && depth > 0 {
         for start in (0..depth).step_by(DEPTH_BLOCK) {
@@ -94,8 +129,8 @@ pub(crate) fn matmul_packed(
             for (panel, values) in right.values.floats().chunks_exact(depth * PANEL).enumerate() {
                 let first = panel * PANEL;
                 let shape = [rows, PANEL.min(columns - first), block];
-                let steps = Steps { row: depth, depth: 1 };
-                // SAFETY: AVX-512 is available; both sides and `to` have their sizes by the assertion above, and the
+                let steps = Steps { row: left_step, depth: 1 };
+                // SAFETY: AVX-512 is available; both sides and `to` have their sizes by the assertions above, and the
                 // panel has `depth` rows.
                 unsafe {
                     let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start));
@@ -108,8 +143,8 @@ pub(crate) fn matmul_packed(
         return;
     }
     between();
-    let right = View::rows(right.values.floats(), columns);
-    matmul(to, [rows, columns, depth], View::rows(left, depth), right, accumulate);
+    let left = View { values: left, row_step: left_step, column_step: 1 };
+    matmul(to, [rows, columns, depth], left, View::rows(right.values.floats(), columns), accumulate);
 }
 
 /// `to (rows x columns) += left transposed right`, both sides `depth` long and row-major.
@@ -119,7 +154,23 @@ pub(crate) fn add_transposed(
     left: &[f32],
     right: &[f32],
 ) {
-    assert_eq!((to.len(), left.len(), right.len()), (rows * columns, depth * rows, depth * columns));
+    assert_eq!(left.len(), depth * rows);
+    add_transposed_strided(to, [rows, columns, depth], left, rows, right)
+}
+
+/// The same if rows of the left side are `left_step` numbers apart.
+pub(crate) fn add_transposed_strided(
+    to: &mut [f32],
+    [rows, columns, depth]: [usize; 3],
+    left: &[f32],
+    left_step: usize,
+    right: &[f32],
+) {
+    assert_eq!((to.len(), right.len()), (rows * columns, depth * columns));
+    if rows * depth == 0 {
+        return;
+    }
+    assert!(rows <= left_step && (depth - 1) * left_step + rows <= left.len());
     #[cfg(target_arch = "x86_64")]
     if width() == Width::Avx512 {
         let mut panel = [0.0f32; TURNED_BLOCK * PANEL];
@@ -135,10 +186,10 @@ pub(crate) fn add_transposed(
                         _ => to[..wide].copy_from_slice(&from[..wide]),
                     }
                 }
-                let steps = Steps { row: 1, depth: rows };
+                let steps = Steps { row: 1, depth: left_step };
                 // SAFETY: as in `matmul_packed`; the panel has `block` rows.
                 unsafe {
-                    let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * rows));
+                    let (to, left) = (to.as_mut_ptr().add(first), left.as_ptr().add(start * left_step));
                     let shape = [rows, wide, block];
                     kernel::panel(to, columns, shape, left, steps, panel.as_ptr(), true, &mut || {});
                 }
@@ -146,7 +197,8 @@ pub(crate) fn add_transposed(
         }
         return;
     }
-    matmul(to, [rows, columns, depth], View::transposed(left, rows), View::rows(right, columns), true);
+    let left = View { values: left, row_step: 1, column_step: left_step };
+    matmul(to, [rows, columns, depth], left, View::rows(right, columns), true);
 }
 
 /// A matrix to read, with its steps from row to row and from column to column.

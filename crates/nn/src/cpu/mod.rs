@@ -8,6 +8,7 @@ mod graph;
 mod hidden;
 mod kernel;
 mod limit;
+pub(crate) mod link;
 mod loss;
 mod matmul;
 mod norm;

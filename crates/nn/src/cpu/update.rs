@@ -74,22 +74,31 @@ pub(crate) fn update(
         let value = unsafe { value.part(first, count) };
         let gradient = &gradient.values()[first..][..count];
         // SAFETY: as above; each state is another matrix.
-        let mut state = state.iter().map(|state| unsafe { state.part(first, count) });
-        match update.rule {
-            Rule::Sgd { momentum, nesterov } => {
-                sgd(update, scale, momentum, nesterov, value, gradient, state.next().unwrap_or_default())
-            }
-            Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
-                let (Some(one), Some(two)) = (state.next(), state.next()) else {
-                    panic!("Adam has two states")
-                };
-                let corrections = [correction1, correction2_root];
-                adam(update, scale, [beta1, beta2], epsilon, corrections, value, gradient, one, two)
-            }
-            Rule::Adagrad { epsilon } => {
-                let Some(sum) = state.next() else { panic!("Adagrad has a state") };
-                adagrad(update, scale, epsilon, value, gradient, sum)
-            }
-        }
+        let state = state.iter().map(|state| unsafe { state.part(first, count) });
+        update_numbers(update, scale, value, gradient, state);
     });
+}
+
+/// Updates some numbers of a parameter.
+pub(super) fn update_numbers<'a>(
+    update: &Update,
+    scale: f32,
+    value: &mut [f32],
+    gradient: &[f32],
+    mut state: impl Iterator<Item = &'a mut [f32]>,
+) {
+    match update.rule {
+        Rule::Sgd { momentum, nesterov } => {
+            sgd(update, scale, momentum, nesterov, value, gradient, state.next().unwrap_or_default())
+        }
+        Rule::Adam { beta1, beta2, epsilon, correction1, correction2_root } => {
+            let (Some(one), Some(two)) = (state.next(), state.next()) else { panic!("Adam has two states") };
+            let corrections = [correction1, correction2_root];
+            adam(update, scale, [beta1, beta2], epsilon, corrections, value, gradient, one, two)
+        }
+        Rule::Adagrad { epsilon } => {
+            let Some(sum) = state.next() else { panic!("Adagrad has a state") };
+            adagrad(update, scale, epsilon, value, gradient, sum)
+        }
+    }
 }

@@ -37,20 +37,24 @@ struct Golden {
     loss: Losses,
 }
 
-fn golden() -> Golden {
-    let bytes = include_bytes!("../../fixtures/golden.safetensors");
+/// Tensors and metadata of a safetensors file.
+pub fn read(bytes: &[u8]) -> (HashMap<String, Vec<f32>>, HashMap<String, String>) {
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
     let data = &bytes[8 + length..];
-    let metadata = |key: &str| header["__metadata__"][key].as_str().unwrap();
     let mut tensors = HashMap::new();
     for (name, entry) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
         let offset = |index: usize| entry["data_offsets"][index].as_u64().unwrap() as usize;
         let words = data[offset(0)..offset(1)].chunks_exact(4);
         tensors.insert(name.clone(), words.map(|w| f32::from_le_bytes(w.try_into().unwrap())).collect());
     }
-    let cases = serde_json::from_str(metadata("cases")).unwrap();
-    Golden { tensors, cases, loss: serde_json::from_str(metadata("loss")).unwrap() }
+    (tensors, serde_json::from_value(header["__metadata__"].clone()).unwrap())
+}
+
+fn golden() -> Golden {
+    let (tensors, metadata) = read(include_bytes!("../../fixtures/golden.safetensors"));
+    let cases = serde_json::from_str(&metadata["cases"]).unwrap();
+    Golden { tensors, cases, loss: serde_json::from_str(&metadata["loss"]).unwrap() }
 }
 
 fn assert_close(tolerance: f32, what: &str, found: &[f32], expected: &[f32]) {

@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod golden;
+pub mod link;
+pub mod link_golden;
 pub mod stored;
 pub mod whole;
 

@@ -1,5 +1,6 @@
 //! One hop: samples neighbours in waves of nodes and relabels them in order.
 
+use super::dropped::{DroppedEntries, restore};
 use super::{Carry, Fanout, MOST_NODES};
 use crate::draw::Drawer;
 use crate::found::Section;
@@ -86,6 +87,8 @@ pub(super) struct Wave<W> {
     edges: Vec<EdgeId>,
     relations: Vec<u32>,
     drawer: Drawer,
+    /// Positions that a node leaves out.
+    dropped: Vec<u32>,
 }
 
 /// Waves being sampled (`ahead`) and waves being relabelled (`behind`).
@@ -104,6 +107,7 @@ impl<W> Waves<W> {
                 + held(&wave.local_indices)
                 + held(&wave.relations)
                 + held(&wave.edges)
+                + held(&wave.dropped)
                 + wave.drawer.bytes()
         })
         .sum()
@@ -122,6 +126,8 @@ pub(super) struct HopJob<'a> {
     /// Nodes of the graph: the limit of local indices.
     pub most_local_indices: u64,
     pub threads: usize,
+    /// Entries that the hop leaves out.
+    pub dropped: DroppedEntries<'a>,
 }
 
 /// Where samples go.
@@ -236,12 +242,15 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     let section = &mut *into.section;
     section.reserve(job.nodes.len(), 0, job.carry, into.ledger)?;
     topology.degrees(job.nodes, &mut section.degrees)?;
+    let dropped =
+        DroppedPositions::find(job, topology, &mut section.degrees, workspace, fetched, into.ledger)?;
     section.lengths.extend(section.degrees.iter().map(|degree| job.fanout.of(*degree)));
     let entries: usize = section.lengths.iter().map(|length| *length as usize).sum();
     section.reserve(0, entries, job.carry, into.ledger)?;
     // Even if positions are not carried, they are needed until the entries are fetched.
     into.ledger.extend_to(&mut section.positions, entries, 0)?;
     draw_positions(job, section);
+    dropped.restore(section);
     let requested = RequestedEntries {
         nodes: job.nodes,
         lengths: &section.lengths,
@@ -273,6 +282,81 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     into.section.edges.extend_from_slice(&fetched.edges);
     into.section.relations.extend_from_slice(&fetched.relations);
     Ok(())
+}
+
+/// The positions that nodes of a hop leave out, if adjacency must be fetched.
+#[derive(Default)]
+struct DroppedPositions {
+    /// Index of the node in the hop, and the end of its positions.
+    nodes: Vec<(usize, usize)>,
+    positions: Vec<u32>,
+}
+
+impl DroppedPositions {
+    /// Fetches the adjacency of the affected nodes, some at a time, and takes what they leave out off their degrees.
+    fn find<T: Topology>(
+        job: &HopJob,
+        topology: &T,
+        degrees: &mut [u32],
+        workspace: &mut T::Workspace,
+        fetched: &mut Fetched<T::StoredId>,
+        ledger: &mut Ledger,
+    ) -> Result<DroppedPositions> {
+        let mut found = DroppedPositions::default();
+        if job.dropped.is_empty() {
+            return Ok(found);
+        }
+        let affected = |at: &usize| !job.dropped.of(job.nodes[*at]).is_empty();
+        let affected: Vec<usize> = (0..job.nodes.len()).filter(affected).collect();
+        let (mut nodes, mut lengths, mut positions) = (Vec::new(), Vec::new(), Vec::new());
+        for some in affected.chunks(WAVE_NODES) {
+            nodes.clear();
+            lengths.clear();
+            positions.clear();
+            nodes.extend(some.iter().map(|at| job.nodes[*at]));
+            lengths.extend(some.iter().map(|at| degrees[*at]));
+            let entries: usize = lengths.iter().map(|length| *length as usize).sum();
+            ledger.reserve(&mut positions, entries)?;
+            lengths.iter().for_each(|length| positions.extend(0..*length));
+            ledger.charge(entries.saturating_sub(fetched.words.capacity()) as u64 * 8)?;
+            let (edges, relations) = (false, topology.has_relations());
+            let requested = RequestedEntries {
+                nodes: &nodes,
+                lengths: &lengths,
+                positions: &positions,
+                edges,
+                relations,
+            };
+            topology.fetch(requested, workspace, fetched)?;
+            let mut start = 0;
+            for at in some {
+                let (own, degree) = (job.dropped.of(job.nodes[*at]), degrees[*at]);
+                for position in 0..degree {
+                    let entry = start + position as usize;
+                    let relation = fetched.relations.get(entry).copied().unwrap_or(0);
+                    if own.contains(fetched.words[entry].node(), relation) {
+                        found.positions.push(position);
+                        degrees[*at] -= 1;
+                    }
+                }
+                start += degree as usize;
+                found.nodes.push((*at, found.positions.len()));
+            }
+        }
+        ledger.release(held(&positions));
+        Ok(found)
+    }
+
+    /// Turns drawn positions into those of the whole adjacency.
+    fn restore(&self, section: &mut Section) {
+        let (mut node, mut slot, mut start) = (0, 0, 0);
+        for (at, end) in &self.nodes {
+            slot += section.lengths[node..*at].iter().map(|length| *length as usize).sum::<usize>();
+            let slots = &mut section.positions[slot..slot + section.lengths[*at] as usize];
+            restore(slots, &self.positions[start..*end]);
+            (node, start) = (*at, *end);
+        }
+    }
 }
 
 /// Draws all positions of a hop, in pieces on different threads.
@@ -320,10 +404,10 @@ pub(super) fn induce<H: HopNeighbours, R: Relabel + Sync>(
         }
         let table = &*into.table;
         if let ([wave], [range]) = (&mut *bank, group) {
-            wave.induce(lists, range.clone(), job.carry, table);
+            wave.induce(job, lists, range.clone(), table);
         } else {
             let each = bank.par_iter_mut().zip(group);
-            each.for_each(|(wave, range)| wave.induce(lists, range.clone(), job.carry, table));
+            each.for_each(|(wave, range)| wave.induce(job, lists, range.clone(), table));
         }
         for wave in bank {
             into.section.reserve(wave.lengths.len(), wave.count, job.carry, into.ledger)?;
@@ -351,25 +435,30 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
         into.section.reserve(nodes.len(), entries, job.carry, into.ledger)?;
         into.ledger.reserve(&mut positions, entries)?;
         degrees.iter().for_each(|degree| positions.extend(0..*degree));
-        let (edges, relations) = (job.carry.edges, job.carry.relations);
+        let (edges, carried) = (job.carry.edges, job.carry.relations);
+        let relations = carried || (!job.dropped.is_empty() && topology.has_relations());
         let requested =
             RequestedEntries { nodes, lengths: &degrees, positions: &positions, edges, relations };
         topology.fetch(requested, workspace, fetched)?;
         let mut start = 0;
-        for degree in &degrees {
-            let before = into.section.local_indices.len();
+        for (node, degree) in nodes.iter().zip(&degrees) {
+            let (before, own, mut left_out) = (into.section.local_indices.len(), job.dropped.of(*node), 0);
             for (entry, word) in fetched.words.iter().enumerate().skip(start).take(*degree as usize) {
+                if own.contains(word.node(), fetched.relations.get(entry).copied().unwrap_or(0)) {
+                    left_out += 1;
+                    continue;
+                }
                 let Some(local_index) = into.table.find(word.node()) else { continue };
                 into.section.local_indices.push(local_index);
                 if job.carry.positions {
                     into.section.positions.push(positions[entry]);
                 }
                 into.section.edges.extend(fetched.edges.get(entry));
-                into.section.relations.extend(fetched.relations.get(entry));
+                into.section.relations.extend(fetched.relations.get(entry).filter(|_| carried));
             }
             start += *degree as usize;
             into.section.lengths.push((into.section.local_indices.len() - before) as u32);
-            into.section.degrees.push(*degree);
+            into.section.degrees.push(*degree - left_out);
         }
     }
     Ok(())
@@ -486,6 +575,12 @@ impl<W: StoredId> Wave<W> {
     #[inline(always)]
     fn draw_node<H: HopNeighbours<StoredId = W>>(&mut self, job: &HopJob, lists: &H, at: usize) {
         let list = lists.list(at);
+        if !job.dropped.is_empty() {
+            let own = job.dropped.of(job.nodes[at]);
+            if !own.is_empty() {
+                return self.draw_remaining(job, lists, at, own);
+            }
+        }
         let degree = list.len();
         let take = job.fanout.of(degree as u32) as usize;
         let slots = &mut self.positions[self.count..self.count + take];
@@ -494,6 +589,32 @@ impl<W: StoredId> Wave<W> {
         } else {
             self.drawer.draw(job.key.with(job.nodes[at].0), degree as u32, slots);
         }
+        ask_for(&list, slots);
+        self.lengths.push(take as u32);
+        self.degrees.push(degree as u32);
+        self.count += take;
+    }
+
+    /// The same for a node that leaves some entries out: draws among those that remain.
+    #[cold]
+    fn draw_remaining<H: HopNeighbours<StoredId = W>>(
+        &mut self,
+        job: &HopJob,
+        lists: &H,
+        at: usize,
+        own: DroppedEntries,
+    ) {
+        let list = lists.list(at);
+        own.positions(&list, |position| lists.relation(at, position), &mut self.dropped);
+        let degree = list.len() - self.dropped.len();
+        let take = job.fanout.of(degree as u32) as usize;
+        let slots = &mut self.positions[self.count..self.count + take];
+        if take == degree {
+            slots.iter_mut().zip(0..).for_each(|(slot, position)| *slot = position);
+        } else {
+            self.drawer.draw(job.key.with(job.nodes[at].0), degree as u32, slots);
+        }
+        restore(slots, &self.dropped);
         ask_for(&list, slots);
         self.lengths.push(take as u32);
         self.degrees.push(degree as u32);
@@ -539,7 +660,7 @@ impl<W: StoredId> Wave<W> {
     }
 
     /// Finds the neighbours of the nodes of `range` that are in the batch.
-    fn induce<H, R>(&mut self, lists: &H, range: Range<usize>, carry: Carry, table: &R)
+    fn induce<H, R>(&mut self, job: &HopJob, lists: &H, range: Range<usize>, table: &R)
     where
         H: HopNeighbours<StoredId = W>,
         R: Relabel,
@@ -557,8 +678,14 @@ impl<W: StoredId> Wave<W> {
                 soon.first.iter().chain(soon.second).for_each(|word| table.prefetch(word.node()));
             }
             let list = lists.list(at);
+            let own = job.dropped.of(job.nodes[at]);
+            own.positions(&list, |position| lists.relation(at, position), &mut self.dropped);
+            let mut left_out = self.dropped.iter().peekable();
             let before = self.count;
             for (position, word) in list.first.iter().chain(list.second).enumerate() {
+                if left_out.next_if_eq(&&(position as u32)).is_some() {
+                    continue;
+                }
                 if let Some(local_index) = table.find(word.node()) {
                     self.positions[self.count] = position as u32;
                     self.local_indices[self.count] = local_index;
@@ -566,9 +693,9 @@ impl<W: StoredId> Wave<W> {
                 }
             }
             self.lengths.push((self.count - before) as u32);
-            self.degrees.push(list.len() as u32);
+            self.degrees.push((list.len() - self.dropped.len()) as u32);
         }
-        self.carry(lists, carry, range);
+        self.carry(lists, job.carry, range);
     }
 }
 

@@ -7,6 +7,7 @@
 //! live as long as the sampler, nothing is allocated per node, and buffers that grow ask the ledger first. If adjacency
 //! is not in memory, positions are drawn from degrees, and the entries of a hop are fetched together.
 
+mod dropped;
 mod hop;
 mod levels;
 
@@ -16,6 +17,7 @@ use crate::memory::{Ledger, held};
 use crate::relabel::{DirectTable, HashedTable, NewNodes, Relabel};
 use crate::topology::{Fetched, Topology, TopologyWorkspace};
 use crate::{Batches, Bound, Form, Result, Sample, SampleError, Touched};
+use dropped::{DroppedEdges, DroppedEntries};
 use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
@@ -152,6 +154,7 @@ pub struct Sampler<T: Topology> {
     largest_sample: u64,
     table: RelabelTable,
     scratch: SamplerScratch<T>,
+    dropped: DroppedEdges,
 }
 
 /// The state of a batch while it is sampled.
@@ -186,6 +189,7 @@ struct BatchSampling<'a, T> {
     threads: usize,
     at: Position,
     seeds: &'a [NodeId],
+    dropped: DroppedEntries<'a>,
 }
 
 impl<T: Topology> Sampler<T> {
@@ -216,6 +220,7 @@ impl<T: Topology> Sampler<T> {
             largest_sample: 0,
             table,
             scratch,
+            dropped: DroppedEdges::default(),
         })
     }
 
@@ -231,8 +236,14 @@ impl<T: Topology> Sampler<T> {
         self
     }
 
-    /// Prepares for a batch, see [`Topology::begin`]. Samples do not depend on it.
+    /// Prepares for a batch: whoever samples it calls this first, with the position that it samples. The topology prepares
+    /// ([`Topology::begin`]), and edges that the batch leaves out ([`Batches::dropped`]) are noted: they take 72 bytes each
+    /// until the next batch, beside the sampler's memory.
     pub fn begin(&mut self, batches: &dyn Batches, at: Position) -> Result<()> {
+        self.dropped.begin(batches, at, self.topology.nodes(), self.topology.has_relations())?;
+        if self.settings.carry.positions && !self.dropped.of_batch(at).is_empty() {
+            return Err(SampleError::PositionsOfDropped);
+        }
         self.topology.begin(batches, at, &mut self.scratch.workspace)
     }
 
@@ -244,8 +255,9 @@ impl<T: Topology> Sampler<T> {
     /// Samples the neighbourhood of `seeds`, which may repeat.
     pub fn sample(&mut self, at: Position, seeds: &[NodeId], out: &mut Sample) -> Result<()> {
         self.within_memory(out, |sampler, ledger, out| {
-            let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
+            let Sampler { topology, settings, threads, table, scratch, dropped, .. } = sampler;
+            let (threads, dropped) = (*threads, dropped.of_batch(at));
+            let batch = BatchSampling { topology: &*topology, settings, threads, at, seeds, dropped };
             match table {
                 RelabelTable::Direct(table) => batch.discover(table, scratch, None, ledger),
                 RelabelTable::Hashed(table) => batch.discover(table, scratch, None, ledger),
@@ -267,8 +279,9 @@ impl<T: Topology> Sampler<T> {
     ) -> Result<()> {
         self.settings.check_pulls()?;
         self.within_memory(out, |sampler, ledger, out| {
-            let Sampler { topology, settings, threads, table, scratch, .. } = sampler;
-            let batch = BatchSampling { topology: &*topology, settings, threads: *threads, at, seeds };
+            let Sampler { topology, settings, threads, table, scratch, dropped, .. } = sampler;
+            let (threads, dropped) = (*threads, dropped.of_batch(at));
+            let batch = BatchSampling { topology: &*topology, settings, threads, at, seeds, dropped };
             match table {
                 RelabelTable::Direct(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),
                 RelabelTable::Hashed(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),
@@ -459,6 +472,11 @@ impl<T: Topology> BatchSampling<'_, T> {
             first_local_index: found.nodes.len() as u32,
             most_local_indices: self.topology.nodes(),
             threads: self.threads,
+            // Ends of dropped edges are targets, which DENSE and ShaDow expand once.
+            dropped: match part.depth > 0 && self.settings.form != Form::Layered {
+                true => DroppedEntries::NONE,
+                false => self.dropped,
+            },
         };
         let section = match part.is_pulled {
             true => &mut found.pulled[part.depth - 1].section,
@@ -506,6 +524,7 @@ impl<T: Topology> BatchSampling<'_, T> {
             first_local_index: scratch.found.nodes.len() as u32,
             most_local_indices: self.topology.nodes(),
             threads: self.threads,
+            dropped: self.dropped,
         };
         let (new_nodes, section) = (&mut scratch.new_nodes, &mut scratch.found.sections[layers]);
         let mut into = hop::Into { table, new_nodes, section, ledger: &mut *ledger };

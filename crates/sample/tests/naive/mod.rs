@@ -1,4 +1,5 @@
 //! Samples from the definitions, as plainly as can be: maps and vectors, one node at a time.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use esker_sample::{Block, Direction, Fanout, Form, Position, Sample, Settings};
 use esker_types::random::mix;

@@ -229,6 +229,7 @@ fn profile<W: StoredId + StoredRow>(job: &Job, graph: &Arc<DiskGraph>) -> Result
     let (mut seeds, mut sample, mut largest) = (Vec::new(), Sample::default(), 1);
     for at in positions(&*job.batches, start, job.epochs.min(1)).take(PROFILED) {
         job.batches.seeds(at, &mut seeds)?;
+        sampler.begin(&*job.batches, at)?;
         sampler.sample(at, &seeds, &mut sample)?;
         let nodes = sample.node_ids.len() as u64;
         largest = largest.max(sizes::disk_bytes::<W>(1, nodes, sample.edge_count() * EDGE_BYTES));

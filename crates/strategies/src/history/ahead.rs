@@ -68,6 +68,7 @@ impl<T: Topology + Clone> Decider<T> {
             self.job.batches.seeds(drawn, &mut self.seeds)?;
             let mut marks = PulledMarks::default();
             for sampler in &mut self.samplers {
+                sampler.begin(&*self.job.batches, drawn)?;
                 let sampled = marks.sample(sampler, drawn, &self.seeds, &mut self.sample);
                 sampled.map_err(|error| crate::sampling::larger_than_expected(&self.job, next, error))?;
                 self.history.decide(&mut self.stamps, &self.sample, &mut marks);

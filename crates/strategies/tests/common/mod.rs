@@ -45,6 +45,7 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         settings: Settings { seed, fanouts, form: Form::Dense, carry: Carry::default() },
         known: None,
         direction: Direction::Incoming,
+        features: true,
         evaluation: None,
         threads: 2,
         samplers: 1,

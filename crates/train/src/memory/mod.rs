@@ -8,6 +8,7 @@ mod model;
 
 pub use larger::DeviceRoom;
 
+use crate::link::LinkTask;
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
 use esker_nn::{Backend, MemoryOf};
@@ -157,6 +158,8 @@ impl PlannedBatches {
 struct Planned<'a> {
     config: &'a RunConfig,
     strategy: StrategyNeeds<'a>,
+    /// Columns of the rows that the model reads and gives.
+    inputs: usize,
     outputs: usize,
     purpose: Purpose,
     device: DeviceProfile,
@@ -168,11 +171,11 @@ impl Plan {
         config: &RunConfig,
         strategy: StrategyNeeds<'_>,
         job: &JobOutline,
-        outputs: usize,
+        (inputs, outputs): (usize, usize),
         purpose: Purpose,
         device: DeviceProfile,
     ) -> Result<Plan> {
-        let planned = Planned { config, strategy, outputs, purpose, device };
+        let planned = Planned { config, strategy, inputs, outputs, purpose, device };
         let step_bytes = planned.host_step_bytes(job)?;
         let job = &JobOutline { room: BatchRoom { step_bytes, ..BatchRoom::default() }, ..job.clone() };
         let least = planned.whole_least(job)?;
@@ -252,7 +255,7 @@ fn host_of_whole(host: u64, least: Bytes) -> u64 {
 }
 
 /// The refusal of a budget that is too small.
-fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
+pub(crate) fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
     TrainError::Memory { needed: ByteCount(table.total()), allowed: ByteCount(allowed), table }
 }
 
@@ -335,7 +338,14 @@ impl Planned<'_> {
             format!("{} + 2 x {} x {}", ByteCount(PROGRAM_BYTES), config.threads, ByteCount(THREAD_BYTES));
         let program = PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES;
         table.add_from("program and its threads", program, from);
-        table.add("splits and labels", Task::bytes_for(&job.dataset));
+        match config.link {
+            None => table.add("splits and labels", Task::bytes_for(&job.dataset)),
+            Some(_) => table.add("held-out edges", LinkTask::bytes_for(&job.dataset)),
+        }
+        let masked = self.masked_bytes(job);
+        if masked > 0 && self.purpose == Purpose::Train {
+            table.add_from("true edges, which are no negatives", masked, "both sides of every edge");
+        }
         let order = config.order_bytes(&job.dataset);
         if order > 0 && self.purpose == Purpose::Train {
             table.add_from("order by groups", order, "training nodes by partition, groups of some epochs");
@@ -367,8 +377,11 @@ impl Planned<'_> {
         let labels = job.dataset.manifest().nodes.labels.as_ref();
         let kind = labels.map_or(LabelKind::Real, |labels| labels.kind);
         let scores = metrics::tally_bytes(kind, outputs, evaluated);
-        if scores > 0 && [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None) {
-            table.add("evaluation: scores", scores);
+        let evaluates = [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None);
+        match config.link {
+            None if scores > 0 && evaluates => table.add("evaluation: scores", scores),
+            Some(_) if evaluates => self.add_ranking(job, &mut table),
+            _ => {}
         }
         if whole_least.host > 0 && !self.device.in_host_memory {
             table.add("evaluation: all neighbours", whole_least.host);
@@ -387,6 +400,9 @@ impl Planned<'_> {
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
         table.extend((self.strategy)(job)?.device);
+        if self.config.link.is_some() {
+            table.add("evaluation: representations of nodes", self.representation_bytes(job));
+        }
         let (inference, evaluated_rows) = self.inference_bytes(job)?.unwrap_or_default();
         let trains = self.purpose == Purpose::Train;
         if trains {
@@ -425,7 +441,8 @@ impl Planned<'_> {
 
     /// The smallest memory of whole-graph inference.
     fn whole_least(&self, job: &JobOutline) -> Result<Bytes> {
-        if ![self.config.eval, self.config.final_eval].contains(&EvaluationMode::Full) {
+        let full = [self.config.eval, self.config.final_eval].contains(&EvaluationMode::Full);
+        if !full || self.config.model.layers == 0 {
             return Ok(Bytes::default());
         }
         whole::least_bytes(self.config, job, self.outputs, self.device)

@@ -10,6 +10,7 @@ use super::table::{OPEN_REQUESTS, RowService, StoredTable, Table, TableWriter, T
 use super::tiles::{TileNodes, Tiles};
 use crate::memory::Bytes;
 use crate::{Learner, Result, TrainError};
+use esker_nn::LinkMath;
 use esker_nn::{Backend, Shape, WholeFactors, WholeLayer, WholeSums, WholeTargets};
 use esker_sample::StoredId;
 use esker_strategies::Job;
@@ -123,7 +124,7 @@ enum TableRows<B: Backend> {
     Stored(RowService<B>),
 }
 
-impl<B: Backend + Clone + 'static> TableRows<B> {
+impl<B: LinkMath> TableRows<B> {
     /// The rows of some nodes.
     fn of(&mut self, learner: &Learner<B>, nodes: &TileNodes) -> Result<B::Matrix> {
         match self {
@@ -149,7 +150,7 @@ impl<B: Backend> LayerRows<B> {
     }
 }
 
-impl<'a, B: Backend + Clone + 'static> LayerJob<'a, B> {
+impl<'a, B: LinkMath> LayerJob<'a, B> {
     fn whole(&self) -> WholeLayer<'a, B> {
         self.learner.model().whole_layer(self.layer)
     }
@@ -598,11 +599,7 @@ fn degrees_of(degrees: &mut Degrees, count: usize, node: impl Fn(usize) -> u64) 
 }
 
 /// Rows of some nodes of a table on the device.
-fn gathered<B: Backend + Clone + 'static>(
-    learner: &Learner<B>,
-    table: &B::Matrix,
-    nodes: &TileNodes,
-) -> B::Matrix {
+fn gathered<B: LinkMath>(learner: &Learner<B>, table: &B::Matrix, nodes: &TileNodes) -> B::Matrix {
     let places: Vec<u32> = (0..nodes.len()).map(|index| nodes.at(index) as u32).collect();
     let mut rows = learner.backend().matrix(places.len(), table.columns());
     learner.compute(|| learner.backend().gather_rows(table, &places, &mut rows));

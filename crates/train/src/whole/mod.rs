@@ -26,7 +26,7 @@ pub use sizes::least_bytes;
 use crate::evaluate::Context;
 use crate::memory::DeviceProfile;
 use crate::{Result, TrainError};
-use esker_nn::Backend;
+use esker_nn::LinkMath;
 use esker_sample::{Position, SampleError};
 use esker_strategies::{BatchSource, Inference, InputTable};
 use esker_types::{ByteCount, NodeId};
@@ -41,7 +41,7 @@ use tiles::Tiles;
 /// Receives the output rows of some nodes.
 pub type TakeRows<'a, B> = &'a mut dyn FnMut(&[NodeId], &<B as esker_nn::Device>::Matrix) -> Result<()>;
 
-impl<B: Backend + Clone + 'static> Context<'_, B> {
+impl<B: LinkMath> Context<'_, B> {
     /// Computes the first `layers` layers, and passes the rows that the last of them gives `targets`, ascending, or
     /// every node, to `take`, tile by tile. Rows that training changes come from `source`, or from the state that the
     /// model was saved with.
@@ -68,10 +68,7 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         let layers = sizes.len();
         // Steps and inference take turns with the same memory.
         self.give_back();
-        let input = match source {
-            Some(source) => source.table()?,
-            None => self.input_table()?,
-        };
+        let input = self.input_rows(source)?;
         let tile = sizes.first().map_or(0, |(shape, _)| shape.tile);
         let scratch = Scratch::new(self.scratch, self.fingerprint(layers, tile)?)?;
         let (traffic, mut counters) = (Arc::new(Traffic::default()), WholeCounters::default());
@@ -143,7 +140,15 @@ impl<B: Backend + Clone + 'static> Context<'_, B> {
         Ok(all)
     }
 
-    /// The rows that the first layer reads.
+    /// The rows that the first layer reads: from `source`, or from the state that the model was saved with.
+    pub(crate) fn input_rows(&mut self, source: Option<&mut dyn BatchSource<B>>) -> Result<InputTable> {
+        let table = match source {
+            Some(source) => source.table()?,
+            None => self.input_table()?,
+        };
+        self.learner.input_table(table)
+    }
+
     fn input_table(&mut self) -> Result<InputTable> {
         // No seeds: only the table is requested.
         let over = Inference {

@@ -93,7 +93,7 @@ impl LayerShape {
         device: DeviceProfile,
         within: Bytes,
     ) -> Result<Vec<LayerShape>> {
-        let dim = job.dim() as usize;
+        let dim = config.input_columns(job.dim() as usize);
         let widths = (0..config.model.layers).map(|layer| {
             let (input, output) = config.model.widths(layer, dim, outputs);
             input.max(output).max(config.model.whole_needs(layer, dim, outputs).columns)
@@ -120,7 +120,7 @@ impl LayerShape {
         device: DeviceProfile,
         tile: usize,
     ) -> Result<LayerShape> {
-        let dim = job.dim() as usize;
+        let dim = config.input_columns(job.dim() as usize);
         let (input, output) = config.model.widths(layer, dim, outputs);
         let needs = config.model.whole_needs(layer, dim, outputs);
         let manifest = job.dataset.manifest();

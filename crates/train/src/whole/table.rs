@@ -4,7 +4,7 @@
 use crate::{Learner, Result, TrainError};
 use esker_fetch::pipeline::caught;
 use esker_io::{Options, Piece};
-use esker_nn::{Backend, Device, HostRows, Shape};
+use esker_nn::{Device, HostRows, LinkMath, Shape};
 use esker_store::{ArrayFile, ArrayWriter, FileEntry, Journal, PAYLOAD_OFFSET, StoreError};
 use esker_strategies::{InputTable, ReadInputRows};
 use esker_types::{Dtype, NodeId};
@@ -98,7 +98,7 @@ pub(super) struct RowService<B: Device> {
     received: usize,
 }
 
-impl<B: Backend + Clone + 'static> RowService<B> {
+impl<B: LinkMath> RowService<B> {
     pub fn start(
         table: &StoredTable,
         backend: &B,
@@ -145,7 +145,7 @@ struct TableThread<B: Device> {
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Backend + Clone + 'static> TableThread<B> {
+impl<B: LinkMath> TableThread<B> {
     fn start(table: &StoredTable, backend: &B, traffic: &Arc<Traffic>) -> Result<TableThread<B>> {
         let (requests, wanted) = sync_channel::<Wanted>(OPEN_REQUESTS);
         let (send, rows) = sync_channel(OPEN_REQUESTS);
@@ -309,7 +309,7 @@ impl FileWriter {
     }
 }
 
-impl<B: Backend + Clone + 'static> TableWriter<B> {
+impl<B: LinkMath> TableWriter<B> {
     /// Appends the rows of a tile.
     pub fn append(&mut self, learner: &Learner<B>, rows: &B::Matrix) -> Result<()> {
         let (count, columns) = (rows.rows(), rows.columns());

@@ -4,7 +4,7 @@
 use esker_fetch::{FeatureRows, RowFormat};
 use esker_import::generate::{GraphShape, generate};
 use esker_import::{ImportJob, Request, import};
-use esker_nn::{Backend, Device, HostBytes, Kind, ModelConfig, RowCache};
+use esker_nn::{Device, HostBytes, Kind, LinkMath, ModelConfig, RowCache};
 use esker_plan::{Belady, NextUses, Placement, Placements, RequestCount};
 use esker_sample::Fanout;
 use esker_sample::partition::{PartitionSource, PartitionWork, make};
@@ -121,7 +121,7 @@ fn write_npy(path: &Path, descr: &str, shape: &str, data: &[u8]) -> PathBuf {
 
 /// A batch larger than expected ends a run on a device with its own memory. The error names a budget; with it, the run
 /// goes on to the same end as one with plenty.
-pub fn check_large_device_batch<B: Backend + Clone + 'static>(
+pub fn check_large_device_batch<B: LinkMath>(
     device: impl Fn(&RunConfig) -> B,
     base: RunConfig,
     bench: &Bench,

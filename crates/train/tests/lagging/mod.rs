@@ -1,6 +1,7 @@
 //! A backend that does what a GPU does to its caller: rows come from memory of another kind, matrices lie elsewhere, and
 //! losses, with whatever is wrong with them, are known only when somebody waits. The CPU computes.
 
+mod link;
 #[path = "../../../nn/tests/common/stored.rs"]
 mod stored;
 
