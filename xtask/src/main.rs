@@ -32,9 +32,9 @@ fn main() -> ExitCode {
         ["fixtures"] => make_fixtures(),
         ["kernels"] => compile_kernels(),
         ["gpu"] => xtask::prove::gpu::fill_folder().map(|folder| println!("filled {}", folder.display())),
-        ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name)),
-        ["prove", item] => xtask::prove::run(item),
-        ["prove"] => xtask::prove::run(""),
+        ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name, &[])),
+        ["prove", item, ref rest @ ..] => xtask::prove::run(item, rest),
+        ["prove"] => xtask::prove::run("", &[]),
         ["bench", ref rest @ ..] => xtask::bench::run_and_print(rest),
         ["fuzz", ref rest @ ..] => fuzz(rest),
         _ => {

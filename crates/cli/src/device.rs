@@ -11,6 +11,8 @@ use esker_types::DeviceName;
 pub trait WithBackend {
     /// What comes out.
     type Output;
+    /// Called before a device with its own memory is opened, which takes a while.
+    fn before_opening(&mut self, _config: &RunConfig) {}
     /// Does it. The configuration is complete: the device's memory is decided where it has any.
     fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<Self::Output>;
 }
@@ -25,13 +27,14 @@ pub fn resolve(device: DeviceName) -> DeviceName {
 }
 
 /// Does work on the processor that the configuration names.
-pub fn on_device<W: WithBackend>(config: RunConfig, work: W) -> anyhow::Result<W::Output> {
+pub fn on_device<W: WithBackend>(config: RunConfig, mut work: W) -> anyhow::Result<W::Output> {
     match resolve(config.device) {
         DeviceName::Auto | DeviceName::Cpu => {
             let (device, gpu_memory) = (DeviceName::Cpu, None);
             work.run(CpuBackend::new(), RunConfig { device, gpu_memory, ..config })
         }
         device @ DeviceName::Cuda(number) => {
+            work.before_opening(&config);
             let gpu = Gpu::open(number, config.gpu_memory, config.precision)
                 .with_context(|| format!("--device {device}"))?;
             // While the dataset is opened and batches are prepared.

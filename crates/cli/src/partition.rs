@@ -50,7 +50,7 @@ pub struct PartitionArguments {
     /// Take partitions from this file: a partition number per line, a line per node, as METIS writes it
     #[arg(long, conflicts_with_all = ["passes", "group", "batch"])]
     from: Option<PathBuf>,
-    /// Partitions in a group, for --partitions auto; default: 20
+    /// Partitions in a group, for --partitions auto; default: 40
     #[arg(long)]
     group: Option<u32>,
     /// Seed nodes in a batch, for --partitions auto; default: 1000
@@ -223,7 +223,10 @@ pub fn choose_partitioning(
     may_make: bool,
 ) -> anyhow::Result<()> {
     if config.order != OrderName::Groups {
-        return Ok(());
+        return match config.over_partitions() {
+            Some(_) => Ok(set_schedule(config, dataset)?),
+            None => Ok(()),
+        };
     }
     // Before anything is made: a run that cannot be needs no partitions.
     config.check()?;
@@ -245,6 +248,11 @@ pub fn choose_partitioning(
         }
     };
     config.partitioning = Some((&stored).into());
+    Ok(set_schedule(config, dataset)?)
+}
+
+/// Sets the number of steps of a schedule that ends with the run, where epochs differ in theirs.
+pub fn set_schedule(config: &mut RunConfig, dataset: &Dataset) -> esker_train::Result<()> {
     if let Schedule::Cosine { .. } | Schedule::Linear { .. } = config.schedule {
         let all = count_steps(config, dataset)?;
         if let Schedule::Cosine { steps, .. } | Schedule::Linear { steps, .. } = &mut config.schedule {

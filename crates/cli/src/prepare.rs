@@ -6,7 +6,7 @@ use crate::note;
 use crate::output::{TextTable, print, print_json};
 use crate::partition::choose_partitioning;
 use crate::progress::Shown;
-use crate::train::{Flags, stop_on_interrupt};
+use crate::train::{Flags, note_buffer, stop_on_interrupt};
 use esker_fetch::packed::Packing;
 use esker_nn::LinkMath;
 use esker_store::Dataset;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Do the work before training alone: with diskgnn sample batches and pack their feature rows, with outre choose the history
+/// Do the work before training alone: with diskgnn sample batches and pack their feature rows, with outre choose the history, with marius sort edges and features by partition
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -33,6 +33,8 @@ Examples:
   esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10
   # measure, profile and divide memory for outre
   esker prepare g --strategy outre --memory 1GiB --staleness 20 --epochs 10
+  # edges by pairs of 16 partitions, feature rows by partition
+  esker prepare g --strategy marius --partitions 16 --resident 4
 
 `esker train` prepares too, if it finds nothing that it can use. `prepare` does it beforehand, or on another machine: the directory can be copied. It takes the flags of `esker train`; those that determine batches and memory must be the same for both. If it is killed, the same command resumes it."
 )]
@@ -53,9 +55,11 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let mut config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
     check_memory(config.memory)?;
-    if !matches!(config.strategy, StrategyKind::DiskGnn | StrategyKind::Outre) {
+    if !matches!(config.strategy, StrategyKind::DiskGnn | StrategyKind::Outre | StrategyKind::Marius) {
         let strategy = config.strategy;
-        return Err(usage(format!("{strategy} needs no preparation; use --strategy diskgnn or outre")));
+        return Err(usage(format!(
+            "{strategy} needs no preparation; use --strategy diskgnn, outre or marius"
+        )));
     }
     flags.note_history(&config, &dataset);
     choose_partitioning(&mut config, &dataset, flags.partitioning.as_deref(), arguments.json, true)?;
@@ -91,7 +95,7 @@ impl Drop for PrepareScratch {
 impl WithBackend for Preparing {
     type Output = ExitCode;
 
-    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, mut config: RunConfig) -> anyhow::Result<ExitCode> {
         let started = Instant::now();
         let recorded = Arc::new(Recorded::default());
         let progress: Arc<dyn Progress + Send + Sync> = match self.json {
@@ -99,8 +103,10 @@ impl WithBackend for Preparing {
             false => Arc::new(Shown::new()),
         };
         let stop = stop_on_interrupt("stopping once everything done is on disk; press again to stop at once");
-        let control = RunControl { progress, stop, prepare_only: true };
-        let run = match OpenRun::new_watched(backend, config, self.scratch, control) {
+        let control = RunControl { progress, stop, prepare_only: true, ..RunControl::default() };
+        let run = note_buffer(&backend, &mut config, &control)
+            .and_then(|()| OpenRun::new_watched(backend, config, self.scratch, control));
+        let run = match run {
             Err(error) if error.kind() == ErrorKind::Stopped => {
                 note!("stopped preparing; what was done is kept, and the same command continues with it");
                 return Ok(ExitCode::from(INTERRUPTED));
@@ -110,7 +116,8 @@ impl WithBackend for Preparing {
         let seconds = started.elapsed().as_secs_f64();
         let notes = run.notes();
         if self.json {
-            let stages: Vec<Value> = recorded.stages().iter().map(stage_json).collect();
+            let stages: Vec<Value> =
+                recorded.stages().iter().map(|stage| stage_json(stage, started)).collect();
             return print_json(&json!({
                 "seconds": seconds, "notes": notes, "epochs_sampled": run.config.epochs_sampled,
                 "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
@@ -132,9 +139,9 @@ impl WithBackend for Preparing {
     }
 }
 
-fn stage_json(stage: &StageTaken) -> Value {
+fn stage_json(stage: &StageTaken, started: Instant) -> Value {
     json!({
-        "name": stage.name, "seconds": stage.seconds(), "amount": stage.amount, "unit": stage.unit.name(),
+        "name": stage.name, "began": stage.began.duration_since(started).as_secs_f64(), "seconds": stage.seconds(), "amount": stage.amount, "unit": stage.unit.name(),
     })
 }
 

@@ -51,8 +51,8 @@ fn a_partitioning_is_made_found_listed_and_verified() {
     assert_eq!(json(path, "verify g")["ok"], true);
     check_refusal(path, "partition g --partitions 41", 2, &["`default`", "--overwrite"]);
     assert_eq!(json(path, "partition g --partitions 41 --overwrite")["request"]["partitions"], 41);
-    // 1000 training nodes in batches of 100: 20 partitions of 80 have two and a half.
-    assert_eq!(json(path, "partition g --batch 100 --name auto")["request"]["partitions"], 80);
+    // 1000 training nodes in batches of 100: 40 partitions of 160 have two and a half.
+    assert_eq!(json(path, "partition g --batch 100 --name auto")["request"]["partitions"], 160);
     let file = path.join("g/derived/partitions-auto/partitions.bin");
     let mut bytes = fs::read(&file).unwrap();
     bytes[5000] ^= 1;
@@ -60,7 +60,7 @@ fn a_partitioning_is_made_found_listed_and_verified() {
     check_refusal(path, "verify g", 3, &["partitions-auto", "partitions.bin"]);
     check_refusal(
         path,
-        &format!("train g --order groups --partitioning auto {RUN}"),
+        &format!("train g --order groups --group 20 --partitioning auto {RUN}"),
         1,
         &["partitions.bin", "esker partition"],
     );
@@ -81,7 +81,7 @@ fn wrong_requests_are_told_what_would_be_right() {
     check_refusal(path, "partition g --from odd --passes 2", 2, &["--passes"]);
     check_refusal(path, "train g --group 3", 2, &["--group has no effect", "--order groups"]);
     check_refusal(path, "train g --partitioning a", 2, &["--partitioning has no effect"]);
-    check_refusal(path, "train g --order groups --partitioning a", 2, &["no partitioning `a`"]);
+    check_refusal(path, "train g --order groups --group 20 --partitioning a", 2, &["no partitioning `a`"]);
     check_refusal(path, "train g --order groups --group 0", 2, &["--group"]);
     assert!(!path.join("g/derived").exists(), "a refusal left something behind");
 }
@@ -116,7 +116,7 @@ fn killed_at_any_moment_the_same_command_ends_with_the_same_bytes() {
 fn every_strategy_trains_by_groups_alike_and_partitions_are_made_where_there_are_none() {
     let directory = with_graph("--nodes 5000 --classes 50 --train 0.2");
     let path = directory.path();
-    let words = format!("{RUN} --order groups --schedule cosine:3");
+    let words = format!("{RUN} --order groups --group 20 --schedule cosine:3");
     let first = esker(path, &format!("train g {words} --out memory --json")).output().unwrap();
     let said = String::from_utf8_lossy(&first.stderr).into_owned();
     assert!(first.status.success() && said.contains("no partitions yet"), "{said}");
@@ -146,16 +146,17 @@ fn every_strategy_trains_by_groups_alike_and_partitions_are_made_where_there_are
 }
 
 /// Flags that leave most neighbours on disk.
-const FEW: &str = "--strategy ginex --order groups --neighbour-cache 1MiB";
+const FEW: &str = "--strategy ginex --order groups --group 20 --neighbour-cache 1MiB";
 
 #[test]
 fn neighbour_caches_of_every_policy_train_alike_and_are_counted() {
     let directory = with_graph("--nodes 60000 --classes 600 --train 0.05 --out-neighbours");
     let path = directory.path();
-    json(path, "partition g --batch 50");
+    json(path, "partition g --batch 50 --group 20");
     for direction in ["incoming", "both"] {
         let words = format!("{RUN} --eval none --direction {direction}");
-        let expected = json(path, &format!("train g {words} --order groups --out {direction}-memory"));
+        let expected =
+            json(path, &format!("train g {words} --order groups --group 20 --out {direction}-memory"));
         let mut ratios = Vec::new();
         for policy in ["ginex", "cross", "group"] {
             let out = format!("{direction}-{policy}");
@@ -263,7 +264,7 @@ fn lost_partitions_are_named_with_their_parameters_and_redundancy_is_shown() {
     let directory = with_graph("--nodes 3000 --classes 30 --train 0.2");
     let path = directory.path();
     json(path, "partition g --partitions 24 --passes 2 --name mine");
-    let words = format!("{RUN} --order groups --eval none");
+    let words = format!("{RUN} --order groups --group 20 --eval none");
     let by_groups = json(path, &format!("train g {words} --out run"));
     let shuffled = json(path, &format!("train g {RUN} --eval none --out shuffled"));
     let redundancy = |summary: &Value| summary["redundancy"].as_f64().unwrap();

@@ -92,7 +92,12 @@ fn prepare_says_what_its_stages_took() {
     let again = json_of(directory.path(), words);
     let names: Vec<&str> =
         again["stages"].as_array().unwrap().iter().map(|stage| stage["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["sample for sizes"]);
+    assert_eq!(names, ["read labels", "load topology", "sample for sizes"]);
+    // Stages follow one another.
+    let at = |stage: &serde_json::Value, key: &str| stage[key].as_f64().unwrap();
+    let ends = stages.iter().map(|stage| at(stage, "began") + at(stage, "seconds"));
+    let begins = stages.iter().skip(1).map(|stage| at(stage, "began"));
+    assert!(ends.zip(begins).all(|(end, begin)| end <= begin + 1e-9), "{stages:?}");
 }
 
 #[test]

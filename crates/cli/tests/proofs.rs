@@ -4,8 +4,10 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, link, outre, outre_accuracy,
-    outre_gpu, outre_history, outre_safe, outre_split, real, sample, skew, stripe, threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, link, link_budget, link_gpu,
+    link_inputs, link_peers, link_published, marius_bytes, marius_orders, marius_safe, marius_speed, outre,
+    outre_accuracy, outre_gpu, outre_history, outre_safe, outre_speed, outre_split, real, sample, skew,
+    stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -205,6 +207,13 @@ fn preparing_that_was_killed_goes_on_to_the_same_bytes() {
 }
 
 #[test]
+fn diskgnn_that_is_killed_while_it_trains_validates_and_tests_goes_on() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    println!("{:#}", diskgnn::evaluating::killed(&bench, "2", 2, 3).unwrap());
+}
+
+#[test]
 fn diskgnn_is_measured_beside_ginex_memory_and_what_preparing_must_take() {
     match Group::create(1 << 30) {
         Ok(_) => {
@@ -231,17 +240,22 @@ fn diskgnn_is_measured_beside_ginex_memory_and_what_preparing_must_take() {
 fn inference_with_all_neighbours_is_the_same_with_any_memory_and_after_kills() {
     let bench = bench();
     train::graph(&bench, 20_000, 32).unwrap();
-    println!("{:#}", inference::same(&bench, &["sage", "gat"], 32).unwrap());
-    println!("{:#}", inference::killed(&bench, "sage", "80MiB", 3).unwrap());
+    println!("{:#}", inference::same(&bench, &["sage", "gat"], (20_000, 32), 32).unwrap());
+    // Too little for the rows of a layer.
+    let memory = format!("{}B", inference::smallest(&bench, "sage").unwrap());
+    println!("{:#}", inference::killed(&bench, "sage", &memory, 3).unwrap());
 }
 
-const SMALL_HISTORY: outre_history::Size = outre_history::Size {
+const SMALL_HISTORY: outre_speed::Size = outre_speed::Size {
     nodes: 20_000,
     dim: 64,
     homophily: "0.9",
+    train: "0.1",
+    test: "0.02",
+    fanout: "10,10,10",
     batch: "50",
     hidden: "16",
-    memory: "120MiB",
+    memory: outre_speed::DiskMemory::Bytes(120 << 20),
     epochs: "3",
     staleness: "20",
     device: "cpu",
@@ -250,7 +264,8 @@ const SMALL_HISTORY: outre_history::Size = outre_history::Size {
 /// The proof of a GPU, on the CPU: what it compares is the same there.
 #[test]
 fn runs_that_are_compared_on_a_gpu_give_the_losses_of_memory() {
-    let size = outre_history::Size { nodes: 10_000, memory: "300MiB", epochs: "2", ..SMALL_HISTORY };
+    let memory = outre_speed::DiskMemory::Bytes(300 << 20);
+    let size = outre_speed::Size { nodes: 10_000, memory, epochs: "2", ..SMALL_HISTORY };
     println!("{:#}", outre_gpu::epochs(&bench(), size, 1).unwrap());
 }
 
@@ -258,7 +273,7 @@ fn runs_that_are_compared_on_a_gpu_give_the_losses_of_memory() {
 fn memory_is_divided_ahead_and_the_division_is_used() {
     // At this size seconds are noise: that the division is found, used and about right in rows is checked elsewhere.
     let tenths = &[0, 5];
-    let proof = outre_split::SplitProof { size: SMALL_HISTORY, tenths, rounds: 1, most: 4.0 };
+    let proof = outre_split::SplitProof { size: SMALL_HISTORY, tenths, rounds: 1, best: 1, most: 4.0 };
     println!("{:#}", outre_split::shares(&bench(), proof).unwrap());
 }
 
@@ -275,13 +290,18 @@ fn outre_by_default_is_about_as_accurate_as_shuffled_batches() {
 
 #[test]
 fn outre_requests_fewer_rows_than_ginex_and_trains_as_memory_does() {
-    println!("{:#}", outre_history::speed(&bench(), SMALL_HISTORY).unwrap());
+    println!("{:#}", outre_speed::speed(&bench(), SMALL_HISTORY, "4").unwrap());
 }
 
 #[test]
 fn a_history_requests_fewer_rows_and_costs_little_accuracy() {
-    let size = outre_history::Size { nodes: 8000, epochs: "6", ..SMALL_HISTORY };
-    println!("{:#}", outre_history::staleness(&bench(), size, &["1", "20"], 1).unwrap());
+    // 200 batches an epoch: a hundredth is the least staleness that is a history.
+    let size = outre_speed::Size { nodes: 10_000, batch: "5", epochs: "2", staleness: "2", ..SMALL_HISTORY };
+    let (staleness, hops) = (&[1, 2, 50], &["all"]);
+    let proof = outre_history::HistoryProof { size, staleness, hops, seeds: 1, most_points: 10.0 };
+    let bench = bench();
+    println!("{:#}", outre_history::accuracies(&bench, proof).unwrap());
+    println!("{:#}", outre_history::seconds(&bench, proof, 1).unwrap());
 }
 
 #[test]
@@ -322,19 +342,97 @@ fn outre_trains_on_far_more_than_its_memory_group_holds() {
 fn links_are_the_same_to_the_bit_for_any_threads_and_candidate_blocks() {
     let bench = bench();
     link::facts(&bench, 400, 4000).unwrap();
-    println!("{:#}", link::same(&bench, "2").unwrap());
+    println!("{:#}", link::same(&bench, "8").unwrap());
+}
+
+#[test]
+fn links_are_learned_in_orders_over_partitions() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    println!("{:#}", marius_orders::small(&bench, "3").unwrap());
+}
+
+#[test]
+fn a_partition_buffer_reads_and_writes_no_more_than_its_swaps() {
+    let bench = bench();
+    let size = marius_bytes::BytesSize { nodes: 4000, dim: 16, epochs: 2 };
+    train::graph(&bench, size.nodes, size.dim).unwrap();
+    link::facts(&bench, size.nodes, 20_000).unwrap();
+    println!("{:#}", marius_bytes::beside_swaps(&bench, size).unwrap());
+}
+
+#[test]
+fn a_partition_buffer_trains_as_in_memory_at_its_smallest_budget() {
+    if let Err(error) = Group::create(1 << 30) {
+        println!("skipped: {error:#}");
+        return;
+    }
+    let bench = bench();
+    bench.json(&["generate", "freebase", "--preset", "freebase86m", "--scale", "0.0001"]).unwrap();
+    let mut size = marius_speed::SpeedSize {
+        scale: "0.0001",
+        dim: 64,
+        batch: 2000,
+        chunks: 2,
+        negatives: &[20],
+        memory: 0,
+        counts: [16, 4, 8],
+        order: "two-level-beta",
+        epochs: 2,
+        rounds: 3,
+        rate_bytes: 8 << 20,
+    };
+    size.memory = marius_speed::smallest(&bench, &size).unwrap();
+    println!("{:#}", marius_speed::beside_memory(&bench, size).unwrap());
+    train::graph(&bench, 20_000, 32).unwrap();
+    let order = ["--order", "dispersed", "--partitions", "8", "--resident", "4"];
+    println!("{:#}", train::in_group(&bench, "marius", "sampled", &order).unwrap());
+}
+
+#[test]
+fn partitions_killed_anywhere_end_with_the_same_rows_and_a_full_disk_is_named() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 32).unwrap();
+    link::facts(&bench, 1000, 8000).unwrap();
+    let size = marius_safe::KillSize { epochs: "2", training: 3, sorting: 6, safe_point: "32KiB" };
+    println!("{:#}", marius_safe::killed(&bench, size, 5).unwrap());
+    let on_a_small_disk =
+        [marius_safe::full_disk(&bench, "2").unwrap(), marius_safe::read_only_dataset(&bench, "2").unwrap()];
+    for found in on_a_small_disk {
+        match found {
+            Some(found) => println!("{found:#}"),
+            None => println!("skipped: no small disk can be mounted here"),
+        }
+    }
 }
 
 #[test]
 fn links_killed_anywhere_end_with_the_same_embeddings() {
     let bench = bench();
     link::facts(&bench, 400, 4000).unwrap();
-    println!("{:#}", link::killed(&bench, "3", 6, 21).unwrap());
+    println!("{:#}", link::killed(&bench, "8", 6, 21).unwrap());
 }
 
 #[test]
 fn edges_without_structure_are_not_predicted() {
-    println!("{:#}", link::no_leak(&bench(), 2000, 10_000, "2", 5.0).unwrap());
+    println!("{:#}", link::no_leak(&bench(), 2000, 10_000, ["2", "30"], 5.0).unwrap());
+}
+
+#[test]
+fn a_generated_graph_of_facts_is_learned() {
+    let bench = bench();
+    bench.json(&["generate", "fb", "--preset", "freebase86m", "--scale", "0.00003"]).unwrap();
+    let words = "train fb --task link --encoder none --embeddings 32 --decoder complex --negatives 100 --chunks 4 --batch 500 --epochs 20 --optimizer adagrad --lr 0.1 --device cpu --out fb-run";
+    let found = bench.json(&words.split(' ').collect::<Vec<_>>()).unwrap();
+    link::check_learned(&bench, "fb", &found).unwrap();
+}
+
+#[test]
+fn links_are_predicted_from_features_embeddings_and_both() {
+    match link_inputs::inputs(&bench(), &link_inputs::SMALL, 1, "40").unwrap() {
+        Some(found) => println!("{found:#}"),
+        None => println!("skipped: the real datasets are not beside the checkout"),
+    }
 }
 
 #[test]
@@ -342,5 +440,85 @@ fn distmult_learns_fb15k_237() {
     match link::facts_are_learned(&bench(), "1", 0.1).unwrap() {
         Some(found) => println!("{found:#}"),
         None => println!("skipped: FB15k-237 is not beside the checkout"),
+    }
+}
+
+const QUICK_FLAGS: &str =
+    "--embeddings 8 --decoder complex --negatives 10 --chunks 2 --batch 50 --epochs 3 --checkpoint-batches 5";
+
+#[test]
+fn published_recipes_that_a_call_cuts_off_are_continued_by_the_next() {
+    let bench = bench();
+    link::facts(&bench, 400, 4000).unwrap();
+    let recipe = |name, least| link_published::PublishedRecipe {
+        name,
+        dataset: "facts",
+        flags: QUICK_FLAGS,
+        published: [least, 0.005],
+        settings: "quick",
+    };
+    let recipes = [recipe("one", 0.0), recipe("other", 0.0), recipe("third", 1.0)];
+    let trained = |words: &str| {
+        let words: Vec<String> = words.split(' ').map(String::from).collect();
+        let flags = link_published::PublishedFlags::parse(&words).unwrap();
+        link_published::trained(&bench, &recipes, &bench.directory, &flags)
+    };
+    let said = |words: &str| format!("{:#}", trained(words).unwrap_err());
+    // Stopped at once, or after a moment: nothing is lost, and nothing fails.
+    for minutes in ["0.001", "0.003"] {
+        let said = said(&format!("--device cpu --threads 1 --only one,other --minutes {minutes}"));
+        assert!(said.contains("continues them"), "{said}");
+    }
+    let found = trained("--device cpu --threads 1 --only one,other --at-once 2").unwrap();
+    assert_eq!(found.as_array().unwrap().len(), 2);
+    assert_eq!(found[0]["run"]["test"], found[1]["run"]["test"], "runs of the same seed");
+    assert_eq!(found[0]["run"]["epochs"], 3);
+    let low = said("--device cpu --threads 1 --only third");
+    assert!(low.contains("below what was published:\n  third"), "{low}");
+    // Kept results are not made again.
+    std::fs::remove_dir_all(bench.path("facts")).unwrap();
+    assert_eq!(trained("--device cpu --threads 1 --only one,other").unwrap(), found);
+}
+
+#[test]
+fn every_published_recipe_would_start() {
+    let bench = bench();
+    if !link_published::import(&bench, &bench.directory).unwrap() {
+        println!("skipped: the real datasets are not beside the checkout");
+        return;
+    }
+    let words = ["--device", "cpu", "--dry-run"].map(String::from);
+    let flags = link_published::PublishedFlags::parse(&words).unwrap();
+    let found = link_published::trained(&bench, &link_published::RECIPES, &bench.directory, &flags).unwrap();
+    assert_eq!(found.as_array().unwrap().len(), link_published::RECIPES.len());
+}
+
+#[test]
+fn links_keep_their_budget_inside_a_memory_group() {
+    match Group::create(1 << 30) {
+        Ok(_) => {
+            let bench = bench();
+            link::facts(&bench, 4000, 20_000).unwrap();
+            println!("{:#}", link_budget::in_groups(&bench).unwrap());
+        }
+        Err(error) => println!("skipped: {error:#}"),
+    }
+}
+
+#[test]
+fn links_at_the_shape_of_freebase_are_measured() {
+    let size = link_gpu::Size { scale: "0.0005", batch: 2000, batches: 3, device: "cpu", least: [1.0, 1.0] };
+    println!("{:#}", link_gpu::beside_each_other(&bench(), &size).unwrap());
+}
+
+#[test]
+fn links_are_trained_beside_pytorch() {
+    let Some(python) = link_peers::python() else {
+        println!("skipped: bench/peers/setup_links.sh target/peers-links makes the peers");
+        return;
+    };
+    let size = link_peers::Size { rounds: 1, epochs: 1, faster: 0.0 };
+    if link_peers::beside(&bench(), &python, &size).unwrap().is_none() {
+        println!("skipped: FB15k-237 is not beside the checkout");
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{esker, json};
+use common::{esker, json, npy};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -426,17 +426,6 @@ fn the_library_has_the_defaults_of_the_program() {
         assert!(config["memory"].take().as_u64().is_some_and(|bytes| bytes > 0));
     }
     assert_eq!(found["config"], expected);
-}
-
-/// A file of numbers as NumPy writes it.
-fn npy(path: &Path, descr: &str, shape: &str, data: &[u8]) {
-    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
-    let header = format!("{header:<117}\n");
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend((header.len() as u16).to_le_bytes());
-    bytes.extend(header.as_bytes());
-    bytes.extend(data);
-    fs::write(path, bytes).unwrap();
 }
 
 /// 64 training nodes with one neighbour each, but for the second, which has 2900. No pilot samples its batch.

@@ -282,11 +282,12 @@ __device__ __forceinline__ float slope_of(float gradient, float score, u32 over_
 
 // Scores of an edge's negatives become their gradients: a block an edge.
 extern "C" __global__ void __launch_bounds__(128) link_losses(
-    float* scores, const float* own_scores, float* own_gradients, double* losses, u32 each, u32 kind, float scale,
-    float margin, float temperature, u32 over_distance
+    float* scores, const float* own_scores, float* own_gradients, double* losses, const float* weights, u32 each,
+    u32 kind, float scale, float margin, float temperature, u32 over_distance
 ) {
     const float LOWEST = __int_as_float(0xff800000);
     u64 edge = blockIdx.x;
+    if (weights) scale *= weights[edge];
     float* own_row = scores + edge * each;
     float own = own_scores[edge], own_gradient;
     double loss;
@@ -385,43 +386,84 @@ extern "C" __global__ void __launch_bounds__(256) link_back_own(
     of_own[at] = pair_slope(gradients[edge], node, query, column, columns, decoder);
 }
 
-// Adds the gradients of all candidates' scores to the queries: a thread a column of a query.
+// The factor of both parts of the difference of two complex numbers in the gradient of its modulus.
+__device__ __forceinline__ float modulus_slope(float gradient, float re, float im) {
+    float modulus = sqrtf(re * re + im * im);
+    return modulus == 0.0f ? 0.0f : gradient / modulus;
+}
+
+// A sum of gradients by a row: of one column, or of both parts of a complex number whose modulus is a score's term.
+struct RowSum {
+    const float* row;
+    float* to;
+    float first, second;
+    u32 column, columns, decoder;
+
+    __device__ __forceinline__ RowSum(const float* row, float* to, u32 column, u32 columns, u32 decoder, bool adds)
+        : row(row), to(to), first(0.0f), second(0.0f), column(column), columns(columns), decoder(decoder) {
+        if (!adds) return;
+        first = to[column];
+        if (decoder == ROTATE) second = to[columns / 2 + column];
+    }
+
+    __device__ __forceinline__ void add(float gradient, const float* other) {
+        if (decoder != ROTATE) {
+            first += pair_slope(gradient, row, other, column, columns, decoder);
+            return;
+        }
+        u32 half = columns / 2;
+        float re = row[column] - other[column], im = row[half + column] - other[half + column];
+        float slope = modulus_slope(gradient, re, im);
+        first -= slope * re;
+        second -= slope * im;
+    }
+
+    __device__ __forceinline__ void store() {
+        to[column] = first;
+        if (decoder == ROTATE) to[columns / 2 + column] = second;
+    }
+};
+
+// Threads of a row: one a column, or a complex number.
+__device__ __forceinline__ u32 row_threads(u32 columns, u32 decoder) { return decoder == ROTATE ? columns / 2 : columns; }
+
+// Adds the gradients of all candidates' scores to the queries.
 extern "C" __global__ void __launch_bounds__(256) link_back_queries(
     const float* queries, const float* nodes, const u32* rows, const float* gradients, float* of_queries, u32 edges,
     u32 first_edge, u32 chunk_edges, u32 each, u32 columns, u32 decoder
 ) {
+    u32 threads = row_threads(columns, decoder);
     u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
-    if (at >= (u64)edges * columns) return;
-    u32 edge = at / columns, column = at % columns, chunk = (first_edge + edge) / chunk_edges;
-    const float* query = queries + (u64)edge * columns;
-    float sum = of_queries[at];
+    if (at >= (u64)edges * threads) return;
+    u64 edge = at / threads;
+    u32 chunk = (first_edge + edge) / chunk_edges;
+    RowSum sum(queries + edge * columns, of_queries + edge * columns, at % threads, columns, decoder, true);
     for (u32 candidate = 0; candidate < each; candidate++) {
         u64 row = rows ? rows[(u64)chunk * each + candidate] : candidate;
-        sum += pair_slope(gradients[(u64)edge * each + candidate], query, nodes + row * columns, column, columns, decoder);
+        sum.add(gradients[edge * each + candidate], nodes + row * columns);
     }
-    of_queries[at] = sum;
+    sum.store();
 }
 
-// Adds the gradients of a chunk's edges to its candidates: a thread a column of a candidate. `edges` are those whose
-// gradients are here, from `first_edge` on.
+// Adds the gradients of a chunk's edges to its `count` candidates. `edges` are those whose gradients are here, from
+// `first_edge` on.
 extern "C" __global__ void __launch_bounds__(256) link_back_candidates(
     const float* queries, const float* nodes, const u32* rows, const float* gradients, float* of_candidates, u64 count,
     u32 edges, u32 first_edge, u32 chunk_edges, u32 each, u32 columns, u32 decoder
 ) {
+    u32 threads = row_threads(columns, decoder);
     u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
-    if (at >= count) return;
-    u64 position = at / columns;
-    u32 column = at % columns, chunk = position / each, candidate = position % each;
+    if (at >= count * threads) return;
+    u64 position = at / threads;
+    u32 chunk = position / each, candidate = position % each;
     u64 row = rows ? rows[position] : position;
     u32 start = max(chunk * chunk_edges, first_edge), end = min((chunk + 1) * chunk_edges, first_edge + edges);
-    float sum = of_candidates[at];
+    RowSum sum(nodes + row * columns, of_candidates + position * columns, at % threads, columns, decoder, true);
     for (u32 edge = start; edge < end; edge++) {
         u64 local = edge - first_edge;
-        sum += pair_slope(
-            gradients[local * each + candidate], nodes + row * columns, queries + local * columns, column, columns, decoder
-        );
+        sum.add(gradients[local * each + candidate], queries + local * columns);
     }
-    of_candidates[at] = sum;
+    sum.store();
 }
 
 // The same for chunks of one edge, summed by node: positions of a node's candidates are its members.
@@ -429,16 +471,16 @@ extern "C" __global__ void __launch_bounds__(256) link_back_nodes(
     const float* queries, const float* nodes, const u32* offsets, const u32* members, const float* gradients,
     float* of_nodes, u32 count, u32 each, u32 columns, u32 decoder
 ) {
+    u32 threads = row_threads(columns, decoder);
     u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
-    if (at >= (u64)count * columns) return;
-    u32 node = at / columns, column = at % columns;
-    float sum = 0.0f;
+    if (at >= (u64)count * threads) return;
+    u64 node = at / threads;
+    RowSum sum(nodes + node * columns, of_nodes + node * columns, at % threads, columns, decoder, false);
     for (u32 member = offsets[node]; member < offsets[node + 1]; member++) {
         u64 position = members[member];
-        const float* query = queries + position / each * columns;
-        sum += pair_slope(gradients[position], nodes + (u64)node * columns, query, column, columns, decoder);
+        sum.add(gradients[position], queries + position / each * columns);
     }
-    of_nodes[at] = sum;
+    sum.store();
 }
 
 // Euclidean distances after matmuls with the weights: `to -= sum of a row of weights x row`. A warp a row.

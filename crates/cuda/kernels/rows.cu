@@ -40,6 +40,14 @@ extern "C" __global__ void add_rows(
     to[(u64)rows[at / columns] * columns + at % columns] += scale * from[at];
 }
 
+// `columns` columns of every row, from rows of one width to rows of another.
+extern "C" __global__ void copy_columns(const float* from, float* to, u64 count, u32 columns, u32 read, u32 written) {
+    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    u64 row = at / columns, column = at % columns;
+    to[row * written + column] = from[row * read + column];
+}
+
 static const u32 ABSENT = 0xffffffffu;
 
 // Where each node's row lies: its slot in the cache by a table with an entry a node; else the place among the others,

@@ -198,8 +198,12 @@ impl Gpu {
     }
 
     fn open_with(number: u32, most_bytes: Option<u64>, precision: Precision, exact: bool) -> Result<Gpu> {
-        let driver_version = start_driver()?;
-        let found = count()?;
+        // Large libraries are read from disk while the driver starts, which takes tenths of a second.
+        let libraries =
+            std::thread::spawn(|| [Library::Nvrtc, Library::Cublas].map(|library| drop(library.open())));
+        let started = start_driver().and_then(|version| Ok((version, count()?)));
+        let _ = libraries.join();
+        let (driver_version, found) = started?;
         if number >= found {
             return Err(CudaError::NoDevice { asked: number, found });
         }

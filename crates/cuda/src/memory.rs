@@ -57,6 +57,12 @@ pub fn pooled_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
+/// The most that a pool keeps: little more than its peak use, or a part of its limit. Blocks of other sizes are released
+/// beyond that. Releasing waits for the device, so where there is room batches that differ in size keep theirs.
+fn kept_bytes(peak_used: usize, uploading: usize, limit: usize) -> usize {
+    (peak_used + peak_used / 4 + uploading).max(limit / 4).min(limit)
+}
+
 impl DevicePool {
     pub fn new(limit: u64, exact: bool) -> DevicePool {
         DevicePool {
@@ -148,10 +154,8 @@ impl DeviceShelf {
     }
 
     fn allocate(&mut self, asked: usize) -> Result<DeviceBlock> {
-        // Free blocks of other sizes are released, so that the pool is little larger than the peak use.
-        let most = self.peak_used.max(self.used + asked);
         let uploading: usize = self.uploading.iter().map(|block| block.bytes).sum();
-        let most = (most + most / 4 + uploading).min(self.limit);
+        let most = kept_bytes(self.peak_used.max(self.used + asked), uploading, self.limit);
         if self.held + asked > most {
             self.release_computing(most.saturating_sub(asked));
         }
@@ -282,6 +286,13 @@ impl Drop for DeviceBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_far_below_its_limit_keeps_what_it_has() {
+        assert_eq!(kept_bytes(100, 7, 100_000), 25_000);
+        assert_eq!(kept_bytes(40_000, 7, 100_000), 50_007);
+        assert_eq!(kept_bytes(90_000, 7, 100_000), 100_000);
+    }
 
     #[test]
     fn sizes_are_shared_and_waste_little() {

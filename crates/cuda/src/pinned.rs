@@ -25,6 +25,40 @@ impl Page {
     fn is_idle(&self) -> bool {
         self.free_at.as_ref().is_none_or(Event::is_reached)
     }
+
+    fn as_free(&self) -> FreePage {
+        FreePage { bytes: self.bytes, is_idle: self.is_idle() }
+    }
+}
+
+/// A free page of the pool, as choices see it.
+#[derive(Debug, Clone, Copy)]
+struct FreePage {
+    bytes: usize,
+    is_idle: bool,
+}
+
+/// The page for a request: one that is little larger and whose copy is done; otherwise, if enough of these wait for their
+/// copies, the one that has waited longest; otherwise the smallest of at most twice the size. Batches that pull hidden
+/// rows differ in size by that much, and pinning takes longer than copying.
+fn choose_page(free: &[FreePage], asked: usize) -> Option<usize> {
+    let is_between = |least: usize, most: usize, page: &FreePage| page.bytes >= least && page.bytes <= most;
+    let fitting = || (0..free.len()).filter(|index| is_between(asked, asked + asked / 4, &free[*index]));
+    let done_first = fitting().find(|index| free[*index].is_idle);
+    let oldest = || fitting().next().filter(|_| fitting().count() >= MOST_WAITING);
+    let larger = || {
+        let usable = |page: &FreePage| page.is_idle && is_between(asked, 2 * asked, page);
+        (0..free.len()).filter(|index| usable(&free[*index])).min_by_key(|index| free[*index].bytes)
+    };
+    done_first.or_else(oldest).or_else(larger)
+}
+
+/// The page that is freed for a request which no page fits: the largest that is too small, or else the one that has been
+/// free for longest.
+fn choose_freed(free: &[FreePage], asked: usize) -> Option<usize> {
+    let idle = || (0..free.len()).filter(|index| free[*index].is_idle);
+    let too_small = idle().filter(|index| free[*index].bytes < asked).max_by_key(|index| free[*index].bytes);
+    too_small.or_else(|| idle().next())
 }
 
 /// Alignment of memory, pinned or not: a page.
@@ -55,17 +89,13 @@ impl PinnedPool {
     }
 
     pub fn clear(&self) {
-        self.lock().shrink(0);
+        self.lock().shrink(0, 0);
     }
 
     fn take(&self, asked: usize) -> Result<Page> {
         let mut shelf = self.lock();
-        let fits = |page: &Page| page.bytes >= asked && page.bytes <= asked + asked / 4;
-        // A page whose copy is done; otherwise, if enough pages wait, the one that has waited longest.
-        let fitting: Vec<usize> = (0..shelf.free.len()).filter(|index| fits(&shelf.free[*index])).collect();
-        let done_first = fitting.iter().find(|index| shelf.free[**index].is_idle());
-        let oldest = fitting.first().filter(|_| fitting.len() >= MOST_WAITING);
-        if let Some(index) = done_first.or(oldest).copied() {
+        let free: Vec<FreePage> = shelf.free.iter().map(Page::as_free).collect();
+        if let Some(index) = choose_page(&free, asked) {
             let mut page = shelf.free.remove(index);
             shelf.count(page.bytes);
             drop(shelf);
@@ -79,7 +109,7 @@ impl PinnedPool {
         let waiting = shelf.free.iter().filter(|page| !page.is_idle());
         let waiting: usize = waiting.map(|page| page.bytes).sum();
         let most = shelf.peak_used + shelf.peak_used / 4 + waiting;
-        shelf.shrink(most.saturating_sub(asked));
+        shelf.shrink(most.saturating_sub(asked), asked);
         let start = match pin(asked) {
             Ok(start) => start,
             Err(error) => {
@@ -104,11 +134,12 @@ impl PinnedShelf {
         self.peak_used = self.peak_used.max(self.used);
     }
 
-    /// Frees pages that no copy reads, until the pool has at most `keep` bytes.
-    fn shrink(&mut self, keep: usize) {
-        while self.held > keep
-            && let Some(index) = (0..self.free.len()).find(|index| self.free[*index].is_idle())
-        {
+    /// Frees pages that no copy reads, until the pool has at most `keep` bytes: first those that were just too small for
+    /// what was asked.
+    fn shrink(&mut self, keep: usize, asked: usize) {
+        while self.held > keep {
+            let free: Vec<FreePage> = self.free.iter().map(Page::as_free).collect();
+            let Some(index) = choose_freed(&free, asked) else { return };
             let page = self.free.remove(index);
             self.held -= page.bytes;
             // SAFETY: pinned by `pin` with this size, unpinned once, and no copy reads it any more.
@@ -456,5 +487,73 @@ impl Drop for Pending {
         if let Some(slots) = self.gpu.inner().slots.get() {
             slots.lock().push(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free(pages: &[(usize, bool)]) -> Vec<FreePage> {
+        pages.iter().map(|(bytes, is_idle)| FreePage { bytes: *bytes, is_idle: *is_idle }).collect()
+    }
+
+    #[test]
+    fn a_request_takes_what_fits_best_and_pins_only_if_nothing_of_twice_its_size_is_free() {
+        let check = |pages: &[(usize, bool)], expected: Option<usize>| {
+            assert_eq!(choose_page(&free(pages), 100), expected, "{pages:?}");
+        };
+        check(&[(200, true), (120, true), (100, true)], Some(1));
+        check(&[(99, true), (201, true)], None);
+        check(&[(190, true), (150, true), (180, true)], Some(1));
+        // Those whose copies are under way are waited for only if there are enough of them.
+        check(&[(110, false), (150, true)], Some(1));
+        check(&[(110, false), (150, false)], None);
+        check(&[(110, false), (120, false), (100, false), (150, true)], Some(0));
+    }
+
+    #[test]
+    fn what_was_just_too_small_is_freed_first() {
+        let check = |pages: &[(usize, bool)], expected: Option<usize>| {
+            assert_eq!(choose_freed(&free(pages), 100), expected, "{pages:?}");
+        };
+        check(&[(8, true), (90, true), (70, true), (300, true)], Some(1));
+        check(&[(90, false), (300, true), (70, true)], Some(2));
+        check(&[(300, true), (250, true)], Some(0));
+        check(&[(300, false), (90, false)], None);
+    }
+
+    /// Batches of a size between half of the largest and the largest: once there are pages for the largest ones, little is
+    /// pinned any more.
+    #[test]
+    fn batches_that_differ_by_half_soon_pin_little() {
+        let (mut pages, mut pinned_late) = (Vec::<usize>::new(), 0);
+        let mut in_use = std::collections::VecDeque::new();
+        for batch in 0..400usize {
+            let asked = 1000 + batch * 7919 % 1000;
+            if in_use.len() == 4 {
+                pages.extend(in_use.pop_front());
+            }
+            let idle: Vec<FreePage> =
+                pages.iter().map(|bytes| FreePage { bytes: *bytes, is_idle: true }).collect();
+            match choose_page(&idle, asked) {
+                Some(index) => in_use.push_back(pages.remove(index)),
+                None => {
+                    pinned_late += usize::from(batch >= 200);
+                    // The pool has room for five of the largest.
+                    let held: usize = pages.iter().chain(&in_use).sum();
+                    let mut held = held + asked;
+                    while held > 10_000 {
+                        let idle: Vec<FreePage> =
+                            pages.iter().map(|bytes| FreePage { bytes: *bytes, is_idle: true }).collect();
+                        let Some(freed) = choose_freed(&idle, asked) else { break };
+                        held -= pages.remove(freed);
+                    }
+                    in_use.push_back(asked);
+                }
+            }
+        }
+        // With pages of at most a quarter more than was asked, 136 of them would.
+        assert!(pinned_late <= 10, "{pinned_late} of 200 batches pinned memory");
     }
 }

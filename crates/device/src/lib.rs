@@ -31,6 +31,9 @@ pub trait Deferred: Send {
     fn wait(self) -> Result<f64>;
 }
 
+/// Numbers that are exchanged with a matrix at a time.
+const EXCHANGED_NUMBERS: usize = 1 << 16;
+
 /// Host memory for rows of f32, in a form that the device reads fastest.
 pub trait HostRows: Send + 'static {
     /// The numbers, row-major.
@@ -109,6 +112,19 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn write(&self, matrix: &mut Self::Matrix, first: usize, values: &[f32]);
     /// Copies rows into host memory, starting at row `first`. Waits for the device.
     fn read(&self, matrix: &Self::Matrix, first: usize, values: &mut [f32]);
+    /// Swaps rows of the matrix, starting at row `first`, with rows in host memory. Waits for the device.
+    fn exchange(&self, matrix: &mut Self::Matrix, first: usize, values: &mut [f32]) {
+        let columns = matrix.columns().max(1);
+        let rows = (EXCHANGED_NUMBERS / columns).max(1);
+        let (mut held, mut row) = (vec![0.0; rows * columns], first);
+        for part in values.chunks_mut(rows * columns) {
+            let held = &mut held[..part.len()];
+            self.read(matrix, row, held);
+            self.write(matrix, row, part);
+            part.copy_from_slice(held);
+            row += part.len() / columns;
+        }
+    }
     /// Sets every number.
     fn fill(&self, matrix: &mut Self::Matrix, value: f32);
     /// `to[i] = from[rows[i]]`.
@@ -117,6 +133,16 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn scatter_rows(&self, from: Option<&Self::Matrix>, rows: &[u32], to: &mut Self::Matrix);
     /// `to[rows[i]] += scale * from[i]`. Rows do not repeat.
     fn add_rows(&self, from: &Self::Matrix, rows: &[u32], scale: f32, to: &mut Self::Matrix);
+    /// `to[i][to_first + j] = from[i][from_first + j]` for `count` columns. Both matrices have as many rows. Does not wait
+    /// for the device.
+    fn copy_columns(
+        &self,
+        from: &Self::Matrix,
+        from_first: usize,
+        to: &mut Self::Matrix,
+        to_first: usize,
+        count: usize,
+    );
     /// The adjacency of a layer. Asserts that every neighbour is an input.
     fn graph(&self, adjacency: &Adjacency<'_>) -> Self::Graph {
         self.upload_graph(self.stage_graph(adjacency))

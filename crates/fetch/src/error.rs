@@ -93,6 +93,44 @@ pub enum FetchError {
         /// Bytes allowed.
         allowed: ByteCount,
     },
+    /// A partition of learned rows that does not match its checksum.
+    #[error(
+        "{path}: partition {partition} is not what was written: expected checksum {expected}, found {found}; check the disk, and start the run again with another --out"
+    )]
+    TablePartition {
+        /// The file.
+        path: PathBuf,
+        /// The partition.
+        partition: u32,
+        /// The checksum of what was written.
+        expected: String,
+        /// That of what was read.
+        found: String,
+    },
+    /// Feature rows of a partition that do not match their checksum.
+    #[error(
+        "{path}: the feature rows of partition {partition} are not what was written, by their checksum; check the disk, remove the directory, and they are made again"
+    )]
+    FeaturePartition {
+        /// The file.
+        path: PathBuf,
+        /// The partition.
+        partition: u32,
+    },
+    /// Feature rows by partition that do not belong to their dataset.
+    #[error("{path}: expected {expected}, found other arrays; remove the directory, and they are made again")]
+    PartitionedFeatures {
+        /// The directory.
+        path: PathBuf,
+        /// What must be there.
+        expected: String,
+    },
+    /// Initial rows that cannot be made.
+    #[error("{said}")]
+    InitialRows {
+        /// What is wrong with them.
+        said: String,
+    },
     /// A stop was requested. Finished work is safe.
     #[error("stopped")]
     Stopped,
@@ -126,6 +164,10 @@ impl FetchError {
             FetchError::Damaged { .. }
             | FetchError::Scratch { .. }
             | FetchError::Panicked(_)
+            | FetchError::TablePartition { .. }
+            | FetchError::FeaturePartition { .. }
+            | FetchError::PartitionedFeatures { .. }
+            | FetchError::InitialRows { .. }
             | FetchError::Row { .. } => ErrorKind::World,
         }
     }

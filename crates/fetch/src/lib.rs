@@ -3,7 +3,8 @@
 //!
 //! [`FeatureRows`] are the rows of a dataset, in memory or memory-mapped. [`DiskRows`] are on disk: a [`RowReader`]
 //! reads the rows that a plan reads, and a [`HostCache`] stores the rows that the plan keeps. An [`AccessFile`] and a
-//! [`PlanFile`] store what is accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`pipeline`]
+//! [`PlanFile`] store what is accessed and planned. [`ColumnFiles`] are any other arrays of a dataset. [`partitions`] reads and writes rows by
+//! node partition, in large pieces. [`pipeline`]
 //! connects stages that work at the same time and measures what each waits for. Nothing here decides which rows to
 //! fetch, or when.
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ mod format;
 #[cfg(test)]
 mod model;
 pub mod packed;
+pub mod partitions;
 pub mod pipeline;
 #[cfg(test)]
 mod pipeline_tests;

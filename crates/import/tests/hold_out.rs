@@ -247,6 +247,20 @@ fn fixed_negatives_of_ogb_are_stored_beside_their_edges() {
 }
 
 #[test]
+fn an_edge_split_with_reverses_is_undirected_whether_or_not_duplicates_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("out");
+    let stored = ogbl(&directory.path().join("edge"), "edge");
+    assert!(!make(&stored, &target, 64 << 20).unwrap().edges.undirected);
+    for remove_duplicates in [false, true] {
+        let request = Request { add_reverse: true, remove_duplicates, ..stored.clone() };
+        assert!(make(&request, &target, 64 << 20).unwrap().edges.undirected, "{remove_duplicates}");
+        let edges: BTreeSet<Edge> = graph(&Dataset::open(&target).unwrap()).into_iter().collect();
+        assert!(edges.iter().all(|edge| edges.contains(&reverse(*edge))));
+    }
+}
+
+#[test]
 fn negatives_and_relations_that_do_not_fit_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let refused =

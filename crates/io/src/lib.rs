@@ -65,5 +65,5 @@ pub use prefetch::{
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use queue::{Finished, Queue, Stop};
 pub use scratch::ScratchFile;
-pub use sequential::{SequentialReader, SequentialWriter};
+pub use sequential::{SequentialReader, SequentialWriter, read_ahead};
 pub use stream::Stream;

@@ -124,6 +124,28 @@ pub fn bare_loop(path: &Path, how: BareLoop, duration: Duration) -> Result<Rate,
     Ok(Rate { reads, bytes: reads * how.block_bytes as u64, seconds, cpu_seconds })
 }
 
+/// Sizes of blocks that are compared, and the memory in which they are read.
+const FAST_BLOCKS: std::ops::RangeInclusive<u32> = 12..=22;
+const FAST_MEMORY: usize = 16 << 20;
+
+/// The smallest block, a power of two from 4 KiB to 4 MiB, whose random reads have `share` of the best rate. Each size is
+/// read for `each`.
+pub fn smallest_fast_block(path: &Path, share: f64, each: Duration) -> Result<u64, IoError> {
+    let file_bytes = std::fs::metadata(path).map_err(IoError::file(path, "open"))?.len();
+    let mut rates = Vec::new();
+    for block_bytes in FAST_BLOCKS.map(|exponent| 1usize << exponent) {
+        if block_bytes as u64 > file_bytes {
+            break;
+        }
+        let depth = (FAST_MEMORY / block_bytes).clamp(4, 64);
+        let how = BareLoop { block_bytes, depth, threads: 1, sequential: false, memory_bytes: 0 };
+        rates.push((block_bytes as u64, bare_loop(path, how, each)?.bytes_per_second()));
+    }
+    let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    let fast = rates.iter().find(|(_, rate)| *rate >= share * best);
+    Ok(fast.map_or(1 << FAST_BLOCKS.start(), |(block, _)| *block))
+}
+
 fn open(path: &Path, io_backend: &ChosenBackend) -> io::Result<File> {
     let flags = if io_backend.kind.is_direct() { libc::O_DIRECT } else { 0 };
     File::options().read(true).custom_flags(flags).open(path)
@@ -229,6 +251,10 @@ mod tests {
             let rate = bare_loop(&path, how, Duration::from_millis(20)).unwrap();
             assert!(rate.reads > 0 && rate.bytes == rate.reads * block_bytes as u64 && rate.seconds > 0.0);
         }
+        let fast = smallest_fast_block(&path, 0.9, Duration::from_millis(2)).unwrap();
+        assert!(fast.is_power_of_two() && (4096..=1 << 20).contains(&fast), "{fast}");
+        // Whatever the rates, every size has a share of none.
+        assert_eq!(smallest_fast_block(&path, 0.0, Duration::from_millis(2)).unwrap(), 4096);
         let how = BareLoop { block_bytes: 2 << 20, depth: 1, threads: 1, sequential: true, memory_bytes: 0 };
         assert!(bare_loop(&path, how, Duration::from_millis(1)).is_err());
     }

@@ -27,6 +27,13 @@ impl SequentialWriter {
 
     /// Resumes after the first `keep_bytes` of `path`; the rest is truncated.
     pub fn resume(path: &Path, keep_bytes: u64) -> io::Result<SequentialWriter> {
+        SequentialWriter::resume_over(path, keep_bytes, keep_bytes)
+    }
+
+    /// Resumes at `position` among the first `keep_bytes` of `path`: those after it stay until they are written again,
+    /// so that whoever is killed before that finds them as they were.
+    pub fn resume_over(path: &Path, keep_bytes: u64, position: u64) -> io::Result<SequentialWriter> {
+        assert!(position <= keep_bytes, "a writer resumes within what is kept");
         let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
         let found_bytes = file.metadata()?.len();
         if found_bytes < keep_bytes {
@@ -34,14 +41,14 @@ impl SequentialWriter {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         file.set_len(keep_bytes)?;
-        file.seek(SeekFrom::Start(keep_bytes))?;
+        file.seek(SeekFrom::Start(position))?;
         let buffer = Vec::with_capacity(BUFFER_BYTES);
         Ok(SequentialWriter {
             file,
             buffer,
-            handed_over: keep_bytes,
-            window_start: keep_bytes,
-            window_before: keep_bytes,
+            handed_over: position,
+            window_start: position,
+            window_before: position,
         })
     }
 
@@ -160,6 +167,22 @@ pub(crate) fn drop_cached(file: &File, start: u64, end: u64) {
     advise(file, start, length, libc::POSIX_FADV_DONTNEED);
 }
 
+/// What one request to read ahead asks for: the kernel reads no more than its read-ahead window, or the device's largest
+/// request, for one.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+
+/// Starts to read a range of a file into the page cache, and does not wait for it. Reading the range later then waits
+/// for the disk only if it comes before the disk has delivered. It is advice: without memory or support it does nothing.
+pub fn read_ahead(file: &File, start: u64, bytes: u64) {
+    let end = start.saturating_add(bytes);
+    let mut at = start;
+    while at < end {
+        let length = READ_AHEAD_BYTES.min(end - at);
+        advise(file, at, length, libc::POSIX_FADV_WILLNEED);
+        at += length;
+    }
+}
+
 pub(crate) fn advise(file: &File, start: u64, length: u64, advice: i32) {
     // SAFETY: a system call on an open descriptor that takes numbers only; failure changes nothing.
     unsafe {
@@ -188,6 +211,22 @@ mod tests {
         let mut found = Vec::new();
         SequentialReader::open(&path, 5).unwrap().read_to_end(&mut found).unwrap();
         assert!(found == bytes[5..]);
+    }
+
+    #[test]
+    fn a_range_that_is_read_ahead_reads_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        let bytes: Vec<u8> = (0..1_000_003u32).map(|i| (i / 3 % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        // Also beyond the end, where there is nothing to read.
+        for (start, length) in [(0, 0), (0, 1), (5, 300_000), (900_000, 500_000), (5_000_000, 1)] {
+            read_ahead(&file, start, length);
+        }
+        let mut found = Vec::new();
+        SequentialReader::open(&path, 0).unwrap().read_to_end(&mut found).unwrap();
+        assert!(found == bytes);
     }
 
     #[test]

@@ -324,6 +324,17 @@ impl Device for CudaBackend {
         self.gpu.add_rows(&from.0, rows, scale, &mut to.0);
     }
 
+    fn copy_columns(
+        &self,
+        from: &CudaMatrix,
+        from_first: usize,
+        to: &mut CudaMatrix,
+        to_first: usize,
+        count: usize,
+    ) {
+        self.gpu.copy_columns(&from.0, from_first, &mut to.0, to_first, count);
+    }
+
     fn stage_graph(&self, adjacency: &Adjacency<'_>) -> StagedAdjacency {
         adjacency.assert_valid();
         let Adjacency { inputs, nbr_offsets, nbrs, base, input_degrees, .. } = *adjacency;

@@ -379,6 +379,7 @@ impl Device for Counting {
     fn gather_rows(&self, _: &CountedMatrix, _: &[u32], _: &mut CountedMatrix) {}
     fn scatter_rows(&self, _: Option<&CountedMatrix>, _: &[u32], _: &mut CountedMatrix) {}
     fn add_rows(&self, _: &CountedMatrix, _: &[u32], _: f32, _: &mut CountedMatrix) {}
+    fn copy_columns(&self, _: &CountedMatrix, _: usize, _: &mut CountedMatrix, _: usize, _: usize) {}
 
     fn stage_graph(&self, lists: &Adjacency<'_>) -> CountedGraph {
         let shape = StepShape {

@@ -43,6 +43,12 @@ fn whole_layers_are_the_same_in_any_parts() {
     whole::layers_in_any_parts(&backend, TOLERANCE);
 }
 
+#[test]
+fn columns_are_copied_where_they_belong() {
+    let Some(backend) = backend("copied columns") else { return };
+    common::columns_are_copied(&backend);
+}
+
 fn values<B: Backend>(backend: &B, matrix: &B::Matrix) -> Vec<f32> {
     let mut values = vec![0.0; matrix.rows() * matrix.columns()];
     backend.read(matrix, 0, &mut values);
@@ -196,6 +202,16 @@ fn kernels_stay_inside_memory_of_exactly_their_size() {
             let batch = Batch::new(rows, most, 8);
             let expected = step(&CpuBackend::new(), &config, &batch, widths);
             assert_close(&format!("{config:?} {rows:?}"), &step(&gpu, &config, &batch, widths), &expected);
+        }
+    }
+    for decoder in DECODERS {
+        for shape in [[60, 90, 34, 40, 70], [30, 13, 6, 1, 9], [150, 70, 130, 0, 0]] {
+            let case = LinkCase::new(decoder, LinkLoss::Softmax, ReplacedEnd::Source, shape, 7);
+            let (found, expected) = (case.run(&gpu, false), case.run(&CpuBackend::new(), false));
+            let wide = |all: &[f32]| all.iter().map(|x| *x as f64).collect::<Vec<f64>>();
+            let what = format!("{decoder:?} {shape:?}");
+            link::assert_close(&what, TOLERANCE as f64, &found.nodes, &wide(&expected.nodes));
+            link::assert_close(&what, TOLERANCE as f64, &found.relations, &wide(&expected.relations));
         }
     }
 }

@@ -19,6 +19,11 @@ fn all(each: impl Fn(DecoderKind, LinkLoss, ReplacedEnd)) {
 }
 
 #[test]
+fn columns_are_copied_where_they_belong() {
+    common::columns_are_copied(&CpuBackend::new());
+}
+
+#[test]
 fn gradients_by_definition_equal_differences_of_the_loss() {
     all(|decoder, loss, side| {
         for shape in [[9, 7, 6, 3, 5], [9, 7, 6, 0, 0]] {

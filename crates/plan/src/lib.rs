@@ -4,7 +4,8 @@
 //! [`StaticRows`] plans one that has the same
 //! rows for a run. [`TopByScore`] takes the best candidates under a budget without sorting (Ginex section 3.2). [`Hottest`] ranks rows
 //! by accesses. [`SegmentSizes`] and [`SegmentRows`] cut batches into segments that share rows on disk (DiskGNN section
-//! 5.1). [`choose_segment`] and [`is_worth_packing_again`] decide what is packed and when. Nothing here opens a file,
+//! 5.1). [`choose_segment`] and [`is_worth_packing_again`] decide what is packed and when. [`partition_orders`] decides which
+//! partitions are resident when, and what is trained then (Marius++ sections 5 and 6). Nothing here opens a file,
 //! starts a thread or reads a clock. Accesses come from an [`AccessTrace`], intermediate results go to [`NextUses`],
 //! and decisions go to a callback. The state is proportional to rows and slots, never to the trace. The same input
 //! gives the same plan.
@@ -16,6 +17,7 @@ mod coverage;
 mod highest;
 mod hottest;
 mod packing;
+pub mod partition_orders;
 mod placement;
 mod policies;
 mod score;

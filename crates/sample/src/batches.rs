@@ -3,8 +3,9 @@
 
 use crate::held_out::FixedNegatives;
 use crate::negatives::{AllNodes, NegativeSampler, Negatives, Side};
-use crate::order::BatchGroup;
+use crate::order::{BatchGroup, BatchStep};
 use crate::topology::{Edge, EdgeLookup};
+use crate::true_ends::TrueEnds;
 use crate::{Order, Position, Result, SampleError, Seeds};
 use esker_types::NodeId;
 use std::borrow::Borrow;
@@ -25,14 +26,17 @@ pub trait Batches: Send + Sync {
     }
 
     /// Replaces `out` by the edges that a batch's sample leaves out, in either direction: none, unless the items are edges
-    /// that a model is to predict and must not see. [`crate::Sampler::begin`] asks for them.
-    fn dropped(&self, _: Position, out: &mut Vec<Edge>) -> Result<()> {
-        out.clear();
-        Ok(())
-    }
+    /// that a model is to predict and must not see. [`crate::Sampler::begin`] asks for them. Whoever passes on another's
+    /// batches passes these on, too: without them a model sees what it is to predict.
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()>;
 
     /// The group of partitions that a batch takes its seeds from, if the order has groups.
     fn group(&self, _: Position) -> Option<BatchGroup> {
+        None
+    }
+
+    /// The step over partitions that a batch belongs to, if the order has steps.
+    fn step(&self, _: Position) -> Option<BatchStep> {
         None
     }
 
@@ -46,8 +50,8 @@ pub trait Batches: Send + Sync {
 pub enum Targets {
     /// The seed nodes, with their labels.
     Nodes,
-    /// Edges and their negatives.
-    Links(LinkBatch),
+    /// Edges and their negatives. Whoever keeps them for a step shares them.
+    Links(Arc<LinkBatch>),
 }
 
 impl<B: Batches + ?Sized> Batches for &B {
@@ -69,6 +73,10 @@ impl<B: Batches + ?Sized> Batches for &B {
 
     fn group(&self, at: Position) -> Option<BatchGroup> {
         (**self).group(at)
+    }
+
+    fn step(&self, at: Position) -> Option<BatchStep> {
+        (**self).step(at)
     }
 
     fn identity(&self) -> String {
@@ -95,6 +103,10 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
 
     fn group(&self, at: Position) -> Option<BatchGroup> {
         (**self).group(at)
+    }
+
+    fn step(&self, at: Position) -> Option<BatchStep> {
+        (**self).step(at)
     }
 
     fn identity(&self) -> String {
@@ -136,8 +148,17 @@ impl<O: Order, S: Borrow<Seeds> + Send + Sync> Batches for NodeBatches<O, S> {
         Ok(())
     }
 
+    fn dropped(&self, _: Position, out: &mut Vec<Edge>) -> Result<()> {
+        out.clear();
+        Ok(())
+    }
+
     fn group(&self, at: Position) -> Option<BatchGroup> {
         self.order.group(at.epoch, at.batch)
+    }
+
+    fn step(&self, at: Position) -> Option<BatchStep> {
+        self.order.step(at.epoch, at.batch)
     }
 
     fn identity(&self) -> String {
@@ -156,6 +177,8 @@ pub struct LinkBatches<O, S, G> {
     targets: Option<SideNegatives<G>>,
     sources: Option<SideNegatives<G>>,
     drops_targets: bool,
+    /// The true ends of every edge, to count how often its queries occur.
+    counted: Option<Arc<TrueEnds>>,
     /// Identity of order and edges.
     identity: OnceLock<String>,
 }
@@ -243,6 +266,9 @@ pub struct LinkBatch {
     pub targets_start: usize,
     /// Position of the first node of `sources` among the seed nodes.
     pub sources_start: usize,
+    /// For each edge, the distinct edges with its source and relation plus those with its target and relation. Empty
+    /// unless [`LinkBatches::counting`] asked for them.
+    pub frequencies: Vec<u32>,
 }
 
 impl LinkBatch {
@@ -269,7 +295,8 @@ where
             return Err(SampleError::SeedsAreNodes);
         }
         let identity = OnceLock::new();
-        Ok(LinkBatches { order, edges, graph, targets: None, sources: None, drops_targets: false, identity })
+        let (targets, sources, drops_targets, counted) = (None, None, false, None);
+        Ok(LinkBatches { order, edges, graph, targets, sources, drops_targets, counted, identity })
     }
 
     /// The same batches, with negatives for `side` added.
@@ -291,6 +318,12 @@ where
         self
     }
 
+    /// The same batches, with the frequencies of their edges. `known` has the true ends in the graph of every edge.
+    pub fn counting(mut self, known: Arc<TrueEnds>) -> LinkBatches<O, S, G> {
+        self.counted = Some(known);
+        self
+    }
+
     /// Edges, negatives and masks of a batch. The batch's sample is made from the same ones.
     pub fn link(&self, at: Position) -> Result<LinkBatch> {
         let (mut link, items) = (LinkBatch::default(), self.items(at)?);
@@ -300,6 +333,10 @@ where
         }
         if let Some(negatives) = &self.sources {
             negatives.draw(at, &items, &link.edges, Side::Source, &mut link.sources)?;
+        }
+        if let Some(known) = &self.counted {
+            let found = link.edges.iter().map(|edge| frequency(known, edge));
+            link.frequencies = found.collect::<Result<_>>()?;
         }
         link.targets_start = 2 * link.edges.len();
         link.sources_start = link.targets_start + link.targets.nodes.len();
@@ -344,7 +381,11 @@ where
     }
 
     fn targets(&self, at: Position) -> Result<Targets> {
-        self.link(at).map(Targets::Links)
+        self.link(at).map(|links| Targets::Links(Arc::new(links)))
+    }
+
+    fn step(&self, at: Position) -> Option<BatchStep> {
+        self.order.step(at.epoch, at.batch)
     }
 
     fn identity(&self) -> String {
@@ -353,8 +394,15 @@ where
         };
         let links = self.identity.get_or_init(|| identity("links", &self.order, self.edges.borrow()));
         let dropped = if self.drops_targets { " target-edges:drop" } else { "" };
-        format!("{links} targets:{} sources:{}{dropped}", side(&self.targets), side(&self.sources))
+        let counted = if self.counted.is_some() { " frequencies" } else { "" };
+        format!("{links} targets:{} sources:{}{dropped}{counted}", side(&self.targets), side(&self.sources))
     }
+}
+
+/// How often both queries of an edge occur.
+fn frequency(known: &TrueEnds, edge: &Edge) -> Result<u32> {
+    let of = |side| known.of(edge, side).map(<[u32]>::len).ok_or(SampleError::UnknownTrueEnds);
+    Ok((of(Side::Target)? + of(Side::Source)?) as u32)
 }
 
 #[cfg(test)]
@@ -438,7 +486,7 @@ mod tests {
         let shared: Arc<dyn Batches> = Arc::new(links);
         let targets = |batches: &dyn Batches| batches.targets(AT).unwrap();
         for batches in [&*shared, &shared, &&*shared] {
-            assert_eq!(targets(batches), Targets::Links(expected.clone()));
+            assert_eq!(targets(batches), Targets::Links(Arc::new(expected.clone())));
         }
         assert!(shared.targets(Position { epoch: 0, batch: 14 }).is_err());
         let nodes: Arc<dyn Batches> =

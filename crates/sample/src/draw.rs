@@ -25,6 +25,10 @@ pub const PURPOSE_SAMPLE: u64 = 0x7361_6d70_6c65;
 pub const PURPOSE_ORDER: u64 = 0x006f_7264_6572;
 /// First word of the key for the order by groups of partitions.
 pub const PURPOSE_GROUPS: u64 = 0x6772_6f75_7073;
+/// First word of the key for node partitions.
+pub const PURPOSE_PARTITIONS: u64 = 0x7061_7274_6974;
+/// First word of the key for the items of a step over partitions.
+pub const PURPOSE_STEP_ITEMS: u64 = 0x7374_6570_6974;
 /// First word of the key for negatives.
 pub const PURPOSE_NEGATIVES: u64 = 0x6e65_6761_7469;
 

@@ -192,6 +192,12 @@ pub enum SampleError {
         /// Number of edges.
         edges: u64,
     },
+    /// More resident nodes than are numbered.
+    #[error("{nodes} nodes are resident, more than 2^32; give a smaller --resident, or more --partitions")]
+    TooManyResident {
+        /// Resident nodes.
+        nodes: u64,
+    },
     /// A node whose neighbours are not in memory at present.
     #[error("node {node} is not resident; sample from nodes that are")]
     NotResident {
@@ -342,6 +348,16 @@ pub enum SampleError {
         /// What it is.
         found: String,
     },
+    /// An edge that is not where its bucket says.
+    #[error(
+        "an edge from partition {from} to {to} names a node that is not there; remove the dataset's derived edge buckets, and they are made again"
+    )]
+    BucketEdge {
+        /// The partition of its source.
+        from: u32,
+        /// The partition of its target.
+        to: u32,
+    },
     /// A stop was requested.
     #[error("stopped")]
     Stopped,
@@ -377,7 +393,8 @@ impl SampleError {
             SampleError::Io { .. }
             | SampleError::Trace { .. }
             | SampleError::Partitioning { .. }
-            | SampleError::Adjacency { .. } => ErrorKind::World,
+            | SampleError::Adjacency { .. }
+            | SampleError::BucketEdge { .. } => ErrorKind::World,
             _ => ErrorKind::Asked,
         }
     }

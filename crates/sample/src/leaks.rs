@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::held_out::{EdgeRows, HeldOut};
 use crate::topology::Edge;
-use crate::true_ends::for_each_edge;
+use crate::true_ends::{for_each_edge, for_each_edge_until};
 use esker_store::Dataset;
 use esker_types::NodeId;
 
@@ -27,18 +27,10 @@ impl SplitLeaks {
     }
 
     fn count_by(dataset: &Dataset, split: HeldOut, at_once: usize) -> Result<SplitLeaks> {
-        let (rows, nodes) = (EdgeRows::open(dataset, split)?, dataset.manifest().nodes.count);
-        let mut seen = NodeBits::new(nodes);
-        let mut held_out = NodeBits::new(nodes);
-        rows.for_each(|edge| {
-            held_out.insert(edge.source);
-            held_out.insert(edge.target);
-        })?;
-        for_each_edge(dataset, &mut |edge| {
-            seen.insert(edge.source);
-            seen.insert(edge.target);
-        })?;
-        let unseen_nodes = held_out.count_without(&seen);
+        let rows = EdgeRows::open(dataset, split)?;
+        let mut held_out = NodeBits::new(dataset.manifest().nodes.count);
+        rows.for_each(|edge| held_out.insert_ends(&edge))?;
+        let unseen_nodes = unseen(dataset, &held_out, &|| false)?;
         let undirected = dataset.manifest().edges.undirected;
         let mut also_train = 0;
         let (mut first, mut block) = (0, Vec::new());
@@ -52,6 +44,27 @@ impl SplitLeaks {
         }
         Ok(SplitLeaks { also_train, unseen_nodes })
     }
+}
+
+/// Distinct nodes of held-out edges that no training edge has, in a pass over the graph. Takes
+/// [`unseen_node_bytes`]. `stop` is called once in a while; if it returns `true`, the work ends with
+/// [`SampleError::Stopped`](crate::SampleError::Stopped).
+pub fn unseen_nodes(dataset: &Dataset, held_out: &[Edge], stop: &dyn Fn() -> bool) -> Result<u64> {
+    let mut bits = NodeBits::new(dataset.manifest().nodes.count);
+    held_out.iter().for_each(|edge| bits.insert_ends(edge));
+    unseen(dataset, &bits, stop)
+}
+
+/// Memory of [`unseen_nodes`] for so many nodes: two bits each.
+pub fn unseen_node_bytes(nodes: u64) -> u64 {
+    nodes.div_ceil(64) * 16
+}
+
+/// How many of these nodes no training edge has.
+fn unseen(dataset: &Dataset, held_out: &NodeBits, stop: &dyn Fn() -> bool) -> Result<u64> {
+    let mut seen = NodeBits::new(dataset.manifest().nodes.count);
+    for_each_edge_until(dataset, stop, &mut |edge| seen.insert_ends(&edge))?;
+    Ok(held_out.count_without(&seen))
 }
 
 /// How many of these edges are in the graph.
@@ -86,6 +99,10 @@ struct NodeBits(Vec<u64>);
 impl NodeBits {
     fn new(nodes: u64) -> NodeBits {
         NodeBits(vec![0; nodes.div_ceil(64) as usize])
+    }
+
+    fn insert_ends(&mut self, edge: &Edge) {
+        [edge.source, edge.target].into_iter().for_each(|node| self.insert(node));
     }
 
     fn insert(&mut self, node: NodeId) {

@@ -65,6 +65,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batches;
+mod buckets;
 pub mod bulk;
 pub mod draw;
 mod error;
@@ -74,6 +75,7 @@ mod leaks;
 mod masks;
 mod memory;
 pub mod negatives;
+mod node_partitions;
 mod node_set;
 #[cfg(test)]
 mod reference;
@@ -88,19 +90,25 @@ pub mod trace;
 mod true_ends;
 
 pub use batches::{Batches, LinkBatch, LinkBatches, NodeBatches, SideNegatives, Targets};
+pub use buckets::{
+    BucketCounts, BucketLinks, BucketPool, BucketReader, BucketSubgraphs, BucketTopology, BucketWords,
+    BufferRows, CurrentSubgraph, EdgeBuckets, GraphSize, ResidentBuckets, ResidentEdges, StepGraphs,
+};
 pub use error::{Result, SampleError};
 pub use held_out::{EdgeRows, FixedNegatives, HeldOut};
-pub use leaks::SplitLeaks;
+pub use leaks::{SplitLeaks, unseen_node_bytes, unseen_nodes};
 pub use memory::{Bound, HopSizes, Touched};
+pub use node_partitions::NodePartitions;
 pub use node_set::NodeSet;
 pub use order::{Order, Seeds};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Fanout, Position, Pulls, Sampler, Settings};
 pub use topology::{
-    AdjacencyRequest, AnyTopology, CacheIndex, CountStream, CountedNeighbours, Direction, DiskGraph,
+    AdjacencyRequest, AnyTopology, ByStep, CacheIndex, CountStream, CountedNeighbours, Direction, DiskGraph,
     DiskWorkspace, Edge, EdgeLookup, EntryCounts, Fetched, GraphWork, GroupCache, GroupNeighbours, GroupRoom,
     HopNeighbours, InMemory, IncomingNeighbours, NeighbourCache, NeighbourCacheFile, NeighbourCounters,
-    Neighbours, NotInMemory, OnDisk, PartitionedAdjacency, RequestedEntries, Sources, StoredId, Topology,
-    TopologyWorkspace,
+    Neighbours, NotInMemory, OnDisk, PartitionedAdjacency, RequestedEntries, ResidentPool, Sources, StepHop,
+    StepSubgraphs, StepWorkspace, StoredId, Subgraph, SubgraphBuilder, SubgraphHop, SubgraphShape,
+    SubgraphsInMemory, Topology, TopologyWorkspace, resident_nodes,
 };
-pub use true_ends::{Queries, TrueEnds, TrueEndsRequest, for_each_edge};
+pub use true_ends::{Queries, TrueEnds, TrueEndsRequest, for_each_edge, true_edges};

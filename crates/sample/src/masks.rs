@@ -7,7 +7,9 @@
 use crate::Result;
 use crate::negatives::{Negatives, Side};
 use crate::topology::{Edge, EdgeLookup, IncomingNeighbours, Sources, StoredId};
+use crate::true_ends::TrueEnds;
 use esker_types::NodeId;
+use std::sync::Arc;
 
 /// One end of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +47,7 @@ pub(crate) fn mask_graph(
     side: Side,
     out: &mut Negatives,
 ) -> Result<()> {
-    out.masked.clear();
+    out.masked.reset(edges.len(), out.per_chunk);
     if out.per_chunk == 0 {
         return Ok(());
     }
@@ -67,22 +69,19 @@ pub(crate) fn mask_graph(
             find(adjacency, partners, &mut |partners, relation| {
                 for target in same_chunk.iter().filter(|end| end.takes(relation)) {
                     let found = partners.iter().filter(|end| end.takes(relation));
-                    masked.extend(found.map(|source| match side {
-                        Side::Target => (source.index, target.index),
-                        Side::Source => (target.index, source.index),
-                    }));
+                    found.for_each(|source| match side {
+                        Side::Target => masked.mask(source.index, target.index),
+                        Side::Source => masked.mask(target.index, source.index),
+                    });
                 }
             });
         }
-    })?;
-    masked.sort_unstable();
-    masked.dedup();
-    Ok(())
+    })
 }
 
 /// Puts the pairs that are edges of the batch in `out.masked`. `out` has the negatives already.
 pub(crate) fn mask_batch(edges: &[Edge], side: Side, out: &mut Negatives) {
-    out.masked.clear();
+    out.masked.reset(edges.len(), out.per_chunk);
     if out.per_chunk == 0 {
         return;
     }
@@ -96,14 +95,118 @@ pub(crate) fn mask_batch(edges: &[Edge], side: Side, out: &mut Negatives) {
             for end in ends.of(edge) {
                 let start = drawn.partition_point(|(node, _)| *node < end);
                 let found = drawn[start..].iter().take_while(|(node, _)| *node == end);
-                masked.extend(found.map(|(_, negative)| (index, *negative)));
+                found.for_each(|(_, negative)| masked.mask(index, *negative));
             }
         }
     }
-    masked.sort_unstable();
+}
+
+/// A bit for each pair of an edge and a negative of its chunk: a graph of any shape takes the same memory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MaskedPairs {
+    /// Words of each edge; 0 if no pair is masked.
+    words_each: usize,
+    words: Vec<u64>,
+}
+
+impl MaskedPairs {
+    /// Bytes for so many edges with so many negatives each.
+    pub fn bytes_for(edges: u64, negatives: u64) -> u64 {
+        edges.saturating_mul(negatives.div_ceil(64)).saturating_mul(8)
+    }
+
+    /// Without any pair, and room for none.
+    pub(crate) fn clear(&mut self) {
+        self.words_each = 0;
+        self.words.clear();
+    }
+
+    /// Without any pair, and room for those of so many edges with so many negatives each.
+    fn reset(&mut self, edges: usize, negatives: usize) {
+        self.words_each = negatives.div_ceil(64);
+        self.words.clear();
+        self.words.resize(edges * self.words_each, 0);
+    }
+
+    fn mask(&mut self, edge: u32, negative: u32) {
+        self.words[edge as usize * self.words_each + negative as usize / 64] |= 1 << (negative % 64);
+    }
+
+    /// The masked negatives of an edge, ascending.
+    pub fn of_edge(&self, edge: usize) -> impl Iterator<Item = u32> + '_ {
+        let words = &self.words[edge * self.words_each..][..self.words_each];
+        words.iter().zip((0u32..).step_by(64)).flat_map(|(word, first)| {
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let at = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(first + at)
+            })
+        })
+    }
+}
+
+/// The true ends of a batch's edges where every node is a negative of each. They are looked up: an edge may have as many
+/// as there are nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownEnds {
+    pub(crate) side: Side,
+    pub(crate) of: EndsOf,
+}
+
+/// Which ends are true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EndsOf {
+    /// The edge's own.
+    Edge,
+    /// Those of edges of the batch.
+    Batch(BatchEnds),
+    /// Those of edges of the graph, and the edge's own.
+    Graph(Arc<TrueEnds>),
+}
+
+impl KnownEnds {
+    /// Passes on the true ends of an edge of the batch, its own among them, each once.
+    fn for_each(&self, edge: &Edge, take: &mut dyn FnMut(u32)) {
+        match &self.of {
+            EndsOf::Edge => take(end_of(edge, self.side).2.0 as u32),
+            EndsOf::Batch(ends) => ends.of(edge).for_each(|end| take(end.0 as u32)),
+            EndsOf::Graph(known) => {
+                let (own, ends) =
+                    (end_of(edge, self.side).2.0 as u32, known.of(edge, self.side).unwrap_or_default());
+                let (before, after) = ends.split_at(ends.partition_point(|end| *end < own));
+                before.iter().for_each(|end| take(*end));
+                if after.first() != Some(&own) {
+                    take(own);
+                }
+                after.iter().for_each(|end| take(*end));
+            }
+        }
+    }
+}
+
+impl Negatives {
+    /// Passes on the negatives that the edge at this index of its batch leaves out, each once: indices in its chunk, or
+    /// nodes where every node is a negative.
+    pub fn for_each_masked(&self, index: usize, edge: &Edge, take: &mut dyn FnMut(u32)) {
+        match &self.known {
+            Some(known) => known.for_each(edge, take),
+            None => self.masked.of_edge(index).for_each(take),
+        }
+    }
+
+    /// All of them, for the edges of the batch: (edge, negative), ascending. They may be very many.
+    pub fn masked_pairs(&self, edges: &[Edge]) -> Vec<(u32, u32)> {
+        let mut pairs = Vec::new();
+        for (edge, index) in edges.iter().zip(0u32..) {
+            self.for_each_masked(index as usize, edge, &mut |negative| pairs.push((index, negative)));
+        }
+        pairs
+    }
 }
 
 /// The replaced ends of a batch's edges, by the end that stays and the relation.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BatchEnds {
     side: Side,
     /// The end that stays, the relation, the replaced end; ascending, each once.
@@ -149,7 +252,7 @@ fn pair(edges: &[Edge], side: Side, out: &mut Negatives) -> CandidatePairs {
                 Side::Source => (edge.source, edge.target),
                 Side::Target => (edge.target, edge.source),
             };
-            out.masked.extend(of_node(&drawn, replaced).iter().map(|negative| (index, negative.index)));
+            of_node(&drawn, replaced).iter().for_each(|negative| out.masked.mask(index, negative.index));
             kept.push(end(stays, Some(edge.relation), index));
         }
         kept.sort_unstable();

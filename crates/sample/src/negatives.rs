@@ -6,17 +6,20 @@
 //! [`crate::draw`] and the purpose 0x6e6567617469. docs/sample.md specifies it word by word.
 
 use crate::draw::{PURPOSE_NEGATIVES, below};
+use crate::masks::{self, BatchEnds, EndsOf};
 use crate::order::identity_of_nodes;
 use crate::topology::lookup::check_nodes;
 use crate::topology::{Edge, EdgeLookup};
 use crate::true_ends::TrueEnds;
-use crate::{Position, Result, SampleError, masks};
+use crate::{Position, Result, SampleError};
 use esker_types::random::Key;
 use esker_types::{EdgeId, NodeId};
 use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+pub use crate::masks::{KnownEnds, MaskedPairs};
 
 /// The nodes that negatives are drawn from.
 #[derive(Debug, Clone)]
@@ -31,12 +34,31 @@ pub enum NegativePool {
 
 /// Nodes that negatives are drawn from, by batch.
 pub trait PoolOfBatch: Debug + Send + Sync {
-    /// The nodes of a batch, as a function of its position and nothing else. A node that is in here twice weighs twice.
-    /// Consecutive batches with the same pool should share one `Arc`: degrees are summed once per `Arc`.
-    fn nodes(&self, at: Position) -> Result<Arc<Vec<NodeId>>>;
+    /// The nodes of a batch, as a function of its position and nothing else. `None` for every node of the graph.
+    fn pool(&self, at: Position) -> Result<Option<Arc<dyn NegativeNodes>>>;
 
     /// A short text that identifies the pool. Over one graph, pools with equal texts have equal nodes for every batch.
     fn identity(&self) -> String;
+}
+
+/// Nodes to draw from, and the edges into them.
+pub trait NegativeNodes: Debug + Send + Sync {
+    /// Number of nodes.
+    fn node_count(&self) -> u64;
+
+    /// Number of edges into them.
+    fn edge_count(&self) -> u64;
+
+    /// A node, for a uniform draw.
+    fn node(&self, index: u64) -> NodeId;
+
+    /// The target of an edge, for a draw by degree.
+    fn target(&self, edge: u64) -> NodeId;
+
+    /// Where true edges between these nodes and the ends of the batch are found, if not in the graph.
+    fn lookup(&self) -> Option<&dyn EdgeLookup> {
+        None
+    }
 }
 
 /// Which end of an edge is replaced.
@@ -105,8 +127,10 @@ pub struct Negatives {
     pub all_nodes: bool,
     /// The negatives, chunk after chunk.
     pub nodes: Vec<NodeId>,
-    /// Pairs to leave out: (edge index in the batch, negative index in its chunk), ascending.
-    pub masked: Vec<(u32, u32)>,
+    /// Pairs to leave out, of an edge of the batch and a negative of its chunk.
+    pub masked: MaskedPairs,
+    /// Where those are looked up if every node is a negative.
+    pub known: Option<KnownEnds>,
 }
 
 impl Negatives {
@@ -137,17 +161,55 @@ pub struct NegativeSampler<G> {
 #[derive(Debug, Clone)]
 enum PreparedPool {
     All,
-    Nodes(Arc<ExplicitPool>),
-    /// With the pool of the last batch.
-    PerBatch(Arc<dyn PoolOfBatch>, Arc<Mutex<Option<Arc<ExplicitPool>>>>),
+    Nodes(Arc<ListedNodes>),
+    PerBatch(Arc<dyn PoolOfBatch>),
 }
 
-/// Chosen nodes.
+/// Chosen nodes. A node that is listed twice weighs twice.
 #[derive(Debug)]
-struct ExplicitPool {
+pub struct ListedNodes {
     nodes: Arc<Vec<NodeId>>,
     /// Running sums of their in-degrees, if negatives are drawn by degree.
     degree_ends: Vec<u64>,
+}
+
+impl ListedNodes {
+    /// These nodes of a graph, for draws by degree too or only for uniform ones.
+    pub fn new(
+        graph: &(impl EdgeLookup + ?Sized),
+        nodes: Arc<Vec<NodeId>>,
+        by_degree: bool,
+    ) -> Result<ListedNodes> {
+        check_nodes(nodes.iter().copied(), graph.node_count())?;
+        let mut degree_ends = Vec::new();
+        if by_degree {
+            graph.in_degrees(&nodes, &mut degree_ends)?;
+            let mut sum = 0;
+            for degree in &mut degree_ends {
+                sum += *degree;
+                *degree = sum;
+            }
+        }
+        Ok(ListedNodes { nodes, degree_ends })
+    }
+}
+
+impl NegativeNodes for ListedNodes {
+    fn node_count(&self) -> u64 {
+        self.nodes.len() as u64
+    }
+
+    fn edge_count(&self) -> u64 {
+        self.degree_ends.last().copied().unwrap_or(0)
+    }
+
+    fn node(&self, index: u64) -> NodeId {
+        self.nodes[index as usize]
+    }
+
+    fn target(&self, edge: u64) -> NodeId {
+        self.nodes[self.degree_ends.partition_point(|end| *end <= edge)]
+    }
 }
 
 impl<G: EdgeLookup> NegativeSampler<G> {
@@ -174,8 +236,12 @@ impl<G: EdgeLookup> NegativeSampler<G> {
             NegativePool::All => {
                 sampler.check_pool(sampler.graph.node_count(), sampler.graph.edge_count())?
             }
-            NegativePool::Nodes(nodes) => sampler.pool = PreparedPool::Nodes(sampler.list(Arc::new(nodes))?),
-            NegativePool::PerBatch(pool) => sampler.pool = PreparedPool::PerBatch(pool, Arc::default()),
+            NegativePool::Nodes(nodes) => {
+                let listed = ListedNodes::new(&sampler.graph, Arc::new(nodes), by_degree > 0)?;
+                sampler.check_pool(listed.node_count(), listed.edge_count())?;
+                sampler.pool = PreparedPool::Nodes(Arc::new(listed));
+            }
+            NegativePool::PerBatch(pool) => sampler.pool = PreparedPool::PerBatch(pool),
         }
         Ok(sampler)
     }
@@ -193,33 +259,49 @@ impl<G: EdgeLookup> NegativeSampler<G> {
         out.chunk_edges = self.chunk_edges(edges.len());
         out.per_chunk = self.per_chunk();
         out.all_nodes = false;
+        out.known = None;
         out.nodes.clear();
-        self.draw_nodes(at, edges.len(), side, &mut out.nodes)?;
+        let pool = self.pool_of(at)?;
+        self.draw_from(pool.as_deref(), at, edges.len(), side, &mut out.nodes)?;
         match self.mask {
             NegativeMask::None => out.masked.clear(),
             NegativeMask::Batch => masks::mask_batch(edges, side, out),
-            NegativeMask::Graph => masks::mask_graph(&self.graph, edges, side, out)?,
+            NegativeMask::Graph => match pool.as_ref().and_then(|pool| pool.lookup()) {
+                Some(lookup) => masks::mask_graph(&lookup, edges, side, out)?,
+                None => masks::mask_graph(&self.graph, edges, side, out)?,
+            },
         }
         Ok(())
     }
 
     /// Appends the negatives of a batch of `edges` edges, chunk after chunk, without looking for true edges.
     pub fn draw_nodes(&self, at: Position, edges: usize, side: Side, out: &mut Vec<NodeId>) -> Result<()> {
+        self.draw_from(self.pool_of(at)?.as_deref(), at, edges, side, out)
+    }
+
+    fn draw_from(
+        &self,
+        pool: Option<&dyn NegativeNodes>,
+        at: Position,
+        edges: usize,
+        side: Side,
+        out: &mut Vec<NodeId>,
+    ) -> Result<()> {
         let chunks = edges.div_ceil(self.chunk_edges(edges)) as u64;
         let count = chunks.saturating_mul(self.per_chunk() as u64);
         if count > MOST_NEGATIVES || edges as u64 > MOST_NEGATIVES {
             return Err(SampleError::TooManyNegatives { edges, negatives: count });
         }
-        let pool = self.pool_of(at)?;
         out.reserve(count as usize);
         let key = Key::new(self.settings.seed).with(PURPOSE_NEGATIVES).with(at.epoch).with(at.batch);
         for chunk in 0..chunks {
             let key = key.with(chunk).with(matches!(side, Side::Target) as u64);
             let (uniform, all) = (self.settings.uniform as u64, self.per_chunk() as u64);
-            match &pool {
+            match pool {
                 Some(pool) => {
-                    out.extend((0..uniform).map(|index| pool.uniform(key, index)));
-                    out.extend((uniform..all).map(|index| pool.by_degree(key, index)));
+                    let (nodes, edges) = (pool.node_count(), pool.edge_count());
+                    out.extend((0..uniform).map(|index| pool.node(below(key, index, nodes))));
+                    out.extend((uniform..all).map(|index| pool.target(below(key, index, edges))));
                 }
                 None => {
                     let (nodes, edges) = (self.graph.node_count(), self.graph.edge_count());
@@ -251,36 +333,16 @@ impl<G: EdgeLookup> NegativeSampler<G> {
     }
 
     /// The pool of a batch; `None` if it draws from all nodes.
-    fn pool_of(&self, at: Position) -> Result<Option<Arc<ExplicitPool>>> {
-        let (pool, last) = match &self.pool {
-            PreparedPool::All => return Ok(None),
-            PreparedPool::Nodes(listed) => return Ok(Some(listed.clone())),
-            PreparedPool::PerBatch(pool, last) => (pool, last),
+    fn pool_of(&self, at: Position) -> Result<Option<Arc<dyn NegativeNodes>>> {
+        let pool: Option<Arc<dyn NegativeNodes>> = match &self.pool {
+            PreparedPool::All => None,
+            PreparedPool::Nodes(listed) => Some(listed.clone()),
+            PreparedPool::PerBatch(pool) => pool.pool(at)?,
         };
-        let nodes = pool.nodes(at)?;
-        let is_same = |listed: &Arc<ExplicitPool>| Arc::ptr_eq(&listed.nodes, &nodes);
-        let found = last.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(is_same);
-        if found.is_some() {
-            return Ok(found);
+        if let Some(pool) = &pool {
+            self.check_pool(pool.node_count(), pool.edge_count())?;
         }
-        let listed = self.list(nodes)?;
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(listed.clone());
-        Ok(Some(listed))
-    }
-
-    fn list(&self, nodes: Arc<Vec<NodeId>>) -> Result<Arc<ExplicitPool>> {
-        check_nodes(nodes.iter().copied(), self.graph.node_count())?;
-        let mut degree_ends = Vec::new();
-        if self.settings.by_degree > 0 {
-            self.graph.in_degrees(&nodes, &mut degree_ends)?;
-            let mut sum = 0;
-            for degree in &mut degree_ends {
-                sum += *degree;
-                *degree = sum;
-            }
-        }
-        self.check_pool(nodes.len() as u64, degree_ends.last().copied().unwrap_or(0))?;
-        Ok(Arc::new(ExplicitPool { nodes, degree_ends }))
+        Ok(pool)
     }
 
     fn check_pool(&self, nodes: u64, edges: u64) -> Result<()> {
@@ -313,7 +375,8 @@ impl AllNodes {
         Ok(AllNodes { nodes, mask, known })
     }
 
-    /// Fills in the form and the pairs to mask. The edge itself is always masked: its score is the positive one.
+    /// Fills in the form and where the pairs to mask are found. The edge itself is always masked: its score is the
+    /// positive one.
     pub fn draw(&self, edges: &[Edge], side: Side, out: &mut Negatives) -> Result<()> {
         check_nodes(edges.iter().flat_map(|edge| [edge.source, edge.target]), self.nodes)?;
         out.chunk_edges = edges.len().max(1);
@@ -321,47 +384,21 @@ impl AllNodes {
         out.all_nodes = true;
         out.nodes.clear();
         out.masked.clear();
-        let in_batch = masks::BatchEnds::new(edges, side);
-        for (edge, index) in edges.iter().zip(0u32..) {
-            let own = match side {
-                Side::Source => edge.source,
-                Side::Target => edge.target,
-            };
-            let first = out.masked.len();
-            out.masked.push((index, own.0 as u32));
-            match self.mask {
-                NegativeMask::None => {}
-                NegativeMask::Batch => {
-                    out.masked.extend(in_batch.of(edge).map(|end| (index, end.0 as u32)));
-                }
-                NegativeMask::Graph => {
-                    let known = self.known.as_ref().and_then(|known| known.of(edge, side));
-                    let known = known.ok_or(SampleError::UnknownTrueEnds)?;
-                    out.masked.extend(known.iter().map(|end| (index, *end)));
-                }
+        let of = match (self.mask, &self.known) {
+            (NegativeMask::None, _) => EndsOf::Edge,
+            (NegativeMask::Batch, _) => EndsOf::Batch(BatchEnds::new(edges, side)),
+            (NegativeMask::Graph, Some(known)) if edges.iter().all(|edge| known.of(edge, side).is_some()) => {
+                EndsOf::Graph(known.clone())
             }
-            out.masked[first..].sort_unstable();
-        }
-        out.masked.dedup();
+            (NegativeMask::Graph, _) => return Err(SampleError::UnknownTrueEnds),
+        };
+        out.known = Some(KnownEnds { side, of });
         Ok(())
     }
 
     /// A short text that identifies the negatives.
     pub fn identity(&self) -> String {
         format!("negatives(all-nodes={},mask={})", self.nodes, self.mask)
-    }
-}
-
-impl ExplicitPool {
-    fn uniform(&self, key: Key, index: u64) -> NodeId {
-        self.nodes[below(key, index, self.nodes.len() as u64) as usize]
-    }
-
-    /// The target of an incoming edge of the pool, drawn uniformly.
-    fn by_degree(&self, key: Key, index: u64) -> NodeId {
-        let edges = self.degree_ends.last().copied().unwrap_or(0);
-        let drawn = below(key, index, edges);
-        self.nodes[self.degree_ends.partition_point(|end| *end <= drawn)]
     }
 }
 
@@ -430,7 +467,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(out.masked, expected);
+            prop_assert_eq!(out.masked_pairs(&edges), expected);
         }
 
         #[test]
@@ -572,6 +609,6 @@ mod tests {
             }
         }
         sampler.draw(AT, &[], Side::Target, &mut out).unwrap();
-        assert_eq!((out.nodes.len(), out.masked.len()), (0, 0));
+        assert_eq!((out.nodes.len(), out.masked_pairs(&[]).len()), (0, 0));
     }
 }

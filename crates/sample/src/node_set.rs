@@ -36,6 +36,25 @@ impl NodeSet {
         NodeSet::numbered(members, nodes)
     }
 
+    /// These nodes, in any order. Panics if they are 2^32 or more: slots have 32 bits.
+    pub fn of_members(nodes: u64, taken: impl Iterator<Item = NodeId>) -> NodeSet {
+        let mut members = vec![0u64; nodes.div_ceil(64) as usize];
+        taken.for_each(|node| members[node.index() / 64] |= 1 << (node.index() % 64));
+        NodeSet::numbered(members, nodes)
+    }
+
+    /// The members, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.members.iter().enumerate().flat_map(|(word, bits)| {
+            let mut bits = *bits;
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some(NodeId(word as u64 * 64 + bit as u64))
+            })
+        })
+    }
+
     fn numbered(members: Vec<u64>, nodes: u64) -> NodeSet {
         let (mut before, mut count) = (Vec::with_capacity(members.len().div_ceil(BLOCK_WORDS)), 0u64);
         for block in members.chunks(BLOCK_WORDS) {
@@ -60,12 +79,56 @@ impl NodeSet {
     #[inline(always)]
     pub fn slot(&self, node: NodeId) -> Option<u32> {
         let (word, bit) = (node.index() / 64, node.index() % 64);
-        if self.members[word] >> bit & 1 == 0 {
-            return None;
-        }
+        (self.members[word] >> bit & 1 == 1).then(|| self.before_bit(word, bit))
+    }
+
+    /// The number of members with smaller ids than a node of the graph.
+    #[inline]
+    pub fn members_before(&self, node: NodeId) -> u64 {
+        self.before_bit(node.index() / 64, node.index() % 64) as u64
+    }
+
+    #[inline(always)]
+    fn before_bit(&self, word: usize, bit: usize) -> u32 {
         let block = word / BLOCK_WORDS;
         let whole: u32 = self.members[block * BLOCK_WORDS..word].iter().map(|word| word.count_ones()).sum();
-        Some(self.before[block] + whole + (self.members[word] & ((1 << bit) - 1)).count_ones())
+        self.before[block] + whole + (self.members[word] & ((1 << bit) - 1)).count_ones()
+    }
+
+    /// The member with this number. Panics if there are not so many.
+    pub fn member(&self, number: u64) -> NodeId {
+        assert!(number < self.count, "a set of {} members has no member {number}", self.count);
+        self.select(number, |block| self.before[block] as u64, |word| word)
+    }
+
+    /// The node with this number among those that are not members, by id. Panics if there are not so many.
+    pub fn other(&self, number: u64) -> NodeId {
+        let others = self.nodes - self.count;
+        assert!(number < others, "{others} nodes are not members of a set, so none has number {number}");
+        let bits = (BLOCK_WORDS * 64) as u64;
+        self.select(number, |block| block as u64 * bits - self.before[block] as u64, |word| !word)
+    }
+
+    /// The node of the bit with this number, where so many bits are set before a block, and such bits in a word.
+    fn select(&self, number: u64, before: impl Fn(usize) -> u64, bits: impl Fn(u64) -> u64) -> NodeId {
+        // The last block with at most `number` such bits before it. The first has none.
+        let (mut block, mut end) = (0, self.before.len());
+        while end - block > 1 {
+            let middle = block + (end - block) / 2;
+            if before(middle) <= number {
+                block = middle;
+            } else {
+                end = middle;
+            }
+        }
+        let (mut word, mut left) = (block * BLOCK_WORDS, number - before(block));
+        while (bits(self.members[word]).count_ones() as u64) <= left {
+            left -= bits(self.members[word]).count_ones() as u64;
+            word += 1;
+        }
+        let mut rest = bits(self.members[word]);
+        (0..left).for_each(|_| rest &= rest - 1);
+        NodeId(word as u64 * 64 + rest.trailing_zeros() as u64)
     }
 
     /// A hash of its members.
@@ -136,12 +199,20 @@ mod tests {
         fn members_are_numbered_in_order(nodes in 1u64..3000, step in 1u64..70, all: bool) {
             let takes = |node: NodeId| all || (node.0 * 7919) % 71 < step;
             let set = NodeSet::choose(nodes, takes);
-            let mut next = 0;
+            let (mut next, mut others) = (0, 0);
             for node in (0..nodes).map(NodeId) {
+                prop_assert_eq!(set.members_before(node), next as u64);
                 let expected = takes(node).then(|| (next, next += 1).0);
                 prop_assert_eq!(set.slot(node), expected);
+                match expected {
+                    Some(number) => prop_assert_eq!(set.member(number as u64), node),
+                    None => prop_assert_eq!(set.other((others, others += 1).0), node),
+                }
             }
             prop_assert_eq!(set.count(), next as u64);
+            let members: Vec<NodeId> = (0..nodes).map(NodeId).filter(|node| takes(*node)).collect();
+            prop_assert!(set.iter().eq(members.iter().copied()));
+            prop_assert_eq!(&NodeSet::of_members(nodes, members.into_iter().rev()), &set);
             let mut bytes = Vec::new();
             set.write(&mut bytes).unwrap();
             prop_assert_eq!(&NodeSet::read(&mut &bytes[..], nodes).unwrap(), &set);

@@ -4,8 +4,10 @@
 //! docs/sample.md specifies the shuffled order word by word.
 
 mod groups;
+mod steps;
 
 pub use groups::{BatchGroup, Grouping, Groups};
+pub use steps::{BatchStep, EpochSteps, StepBatching, StepItem, StepOrder, StepSettings};
 
 use crate::draw::PURPOSE_ORDER;
 use crate::held_out::EdgeRows;
@@ -161,8 +163,7 @@ pub(crate) fn identity_of_nodes(nodes: &[NodeId]) -> String {
     format!("nodes(count={},xxh3={:016x})", nodes.len(), hash.digest())
 }
 
-/// An order of batches. Nothing else depends on how many items a batch has or where they come from. Orders over
-/// resident edge buckets are further implementations.
+/// An order of batches. Nothing else depends on how many items a batch has or where they come from.
 pub trait Order: Send + Sync {
     /// Number of batches in an epoch. Epochs may differ.
     fn batches(&self, epoch: u64) -> u64;
@@ -172,6 +173,11 @@ pub trait Order: Send + Sync {
 
     /// The group of partitions that a batch takes its seeds from, if the order has groups.
     fn group(&self, _epoch: u64, _batch: u64) -> Option<BatchGroup> {
+        None
+    }
+
+    /// The step that a batch belongs to, if the order has steps over partitions.
+    fn step(&self, _epoch: u64, _batch: u64) -> Option<BatchStep> {
         None
     }
 
@@ -192,6 +198,10 @@ impl<O: Order + ?Sized> Order for &O {
         (**self).group(epoch, batch)
     }
 
+    fn step(&self, epoch: u64, batch: u64) -> Option<BatchStep> {
+        (**self).step(epoch, batch)
+    }
+
     fn identity(&self) -> String {
         (**self).identity()
     }
@@ -208,6 +218,10 @@ impl<O: Order + ?Sized> Order for Arc<O> {
 
     fn group(&self, epoch: u64, batch: u64) -> Option<BatchGroup> {
         (**self).group(epoch, batch)
+    }
+
+    fn step(&self, epoch: u64, batch: u64) -> Option<BatchStep> {
+        (**self).step(epoch, batch)
     }
 
     fn identity(&self) -> String {

@@ -62,31 +62,69 @@ struct EndIndex {
 impl TrueEnds {
     /// Streams the edges of the dataset and keeps what answers the queries.
     pub fn build(request: &TrueEndsRequest) -> Result<TrueEnds> {
-        let nodes = request.dataset.manifest().nodes.count;
-        if nodes > 1 << 32 {
-            return Err(SampleError::TooManyCandidates { nodes });
-        }
-        let mut index = TrueEnds::default();
-        request.for_each_query(|edge| {
-            index.targets.keys.push((edge.source.0, edge.relation));
-            index.sources.keys.push((edge.target.0, edge.relation));
-        })?;
-        index.targets.begin();
-        index.sources.begin();
-        request.for_each_true(|edge| {
-            index.targets.count(key_of(&edge, Side::Target));
-            index.sources.count(key_of(&edge, Side::Source));
-        })?;
+        TrueEnds::build_until(request, &|| false)
+    }
+
+    /// The same. `stop` is called once in a while; if it returns `true`, the work ends with [`SampleError::Stopped`].
+    pub fn build_until(request: &TrueEndsRequest, stop: &dyn Fn() -> bool) -> Result<TrueEnds> {
+        let mut index = TrueEnds::counted(request, stop)?;
         let ends = index.targets.close_counts() + index.sources.close_counts();
         request.check(&index, ends)?;
         index.targets.ends = vec![0; index.targets.total() as usize];
         index.sources.ends = vec![0; index.sources.total() as usize];
-        request.for_each_true(|edge| {
+        request.for_each_true(stop, |edge| {
             index.targets.put(key_of(&edge, Side::Target), edge.target);
             index.sources.put(key_of(&edge, Side::Source), edge.source);
         })?;
         index.targets.finish();
         index.sources.finish();
+        Ok(index)
+    }
+
+    /// How many ends the two queries of each of `edges` have, which the request asks for. An edge that is stored twice
+    /// counts twice. One pass over the edges, in the memory of an index without ends.
+    pub fn counts_until(
+        request: &TrueEndsRequest,
+        edges: &[Edge],
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Vec<u64>> {
+        let index = TrueEnds::counted(request, stop)?;
+        let count = |edge: &Edge| {
+            let targets = index.targets.counted(key_of(edge, Side::Target));
+            targets + index.sources.counted(key_of(edge, Side::Source))
+        };
+        Ok(edges.iter().map(count).collect())
+    }
+
+    /// The same ends under other numbers, ascending by these: for instance, the order in which rows are stored.
+    pub fn renumbered(mut self, number: impl Fn(NodeId) -> u64) -> TrueEnds {
+        for index in [&mut self.targets, &mut self.sources] {
+            for range in index.starts.windows(2) {
+                let ends = &mut index.ends[range[0] as usize..range[1] as usize];
+                ends.iter_mut().for_each(|end| *end = number(NodeId(*end as u64)) as u32);
+                ends.sort_unstable();
+            }
+        }
+        self
+    }
+
+    /// The keys of a request, and how many ends each has, in place of where they start.
+    fn counted(request: &TrueEndsRequest, stop: &dyn Fn() -> bool) -> Result<TrueEnds> {
+        let nodes = request.dataset.manifest().nodes.count;
+        if nodes > 1 << 32 {
+            return Err(SampleError::TooManyCandidates { nodes });
+        }
+        let mut index = TrueEnds::default();
+        request.for_each_query(stop, |edge| {
+            index.targets.keys.push((edge.source.0, edge.relation));
+            index.sources.keys.push((edge.target.0, edge.relation));
+        })?;
+        index.targets.begin();
+        index.sources.begin();
+        request.for_each_true(stop, |edge| {
+            index.targets.count(key_of(&edge, Side::Target));
+            index.sources.count(key_of(&edge, Side::Source));
+        })?;
         Ok(index)
     }
 
@@ -129,6 +167,11 @@ impl EndIndex {
         if let Some(at) = self.position(key) {
             self.starts[at] += 1;
         }
+    }
+
+    /// What was counted for a key.
+    fn counted(&self, key: QueryKey) -> u64 {
+        self.position(key).map_or(0, |at| self.starts[at])
     }
 
     /// Turns counts into starts, and returns their sum.
@@ -202,7 +245,7 @@ impl TrueEndsRequest<'_> {
         }
     }
 
-    fn for_each_query(&self, mut take: impl FnMut(Edge)) -> Result<()> {
+    fn for_each_query(&self, stop: &dyn Fn() -> bool, mut take: impl FnMut(Edge)) -> Result<()> {
         let count = match self.queries {
             Queries::Of(edges) => edges.len() as u64,
             Queries::Split(rows) => rows.len(),
@@ -213,13 +256,13 @@ impl TrueEndsRequest<'_> {
         match self.queries {
             Queries::Of(edges) => edges.iter().copied().for_each(take),
             Queries::Split(rows) => rows.for_each(take)?,
-            Queries::Graph => for_each_edge(self.dataset, &mut take)?,
+            Queries::Graph => for_each_edge_until(self.dataset, stop, &mut take)?,
         }
         Ok(())
     }
 
-    fn for_each_true(&self, mut take: impl FnMut(Edge)) -> Result<()> {
-        for_each_edge(self.dataset, &mut take)?;
+    fn for_each_true(&self, stop: &dyn Fn() -> bool, mut take: impl FnMut(Edge)) -> Result<()> {
+        for_each_edge_until(self.dataset, stop, &mut take)?;
         if !self.held_out {
             return Ok(());
         }
@@ -237,21 +280,53 @@ impl TrueEndsRequest<'_> {
     }
 }
 
+/// Which of `edges` are true: edges of the graph, or held out. One pass over all edges. `stop` is called once in a while;
+/// if it returns `true`, the work ends with [`SampleError::Stopped`].
+pub fn true_edges(dataset: &Dataset, edges: &[Edge], stop: &dyn Fn() -> bool) -> Result<Vec<bool>> {
+    let mut ascending: Vec<usize> = (0..edges.len()).collect();
+    ascending.sort_unstable_by_key(|at| edges[*at]);
+    let mut found = vec![false; edges.len()];
+    let queries = Queries::Of(edges);
+    let request = TrueEndsRequest { dataset, queries, held_out: true, most_bytes: u64::MAX };
+    request.for_each_true(stop, |edge| {
+        let first = ascending.partition_point(|at| edges[*at] < edge);
+        for at in ascending[first..].iter().take_while(|at| edges[**at] == edge) {
+            found[*at] = true;
+        }
+    })?;
+    Ok(found)
+}
+
 /// Passes every edge of the graph to `take`, in the order of edge ids.
 pub fn for_each_edge(dataset: &Dataset, take: &mut dyn FnMut(Edge)) -> Result<()> {
+    for_each_edge_until(dataset, &|| false, take)
+}
+
+pub(crate) fn for_each_edge_until(
+    dataset: &Dataset,
+    stop: &dyn Fn() -> bool,
+    take: &mut dyn FnMut(Edge),
+) -> Result<()> {
     match dataset.manifest().id_dtype() {
-        Dtype::U64 => edges_in_order::<u64>(dataset, take),
-        _ => edges_in_order::<u32>(dataset, take),
+        Dtype::U64 => edges_in_order::<u64>(dataset, stop, take),
+        _ => edges_in_order::<u32>(dataset, stop, take),
     }
 }
 
-fn edges_in_order<W: StoredId>(dataset: &Dataset, take: &mut dyn FnMut(Edge)) -> Result<()> {
+fn edges_in_order<W: StoredId>(
+    dataset: &Dataset,
+    stop: &dyn Fn() -> bool,
+    take: &mut dyn FnMut(Edge),
+) -> Result<()> {
     let mut adjacency = AdjacencyInOrder::<W>::open(dataset, Direction::Incoming)?;
     let mut relations = match dataset.array(file::EDGE_RELATION) {
         Some(array) => Some(RelationsInOrder { elements: array.elements(0)?, chunk: Vec::new(), at: 0 }),
         None => None,
     };
     for node in 0..dataset.manifest().nodes.count {
+        if node % CHUNK as u64 == 0 && stop() {
+            return Err(SampleError::Stopped);
+        }
         let mut left = adjacency.next_degree()?;
         while left > 0 {
             let (words, range) = adjacency.next_entries(left)?;

@@ -44,7 +44,14 @@ impl Threads {
     }
 
     fn work<'a>(&'a self, folder: &'a Path, most_bytes: u64) -> GraphWork<'a> {
-        GraphWork { folder, most_bytes, pool: &self.pool, stop: &self.stop, progress: &Silent }
+        GraphWork {
+            folder,
+            most_bytes,
+            pool: &self.pool,
+            stop: &self.stop,
+            progress: &Silent,
+            safe_point_bytes: None,
+        }
     }
 }
 

@@ -55,7 +55,14 @@ impl Bench {
 
     fn work(&self, most_bytes: u64) -> GraphWork<'_> {
         let folder = self.folder.path();
-        GraphWork { folder, most_bytes, pool: &self.pool, stop: &self.stop, progress: &Silent }
+        GraphWork {
+            folder,
+            most_bytes,
+            pool: &self.pool,
+            stop: &self.stop,
+            progress: &Silent,
+            safe_point_bytes: None,
+        }
     }
 
     fn adjacency(&self, direction: Direction, stored: &StoredPartitioning) -> Arc<PartitionedAdjacency> {

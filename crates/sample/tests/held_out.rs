@@ -5,12 +5,12 @@
 mod facts;
 
 use esker_sample::negatives::{
-    AllNodes, NegativeMask, NegativePool, NegativeSampler, NegativeSettings, Negatives, Side,
+    AllNodes, MaskedPairs, NegativeMask, NegativePool, NegativeSampler, NegativeSettings, Negatives, Side,
 };
 use esker_sample::order::{Batching, GivenOrder, Sequential};
 use esker_sample::{
     Batches, Direction, DiskGraph, Edge, EdgeLookup, EdgeRows, FixedNegatives, HeldOut, LinkBatches,
-    Position, Queries, SampleError, Seeds, TrueEnds, TrueEndsRequest, for_each_edge,
+    Position, Queries, SampleError, Seeds, TrueEnds, TrueEndsRequest, for_each_edge, true_edges,
 };
 use esker_store::Dataset;
 use esker_types::NodeId;
@@ -86,6 +86,30 @@ proptest! {
                 prop_assert_eq!(found.of(edge, side).is_some(), knows);
             }
         }
+        let last = dataset.manifest().nodes.count - 1;
+        let backwards = TrueEnds::build(&request).unwrap().renumbered(|node| last - node.0);
+        let counts = TrueEnds::counts_until(&request, asked, &|| false).unwrap();
+        for (edge, count) in asked.iter().zip(counts) {
+            let mut all_ends = 0;
+            for side in [Side::Source, Side::Target] {
+                let mut expected: Vec<u32> =
+                    ends(&all, edge, side).iter().map(|end| last as u32 - end).collect();
+                expected.reverse();
+                prop_assert_eq!(backwards.of(edge, side).unwrap(), expected);
+                all_ends += all.iter().filter(|other| match side {
+                    Side::Target => (other.source, other.relation) == (edge.source, edge.relation),
+                    Side::Source => (other.target, other.relation) == (edge.target, edge.relation),
+                }).count() as u64;
+            }
+            prop_assert_eq!(count, all_ends);
+        }
+        // Some true, some not; one twice.
+        let mut pairs: Vec<Edge> = valid.iter().chain(&graph).take(9).copied().collect();
+        let reversed = |edge: &Edge| Edge { source: edge.target, target: edge.source, ..*edge };
+        pairs.extend(graph.iter().take(9).map(reversed).chain(graph.iter().take(1).copied()));
+        let every: Vec<Edge> = graph.iter().chain(&valid).chain(&test).copied().collect();
+        let expected: Vec<bool> = pairs.iter().map(|pair| every.contains(pair)).collect();
+        prop_assert_eq!(true_edges(dataset, &pairs, &|| false).unwrap(), expected);
     }
 
     #[test]
@@ -134,7 +158,7 @@ proptest! {
                         }
                     }
                 }
-                prop_assert_eq!(out.masked, expected);
+                prop_assert_eq!(out.masked_pairs(&edges), expected);
             }
             let all = AllNodes::new(nodes, mask, Some(known.clone())).unwrap();
             let mut out = Negatives::default();
@@ -144,7 +168,7 @@ proptest! {
                 let masked = (0..nodes).filter(|node| is_masked(edge, NodeId(*node), true));
                 expected.extend(masked.map(|node| (index as u32, node as u32)));
             }
-            prop_assert_eq!(out.masked, expected);
+            prop_assert_eq!(out.masked_pairs(&edges), expected);
             let shape = (out.all_nodes, out.per_chunk, out.chunk_edges, out.nodes.len());
             prop_assert_eq!(shape, (true, nodes as usize, edges.len(), 0));
         }
@@ -194,6 +218,30 @@ fn held_out_edges_are_items_of_batches() {
 }
 
 #[test]
+fn true_edges_of_a_hub_take_no_memory_in_a_batch() {
+    let directory = tempfile::tempdir().unwrap();
+    let facts: Vec<Fact> = (1..=300).map(|source| (source, 0, 0)).collect();
+    let dataset = imported(directory.path(), &facts, true, false);
+    let (edges, nodes) = (edges_of_graph(&dataset), dataset.manifest().nodes.count);
+    let request =
+        TrueEndsRequest { dataset: &dataset, queries: Queries::Graph, held_out: false, most_bytes: PLENTY };
+    let known = Arc::new(TrueEnds::build(&request).unwrap());
+    for (mask, pairs) in
+        [(NegativeMask::Graph, 90_000), (NegativeMask::Batch, 90_000), (NegativeMask::None, 300)]
+    {
+        let mut out = Negatives::default();
+        AllNodes::new(nodes, mask, Some(known.clone()))
+            .unwrap()
+            .draw(&edges, Side::Source, &mut out)
+            .unwrap();
+        assert_eq!(out.masked, MaskedPairs::default());
+        assert_eq!(out.masked_pairs(&edges).len(), pairs, "{mask}");
+    }
+    // Negatives that are drawn have a bit each, in whole words.
+    assert_eq!(MaskedPairs::bytes_for(1000, 500), 64_000);
+}
+
+#[test]
 fn all_nodes_are_named_by_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = imported(directory.path(), &[(0, 0, 1), (1, 0, 2), (0, 0, 2)], false, false);
@@ -211,7 +259,7 @@ fn all_nodes_are_named_by_nobody() {
     assert_eq!(link.negatives_of(1, Side::Target), 4..4);
     assert_ne!(batches.identity(), plain);
     // Edges by id are (0, 1), (0, 2), (1, 2).
-    assert_eq!(link.targets.masked, [(0, 1), (1, 2)]);
+    assert_eq!(link.targets.masked_pairs(&link.edges), [(0, 1), (1, 2)]);
 }
 
 #[test]
@@ -254,6 +302,30 @@ fn an_index_of_true_ends_stays_within_its_memory() {
     assert_eq!(build(needed).unwrap(), build(PLENTY).unwrap());
     let said = build(needed - 1).unwrap_err().to_string();
     assert!(said.contains("true ends of 5 queries need"), "{said}");
+}
+
+#[test]
+fn an_index_of_true_ends_is_stopped_while_it_is_built() {
+    let directory = tempfile::tempdir().unwrap();
+    let facts: Vec<Fact> = (0..300).map(|at| (at % 30, 0, at / 30)).collect();
+    let dataset = &*imported_splits(directory.path(), [&facts, &facts[..9], &facts[5..9]], false);
+    let queries = rows(dataset, HeldOut::Test);
+    let request = |queries| TrueEndsRequest { dataset, queries, held_out: true, most_bytes: PLENTY };
+    for queries in [Queries::Of(&queries), Queries::Graph] {
+        let asked = std::cell::Cell::new(0);
+        let stop = |after: u32| {
+            asked.set(asked.get() + 1);
+            asked.get() > after
+        };
+        let whole = TrueEnds::build_until(&request(queries), &|| stop(u32::MAX)).unwrap();
+        assert_eq!(whole, TrueEnds::build(&request(queries)).unwrap());
+        // Every pass over the edges can be ended.
+        for after in 0..asked.take() {
+            asked.set(0);
+            let found = TrueEnds::build_until(&request(queries), &|| stop(after));
+            assert!(matches!(found, Err(SampleError::Stopped)), "{after}");
+        }
+    }
 }
 
 /// A dataset with the committed splits of an OGB link dataset.
@@ -305,7 +377,7 @@ fn fixed_negatives_follow_their_edges_in_any_order() {
         (link.targets.nodes.clone(), link.sources.nodes.clone()),
         (nodes([9, 8, 8, 9]), nodes([3, 0, 1, 2]))
     );
-    assert!(link.targets.masked.is_empty() && link.targets.chunk_edges == 1);
+    assert!(link.targets.masked_pairs(&link.edges).is_empty() && link.targets.chunk_edges == 1);
     let mut seeds = Vec::new();
     batches.seeds(AT, &mut seeds).unwrap();
     assert_eq!(seeds[link.negatives_of(1, Side::Source)], nodes([3, 0, 1, 2])[2..]);

@@ -5,27 +5,34 @@
 mod facts;
 
 use esker_sample::negatives::{
-    NegativePool, NegativeSampler, NegativeSettings, Negatives, PoolOfBatch, Side,
+    ListedNodes, NegativeNodes, NegativePool, NegativeSampler, NegativeSettings, Negatives, PoolOfBatch, Side,
 };
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{
     Batches, Direction, DiskGraph, Edge, EdgeLookup, InMemory, IncomingNeighbours, LinkBatch, LinkBatches,
-    Position, Result, SampleError, Seeds, Sources, Targets,
+    Position, Queries, Result, SampleError, Seeds, Sources, Targets, TrueEnds, TrueEndsRequest,
 };
 use esker_store::file;
 use esker_types::{EdgeId, NodeId};
 use facts::{imported, lookups};
 use proptest::prelude::*;
-use std::fs;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 /// Residents that change every other batch.
-#[derive(Debug)]
-struct Residents(Vec<Arc<Vec<NodeId>>>);
+struct Residents(Vec<Arc<Vec<NodeId>>>, Arc<dyn EdgeLookup>);
+
+impl fmt::Debug for Residents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
 
 impl PoolOfBatch for Residents {
-    fn nodes(&self, at: Position) -> Result<Arc<Vec<NodeId>>> {
-        Ok(self.0[(at.epoch + at.batch / 2) as usize % self.0.len()].clone())
+    fn pool(&self, at: Position) -> Result<Option<Arc<dyn NegativeNodes>>> {
+        let nodes = self.0[(at.epoch + at.batch / 2) as usize % self.0.len()].clone();
+        Ok(Some(Arc::new(ListedNodes::new(&self.1, nodes, true)?)))
     }
 
     fn identity(&self) -> String {
@@ -48,17 +55,23 @@ fn link(
     let (batches, mut nodes): (Arc<dyn Batches>, _) = (Arc::new(batches), Vec::new());
     batches.seeds(at, &mut nodes)?;
     match batches.targets(at)? {
-        Targets::Links(link) => Ok((link, nodes, batches.identity())),
+        Targets::Links(link) => Ok((Arc::unwrap_or_clone(link), nodes, batches.identity())),
         Targets::Nodes => panic!("edges are the items"),
     }
 }
 
 /// One pool of nodes as it stands in a `Vec`, and others by batch.
-fn pools(picks: &[u64], nodes: u64) -> Vec<NegativePool> {
+fn pools(picks: &[u64], graph: &Arc<dyn EdgeLookup>) -> Vec<NegativePool> {
+    let nodes = graph.node_count();
     let listed =
         |skip: usize| -> Vec<NodeId> { picks.iter().skip(skip).map(|pick| NodeId(pick % nodes)).collect() };
-    let residents = Residents(vec![Arc::new(listed(0)), Arc::new(listed(1))]);
+    let residents = Residents(vec![Arc::new(listed(0)), Arc::new(listed(1))], graph.clone());
     vec![NegativePool::All, NegativePool::Nodes(listed(0)), NegativePool::PerBatch(Arc::new(residents))]
+}
+
+/// Whether negatives of both sides are masked.
+fn has_masks(link: &LinkBatch) -> bool {
+    [&link.targets, &link.sources].iter().all(|side| !side.masked_pairs(&link.edges).is_empty())
 }
 
 proptest! {
@@ -86,7 +99,7 @@ proptest! {
         let seeds = Arc::new(seeds);
         let at = Position { epoch, batch: batch % seeds.len().div_ceil(7) };
         let settings = NegativeSettings { seed, chunks, uniform, by_degree };
-        let pools = pools(&picks, nodes);
+        let pools = pools(&picks, &lookups[0]);
         for targets in &pools {
             for sources in &pools {
                 let pair = [targets.clone(), sources.clone()];
@@ -111,7 +124,7 @@ fn a_pool_by_batch_draws_what_a_pool_of_its_nodes_draws() {
     let residents = [vec![3, 8, 15, 15], vec![22, 31], vec![0, 39, 7]];
     let residents =
         residents.map(|nodes: Vec<u64>| Arc::new(nodes.into_iter().map(NodeId).collect::<Vec<_>>()));
-    let by_batch = NegativePool::PerBatch(Arc::new(Residents(residents.to_vec())));
+    let by_batch = NegativePool::PerBatch(Arc::new(Residents(residents.to_vec(), graph.clone())));
     for batch in 0..10 {
         let at = Position { epoch: 1, batch };
         let nodes = residents[(1 + batch / 2) as usize % 3].to_vec();
@@ -123,15 +136,18 @@ fn a_pool_by_batch_draws_what_a_pool_of_its_nodes_draws() {
         assert!(found.0.targets.nodes.iter().all(|node| nodes.contains(node)));
         assert_ne!(found.2, expected.2);
     }
-    let other = NegativePool::PerBatch(Arc::new(Residents(residents[1..].to_vec())));
+    let other = NegativePool::PerBatch(Arc::new(Residents(residents[1..].to_vec(), graph.clone())));
     let identity = |pool| NegativeSampler::new(&graph, pool, settings).unwrap().identity();
     assert_ne!(identity(by_batch.clone()), identity(other));
     // What cannot be drawn from is refused where it is met.
     let refused = |nodes: &[u64]| {
         let nodes = Arc::new(nodes.iter().copied().map(NodeId).collect());
-        let sampler =
-            NegativeSampler::new(&graph, NegativePool::PerBatch(Arc::new(Residents(vec![nodes]))), settings)
-                .unwrap();
+        let sampler = NegativeSampler::new(
+            &graph,
+            NegativePool::PerBatch(Arc::new(Residents(vec![nodes], graph.clone()))),
+            settings,
+        )
+        .unwrap();
         let at = Position { epoch: 0, batch: 0 };
         sampler.draw_nodes(at, 5, Side::Source, &mut Vec::new()).unwrap_err().to_string()
     };
@@ -208,7 +224,7 @@ fn a_part_of_a_graph_is_asked_for_residents_only() {
         let at = Position { epoch: 0, batch };
         let found = link(part.clone(), &seeds, &pools, settings, at).unwrap();
         assert_eq!(found, link(whole.clone(), &seeds, &pools, settings, at).unwrap());
-        assert!(!found.0.targets.masked.is_empty() && !found.0.sources.masked.is_empty());
+        assert!(has_masks(&found.0));
     }
     // By degree over all nodes: the default way from edges to their targets.
     let all = [NegativePool::All, NegativePool::All];
@@ -251,7 +267,7 @@ fn an_adjacency_longer_than_memory_allows_comes_in_pieces() {
         link(graph.clone(), &seeds, &[NegativePool::All, NegativePool::All], settings, at).unwrap()
     });
     let found: Vec<_> = found.collect();
-    assert!(found[1] == found[0] && found[2] == found[0] && !found[0].0.sources.masked.is_empty());
+    assert!(found[1] == found[0] && found[2] == found[0] && has_masks(&found[0].0));
 }
 
 #[test]
@@ -278,6 +294,34 @@ fn outgoing_adjacency_and_unknown_ids_are_refused() {
                 assert!(error.to_string().contains("of 2 edges"), "{error}");
             }
         }
+    }
+}
+
+#[test]
+fn frequencies_are_those_of_both_queries_of_an_edge() {
+    let directory = tempfile::tempdir().unwrap();
+    let facts: Vec<(u64, u32, u64)> = (0..300).map(|at| (at % 37, at as u32 % 3, at * at % 11)).collect();
+    let dataset = imported(directory.path(), &facts, true, false);
+    let request =
+        TrueEndsRequest { dataset: &dataset, queries: Queries::Graph, held_out: false, most_bytes: 1 << 20 };
+    let known = Arc::new(TrueEnds::build(&request).unwrap());
+    let graph = lookups(&dataset, Direction::Incoming).swap_remove(0);
+    let count = graph.edge_count();
+    let order = Shuffled { batching: Batching::new(count, 50, false).unwrap(), seed: 3 };
+    let batches = LinkBatches::new(order, Seeds::AllEdges(count), graph).unwrap().counting(known);
+    let links: Vec<LinkBatch> =
+        (0..batches.count(0)).map(|batch| batches.link(Position { epoch: 0, batch }).unwrap()).collect();
+    let all: Vec<Edge> = links.iter().flat_map(|link| link.edges.clone()).collect();
+    assert_eq!(all.len() as u64, count);
+    let all: BTreeSet<Edge> = all.into_iter().collect();
+    for link in &links {
+        for (edge, found) in link.edges.iter().zip(&link.frequencies) {
+            let same = |other: &&Edge| other.relation == edge.relation;
+            let by_source = all.iter().filter(same).filter(|other| other.source == edge.source).count();
+            let by_target = all.iter().filter(same).filter(|other| other.target == edge.target).count();
+            assert_eq!(*found as usize, by_source + by_target, "{edge:?}");
+        }
+        assert_eq!(link.frequencies.len(), link.edges.len());
     }
 }
 

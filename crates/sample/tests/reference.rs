@@ -141,11 +141,11 @@ impl<W: StoredId> Topology for Fetching<W> {
     fn has_relations(&self) -> bool {
         self.0.has_relations()
     }
-    fn hop_in_memory(&self, _: &[NodeId]) -> Option<NotInMemory<W>> {
-        None
+    fn hop_in_memory(&self, _: &[NodeId], _: &Counted) -> Result<Option<NotInMemory<W>>> {
+        Ok(None)
     }
-    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
-        self.0.degrees(nodes, out)
+    fn degrees(&self, nodes: &[NodeId], _: &Counted, out: &mut Vec<u32>) -> Result<()> {
+        self.0.degrees(nodes, &(), out)
     }
     fn fetch(
         &self,
@@ -452,6 +452,11 @@ impl Batches for Watched {
         assert_ne!(Some(at.batch), self.panics_at, "seeds that panic");
         self.begun.lock().unwrap().push(at.batch);
         *out = vec![NodeId(at.batch)];
+        Ok(())
+    }
+
+    fn dropped(&self, _: Position, out: &mut Vec<esker_sample::Edge>) -> Result<()> {
+        out.clear();
         Ok(())
     }
 

@@ -151,7 +151,6 @@ impl ArrayWriter {
         let payload_bytes = rows * columns * dtype.bytes();
         let whole_blocks = payload_bytes / BLOCK_BYTES;
         let mut block = Vec::with_capacity(BLOCK_BYTES as usize);
-        let open = |path: &Path, keep| SequentialWriter::resume(path, keep).map_err(StoreError::io(path));
         let mut file;
         if rows == 0 {
             files::remove(&sums_path)?;
@@ -172,9 +171,13 @@ impl ArrayWriter {
             reader
                 .read_exact_at(&mut block, PAGE_BYTES + payload_bytes - tail)
                 .map_err(StoreError::io(&path))?;
-            file = open(&path, PAGE_BYTES + payload_bytes - tail)?;
+            // It also stays in the file: whoever is killed before it is written again can resume once more.
+            let (kept, position) = (PAGE_BYTES + payload_bytes, PAGE_BYTES + payload_bytes - tail);
+            file = SequentialWriter::resume_over(&path, kept, position).map_err(StoreError::io(&path))?;
+            restore_sums(&path, &sums_path, whole_blocks)?;
         }
-        let sums = open(&sums_path, whole_blocks * 8)?;
+        let sums =
+            SequentialWriter::resume(&sums_path, whole_blocks * 8).map_err(StoreError::io(&sums_path))?;
         let (directory, name) = (directory.to_path_buf(), name.to_string());
         Ok(ArrayWriter { directory, name, path, dtype, columns, file, sums, sums_path, block })
     }
@@ -279,6 +282,23 @@ impl ArrayWriter {
         files::sync_directory(&self.directory)?;
         Ok(entry)
     }
+}
+
+/// Computes the checksums of the first blocks again where their file lacks them: [`ArrayWriter::finish`] removes it, and
+/// whoever finished may have been killed before saying so.
+fn restore_sums(path: &Path, sums_path: &Path, blocks: u64) -> Result<()> {
+    if fs::metadata(sums_path).map_or(0, |found| found.len()) >= blocks * 8 {
+        return Ok(());
+    }
+    let mut payload = SequentialReader::open(path, PAGE_BYTES).map_err(StoreError::io(path))?;
+    let mut sums = SequentialWriter::create(sums_path).map_err(StoreError::io(sums_path))?;
+    let mut block = vec![0u8; BLOCK_BYTES as usize];
+    for _ in 0..blocks {
+        payload.read_exact(&mut block).map_err(StoreError::io(path))?;
+        sums.write_all(&xxh3_64(&block).to_le_bytes()).map_err(StoreError::io(sums_path))?;
+    }
+    sums.finish().map_err(StoreError::io(sums_path))?;
+    Ok(())
 }
 
 /// An open array: its lengths and header match its entry.
@@ -539,10 +559,18 @@ mod tests {
             // Rows written after the checkpoint are lost with the process.
             writer.write(&bytes[rows * 100..][..100.min(bytes.len() - rows * 100)]).unwrap();
             drop(writer);
-            let mut writer = ArrayWriter::resume(directory.path(), "a", Dtype::U8, 100, rows as u64).unwrap();
-            writer.write(&bytes[rows * 100..]).unwrap();
-            assert_eq!(writer.finish().unwrap(), expected);
-            assert!(rows_of(directory.path(), &expected) == bytes);
+            let resume = || ArrayWriter::resume(directory.path(), "a", Dtype::U8, 100, rows as u64).unwrap();
+            // Killed again: before anything more is written, with some of it, and when all is finished but nobody knows.
+            drop(resume());
+            let mut again = resume();
+            again.write(&bytes[rows * 100..][..30.min(bytes.len() - rows * 100)]).unwrap();
+            drop(again);
+            for _ in 0..2 {
+                let mut writer = resume();
+                writer.write(&bytes[rows * 100..]).unwrap();
+                assert_eq!(writer.finish().unwrap(), expected);
+                assert!(rows_of(directory.path(), &expected) == bytes);
+            }
         }
     }
 

@@ -37,6 +37,7 @@ mod dataset;
 mod derived;
 mod error;
 mod files;
+mod grouped;
 mod homes;
 mod journal;
 mod manifest;
@@ -55,6 +56,7 @@ pub use dataset::Dataset;
 pub use derived::{Derived, DerivedManifest};
 pub use error::{ManifestProblem, Result, StoreError};
 pub use files::create_sequential;
+pub use grouped::{GroupReader, GroupWriter, GroupedRecords};
 pub use journal::Journal;
 pub use manifest::{
     EdgeColumn, EdgeInfo, FORMAT_VERSION, FeatureInfo, LabelInfo, LabelKind, MOST_NODES, Manifest,

@@ -3,7 +3,7 @@
 
 use crate::{Result, RunPosition};
 use esker_device::{Adjacency, AdjacencyShape, BatchOf, Device, HiddenRows, Shape};
-use esker_fetch::pipeline::{Permit, Recycled};
+use esker_fetch::pipeline::{Permit, Recycled, StageTimes};
 use esker_sample::{LayerView, Position, Sample, Targets};
 use esker_types::{Dtype, NodeId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,7 +156,7 @@ pub enum FixedRows<D: Device> {
 /// Rows of a table that training changes, one slot per node.
 pub struct LiveRows<D: Device> {
     /// The table.
-    pub table: Arc<LiveTable<D>>,
+    pub table: Arc<dyn LiveSource<D>>,
     /// The slot of each node's row. It stays valid until the updates of this batch are applied.
     pub slots: Vec<u32>,
 }
@@ -210,6 +210,12 @@ impl<D: Device> Input<D> {
     }
 }
 
+/// Where live rows come from.
+pub trait LiveSource<D: Device>: Send + Sync {
+    /// Copies of the rows of some slots, as of the last applied step. It is submitted to the device.
+    fn gather(&self, device: &D, slots: &[u32]) -> D::Matrix;
+}
+
 /// A table on a device. Steps read it and its owner changes it, in the order of the steps. Every use is submitted to
 /// the device while the lock is taken, and the device keeps that order.
 pub struct LiveTable<D: Device> {
@@ -227,9 +233,10 @@ impl<D: Device> LiveTable<D> {
         // A panic while it was locked has ended the run.
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Copies of the rows of some slots.
-    pub fn gather(&self, device: &D, slots: &[u32]) -> D::Matrix {
+impl<D: Device> LiveSource<D> for LiveTable<D> {
+    fn gather(&self, device: &D, slots: &[u32]) -> D::Matrix {
         let rows = self.lock();
         let mut gathered = device.matrix(slots.len(), rows.columns());
         device.gather_rows(&rows, slots, &mut gathered);
@@ -367,6 +374,9 @@ pub trait BatchSource<D: Device>: Send {
     /// The current input rows in node order, as of the last applied step: for inference, ranking and export.
     fn table(&mut self) -> Result<crate::InputTable>;
 
-    /// The counters so far.
+    /// The counters so far. This may wait for the device.
     fn counters(&self) -> crate::SourceCounters;
+
+    /// The times of its stages so far. It is called after every step, and never waits for the device.
+    fn stages(&self) -> Vec<StageTimes>;
 }

@@ -47,29 +47,61 @@ impl Reads {
 
     /// The same, with a device.
     pub fn on<D: Device>(&self, device: &D) -> ReadsOn<D> {
-        ReadsOn { reads: self.clone(), device: device.clone() }
+        let Reads { graph, rows, pool } = self.clone();
+        ReadsOn { graph, rows: Some(rows), pool, device: device.clone() }
     }
 }
 
 /// Neighbours and feature rows on disk, with a device.
 pub(crate) struct ReadsOn<D> {
-    reads: Reads,
+    graph: Arc<DiskGraph>,
+    /// `None` if batches have none.
+    rows: Option<Arc<DiskRows>>,
+    pool: Arc<ThreadPool>,
     device: D,
 }
 
-impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
-    /// The batches of an evaluation, which has one epoch.
-    fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
-        match job.dataset.manifest().id_dtype() {
-            Dtype::U64 => source_over::<D, u64>(&self.device, &self.reads, job, over),
-            _ => source_over::<D, u32>(&self.device, &self.reads, job, over),
+impl<D: Device> ReadsOn<D> {
+    /// Opens the files of a job whose batches may have no feature rows.
+    pub fn open(job: &Job, device: &D) -> Result<ReadsOn<D>> {
+        match job.features {
+            true => Ok(Reads::open(job)?.on(device)),
+            false => {
+                let graph = Arc::new(DiskGraph::open(&job.dataset, job.direction)?);
+                Ok(ReadsOn { graph, rows: None, pool: job.pool.clone(), device: device.clone() })
+            }
         }
+    }
+}
+
+/// Work on every batch, made on the thread that does it.
+pub(crate) type LastStage<D> = Box<dyn FnOnce() -> Box<dyn FnMut(&Batch<D>) -> Result<()>> + Send>;
+
+impl<D: Device> ReadsOn<D> {
+    /// The batches of an evaluation, which has one epoch, after another stage.
+    pub fn infer_then(
+        &self,
+        job: &Job,
+        over: &Inference,
+        last: Option<LastStage<D>>,
+    ) -> Result<Box<dyn PhaseSource<D>>> {
+        match job.dataset.manifest().id_dtype() {
+            Dtype::U64 => source_over::<D, u64>(self, job, over, last),
+            _ => source_over::<D, u32>(self, job, over, last),
+        }
+    }
+}
+
+impl<D: Device> InferenceGraph<D> for ReadsOn<D> {
+    fn infer(&self, job: &Job, over: &Inference) -> Result<Box<dyn PhaseSource<D>>> {
+        self.infer_then(job, over, None)
     }
 
     fn table(&self) -> Result<InputTable> {
-        let (reads, format) = (self.reads.clone(), self.reads.rows.format());
-        Ok(InputTable::new(format.rows(), format.dim(), move || {
-            let (mut reader, pool) = (reads.rows.reader()?, reads.pool.clone());
+        let rows = self.rows.clone().expect("a table of features is asked for where batches have them");
+        let (pool, nodes, dim) = (self.pool.clone(), rows.format().rows(), rows.format().dim());
+        Ok(InputTable::new(nodes, dim, move || {
+            let (mut reader, pool) = (rows.reader()?, pool.clone());
             Ok(Box::new(move |nodes, values| Ok(reader.read_all(nodes, &[], values, &pool)?)))
         }))
     }
@@ -153,39 +185,52 @@ fn sampled<W: StoredId>(
 }
 
 fn source_over<D: Device, W: StoredId>(
-    device: &D,
-    reads: &Reads,
+    reads: &ReadsOn<D>,
     job: &Job,
     over: &Inference,
+    last: Option<LastStage<D>>,
 ) -> Result<Box<dyn PhaseSource<D>>> {
     // Training rests, and its rows are free.
-    device.release_free();
+    reads.device.release_free();
     let permits = BatchPermits::new(job, job.bound(&over.settings, over.largest_batch).nodes, 1, 0);
     let sampled = sampled::<W>(&reads.graph, job, over);
-    let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), device.clone());
-    let (row_bytes, dim, counted) =
-        (disk.format().row_bytes() as u64, disk.format().dim(), Arc::new(RowCounters::default()));
-    let (count, with_rows) = (counted.clone(), over.rows);
+    let (disk, pool, device) = (reads.rows.clone(), reads.pool.clone(), reads.device.clone());
+    let disk = disk.filter(|_| over.rows);
+    let (row_bytes, dim) = (job.row_bytes(), job.dim() as usize);
+    let counted = Arc::new(RowCounters::default());
+    let count = counted.clone();
     let pipeline = sampled.then_with(
         "gather",
         0,
-        move || Ok(disk.reader()?),
+        move || Ok(disk.map(|disk| disk.reader()).transpose()?),
         move |stage, reader, (at, sample, targets)| {
             let nodes = sample.node_ids.len();
             let Some(permit) = permits.take(stage, tested(at), nodes as u64)? else { return Ok(None) };
-            let input = match with_rows {
-                true => {
+            let input = match reader {
+                Some(reader) => {
                     let mut rows = device.host_rows(nodes, dim);
                     let nodes = &sample.node_ids;
                     count.read(reader, |reader| reader.read_all(nodes, &[], rows.values_mut(), &pool))?;
                     count.rows.fetch_add(nodes.len() as u64, Ordering::Relaxed);
                     Input::fixed(FixedRows::Host(rows))
                 }
-                false => Input::none(),
+                None => Input::none(),
             };
             Ok(Some(Batch::of_sample(at, sample, targets, input, permit)))
         },
     );
+    let pipeline = match last {
+        None => pipeline,
+        Some(last) => pipeline.then_with(
+            "rows",
+            0,
+            move || Ok(last()),
+            move |_, work, batch: Batch<D>| {
+                work(&batch)?;
+                Ok(Some(batch))
+            },
+        ),
+    };
     Ok(Box::new(Stages::new(job, &over.settings, pipeline, move |stages| SourceCounters {
         stages,
         evaluation: counted.of_evaluation(row_bytes),

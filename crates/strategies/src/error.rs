@@ -203,6 +203,37 @@ pub enum StrategyError {
         /// Rows and columns in the checkpoint.
         found: [u64; 2],
     },
+    /// Rows by partition of another run.
+    #[error(
+        "the checkpoint has embeddings by the partitions {found}, and the run has {expected}; give the flags that it began with, or start again with another --out"
+    )]
+    OtherPartitions {
+        /// Partitions, numbers per row and optimizer of the run.
+        expected: String,
+        /// Those of the checkpoint.
+        found: String,
+    },
+    /// No partition buffer.
+    #[error(
+        "strategy marius needs an order over partitions; give --order tour, two-level-beta, beta, dispersed or training-first"
+    )]
+    NoBuffer,
+    /// Batches that have no steps over partitions.
+    #[error(
+        "strategy marius trains by steps over partitions, and the batches have none; give --order tour, two-level-beta, beta, dispersed or training-first"
+    )]
+    NoSteps,
+    /// More edges between residents than were provided for.
+    #[error(
+        "{} edges are between the resident partitions of a step, and memory was provided for {}; give more --partitions or fewer --resident",
+        esker_types::grouped(*found), esker_types::grouped(*allowed)
+    )]
+    ResidentEdges {
+        /// The edges.
+        found: u64,
+        /// What was provided for.
+        allowed: u64,
+    },
     /// More nodes than embeddings have slots for.
     #[error("the graph has {} nodes, and embeddings can be learned for at most {}", esker_types::grouped(*nodes), u32::MAX)]
     EmbeddingRows {
@@ -275,6 +306,10 @@ impl StrategyError {
             | StrategyError::EdgeColumn { .. }
             | StrategyError::EmbeddingShape { .. }
             | StrategyError::EmbeddingRows { .. }
+            | StrategyError::OtherPartitions { .. }
+            | StrategyError::NoBuffer
+            | StrategyError::NoSteps
+            | StrategyError::ResidentEdges { .. }
             | StrategyError::ProfileMemory { .. } => ErrorKind::Asked,
             StrategyError::Stopped => ErrorKind::Stopped,
             StrategyError::ReadOnly { .. }

@@ -2,14 +2,17 @@
 
 use crate::history::History;
 use crate::sampling::ResidentTopology;
-use crate::{JobOutline, Phase, Result, RunPosition, StrategyError};
+use crate::{JobOutline, Phase, Residents, Result, RunPosition, StrategyError};
 use esker_sample::trace::TraceHeader;
-use esker_sample::{Batches, Direction, DiskGraph, EdgeLookup, NodeSet, Position, Settings};
+use esker_sample::{
+    AnyTopology, Batches, BucketCounts, BucketSubgraphs, Direction, DiskGraph, EdgeBuckets, EdgeLookup,
+    GraphWork, NodePartitions, NodeSet, Position, Settings, StepGraphs, SubgraphShape,
+};
 use esker_store::Dataset;
-use esker_types::{Progress, Silent, StopSignal};
+use esker_types::{Dtype, Progress, Silent, StopSignal};
 use rayon::ThreadPool;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What to yield batches of.
 #[derive(Clone)]
@@ -30,6 +33,58 @@ pub struct Job {
     pub topology: LoadedTopology,
     /// The nodes whose hidden rows are kept, if the outline has a history.
     pub history: Option<Arc<NodeSet>>,
+    /// The resident nodes of each step, if training sees no others.
+    pub residents: Option<Residents>,
+    /// The graph by node partitions, for a strategy with a partition buffer.
+    pub partitioned: Option<PartitionedGraph>,
+}
+
+/// A graph by node partitions.
+#[derive(Clone)]
+pub struct PartitionedGraph {
+    /// Which nodes are in which partition.
+    pub partitions: Arc<NodePartitions>,
+    /// Edges of every bucket.
+    pub counts: Arc<BucketCounts>,
+    /// The edges by pairs of partitions, once they are sorted.
+    buckets: Arc<OnceLock<Arc<EdgeBuckets>>>,
+    /// The subgraphs of steps, which batches are made of.
+    pub steps: StepGraphs,
+}
+
+impl PartitionedGraph {
+    /// The graph of a dataset, of whose edges only the number is known yet.
+    pub fn new(dataset: &Dataset, partitions: NodePartitions, counts: BucketCounts) -> PartitionedGraph {
+        let relations = dataset.manifest().edges.relations.is_some();
+        let steps = match dataset.manifest().id_dtype() {
+            Dtype::U64 => StepGraphs::Wide(BucketSubgraphs::new(relations)),
+            _ => StepGraphs::Narrow(BucketSubgraphs::new(relations)),
+        };
+        PartitionedGraph {
+            partitions: Arc::new(partitions),
+            counts: Arc::new(counts),
+            buckets: Arc::default(),
+            steps,
+        }
+    }
+
+    /// Opens the edges. They are sorted into buckets, if they are not yet, within the memory of `work`.
+    pub fn sort(&self, dataset: &Arc<Dataset>, work: &GraphWork) -> Result<&Arc<EdgeBuckets>> {
+        let sorted = EdgeBuckets::find_or_make(dataset, &self.partitions, work)?;
+        self.counts.check(&sorted)?;
+        Ok(self.buckets.get_or_init(|| Arc::new(sorted)))
+    }
+
+    /// The edges. Panics before they are sorted.
+    pub fn buckets(&self) -> &Arc<EdgeBuckets> {
+        self.buckets.get().expect("edges are sorted before batches are made")
+    }
+
+    /// What subgraphs have of edges.
+    pub(crate) fn shape(job: &JobOutline) -> SubgraphShape {
+        let relations = job.dataset.manifest().edges.relations.is_some();
+        SubgraphShape { direction: job.direction, relations, edge_ids: false }
+    }
 }
 
 /// A topology in memory, if it is loaded, or open files of one on disk.
@@ -37,12 +92,28 @@ pub struct Job {
 pub struct LoadedTopology {
     pub(crate) resident: Option<ResidentTopology>,
     pub(crate) on_disk: Option<Arc<DiskGraph>>,
+    /// For the work before training, until that is done: whoever uses it takes it.
+    pub(crate) lent: Arc<Mutex<Option<ResidentTopology>>>,
 }
 
 impl LoadedTopology {
+    /// A topology in memory for the work before training, and its files.
+    pub(crate) fn lending(topology: ResidentTopology, on_disk: Arc<DiskGraph>) -> LoadedTopology {
+        let lent = Arc::new(Mutex::new(Some(topology)));
+        LoadedTopology { resident: None, on_disk: Some(on_disk), lent }
+    }
+
+    /// Takes the topology that was lent, if nobody did. Dropping it frees its memory.
+    pub(crate) fn take_lent(&self) -> Option<ResidentTopology> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Loads the topology of a dataset.
     pub fn load(dataset: &Dataset, direction: Direction) -> Result<LoadedTopology> {
-        Ok(LoadedTopology { resident: Some(ResidentTopology::of(dataset, direction)?), on_disk: None })
+        Ok(LoadedTopology {
+            resident: Some(ResidentTopology::of(dataset, direction)?),
+            ..LoadedTopology::default()
+        })
     }
 
     /// Looks up its edges. `None` if nothing is loaded.
@@ -107,7 +178,18 @@ impl Job {
             stop: StopSignal::default(),
             topology: LoadedTopology::default(),
             history: None,
+            residents: None,
+            partitioned: None,
         })
+    }
+
+    /// Frees a topology that the pilot lent, if it does not fit the memory that is free before the first step.
+    pub fn settle_topology(&self) {
+        let free = self.strategy_bytes.saturating_add(self.room.step_bytes);
+        let offsets = DiskGraph::bytes_for(&self.dataset, self.direction);
+        if AnyTopology::bytes_for(&self.dataset, self.direction).saturating_add(offsets) > free {
+            self.topology.take_lent();
+        }
     }
 
     /// The header of a trace of its batches.

@@ -39,6 +39,7 @@ mod ginex;
 mod history;
 mod input_table;
 mod job;
+mod marius;
 mod memory;
 mod mmap;
 mod needs;
@@ -50,15 +51,17 @@ mod phases;
 mod pilot;
 mod position;
 mod resident;
+mod residents;
 mod row_counters;
 mod sampling;
 mod source;
 mod state;
 mod table;
+mod updates;
 
 pub use batch::{
     Batch, BatchSource, Blocks, DeviceBlocks, Exchange, Feedback, FixedRows, HiddenTable, Input, LiveRows,
-    LiveTable, NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
+    LiveSource, LiveTable, NamedColumn, Pull, Push, Pushed, StagedBlocks, adjacency,
 };
 pub use embeddings::{EmbeddingUse, Embeddings, RowTraining};
 pub use error::{Result, StrategyError};
@@ -67,11 +70,16 @@ pub use history::{
     weighted_rows,
 };
 pub use input_table::{InputTable, ReadInputRows};
-pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology};
+pub use job::{EvaluationSchedule, Inference, Job, LoadedTopology, PartitionedGraph};
+pub use marius::{LearnedRows, strategy as marius};
 pub use needs::{ExchangeNeeds, Grant, Needs, Others, RowsOfLayer, StrategyNeeds, grant};
 pub use neighbours::{JobPartitioning, NeighbourPolicy};
-pub use outline::{BatchRoom, CachePolicy, EvaluationOutline, JobOutline, KnownSizes, OutOfCore};
+pub use outline::{
+    BatchRoom, BufferSizes, CachePolicy, EvaluationOutline, JobOutline, KnownSizes, OutOfCore,
+};
+pub use pilot::AfterPilot;
 pub use position::{Phase, RunPosition};
+pub use residents::{Residents, ResidentsOutline};
 pub use state::{CheckpointReader, CheckpointSink, SavedState};
 pub use table::{MemoryLine, MemoryTable};
 
@@ -138,16 +146,19 @@ pub enum StrategyKind {
     DiskGnn,
     /// Ginex with batches by groups of partitions and a history of hidden rows.
     Outre,
+    /// Some node partitions in memory at a time, with their features, learned rows and the edges between them.
+    Marius,
 }
 
 impl StrategyKind {
     /// All strategies.
-    pub const ALL: [StrategyKind; 5] = [
+    pub const ALL: [StrategyKind; 6] = [
         StrategyKind::Memory,
         StrategyKind::Mmap,
         StrategyKind::Ginex,
         StrategyKind::Outre,
         StrategyKind::DiskGnn,
+        StrategyKind::Marius,
     ];
 
     /// The memory it needs. It does not require a device.
@@ -158,6 +169,7 @@ impl StrategyKind {
             StrategyKind::Ginex => ginex::needs(job),
             StrategyKind::DiskGnn => diskgnn::needs(job),
             StrategyKind::Outre => outre::needs(job),
+            StrategyKind::Marius => marius::needs(job),
         }
     }
 
@@ -169,12 +181,18 @@ impl StrategyKind {
             StrategyKind::Ginex => Box::new(ginex::strategy(device)),
             StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device)),
             StrategyKind::Outre => Box::new(outre::strategy(device)),
+            StrategyKind::Marius => Box::new(marius::strategy(device, None)),
         }
     }
 
     /// Whether it can repeat the batches of some epochs in later ones.
     pub fn repeats_epochs(self) -> bool {
-        !matches!(self, StrategyKind::Ginex | StrategyKind::Outre)
+        !matches!(self, StrategyKind::Ginex | StrategyKind::Outre | StrategyKind::Marius)
+    }
+
+    /// Whether the whole topology is in memory.
+    pub fn holds_topology(self) -> bool {
+        matches!(self, StrategyKind::Memory | StrategyKind::Mmap)
     }
 
     /// Whether it can train with a history of hidden rows.
@@ -196,6 +214,7 @@ impl fmt::Display for StrategyKind {
             StrategyKind::Ginex => "ginex",
             StrategyKind::DiskGnn => "diskgnn",
             StrategyKind::Outre => "outre",
+            StrategyKind::Marius => "marius",
         })
     }
 }
@@ -222,6 +241,9 @@ pub struct SourceCounters {
     pub bytes_useful: u64,
     /// Bytes read from disk for them. For the page cache, it is the kernel's count.
     pub bytes_read: u64,
+    /// Bytes of learned rows written to disk.
+    #[serde(default)]
+    pub bytes_written: u64,
     /// Disk reads, if we issue them.
     pub reads: u64,
     /// Bytes read from disk for samples and placements that were made before.

@@ -12,6 +12,8 @@ pub struct Needs {
     pub disk_bytes: u64,
     /// Whether it keeps the whole topology in memory.
     pub topology_in_memory: bool,
+    /// Whether it samples before training, and then needs the topology no more.
+    pub samples_beforehand: bool,
     /// Whether it can use all the memory that is left beyond that.
     pub takes_the_rest: bool,
     /// Whether it caches rows in device memory, if the device has any. The device memory that is left is reserved for

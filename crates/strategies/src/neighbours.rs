@@ -5,6 +5,7 @@
 //! A strategy calls [`NeighbourStore::prepare`] once and [`NeighbourStore::load`] in every sampling phase. Samplers call
 //! `Sampler::begin` before each batch, as `Bulk` does; the dynamic cache follows from that.
 
+use crate::sampling::ResidentTopology;
 use crate::{Job, JobOutline, MemoryTable, Result, StrategyError};
 use esker_plan::TopByScore;
 use esker_sample::partition::StoredPartitioning;
@@ -201,7 +202,7 @@ impl NodesSeen<'_> {
 
 /// The adjacency as samplers use it.
 pub(crate) enum LoadedNeighbours<W> {
-    Memory(InMemory<W>),
+    Memory(Arc<InMemory<W>>),
     Disk(OnDisk<W>),
 }
 
@@ -224,6 +225,7 @@ impl NeighbourStore {
             pool: &job.pool,
             stop: &job.stop,
             progress: &*job.progress,
+            safe_point_bytes: None,
         };
         let partitioning = match (&job.out_of_core.partitioning, policy) {
             (Some(with), NeighbourPolicy::Cross | NeighbourPolicy::Group) => {
@@ -245,8 +247,11 @@ impl NeighbourStore {
     pub fn load<W: StoredId>(&self, job: &Job) -> Result<LoadedNeighbours<W>> {
         let cache: Option<Arc<NeighbourCache<W>>> = match &self.kind {
             NeighboursKept::All => {
+                if let Some(lent) = job.topology.take_lent().and_then(ResidentTopology::of_width) {
+                    return Ok(LoadedNeighbours::Memory(lent));
+                }
                 let load = || InMemory::load(&job.dataset, job.direction);
-                return Ok(LoadedNeighbours::Memory(job.pool.install(load)?));
+                return Ok(LoadedNeighbours::Memory(Arc::new(job.pool.install(load)?)));
             }
             NeighboursKept::Some(lists) => Some(Arc::new(job.pool.install(|| lists.load())?)),
             NeighboursKept::None => None,

@@ -1,9 +1,9 @@
 //! The properties of a job that determine its memory. They are known from the configuration and the manifest, before
 //! anything is read, and without a model.
 
-use crate::HistoryOutline;
 use crate::neighbours::{JobPartitioning, NeighbourPolicy};
-use esker_sample::{Bound, Direction, HopSizes, Settings};
+use crate::{HistoryOutline, ResidentsOutline};
+use esker_sample::{Bound, Direction, HopSizes, ResidentEdges, Settings};
 use esker_store::{Dataset, FeatureInfo};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -44,6 +44,8 @@ pub struct JobOutline {
     pub strategy_bytes: u64,
     /// Device memory for rows cached for all batches, after the grant.
     pub device_cache_bytes: u64,
+    /// Device memory for embeddings and the state of their optimizer, after the grant. `u64::MAX`: all on the device.
+    pub embedding_device_bytes: u64,
     /// What batches that are larger than expected may take, after the grant.
     pub room: BatchRoom,
     /// Names of dataset arrays whose values for the batch's nodes or edges come with each batch: for a loader. Arrays
@@ -51,6 +53,8 @@ pub struct JobOutline {
     pub columns: Vec<String>,
     /// The history of hidden rows that training uses, if any.
     pub history: Option<HistoryOutline>,
+    /// Resident nodes, if training sees no others.
+    pub residents: Option<ResidentsOutline>,
     /// Budgets and sizes of strategies that work from disk.
     pub out_of_core: OutOfCore,
 }
@@ -132,26 +136,83 @@ pub struct OutOfCore {
     pub prepared: Option<PathBuf>,
     /// Batches per segment that shares a cache on disk.
     pub segment: Option<u32>,
-    /// Bytes between two safe points while rows are packed, instead of the default: tests kill the process there.
+    /// Bytes between two safe points while rows are packed or sorted, instead of the default: tests kill the process there.
     pub safe_point_bytes: Option<u64>,
     /// One batch at a time without prefetching: to measure what prefetching saves.
     pub sequential: bool,
     /// Only the work on disk before training: rows are not read into caches.
     pub prepare_only: bool,
+    /// The partition buffer, if there is one.
+    pub buffer: Option<BufferSizes>,
+    /// A batch reads the learned rows that the batch so many before it left; 0 is 1.
+    pub lag: u64,
+    /// Directory of learned rows by partition.
+    pub tables: PathBuf,
+}
+
+/// Numbers of node partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferSizes {
+    /// Partitions: the paper's p.
+    pub partitions: u32,
+    /// Partitions that are resident at a time: its c.
+    pub resident: u32,
+    /// Partitions that are swapped together: those of a logical partition.
+    pub each: u32,
+    /// The most edges that steps have in memory; none if nothing is trained.
+    pub edges: ResidentEdges,
+}
+
+impl BufferSizes {
+    /// The most nodes that are resident, of so many.
+    pub fn resident_nodes(&self, nodes: u64) -> u64 {
+        nodes.min(self.largest(nodes).saturating_mul(self.resident as u64))
+    }
+
+    /// Nodes of the largest partition, of so many.
+    pub fn largest(&self, nodes: u64) -> u64 {
+        nodes.div_ceil(self.partitions.max(1) as u64)
+    }
+}
+
+impl OutOfCore {
+    /// See [`BatchSource::lag`](crate::BatchSource::lag).
+    pub(crate) fn update_lag(&self) -> usize {
+        self.lag.max(1) as usize
+    }
 }
 
 impl JobOutline {
     /// The upper bounds of a batch of training or evaluation. `settings` are those of either, or their first hops.
     pub fn bound(&self, settings: &Settings, batch: u64) -> Bound {
         let manifest = self.dataset.manifest();
+        self.bound_among(settings, batch, manifest.nodes.count, manifest.edges.count)
+    }
+
+    /// The same for batches that see so many nodes, with so many edges between them.
+    fn bound_among(&self, settings: &Settings, batch: u64, nodes: u64, edges: u64) -> Bound {
         let directions = if self.direction == Direction::Both { 2 } else { 1 };
-        let (nodes, entries) = (manifest.nodes.count, manifest.edges.count * directions);
-        Bound::within(settings, batch, nodes, entries, 1, self.known_of(settings, batch).as_ref())
+        let known = self.known_of(settings, batch);
+        Bound::within(settings, batch, nodes, edges.saturating_mul(directions), 1, known.as_ref())
+    }
+
+    /// Whether the device has room for the rows of all nodes, and may cache them.
+    pub fn caches_all_on_device(&self) -> bool {
+        let all = self.dataset.manifest().nodes.count.saturating_mul(self.row_bytes());
+        self.device_cache_bytes > 0
+            && self.device_cache_bytes >= all
+            && self.out_of_core.feature_cache_bytes.is_none()
     }
 
     /// The bounds of training batches.
     pub fn training_bound(&self) -> Bound {
-        self.bound(&self.settings, self.largest_batch)
+        match self.out_of_core.buffer {
+            Some(sizes) => {
+                let nodes = sizes.resident_nodes(self.dataset.manifest().nodes.count);
+                self.bound_among(&self.settings, self.largest_batch, nodes, sizes.edges.resident)
+            }
+            None => self.bound(&self.settings, self.largest_batch),
+        }
     }
 
     /// The bounds of evaluation batches, if evaluation samples.

@@ -6,14 +6,20 @@ use crate::{
     InputTable, Job, Phase, Result, RunPosition, SourceCounters, StrategyError,
 };
 use esker_device::Device;
+use esker_fetch::pipeline::StageTimes;
 
 /// The batches of training, or of one evaluation.
 pub(crate) trait PhaseSource<D: Device>: Send {
     /// The next batch; `None` after the last.
     fn next(&mut self) -> Result<Option<Batch<D>>>;
 
-    /// The counters so far.
+    /// See [`BatchSource::counters`].
     fn counters(&self) -> SourceCounters;
+
+    /// See [`BatchSource::stages`].
+    fn stages(&self) -> Vec<StageTimes> {
+        self.counters().stages
+    }
 
     /// See [`BatchSource::apply`].
     fn apply(&mut self, feedback: Feedback<D>) -> Result<()> {
@@ -214,6 +220,10 @@ impl<D: Device> BatchSource<D> for Phases<D> {
             counters.evaluation += inference.counters().evaluation;
         }
         counters
+    }
+
+    fn stages(&self) -> Vec<StageTimes> {
+        self.training.stages()
     }
 }
 

@@ -3,8 +3,9 @@
 //! depends on the job alone, so a dry run and a run find the same sizes.
 
 use crate::job::LoadedTopology;
+use crate::residents::StepTopology;
 use crate::sampling::ResidentTopology;
-use crate::{Job, KnownSizes, Result};
+use crate::{Job, KnownSizes, Result, StrategyError};
 use esker_sample::{
     AnyTopology, Batches, DiskGraph, HopSizes, OnDisk, Position, Sample, SampleError, Sampler, Settings,
     Topology,
@@ -15,44 +16,108 @@ use std::sync::Arc;
 /// Batches that are sampled per phase, at most and at least.
 const MOST_BATCHES: u64 = 16;
 const LEAST_BATCHES: u64 = 2;
+/// Bytes that a neighbour on disk costs to read: most are alone in their block.
+const READ_BYTES: u64 = 4096;
+/// Memory of a thread that loads a part of the topology: a stream and a chunk.
+const LOADER_BYTES: u64 = 2 << 20;
 /// After so many neighbours, no further batch is sampled: large batches are alike.
 const ENOUGH_EDGES: u64 = 2_000_000;
 /// Batches may be larger than the largest one sampled, by this share or by the spread that was seen.
 const MARGIN: f64 = 1.0 / 16.0;
 const SPREADS: f64 = 3.0;
 
+/// What becomes of a topology that the pilot loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterPilot {
+    /// It stays in memory: training needs it.
+    Kept,
+    /// It stays until the work before training has sampled with it. The files of one on disk stay open.
+    Lent,
+    /// It is dropped. The files of one on disk stay open.
+    Dropped,
+}
+
 impl Job {
     /// Samples some batches and keeps their sizes in the outline, using at most `allowed` bytes. If even that is too
-    /// little, sizes stay what fan-outs allow. With `keep`, a topology that was loaded for it stays in memory for the
-    /// strategy; without, the files of one on disk stay open.
-    pub fn pilot(&mut self, allowed: u64, keep: bool) -> Result<()> {
-        self.progress.stage("sample for sizes", None, Unit::Count("batches"));
+    /// little, sizes stay what fan-outs allow.
+    pub fn pilot(&mut self, allowed: u64, after: AfterPilot) -> Result<()> {
         let in_memory = AnyTopology::bytes_for(&self.dataset, self.direction);
-        let room = if keep { allowed } else { allowed / 2 };
-        let known = if in_memory <= room {
-            let topology = ResidentTopology::load(self)?;
-            let left = allowed - in_memory;
-            let known = match &topology {
-                ResidentTopology::Narrow(graph) => sizes(self, graph.clone(), left),
-                ResidentTopology::Wide(graph) => sizes(self, graph.clone(), left),
-            };
-            self.topology = LoadedTopology { resident: keep.then_some(topology), on_disk: None };
-            known
-        } else {
-            let left = allowed.saturating_sub(DiskGraph::bytes_for(&self.dataset, self.direction));
-            let graph = Arc::new(DiskGraph::open(&self.dataset, self.direction)?);
-            self.topology.on_disk = (!keep).then(|| graph.clone());
-            match self.dataset.manifest().id_dtype() {
-                Dtype::U64 => sizes(self, OnDisk::<u64>::new(graph, None), left),
-                _ => sizes(self, OnDisk::<u32>::new(graph, None), left),
+        let on_disk = DiskGraph::bytes_for(&self.dataset, self.direction);
+        let known = match after {
+            AfterPilot::Lent if self.topology.resident.is_none() && self.is_loaded_faster(allowed) => {
+                match self.pilot_and_lend(allowed - in_memory - on_disk) {
+                    // The topology leaves too little for a batch.
+                    Err(StrategyError::Sample(SampleError::Memory { .. })) => {
+                        self.topology = LoadedTopology::default();
+                        self.pilot_on_disk(allowed.saturating_sub(on_disk), after)
+                    }
+                    known => known,
+                }
             }
+            AfterPilot::Kept if in_memory <= allowed => self.pilot_in_memory(allowed - in_memory, after),
+            _ if in_memory <= allowed / 2 => self.pilot_in_memory(allowed - in_memory, after),
+            _ => self.pilot_on_disk(allowed.saturating_sub(on_disk), after),
         };
         self.known = match known {
-            Err(SampleError::Memory { .. }) => None,
+            Err(StrategyError::Sample(SampleError::Memory { .. })) => None,
             known => Some(known?),
         };
         self.progress.finish();
         Ok(())
+    }
+
+    /// Whether the whole topology fits, and loading it takes less of the disk than the pilot's reads, a block each.
+    fn is_loaded_faster(&self, allowed: u64) -> bool {
+        let in_memory = AnyTopology::bytes_for(&self.dataset, self.direction);
+        let taken = in_memory.saturating_add(DiskGraph::bytes_for(&self.dataset, self.direction));
+        let batch = self.largest_bound().edges;
+        let read =
+            MOST_BATCHES.saturating_mul(batch).min(LEAST_BATCHES.saturating_mul(batch).max(ENOUGH_EDGES));
+        let is_small = taken <= allowed / 2;
+        let loading = self.threads.max(1) as u64 * LOADER_BYTES;
+        taken.saturating_add(loading) <= allowed && (is_small || read.saturating_mul(READ_BYTES) >= in_memory)
+    }
+
+    /// Loads the topology and opens its files at the same time, for the pilot and for the work before training.
+    fn pilot_and_lend(&mut self, left: u64) -> Result<KnownSizes> {
+        self.progress.stage("load topology", Some(self.dataset.manifest().edges.count), Unit::Count("edges"));
+        let (dataset, direction) = (&self.dataset, self.direction);
+        let open = || DiskGraph::open(dataset, direction);
+        let (opened, loaded) =
+            self.pool.install(|| rayon::join(open, || ResidentTopology::of(dataset, direction)));
+        let (opened, loaded) = (Arc::new(opened?), loaded?);
+        self.progress.advance(self.dataset.manifest().edges.count);
+        self.topology = LoadedTopology::lending(loaded.clone(), opened);
+        self.sizes_in_memory(&loaded, left)
+    }
+
+    fn pilot_in_memory(&mut self, left: u64, after: AfterPilot) -> Result<KnownSizes> {
+        self.progress.stage("load topology", None, Unit::Count("edges"));
+        let topology = ResidentTopology::load(self)?;
+        let known = self.sizes_in_memory(&topology, left);
+        let resident = (after == AfterPilot::Kept).then_some(topology);
+        self.topology = LoadedTopology { resident, ..LoadedTopology::default() };
+        known
+    }
+
+    fn sizes_in_memory(&self, topology: &ResidentTopology, left: u64) -> Result<KnownSizes> {
+        self.progress.stage("sample for sizes", None, Unit::Count("batches"));
+        Ok(match (topology, self.residents.as_ref().map(|residents| residents.topology(topology))) {
+            (_, Some(StepTopology::Narrow(graph))) => sizes(self, graph.by_step.clone(), left),
+            (_, Some(StepTopology::Wide(graph))) => sizes(self, graph.by_step.clone(), left),
+            (ResidentTopology::Narrow(graph), None) => sizes(self, graph.clone(), left),
+            (ResidentTopology::Wide(graph), None) => sizes(self, graph.clone(), left),
+        }?)
+    }
+
+    fn pilot_on_disk(&mut self, left: u64, after: AfterPilot) -> Result<KnownSizes> {
+        self.progress.stage("sample for sizes", None, Unit::Count("batches"));
+        let graph = Arc::new(DiskGraph::open(&self.dataset, self.direction)?);
+        self.topology.on_disk = (after != AfterPilot::Kept).then(|| graph.clone());
+        Ok(match self.dataset.manifest().id_dtype() {
+            Dtype::U64 => sizes(self, OnDisk::<u64>::new(graph, None), left),
+            _ => sizes(self, OnDisk::<u32>::new(graph, None), left),
+        }?)
     }
 }
 
@@ -71,9 +136,10 @@ fn sizes<T: Topology + Clone>(job: &Job, topology: T, bytes: u64) -> Result<Know
             (before, found) => before.or(found),
         };
     }
-    // Groups of partitions differ from epoch to epoch; other batches are alike in all of them.
-    let is_grouped = job.batches.group(Position { epoch: 0, batch: 0 }).is_some();
-    let epochs = if is_grouped { job.epochs } else { 1 };
+    // Groups of partitions and steps differ from epoch to epoch; other batches are alike in all of them.
+    let first = Position { epoch: 0, batch: 0 };
+    let differ = job.batches.group(first).is_some() || job.batches.step(first).is_some();
+    let epochs = if differ { job.epochs } else { 1 };
     let training = if job.largest_batch > 0 { phase(&*job.batches, &job.settings, epochs)? } else { None };
     Ok(KnownSizes { training, evaluation })
 }

@@ -4,6 +4,7 @@
 use crate::history::{self, History, HistorySource, OpenHistory, SharedStamps};
 use crate::permits::BatchPermits;
 use crate::phases::{InferenceGraph, PhaseSource, Phases};
+use crate::residents::{Residents, ResidentsOutline};
 use crate::sampling::{ResidentTopology, SampledBatch, sampling_bytes};
 use crate::source::Stages;
 use crate::{
@@ -13,9 +14,9 @@ use crate::{
 };
 use esker_device::{Device, HostRows};
 use esker_fetch::FeatureRows;
-use esker_sample::AnyTopology;
+use esker_sample::{AnyTopology, Subgraph, SubgraphShape};
 use esker_store::Dataset;
-use esker_types::{counted, disk_bytes_read, grouped};
+use esker_types::{Dtype, counted, disk_bytes_read, grouped};
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,9 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let edges = grouped(job.dataset.manifest().edges.count);
     let topology = AnyTopology::bytes_for(&job.dataset, job.direction);
     table.add_from("topology", topology, format!("offsets of all nodes, {edges} neighbours"));
+    if let Some(residents) = job.residents.filter(|_| job.largest_batch > 0) {
+        add_subgraphs(job, residents, &mut table);
+    }
     let sampling = sampling_bytes(job).saturating_mul(job.samplers as u64);
     table.add("sampling", sampling.saturating_add(history::deciding_bytes(job)));
     let (nodes, dim, depth) = (job.most_nodes(), job.dim(), job.prefetch_depth as u64);
@@ -48,6 +52,25 @@ pub fn needs(job: &JobOutline, rows: &[(&str, u64)]) -> Result<Needs> {
     let mut needs = Needs { host: table, topology_in_memory: true, ..Needs::default() };
     history::add_needs(job, &mut needs);
     Ok(needs)
+}
+
+/// Adds the memory of what training sees, if it sees resident nodes only. How many edges they have is not known: at most
+/// all.
+fn add_subgraphs(job: &JobOutline, residents: ResidentsOutline, table: &mut MemoryTable) {
+    let manifest = job.dataset.manifest();
+    let shape = SubgraphShape {
+        direction: job.direction,
+        relations: manifest.edges.relations.is_some(),
+        edge_ids: job.settings.carry.edges,
+    };
+    let (nodes, edges) = (manifest.nodes.count, manifest.edges.count);
+    let each = match manifest.id_dtype() {
+        Dtype::U64 => Subgraph::<u64>::bytes_for(nodes, residents.nodes, edges, shape),
+        _ => Subgraph::<u32>::bytes_for(nodes, residents.nodes, edges, shape),
+    };
+    let count = Residents::subgraphs(job.samplers);
+    let from = format!("{count} x {} nodes and at most {} edges", grouped(residents.nodes), grouped(edges));
+    table.add_from("subgraphs of resident nodes", count.saturating_mul(each), from);
 }
 
 /// The graph that sources share.

@@ -2,6 +2,7 @@
 
 use crate::history::{BatchWork, Decider, History, SharedStamps};
 use crate::job::run_positions;
+use crate::residents::StepTopology;
 use crate::{Inference, Job, JobOutline, Result, RunPosition, StrategyError};
 use esker_fetch::pipeline::{Pipeline, Recycled, Recycler};
 use esker_sample::{
@@ -10,6 +11,7 @@ use esker_sample::{
 };
 use esker_store::Dataset;
 use esker_types::{ByteCount, NodeId};
+use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Samples beyond the batches with rows in memory: one being made, one waiting.
@@ -29,7 +31,7 @@ pub(crate) fn sampling_bytes(job: &JobOutline) -> u64 {
 }
 
 /// Samples for reuse per sampler. Samplers take batches in turn.
-fn samples_of(job: &JobOutline) -> usize {
+pub(crate) fn samples_of(job: &JobOutline) -> usize {
     job.prefetch_depth.div_ceil(job.samplers.max(1)) + SAMPLES_PREFETCHED
 }
 
@@ -57,6 +59,15 @@ impl ResidentTopology {
         })
     }
 
+    /// The topology, if its ids are stored as `W`.
+    pub fn of_width<W: StoredId>(self) -> Option<Arc<InMemory<W>>> {
+        let topology: Arc<dyn Any + Send + Sync> = match self {
+            ResidentTopology::Narrow(graph) => graph,
+            ResidentTopology::Wide(graph) => graph,
+        };
+        topology.downcast().ok()
+    }
+
     /// Looks up its edges.
     pub fn lookup(&self) -> Arc<dyn EdgeLookup> {
         match self {
@@ -73,31 +84,33 @@ impl ResidentTopology {
         from: RunPosition,
         stamps: Option<&SharedStamps>,
     ) -> Result<Pipeline<SampledBatch, StrategyError>> {
-        match self {
-            ResidentTopology::Narrow(graph) => sampled_on(graph, job, from, stamps),
-            ResidentTopology::Wide(graph) => sampled_on(graph, job, from, stamps),
+        match (self, job.residents.as_ref().map(|residents| residents.topology(self))) {
+            (_, Some(StepTopology::Narrow(graph))) => sampled_on(&graph.by_step, job, from, stamps),
+            (_, Some(StepTopology::Wide(graph))) => sampled_on(&graph.by_step, job, from, stamps),
+            (ResidentTopology::Narrow(graph), None) => sampled_on(graph, job, from, stamps),
+            (ResidentTopology::Wide(graph), None) => sampled_on(graph, job, from, stamps),
         }
     }
 }
 
 /// What decides pulls, shared by samplers.
-struct SharedDecider<W: StoredId> {
-    decider: Arc<Mutex<Decider<Arc<InMemory<W>>>>>,
+struct SharedDecider<T: Topology> {
+    decider: Arc<Mutex<Decider<T>>>,
     /// What batches would be without pulls.
     work: BatchWork,
 }
 
-impl<W: StoredId> Clone for SharedDecider<W> {
+impl<T: Topology> Clone for SharedDecider<T> {
     fn clone(&self) -> Self {
         SharedDecider { decider: self.decider.clone(), work: self.work.clone() }
     }
 }
 
-impl<W: StoredId> SharedDecider<W> {
+impl<T: Topology + Clone> SharedDecider<T> {
     /// Samples a training batch with what it pulls, and some without.
     fn sample(
         &self,
-        sampler: &mut Sampler<Arc<InMemory<W>>>,
+        sampler: &mut Sampler<T>,
         (at, drawn): (RunPosition, Position),
         seeds: &[NodeId],
         sample: &mut Sample,
@@ -112,8 +125,8 @@ impl<W: StoredId> SharedDecider<W> {
     }
 }
 
-fn sampled_on<W: StoredId>(
-    graph: &Arc<InMemory<W>>,
+fn sampled_on<T: SampledTopology>(
+    graph: &T,
     job: &Job,
     from: RunPosition,
     stamps: Option<&SharedStamps>,
@@ -130,6 +143,10 @@ fn sampled_on<W: StoredId>(
     Ok(Pipeline::in_turn(workers.collect::<Result<Vec<_>>>()?))
 }
 
+/// A topology that threads share, each with samplers of its own.
+trait SampledTopology: Topology<Workspace: Send, StoredId: Send> + Clone + 'static {}
+impl<T: Topology<Workspace: Send, StoredId: Send> + Clone + 'static> SampledTopology for T {}
+
 /// A sample in flight.
 pub(crate) struct SampledBatch {
     pub at: RunPosition,
@@ -138,12 +155,12 @@ pub(crate) struct SampledBatch {
 }
 
 /// One of the samplers that take batches in turn.
-fn sample_stage<W: StoredId>(
-    graph: &Arc<InMemory<W>>,
+fn sample_stage<T: SampledTopology>(
+    graph: &T,
     job: &Job,
     from: RunPosition,
     number: usize,
-    decider: &Option<SharedDecider<W>>,
+    decider: &Option<SharedDecider<T>>,
 ) -> Result<Pipeline<SampledBatch, StrategyError>> {
     let decider = decider.clone();
     let (samples, job) = (Recycler::<Sample>::new(samples_of(job)), job.clone());

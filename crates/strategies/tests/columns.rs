@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{build, job, sample_of, strategy};
+use common::{build, job, sample_of, strategy, whole_graph_strategies};
 use esker_import::{ImportJob, Request, import};
 use esker_sample::Carry;
 use esker_store::Dataset;
@@ -72,7 +72,7 @@ fn every_strategy_hands_out_the_columns_of_nodes_and_edges() {
     let directory = tempfile::tempdir().unwrap();
     let (dataset, job) = wanted(directory.path());
     let arrays = COLUMNS.map(|name| whole(&dataset, name));
-    for kind in StrategyKind::ALL {
+    for kind in whole_graph_strategies() {
         let mut source = strategy(kind, &job).batches(&job, RunPosition::START, None).unwrap();
         let mut batches = 0;
         while let Some(batch) = source.next().unwrap() {

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Found, dataset, job, rest, scheduled, strategy};
-use esker_sample::{Batches, Fanout, Position, SampleError};
+use esker_sample::{Batches, Edge, Fanout, Position, SampleError};
 use esker_store::Dataset;
 use esker_strategies::{Inference, Job, Phase, RunPosition, StrategyKind};
 use esker_types::{Dtype, NodeId, Progress, Unit};
@@ -139,6 +139,10 @@ impl Batches for Counted {
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.all.seeds(at, out)
+    }
+
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<(), SampleError> {
+        self.all.dropped(at, out)
     }
 
     fn identity(&self) -> String {

@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{batches, build, dataset, job, rest, scheduled, strategy};
+use common::{batches, build, dataset, job, rest, scheduled, strategy, whole_graph_strategies};
 use esker_fetch::FeatureRows;
-use esker_sample::{Batches, Position, SampleError};
-use esker_strategies::{Job, Phase, RunPosition, StrategyError, StrategyKind};
+use esker_sample::{Batches, Edge, NodeSet, Position, SampleError};
+use esker_strategies::{HistoryOutline, Job, Phase, RunPosition, StrategyError, StrategyKind};
 use esker_types::{Dtype, NodeId, StopSignal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ fn every_strategy_goes_through_all_phases_from_any_position() {
     for (found, expected) in rest(&mut *alone).iter().zip(&expected[31..]) {
         assert_eq!((found.1, &found.2), (expected.1, &expected.2));
     }
-    for kind in StrategyKind::ALL {
+    for kind in whole_graph_strategies() {
         assert!(whole(kind) == expected, "{kind}");
         // Training goes on where it was; an evaluation starts with its first batch.
         for (from, first) in [(19, 19), (18, 16), (34, 31), (27, 27), (8, 8)] {
@@ -62,7 +62,7 @@ fn batches_that_are_left_out_do_not_come() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path(), 7, Dtype::F32);
     let job = scheduled(job(&dataset, 3));
-    for kind in StrategyKind::ALL {
+    for kind in whole_graph_strategies() {
         let open = || strategy(kind, &job).batches(&job, RunPosition::START, None).unwrap();
         let expected = rest(&mut *open());
         for (taken, to) in [(3, 31), (0, 30), (10, 12), (9, 21), (17, 27), (20, 20), (33, 31)] {
@@ -90,7 +90,7 @@ fn tables_are_the_rows_of_the_dataset_in_order() {
     let nodes: Vec<NodeId> = (0..2000).map(NodeId).collect();
     let mut expected = vec![0.0; 2000 * 300];
     rows.gather(&nodes, &[], &mut expected).unwrap();
-    for kind in StrategyKind::ALL {
+    for kind in whole_graph_strategies() {
         let mut source = strategy(kind, &job).batches(&job, RunPosition::START, None).unwrap();
         let (table, mut found) = (source.table().unwrap(), Vec::new());
         assert_eq!(table.dim(), 300);
@@ -127,6 +127,10 @@ impl Batches for Watched {
     fn seeds(&self, at: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
         (self.act)(self.asked.fetch_add(1, Ordering::SeqCst));
         self.all.seeds(at, out)
+    }
+
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<(), SampleError> {
+        self.all.dropped(at, out)
     }
 
     fn identity(&self) -> String {
@@ -170,6 +174,56 @@ fn sampling_ahead_stops_when_it_is_asked_to_and_nothing_is_lost() {
     assert!(found == expected);
     // 24 batches, two to know how large they are, and one to know how many seeds a batch has.
     assert!(sampled.load(Ordering::SeqCst) <= 24 + 3 - 4, "{sampled:?}");
+}
+
+/// Of outre, after so many batches have asked for their seeds: batches that ask for theirs afterwards. Then another
+/// process goes on.
+fn check_stop_while_deciding(after: u64) -> u64 {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path(), 7, Dtype::F32);
+    let mut plain = with_history(job(&dataset, 3));
+    (plain.threads, plain.out_of_core.superbatch) = (1, Some(24));
+    let expected = batches(StrategyKind::Memory, &plain, Position { epoch: 0, batch: 0 }).0;
+    let (stop, later) = (StopSignal::default(), Arc::new(AtomicU64::new(0)));
+    let (asked, count) = (stop.clone(), later.clone());
+    let watched = watched(&plain, move |number| {
+        if number >= after {
+            asked.ask();
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let job = Job { stop, ..watched };
+    let mut source = strategy(StrategyKind::Outre, &job).batches(&job, RunPosition::START, None).unwrap();
+    assert!(matches!(source.next(), Err(StrategyError::Stopped)));
+    drop(source);
+    let found = batches(StrategyKind::Outre, &plain, Position { epoch: 0, batch: 0 }).0;
+    assert!(found == expected, "{after}");
+    later.load(Ordering::SeqCst)
+}
+
+fn with_history(mut job: Job) -> Job {
+    let nodes = NodeSet::choose(job.dataset.manifest().nodes.count, |node| node.0 % 2 == 0);
+    job.outline.history = Some(HistoryOutline {
+        rows: nodes.count(),
+        staleness: 20,
+        layer: 1,
+        hops: 1,
+        columns: 4,
+        dtype: Dtype::F32,
+        device_bytes: u64::MAX,
+    });
+    job.history = Some(Arc::new(nodes));
+    job
+}
+
+#[test]
+fn deciding_pulls_stops_when_it_is_asked_to_and_nothing_is_lost() {
+    // Three batches ask for their seeds before; then first hops of 24 are drawn, and some are compared.
+    for after in [6, 14, 27] {
+        let later = check_stop_while_deciding(after);
+        // Those that are ready, being made and being read.
+        assert!(later <= 5, "{after}: {later} batches were begun after the stop");
+    }
 }
 
 #[test]

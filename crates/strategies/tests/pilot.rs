@@ -4,18 +4,18 @@
 
 mod common;
 
-use common::{dataset, job, rest, scheduled, strategy};
+use common::{dataset, job, rest, scheduled, strategy, whole_graph_strategies};
 use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
 use esker_sample::HopSizes;
 use esker_store::Dataset;
-use esker_strategies::{BatchRoom, Job, KnownSizes, RunPosition, StrategyError, StrategyKind};
+use esker_strategies::{AfterPilot, BatchRoom, Job, KnownSizes, RunPosition, StrategyError, StrategyKind};
 use esker_types::{Budget, Dtype, Silent};
 use std::sync::Arc;
 
-fn piloted(job: &Job, memory: u64, keep: bool) -> Job {
+fn piloted(job: &Job, memory: u64, after: AfterPilot) -> Job {
     let mut job = job.clone();
-    job.pilot(memory, keep).unwrap();
+    job.pilot(memory, after).unwrap();
     job
 }
 
@@ -23,7 +23,7 @@ fn piloted(job: &Job, memory: u64, keep: bool) -> Job {
 fn sizes_bound_all_batches_and_are_below_what_fan_outs_allow() {
     let directory = tempfile::tempdir().unwrap();
     let job = scheduled(job(&dataset(directory.path(), 7, Dtype::F32), 3));
-    let (allowed, found) = (job.largest_bound(), piloted(&job, 1 << 30, true));
+    let (allowed, found) = (job.largest_bound(), piloted(&job, 1 << 30, AfterPilot::Kept));
     let bound = found.largest_bound();
     assert!(bound.nodes < allowed.nodes && bound.edges < allowed.edges, "{bound:?} {allowed:?}");
     let mut source =
@@ -44,14 +44,18 @@ fn sizes_depend_on_the_job_alone() {
     let (target, budget) = (directory.path().join("g"), Budget { host_bytes: 64 << 20 });
     generate(&shape, &ImportJob { target: &target, budget, overwrite: false, progress: &Silent }).unwrap();
     let job = scheduled(job(&Arc::new(Dataset::open(&target).unwrap()), 3));
-    let expected = piloted(&job, 1 << 30, true).known.clone();
+    let expected = piloted(&job, 1 << 30, AfterPilot::Kept).known.clone();
     assert!(expected.as_ref().is_some_and(|known| known.training.is_some() && known.evaluation.is_some()));
     // In memory for the pilot alone; from disk, because there is no room for the topology.
-    assert_eq!(piloted(&job, 1 << 30, false).known, expected);
+    assert_eq!(piloted(&job, 1 << 30, AfterPilot::Dropped).known, expected);
     let topology = 300_001 * 4 + job.dataset.manifest().edges.count * 4;
-    assert_eq!(piloted(&job, topology - 1, true).known, expected);
+    assert_eq!(piloted(&job, topology - 1, AfterPilot::Kept).known, expected);
+    // For the work before training: in memory, and from disk again where a topology in memory leaves too little.
+    for memory in [1 << 30, topology + (1 << 20), topology - 1] {
+        assert_eq!(piloted(&job, memory, AfterPilot::Lent).known, expected, "{memory}");
+    }
     // Too little even for that: what fan-outs allow.
-    assert_eq!(piloted(&job, 1000, false).known, None);
+    assert_eq!(piloted(&job, 1000, AfterPilot::Dropped).known, None);
 }
 
 #[test]
@@ -61,8 +65,13 @@ fn no_strategy_yields_other_batches_for_it() {
     let all =
         |job: &Job, kind| rest(&mut *strategy(kind, job).batches(job, RunPosition::START, None).unwrap());
     let expected = all(&job, StrategyKind::Memory);
-    for kind in StrategyKind::ALL {
-        assert!(all(&piloted(&job, 1 << 30, kind == StrategyKind::Memory), kind) == expected, "{kind}");
+    let after = |kind| match kind {
+        StrategyKind::Memory => AfterPilot::Kept,
+        StrategyKind::DiskGnn => AfterPilot::Lent,
+        _ => AfterPilot::Dropped,
+    };
+    for kind in whole_graph_strategies() {
+        assert!(all(&piloted(&job, 1 << 30, after(kind)), kind) == expected, "{kind}");
     }
 }
 

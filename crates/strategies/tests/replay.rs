@@ -6,7 +6,8 @@ mod common;
 use common::{dataset, job, strategy};
 use esker_sample::{Fanout, NodeSet};
 use esker_strategies::{
-    HistoryOutline, HistoryProfile, Job, RunPosition, SourceCounters, StrategyKind, weighted_rows,
+    CachePolicy, HistoryOutline, HistoryProfile, Job, RunPosition, SourceCounters, StrategyKind,
+    weighted_rows,
 };
 use esker_types::{Dtype, NodeId};
 use std::sync::Arc;
@@ -50,6 +51,17 @@ fn second_epoch(job: &Job, weights: &[f64]) -> ([f64; 4], u64) {
 }
 
 fn check(layers: usize, staleness: u32, cached: u64, takes: impl Fn(NodeId) -> bool) -> u64 {
+    check_with(CachePolicy::Belady, layers, staleness, cached, takes).1
+}
+
+/// Returns the misses and how many rows the run pulls.
+fn check_with(
+    cache: CachePolicy,
+    layers: usize,
+    staleness: u32,
+    cached: u64,
+    takes: impl Fn(NodeId) -> bool,
+) -> (f64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset(directory.path(), 7, Dtype::F32);
     let mut plain = job(&dataset, 3);
@@ -57,6 +69,7 @@ fn check(layers: usize, staleness: u32, cached: u64, takes: impl Fn(NodeId) -> b
     // An epoch is a superbatch, so that its cache begins with it.
     plain.out_of_core.superbatch = Some(EPOCH);
     plain.out_of_core.feature_cache_bytes = Some(cached * 28);
+    plain.out_of_core.cache = cache;
     let weights: Vec<f64> = (0..layers).map(|layer| 1.0 / (layer + 1) as f64).collect();
     let profile = HistoryProfile::sample(&plain, staleness, weights.clone()).unwrap();
     let job = with_history(&plain, staleness, &takes);
@@ -65,7 +78,7 @@ fn check(layers: usize, staleness: u32, cached: u64, takes: impl Fn(NodeId) -> b
     assert_eq!([work.rows, work.misses, work.edges, work.computed], found, "{layers} {staleness} {cached}");
     assert_eq!(work.batches, EPOCH as f64);
     assert_eq!(work.decided_edges > 0.0, job.history.is_some());
-    pulled
+    (work.misses, pulled)
 }
 
 #[test]
@@ -84,4 +97,14 @@ fn a_replay_pulls_what_the_run_pulls() {
 fn a_replay_knows_which_nodes_have_a_history() {
     assert!(check(2, 20, 200, |node| node.0 % 3 == 0) > 0);
     assert!(check(3, 20, 200, |node| node.0 % 7 < 2) > 0);
+}
+
+#[test]
+fn a_replay_plans_the_cache_that_the_run_has() {
+    for (layers, staleness, cached, of) in [(2, 5, 300, 0), (2, 20, 300, 1), (3, 20, 200, 3)] {
+        let takes = |node: NodeId| of > 0 && node.0.is_multiple_of(of);
+        let (belady, _) = check_with(CachePolicy::Belady, layers, staleness, cached, takes);
+        let (fixed, _) = check_with(CachePolicy::Static, layers, staleness, cached, takes);
+        assert!(fixed > belady, "{layers} {staleness} {cached}: {fixed} {belady}");
+    }
 }

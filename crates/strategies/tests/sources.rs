@@ -50,9 +50,11 @@ fn job(dataset: &Arc<Dataset>, prefetch_depth: usize) -> Job {
         steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
+        embedding_device_bytes: u64::MAX,
         room: BatchRoom::default(),
         columns: Vec::new(),
         history: None,
+        residents: None,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
@@ -97,7 +99,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
     for from in [Position { epoch: 0, batch: 0 }, Position { epoch: 1, batch: 5 }] {
         let expected = expected(&job(&dataset, 1), from);
         assert_eq!(expected.len() as u64, 8 * (2 - from.epoch) - from.batch);
-        for kind in StrategyKind::ALL {
+        for kind in StrategyKind::ALL.into_iter().filter(|kind| *kind != StrategyKind::Marius) {
             for (depth, samplers, cached) in
                 [(1, 1, 2000), (2, 1, 0), (3, 1, 200), (1, 3, 700), (4, 2, 1), (5, 8, 2000)]
             {

@@ -1,10 +1,11 @@
 //! A run with every default resolved: what the run directory stores, and what a resumed run must match.
 
 use crate::embeddings::{EmbeddingConfig, InputRows};
-use crate::link::{LinkConfig, begins_with_ones};
-use crate::{Difference, HistoryConfig, Result, TrainError};
+use crate::link::{LinkConfig, RelationInit, begins_with_ones};
+use crate::{Difference, HistoryConfig, ResidentOnly, Result, TrainError, partition_orders};
 use esker_nn::RowInit;
 use esker_nn::{Degree, Kind, ModelConfig, NnError, OptimizerConfig, Precision, Schedule};
+use esker_plan::partition_orders::{PartitionCounts, PartitionOrderKind};
 use esker_sample::order::Grouping;
 use esker_sample::partition::{StoredPartitioning, USUAL_GROUP};
 use esker_sample::{Carry, Direction, Fanout, Form, SampleError, Settings};
@@ -27,6 +28,30 @@ pub enum OrderName {
     Sequential,
     /// By groups of partitions, so that neighbouring seeds are in the same batch.
     Groups,
+    /// By pairs of partitions that are resident together, each when they first meet (Marius).
+    Beta,
+    /// The same over logical partitions, each pair at random in one of the steps that have it (Marius++).
+    TwoLevelBeta,
+    /// By pairs of partitions along Hamiltonian cycles of logical ones.
+    Tour,
+    /// Training nodes while their partition is resident; every partition is, at some time.
+    Dispersed,
+    /// Training nodes of the first partitions, which have all of them and are resident.
+    TrainingFirst,
+}
+
+impl OrderName {
+    /// How partitions take turns, in an order over partitions of which some are resident.
+    pub fn over_partitions(self) -> Option<PartitionOrderKind> {
+        match self {
+            OrderName::Shuffled | OrderName::Sequential | OrderName::Groups => None,
+            OrderName::Beta => Some(PartitionOrderKind::Beta),
+            OrderName::TwoLevelBeta => Some(PartitionOrderKind::TwoLevelBeta),
+            OrderName::Tour => Some(PartitionOrderKind::Tour),
+            OrderName::Dispersed => Some(PartitionOrderKind::Dispersed),
+            OrderName::TrainingFirst => Some(PartitionOrderKind::TrainingFirst),
+        }
+    }
 }
 
 /// The partitioning that an order by groups uses.
@@ -180,6 +205,12 @@ pub struct RunConfig {
     /// The partitioning, if batches come by groups.
     #[serde(default)]
     pub partitioning: Option<ChosenPartitioning>,
+    /// Partitions, in an order over partitions of which some are resident.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_counts: Option<PartitionCounts>,
+    /// Whether training sees resident nodes only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident_only: Option<ResidentOnly>,
     /// The history of hidden rows, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<HistoryConfig>,
@@ -236,7 +267,7 @@ pub struct RunConfig {
     /// One batch at a time without prefetching: to measure what prefetching saves.
     #[serde(default)]
     pub sequential: bool,
-    /// Bytes between two safe points while rows are packed; for tests.
+    /// Bytes between two safe points while rows are packed or sorted; for tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub safe_point: Option<u64>,
     /// Number of threads.
@@ -249,6 +280,9 @@ pub struct RunConfig {
     /// How a GPU computes matmuls.
     #[serde(default)]
     pub precision: Precision,
+    /// A batch reads the learned rows that the batch so many before it left, if set; 1 otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag: Option<u64>,
     /// Write a checkpoint every this many batches; 0 for never.
     pub checkpoint_batches: u64,
     /// And every this many seconds; 0 for never.
@@ -279,6 +313,8 @@ impl RunConfig {
             order: OrderName::default(),
             group: None,
             partitioning: None,
+            partition_counts: None,
+            resident_only: None,
             history: None,
             drop_last: false,
             seed: 1,
@@ -307,6 +343,7 @@ impl RunConfig {
             device: DeviceName::Cpu,
             gpu_memory: None,
             precision: Precision::default(),
+            lag: None,
             checkpoint_batches: 0,
             checkpoint_seconds: 600,
         }
@@ -325,8 +362,11 @@ impl RunConfig {
         })
     }
 
-    /// The most batches that an epoch with so many training nodes can have.
+    /// The most batches that an epoch with so many training nodes or edges can have.
     pub(crate) fn most_batches(&self, nodes: u64) -> u64 {
+        if let Some(most) = partition_orders::most_batches(self, nodes) {
+            return most;
+        }
         match (self.grouping(), self.drop_last) {
             (Some(grouping), _) => grouping.most_batches(nodes),
             (None, true) => nodes / self.batch.max(1),
@@ -337,7 +377,16 @@ impl RunConfig {
     /// Memory of the order of training batches.
     pub(crate) fn order_bytes(&self, dataset: &Dataset) -> u64 {
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
-        self.grouping().map_or(0, |grouping| grouping.bytes_for(train))
+        let over_partitions = partition_orders::order_bytes(self, dataset.manifest().nodes.count, train);
+        self.grouping().map_or(over_partitions, |grouping| grouping.bytes_for(train))
+    }
+
+    /// The line of this memory, and what it is for.
+    pub(crate) fn order_line(&self) -> (&'static str, &'static str) {
+        match self.over_partitions() {
+            Some(_) => ("order over partitions", "all items by bucket or partition, steps of some epochs"),
+            None => ("order by groups", "training nodes by partition, groups of some epochs"),
+        }
     }
 
     /// How training batches are sampled.
@@ -383,6 +432,7 @@ impl RunConfig {
         self.check_counts()?;
         self.check_history()?;
         self.check_links()?;
+        self.check_partitions()?;
         if !(self.lr > 0.0 && self.lr.is_finite()) {
             let allowed = "greater than 0, and finite";
             return Err(TrainError::Setting { flag: "--lr", found: self.lr, allowed });
@@ -406,7 +456,8 @@ impl RunConfig {
 
     /// Fails on links or embeddings that are invalid.
     fn check_links(&self) -> Result<()> {
-        let fetches = !matches!(self.strategy, StrategyKind::Memory | StrategyKind::Mmap);
+        let fetches =
+            !matches!(self.strategy, StrategyKind::Memory | StrategyKind::Mmap | StrategyKind::Marius);
         if self.history.is_some() && (self.link.is_some() || self.embeddings.is_some()) {
             return Err(TrainError::LinkHistory);
         }
@@ -426,8 +477,14 @@ impl RunConfig {
         }
     }
 
-    /// How the rows of relations begin: as embeddings do, unless ones are neutral for the decoder.
+    /// How the rows of relations begin; by default as embeddings do, unless ones are neutral for the decoder. `None` for
+    /// ones.
     pub(crate) fn relation_init(&self, link: &LinkConfig) -> Option<RowInit> {
+        match link.relation_init {
+            Some(RelationInit::Ones) => return None,
+            Some(RelationInit::Random(init)) => return Some(init),
+            None => {}
+        }
         let bound = 1.0 / (link.columns.max(1) as f32).sqrt();
         let usual = self.embeddings.as_ref().map_or(RowInit::Uniform { bound }, |rows| rows.init);
         (!begins_with_ones(link.decoder)).then_some(usual)

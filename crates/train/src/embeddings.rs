@@ -3,9 +3,12 @@
 
 use crate::npy::NpyMatrix;
 use crate::{Result, RunConfig, TrainError};
-use esker_nn::{LinkMath, RowInit, initial_rows};
-use esker_nn::{OptimizerConfig, Shape};
-use esker_strategies::{EmbeddingUse, Embeddings, Pushed, RowTraining, Strategy, StrategyError};
+use esker_nn::OptimizerConfig;
+use esker_nn::{LinkMath, RowInit, initial_rows, initial_rows_of};
+use esker_strategies::{
+    EmbeddingUse, Embeddings, Pushed, RowTraining, Strategy, StrategyError, StrategyKind, marius,
+};
+use esker_types::NodeId;
 use esker_types::random::Key;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -122,10 +125,30 @@ impl<B: LinkMath> RowTraining<B> for TableTraining {
         &self.names
     }
 
-    fn initialise(&self, device: &B, table: &mut B::Matrix) -> Result<(), StrategyError> {
-        let (rows, columns) = (table.rows(), table.columns());
+    fn initial_rows(&self, nodes: &[NodeId], values: &mut [f32]) -> Result<(), StrategyError> {
+        let (columns, given) =
+            (self.config.columns, |error: TrainError| StrategyError::InitialRows { said: error.to_string() });
+        match &self.config.init_file {
+            None => initial_rows_of(self.key, self.config.init, nodes, columns, values),
+            Some(path) => {
+                let mut file = NpyMatrix::open(path).map_err(given)?;
+                for (node, row) in nodes.iter().zip(values.chunks_exact_mut(columns)) {
+                    file.read_row(node.0, row).map_err(given)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn initialise(
+        &self,
+        rows: usize,
+        write: &mut (dyn FnMut(usize, &[f32]) + Send),
+    ) -> Result<(), StrategyError> {
+        let columns = self.config.columns;
         let (piece, mut values) = ((PIECE_NUMBERS / columns).max(1), Vec::new());
         let given = |error: TrainError| StrategyError::InitialRows { said: error.to_string() };
+        self.config.check_initial(rows as u64).map_err(given)?;
         let mut file = self.config.init_file.as_deref().map(NpyMatrix::open).transpose().map_err(given)?;
         for first in (0..rows).step_by(piece) {
             values.resize(piece.min(rows - first) * columns, 0.0);
@@ -133,9 +156,9 @@ impl<B: LinkMath> RowTraining<B> for TableTraining {
                 Some(file) => file.read(&mut values).map_err(given)?,
                 None => initial_rows(self.key, self.config.init, first as u64, columns, &mut values),
             }
-            device.write(table, first, &values);
+            write(first, &values);
         }
-        Ok(device.check()?)
+        Ok(())
     }
 
     fn update(
@@ -156,16 +179,20 @@ impl<B: LinkMath> RowTraining<B> for TableTraining {
 
 /// The strategy of a run on a device, with embeddings if it learns any.
 pub fn build_strategy<B: LinkMath>(config: &RunConfig, device: &B) -> Box<dyn Strategy<B>> {
-    let inner = config.strategy.build(device.clone());
-    match &config.embeddings {
-        None => inner,
-        Some(embeddings) => {
-            let usage = match embeddings.inputs {
-                InputRows::Embeddings => EmbeddingUse::Alone,
-                InputRows::Concatenated | InputRows::Summed => EmbeddingUse::WithFeatures,
-            };
-            let training = Arc::new(TableTraining::new(embeddings, config));
-            Box::new(Embeddings::over(inner, device.clone(), training, usage))
+    let rows = config.embeddings.as_ref().map(|embeddings| {
+        let usage = match embeddings.inputs {
+            InputRows::Embeddings => EmbeddingUse::Alone,
+            InputRows::Concatenated | InputRows::Summed => EmbeddingUse::WithFeatures,
+        };
+        let training: Arc<dyn RowTraining<B>> = Arc::new(TableTraining::new(embeddings, config));
+        (training, usage)
+    });
+    match (config.strategy, rows) {
+        // Its rows are in partitions, as all others.
+        (StrategyKind::Marius, rows) => Box::new(marius(device.clone(), rows)),
+        (kind, None) => kind.build(device.clone()),
+        (kind, Some((training, usage))) => {
+            Box::new(Embeddings::over(kind.build(device.clone()), device.clone(), training, usage))
         }
     }
 }

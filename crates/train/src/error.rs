@@ -1,5 +1,6 @@
 use crate::MetricName;
 use esker_nn::{NnError, Precision};
+use esker_plan::partition_orders::{BufferTooSmall, PartitionOrderError, PartitionOrderKind};
 use esker_sample::SampleError;
 use esker_store::{LabelKind, StoreError};
 use esker_strategies::{MemoryTable, RunPosition, StrategyError, StrategyKind};
@@ -201,12 +202,89 @@ pub enum TrainError {
         /// The dataset.
         dataset: PathBuf,
     },
+    /// More relations than are told apart.
+    #[error(
+        "{dataset} has {found} relations; at most {most} can be learned; import it with relations of a coarser kind"
+    )]
+    TooManyRelations {
+        /// The dataset.
+        dataset: PathBuf,
+        /// Its relations.
+        found: u64,
+        /// The most that have numbers.
+        most: u64,
+    },
     /// Ranks of edges that train.
     #[error("edges that train are not ranked; give --split valid or --split test")]
     TrainRanks,
     /// An order that links do not have.
-    #[error("edges are trained on in the order shuffled or sequential; leave --order groups out")]
+    #[error(
+        "edges are trained on in the order shuffled, sequential, beta, two-level-beta or tour; leave --order groups out"
+    )]
     LinkOrder,
+    /// Numbers of partitions that do not go together.
+    #[error(transparent)]
+    PartitionOrder(#[from] PartitionOrderError),
+    /// A partition buffer for which there is too little memory, whatever the number of partitions.
+    #[error(transparent)]
+    Buffer(#[from] BufferTooSmall),
+    /// An order over partitions without their number.
+    #[error(
+        "order {order} takes steps over partitions; give their number, as in --partitions 32 --resident 8"
+    )]
+    NoPartitionCounts {
+        /// The order.
+        order: PartitionOrderKind,
+    },
+    /// An order over partitions for the other task.
+    #[error(
+        "order {order} trains on {}, and the task is {}; use --order {}",
+        if *links { "the nodes of partitions" } else { "the edges between partitions" },
+        if *links { "links" } else { "node labels" },
+        if *links { "two-level-beta, tour or beta" } else { "dispersed or training-first" }
+    )]
+    OrderOfTask {
+        /// The order.
+        order: PartitionOrderKind,
+        /// Whether links are learned.
+        links: bool,
+    },
+    /// Residents without partitions.
+    #[error(
+        "--resident-only is for orders over partitions; use --order two-level-beta, tour or beta for links, dispersed or training-first for node labels, or leave it out"
+    )]
+    ResidentsOfNoOrder,
+    /// Resident negatives without negatives.
+    #[error(
+        "--resident-only negatives is for links, and node labels are learned; give --resident-only, or leave it out"
+    )]
+    ResidentNegatives,
+    /// Residents with a strategy that does not hold the topology.
+    #[error(
+        "--resident-only imitates a partition buffer with the whole graph in memory, and {strategy} has it on disk; use --strategy memory, or leave it out"
+    )]
+    ResidentStrategy {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// A buffer whose neighbours are not resident.
+    #[error(
+        "--strategy marius has resident nodes and the edges between them, so its batches see no others; leave --resident-only out, or use --strategy memory"
+    )]
+    BufferNeighbours,
+    /// Residents and a history.
+    #[error("--resident-only and a history of hidden rows do not go together; leave one of them out")]
+    ResidentHistory,
+    /// Residents, where all nodes are negatives.
+    #[error(
+        "every node is a negative, and --resident-only sees resident ones; give --negatives N, or leave it out"
+    )]
+    ResidentAllNodes,
+    /// Edges weighed by how often their ends occur, which a partition buffer does not know.
+    #[error(
+        "--edge-weights subsampling counts every edge of the graph, and --strategy marius has those of resident partitions; leave it out, or use --strategy memory"
+    )]
+    BucketEdgeWeights,
     /// A strategy that links cannot use yet.
     #[error("--task link trains with --strategy memory or mmap for now, not with {strategy}")]
     LinkStrategy {

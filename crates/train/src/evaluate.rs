@@ -1,7 +1,8 @@
 //! Evaluates a model on validation and test nodes: with sampled neighbourhoods through the strategy, or with all
 //! neighbours, layer by layer.
 
-use crate::link::{Links, SplitRanks};
+use crate::early::EarlyRows;
+use crate::link::{Links, RankRows, SplitRanks};
 use crate::memory::{Bytes, DeviceRoom};
 use crate::metrics::Metrics;
 use crate::state::SavedWith;
@@ -25,6 +26,10 @@ pub(crate) struct Context<'a, B: Backend> {
     pub learner: &'a Learner<B>,
     /// Memory of whole-graph inference.
     pub whole_bytes: Bytes,
+    /// Rows that are read already.
+    pub early_rows: Option<EarlyRows>,
+    /// Memory besides [`Context::whole_bytes`] of output that waits to be written.
+    pub output_bytes: u64,
     /// Directory of hidden rows that do not fit in memory.
     pub scratch: &'a Path,
     /// Receives the progress of inference over the whole graph.
@@ -39,6 +44,8 @@ pub(crate) struct Context<'a, B: Backend> {
     pub state: Option<&'a SavedWith>,
     /// Links, if they are learned.
     pub links: Option<Links>,
+    /// Where their representations are while they are ranked.
+    pub ranking: RankRows,
 }
 
 /// Batches over the nodes of a split in their given order.

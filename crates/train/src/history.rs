@@ -23,10 +23,10 @@ pub const USUAL_STALENESS: u32 = 100;
 /// worth its time (docs/strategies.md has figures).
 pub const LEAST_HISTORY_BATCHES: u64 = 1000;
 
-/// The staleness for epochs of so many batches: a tenth of an epoch. The paper's 100 is about a twelfth on
-/// ogbn-papers100M. Older rows cost accuracy.
+/// The staleness for epochs of so many batches: a hundredth of an epoch. The paper's 100 is about a twelfth on
+/// ogbn-papers100M, which costs more accuracy than saves time (docs/strategies.md has figures).
 pub fn usual_staleness(epoch_batches: u64) -> u32 {
-    (epoch_batches / 10).clamp(2, USUAL_STALENESS as u64) as u32
+    (epoch_batches / 100).clamp(2, USUAL_STALENESS as u64) as u32
 }
 
 /// Which nodes of a batch may be pulled: a node that is met at hop h is pulled as it enters layer L - h, of L layers.

@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 /// The stream of random numbers of its weight.
 const INITIAL: u64 = 7;
+/// Features and embeddings that are read at a time to be summed for all nodes: a megabyte, where a piece of nodes with
+/// wide features would be many times the rows that come of it.
+const PIECE_NUMBERS: usize = 1 << 18;
 
 /// Turns the rows of a batch into the input of the first layer.
 pub(crate) struct InputMix<B: Backend> {
@@ -102,27 +105,31 @@ impl<B: Backend> InputMix<B> {
             let (backend, mut read) = (backend.clone(), table.reader()?);
             let mut weight = backend.matrix(columns, features);
             backend.write(&mut weight, 0, &numbers);
-            let mut both = Vec::new();
+            let (mut both, width) = (Vec::new(), features + columns);
+            let piece = (PIECE_NUMBERS / width.max(1)).max(1);
             Ok(Box::new(move |nodes, values| {
-                both.resize(nodes.len() * (features + columns), 0.0);
-                read(nodes, &mut both)?;
-                let part = |from: usize, count: usize| {
-                    let rows = both.chunks_exact(features + columns);
-                    let numbers: Vec<f32> = rows.flat_map(|row| &row[from..from + count]).copied().collect();
-                    let mut matrix = backend.matrix(nodes.len(), count);
-                    backend.write(&mut matrix, 0, &numbers);
-                    matrix
-                };
-                let (left, right) = (part(0, features), part(features, columns));
-                let mut rows = backend.matrix(nodes.len(), columns);
-                let source = TermRows::Rows(&left);
-                let terms = vec![Term { source, weight: &weight }];
-                let add = Some(&right);
-                backend.affine(
-                    Affine { terms, accumulate: false, bias: None, add, post: Post::NONE },
-                    &mut rows,
-                );
-                backend.read(&rows, 0, values);
+                for (nodes, values) in nodes.chunks(piece).zip(values.chunks_mut(piece * columns)) {
+                    both.resize(nodes.len() * width, 0.0);
+                    read(nodes, &mut both)?;
+                    let part = |from: usize, count: usize| {
+                        let rows = both.chunks_exact(width);
+                        let numbers: Vec<f32> =
+                            rows.flat_map(|row| &row[from..from + count]).copied().collect();
+                        let mut matrix = backend.matrix(nodes.len(), count);
+                        backend.write(&mut matrix, 0, &numbers);
+                        matrix
+                    };
+                    let (left, right) = (part(0, features), part(features, columns));
+                    let mut rows = backend.matrix(nodes.len(), columns);
+                    let source = TermRows::Rows(&left);
+                    let terms = vec![Term { source, weight: &weight }];
+                    let add = Some(&right);
+                    backend.affine(
+                        Affine { terms, accumulate: false, bias: None, add, post: Post::NONE },
+                        &mut rows,
+                    );
+                    backend.read(&rows, 0, values);
+                }
                 Ok(backend.check()?)
             }))
         }))
@@ -142,33 +149,17 @@ fn sum<B: Backend>(
     backend.affine(Affine { terms, accumulate: false, bias: None, add, post: Post::NONE }, rows);
 }
 
-/// A host copy of a matrix.
-fn numbers_of<B: Backend>(backend: &B, matrix: &B::Matrix) -> Vec<f32> {
-    let mut numbers = vec![0.0; matrix.rows() * matrix.columns()];
-    backend.read(matrix, 0, &mut numbers);
-    numbers
-}
-
-/// Both side by side, through host memory.
+/// Both side by side.
 fn join<B: Backend>(backend: &B, left: &B::Matrix, right: &B::Matrix) -> B::Matrix {
-    let (wide, narrow) = (left.columns(), right.columns());
-    let (first, second) = (numbers_of(backend, left), numbers_of(backend, right));
-    let mut numbers = Vec::with_capacity(first.len() + second.len());
-    for (left, right) in first.chunks_exact(wide.max(1)).zip(second.chunks_exact(narrow.max(1))) {
-        numbers.extend_from_slice(left);
-        numbers.extend_from_slice(right);
-    }
-    let mut joined = backend.matrix(left.rows(), wide + narrow);
-    backend.write(&mut joined, 0, &numbers);
+    let mut joined = backend.matrix(left.rows(), left.columns() + right.columns());
+    backend.copy_columns(left, 0, &mut joined, 0, left.columns());
+    backend.copy_columns(right, 0, &mut joined, left.columns(), right.columns());
     joined
 }
 
-/// The columns from `first` on, through host memory.
+/// The columns from `first` on.
 fn last_columns<B: Backend>(backend: &B, matrix: &B::Matrix, first: usize) -> B::Matrix {
-    let numbers = numbers_of(backend, matrix);
-    let rows = numbers.chunks_exact(matrix.columns().max(1));
-    let last: Vec<f32> = rows.flat_map(|row| &row[first..]).copied().collect();
     let mut part = backend.matrix(matrix.rows(), matrix.columns() - first);
-    backend.write(&mut part, 0, &last);
+    backend.copy_columns(matrix, first, &mut part, 0, matrix.columns() - first);
     part
 }

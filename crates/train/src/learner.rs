@@ -121,7 +121,8 @@ impl<B: Backend + Clone + 'static> Learner<B> {
                 return Ok((Step { batch, nodes, rate, numbers: None }, back));
             }
             let Network { model, objective, .. } = &mut self.network;
-            let (losses, gradient) = objective.loss(model, activations.logits(), &picked, step)?;
+            let (mut losses, mut gradient) = objective.loss(model, activations.logits(), &picked, step)?;
+            objective.penalize(&picked, activations.logits(), &mut gradient, &mut losses)?;
             let requested = batch.exchange.input_gradient;
             let of_input =
                 model.backward_with(&graphs, input, activations, gradient, requested, |layer, gradient| {
@@ -143,10 +144,12 @@ impl<B: Backend + Clone + 'static> Learner<B> {
         let Network { model, objective, .. } = &mut self.network;
         let dropped = model.drop_input(input, step);
         let output = dropped.as_ref().map_or(input, |(rows, _)| rows);
-        let (losses, mut gradient) = objective.loss(model, output, picked, step)?;
+        let (mut losses, mut gradient) = objective.loss(model, output, picked, step)?;
         if let Some((rows, post)) = &dropped {
             self.backend.weight_gradients(&mut gradient, Some((rows, *post)), Vec::new(), None);
         }
+        // Rows as they are stored, as kbc and LibKGE penalise embeddings.
+        objective.penalize(picked, input, &mut gradient, &mut losses)?;
         Ok((losses, gradient))
     }
 

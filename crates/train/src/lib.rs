@@ -39,6 +39,7 @@
 
 mod checkpoint;
 mod config;
+mod early;
 mod embeddings;
 mod error;
 mod evaluate;
@@ -51,6 +52,7 @@ mod metrics;
 mod npy;
 mod objective;
 mod open;
+mod partition_orders;
 mod peak;
 mod predict;
 mod record;
@@ -59,10 +61,12 @@ mod state;
 mod step;
 mod task;
 mod trainer;
+mod tuning;
 mod whole;
 
 pub use checkpoint::Checkpoint;
 pub use config::{ChosenPartitioning, EvaluationMode, MetricName, OrderName, RunConfig};
+pub use early::EarlyRows;
 pub use embeddings::{EmbeddingConfig, InputRows, TableTraining, build_strategy};
 pub use error::{Difference, Result, TrainError};
 pub use esker_fetch::pipeline::{StageClock, StageTimes};
@@ -74,6 +78,7 @@ pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Losses, Objective, Picked};
 pub use open::{OpenRun, RunControl, count_steps};
+pub use partition_orders::{CountedBuckets, ResidentOnly, StepsRecord, training_partitions};
 pub use predict::{TakeEmbeddings, TakePredictions, embeddings, predict};
 pub use record::{
     BatchRecord, EpochRecord, HistoryRecord, NeighbourRecord, RunDirectory, Summary, WallClock,
@@ -82,4 +87,5 @@ pub use split::HistorySplit;
 pub use step::{InFlight, Step, StepDone};
 pub use task::{LabelKind, LabelledNodes, SplitName, Task};
 pub use trainer::{BatchProgress, Outcome, Trainer, Unwatched, Watcher};
+pub use tuning::{BufferChoice, choose_buffer};
 pub use whole::{WholeCounters, WholeSeconds};

@@ -26,6 +26,9 @@ pub struct Metrics {
     /// Average precision of the same edges and pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ap: Option<f64>,
+    /// Nodes of these edges that no training edge has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen_nodes: Option<u64>,
     /// Ranks of edges.
     #[serde(default, flatten)]
     pub ranks: Option<RankMetrics>,
@@ -200,6 +203,7 @@ impl Tally {
             macro_f1: counted.then(|| macro_f1(&self.classes)),
             auc: (whole && !areas.is_empty()).then(|| areas.iter().sum::<f64>() / areas.len() as f64),
             ap: None,
+            unseen_nodes: None,
             ranks: None,
         }
     }

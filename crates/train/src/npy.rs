@@ -2,7 +2,7 @@
 
 use crate::{Result, TrainError};
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// The longest header that is read. NumPy writes 128 bytes.
@@ -12,6 +12,8 @@ const MOST_HEADER_BYTES: usize = 1 << 16;
 pub(crate) struct NpyMatrix {
     path: PathBuf,
     file: BufReader<File>,
+    /// Where the first row starts.
+    start: u64,
     pub rows: u64,
     pub columns: u64,
 }
@@ -50,7 +52,15 @@ impl NpyMatrix {
         if expected.is_none_or(|expected| payload < expected) {
             return Err(wrong(format!("{payload} bytes, too few for {rows} x {columns}")));
         }
-        Ok(NpyMatrix { path: path.to_path_buf(), file, rows, columns })
+        let start = file.stream_position().map_err(TrainError::io(path))?;
+        Ok(NpyMatrix { path: path.to_path_buf(), file, start, rows, columns })
+    }
+
+    /// Reads a row.
+    pub fn read_row(&mut self, row: u64, values: &mut [f32]) -> Result<()> {
+        let at = self.start + row * self.columns * 4;
+        self.file.seek(SeekFrom::Start(at)).map_err(TrainError::io(&self.path))?;
+        self.read(values)
     }
 
     /// Reads the next numbers.

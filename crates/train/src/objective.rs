@@ -10,6 +10,7 @@ use esker_nn::{Backend, Device, Model, Parameter, Trained};
 use esker_sample::{LinkBatch, Targets};
 use esker_types::NodeId;
 use rayon::prelude::*;
+use std::sync::Arc;
 
 /// What a model is trained for.
 pub trait Objective<B: Backend>: Send + Sync {
@@ -28,6 +29,12 @@ pub trait Objective<B: Backend>: Send + Sync {
         picked: &Picked,
         step: u64,
     ) -> Result<(Losses<B>, B::Matrix)>;
+
+    /// Adds a penalty on rows of the model's output, or on the rows that it would have without dropout, after the loss of
+    /// the same batch.
+    fn penalize(&mut self, _: &Picked, _: &B::Matrix, _: &mut B::Matrix, _: &mut Losses<B>) -> Result<()> {
+        Ok(())
+    }
 
     /// An empty tally for predictions over a split.
     fn tally(&self, split: SplitName) -> Tally;
@@ -80,7 +87,7 @@ pub enum Picked {
         /// The row of each seed node in the model's output; rows may repeat.
         rows: Vec<u32>,
         /// Edges and negatives, by their positions among the seed nodes.
-        links: LinkBatch,
+        links: Arc<LinkBatch>,
     },
 }
 

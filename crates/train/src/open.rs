@@ -2,30 +2,34 @@
 //! allocated.
 
 use crate::checkpoint::Checkpoint;
+use crate::early::EarlyRows;
 use crate::embeddings::build_strategy;
 use crate::evaluate::{Context, inference_of, inference_over};
-use crate::link::{LinkObjective, LinkTask, Links, RelationStart, link_batches};
-use crate::memory::{DeviceProfile, PROGRAM_BYTES, Plan, Purpose, too_little};
+use crate::link::{LinkConfig, LinkObjective, LinkTask, Links, RelationStart, bucket_batches, link_batches};
+use crate::memory::{DeviceProfile, Plan, Purpose, loaded_links, program_bytes, too_little};
 use crate::objective::Objective;
+use crate::partition_orders::{CountedBuckets, OrderOverPartitions};
 use crate::peak::PeakMeter;
+use crate::record::STATE;
 use crate::split::{Choosing, HistorySplit};
 use crate::state::SavedWith;
 use crate::task::{LabelKind, LabelledNodes, Task};
+use crate::whole::{NoBatches, least_bytes};
 use crate::{
-    EvaluationMode, Learner, MetricName, OrderName, Result, RunConfig, RunDirectory, Step, TrainError,
-    WallClock, history,
+    EvaluationMode, Learner, MetricName, OrderName, ResidentOnly, Result, RunConfig, RunDirectory, Step,
+    StepsRecord, TrainError, WallClock, history,
 };
 use esker_nn::Backend;
 use esker_nn::LinkMath;
-use esker_sample::order::{BatchGroup, Batching, Groups, Order, Sequential, Shuffled};
+use esker_sample::order::{BatchGroup, BatchStep, Batching, Groups, Order, Sequential, Shuffled};
 use esker_sample::{AnyTopology, Batches, Edge, NodeBatches, NodeSet, Position, SampleError, Seeds, Targets};
 use esker_store::Dataset;
 use esker_strategies::{
-    Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule, Feedback,
-    Inference, Job, JobOutline, JobPartitioning, LoadedTopology, OutOfCore, Phase, Prepared, RunPosition,
-    Strategy, StrategyNeeds,
+    AfterPilot, Batch, BatchRoom, BatchSource, CheckpointReader, EvaluationOutline, EvaluationSchedule,
+    Feedback, Inference, Job, JobOutline, JobPartitioning, LoadedTopology, Needs, OutOfCore,
+    PartitionedGraph, Phase, Prepared, Residents, RunPosition, Strategy, StrategyKind, StrategyNeeds,
 };
-use esker_types::{NodeId, Progress, Silent, StopSignal};
+use esker_types::{NodeId, Progress, Silent, StopSignal, Unit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,6 +45,11 @@ const LEAST_PILOT_BYTES: u64 = 64 << 20;
 /// Epochs whose batches are counted one by one.
 const MOST_COUNTED_EPOCHS: u64 = 1000;
 
+/// Inference over a whole graph gains little from more host memory, if its rows stay on a device.
+const LOADING_BYTES: u64 = 512 << 20;
+/// Output that may wait to be written: some tenths of a second of a disk.
+const MOST_OUTPUT_BYTES: u64 = 1 << 30;
+
 /// Progress and stop signal of the work before training.
 #[derive(Clone)]
 pub struct RunControl {
@@ -50,11 +59,22 @@ pub struct RunControl {
     pub stop: StopSignal,
     /// Only the work on disk before training is wanted.
     pub prepare_only: bool,
+    /// Rows that are read already.
+    pub early_rows: Option<EarlyRows>,
+    /// Edges by pair of partitions that an earlier plan counted.
+    pub counted: CountedBuckets,
 }
 
 impl Default for RunControl {
     fn default() -> RunControl {
-        RunControl { progress: Arc::new(Silent), stop: StopSignal::default(), prepare_only: false }
+        let (progress, stop) = (Arc::new(Silent), StopSignal::default());
+        RunControl {
+            progress,
+            stop,
+            prepare_only: false,
+            early_rows: None,
+            counted: CountedBuckets::default(),
+        }
     }
 }
 
@@ -85,17 +105,26 @@ pub struct OpenRun<B: Backend> {
     clock: WallClock,
     /// How memory was divided between caches and a history, if it was chosen now.
     pub(crate) split: Option<HistorySplit>,
+    /// Rows that are read already, and memory of output that waits to be written: they take turns.
+    pub(crate) early_rows: Option<EarlyRows>,
+    output_bytes: u64,
 }
 
 impl<B: LinkMath> OpenRun<B> {
     /// Sums up memory without starting: the plan of [`OpenRun::new`], or why it would fail. Some batches are sampled for
     /// their size.
     pub fn plan_only(backend: &B, config: &RunConfig) -> Result<Plan> {
+        OpenRun::plan_watched(backend, config, RunControl::default())
+    }
+
+    /// The same, with progress reports and a stop signal.
+    pub fn plan_watched(backend: &B, config: &RunConfig, control: RunControl) -> Result<Plan> {
+        check_initial(config)?;
         let (checked, device) = (CheckedDataset::new(config)?, DeviceProfile::of(backend));
         let outline = checked.outline(config, Purpose::Train, device, Path::new(""));
         let strategy = build_strategy(config, backend);
         let needs = |job: &JobOutline| strategy.needs(job);
-        let (_, job) = piloted(config, outline, Purpose::Train, RunControl::default(), &needs)?;
+        let (_, job) = piloted(config, outline, Purpose::Train, device, control, &needs)?;
         Plan::new(config, &needs, &job, checked.columns(), Purpose::Train, device)
     }
 
@@ -144,7 +173,7 @@ impl<B: LinkMath> OpenRun<B> {
         mut config: RunConfig,
         scratch: PathBuf,
         purpose: Purpose,
-        control: RunControl,
+        mut control: RunControl,
         mut strategy: Box<dyn Strategy<B>>,
         begun: Begun<'_>,
     ) -> Result<OpenRun<B>> {
@@ -152,13 +181,15 @@ impl<B: LinkMath> OpenRun<B> {
         let (checked, device) = (CheckedDataset::new(&config)?, DeviceProfile::of(&backend));
         let outline = checked.outline(&config, purpose, device, &scratch);
         let (peak, needs) = (PeakMeter::start(), |job: &JobOutline| strategy.needs(job));
-        let (learned, mut job) = piloted(&config, outline, purpose, control, &needs)?;
+        let early_rows = control.early_rows.take();
+        let (learned, mut job) = piloted(&config, outline, purpose, device, control, &needs)?;
         let planned = |config: &RunConfig, job: &mut Job| {
             let plan = Plan::new(config, &needs, job, checked.columns(), purpose, device)?;
             take_plan(job, &plan, purpose);
             Ok::<Plan, TrainError>(plan)
         };
         let mut plan = planned(&config, &mut job)?;
+        let early_rows = early_rows.filter(|early| early.most_bytes() <= plan.whole_bytes.host);
         let (starting, preparing, mut split) = (started.elapsed(), Instant::now(), None);
         if config.chooses_history() && job.outline.history.is_some() {
             begun(&config)?;
@@ -166,10 +197,8 @@ impl<B: LinkMath> OpenRun<B> {
             split = Some(choosing.choose(&mut config, &mut job)?);
             plan = planned(&config, &mut job)?;
         }
-        if device.in_host_memory {
-            backend.set_reuse_bytes(plan.reuse_bytes);
-        }
         let objective = learned.objective(&config, &backend)?;
+        backend.set_reuse_bytes(plan.reuse_bytes);
         let learner = Learner::new(backend, &config, checked.features, objective, job.pool.clone())?;
         if split.is_none() {
             begun(&config)?;
@@ -179,9 +208,7 @@ impl<B: LinkMath> OpenRun<B> {
         prepared.notes.extend(split.iter().map(HistorySplit::note));
         plan.divide_caches(&prepared.caches);
         let clock = WallClock::opened(starting, preparing.elapsed());
-        // The choice becomes part of the run: a resumed run must have the same.
-        let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
-        [config.epochs_sampled, job.epochs_sampled] = [Some(sampled.min(config.epochs)); 2];
+        keep_epochs_sampled(&mut config, &mut job, &prepared);
         Ok(OpenRun {
             config,
             task: learned.task,
@@ -197,6 +224,8 @@ impl<B: LinkMath> OpenRun<B> {
             state: None,
             clock,
             split,
+            early_rows,
+            output_bytes: 0,
         })
     }
 
@@ -278,6 +307,13 @@ impl<B: LinkMath> OpenRun<B> {
         self.prepared.notes.clone()
     }
 
+    /// The order over partitions, if it has one.
+    pub fn partition_steps(&self) -> Option<StepsRecord> {
+        // It was made of the same configuration.
+        let over = self.config.order_over_partitions(&self.job.dataset).ok().flatten()?;
+        Some(over.record())
+    }
+
     /// Seconds of starting and preparing.
     pub(crate) fn clock(&self) -> WallClock {
         self.clock
@@ -353,6 +389,29 @@ impl<B: LinkMath> OpenRun<B> {
         self.config.gpu_memory.or(backend.memory_limit()).filter(|_| !backend.in_host_memory())
     }
 
+    /// Takes memory for output that waits to be written from that of inference over the whole graph: at most `asked`
+    /// bytes, and no more than it can do without. Returns how much.
+    pub fn reserve_output(&mut self, asked: u64) -> u64 {
+        // Otherwise batches that are larger than expected may take it.
+        if self.config.final_eval != EvaluationMode::Full {
+            return 0;
+        }
+        let device = DeviceProfile::of(self.learner.backend());
+        let outputs = self.learner.objective().outputs();
+        let Ok(least) = least_bytes(&self.config, &self.job, outputs, device) else { return 0 };
+        let spare = self.plan.whole_bytes.host.saturating_sub(least.host);
+        let free = match device.in_host_memory {
+            // All memory is of use: less of it means more passes over the rows.
+            true => spare / 16,
+            // Once rows and adjacency can be loaded at the rate of a disk, more is of no use.
+            false => (spare / 8).max(spare.saturating_sub(LOADING_BYTES) / 2),
+        };
+        let taken = asked.min(free).min(MOST_OUTPUT_BYTES);
+        self.plan.whole_bytes.host -= taken;
+        self.output_bytes += taken;
+        taken
+    }
+
     /// The stop signal.
     pub(crate) fn stop_signal(&self) -> StopSignal {
         self.job.stop.clone()
@@ -371,6 +430,8 @@ impl<B: LinkMath> OpenRun<B> {
             strategy: &mut *self.strategy,
             learner: &self.learner,
             whole_bytes: self.plan.whole_bytes,
+            early_rows: self.early_rows.take(),
+            output_bytes: self.output_bytes,
             device_room: self.plan.device_room,
             scratch: &self.scratch,
             progress: &Silent,
@@ -378,6 +439,7 @@ impl<B: LinkMath> OpenRun<B> {
             trains_rows: self.trains_rows,
             state: self.state.as_ref(),
             links: self.links.clone(),
+            ranking: self.plan.ranking,
         }
     }
 }
@@ -387,8 +449,16 @@ fn take_plan(job: &mut Job, plan: &Plan, purpose: Purpose) {
     (job.prefetch_depth, job.samplers) = (plan.prefetch_depth, plan.samplers);
     (job.strategy_bytes, job.room) = (plan.strategy_bytes, plan.room);
     job.outline.history.iter_mut().for_each(|history| history.device_bytes = plan.history_device_bytes);
+    job.outline.embedding_device_bytes = plan.embedding_device_bytes;
     // Inference alone reads a row too rarely to cache it.
     job.device_cache_bytes = if purpose == Purpose::Train { plan.cache_device_bytes } else { 0 };
+    job.settle_topology();
+}
+
+/// How many epochs are sampled becomes part of the run: a resumed run must have the same.
+fn keep_epochs_sampled(config: &mut RunConfig, job: &mut Job, prepared: &Prepared) {
+    let sampled = config.epochs_sampled.or(prepared.epochs_sampled).unwrap_or(config.epochs);
+    [config.epochs_sampled, job.epochs_sampled] = [Some(sampled.min(config.epochs)); 2];
 }
 
 /// The first batches of an epoch.
@@ -410,13 +480,28 @@ impl Batches for FirstBatches {
         self.all.targets(at)
     }
 
+    fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<(), SampleError> {
+        self.all.dropped(at, out)
+    }
+
     fn group(&self, at: Position) -> Option<BatchGroup> {
         self.all.group(at)
+    }
+
+    fn step(&self, at: Position) -> Option<BatchStep> {
+        self.all.step(at)
     }
 
     fn identity(&self) -> String {
         self.all.identity()
     }
+}
+
+/// Checks the file that rows of a new run begin with. A run that has begun does not need it.
+pub(crate) fn check_initial(config: &RunConfig) -> Result<()> {
+    let embeddings = config.embeddings.as_ref().filter(|embeddings| embeddings.init_file.is_some());
+    let Some(embeddings) = embeddings else { return Ok(()) };
+    embeddings.check_initial(CheckedDataset::new(config)?.dataset.manifest().nodes.count)
 }
 
 /// A dataset that is valid for the run.
@@ -437,6 +522,7 @@ impl CheckedDataset {
         if dataset.manifest().id != config.dataset_id {
             return Err(TrainError::OtherDataset { dataset: config.dataset.clone() });
         }
+        config.check_partition_counts(&dataset)?;
         let outputs = match &config.link {
             Some(link) => {
                 LinkTask::of(&dataset)?;
@@ -455,9 +541,6 @@ impl CheckedDataset {
         }
         let features = features.filter(|_| config.reads_features()).unwrap_or(0);
         let dim = config.input_columns(features);
-        if let Some(embeddings) = &config.embeddings {
-            embeddings.check_initial(dataset.manifest().nodes.count)?;
-        }
         if config.model.layers == 0 && dim != outputs {
             return Err(TrainError::NoEncoderColumns { expected: outputs, found: dim });
         }
@@ -520,12 +603,14 @@ impl CheckedDataset {
             steps_in_flight: device.steps_in_flight,
             strategy_bytes: 0,
             device_cache_bytes: 0,
+            embedding_device_bytes: u64::MAX,
             room: BatchRoom::default(),
             columns: Vec::new(),
             history: match purpose {
                 Purpose::Train => config.history_outline(manifest.nodes.count, self.dim),
                 Purpose::Infer => None,
             },
+            residents: config.residents_outline(manifest.nodes.count, purpose),
             out_of_core: out_of_core(config, scratch),
         }
     }
@@ -555,6 +640,10 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
         safe_point_bytes: config.safe_point,
         sequential: config.sequential,
         prepare_only: false,
+        buffer: config.buffer(),
+        lag: config.lag.unwrap_or(1),
+        // Beside the scratch files, where checkpoints have their state.
+        tables: scratch.with_file_name(STATE),
     }
 }
 
@@ -573,39 +662,55 @@ fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
 /// The job, with the sizes of its batches. Inference alone may be over any nodes: some batches of all nodes are sampled.
 fn piloted(
     config: &RunConfig,
-    outline: JobOutline,
+    mut outline: JobOutline,
     purpose: Purpose,
+    device: DeviceProfile,
     control: RunControl,
     needs: StrategyNeeds<'_>,
 ) -> Result<(Learned, Job)> {
+    let partitioned = partitioned(config, &mut outline, purpose, &control)?;
     let (learned, mut job) = match &config.link {
         Some(link) => {
-            check_topology(config, &outline, needs)?;
-            let topology = LoadedTopology::load(&outline.dataset, outline.direction)?;
-            let graph = topology.lookup().expect("the topology was loaded just now");
             let dataset = outline.dataset.clone();
-            let mut job = Job::new(outline, link_batches(config, link, &dataset, graph, purpose)?)?;
+            let (mut job, topology) = match &partitioned {
+                Some((over, graph)) => {
+                    let batches = match purpose {
+                        Purpose::Train => bucket_batches(config, link, &dataset, over, graph)?,
+                        Purpose::Infer => Arc::new(NoBatches),
+                    };
+                    (Job::new(outline, batches)?, LoadedTopology::default())
+                }
+                None => link_job(config, link, outline, purpose, &control.stop, needs)?,
+            };
             let task = LinkTask::load(&dataset)?;
             (job.topology, job.schedule) = (topology, link_schedule(config, &dataset, &task, purpose)?);
             (Learned { task: Task::none(link.columns), links: Some(Links::new(task, dataset)) }, job)
         }
         None => {
+            control.progress.stage("read labels", None, Unit::Count("nodes"));
             let task = Task::load(&outline.dataset)?;
             let batches = training_batches(config, &outline.dataset, &task, purpose)?;
+            let residents = residents(config, &outline)?;
             let mut job = Job::new(outline, batches)?;
-            job.schedule = schedule(config, &task, purpose)?;
+            (job.schedule, job.residents) = (schedule(config, &task, purpose)?, residents);
             (Learned { task, links: None }, job)
         }
     };
+    job.partitioned = partitioned.map(|(_, graph)| graph);
     (job.progress, job.stop) = (control.progress, control.stop);
     job.out_of_core.prepare_only = control.prepare_only;
     if purpose == Purpose::Infer && job.evaluation.is_some() {
         job.schedule.test = Some(inference_of(config, job.dataset.manifest().nodes.count, None)?);
     }
-    if purpose == Purpose::Train || job.evaluation.is_some() {
-        let keep = needs(&job)?.topology_in_memory;
-        let beside = PROGRAM_BYTES + Task::bytes_for(&job.dataset) + config.order_bytes(&job.dataset);
-        job.pilot(config.memory.saturating_sub(beside).max(LEAST_PILOT_BYTES), keep)?;
+    // Links in buckets are not in memory yet: their batches are as large as fan-outs allow.
+    let is_sampled = config.link.is_none() || job.partitioned.is_none();
+    if is_sampled && (purpose == Purpose::Train || job.evaluation.is_some()) {
+        let after = after_pilot(config, &needs(&job)?);
+        let beside = program_bytes(config, device)
+            .saturating_add(Task::bytes_for(&job.dataset))
+            .saturating_add(loaded_links(config, &job.dataset, purpose).total())
+            .saturating_add(config.order_bytes(&job.dataset));
+        job.pilot(config.memory.saturating_sub(beside).max(LEAST_PILOT_BYTES), after)?;
     }
     if purpose == Purpose::Infer {
         job.schedule = EvaluationSchedule::default();
@@ -613,12 +718,74 @@ fn piloted(
     Ok((learned, job))
 }
 
-/// Refuses a budget that the topology alone exceeds, before it is loaded: batches of links need it.
-fn check_topology(config: &RunConfig, outline: &JobOutline, needs: StrategyNeeds<'_>) -> Result<()> {
-    match AnyTopology::bytes_for(&outline.dataset, outline.direction) > config.memory {
-        true => Err(too_little(needs(outline)?.host, config.memory)),
-        false => Ok(()),
+/// What becomes of the topology that a pilot loads.
+fn after_pilot(config: &RunConfig, needed: &Needs) -> AfterPilot {
+    // Tables of embeddings are made before rows are packed, and take memory.
+    let lends = needed.samples_beforehand && config.embeddings.is_none();
+    match (needed.topology_in_memory, lends) {
+        (true, _) => AfterPilot::Kept,
+        (false, true) => AfterPilot::Lent,
+        (false, false) => AfterPilot::Dropped,
     }
+}
+
+/// A job on links, with its topology in memory.
+fn link_job(
+    config: &RunConfig,
+    link: &LinkConfig,
+    outline: JobOutline,
+    purpose: Purpose,
+    stop: &StopSignal,
+    needs: StrategyNeeds<'_>,
+) -> Result<(Job, LoadedTopology)> {
+    check_loaded(config, &outline, purpose, needs)?;
+    let topology = LoadedTopology::load(&outline.dataset, outline.direction)?;
+    let (dataset, residents) = (outline.dataset.clone(), residents(config, &outline)?);
+    let batches = link_batches(config, link, &dataset, &topology, residents.as_ref(), purpose, stop)?;
+    let mut job = Job::new(outline, batches)?;
+    job.residents = residents.filter(|_| config.resident_only == Some(ResidentOnly::All));
+    Ok((job, topology))
+}
+
+/// The graph by node partitions, for a strategy with a partition buffer: how much of it is in memory becomes part of the
+/// outline.
+fn partitioned(
+    config: &RunConfig,
+    outline: &mut JobOutline,
+    purpose: Purpose,
+    control: &RunControl,
+) -> Result<Option<(OrderOverPartitions, PartitionedGraph)>> {
+    if config.strategy != StrategyKind::Marius {
+        return Ok(None);
+    }
+    let Some(over) = config.order_over_partitions(&outline.dataset)? else { return Ok(None) };
+    let (graph, edges) = over.graph(config, &outline.dataset, purpose, control)?;
+    outline.out_of_core.buffer.iter_mut().for_each(|sizes| sizes.edges = edges);
+    Ok(Some((over, graph)))
+}
+
+/// The resident nodes of each step, if training sees no others.
+fn residents(config: &RunConfig, outline: &JobOutline) -> Result<Option<Residents>> {
+    let Some(over) = config.order_over_partitions(&outline.dataset)? else { return Ok(None) };
+    let (edge_ids, samplers) = (outline.settings.carry.edges, outline.samplers);
+    Ok(outline.residents.map(|_| Residents::new(over.partitions, edge_ids, samplers)))
+}
+
+/// Refuses a budget that is exceeded by what batches of links need in any case, before it is loaded: the topology, and
+/// what is known of edges.
+fn check_loaded(
+    config: &RunConfig,
+    outline: &JobOutline,
+    purpose: Purpose,
+    needs: StrategyNeeds<'_>,
+) -> Result<()> {
+    let mut table = loaded_links(config, &outline.dataset, purpose);
+    let topology = AnyTopology::bytes_for(&outline.dataset, outline.direction);
+    if table.total().saturating_add(topology) <= config.memory {
+        return Ok(());
+    }
+    table.extend(needs(outline)?.host);
+    Err(too_little(table, config.memory))
 }
 
 /// What a run learns: labels, or links.
@@ -698,10 +865,11 @@ fn training_batches(
     if batching.batches() == 0 {
         return Err(TrainError::NoFullBatch { batch: config.batch, nodes: nodes.len() });
     }
-    let order: Arc<dyn Order> = match config.order {
-        OrderName::Sequential => Arc::new(Sequential(batching)),
-        OrderName::Groups if purpose == Purpose::Train => Arc::new(groups(config, dataset, nodes)?),
-        OrderName::Shuffled | OrderName::Groups => Arc::new(Shuffled { batching, seed: config.seed }),
+    let order: Arc<dyn Order> = match (config.order, config.order_over_partitions(dataset)?) {
+        (_, Some(over)) if purpose == Purpose::Train => Arc::new(over.of_nodes(config, nodes)?),
+        (OrderName::Sequential, _) => Arc::new(Sequential(batching)),
+        (OrderName::Groups, _) if purpose == Purpose::Train => Arc::new(groups(config, dataset, nodes)?),
+        _ => Arc::new(Shuffled { batching, seed: config.seed }),
     };
     Ok(Arc::new(NodeBatches::new(order, Seeds::Shared(nodes.clone()))?))
 }
@@ -734,13 +902,18 @@ fn sampled_epochs(config: &RunConfig) -> u64 {
 /// Optimizer steps of a whole run. Epochs of the order by groups differ in their number of batches, and later ones may
 /// repeat the first; of very many, some are counted.
 pub fn count_steps(config: &RunConfig, dataset: &Dataset) -> Result<u64> {
+    config.check_partition_counts(dataset)?;
     let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
-    if config.order != OrderName::Groups {
-        return Ok(config.epochs.saturating_mul(config.most_batches(train)));
-    }
-    let order = groups(config, dataset, &Task::training_nodes(dataset)?)?;
-    let distinct = sampled_epochs(config);
-    let counts: Vec<u64> = (0..distinct.min(MOST_COUNTED_EPOCHS)).map(|epoch| order.batches(epoch)).collect();
+    let (distinct, over) = (sampled_epochs(config), config.order_over_partitions(dataset)?);
+    let counted = distinct.min(MOST_COUNTED_EPOCHS);
+    let counts: Vec<u64> = match over {
+        Some(over) => over.batch_counts(config, dataset, counted)?,
+        None if config.order == OrderName::Groups => {
+            let order = groups(config, dataset, &Task::training_nodes(dataset)?)?;
+            (0..counted).map(|epoch| order.batches(epoch)).collect()
+        }
+        None => return Ok(config.epochs.saturating_mul(config.most_batches(train))),
+    };
     Ok(repeated_sum(&counts, distinct, config.epochs))
 }
 

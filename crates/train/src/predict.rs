@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 
-/// Receives nodes, their classes and their probabilities or values.
-pub type TakePredictions<'a> = &'a mut (dyn FnMut(&[NodeId], &[u32], &[f32]) -> Result<()> + Send);
+/// Receives nodes, their classes and their probabilities or values. It may keep the values, and leave another vector.
+pub type TakePredictions<'a> = &'a mut (dyn FnMut(&[NodeId], &[u32], &mut Vec<f32>) -> Result<()> + Send);
 
-/// Receives nodes and their rows.
-pub type TakeEmbeddings<'a> = &'a mut (dyn FnMut(&[NodeId], &[f32]) -> Result<()> + Send);
+/// Receives nodes and their rows. It may keep the rows, and leave another vector.
+pub type TakeEmbeddings<'a> = &'a mut (dyn FnMut(&[NodeId], &mut Vec<f32>) -> Result<()> + Send);
 
 /// Predicts `nodes`, ascending, or every node. Passes nodes, classes and probabilities (values, for real labels) to
 /// `take`, some at a time and in order. With all neighbours, returns what was read and written.
@@ -46,8 +46,8 @@ pub fn embeddings<B: LinkMath>(
     infer(run, nodes, layer, mode, &mut |_, nodes, rows| take(nodes, rows))
 }
 
-/// Receives the rows of nodes.
-type TakeOutput<'a, B> = &'a mut (dyn FnMut(&Learner<B>, &[NodeId], &mut [f32]) -> Result<()> + Send);
+/// Receives the rows of nodes. It may keep them, and leave another vector.
+type TakeOutput<'a, B> = &'a mut (dyn FnMut(&Learner<B>, &[NodeId], &mut Vec<f32>) -> Result<()> + Send);
 
 fn infer<B: LinkMath>(
     run: &mut OpenRun<B>,
@@ -76,7 +76,7 @@ fn infer<B: LinkMath>(
             Ok(None)
         }
         EvaluationMode::Full => {
-            let work = |nodes: &[NodeId], values: &mut [f32]| take(learner, nodes, values);
+            let work = |nodes: &[NodeId], values: &mut Vec<f32>| take(learner, nodes, values);
             let counters = beside(work, |hand_over| {
                 context.infer_whole(nodes, layers, None, &mut |nodes: &[NodeId], rows: &B::Matrix| {
                     hand_over(nodes, &mut |values| {
@@ -96,10 +96,10 @@ type HandOver<'a> = &'a mut dyn FnMut(&[NodeId], &mut dyn FnMut(&mut Vec<f32>) -
 /// Nodes and their rows.
 type HandedRows = (Vec<NodeId>, Vec<f32>);
 
-/// Runs `work` on a thread of its own, on rows that `compute` hands over, while `compute` goes on with the next. The
-/// An error of either ends both; if both fail, it is the work's that is reported.
+/// Runs `work` on a thread of its own, on rows that `compute` hands over, while `compute` goes on with the next. An
+/// error of either ends both; if both fail, it is the work's that is reported.
 fn beside<R>(
-    mut work: impl FnMut(&[NodeId], &mut [f32]) -> Result<()> + Send,
+    mut work: impl FnMut(&[NodeId], &mut Vec<f32>) -> Result<()> + Send,
     compute: impl FnOnce(HandOver<'_>) -> Result<R>,
 ) -> Result<R> {
     let (send, receive) = sync_channel::<HandedRows>(1);
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn rows_are_worked_on_in_order_while_more_are_made() {
         let mut found = Vec::new();
-        let work = |nodes: &[NodeId], values: &mut [f32]| {
+        let work = |nodes: &[NodeId], values: &mut Vec<f32>| {
             found.push((nodes[0].0, values[0]));
             Ok(())
         };
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_first_error_ends_both_and_is_reported() {
-        let failing = |nodes: &[NodeId], _: &mut [f32]| match nodes[0].0 {
+        let failing = |nodes: &[NodeId], _: &mut Vec<f32>| match nodes[0].0 {
             3 => Err(TrainError::NoLayer { layer: 3, layers: 2 }),
             _ => Ok(()),
         };

@@ -15,6 +15,8 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// The directory of the state of a source.
+pub(crate) const STATE: &str = "state";
 const CONFIG: &str = "config.json";
 const ENVIRONMENT: &str = "environment.json";
 const LOCK: &str = "lock";
@@ -52,6 +54,12 @@ pub struct EpochRecord {
     pub valid: Option<Metrics>,
     /// Bytes read from disk for feature rows. For memory-mapped features, all that the kernel read.
     pub bytes_read: u64,
+    /// Bytes written to disk for learned rows: partitions that left a buffer, and those of checkpoints.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_written: u64,
+    /// Bytes read from disk for the edges between resident partitions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub edge_bytes_read: u64,
     /// Bytes read from disk for samples and placements that were made before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sample_bytes_read: u64,
@@ -191,6 +199,9 @@ pub struct Summary {
     /// How memory was divided between cached feature rows and a history, if that was chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_split: Option<crate::HistorySplit>,
+    /// The order over partitions, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_steps: Option<crate::StepsRecord>,
     /// Number of optimizer steps.
     pub steps: u64,
     /// Redundancy ratio: nodes of all batches of an epoch per training node, the mean over epochs (OUTRE).
@@ -339,7 +350,7 @@ impl RunDirectory {
 
     /// The directory with the state of a source that a checkpoint refers to.
     pub fn state_path(&self) -> PathBuf {
-        self.path.join("state")
+        self.path.join(STATE)
     }
 
     /// The directory for hidden rows of whole-graph inference that do not fit in memory.
@@ -418,7 +429,8 @@ impl MetricsWriter {
     }
 }
 
-fn cpu() -> String {
+/// The name of the CPU.
+pub(crate) fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
     line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_string()

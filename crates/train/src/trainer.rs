@@ -5,6 +5,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::embeddings::build_strategy;
 use crate::metrics::Metrics;
+use crate::open::check_initial;
 use crate::record::{
     BatchRecord, EpochRecord, HistoryRecord, MetricsWriter, NeighbourRecord, RunDirectory, Summary,
 };
@@ -167,6 +168,8 @@ pub struct Trainer<B: Backend> {
     clock: Arc<StageClock>,
     last_checkpoint: Instant,
     batches_since: u64,
+    /// Files of the best model that is on disk. After a kill it may be newer than the one that the checkpoint knows.
+    best_files: Vec<StatePart>,
     /// Counters of the source and the disk at the start of the epoch or of this process.
     counted: SourceCounters,
     read_before: u64,
@@ -202,6 +205,7 @@ impl<B: LinkMath> Trainer<B> {
         strategy: Box<dyn Strategy<B>>,
     ) -> Result<Trainer<B>> {
         let scratch = RunDirectory::create_checked(out)?.scratch_path();
+        check_initial(&config)?;
         let mut begun = None;
         // The directory is created before the work on disk: if stopped there, the run can be resumed like any other.
         let run = OpenRun::begin(backend, config, scratch, control, strategy, &mut |config| {
@@ -289,6 +293,7 @@ impl<B: LinkMath> Trainer<B> {
 
     fn new(run: OpenRun<B>, directory: RunDirectory, lock: File, state: State) -> Result<Trainer<B>> {
         let metrics = directory.metrics(state.metrics_bytes)?;
+        let best_files = files_of_best(&directory.best_path(), state.best.as_ref())?;
         let (now, mut state, opened) = (Instant::now(), state, run.clock());
         state.clock.starting += opened.starting;
         state.clock.preparing += opened.preparing;
@@ -301,6 +306,7 @@ impl<B: LinkMath> Trainer<B> {
             clock: StageClock::new("train"),
             last_checkpoint: now,
             batches_since: 0,
+            best_files,
             counted: SourceCounters::default(),
             read_before: disk_bytes_read(),
             epoch_started: now,
@@ -556,6 +562,9 @@ impl<B: LinkMath> Trainer<B> {
             ))?;
             let model = self.run.learner.export_model()?;
             Checkpoint { model, optimizer: Vec::new(), state }.write(&self.directory.best_path())?;
+            self.best_files.clone_from(&found.source);
+            // Files of the model that was the best before: current ones are this model's.
+            remove_others(&folder, &[&self.state.source, &found.source])?;
             self.state.best = Some(found);
         }
         Ok(better)
@@ -574,6 +583,8 @@ impl<B: LinkMath> Trainer<B> {
             loss: state.loss_sum / state.loss_count.max(1) as f64,
             valid: None,
             bytes_read: now.bytes_read - self.counted.bytes_read,
+            bytes_written: now.bytes_written - self.counted.bytes_written,
+            edge_bytes_read: edge_bytes(&now, &self.counted),
             sample_bytes_read: now.sample_bytes_read - self.counted.sample_bytes_read,
             disk_bytes_read: state.epoch_read + disk_bytes_read().saturating_sub(self.read_before),
             bytes_useful: state.epoch_useful,
@@ -587,7 +598,7 @@ impl<B: LinkMath> Trainer<B> {
     }
 
     fn stages(&self, source: &dyn BatchSource<B>) -> Vec<StageTimes> {
-        let mut stages = source.counters().stages;
+        let mut stages = source.stages();
         stages.push(self.clock.times());
         stages.extend(self.run.learner.device_stages());
         stages
@@ -622,8 +633,7 @@ impl<B: LinkMath> Trainer<B> {
         ))?;
         let model = self.run.learner.export_model()?;
         Checkpoint { model, optimizer, state }.write(&self.directory.checkpoint_path())?;
-        let best = self.state.best.as_ref().map_or(&[][..], |best| &best.source);
-        remove_others(&folder, &[&self.state.source, best])?;
+        remove_others(&folder, &[&self.state.source, &self.best_files])?;
         (self.last_checkpoint, self.batches_since) = (Instant::now(), 0);
         Ok(())
     }
@@ -694,6 +704,7 @@ impl<B: LinkMath> Trainer<B> {
             budget_device_bytes: self.run.budget_device_bytes(),
             device_memory: self.run.plan.device_table.clone(),
             history_split: history::stored_split(self.directory.path()),
+            partition_steps: self.run.partition_steps(),
             steps: self.state.steps,
             redundancy: mean_redundancy(&self.state.epochs),
             seconds: self.state.seconds,
@@ -702,6 +713,16 @@ impl<B: LinkMath> Trainer<B> {
         };
         self.directory.write_json("summary.json", &summary)?;
         Ok(summary)
+    }
+}
+
+/// The files that the best model on disk names. Where it is damaged, those that the checkpoint knows: it may be restored from
+/// a copy.
+fn files_of_best(path: &Path, known: Option<&Best>) -> Result<Vec<StatePart>> {
+    match path.exists().then(|| Checkpoint::read(path)) {
+        Some(Ok(best)) => best.source_state(path),
+        Some(Err(error @ TrainError::Io { .. })) => Err(error),
+        Some(Err(_)) | None => Ok(known.map(|best| best.source.clone()).unwrap_or_default()),
     }
 }
 
@@ -737,6 +758,11 @@ fn history_record(now: &SourceCounters, before: &SourceCounters) -> Option<Histo
     let (refreshed, saved) = (now.refreshed - before.refreshed, now.saved.since(&before.saved));
     let mean_drift = (now.drift - before.drift) / refreshed.max(1) as f64;
     Some(HistoryRecord { pulls, pushes, mean_age, refreshed, mean_drift, saved })
+}
+
+/// Bytes of the edges that a strategy without requests for single nodes reads.
+fn edge_bytes(now: &SourceCounters, before: &SourceCounters) -> u64 {
+    if now.neighbour_requests == 0 { now.neighbour_bytes_read - before.neighbour_bytes_read } else { 0 }
 }
 
 fn neighbours(now: &SourceCounters, before: &SourceCounters) -> Option<NeighbourRecord> {

@@ -8,7 +8,7 @@ mod lagging;
 use common::{Bench, StopAfter, finished, result};
 use esker_cuda::Gpu;
 use esker_fetch::FeatureRows;
-use esker_fetch::pipeline::Permit;
+use esker_fetch::pipeline::{Permit, StageTimes};
 use esker_nn::{
     CpuBackend, CpuMatrix, CudaBackend, Device, HiddenRows, HiddenShape, LinkMath, NormKind, OptimizerKind,
     Shape,
@@ -165,6 +165,10 @@ impl<D: Device> BatchSource<D> for EmbeddingSource<D> {
 
     fn counters(&self) -> SourceCounters {
         self.inner.counters()
+    }
+
+    fn stages(&self) -> Vec<StageTimes> {
+        self.inner.stages()
     }
 }
 
@@ -640,6 +644,10 @@ impl<D: Device> BatchSource<D> for OnDeviceSource<D> {
 
     fn counters(&self) -> SourceCounters {
         self.0.counters()
+    }
+
+    fn stages(&self) -> Vec<StageTimes> {
+        self.0.stages()
     }
 }
 

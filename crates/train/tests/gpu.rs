@@ -6,6 +6,10 @@
 mod common;
 #[path = "contract.rs"]
 mod contract;
+#[path = "common/facts.rs"]
+mod facts;
+#[path = "gpu/link.rs"]
+mod link;
 #[path = "../../nn/tests/gpu.rs"]
 mod nn;
 

@@ -8,7 +8,7 @@ mod lagging;
 use common::{Bench, StopAfter, batch_lines, finished, result};
 use esker_nn::{CpuBackend, Kind, NormKind};
 use esker_sample::{Fanout, Form};
-use esker_strategies::{CachePolicy, MemoryTable, RunPosition, StrategyKind, WorkCounts};
+use esker_strategies::{CachePolicy, MemoryTable, NeighbourPolicy, RunPosition, StrategyKind, WorkCounts};
 use esker_train::{
     EvaluationMode, HistoryConfig, HistoryHop, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary,
     TrainError, Trainer, evaluate_run,
@@ -350,6 +350,37 @@ fn rows_that_pay_are_chosen_once_and_stay() {
     assert!(pulls(&summary) > 0);
     let twin = train(&RunConfig { history: Some(taken), ..bench.by_groups() }, &bench.path("memory"));
     assert_eq!(twin.loss_digest, summary.loss_digest);
+}
+
+#[test]
+fn a_division_is_found_again_for_the_same_caches_and_memory_alone() {
+    let bench = Bench::new();
+    let config = RunConfig {
+        strategy: StrategyKind::Outre,
+        history: Some(HistoryConfig::chosen()),
+        epochs: 1,
+        ..bench.by_groups()
+    };
+    let split = |out: &str, change: &dyn Fn(&mut RunConfig)| {
+        let mut config = config.clone();
+        change(&mut config);
+        let split = train(&config, &bench.path(out)).history_split.unwrap();
+        assert_eq!(
+            split.note().contains("found in the dataset"),
+            split.is_reused || split.seconds_are_reused
+        );
+        (split.is_reused, split.seconds_are_reused)
+    };
+    assert_eq!(split("first", &|_| ()), (false, false));
+    assert_eq!(split("again", &|_| ()), (true, false));
+    assert_eq!(split("belady", &|config| config.cache = Some(CachePolicy::Belady)), (true, false));
+    assert_eq!(split("static", &|config| config.cache = Some(CachePolicy::Static)), (false, false));
+    let policy = Some(NeighbourPolicy::Cross);
+    assert_eq!(split("cross", &|config| config.neighbour_policy = policy), (false, false));
+    assert_eq!(split("memory", &|config| config.memory *= 2), (false, false));
+    // Batches are the same, and only their pulls are others.
+    let staleness = |config: &mut RunConfig| config.history.as_mut().unwrap().staleness = 7;
+    assert_eq!(split("staleness", &staleness), (false, true));
 }
 
 #[test]

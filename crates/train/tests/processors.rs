@@ -3,14 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 mod common;
+#[path = "common/facts.rs"]
+mod facts;
 mod lagging;
 
 use common::{
     Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, check_large_device_batch,
     finished, result, row_format,
 };
-use esker_nn::{CpuBackend, Device, Kind, LinkMath, NormKind};
+use esker_nn::{CpuBackend, Device, Kind, LinkMath, NormKind, OptimizerKind};
 use esker_strategies::StrategyKind;
+use esker_train::link::NegativeCount;
 use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
     Trainer, evaluate_run, predict,
@@ -268,4 +271,64 @@ fn a_model_without_neighbours_is_the_same_too() {
         config.model.kind = Kind::Mlp;
         (config.fanout, config.eval_fanout) = (vec![], vec![]);
     });
+}
+
+/// Embeddings that a device has no room for are in host memory: all of them, a part, or none. The bits are the same, also
+/// of a run that was stopped and resumed, and what either memory takes is in its table.
+#[test]
+fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
+    let facts = facts::Facts::new();
+    for kind in [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam] {
+        // Batches have few of the nodes.
+        let mut config = RunConfig { epochs: 2, batch: 5, checkpoint_batches: 50, ..facts.config() };
+        let negatives = NegativeCount::Shared { uniform: 4, by_degree: 1, chunks: 1 };
+        config.link.as_mut().unwrap().negatives = negatives;
+        config.embeddings.as_mut().unwrap().optimizer.kind = kind;
+        let path = |name: &str| facts.path(&format!("{kind:?}-{name}"));
+        let roomy = train(CpuBackend::new(), &config, &path("cpu"));
+        let expected = facts::result(&roomy, &path("cpu"));
+        let bytes = |table: &esker_strategies::MemoryTable, what: &str| -> Option<u64> {
+            let mut lines = table.lines.iter().filter(|line| line.what.starts_with(what));
+            lines.next().map(|line| line.bytes)
+        };
+        let plan = |gpu_memory: Option<u64>| {
+            let config = RunConfig { gpu_memory, ..config.clone() };
+            OpenRun::plan_only(&Lagging::default(), &config)
+        };
+        let whole = plan(None).unwrap();
+        let states = config.embeddings.as_ref().unwrap().optimizer.row_states().len() as u64;
+        let all = facts::NODES * 16 * 4 * (1 + states);
+        assert_eq!(bytes(&whole.table, "embeddings"), None);
+        let device = whole.device_table.unwrap();
+        let found = bytes(&device, "embeddings").unwrap();
+        assert_eq!(found + bytes(&device, "optimizer of embeddings").unwrap_or(0), all);
+        // The least that is enough has none of them on the device, and a byte less is refused.
+        let Err(TrainError::DeviceMemory { needed, .. }) = plan(Some(1)) else { panic!("a byte is enough") };
+        assert!(plan(Some(needed.0 - 1)).is_err());
+        for (name, gpu_memory) in [("least", needed.0), ("some", needed.0 + all / 2 + 40)] {
+            let found = plan(Some(gpu_memory)).unwrap();
+            let on_device = bytes(&found.device_table.unwrap(), "embeddings").unwrap();
+            let pinned = bytes(&found.table, "embeddings").unwrap();
+            assert_eq!(on_device + pinned, all, "{kind:?} {name}");
+            assert_eq!(on_device > 0, name == "some", "{kind:?} {name}");
+            let tight =
+                RunConfig { gpu_memory: Some(gpu_memory), memory: found.smallest_bytes, ..config.clone() };
+            let out = path(name);
+            let summary = train(Lagging::default(), &tight, &out);
+            assert!(facts::result(&summary, &out) == expected, "{kind:?} {name}");
+            let out = path(&format!("{name}-parts"));
+            let mut trainer = Trainer::create(Lagging::default(), tight.clone(), &out).unwrap();
+            let summary = loop {
+                match trainer.run(&mut StopAfter(300)).unwrap() {
+                    Outcome::Finished(summary) => break *summary,
+                    Outcome::Stopped(_) => {}
+                }
+                trainer = Trainer::resume(Lagging::default(), tight.clone(), &out).unwrap();
+            };
+            let found = facts::result(&summary, &out);
+            // A best model that was not the last leaves files of other names.
+            assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{kind:?} {name}");
+            assert!(found.2 == expected.2, "{kind:?} {name}");
+        }
+    }
 }

@@ -72,7 +72,7 @@ fn strategies_train_by_groups_to_the_same_bit_and_epochs_differ_in_batches() {
     let bench = Bench::new();
     let config = RunConfig { epochs: 5, ..bench.by_groups() };
     let mut seen = Vec::new();
-    for strategy in StrategyKind::ALL {
+    for strategy in StrategyKind::ALL.into_iter().filter(|kind| *kind != StrategyKind::Marius) {
         let out = bench.path(&format!("run-{strategy}"));
         let summary = train(&RunConfig { strategy, superbatch: Some(7), ..config.clone() }, &out);
         let counts: BTreeSet<u64> = summary.epochs.iter().map(|epoch| epoch.batches).collect();

@@ -52,6 +52,14 @@ pub struct SlotIndex(pub u32);
 #[repr(transparent)]
 pub struct PartitionId(pub u32);
 
+impl PartitionId {
+    /// This partition as an index into an array by partition.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 impl SlotIndex {
     /// This slot as an index into an array by slot.
     #[inline(always)]

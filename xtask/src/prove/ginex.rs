@@ -158,16 +158,8 @@ pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &
 /// The disk becomes full while a trace is written. The error is clear, dataset and checkpoint are intact, and with
 /// free space the run resumes to the same losses. `None` if no small disk can be made.
 pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
-    let disk = bench.path("small-disk");
-    fs::create_dir_all(&disk)?;
-    let mount = |options: &str| {
-        let words = ["-t", "tmpfs", "-o", options, "esker-test"];
-        Command::new("mount").args(words).arg(&disk).output().is_ok_and(|output| output.status.success())
-    };
-    if !mount("size=64m") {
-        return Ok(None);
-    }
-    let mounted = Mounted(disk.clone());
+    let Some(mounted) = SmallDisk::mount(bench)? else { return Ok(None) };
+    let disk = mounted.path().to_path_buf();
     let run = disk.join("run").to_string_lossy().into_owned();
     let words = |superbatch: &'static str, more: &[&str]| {
         let mut words = vec!["train", "graph", "--fanout", "10,5", "--hidden", "32", "--batch", "200"];
@@ -206,16 +198,37 @@ pub fn full_disk(bench: &Bench) -> Result<Option<Value>> {
     Ok(Some(json!({ "said": said, "loss_digest": found["loss_digest"] })))
 }
 
-fn free_bytes(folder: &std::path::Path) -> Result<u64> {
+pub(super) fn free_bytes(folder: &std::path::Path) -> Result<u64> {
     let output = succeed(Command::new("df").args(["--output=avail", "-B1"]).arg(folder))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines().nth(1).and_then(|line| line.trim().parse().ok()).context("df says how much is free")
 }
 
-/// A small disk, unmounted at the end.
-struct Mounted(std::path::PathBuf);
+/// A disk of 64 MB, unmounted at the end.
+pub(super) struct SmallDisk(std::path::PathBuf);
 
-impl Drop for Mounted {
+impl SmallDisk {
+    /// `None` if nothing can be mounted here.
+    pub fn mount(bench: &Bench) -> Result<Option<SmallDisk>> {
+        let path = bench.path("small-disk");
+        fs::create_dir_all(&path)?;
+        let words = ["-t", "tmpfs", "-o", "size=64m", "esker-test"];
+        let mounted = Command::new("mount").args(words).arg(&path).output();
+        Ok(mounted.is_ok_and(|output| output.status.success()).then_some(SmallDisk(path)))
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    /// From now on nothing can be written.
+    pub fn make_read_only(&self) -> Result<()> {
+        succeed(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0))?;
+        Ok(())
+    }
+}
+
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }

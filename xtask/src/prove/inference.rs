@@ -5,10 +5,10 @@ use super::{Bench, number, repeated, succeed, train};
 use anyhow::{Context, Result, ensure};
 use esker_types::random::{Key, unit};
 use serde_json::{Value, json};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -49,7 +49,7 @@ pub(super) fn file_digest(path: &Path) -> Result<String> {
 }
 
 /// The smallest memory that predicts.
-fn smallest(bench: &Bench, run: &str) -> Result<u64> {
+pub fn smallest(bench: &Bench, run: &str) -> Result<u64> {
     let words =
         ["predict", run, "--nodes", "all", "--mode", "full", "--out", "found.npy", "--memory", "1MiB"];
     let output = bench.esker(&words).output()?;
@@ -61,8 +61,18 @@ fn smallest(bench: &Bench, run: &str) -> Result<u64> {
     Ok(bytes.0)
 }
 
-/// The same bytes with any memory, for every kind of model.
-pub fn same(bench: &Bench, models: &[&str], hidden: u64) -> Result<Value> {
+/// Bytes of the rows that a SAGE of three layers reads, each once: features and two hidden layers, as f32.
+fn tables(nodes: u64, dim: u64, hidden: u64) -> f64 {
+    (nodes * (dim + 2 * hidden) * 4) as f64
+}
+
+/// The most that it writes: two hidden layers, and what is projected for the last one.
+fn written(nodes: u64, hidden: u64) -> f64 {
+    (nodes * hidden * 4 * 3) as f64
+}
+
+/// The same bytes with any memory, for every kind of model. The graph has so many nodes with feature rows of `dim` numbers.
+pub fn same(bench: &Bench, models: &[&str], (nodes, dim): (u64, u64), hidden: u64) -> Result<Value> {
     let mut rows = Vec::new();
     for model in models {
         run(bench, model, hidden, &["--strategy", "ginex"])?;
@@ -76,22 +86,58 @@ pub fn same(bench: &Bench, models: &[&str], hidden: u64) -> Result<Value> {
             );
             let peak = found["peak_host_bytes"].as_u64().unwrap_or(u64::MAX);
             ensure!(peak <= memory, "{model}: {peak} bytes at the peak, {memory} were allowed");
+            if *model == "sage" {
+                predicted_bytes(&found["inference"], tables(nodes, dim, hidden), written(nodes, hidden))?;
+            }
             rows.push(json!({ "model": model, "memory_bytes": memory, "peak_host_bytes": peak, "inference": found["inference"] }));
         }
     }
     Ok(rows.into())
 }
 
-/// SIGKILL at random moments: the command that follows continues, and writes the same bytes.
+/// A command that predicts with some memory, and is killed.
+fn doomed(bench: &Bench, run: &str, memory: &str) -> Result<Child> {
+    let words =
+        ["predict", run, "--nodes", "all", "--mode", "full", "--out", "killed.npy", "--memory", memory];
+    Ok(bench.esker(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
+}
+
+/// Kills a command when the rows of the first layer are complete on disk and those of the second are not. Returns whether
+/// it came to that.
+fn kill_after_a_layer(bench: &Bench, run: &str, memory: &str) -> Result<bool> {
+    let work = bench.path(run).join("scratch/inference");
+    fs::remove_dir_all(&work).ok();
+    let mut child = doomed(bench, run, memory)?;
+    while child.try_wait()?.is_none() {
+        let journal = fs::read(work.join("journal.json")).unwrap_or_default();
+        let journal: Value = serde_json::from_slice(&journal).unwrap_or_default();
+        let is_complete = |layer: &str| journal["steps"][layer]["entry"].is_object();
+        if is_complete("layer-1") && !is_complete("layer-2") {
+            child.kill()?;
+            child.wait()?;
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(false)
+}
+
+/// SIGKILL at random moments, the last time between two layers: the command that follows continues, and writes the same
+/// bytes. The memory must be too small for the rows of a layer.
 pub fn killed(bench: &Bench, run: &str, memory: &str, kills: u64) -> Result<Value> {
     let expected = predicted(bench, run, &["--memory", memory])?;
+    let written = |found: &Value| number(&found["inference"], "row_bytes_written");
+    let whole = written(&expected)?;
+    ensure!(whole > 0.0, "with {memory} no row is written, so nothing can be resumed");
     let (seconds, key) = (number(&expected, "seconds")?, Key::new(9));
     let (mut done, mut tries) = (0, 0);
     while done < kills && tries < 4 * kills {
         tries += 1;
-        let words =
-            ["predict", run, "--nodes", "all", "--mode", "full", "--out", "killed.npy", "--memory", memory];
-        let mut child = bench.esker(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        if done + 1 == kills {
+            done += u64::from(kill_after_a_layer(bench, run, memory)?);
+            continue;
+        }
+        let mut child = doomed(bench, run, memory)?;
         let until = Instant::now() + Duration::from_secs_f64(seconds * unit(key.at(tries)));
         while Instant::now() < until && child.try_wait()?.is_none() {
             std::thread::yield_now();
@@ -106,12 +152,33 @@ pub fn killed(bench: &Bench, run: &str, memory: &str, kills: u64) -> Result<Valu
             "nothing stays of a command that ended"
         );
     }
+    ensure!(done == kills, "{done} of {kills} commands were killed in {tries} tries");
     let found = predicted(bench, run, &["--memory", memory])?;
     ensure!(found["digest"] == expected["digest"], "other bytes after {done} kills");
     ensure!(!bench.path(run).join("scratch/inference").exists(), "hidden rows stay behind");
+    let last = written(&found)?;
+    ensure!(
+        last > 0.0 && last < whole,
+        "{last} bytes of rows written after the kills, {whole} by a whole run"
+    );
     Ok(
-        json!({ "kills": done, "seconds": seconds, "last_row_bytes_written": found["inference"]["row_bytes_written"] }),
+        json!({ "kills": done, "seconds": seconds, "row_bytes_written": whole, "last_row_bytes_written": last }),
     )
+}
+
+/// Bytes of rows that were moved, which may not be more than the engine predicts: the way with more bytes, streaming in every
+/// pass, and each row of `table_bytes` once in addition, for targets themselves and for rows that stay. Otherwise traffic
+/// in excess would allow for more seconds.
+fn predicted_bytes(counted: &Value, table_bytes: f64, most_written: f64) -> Result<f64> {
+    let (stream, gather) = (number(counted, "stream_bytes")?, number(counted, "gather_bytes")?);
+    let (read, written) = (number(counted, "row_bytes_read")?, number(counted, "row_bytes_written")?);
+    ensure!(gather <= stream, "gathering has {gather} bytes, streaming {stream}");
+    ensure!(
+        read <= stream + table_bytes,
+        "{read} bytes of rows were read; streaming has {stream}, and every row once {table_bytes}"
+    );
+    ensure!(written <= most_written, "{written} bytes of rows were written, {most_written} are enough");
+    Ok(read + written)
 }
 
 /// Seconds against the larger of computing and of the bytes over the disk's rate, by memory.
@@ -129,9 +196,8 @@ fn by_memory(bench: &Bench, nodes: u64) -> Result<Value> {
         let found = rounds(&["--memory", &memory])?;
         ensure!(found["digest"] == whole["digest"], "other bytes with {memory}");
         let counted = &found["inference"];
-        let bytes = number(counted, "row_bytes_read")?
-            + number(counted, "row_bytes_written")?
-            + number(counted, "adjacency_bytes_read")?;
+        let of_rows = predicted_bytes(counted, tables(nodes, 128, HIDDEN), written(nodes, HIDDEN))?;
+        let bytes = of_rows + number(counted, "adjacency_bytes_read")?;
         let least = computing.max(bytes / rate);
         let times = number(&found, "seconds")? / least;
         worst = worst.max(times);
@@ -149,6 +215,6 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
     let killed = killed(bench, "sage", "1GiB", 10)?;
     succeed(std::process::Command::new("rm").args(["-rf", "graph", "sage"]).current_dir(&bench.directory))?;
     train::graph(bench, 200_000, 64)?;
-    let same = same(bench, &["sage", "gcn", "gin", "gat"], 64)?;
+    let same = same(bench, &["sage", "gcn", "gin", "gat"], (200_000, 64), 64)?;
     Ok(json!({ "by_memory": by_memory, "killed": killed, "same": same }))
 }

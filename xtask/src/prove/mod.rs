@@ -11,11 +11,21 @@ pub mod inference;
 pub mod io;
 pub mod kill;
 pub mod link;
+pub mod link_budget;
+pub mod link_gpu;
+pub mod link_inputs;
+pub mod link_peers;
+pub mod link_published;
+pub mod marius_bytes;
+pub mod marius_orders;
+pub mod marius_safe;
+pub mod marius_speed;
 pub mod outre;
 pub mod outre_accuracy;
 pub mod outre_gpu;
 pub mod outre_history;
 pub mod outre_safe;
+pub mod outre_speed;
 pub mod outre_split;
 pub mod real;
 pub mod sample;
@@ -33,7 +43,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A proof that `cargo xtask prove` runs in full.
 pub struct Item {
@@ -128,6 +139,56 @@ pub const ITEMS: &[Item] = &[
         run: link::full_marius,
     },
     Item {
+        name: "link-published",
+        about: "published MRR on FB15k-237 and WN18RR: ten recipes on a GPU, resumable; --minutes, --only, --at-once (see cargo xtask gpu)",
+        run: link_published::full,
+    },
+    Item {
+        name: "link-budget",
+        about: "links: the smallest budget suffices inside a cgroup, embeddings and evaluation included; a byte less is refused",
+        run: link_budget::full,
+    },
+    Item {
+        name: "link-inputs",
+        about: "held-out edges of coauthor_cs and wordnet-synsets: AUC from features, embeddings, and both",
+        run: link_inputs::full,
+    },
+    Item {
+        name: "link-peers",
+        about: "DistMult on FB15k-237, two threads: epochs beside the same arithmetic in PyTorch, and PyKEEN",
+        run: link_peers::full,
+    },
+    Item {
+        name: "link-gpu",
+        about: "edges/s at the shape of a quarter of Freebase, embeddings on the GPU and in host memory (see cargo xtask gpu)",
+        run: link_gpu::full,
+    },
+    Item {
+        name: "marius-orders",
+        about: "FB15k-237 in orders over partitions, a quarter resident: MRR beside Table 4 of Marius++, and what the order, resident negatives and resident neighbours each cost; --models",
+        run: marius_orders::full,
+    },
+    Item {
+        name: "marius-bytes",
+        about: "bytes of rows that a partition buffer reads and writes, beside what the swaps of its order take: 1.01 times at most",
+        run: marius_bytes::full,
+    },
+    Item {
+        name: "marius-speed",
+        about: "epochs of a partition buffer in 3 GB, 6.4 GB of embeddings, beside memory and beside the disk's rates: 1.1 times the larger at most",
+        run: marius_speed::full,
+    },
+    Item {
+        name: "marius-kill",
+        about: "SIGKILL at 100 random moments each of training over partitions and of sorting for it, and full disks: the same weights, rows and bytes",
+        run: marius_safe::full,
+    },
+    Item {
+        name: "link-speed",
+        about: "DistMult on FB15k-237 as multiples of its matmuls: an epoch at most 2.5 times, test ranking 3 times",
+        run: link::full_speed,
+    },
+    Item {
         name: "link-same",
         about: "links: losses, metrics and embeddings equal to the bit for 1, 2 and 4 threads and any candidate block",
         run: link::full_same,
@@ -214,13 +275,28 @@ pub const ITEMS: &[Item] = &[
     },
     Item {
         name: "outre-speed",
-        about: "epochs of outre beside ginex, diskgnn, mmap and memory, with a tenth of the features in memory",
-        run: outre_history::full_speed,
+        about: "epochs of outre beside ginex, diskgnn, mmap and memory, with a tenth of the features in memory: rows of 4 KiB",
+        run: outre_speed::full_wide,
+    },
+    Item {
+        name: "outre-speed-communities",
+        about: "the same where 98% of edges are inside communities",
+        run: outre_speed::full_communities,
+    },
+    Item {
+        name: "outre-speed-narrow",
+        about: "the same on graph M: rows of 512 bytes",
+        run: outre_speed::full_narrow,
     },
     Item {
         name: "outre-history",
-        about: "accuracy, requested rows and seconds by staleness of a history",
-        run: outre_history::full_history,
+        about: "accuracy and requested rows by staleness and hops of a history",
+        run: outre_history::full,
+    },
+    Item {
+        name: "outre-history-seconds",
+        about: "seconds of an epoch by staleness and hops of a history",
+        run: outre_history::full_seconds,
     },
     Item {
         name: "outre-gpu",
@@ -265,7 +341,7 @@ pub const ITEMS: &[Item] = &[
     Item {
         name: "train-budget-gpu",
         about: "the smallest host memory of runs on a GPU suffices inside a cgroup (see cargo xtask gpu)",
-        run: train::full_budget,
+        run: train::full_budget_gpu,
     },
     Item {
         name: "gpu",
@@ -280,6 +356,8 @@ pub struct Bench {
     pub esker: PathBuf,
     /// This program as a release build; without it, experiments run in this process.
     pub xtask: Option<PathBuf>,
+    /// What the command line says after the name of the proof.
+    pub words: Vec<String>,
     /// Scratch space, removed when dropped.
     pub directory: PathBuf,
 }
@@ -292,7 +370,7 @@ impl Bench {
         let number = BENCHES.fetch_add(1, Ordering::Relaxed);
         let directory = parent.join(format!("esker-bench-{}-{number}", std::process::id()));
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        Ok(Bench { esker: esker.to_path_buf(), xtask: None, directory })
+        Ok(Bench { esker: esker.to_path_buf(), xtask: None, words: Vec::new(), directory })
     }
 
     /// A path in the scratch space.
@@ -359,9 +437,72 @@ pub(crate) fn repeated(
     Ok(found)
 }
 
+/// Threads that share the machine when several runs are made at a time, and as many threads for each run.
+fn shares_of_machine(most: usize) -> (usize, usize) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = (cores / 2).clamp(1, most);
+    (workers, (cores / workers).max(1))
+}
+
+/// Runs several cases at a time, for proofs that measure no time. A case gets its number and the threads that are its
+/// share. Results are in the order of cases; the first error ends it after the cases that have begun.
+pub(crate) fn side_by_side<T: Send>(
+    count: usize,
+    most: usize,
+    run: impl Fn(usize, usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (workers, threads) = shares_of_machine(most);
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let case = next.fetch_add(1, Ordering::Relaxed);
+                    if case >= count {
+                        return;
+                    }
+                    let result = run(case, threads);
+                    if result.is_err() {
+                        next.store(count, Ordering::Relaxed);
+                    }
+                    found.lock().unwrap_or_else(PoisonError::into_inner).push((case, result));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.sort_by_key(|(case, _)| *case);
+    found.into_iter().map(|(_, result)| result).collect()
+}
+
 /// A number that must exist.
 pub(crate) fn number(value: &Value, key: &str) -> Result<f64> {
     value[key].as_f64().with_context(|| format!("no number `{key}` in {value:#}"))
+}
+
+/// A bound that was asked for, for a record: `run` fails after it has written a record with one that is missed.
+pub(crate) fn at_most(what: &str, found: f64, most: f64) -> Value {
+    json!({ "what": what, "found": found, "at_most": most, "is_as_asked": found <= most })
+}
+
+/// The bounds of several parts of a result.
+pub(crate) fn all_asked(parts: &[&Value]) -> Vec<Value> {
+    parts.iter().flat_map(|part| part["asked"].as_array().cloned().unwrap_or_default()).collect()
+}
+
+/// Fails if a result misses one of its bounds.
+fn check_asked(result: &Value) -> Result<()> {
+    let asked = result["asked"].as_array().map_or(&[][..], Vec::as_slice);
+    let of_bounds = asked.iter().filter(|bound| bound["is_as_asked"] != true).map(|bound| {
+        format!("{}: {}, at most {} was asked", bound["what"], bound["found"], bound["at_most"])
+    });
+    let others = result["missed"].as_array().map_or(&[][..], Vec::as_slice);
+    let missed: Vec<String> =
+        of_bounds.chain(others.iter().filter_map(Value::as_str).map(String::from)).collect();
+    if !missed.is_empty() {
+        bail!("the record is written, but: {}", missed.join("; "));
+    }
+    Ok(())
 }
 
 /// Runs a command that must succeed.
@@ -373,24 +514,32 @@ pub fn succeed(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
+/// Proofs with flags of their own.
+const WITH_FLAGS: [&str; 2] = ["link-published", "marius-orders"];
+
 /// Runs the named proof at full size with a release build and writes its record.
-pub fn run(name: &str) -> Result<()> {
+pub fn run(name: &str, words: &[&str]) -> Result<()> {
     let item = ITEMS.iter().find(|item| item.name == name).with_context(|| {
         let known: Vec<String> =
             ITEMS.iter().map(|item| format!("  {:17} {}", item.name, item.about)).collect();
         format!("`{name}` is not a proof; there are\n{}", known.join("\n"))
     })?;
+    if !words.is_empty() && !WITH_FLAGS.contains(&name) {
+        bail!("`{name}` has no flags");
+    }
     let root = crate::root();
     let [esker, xtask] = built(&root)?;
     let mut bench = Bench::new(&esker, &root.join("target"))?;
     bench.xtask = Some(xtask);
+    bench.words = words.iter().map(|word| word.to_string()).collect();
     let result = (item.run)(&bench)?;
+    let command = [&["cargo xtask prove", item.name], words].concat().join(" ");
     let record = json!({
         "item": item.name,
         "shows": item.about,
         "date": said("date", &["-u", "+%Y-%m-%d"]),
         "commit": said("git", &["rev-parse", "--short", "HEAD"]),
-        "command": format!("cargo xtask prove {}", item.name),
+        "command": command,
         "machine": machine(),
         "result": result,
     });
@@ -401,7 +550,7 @@ pub fn run(name: &str) -> Result<()> {
     let record = places.iter().fold(format!("{record:#}"), |text, place| text.replace(place.as_str(), "..."));
     fs::write(&path, format!("{record}\n"))?;
     println!("{record}\nwritten to {}", path.strip_prefix(&root).unwrap_or(&path).display());
-    Ok(())
+    check_asked(&result)
 }
 
 /// Release builds of `esker` and this program: from a folder that was filled elsewhere, or built now.
@@ -443,6 +592,33 @@ fn machine() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bound_that_is_missed_in_any_part_fails_the_proof() {
+        let part =
+            |found: f64| json!({ "asked": [at_most("seconds", 1.0, 1.3), at_most("bytes", found, 1.3)] });
+        let result = |found: f64| json!({ "asked": all_asked(&[&part(1.3), &part(found), &json!({})]) });
+        assert_eq!(result(1.0)["asked"].as_array().unwrap().len(), 4);
+        assert!(check_asked(&result(1.3)).is_ok() && check_asked(&json!({ "seconds": 7 })).is_ok());
+        let said = check_asked(&result(1.31)).unwrap_err().to_string();
+        assert!(said.contains("bytes") && said.contains("1.31") && !said.contains("seconds"), "{said}");
+        assert!(check_asked(&result(f64::NAN)).is_err(), "nothing was measured");
+        assert!(check_asked(&json!({ "missed": ["MRR .25"] })).is_err());
+        assert!(check_asked(&json!({ "missed": [] })).is_ok());
+    }
+
+    #[test]
+    fn cases_side_by_side_are_in_order_and_an_error_ends_them() {
+        let found = side_by_side(20, 4, |case, threads| Ok(case * threads.min(1))).unwrap();
+        assert_eq!(found, (0..20).collect::<Vec<_>>());
+        let begun = AtomicUsize::new(0);
+        let failed = side_by_side(1000, 4, |case, _| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if case == 3 { bail!("the fourth case") } else { Ok(case) }
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "the fourth case");
+        assert!(begun.load(Ordering::Relaxed) < 1000);
+    }
 
     #[test]
     fn repeated_runs_show_the_median_and_each_round() {

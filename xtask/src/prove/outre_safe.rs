@@ -83,7 +83,7 @@ fn check_twin(bench: &Bench, epochs: &str, shape: &[&str], number: u64) -> Resul
 /// SIGKILL at random moments of partitioning, profiling and training, `--resume` until it ends: losses and weights are those
 /// of `memory` with the same nodes, to the bit.
 pub fn killed(bench: &Bench, epochs: &str, kills: u64, seed: u64) -> Result<Value> {
-    let shape = ["--batch", "100", "--staleness", "20"];
+    let shape = ["--batch", "100", "--staleness", "20", "--device", "cpu"];
     let often = ["--strategy", "outre", "--superbatch", "5", "--checkpoint-batches", "3"];
     let more = [&often[..], &shape].concat();
     let (seconds, key) = (undisturbed(bench, epochs, &more)?, Key::new(seed));
@@ -133,6 +133,8 @@ pub fn far_beyond_memory(bench: &Bench, group_bytes: u64, epochs: &str, batch: &
     let group = Group::create(group_bytes)?;
     let shape =
         ["--fanout", "10,5", "--hidden", "32", "--batch", batch, "--epochs", epochs, "--eval", "none"];
+    // Looking for a GPU loads the libraries of a driver, which are none of this memory.
+    let shape = [&shape[..], &["--device", "cpu"]].concat();
     let run = ["train", "large", "--strategy", "outre", "--memory", &memory, "--threads", "2", "--json"];
     // A given staleness asks for a history, whatever the number of batches.
     let also = ["--staleness", "20", "--out", "outre"];

@@ -1,6 +1,6 @@
 //! Training: bit-identical for all strategies and threads, killed anywhere, within its memory, and compared with PyG.
 
-use super::{Bench, ROUNDS, sample, succeed};
+use super::{Bench, ROUNDS, sample, side_by_side, succeed};
 use crate::cgroup::Group;
 use anyhow::{Context, Result, bail, ensure};
 use esker_types::median;
@@ -9,8 +9,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most cases of a proof that run at a time.
@@ -87,7 +85,7 @@ pub fn killed_runs(
     };
     let undisturbed = bench.json_of(&mut command("whole", &["--json"]))?;
     let (seconds, key) = (started.elapsed().as_secs_f64(), Key::new(seed));
-    let (expected, mut runs, mut done) = (weights("whole")?, 0u64, 0u64);
+    let (expected, mut runs, mut done, mut moments) = (weights("whole")?, 0u64, 0u64, KilledWhile::default());
     while done < kills {
         fs::remove_dir_all(bench.path("killed")).ok();
         let mut resume: &[&str] = &[];
@@ -104,33 +102,54 @@ pub fn killed_runs(
             }
             ensure!(!last, "a run that nobody killed did not end within 600 s");
             done += 1;
+            moments.see(&bench.path("killed"));
             resume = if bench.path("killed/config.json").exists() { &["--resume"] } else { &[] };
         }
         ensure!(
             weights("killed")? == expected,
             "run {runs}: the last weights differ from those of the undisturbed run"
         );
-        let summary: Value = serde_json::from_slice(&fs::read(bench.path("killed/summary.json"))?)?;
-        for key in ["loss_digest", "test", "valid", "best_epoch", "steps"] {
-            ensure!(
-                summary[key] == undisturbed[key],
-                "run {runs}: {key} is {}, was {}",
-                summary[key],
-                undisturbed[key]
-            );
-        }
-        let epochs = |summary: &Value| -> Vec<Value> {
-            let all = summary["epochs"].as_array().cloned().unwrap_or_default();
-            all.iter().map(|epoch| json!([epoch["loss"], epoch["valid"], epoch["bytes_useful"]])).collect()
-        };
-        ensure!(epochs(&summary) == epochs(&undisturbed), "run {runs}: epochs differ");
-        let best = |out: &str| fs::read(bench.path(out).join("best.safetensors")).context("best weights");
-        ensure!(best("killed")? == best("whole")?, "run {runs}: the best weights differ");
+        ends_as(bench, &undisturbed, runs)?;
         runs += 1;
     }
-    Ok(
-        json!({ "kills": done, "runs": runs, "undisturbed_seconds": seconds, "loss_digest": undisturbed["loss_digest"] }),
-    )
+    Ok(json!({
+        "kills": done, "runs": runs, "while_training": moments.training,
+        "while_state_was_written": moments.writing, "undisturbed_seconds": seconds,
+        "loss_digest": undisturbed["loss_digest"],
+    }))
+}
+
+/// What runs did when they were killed, from what they left behind.
+#[derive(Default)]
+struct KilledWhile {
+    training: u64,
+    writing: u64,
+}
+
+impl KilledWhile {
+    fn see(&mut self, run: &Path) {
+        self.training += u64::from(run.join("checkpoint.safetensors").exists());
+        let Ok(state) = fs::read_dir(run.join("state")) else { return };
+        let unfinished = |name: &std::ffi::OsStr| name.to_string_lossy().ends_with(".partial");
+        self.writing += u64::from(state.flatten().any(|file| unfinished(&file.file_name())));
+    }
+}
+
+/// Whether the run `killed` ends as the undisturbed run `whole`: losses, metrics, epochs and the best weights.
+pub(super) fn ends_as(bench: &Bench, undisturbed: &Value, run: u64) -> Result<()> {
+    let summary: Value = serde_json::from_slice(&fs::read(bench.path("killed/summary.json"))?)?;
+    for key in ["loss_digest", "test", "valid", "best_epoch", "steps"] {
+        let (found, expected) = (&summary[key], &undisturbed[key]);
+        ensure!(found == expected, "run {run}: {key} is {found}, was {expected}");
+    }
+    let epochs = |summary: &Value| -> Vec<Value> {
+        let all = summary["epochs"].as_array().cloned().unwrap_or_default();
+        all.iter().map(|epoch| json!([epoch["loss"], epoch["valid"], epoch["bytes_useful"]])).collect()
+    };
+    ensure!(epochs(&summary) == epochs(undisturbed), "run {run}: epochs differ");
+    let best = |out: &str| fs::read(bench.path(out).join("best.safetensors")).context("best weights");
+    ensure!(best("killed")? == best("whole")?, "run {run}: the best weights differ");
+    Ok(())
 }
 
 /// Runs a command until it ends or `wait` is over. Returns whether it ended by itself.
@@ -154,6 +173,9 @@ pub(super) fn run_until(command: &mut Command, wait: Duration) -> Result<bool> {
     }
 }
 
+/// Epochs of runs inside a cgroup. A partition buffer has as much memory as the largest step of all epochs takes.
+const IN_GROUP_EPOCHS: &str = "8";
+
 /// The smallest budget that a run names is enough inside a cgroup with that limit, page cache included. One byte less
 /// is refused, and the error has the table.
 pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Result<Value> {
@@ -161,7 +183,7 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     let refused = |memory: &str| -> Result<String> {
         let mut all = more.to_vec();
         all.extend(["--memory", memory]);
-        let output = bench.esker(&words("refused", "1", &all)).output()?;
+        let output = bench.esker(&words("refused", IN_GROUP_EPOCHS, &all)).output()?;
         ensure!(!output.status.success(), "a budget of {memory} was not refused");
         ensure!(!bench.path("refused").exists(), "a refused run left a directory behind");
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
@@ -170,7 +192,8 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     let smallest = smallest_budget(bench, &more)?;
     let said = refused(&format!("{}B", smallest - 1))?;
     ensure!(
-        (said.contains("topology") || said.contains("neighbours")) && said.contains("total"),
+        ["topology", "neighbours", "edge buckets"].iter().any(|line| said.contains(line))
+            && said.contains("total"),
         "the refusal has no table: {said}"
     );
     let out = format!("budget-{strategy}-{eval}");
@@ -183,7 +206,7 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
     let group = Group::create(limit)?;
     // Preparation must fit too.
     fs::remove_dir_all(bench.path("graph/derived")).ok();
-    let output = succeed(&mut group.wrap(&bench.esker(&words(&out, "8", &all))))?;
+    let output = succeed(&mut group.wrap(&bench.esker(&words(&out, IN_GROUP_EPOCHS, &all))))?;
     let summary: Value = serde_json::from_slice(&output.stdout)?;
     let peak = summary["peak_host_bytes"].as_u64().unwrap_or(u64::MAX);
     ensure!(peak <= smallest, "the run promised {smallest} bytes and took {peak}");
@@ -197,7 +220,7 @@ pub fn in_group(bench: &Bench, strategy: &str, eval: &str, also: &[&str]) -> Res
 fn smallest_budget(bench: &Bench, more: &[&str]) -> Result<u64> {
     let mut all = more.to_vec();
     all.extend(["--memory", "64GiB", "--dry-run"]);
-    let found = bench.json(&words("refused", "1", &all))?;
+    let found = bench.json(&words("refused", IN_GROUP_EPOCHS, &all))?;
     found["smallest_bytes"].as_u64().context("the smallest budget")
 }
 
@@ -262,9 +285,10 @@ struct BudgetCase {
 
 impl BudgetCase {
     /// All of them: strategies, models, widths of rows and kinds of evaluation.
-    fn all() -> Vec<BudgetCase> {
+    fn all(device: &'static str) -> Vec<BudgetCase> {
         // Evaluated every fourth epoch: `mmap` in a group this small reads every row from disk each time.
         let shape = ["--fanout", "10,10", "--hidden", "128", "--batch", "1000", "--eval-every", "4"];
+        let shape = [&shape[..], &["--device", device]].concat();
         let mut cases = Vec::new();
         for (graph, dim, dtype) in [("narrow", "128", "f32"), ("wide", "768", "f16")] {
             for strategy in ["memory", "mmap", "ginex", "diskgnn"] {
@@ -276,7 +300,8 @@ impl BudgetCase {
                 }
             }
         }
-        let (row, strategy, flags) = (["768", "f16"], "diskgnn", vec!["--segment", "20"]);
+        let flags = vec!["--segment", "20", "--device", device];
+        let (row, strategy) = (["768", "f16"], "diskgnn");
         cases.push(BudgetCase { graph: "wide", row, strategy, eval: "none", flags });
         cases
     }
@@ -293,7 +318,7 @@ impl BudgetCase {
     }
 }
 
-fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -306,36 +331,25 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs cases on several threads: no time is measured. Results are in the order of cases.
-fn all_cases(bench: &Bench, cases: &[BudgetCase]) -> Result<Vec<Value>> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..(cores / 2).clamp(1, MOST_CASES) {
-            scope.spawn(|| {
-                while let Some((number, case)) =
-                    cases.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
-                {
-                    let result = case.run(bench);
-                    found.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
-                }
-            });
-        }
-    });
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|(number, _)| *number);
-    found.into_iter().map(|(_, result)| result).collect()
+pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
+    smallest_budgets(bench, "cpu")
+}
+
+pub(super) fn full_budget_gpu(bench: &Bench) -> Result<Value> {
+    smallest_budgets(bench, "cuda")
 }
 
 /// The smallest budget over the peak.
-pub(super) fn full_budget(bench: &Bench) -> Result<Value> {
+fn smallest_budgets(bench: &Bench, device: &'static str) -> Result<Value> {
     for (graph, nodes, dim, dtype) in [("narrow", "300000", "128", "f32"), ("wide", "150000", "768", "f16")] {
         let common =
             ["generate", graph, "--degree", "15", "--train", "0.03", "--valid", "0.02", "--test", "0.02"];
         let words = ["--nodes", nodes, "--dim", dim, "--dtype", dtype, "--seed", "1", "--overwrite"];
         bench.json(&[&common[..], &words].concat())?;
     }
-    let rows = all_cases(bench, &BudgetCase::all())?;
+    let cases = BudgetCase::all(device);
+    // Cases keep the default number of threads, which is part of what they need.
+    let rows = side_by_side(cases.len(), MOST_CASES, |case, _| cases[case].run(bench))?;
     let ratio = |row: &Value| row["smallest_over_peak"].as_f64().unwrap_or(f64::INFINITY);
     let largest = rows.iter().map(ratio).fold(0.0, f64::max);
     ensure!(

@@ -1,7 +1,7 @@
 //! Whole commands on a GPU, on graphs of papers100M's shape: training from disk beside training in memory, predicting
 //! every node, and a graph whose features are three times the memory.
 
-use super::{Bench, ROUNDS, number};
+use super::{Bench, ROUNDS, all_asked, at_most, number};
 use crate::prove::ginex::drop_caches;
 use anyhow::{Context, Result, ensure};
 use esker_types::median;
@@ -62,8 +62,8 @@ fn from_nothing(bench: &Bench) -> Result<Value> {
         );
     }
     let ratio = median(&ratios);
-    ensure!(ratio <= 1.3, "without preparing, {ratio:.2} times as long as in memory, 1.3 were promised");
-    Ok(json!({ "without_preparing_over_memory": ratio, "rounds": rounds }))
+    let asked = [at_most("training from disk without preparing, over memory", ratio, 1.3)];
+    Ok(json!({ "without_preparing_over_memory": ratio, "rounds": rounds, "asked": asked }))
 }
 
 /// Predicts every node with all neighbours.
@@ -99,9 +99,14 @@ fn inference(bench: &Bench) -> Result<Value> {
         ratios.push(found / least);
         rounds.push(json!({ "memory": resident, "disk": disk, "disk_seconds": least }));
     }
-    let seconds = median(&memory);
-    ensure!(seconds <= 10.0, "predicting all nodes in memory takes {seconds:.1} s, 10 were promised");
-    Ok(json!({ "memory_seconds": seconds, "from_disk_over_the_disk": median(&ratios), "rounds": rounds }))
+    let (seconds, ratio) = (median(&memory), median(&ratios));
+    let asked = [
+        at_most("seconds of predicting all nodes in memory", seconds, 10.0),
+        at_most("predicting all nodes from disk, over bytes at the disk's rates", ratio, 1.3),
+    ];
+    Ok(json!({
+        "memory_seconds": seconds, "from_disk_over_the_disk": ratio, "rounds": rounds, "asked": asked,
+    }))
 }
 
 /// Features of 28 GB with 8 GiB of host and 8 GiB of device memory.
@@ -133,8 +138,12 @@ fn larger_than_memory(bench: &Bench) -> Result<Value> {
         println!("epoch: {} s, {stages:?}", epoch["seconds"]);
     }
     fs::remove_dir_all(bench.path("half")).ok();
+    let asked = [
+        at_most("preparing over sampling, features read once and bytes written", seconds / least, 1.3),
+        at_most("an epoch over its steps", median(&ratios), 1.3),
+    ];
     Ok(json!({
-        "prepare": prepared, "least_seconds": least, "preparing_over_the_least": seconds / least, "seconds_shown": shown,
+        "asked": asked, "prepare": prepared, "least_seconds": least, "preparing_over_the_least": seconds / least, "seconds_shown": shown,
         "epochs": epochs, "epochs_over_steps": ratios, "wall_seconds": trained["wall_seconds"],
         "peak_host_bytes": trained["peak_host_bytes"], "peak_device_bytes": trained["peak_device_bytes"],
     }))
@@ -148,5 +157,9 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
         fs::remove_dir_all(bench.path(name)).ok();
     }
     let larger = larger_than_memory(bench)?;
-    Ok(json!({ "from_nothing": training, "all_nodes": inference, "larger_than_memory": larger }))
+    // The record has what was missed, too: it is written before the proof fails.
+    let asked = all_asked(&[&training, &inference, &larger]);
+    Ok(json!({
+        "from_nothing": training, "all_nodes": inference, "larger_than_memory": larger, "asked": asked,
+    }))
 }

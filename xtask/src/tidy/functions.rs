@@ -13,7 +13,7 @@ pub(super) struct LengthLimits {
 }
 
 /// The current limits. They may be lowered, never raised.
-pub(super) const LIMITS: LengthLimits = LengthLimits { most_lines: 78, long_lines: 60, long_functions: 22 };
+pub(super) const LIMITS: LengthLimits = LengthLimits { most_lines: 78, long_lines: 60, long_functions: 21 };
 
 /// A message for every function over the limit, and one for every limit that no longer matches the current state.
 pub(super) fn findings(all: &[(String, FunctionSize)], limits: &LengthLimits) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! Predictions of runs with `--task link`: rows of nodes and relations, scores of given edges, the best candidates.
 
-use super::writer::{Background, PredictionContent, Writer};
+use super::background::Background;
+use super::writer::{PredictionContent, Writer};
 use super::{ENDINGS, PredictArguments};
 use crate::device::WithBackend;
 use crate::exit::usage;
@@ -15,8 +16,9 @@ use esker_train::link::{LinkModel, ScoredNode, with_link_model};
 use esker_train::{OpenRun, RunConfig, RunControl, RunDirectory, TrainError};
 use esker_types::{NodeId, grouped};
 use serde_json::json;
-use std::collections::BTreeSet;
-use std::io::Write;
+use std::collections::{BTreeSet, HashMap};
+use std::io::{BufRead, BufReader, BufWriter, Lines, Write};
+use std::iter::Enumerate;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -60,6 +62,14 @@ impl LinkArguments {
         }
     }
 }
+
+/// Endings of files for the scores of edges.
+const SCORE_ENDINGS: [&str; 2] = ["tsv", "npy"];
+/// Edges of a file that are read and scored at a time. Their names are found in one pass over all names.
+const PIECE_EDGES: usize = 1 << 16;
+
+/// Source, relation and target of an edge, as written.
+type EdgeWords<'a> = (&'a str, Option<&'a str>, &'a str);
 
 /// Nodes or relations by name, or by number if they have none.
 struct Dictionary {
@@ -121,20 +131,30 @@ impl WithBackend for LinkPrediction<'_> {
                 "--layer is for runs with --task node; rows of links are the encoder's output",
             ));
         }
+        self.check_out()?;
         let dataset = Dataset::open(&config.dataset)?;
         let stop = stop_on_interrupt("stopping; press again to stop at once");
         let control = RunControl { stop, ..RunControl::default() };
+        // The first piece is read before the model is: most mistakes are found in it.
         let edges = match &links.edges {
-            Some(path) => Some(read_edges(&dataset, path)?),
+            Some(path) => Some(EdgeFile::open(&dataset, path)?.with_first()?),
             None => None,
         };
+        if let Some((edges, _)) = edges.as_ref().filter(|_| self.writes_count()) {
+            edges.check_countable()?;
+        }
         let query = self.query(&dataset)?;
         let mut run = OpenRun::load_watched(backend, &self.directory, config, control)?;
         let mode = run.config.final_eval;
         match (edges, query) {
-            (Some(edges), None) => {
-                let scores = with_link_model(&mut run, mode, |model| model.scores(&edges))?;
-                self.write_scores(&dataset, &edges, &scores)
+            (Some((edges, first)), None) => {
+                let out = self.arguments.file(&SCORE_ENDINGS)?;
+                let written =
+                    with_link_model(&mut run, mode, |model| write_scores(model, edges, first, out))?;
+                match self.arguments.json {
+                    true => print_json(&json!({ "out": out, "edges": written })),
+                    false => print(&format!("{}: {} edges\n", out.display(), grouped(written))),
+                }
             }
             (None, Some((known, relation, side))) => {
                 let best =
@@ -156,6 +176,21 @@ impl WithBackend for LinkPrediction<'_> {
 }
 
 impl LinkPrediction<'_> {
+    /// Refuses a file that cannot be written, before anything is computed.
+    fn check_out(&self) -> anyhow::Result<()> {
+        let links = &self.arguments.links;
+        match (&links.edges, &links.source, &links.target) {
+            (Some(_), _, _) => self.arguments.file(&SCORE_ENDINGS).map(|_| ()),
+            (None, None, None) => self.arguments.file(&ENDINGS).map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the file to write begins with the number of its scores.
+    fn writes_count(&self) -> bool {
+        self.arguments.out.as_deref().is_some_and(begins_with_count)
+    }
+
     /// The query that is asked for, if any.
     fn query(&self, dataset: &Dataset) -> anyhow::Result<Option<(NodeId, u32, Side)>> {
         let links = &self.arguments.links;
@@ -189,35 +224,6 @@ impl LinkPrediction<'_> {
         print(&table.render())
     }
 
-    /// Writes edges by name with their scores, or scores alone.
-    fn write_scores(&self, dataset: &Dataset, edges: &[Edge], scores: &[f32]) -> anyhow::Result<ExitCode> {
-        let out = self.arguments.file(&["tsv", "npy"])?;
-        if out.extension().is_some_and(|ending| ending == "npy") {
-            let content = PredictionContent { value: "score", columns: 1, has_class: false };
-            let mut writer = Writer::create(out, content, edges.len() as u64)?;
-            let numbers: Vec<NodeId> = (0..edges.len() as u64).map(NodeId).collect();
-            writer.write(&numbers, &[], scores).map_err(TrainError::io(out))?;
-            writer.finish().map_err(TrainError::io(out))?;
-        } else {
-            let (nodes, relations) = (Dictionary::nodes(dataset), Dictionary::relations(dataset));
-            let partial = out.with_extension("tsv.partial");
-            let file = std::fs::File::create(&partial).map_err(TrainError::io(&partial))?;
-            let mut file = std::io::BufWriter::new(file);
-            for (edge, score) in edges.iter().zip(scores) {
-                let (source, target) = (nodes.name(edge.source.0)?, nodes.name(edge.target.0)?);
-                let relation = relations.name(edge.relation as u64)?;
-                writeln!(file, "{source}\t{relation}\t{target}\t{score}").map_err(TrainError::io(out))?;
-            }
-            let file = file.into_inner().map_err(|error| TrainError::io(out)(error.into_error()))?;
-            file.sync_all().map_err(TrainError::io(out))?;
-            std::fs::rename(&partial, out).map_err(TrainError::io(out))?;
-        }
-        match self.arguments.json {
-            true => print_json(&json!({ "out": out, "edges": edges.len() })),
-            false => print(&format!("{}: {} edges\n", out.display(), grouped(edges.len() as u64))),
-        }
-    }
-
     /// Writes the rows of nodes or relations. Returns how many.
     fn write_rows<B: LinkMath>(&self, model: &LinkModel<'_, B>, out: &Path) -> anyhow::Result<u64> {
         let relations = self.arguments.links.relations;
@@ -228,9 +234,13 @@ impl LinkPrediction<'_> {
             false => (model.nodes(), model.columns()),
         };
         let content = PredictionContent { value: "embedding", columns, has_class: false };
-        let mut writer = Background::start(Writer::create(out, content, rows as u64)?)?;
-        let mut write =
-            |ids: &[NodeId], values: &[f32]| writer.write(ids, &[], values).map_err(TrainError::io(out));
+        let mut writer = Background::start(Writer::create(out, content, rows as u64)?, 0)?;
+        let mut copy = Vec::new();
+        let mut write = |ids: &[NodeId], values: &[f32]| {
+            copy.clear();
+            copy.extend_from_slice(values);
+            writer.write(ids, &[], &mut copy).map_err(TrainError::io(out))
+        };
         match relations {
             true => model.each_relation(&mut write)?,
             false => model.each_node(&mut write)?,
@@ -240,40 +250,176 @@ impl LinkPrediction<'_> {
     }
 }
 
-/// The edges of a file, by name.
-fn read_edges(dataset: &Dataset, path: &Path) -> anyhow::Result<Vec<Edge>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let mut rows = Vec::new();
-    for (line, words) in (1..).zip(text.lines()).filter(|(_, text)| !text.is_empty()) {
-        let words: Vec<&str> = words.split('\t').collect();
-        let row = match words[..] {
-            [source, relation, target] => (source, Some(relation), target),
-            [source, target] => (source, None, target),
-            _ => {
-                let found = words.len();
-                return Err(usage(format!(
-                    "{}: line {line} has {found} words; write source, relation and target, separated by tabs",
-                    path.display()
-                )));
+/// Writes edges by name with their scores, or scores alone. Returns how many.
+fn write_scores<B: LinkMath>(
+    model: &LinkModel<'_, B>,
+    edges: EdgeFile<'_>,
+    first: Vec<Edge>,
+    out: &Path,
+) -> anyhow::Result<u64> {
+    if begins_with_count(out) {
+        let content = PredictionContent { value: "score", columns: 1, has_class: false };
+        let count = edges.count(&first)?;
+        let mut writer = Background::start(Writer::create(out, content, count)?, 0)?;
+        let mut written = 0;
+        edges.for_each_piece(first, |edges| {
+            let mut scores = model.scores(edges)?;
+            let numbers: Vec<NodeId> = (written..written + edges.len() as u64).map(NodeId).collect();
+            written += edges.len() as u64;
+            match written > count {
+                true => Err(changed(out, count)),
+                false => Ok(writer.write(&numbers, &[], &mut scores).map_err(TrainError::io(out))?),
             }
-        };
-        rows.push(row);
+        })?;
+        if written != count {
+            return Err(changed(out, count));
+        }
+        writer.finish().map_err(TrainError::io(out))?;
+        return Ok(written);
     }
-    let all = |words: &mut dyn Iterator<Item = &str>, of: &Dictionary| -> anyhow::Result<_> {
-        let distinct: Vec<&str> = words.collect::<BTreeSet<&str>>().into_iter().collect();
-        let found = of.find(&distinct).with_context(|| path.display().to_string())?;
-        Ok(distinct.into_iter().map(str::to_string).zip(found).collect::<std::collections::HashMap<_, _>>())
-    };
-    let nodes = all(
-        &mut rows.iter().flat_map(|(source, _, target)| [*source, *target]),
-        &Dictionary::nodes(dataset),
-    )?;
-    let relations =
-        all(&mut rows.iter().filter_map(|(_, relation, _)| *relation), &Dictionary::relations(dataset))?;
-    let edge = |(source, relation, target): &(&str, Option<&str>, &str)| Edge {
-        source: NodeId(nodes[*source]),
-        target: NodeId(nodes[*target]),
-        relation: relation.map_or(0, |relation| relations[relation] as u32),
-    };
-    Ok(rows.iter().map(edge).collect())
+    let (nodes, relations) = (Dictionary::nodes(edges.dataset), Dictionary::relations(edges.dataset));
+    let partial = out.with_extension("tsv.partial");
+    let file = std::fs::File::create(&partial).map_err(TrainError::io(&partial))?;
+    let (mut file, mut written) = (BufWriter::new(file), 0);
+    edges.for_each_piece(first, |edges| {
+        for (edge, score) in edges.iter().zip(model.scores(edges)?) {
+            let (source, target) = (nodes.name(edge.source.0)?, nodes.name(edge.target.0)?);
+            let relation = relations.name(edge.relation as u64)?;
+            writeln!(file, "{source}\t{relation}\t{target}\t{score}").map_err(TrainError::io(out))?;
+        }
+        written += edges.len() as u64;
+        Ok(())
+    })?;
+    let file = file.into_inner().map_err(|error| TrainError::io(out)(error.into_error()))?;
+    file.sync_all().map_err(TrainError::io(out))?;
+    std::fs::rename(&partial, out).map_err(TrainError::io(out))?;
+    Ok(written)
+}
+
+fn begins_with_count(out: &Path) -> bool {
+    out.extension().is_some_and(|ending| ending == "npy")
+}
+
+fn changed(out: &Path, count: u64) -> anyhow::Error {
+    usage(format!(
+        "--edges changed while it was read: it had {} edges at first; write scores as .tsv, not as {}",
+        grouped(count),
+        out.display()
+    ))
+}
+
+/// A file of edges by name, read some at a time.
+struct EdgeFile<'a> {
+    dataset: &'a Dataset,
+    path: &'a Path,
+    lines: Enumerate<Lines<BufReader<std::fs::File>>>,
+    relations: u64,
+    /// Whether it can be read again from the start, which a pipe cannot.
+    can_repeat: bool,
+    /// Whether all of it was read.
+    has_ended: bool,
+}
+
+impl<'a> EdgeFile<'a> {
+    fn open(dataset: &'a Dataset, path: &'a Path) -> anyhow::Result<EdgeFile<'a>> {
+        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+        let relations = Dictionary::relations(dataset).count;
+        let can_repeat = file.metadata().with_context(|| path.display().to_string())?.is_file();
+        let lines = BufReader::new(file).lines().enumerate();
+        Ok(EdgeFile { dataset, path, lines, relations, can_repeat, has_ended: false })
+    }
+
+    /// Fails if edges are left of a file that cannot be read twice.
+    fn check_countable(&self) -> anyhow::Result<()> {
+        match self.has_ended || self.can_repeat {
+            true => Ok(()),
+            false => Err(usage(format!(
+                "{}: npy begins with the number of scores, and a pipe of {} edges or more would have to be read twice; write scores as .tsv, or give a file",
+                self.path.display(),
+                grouped(PIECE_EDGES as u64)
+            ))),
+        }
+    }
+
+    /// The number of all edges. If `first` are not all of them, they are read again from the start.
+    fn count(&self, first: &[Edge]) -> anyhow::Result<u64> {
+        if self.has_ended {
+            return Ok(first.len() as u64);
+        }
+        self.check_countable()?;
+        let again = EdgeFile::open(self.dataset, self.path)?;
+        let mut count = 0;
+        for (_, line) in again.lines {
+            count += u64::from(!line.with_context(|| self.path.display().to_string())?.is_empty());
+        }
+        Ok(count)
+    }
+
+    fn with_first(mut self) -> anyhow::Result<(EdgeFile<'a>, Vec<Edge>)> {
+        let first = self.next_piece()?;
+        Ok((self, first))
+    }
+
+    /// Passes `first` and all edges after it to `take`.
+    fn for_each_piece(
+        mut self,
+        first: Vec<Edge>,
+        mut take: impl FnMut(&[Edge]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut edges = first;
+        while !edges.is_empty() {
+            take(&edges)?;
+            edges = self.next_piece()?;
+        }
+        Ok(())
+    }
+
+    /// The next edges; none at the end.
+    fn next_piece(&mut self) -> anyhow::Result<Vec<Edge>> {
+        let mut lines = Vec::new();
+        while lines.len() < PIECE_EDGES {
+            let Some((at, line)) = self.lines.next() else {
+                self.has_ended = true;
+                break;
+            };
+            let line = line.with_context(|| self.path.display().to_string())?;
+            if !line.is_empty() {
+                lines.push((at + 1, line));
+            }
+        }
+        let rows: Vec<_> =
+            lines.iter().map(|(line, text)| self.words(*line, text)).collect::<anyhow::Result<_>>()?;
+        let numbers = |words: BTreeSet<&'_ str>, of: &Dictionary| -> anyhow::Result<HashMap<String, u64>> {
+            let distinct: Vec<&str> = words.into_iter().collect();
+            let found = match distinct.is_empty() {
+                true => Vec::new(),
+                false => of.find(&distinct).with_context(|| self.path.display().to_string())?,
+            };
+            Ok(distinct.into_iter().map(str::to_string).zip(found).collect())
+        };
+        let ends = rows.iter().flat_map(|(source, _, target)| [*source, *target]).collect();
+        let nodes = numbers(ends, &Dictionary::nodes(self.dataset))?;
+        let named = rows.iter().filter_map(|(_, relation, _)| *relation).collect();
+        let relations = numbers(named, &Dictionary::relations(self.dataset))?;
+        let edge = |(source, relation, target): &EdgeWords<'_>| Edge {
+            source: NodeId(nodes[*source]),
+            target: NodeId(nodes[*target]),
+            relation: relation.map_or(0, |relation| relations[relation] as u32),
+        };
+        Ok(rows.iter().map(edge).collect())
+    }
+
+    fn words<'t>(&self, line: usize, text: &'t str) -> anyhow::Result<EdgeWords<'t>> {
+        let (path, words): (_, Vec<&str>) = (self.path.display(), text.split('\t').collect());
+        let remedy = "write source, relation and target, separated by tabs";
+        match words[..] {
+            [source, relation, target] => Ok((source, Some(relation), target)),
+            [source, target] if self.relations <= 1 => Ok((source, None, target)),
+            [_, _] => Err(usage(format!(
+                "{path}: line {line} has no relation, and the dataset has {}; {remedy}",
+                grouped(self.relations)
+            ))),
+            _ => Err(usage(format!("{path}: line {line} has {} words; {remedy}", words.len()))),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! `esker predict`: classes and probabilities of nodes, or embeddings, as npy, Parquet or safetensors.
 
+mod background;
 mod links;
 mod writer;
 
@@ -9,9 +10,11 @@ use crate::note;
 use crate::output::{print, print_json};
 use crate::progress::Shown;
 use crate::train::{MachineFlags, named, stop_on_interrupt};
+use background::Background;
 use esker_nn::LinkMath;
 use esker_train::{
-    LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, embeddings, predict,
+    EarlyRows, LabelKind, OpenRun, RunConfig, RunControl, RunDirectory, SplitName, TrainError, embeddings,
+    predict,
 };
 use esker_types::{ErrorKind, NodeId, Progress, Silent, grouped};
 use links::{LinkArguments, LinkPrediction};
@@ -20,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
-use writer::{Background, PredictionContent, Writer};
+use writer::{PredictionContent, Writer};
 
 /// Predict nodes with the best model of a run
 #[derive(clap::Args)]
@@ -83,7 +86,7 @@ pub fn run(arguments: &PredictArguments) -> anyhow::Result<ExitCode> {
     if let Some(layer) = arguments.layer.filter(|layer| !(1..=layers).contains(layer)) {
         return Err(TrainError::NoLayer { layer, layers }.into());
     }
-    on_device(config, Prediction { directory, arguments, started })
+    on_device(config, Prediction { directory, arguments, started, early_rows: None })
 }
 
 /// Endings of files that can be written.
@@ -114,19 +117,25 @@ struct Prediction<'a> {
     directory: RunDirectory,
     arguments: &'a PredictArguments,
     started: Instant,
+    early_rows: Option<EarlyRows>,
 }
 
 impl WithBackend for Prediction<'_> {
     type Output = ExitCode;
 
-    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn before_opening(&mut self, config: &RunConfig) {
+        self.early_rows = EarlyRows::start(config);
+    }
+
+    fn run<B: LinkMath>(mut self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
         let arguments = self.arguments;
+        let early_rows = self.early_rows.take();
         let stop = stop_on_interrupt("stopping; press again to stop at once");
         let progress: Arc<dyn Progress + Send + Sync> = match arguments.json {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
         };
-        let control = RunControl { stop, progress, ..RunControl::default() };
+        let control = RunControl { stop, progress, early_rows, ..RunControl::default() };
         match self.predict(backend, config, control) {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
                 note!(
@@ -159,8 +168,10 @@ impl Prediction<'_> {
         let nodes = chosen(&arguments.nodes, &run, total)?;
         let count = nodes.as_ref().map_or(total, |nodes| nodes.len() as u64);
         let (mode, out) = (run.config.final_eval, arguments.file(&ENDINGS)?);
-        let writer = Writer::create(out, self.content(&run), count)?;
-        let mut writer = Background::start(writer).map_err(TrainError::io(out))?;
+        let content = self.content(&run);
+        let output_bytes = run.reserve_output(count * (content.columns as u64 * 4 + 12));
+        let writer = Writer::create(out, content, count)?;
+        let mut writer = Background::start(writer, output_bytes).map_err(TrainError::io(out))?;
         let counters = match arguments.layer {
             None => predict(&mut run, nodes.as_ref(), mode, &mut |nodes, classes, values| {
                 writer.write(nodes, classes, values).map_err(TrainError::io(out))
@@ -170,18 +181,21 @@ impl Prediction<'_> {
             })?,
         };
         let inferred = passed();
+        let mut found = json!({
+            "out": out, "nodes": count, "mode": mode, "layer": arguments.layer, "inference": counters,
+            "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
+            "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
+        });
+        // The device's memory is given back while the last rows are written.
+        drop(run);
+        let closed = passed();
         writer.finish().map_err(TrainError::io(out))?;
-        let wall_seconds = json!({
+        found["wall_seconds"] = json!({
             "opening_device": device_opened, "opening_run": run_opened - device_opened,
-            "inference": inferred - run_opened, "finishing": passed() - inferred,
+            "inference": inferred - run_opened, "closing": closed - inferred, "finishing": passed() - closed,
         });
         match arguments.json {
-            true => print_json(&json!({
-                "out": out, "nodes": count, "mode": mode, "layer": arguments.layer, "inference": counters,
-                "peak_host_bytes": run.peak_own_bytes(), "budget_host_bytes": run.config.memory,
-                "peak_device_bytes": run.peak_device_bytes(), "budget_device_bytes": run.budget_device_bytes(),
-                "wall_seconds": wall_seconds,
-            })),
+            true => print_json(&found),
             false => print(&format!("{}: {} nodes\n", out.display(), grouped(count))),
         }
     }

@@ -1,5 +1,8 @@
 //! Predictions as files, written as they come.
 
+use esker_io::{
+    Access, AlignedBuffer, DIRECT_ALIGN, Disk, Layout, Options, Piece, Queue, ThisMachine, reserve,
+};
 use esker_train::TrainError;
 use esker_types::NodeId;
 use parquet::basic::Compression;
@@ -10,11 +13,11 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 /// What is written for each node, apart from its id.
@@ -56,60 +59,67 @@ impl Drop for PartialName {
     }
 }
 
+/// A file of predictions in the making.
+pub enum Writer {
+    Arrays(Box<ArrayFiles>),
+    Parquet(Box<ParquetTable>),
+}
+
+/// npy files, or one safetensors file: arrays that all grow at the same time.
+pub struct ArrayFiles {
+    files: Vec<PartialFile>,
+    nodes: ArrayPosition,
+    classes: Option<ArrayPosition>,
+    values: ArrayPosition,
+}
+
 /// A file under another name until it is whole.
 struct PartialFile {
     name: PartialName,
-    file: BufWriter<File>,
+    file: File,
+    /// Its length in the end.
+    bytes: u64,
+}
+
+/// Where the next bytes of an array go.
+#[derive(Clone, Copy)]
+struct ArrayPosition {
+    file: usize,
+    offset: u64,
 }
 
 impl PartialFile {
-    /// An npy file of so many rows.
-    fn npy(path: PathBuf, descr: &str, shape: &str) -> anyhow::Result<PartialFile> {
-        let (name, file) = PartialName::create(path)?;
-        let mut part = PartialFile { name, file: BufWriter::new(file) };
-        let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-        // Magic, version and length are 10 bytes; data starts at a multiple of 64.
-        while (10 + header.len() + 1) % 64 != 0 {
-            header.push(' ');
-        }
-        header.push('\n');
-        part.file.write_all(b"\x93NUMPY\x01\x00")?;
-        part.file.write_all(&(header.len() as u16).to_le_bytes())?;
-        part.file.write_all(header.as_bytes())?;
-        Ok(part)
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        self.file.flush()?;
-        self.file.get_ref().sync_all()
+    /// A file of this length that begins with a header.
+    fn create(path: &Path, header: &[u8], bytes: u64) -> anyhow::Result<PartialFile> {
+        let (name, file) = PartialName::create(path.to_path_buf())?;
+        file.write_all_at(header, 0).map_err(TrainError::io(path))?;
+        Ok(PartialFile { name, file, bytes })
     }
 }
 
-/// The npy files.
-pub struct PredictionArrays {
-    values: PartialFile,
-    classes: Option<PartialFile>,
-    nodes: PartialFile,
-}
+impl ArrayFiles {
+    fn npy(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<ArrayFiles> {
+        let mut files = Vec::new();
+        let mut array = |path: &Path, descr: &str, shape: String, data_bytes: u64| -> anyhow::Result<_> {
+            let header = npy_header(descr, &shape);
+            let offset = header.len() as u64;
+            files.push(PartialFile::create(path, &header, offset + data_bytes)?);
+            Ok(ArrayPosition { file: files.len() - 1, offset })
+        };
+        let classes = out.with_extension("classes.npy");
+        let columns = content.columns;
+        // The file that was asked for gets its name last.
+        let nodes = array(&out.with_extension("nodes.npy"), "<u8", format!("{count},"), count * 8)?;
+        let classes = match content.has_class {
+            true => Some(array(&classes, "<u4", format!("{count},"), count * 4)?),
+            false => None,
+        };
+        let values = array(out, "<f4", format!("{count}, {columns}"), count * columns as u64 * 4)?;
+        Ok(ArrayFiles { files, nodes, classes, values })
+    }
 
-/// A file of predictions in the making.
-pub enum Writer {
-    Npy(Box<PredictionArrays>),
-    Parquet(Box<ParquetTable>),
-    Safetensors(Box<TensorFile>),
-}
-
-/// A safetensors file: its tensors lie one after the other, and all of them grow at the same time.
-pub struct TensorFile {
-    name: PartialName,
-    file: File,
-    /// Where the next nodes, classes and numbers go.
-    next: [u64; 3],
-}
-
-impl TensorFile {
-    fn create(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<TensorFile> {
-        let (name, file) = PartialName::create(out.to_path_buf())?;
+    /// A safetensors file: its tensors lie one after the other.
+    fn safetensors(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<ArrayFiles> {
         let sizes =
             [count * 8, if content.has_class { count * 4 } else { 0 }, count * content.columns as u64 * 4];
         let (classes, values) = (sizes[0], sizes[0] + sizes[1]);
@@ -138,26 +148,59 @@ impl TensorFile {
         while !text.len().is_multiple_of(8) {
             text.push(' ');
         }
-        file.write_all_at(&(text.len() as u64).to_le_bytes(), 0).map_err(TrainError::io(out))?;
-        file.write_all_at(text.as_bytes(), 8).map_err(TrainError::io(out))?;
-        let start = 8 + text.len() as u64;
-        Ok(TensorFile { name, file, next: [start, start + classes, start + values] })
+        let header = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let start = header.len() as u64;
+        let file = PartialFile::create(out, &header, start + values + sizes[2])?;
+        let at = |offset: u64| ArrayPosition { file: 0, offset: start + offset };
+        Ok(ArrayFiles {
+            files: vec![file],
+            nodes: at(0),
+            classes: content.has_class.then(|| at(classes)),
+            values: at(values),
+        })
     }
 
-    fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
-        let nodes: Vec<u8> = ids.iter().flat_map(|node| node.0.to_le_bytes()).collect();
-        let parts: [&[u8]; 3] = [&nodes, bytemuck::cast_slice(found), bytemuck::cast_slice(numbers)];
-        for (bytes, at) in parts.iter().zip(&mut self.next) {
-            self.file.write_all_at(bytes, *at)?;
-            *at += bytes.len() as u64;
+    /// Length of all files together.
+    fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Passes the bytes of some nodes on, with the array that they belong to and where they go.
+    fn write(
+        &mut self,
+        rows: &PredictedRows,
+        mut put: impl FnMut(&[PartialFile], usize, ArrayPosition, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let nodes: Vec<u8> = rows.nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
+        let arrays: [(Option<&mut ArrayPosition>, &[u8]); 3] = [
+            (Some(&mut self.nodes), &nodes),
+            (self.classes.as_mut(), bytemuck::cast_slice(&rows.classes)),
+            (Some(&mut self.values), bytemuck::cast_slice(&rows.values)),
+        ];
+        for (array, (position, bytes)) in arrays.into_iter().enumerate() {
+            if let Some(position) = position {
+                put(&self.files, array, *position, bytes)?;
+                position.offset += bytes.len() as u64;
+            }
         }
         Ok(())
     }
 
+    /// Gives the files their names. All of them are on the disk before one has its name.
     fn finish(self) -> io::Result<()> {
-        self.file.sync_all()?;
-        self.name.finish()
+        self.files.iter().try_for_each(|file| file.file.sync_all())?;
+        self.files.into_iter().try_for_each(|file| file.name.finish())
     }
+}
+
+fn npy_header(descr: &str, shape: &str) -> Vec<u8> {
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    // Magic, version and length are 10 bytes; data starts at a multiple of 64.
+    while (10 + header.len() + 1) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    [&b"\x93NUMPY\x01\x00"[..], &(header.len() as u16).to_le_bytes(), header.as_bytes()].concat()
 }
 
 /// A Parquet file in the making. Rows are gathered into groups of some size: the description of every group is held until
@@ -240,18 +283,7 @@ impl Writer {
     pub fn create(out: &Path, content: PredictionContent, count: u64) -> anyhow::Result<Writer> {
         let PredictionContent { value, columns, has_class } = content;
         match out.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Ok(Writer::Npy(Box::new(PredictionArrays {
-                values: PartialFile::npy(out.to_path_buf(), "<f4", &format!("{count}, {columns}"))?,
-                classes: match has_class {
-                    true => Some(PartialFile::npy(
-                        out.with_extension("classes.npy"),
-                        "<u4",
-                        &format!("{count},"),
-                    )?),
-                    false => None,
-                },
-                nodes: PartialFile::npy(out.with_extension("nodes.npy"), "<u8", &format!("{count},"))?,
-            }))),
+            Some("npy") => Ok(Writer::Arrays(Box::new(ArrayFiles::npy(out, content, count)?))),
             Some("parquet") => {
                 let names: String =
                     (0..columns).map(|column| format!("required float {value}_{column}; ")).collect();
@@ -276,57 +308,182 @@ impl Writer {
                 })))
             }
             Some("safetensors") => {
-                Ok(Writer::Safetensors(Box::new(TensorFile::create(out, content, count)?)))
+                Ok(Writer::Arrays(Box::new(ArrayFiles::safetensors(out, content, count)?)))
             }
             _ => Err(super::no_ending(out, &super::ENDINGS)),
         }
     }
+}
 
-    /// Writes some nodes, their classes, if they have any, and their numbers.
-    pub fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
-        match self {
-            Writer::Npy(arrays) => {
-                let PredictionArrays { values, classes, nodes } = &mut **arrays;
-                values.file.write_all(bytemuck::cast_slice(numbers))?;
-                ids.iter().try_for_each(|node| nodes.file.write_all(&node.0.to_le_bytes()))?;
-                if let Some(classes) = classes {
-                    classes.file.write_all(bytemuck::cast_slice(found))?;
-                }
-            }
-            Writer::Parquet(table) => table.write(ids, found, numbers)?,
-            Writer::Safetensors(file) => file.write(ids, found, numbers)?,
+/// Nodes, their classes, if they have any, and their numbers.
+#[derive(Default)]
+pub struct PredictedRows {
+    pub nodes: Vec<NodeId>,
+    pub classes: Vec<u32>,
+    pub values: Vec<f32>,
+}
+
+/// A writer on the thread that writes: past the page cache, or through it.
+pub enum OpenWriter {
+    Direct { arrays: Box<ArrayFiles>, chunks: Box<DirectChunks> },
+    Cached { arrays: Box<ArrayFiles>, sync: Option<EarlySync> },
+    Parquet(Box<ParquetTable>),
+}
+
+impl OpenWriter {
+    /// Opens the files. Large ones are written past the page cache if `direct_bytes` of memory suffice.
+    pub fn open(writer: Writer, direct_bytes: u64) -> io::Result<OpenWriter> {
+        let arrays = match writer {
+            Writer::Parquet(table) => return Ok(OpenWriter::Parquet(table)),
+            Writer::Arrays(arrays) => arrays,
+        };
+        if arrays.bytes() >= LEAST_DIRECT_BYTES && direct_bytes >= DirectChunks::LEAST_BYTES {
+            let chunks = Box::new(DirectChunks::open(&arrays, direct_bytes)?);
+            return Ok(OpenWriter::Direct { arrays, chunks });
         }
-        Ok(())
+        let values = &arrays.files[arrays.values.file];
+        let sync = match values.bytes >= SYNC_BYTES {
+            true => Some(EarlySync::start(values.file.try_clone()?)?),
+            false => None,
+        };
+        Ok(OpenWriter::Cached { arrays, sync })
     }
 
-    /// The file that most bytes go to, if they go there at once.
-    fn largest_file(&self) -> io::Result<Option<File>> {
+    /// Writes some nodes.
+    pub fn write(&mut self, rows: &PredictedRows) -> io::Result<()> {
         match self {
-            Writer::Npy(arrays) => arrays.values.file.get_ref().try_clone().map(Some),
-            Writer::Safetensors(file) => file.file.try_clone().map(Some),
-            Writer::Parquet(_) => Ok(None),
+            OpenWriter::Parquet(table) => table.write(&rows.nodes, &rows.classes, &rows.values),
+            OpenWriter::Direct { arrays, chunks } => {
+                arrays.write(rows, |_, array, position, bytes| chunks.append(array, position, bytes))
+            }
+            OpenWriter::Cached { arrays, sync } => {
+                arrays.write(rows, |files, _, ArrayPosition { file, offset }, bytes| {
+                    files[file].file.write_all_at(bytes, offset)
+                })?;
+                sync.iter_mut().try_for_each(|sync| sync.written(size_of_val(&rows.values[..]) as u64))
+            }
         }
     }
 
     /// Gives the files their names.
     pub fn finish(self) -> io::Result<()> {
         match self {
-            Writer::Npy(arrays) => {
-                let PredictionArrays { values, classes, nodes } = *arrays;
-                // All of them are whole before one has its name.
-                let mut parts: Vec<PartialFile> =
-                    [Some(nodes), classes, Some(values)].into_iter().flatten().collect();
-                parts.iter_mut().try_for_each(PartialFile::sync)?;
-                parts.into_iter().try_for_each(|part| part.name.finish())
+            OpenWriter::Parquet(table) => table.finish(),
+            OpenWriter::Direct { arrays, chunks } => chunks.finish().and_then(|()| arrays.finish()),
+            OpenWriter::Cached { arrays, sync } => {
+                sync.map_or(Ok(()), EarlySync::finish)?;
+                arrays.finish()
             }
-            Writer::Parquet(table) => table.finish(),
-            Writer::Safetensors(file) => file.finish(),
         }
     }
 }
 
+/// Smaller files are written through the page cache.
+const LEAST_DIRECT_BYTES: u64 = if cfg!(test) { 1 << 18 } else { 64 << 20 };
+/// Bytes written at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Chunks being written, at most: more do not make a disk faster.
+const MOST_CHUNKS: u64 = 16;
+
+/// Writes arrays past the page cache, each from front to back: a chunk of an array is filled while others are written.
+/// One thread that copies to the page cache is slower than a disk.
+pub struct DirectChunks {
+    queue: Queue,
+    /// The chunk of each array that is being filled.
+    filling: [Option<FillingChunk>; 3],
+    spare: Vec<AlignedBuffer>,
+    /// Chunks that may still be allocated.
+    left: u64,
+}
+
+/// A chunk from `start` to `end` of a file. Bytes are where they are relative to a multiple of [`CHUNK_BYTES`].
+struct FillingChunk {
+    buffer: AlignedBuffer,
+    file: usize,
+    start: u64,
+    end: u64,
+}
+
+impl DirectChunks {
+    /// The smallest memory: a chunk of each array, and some being written.
+    pub const LEAST_BYTES: u64 = 8 * CHUNK_BYTES + DirectChunks::QUEUE_BYTES;
+    const QUEUE_BYTES: u64 = 2 << 20;
+
+    fn open(arrays: &ArrayFiles, most_bytes: u64) -> io::Result<DirectChunks> {
+        let mut layouts = Vec::new();
+        for PartialFile { name, file, bytes } in &arrays.files {
+            // A full disk shows here, and the disk need not find room while it writes.
+            reserve(file, *bytes)?;
+            layouts.push(Layout::file(&name.partial));
+        }
+        let options = Options {
+            depth: 64,
+            in_flight_bytes: MOST_CHUNKS * CHUNK_BYTES,
+            staging_bytes: CHUNK_BYTES,
+            max_bytes: CHUNK_BYTES,
+            ..Options::default()
+        };
+        let queue = ThisMachine.open(&layouts, Access::Write, &options)?.queue()?;
+        let left = ((most_bytes - DirectChunks::QUEUE_BYTES) / CHUNK_BYTES).min(MOST_CHUNKS + 3);
+        Ok(DirectChunks { queue, filling: [const { None }; 3], spare: Vec::new(), left })
+    }
+
+    /// Appends bytes to an array.
+    fn append(&mut self, array: usize, position: ArrayPosition, mut bytes: &[u8]) -> io::Result<()> {
+        let ArrayPosition { file, mut offset } = position;
+        while !bytes.is_empty() {
+            if self.filling[array].is_none() {
+                let buffer = self.free_buffer()?;
+                self.filling[array] = Some(FillingChunk { buffer, file, start: offset, end: offset });
+            }
+            let chunk = self.filling[array].as_mut().expect("set above");
+            let at = (offset % CHUNK_BYTES) as usize;
+            let count = bytes.len().min(CHUNK_BYTES as usize - at);
+            let (now, rest) = bytes.split_at(count);
+            chunk.buffer[at..at + count].copy_from_slice(now);
+            (bytes, offset) = (rest, offset + count as u64);
+            chunk.end = offset;
+            if offset.is_multiple_of(CHUNK_BYTES) {
+                self.submit(array);
+            }
+        }
+        Ok(())
+    }
+
+    fn free_buffer(&mut self) -> io::Result<AlignedBuffer> {
+        if let Some(buffer) = self.spare.pop() {
+            return Ok(buffer);
+        }
+        if self.left > 0 {
+            self.left -= 1;
+            let buffer = AlignedBuffer::new(CHUNK_BYTES as usize, DIRECT_ALIGN);
+            self.queue.register(&buffer);
+            return Ok(buffer);
+        }
+        let finished = self.queue.wait().expect("there are more chunks than arrays");
+        finished.result?;
+        Ok(finished.buffer)
+    }
+
+    fn submit(&mut self, array: usize) {
+        if let Some(FillingChunk { buffer, file, start, end }) = self.filling[array].take() {
+            let piece = Piece { offset: start, bytes: end - start, at: start % CHUNK_BYTES };
+            self.queue.submit_write(file, vec![piece], buffer);
+        }
+    }
+
+    /// Writes what is left, and returns when everything is on the disk.
+    fn finish(mut self) -> io::Result<()> {
+        (0..self.filling.len()).for_each(|array| self.submit(array));
+        while let Some(finished) = self.queue.wait() {
+            finished.result?;
+        }
+        Ok(self.queue.sync()?)
+    }
+}
+
 /// Asks the disk for what is written while more is, so that little is left to wait for at the end.
-struct EarlySync {
+pub struct EarlySync {
     send: SyncSender<()>,
     thread: Option<JoinHandle<io::Result<()>>>,
     bytes: u64,
@@ -364,74 +521,71 @@ impl EarlySync {
 }
 
 /// What a thread ended with.
-fn joined<T>(thread: JoinHandle<io::Result<T>>) -> io::Result<T> {
+pub fn joined<T>(thread: JoinHandle<io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that writes ended unexpectedly")))
 }
 
-/// Writes on a thread of its own, while more is computed.
-pub struct Background {
-    send: Option<SyncSender<PredictedRows>>,
-    /// Buffers whose rows are written.
-    written: Receiver<PredictedRows>,
-    thread: Option<JoinHandle<io::Result<Written>>>,
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
+mod tests {
+    use super::*;
 
-/// A writer after its last row, and the requests to its disk.
-type Written = (Writer, Option<EarlySync>);
+    /// Writes rows of several sizes. Returns all files, by name.
+    fn written(ending: &str, content: PredictionContent, direct_bytes: u64) -> Vec<(String, Vec<u8>)> {
+        let directory = tempfile::tempdir().unwrap();
+        let count = 60_000;
+        let writer = Writer::create(&directory.path().join(format!("out.{ending}")), content, count).unwrap();
+        let mut writer = OpenWriter::open(writer, direct_bytes).unwrap();
+        assert_eq!(matches!(writer, OpenWriter::Direct { .. }), direct_bytes > 0);
+        let (mut first, mut step) = (0, 1);
+        while first < count {
+            let nodes = first..(first + step).min(count);
+            let values = nodes.start * content.columns as u64..nodes.end * content.columns as u64;
+            writer
+                .write(&PredictedRows {
+                    nodes: nodes.clone().map(NodeId).collect(),
+                    classes: nodes
+                        .clone()
+                        .filter(|_| content.has_class)
+                        .map(|node| node as u32 % 7)
+                        .collect(),
+                    values: values.map(|value| value as f32).collect(),
+                })
+                .unwrap();
+            (first, step) = (nodes.end, step * 3 % 7_919);
+        }
+        writer.finish().unwrap();
+        let mut files: Vec<(String, Vec<u8>)> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+            .collect();
+        files.sort();
+        files
+    }
 
-/// Nodes, classes and numbers.
-type PredictedRows = (Vec<NodeId>, Vec<u32>, Vec<f32>);
-
-/// Rows of so many tiles or batches may wait.
-const WAITING: usize = 2;
-
-impl Background {
-    pub fn start(mut writer: Writer) -> io::Result<Background> {
-        let (send, receive) = sync_channel::<PredictedRows>(WAITING);
-        // There is room for every buffer, so nothing waits here.
-        let (back, written) = sync_channel(WAITING + 2);
-        let mut sync = writer.largest_file()?.map(EarlySync::start).transpose()?;
-        let work = move || {
-            while let Ok(rows) = receive.recv() {
-                writer.write(&rows.0, &rows.1, &rows.2)?;
-                sync.iter_mut().try_for_each(|sync| sync.written(size_of_val(&rows.2[..]) as u64))?;
-                let _ = back.try_send(rows);
+    #[test]
+    fn files_are_the_same_past_the_page_cache_and_through_it() {
+        for ending in ["npy", "safetensors"] {
+            for (columns, has_class) in [(172, true), (13, false), (1, true)] {
+                let content = PredictionContent { value: "probability", columns, has_class };
+                let expected = written(ending, content, 0);
+                for direct_bytes in [DirectChunks::LEAST_BYTES, 64 << 20] {
+                    assert!(written(ending, content, direct_bytes) == expected, "{ending} {columns}");
+                }
             }
-            Ok((writer, sync))
-        };
-        let thread = Builder::new().name("write".to_string()).spawn(work)?;
-        Ok(Background { send: Some(send), written, thread: Some(thread) })
+        }
     }
 
-    /// Hands rows over. Fails with what an earlier write failed with.
-    pub fn write(&mut self, ids: &[NodeId], found: &[u32], numbers: &[f32]) -> io::Result<()> {
-        let (mut nodes, mut classes, mut values) = self.written.try_recv().unwrap_or_default();
-        nodes.clear();
-        nodes.extend_from_slice(ids);
-        classes.clear();
-        classes.extend_from_slice(found);
-        values.clear();
-        values.extend_from_slice(numbers);
-        let rows = (nodes, classes, values);
-        let sent = self.send.as_ref().is_some_and(|send| send.send(rows).is_ok());
-        if sent { Ok(()) } else { self.join().map(drop) }
-    }
-
-    /// Waits for the last write, and gives the files their names.
-    pub fn finish(mut self) -> io::Result<()> {
-        let Some((writer, sync)) = self.join()? else { return Ok(()) };
-        sync.map_or(Ok(()), EarlySync::finish)?;
-        writer.finish()
-    }
-
-    fn join(&mut self) -> io::Result<Option<Written>> {
-        self.send = None;
-        self.thread.take().map(joined).transpose()
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.join();
+    #[test]
+    fn a_writer_that_does_not_finish_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let content = PredictionContent { value: "probability", columns: 40, has_class: true };
+        let writer = Writer::create(&directory.path().join("out.npy"), content, 60_000).unwrap();
+        let mut writer = OpenWriter::open(writer, 64 << 20).unwrap();
+        let rows = PredictedRows { nodes: vec![NodeId(0)], classes: vec![1], values: vec![0.5; 40] };
+        writer.write(&rows).unwrap();
+        drop(writer);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -3,8 +3,9 @@
 
 use super::Flags;
 use crate::exit::usage;
-use esker_nn::{Kind, OptimizerKind};
+use esker_nn::{DecoderKind, Kind, LinkLoss, OptimizerKind};
 use esker_strategies::StrategyKind;
+use esker_train::link::{LinkConfig, NegativeCount};
 use esker_train::{EvaluationMode, OrderName, RunConfig};
 use esker_types::DeviceName;
 
@@ -52,6 +53,9 @@ impl Flags {
             &self.of_optimizers(config.optimizer.kind),
         )?;
         check_gpu_memory(self.gpu_memory.is_some(), config.device)?;
+        let (counted, with) = (config.partition_counts.is_some(), "--partitions and an order over them");
+        let parts = [("--resident", self.resident), ("--logical", self.logical)];
+        check("no --partitions", &parts.map(|(name, given)| flag(name, given.is_some(), counted, with)))?;
         check("--task node", &self.of_links(config.link.is_some()))?;
         let history = config.history.is_some();
         let with = "--history-rows, --history-set or --strategy outre";
@@ -63,15 +67,7 @@ impl Flags {
                 flag("--history-dtype", self.history_dtype.is_some(), history, with),
             ],
         )?;
-        let groups = config.order == OrderName::Groups;
-        check(
-            &format!("--order {}", word_of(config.order)),
-            &[
-                flag("--group", self.group.is_some(), groups, "--order groups"),
-                flag("--partitioning", self.partitioning.is_some(), groups, "--order groups"),
-                flag("--neighbour-policy", self.neighbour_policy.is_some(), groups, "--order groups"),
-            ],
-        )?;
+        self.check_order(config)?;
         let evaluates = config.eval != EvaluationMode::None;
         let samples = [config.eval, config.final_eval].contains(&EvaluationMode::Sampled);
         check(
@@ -80,11 +76,99 @@ impl Flags {
                 flag("--eval-every", self.eval_every.is_some(), evaluates, "--eval sampled or full"),
                 flag("--patience", self.patience.is_some(), evaluates, "--eval sampled or full"),
                 flag("--metric", self.metric.is_some(), evaluates, "--eval sampled or full"),
+                flag(
+                    "--schedule plateau",
+                    self.schedule.as_deref().is_some_and(|schedule| schedule.starts_with("plateau")),
+                    evaluates,
+                    "--eval sampled or full",
+                ),
             ],
         )?;
+        self.check_links(config)?;
         check(
             "an evaluation that samples nothing",
             &[flag("--eval-fanout", self.eval_fanout.is_some(), samples, "--eval sampled")],
+        )
+    }
+
+    /// Refuses flags of other orders than that of the run.
+    fn check_order(&self, config: &RunConfig) -> anyhow::Result<()> {
+        let groups = config.order == OrderName::Groups;
+        let order = match config.order.over_partitions() {
+            Some(kind) => format!("--order {kind}"),
+            None => format!("--order {}", word_of(config.order)),
+        };
+        check(
+            &order,
+            &[
+                flag("--group", self.group.is_some(), groups, "--order groups"),
+                flag("--partitioning", self.partitioning.is_some(), groups, "--order groups"),
+                flag("--neighbour-policy", self.neighbour_policy.is_some(), groups, "--order groups"),
+            ],
+        )?;
+        let over = config.order.over_partitions().is_some();
+        let with = "--order two-level-beta, tour, beta, dispersed or training-first";
+        check(
+            &order,
+            &[
+                flag("--partitions", self.partitions.is_some(), over, with),
+                flag("--resident", self.resident.is_some(), over, with),
+                flag("--logical", self.logical.is_some(), over, with),
+                flag("--resident-only", self.resident_only.is_some(), over, with),
+            ],
+        )
+    }
+
+    /// Refuses flags of links and of embeddings that the choices of others leave without effect.
+    fn check_links(&self, config: &RunConfig) -> anyhow::Result<()> {
+        let turns = |link: &LinkConfig| matches!(link.decoder, DecoderKind::RotatE { .. });
+        let begins = config.embeddings.is_some() || config.link.as_ref().is_some_and(turns);
+        check(
+            "no embeddings",
+            &[flag("--init", self.init.is_some(), begins, "--embeddings D or --decoder rotate")],
+        )?;
+        let Some(link) = &config.link else { return Ok(()) };
+        let shared = link.negatives != NegativeCount::All;
+        check(
+            "--negatives all",
+            &[
+                flag("--chunks", self.chunks.is_some(), shared, "a number of --negatives"),
+                flag("--degree-share", self.degree_share.is_some(), shared, "a number of --negatives"),
+            ],
+        )?;
+        let (loss, has_margin, has_temperature) = match link.loss {
+            LinkLoss::Softmax => ("softmax", false, false),
+            LinkLoss::Logistic => ("logistic", false, false),
+            LinkLoss::Margin { .. } => ("margin", true, false),
+            LinkLoss::SelfAdversarial { .. } => ("self-adversarial", true, true),
+        };
+        // The initial rows of RotatE depend on the margin.
+        let has_margin = has_margin || (turns(link) && self.init.is_none());
+        let with_margin = "--loss margin or --loss self-adversarial";
+        check(
+            &format!("--loss {loss}"),
+            &[
+                flag("--margin", self.margin.is_some(), has_margin, with_margin),
+                flag("--temperature", self.temperature.is_some(), has_temperature, "--loss self-adversarial"),
+            ],
+        )?;
+        let measures = matches!(link.decoder, DecoderKind::TransE { .. });
+        let relates = link.decoder != DecoderKind::Dot;
+        let other = "a --decoder with relations";
+        check(
+            &format!("--decoder {}", link.decoder.name()),
+            &[
+                flag("--distance", self.distance.is_some(), measures, "--decoder transe"),
+                flag("phase-scale", self.phase_scale.is_some(), turns(link), "--decoder rotate"),
+                flag("--relation-dropout", self.relation_dropout.is_some(), relates, other),
+                flag("--inverse-relations", self.inverse_relations == Some(true), relates, other),
+                flag("--init-relations", self.init_relations.is_some(), relates, other),
+            ],
+        )?;
+        let samples = !config.fanout.is_empty();
+        check(
+            "an encoder without neighbours",
+            &[flag("--target-edges", self.target_edges.is_some(), samples, "an --encoder that has them")],
         )
     }
 
@@ -93,14 +177,18 @@ impl Flags {
             ("--decoder", self.decoder.is_some()),
             ("--out-channels", self.out_channels.is_some()),
             ("--distance", self.distance.is_some()),
+            ("phase-scale", self.phase_scale.is_some()),
             ("--loss", self.loss.is_some()),
             ("--margin", self.margin.is_some()),
             ("--temperature", self.temperature.is_some()),
             ("--reduction", self.reduction.is_some()),
             ("--negatives", self.negatives.is_some()),
+            ("--source-negatives", self.source_negatives.is_some()),
             ("--degree-share", self.degree_share.is_some()),
             ("--chunks", self.chunks.is_some()),
             ("--mask", self.mask.is_some()),
+            ("--edge-weights", self.edge_weights.is_some()),
+            ("--init-relations", self.init_relations.is_some()),
             ("--inverse-relations", self.inverse_relations == Some(true)),
             ("--target-edges", self.target_edges.is_some()),
             ("--relation-dropout", self.relation_dropout.is_some()),
@@ -116,7 +204,8 @@ impl Flags {
 
     fn of_strategies(&self, strategy: StrategyKind) -> Vec<FlagUse> {
         let ginex = matches!(strategy, StrategyKind::Ginex | StrategyKind::Outre);
-        let diskgnn = strategy == StrategyKind::DiskGnn;
+        let (diskgnn, marius) = (strategy == StrategyKind::DiskGnn, strategy == StrategyKind::Marius);
+        let reads = "--strategy ginex, outre, diskgnn or marius";
         let (one, other, both) = (
             "--strategy ginex or --strategy outre",
             "--strategy diskgnn",
@@ -126,14 +215,19 @@ impl Flags {
             flag("--disk-budget", self.disk_budget.is_some(), ginex || diskgnn, both),
             flag("--feature-cache", self.feature_cache.is_some(), ginex || diskgnn, both),
             flag("--neighbour-cache", self.neighbour_cache.is_some(), ginex || diskgnn, both),
-            flag("--io-block", self.io_block.is_some(), ginex || diskgnn, both),
+            flag("--io-block", self.io_block.is_some(), ginex || diskgnn || marius, reads),
             flag("--superbatch", self.superbatch.is_some(), ginex, one),
             flag("--neighbour-policy", self.neighbour_policy.is_some(), ginex, one),
             flag("--cache", self.cache.is_some(), ginex, one),
             flag("--prepared", self.prepared.is_some(), diskgnn, other),
             flag("--segment", self.segment.is_some(), diskgnn, other),
             flag("--no-prefetch", self.no_prefetch == Some(true), diskgnn, other),
-            flag("--safe-point", self.safe_point.is_some(), diskgnn, other),
+            flag(
+                "--safe-point",
+                self.safe_point.is_some(),
+                diskgnn || strategy == StrategyKind::Marius,
+                "--strategy diskgnn or marius",
+            ),
         ]
     }
 

@@ -8,15 +8,16 @@ use esker_nn::{
     Activation, Degree, DistanceNorm, HeadMerge, Kind, ModelConfig, NeighbourAggregator, NormKind,
     OptimizerConfig, OptimizerKind, Precision, Schedule,
 };
+use esker_plan::partition_orders::{PartitionCounts, PartitionOrderKind};
 use esker_sample::negatives::NegativeMask;
 use esker_sample::partition::USUAL_GROUP;
 use esker_sample::{Direction, Fanout, Form};
 use esker_store::Dataset;
 use esker_strategies::{CachePolicy, NeighbourPolicy, StrategyKind};
-use esker_train::link::{LossReduction, TargetEdges, Ties};
+use esker_train::link::{EdgeWeights, LossReduction, TargetEdges, Ties};
 use esker_train::{
-    EvaluationMode, HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, MetricName, OrderName, RunConfig,
-    RunDirectory, usual_staleness,
+    EvaluationMode, HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, MetricName, OrderName, ResidentOnly,
+    RunConfig, RunDirectory, training_partitions, usual_staleness,
 };
 use esker_types::{Budget, ByteCount, DeviceName, Dtype};
 use serde::de::DeserializeOwned;
@@ -245,6 +246,9 @@ pub struct Flags {
     /// Columns of the rows that the decoder reads: the output of the last layer; default: --embeddings, else --hidden
     #[arg(long, value_parser = whole::<usize>, help_heading = "Links")]
     pub out_channels: Option<usize>,
+    /// RotatE: factor of the angles, as a run has it that is resumed; follows from --init and --margin in a new one
+    #[arg(skip)]
+    pub phase_scale: Option<f32>,
     /// TransE: l1 or l2; default: l2
     #[arg(long, value_parser = word::<DistanceNorm>, help_heading = "Links")]
     pub distance: Option<DistanceNorm>,
@@ -263,6 +267,9 @@ pub struct Flags {
     /// Negatives per chunk and side, or all (every node); default: 500
     #[arg(long, help_heading = "Links")]
     pub negatives: Option<NegativesName>,
+    /// Negatives per chunk that replace sources; default: --negatives, which then is the number of those that replace targets
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Links")]
+    pub source_negatives: Option<u32>,
     /// Share of the negatives that is drawn by in-degree; default: 0
     #[arg(long, value_parser = number::<f32>, help_heading = "Links")]
     pub degree_share: Option<f32>,
@@ -272,6 +279,12 @@ pub struct Flags {
     /// Negatives that are left out because they make a true edge: none, batch (an edge of the batch) or graph (an edge of the graph); default: graph
     #[arg(long, value_parser = word::<NegativeMask>, help_heading = "Links")]
     pub mask: Option<NegativeMask>,
+    /// How much each edge counts: equal, or subsampling (edges of frequent queries less, as RotatE's authors do); default: equal
+    #[arg(long, value_parser = word::<EdgeWeights>, help_heading = "Links")]
+    pub edge_weights: Option<EdgeWeights>,
+    /// Initial rows of relations: ones, normal:DEVIATION or uniform:BOUND; default: --init, ones for distmult
+    #[arg(long, help_heading = "Links")]
+    pub init_relations: Option<String>,
     /// A second row for every relation, for queries from its target; default: false
     #[arg(long, num_args = 0..=1, default_missing_value = "true", help_heading = "Links")]
     pub inverse_relations: Option<bool>,
@@ -306,19 +319,31 @@ pub struct Flags {
     /// Batch size: seed nodes per batch; default: 1000
     #[arg(long, value_parser = whole::<u64>, help_heading = "Batches")]
     pub batch: Option<u64>,
-    /// Order of the seed nodes: shuffled in every epoch, sequential, or groups (by groups of partitions, so that neighbouring seed nodes are in the same batch and fewer nodes are sampled); default: shuffled, with outre groups
+    /// Order of the seed nodes: shuffled in every epoch, sequential, groups (by groups of partitions, so that neighbouring seed nodes are in the same batch and fewer nodes are sampled), or by steps over --partitions of which --resident are in memory: for links two-level-beta, tour or beta, for node labels dispersed or training-first; default: shuffled, with outre groups, with marius two-level-beta or dispersed
     #[arg(long, value_parser = word::<OrderName>, help_heading = "Batches")]
     pub order: Option<OrderName>,
-    /// --order groups: partitions in a group; default: 20
+    /// --order groups: partitions in a group; default: 40
     #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
     pub group: Option<u32>,
     /// --order groups: name of the partitioning that `esker partition` made; default: the only one, or a new one if there is none
     #[arg(long, help_heading = "Batches")]
     pub partitioning: Option<String>,
+    /// Orders over partitions: number of equal, random partitions of the nodes (not those of `esker partition`); default: with marius as many as the disk reads at nearly its full rate, and --resident and --logical by --memory
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
+    pub partitions: Option<u32>,
+    /// Orders over partitions: how many are resident at a time; default: all of the given --partitions
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
+    pub resident: Option<u32>,
+    /// Orders over partitions: logical partitions, into which they are grouped at random in every epoch; tour needs an odd number, two of them resident; default: 2 x partitions / resident, with dispersed partitions / resident
+    #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
+    pub logical: Option<u32>,
+    /// Orders over partitions with --strategy memory: training sees resident nodes only, as with a partition buffer: all (neighbours, degrees and negatives) or negatives; evaluation sees the whole graph; default: training sees everything
+    #[arg(long, value_parser = word::<ResidentOnly>, num_args = 0..=1, default_missing_value = "all", help_heading = "Batches")]
+    pub resident_only: Option<ResidentOnly>,
     /// Train with a history: hidden rows that enter the last layer are kept for this many nodes (or a share of all nodes, such as 0.25; 1.0: all) and used again instead of being computed, which changes training; 0: none; default: with outre as many as pay if an epoch has at least 1000 batches or --staleness is given, else none
     #[arg(long, help_heading = "Batches")]
     pub history_rows: Option<HistoryRows>,
-    /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a tenth of an epoch's batches, at most 100
+    /// With a history: a row is used while fewer batches than this have passed since it was computed; 1: never; default: a hundredth of an epoch's batches, at most 100
     #[arg(long, value_parser = whole::<u32>, help_heading = "Batches")]
     pub staleness: Option<u32>,
     /// With a history: which nodes of a batch may use their rows: 1 (neighbours of seed nodes: what enters the last layer), 2 (their neighbours, too: what enters the layer before; two rows per node, from three layers on) or all (a row per hidden layer); default: 1
@@ -398,8 +423,9 @@ pub struct Flags {
 
     /// Where batches come from: memory (everything in RAM), mmap (features memory-mapped, a baseline), ginex (topology and
     /// features on disk, a Belady-optimal cache), outre (ginex with --order groups and a history of hidden rows, which
-    /// changes training: fewer rows are read and computed) or diskgnn (batches sampled before training, the feature rows
-    /// of each stored contiguously on disk); default: memory
+    /// changes training: fewer rows are read and computed), diskgnn (batches sampled before training, the feature rows
+    /// of each stored contiguously on disk) or marius (some of --partitions in memory at a time, with their features,
+    /// embeddings and the edges between them: training sees no others); default: memory
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
     /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory or of the cgroup's limit, whichever is smaller
@@ -432,14 +458,14 @@ pub struct Flags {
     /// diskgnn: batches per segment, which stores rows that its batches share once; default: 1, or the fewest that fit --disk-budget
     #[arg(long, value_parser = whole::<u32>, help_heading = "Machine")]
     pub segment: Option<u32>,
-    /// ginex, outre, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; default: the disk's own
+    /// ginex, outre, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; marius: the smallest read that is not slow, by which --partitions are chosen; default: the disk's own
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
     /// diskgnn: read one batch at a time, nothing ahead, to measure what prefetching brings; default: false
     #[arg(long, alias = "sequential", num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
     #[serde(alias = "sequential")]
     pub no_prefetch: Option<bool>,
-    /// Bytes between two moments of safety while rows are packed, to be killed there by tests
+    /// Bytes between two moments of safety while rows are packed or sorted, to be killed there by tests
     #[arg(long, hide = true)]
     pub safe_point: Option<ByteCount>,
     /// Device: cpu, cuda, cuda:N or auto (a GPU if there is one that Esker can use, else the CPU); default: auto
@@ -454,6 +480,9 @@ pub struct Flags {
     /// Number of threads; default: all cores
     #[arg(long, value_parser = whole::<usize>, help_heading = "Machine")]
     pub threads: Option<usize>,
+    /// Updates of embeddings have this lag: a batch reads what the batch so many before it left; default: 1
+    #[arg(long, value_parser = whole::<u64>, help_heading = "Embeddings")]
+    pub lag: Option<u64>,
     /// Checkpoint every this many batches; 0: never; default: 0
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub checkpoint_batches: Option<u64>,
@@ -566,8 +595,20 @@ impl Flags {
             gpu_memory: config.gpu_memory.map(ByteCount),
             precision: Some(config.precision),
             threads: Some(config.threads),
+            lag: config.lag,
             checkpoint_batches: Some(config.checkpoint_batches),
             checkpoint_minutes: Some(config.checkpoint_seconds / 60),
+            ..Flags::partitions_of(config)
+        }
+    }
+
+    /// The flags that give the partitions of a configuration, its links and its embeddings.
+    fn partitions_of(config: &RunConfig) -> Flags {
+        Flags {
+            partitions: config.partition_counts.map(|counts| counts.partitions),
+            resident: config.partition_counts.map(|counts| counts.resident),
+            logical: config.partition_counts.map(|counts| counts.logical),
+            resident_only: config.resident_only,
             ..Flags::links_of(config)
         }
     }
@@ -584,7 +625,7 @@ impl Flags {
         let eval = self.eval.unwrap_or(self.usual_eval(usual.eval));
         let (optimizer, lr) = (self.optimizer_config()?, self.lr.unwrap_or(usual.lr));
         let strategy = self.strategy.unwrap_or(usual.strategy);
-        let order = self.order.unwrap_or(usual_order(strategy));
+        let (order, partition_counts) = self.order(dataset, strategy);
         let train = dataset.manifest().splits.as_ref().map_or(0, |splits| splits.train);
         let batches = match self.drop_last {
             Some(true) => train / batch.max(1),
@@ -605,6 +646,8 @@ impl Flags {
             epochs,
             order,
             group: (order == OrderName::Groups).then_some(self.group.unwrap_or(USUAL_GROUP)),
+            partition_counts,
+            resident_only: self.resident_only,
             history: self.history(dataset, strategy, batch)?,
             drop_last: self.drop_last.unwrap_or(usual.drop_last),
             seed: self.seed.unwrap_or(usual.seed),
@@ -636,6 +679,7 @@ impl Flags {
             device: crate::device::resolve(self.device.unwrap_or_default()),
             gpu_memory: self.gpu_memory.map(|bytes| bytes.0),
             precision: self.precision.unwrap_or_default(),
+            lag: self.lag.filter(|lag| *lag > 1),
             checkpoint_batches: self.checkpoint_batches.unwrap_or(usual.checkpoint_batches),
             checkpoint_seconds: self.checkpoint_minutes.map_or(usual.checkpoint_seconds, seconds_of),
             ..usual
@@ -655,6 +699,35 @@ impl Flags {
             clip_norm: self.clip_norm,
             clip_value: self.clip_value,
         })
+    }
+
+    /// The order, and its partitions if it takes steps over them. Training nodes that would fill all residents are
+    /// dispersed instead.
+    fn order(&self, dataset: &Dataset, strategy: StrategyKind) -> (OrderName, Option<PartitionCounts>) {
+        let order = self.order.unwrap_or(usual_order(strategy, self.learns_links()));
+        let (Some(kind), Some(partitions)) = (order.over_partitions(), self.partitions) else {
+            return (order, None);
+        };
+        let resident = self.resident.unwrap_or(partitions);
+        let counts = |kind| Some(PartitionCounts::of(kind, partitions, resident, self.logical));
+        let training = training_partitions(dataset, partitions);
+        if order == OrderName::TrainingFirst && training >= resident && resident < partitions {
+            return (OrderName::Dispersed, counts(PartitionOrderKind::Dispersed));
+        }
+        (order, counts(kind))
+    }
+
+    /// Tells if training nodes do not come first because they fill all residents.
+    pub fn note_order(&self, config: &RunConfig, dataset: &Dataset) {
+        if let (Some(OrderName::TrainingFirst), OrderName::Dispersed, Some(counts)) =
+            (self.order, config.order, config.partition_counts)
+        {
+            crate::note!(
+                "order dispersed instead of training-first: training nodes would fill {} partitions, and {} are resident",
+                training_partitions(dataset, counts.partitions),
+                counts.resident
+            );
+        }
     }
 
     /// The history of hidden rows, if one is asked for, or if the strategy is made of one.
@@ -739,8 +812,13 @@ impl Flags {
 }
 
 /// The order of batches with a strategy, if none is given.
-fn usual_order(strategy: StrategyKind) -> OrderName {
-    if strategy == StrategyKind::Outre { OrderName::Groups } else { OrderName::default() }
+fn usual_order(strategy: StrategyKind, links: bool) -> OrderName {
+    match strategy {
+        StrategyKind::Outre => OrderName::Groups,
+        StrategyKind::Marius if links => OrderName::TwoLevelBeta,
+        StrategyKind::Marius => OrderName::Dispersed,
+        _ => OrderName::default(),
+    }
 }
 
 /// One fan-out a layer: one serves all.
@@ -771,13 +849,20 @@ fn schedule(text: &str, steps: u64) -> anyhow::Result<Schedule> {
         let word = numbers.get(at).copied().unwrap_or("0");
         word.parse().map_err(|_| usage(format!("--schedule {text}: `{word}` is not a number; {how}")))
     };
+    let count = |at: usize| -> anyhow::Result<u64> {
+        let found = number(at)?;
+        match found >= 0.0 && found.fract() == 0.0 {
+            true => Ok(found as u64),
+            false => Err(usage(format!("--schedule {text}: {found} is not a whole number from 0 up; {how}"))),
+        }
+    };
     Ok(match (name, numbers.len()) {
         ("constant", 0) => Schedule::Constant,
-        ("step", 2) => Schedule::Step { every: number(0)? as u64, factor: number(1)? },
-        ("plateau", 2) => Schedule::Plateau { factor: number(0)?, patience: number(1)? as u64 },
+        ("step", 2) => Schedule::Step { every: count(0)?, factor: number(1)? },
+        ("plateau", 2) => Schedule::Plateau { factor: number(0)?, patience: count(1)? },
         ("exponential", 1) => Schedule::Exponential { factor: number(0)? },
-        ("cosine", 0 | 1) => Schedule::Cosine { warmup: number(0)? as u64, steps, least: 0.0 },
-        ("linear", 0 | 1) => Schedule::Linear { warmup: number(0)? as u64, steps, least: 0.0 },
+        ("cosine", 0 | 1) => Schedule::Cosine { warmup: count(0)?, steps, least: 0.0 },
+        ("linear", 0 | 1) => Schedule::Linear { warmup: count(0)?, steps, least: 0.0 },
         _ => return Err(usage(format!("--schedule {text}: {how}"))),
     })
 }

@@ -11,15 +11,15 @@ use crate::device::{WithBackend, on_device, resolve};
 use crate::exit::{INTERRUPTED, check_memory, kind_of, text_of, usage};
 use crate::note;
 use crate::output::{TextTable, print, print_json};
-use crate::partition::choose_partitioning;
+use crate::partition::{choose_partitioning, set_schedule};
 use crate::progress::Shown;
 use esker_nn::{LinkMath, Precision};
 use esker_sample::Position;
 use esker_store::Dataset;
 use esker_strategies::{SavedWork, WorkCounts};
 use esker_train::{
-    EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunControl, RunDirectory, SplitName, Summary,
-    Trainer, evaluate_run, rank_run,
+    EvaluationMode, Metrics, OpenRun, Outcome, ResidentOnly, RunConfig, RunControl, RunDirectory, SplitName,
+    Summary, Trainer, choose_buffer, evaluate_run, rank_run,
 };
 use esker_types::{Budget, ByteCount, DeviceName, ErrorKind, Progress, Silent, StopSignal, counted, grouped};
 use serde_json::json;
@@ -46,6 +46,8 @@ Examples:
   esker train g --strategy outre --memory 1GiB --out run
   # neighbouring seed nodes in the same batch: fewer nodes are sampled
   esker train g --order groups --out run
+  # what a partition buffer for a quarter of the nodes would train on, with the whole graph in memory
+  esker train g --order dispersed --partitions 16 --resident 4 --resident-only --out run
   # full-batch GCN of the paper: all neighbours, evaluated on the whole graph
   esker train cora --model gcn --layers 2 --hidden 16 --fanout all --dropout 0.5 --lr 0.01 --epochs 200 --eval full
   # options from a file: dataset = \"g\", hidden = 256
@@ -112,6 +114,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         // What is not given again is as it was.
         Some((directory, before)) => {
             let mut base = Flags::of(before, directory.has_begun());
+            given.leave_range(&mut base);
             if given.device == Some(DeviceName::Cpu) {
                 base.precision = None;
             }
@@ -136,6 +139,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     if before.is_none() {
         flags.note_history(&config, &dataset);
+        flags.note_order(&config, &dataset);
     }
     choose_partitioning(&mut config, &dataset, name, arguments.json, !arguments.dry_run)?;
     if let Some((directory, before)) = &before {
@@ -172,7 +176,8 @@ struct DryRun {
 impl WithBackend for DryRun {
     type Output = ExitCode;
 
-    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<ExitCode> {
+    fn run<B: LinkMath>(self, backend: B, mut config: RunConfig) -> anyhow::Result<ExitCode> {
+        note_buffer(&backend, &mut config, &RunControl::default())?;
         let plan = OpenRun::plan_only(&backend, &config)?;
         if self.json {
             return print_json(&json!({
@@ -205,6 +210,21 @@ impl WithBackend for DryRun {
     }
 }
 
+/// Chooses the numbers of partitions of a run that needs some, and says why.
+pub fn note_buffer<B: LinkMath>(
+    backend: &B,
+    config: &mut RunConfig,
+    control: &RunControl,
+) -> esker_train::Result<()> {
+    if let Some(choice) = choose_buffer(backend, config, control)? {
+        choice.reasons().iter().for_each(|line| note!("{line}"));
+        choice.costs().iter().for_each(|line| note!("{line}"));
+        // Every step ends with a batch of its own size, so the number of batches was not known before.
+        set_schedule(config, &Dataset::open(&config.dataset)?)?;
+    }
+    Ok(())
+}
+
 /// Trains a new run, or goes on with one; nothing comes out when somebody stopped it.
 pub struct TrainRun<'a> {
     pub out: &'a Path,
@@ -215,17 +235,17 @@ pub struct TrainRun<'a> {
 impl WithBackend for TrainRun<'_> {
     type Output = Option<Summary>;
 
-    fn run<B: LinkMath>(self, backend: B, config: RunConfig) -> anyhow::Result<Option<Summary>> {
+    fn run<B: LinkMath>(self, backend: B, mut config: RunConfig) -> anyhow::Result<Option<Summary>> {
         let progress: Arc<dyn Progress + Send + Sync> = match self.quiet {
             true => Arc::new(Silent),
             false => Arc::new(Shown::new()),
         };
         let stop = stop_on_interrupt("stopping after a checkpoint; once more to stop at once");
         let control = RunControl { progress, stop: stop.clone(), ..RunControl::default() };
-        let trainer = match self.resume {
+        let trainer = note_buffer(&backend, &mut config, &control).and_then(|()| match self.resume {
             true => Trainer::resume_watched(backend, config, self.out, control),
             false => Trainer::create_watched(backend, config, self.out, control),
-        };
+        });
         match trainer.map_err(anyhow::Error::from).and_then(|t| train(t, self.out, self.quiet, stop)) {
             Err(error) if kind_of(&error) == ErrorKind::Stopped => {
                 note!("stopped before training; {}", resume_text(self.out));
@@ -239,7 +259,6 @@ impl WithBackend for TrainRun<'_> {
     }
 }
 
-/// How to resume a run.
 /// Fails if the partitioning of this name, with which a run was started, is gone. The error tells how it was made.
 fn check_started_with(before: &RunConfig, dataset: &Dataset, name: Option<&str>) -> anyhow::Result<()> {
     if let Some(chosen) = before.partitioning.as_ref().filter(|chosen| name == Some(&*chosen.name)) {
@@ -248,6 +267,7 @@ fn check_started_with(before: &RunConfig, dataset: &Dataset, name: Option<&str>)
     Ok(())
 }
 
+/// How to resume a run.
 fn resume_text(out: &Path) -> String {
     format!("resume with `esker train --resume --out {}`", out.display())
 }
@@ -329,7 +349,8 @@ fn plan_text<B: LinkMath>(run: &OpenRun<B>) -> String {
     let config = &run.config;
     let fanout = config.fanout.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let fanout = if fanout.is_empty() { "no neighbours".into() } else { format!("fan-out {fanout}") };
-    let notes: String = run.notes().iter().map(|note| format!("\n  {note}")).collect();
+    let steps = run.partition_steps().map(|steps| format!("order {}: {}", order_text(config), steps.text()));
+    let notes: String = run.notes().iter().chain(&steps).map(|note| format!("\n  {note}")).collect();
     let mut text = format!(
         "{}: {:?}, {} layers of {}, {fanout}, batches of {}, {} with {} threads\n{} of {}:\n{}{notes}",
         config.dataset.display(),
@@ -349,6 +370,16 @@ fn plan_text<B: LinkMath>(run: &OpenRun<B>) -> String {
         text += &format!("\n{}{budget} on {}:\n{table}", ByteCount(table.total()), config.device);
     }
     text
+}
+
+/// The order over partitions, and what batches of its steps see.
+fn order_text(config: &RunConfig) -> String {
+    let order = config.order.over_partitions().map_or(String::new(), |kind| kind.to_string());
+    match config.resident_only {
+        None => order,
+        Some(ResidentOnly::All) => format!("{order}, resident nodes only"),
+        Some(ResidentOnly::Negatives) => format!("{order}, resident negatives"),
+    }
 }
 
 /// A line about metrics.
@@ -403,6 +434,9 @@ pub fn summary_text(summary: &Summary, out: &Path) -> String {
             clock.test
         ),
     );
+    if let Some(steps) = &summary.partition_steps {
+        table.row("order", steps.text());
+    }
     if let Some(sampled) = summary.epochs_sampled {
         table.row("batches", format!("those of {}, repeated", counted(sampled, "epoch", "epochs")));
     }

@@ -134,10 +134,12 @@ impl DeviceHidden {
                 rows.address(), words.address(), words.address() + count as u64 * 4, device, host,
                 self.drift.address(), drifts.address(), count as u32, self.columns as u32, self.device_slots as u32
             );
-            launch!(
-                self.gpu, "add_numbers_f64", [1, 1], [256, 1];
-                drifts.address(), self.drift.address(), (count + 1) as u32, 1.0f64, 0u32
-            );
+            if replaces.contains(&true) {
+                launch!(
+                    self.gpu, "add_numbers_f64", [1, 1], [256, 1];
+                    drifts.address(), self.drift.address(), (count + 1) as u32, 1.0f64, 0u32
+                );
+            }
         }
         self.used();
     }

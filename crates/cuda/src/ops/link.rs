@@ -31,6 +31,11 @@ impl DeviceDecoder {
         self.is_dot() || self == DeviceDecoder::TranslationL2
     }
 
+    /// Threads for a row in backward passes: a complex number has one.
+    pub(super) fn width(self, columns: usize) -> usize {
+        if self == DeviceDecoder::RotatE { columns / 2 } else { columns }
+    }
+
     fn is_complex(self) -> bool {
         matches!(self, DeviceDecoder::ComplEx | DeviceDecoder::RotatE)
     }
@@ -82,6 +87,20 @@ pub struct DeviceLinkLoss {
     pub margin: f32,
     /// Factor of scores in self-adversarial weights.
     pub temperature: f32,
+}
+
+/// Passes on candidates of an edge.
+pub type MaskedOfEdge<'a> = dyn Fn(usize, &mut dyn FnMut(u32)) + 'a;
+
+/// What a loss knows of its edges.
+#[derive(Clone, Copy)]
+pub struct DeviceEdges<'a> {
+    /// The row of each edge's true end.
+    pub own: &'a [u32],
+    /// A factor for each edge; empty if all are 1.
+    pub weights: &'a [f32],
+    /// Passes on the candidates of an edge that are not negatives.
+    pub masked: &'a MaskedOfEdge<'a>,
 }
 
 /// Where the gradient of candidates goes.

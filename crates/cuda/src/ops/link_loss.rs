@@ -1,7 +1,9 @@
 //! Loss and gradients of edges. Dot products and Euclidean distances use one batched matmul for all chunks where
 //! chunks are large enough; the others, and small chunks, have kernels that read candidates in place.
 
-use super::link::{DeviceCandidateGradients, DeviceDecoder, DeviceLinkLoss, DevicePairs};
+use super::link::{
+    DeviceCandidateGradients, DeviceDecoder, DeviceEdges, DeviceLinkLoss, DevicePairs, MaskedOfEdge,
+};
 use crate::gpu::{Gpu, launch};
 use crate::matrix::blocks;
 use crate::memory::DeviceBuffer;
@@ -12,14 +14,21 @@ use crate::{DeviceMatrix, Use};
 const MATMUL_EDGES: usize = 16;
 /// Most scores at a time when every node is a candidate.
 const MOST_SCORES: usize = 1 << 28;
+/// Pairs that are uploaded at a time to be masked, and their numbers.
+const MOST_MASKED: usize = 1 << 20;
 
 /// Numbers that [`Gpu::link_loss`] takes beside its gradients.
 pub fn link_loss_words(edges: usize, chunk_edges: usize, each: usize, columns: usize, all: bool) -> usize {
     let scores = if all { edges.min(wave_edges(each)) * each } else { edges * each };
     let gathered = edges.div_ceil(chunk_edges.max(1)) * each * columns;
     let is_gathered = !all && chunk_edges >= MATMUL_EDGES;
-    // Indices, own scores and gradients, losses.
-    scores + if is_gathered { gathered } else { 0 } + edges.div_ceil(chunk_edges.max(1)) * each + edges * 5
+    let masked = 2 * scores.min(MOST_MASKED);
+    // Indices, own scores and gradients, weights, losses.
+    scores
+        + masked
+        + if is_gathered { gathered } else { 0 }
+        + edges.div_ceil(chunk_edges.max(1)) * each
+        + edges * 6
 }
 
 fn wave_edges(each: usize) -> usize {
@@ -33,6 +42,8 @@ struct LinkStep<'a> {
     rows: u64,
     /// Candidates one after the other, if they are gathered or every node is one.
     gathered: Option<u64>,
+    /// A factor for each edge, unless all are 1.
+    weights: Option<u64>,
     of_queries: u64,
     of_candidates: Option<u64>,
 }
@@ -46,24 +57,24 @@ struct EdgeWave {
 }
 
 impl Gpu {
-    /// The summed loss and its gradients. `own` and `masked` are rows and (edge, candidate) pairs.
+    /// The summed loss and its gradients.
     pub fn link_loss(
         &self,
         call: &DevicePairs<'_>,
         loss: DeviceLinkLoss,
-        own: &[u32],
-        masked: &[(u32, u32)],
+        of_edges: DeviceEdges<'_>,
         [of_queries, of_own]: [&mut DeviceMatrix; 2],
         candidates: DeviceCandidateGradients<'_>,
     ) -> Pending {
         call.assert_valid();
         let (edges, columns, each) = (call.queries.rows(), call.queries.columns(), call.each);
         assert!([&*of_queries, &*of_own].iter().all(|to| (to.rows(), to.columns()) == (edges, columns)));
+        let DeviceEdges { own, weights, masked } = of_edges;
+        assert!(weights.is_empty() || weights.len() == edges, "a weight for each edge");
         assert!(own.len() == edges && own.iter().all(|row| (*row as usize) < call.nodes.rows()));
-        assert!(masked.is_sorted());
-        assert!(masked.iter().all(|(edge, at)| (*edge as usize) < edges && (*at as usize) < each));
         let rows = call.rows.map(|rows| self.upload_slice(rows));
         let own = self.upload_slice(own);
+        let weights = (!weights.is_empty()).then(|| self.upload_slice(bytemuck::cast_slice(weights)));
         let all = call.rows.map_or(each, <[u32]>::len);
         let gathered = self.link_gathered(call, rows.as_ref());
         let mut step = LinkStep {
@@ -71,6 +82,7 @@ impl Gpu {
             call,
             rows: rows.as_ref().map_or(0, DeviceBuffer::address),
             gathered: gathered.as_ref().map(DeviceMatrix::address).or(call.nodes_in_order()),
+            weights: weights.as_ref().map(DeviceBuffer::address),
             of_queries: of_queries.address(),
             of_candidates: None,
         };
@@ -130,7 +142,7 @@ impl LinkStep<'_> {
         &self,
         loss: DeviceLinkLoss,
         (own, of_own): (u64, u64),
-        masked: &[(u32, u32)],
+        masked: &MaskedOfEdge<'_>,
     ) -> (DeviceBuffer, Pending) {
         let (gpu, edges, each) = (self.gpu, self.call.queries.rows(), self.call.each);
         let own_scores = DeviceBuffer::words(gpu, edges * 2);
@@ -230,19 +242,23 @@ impl LinkStep<'_> {
         });
     }
 
-    fn mask(&self, wave: EdgeWave, masked: &[(u32, u32)], own: u64) {
-        let start = masked.partition_point(|(edge, _)| (*edge as usize) < wave.first);
-        let end = masked.partition_point(|(edge, _)| (*edge as usize) < wave.first + wave.edges);
-        let pairs: Vec<u32> = masked[start..end].iter().flat_map(|(edge, at)| [*edge, *at]).collect();
+    fn mask(&self, wave: EdgeWave, masked: &MaskedOfEdge<'_>, own: u64) {
         let (gpu, each) = (self.gpu, self.call.each);
-        let uploaded = gpu.upload_slice(&pairs);
-        // SAFETY: pairs are inside the wave's scores, by the assertions of `link_loss`.
-        unsafe {
-            launch!(
-                gpu, "link_mask", [blocks(end - start, 256), 1], [256, 1];
-                wave.scores, uploaded.address(), (end - start) as u32, wave.first as u32, each as u32
-            );
-            if self.call.rows.is_none() {
+        let mut pairs: Vec<u32> = Vec::new();
+        for edge in wave.first..wave.first + wave.edges {
+            masked(edge, &mut |candidate| {
+                assert!((candidate as usize) < each, "masks are inside");
+                pairs.extend([edge as u32, candidate]);
+                if pairs.len() >= 2 * MOST_MASKED {
+                    self.mask_pairs(wave, &pairs);
+                    pairs.clear();
+                }
+            });
+        }
+        self.mask_pairs(wave, &pairs);
+        if self.call.rows.is_none() {
+            // SAFETY: own rows are rows of the nodes, which are the candidates here.
+            unsafe {
                 launch!(
                     gpu, "link_mask_own", [blocks(wave.edges, 256), 1], [256, 1];
                     wave.scores, own + (wave.first * 4) as u64, wave.edges as u32, each as u32
@@ -251,15 +267,29 @@ impl LinkStep<'_> {
         }
     }
 
+    /// Masks some pairs of an edge of the wave and one of its candidates.
+    fn mask_pairs(&self, wave: EdgeWave, pairs: &[u32]) {
+        let (gpu, count) = (self.gpu, pairs.len() / 2);
+        let uploaded = gpu.upload_slice(pairs);
+        // SAFETY: pairs are inside the wave's scores, as `mask` asserts.
+        unsafe {
+            launch!(
+                gpu, "link_mask", [blocks(count, 256), 1], [256, 1];
+                wave.scores, uploaded.address(), count as u32, wave.first as u32, self.call.each as u32
+            )
+        }
+    }
+
     fn compare(&self, wave: EdgeWave, loss: DeviceLinkLoss, own_scores: u64, edges: usize, losses: u64) {
         let first = (wave.first * 4) as u64;
+        let weights = self.weights.map_or(0, |weights| weights + first);
         let is_l2 = self.call.decoder == DeviceDecoder::TranslationL2;
         // SAFETY: each edge of the wave has its scores, its own score and gradient, and its loss.
         unsafe {
             launch!(
                 self.gpu, "link_losses", [wave.edges as u32, 1], [128, 1];
                 wave.scores, own_scores + first, own_scores + first + (edges * 4) as u64, losses + 2 * first,
-                self.call.each as u32, loss.kind, loss.scale, loss.margin, loss.temperature, is_l2 as u32
+                weights, self.call.each as u32, loss.kind, loss.scale, loss.margin, loss.temperature, is_l2 as u32
             )
         }
     }
@@ -283,7 +313,7 @@ impl LinkStep<'_> {
             // SAFETY: rows are rows of the nodes; scores have `each` numbers per edge.
             return unsafe {
                 launch!(
-                    self.gpu, "link_back_queries", [blocks(wave.edges * columns, 256), 1], [256, 1];
+                    self.gpu, "link_back_queries", [blocks(wave.edges * call.decoder.width(columns), 256), 1], [256, 1];
                     self.queries(wave), call.nodes.address(), self.rows, wave.scores, self.of_queries(wave),
                     wave.edges as u32, if call.rows.is_some() { wave.first as u32 } else { 0 },
                     self.chunk_edges(wave) as u32, each as u32, columns as u32, call.decoder as u32
@@ -328,8 +358,8 @@ impl LinkStep<'_> {
             // SAFETY: rows are rows of the nodes; scores have `each` numbers per edge, and `to` a row per candidate.
             return unsafe {
                 launch!(
-                    self.gpu, "link_back_candidates", [blocks(all * columns, 256), 1], [256, 1];
-                    self.queries(wave), call.nodes.address(), self.rows, wave.scores, to, (all * columns) as u64,
+                    self.gpu, "link_back_candidates", [blocks(all * call.decoder.width(columns), 256), 1], [256, 1];
+                    self.queries(wave), call.nodes.address(), self.rows, wave.scores, to, all as u64,
                     wave.edges as u32, first_edge, chunk_edges, each as u32, columns as u32, call.decoder as u32
                 )
             };
@@ -369,7 +399,7 @@ impl LinkStep<'_> {
         // SAFETY: members are candidates of edges, by the assertion above.
         unsafe {
             launch!(
-                self.gpu, "link_back_nodes", [blocks(nodes * columns, 256), 1], [256, 1];
+                self.gpu, "link_back_nodes", [blocks(nodes * call.decoder.width(columns), 256), 1], [256, 1];
                 call.queries.address(), call.nodes.address(), offsets.address(), members.address(), scores,
                 to.address(), nodes as u32, call.each as u32, columns as u32, call.decoder as u32
             )

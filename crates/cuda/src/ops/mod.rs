@@ -17,7 +17,10 @@ mod update;
 pub use aggregate::Gathering;
 pub use attention::{AttentionCall, AttentionState};
 pub use hidden::DeviceHidden;
-pub use link::{DeviceCandidateGradients, DeviceDecoder, DeviceLinkLoss, DevicePairs, DeviceQueries};
+pub use link::{
+    DeviceCandidateGradients, DeviceDecoder, DeviceEdges, DeviceLinkLoss, DevicePairs, DeviceQueries,
+    MaskedOfEdge,
+};
 pub use link_loss::link_loss_words;
 pub use loss::LossTargets;
 pub use norm::Columns;

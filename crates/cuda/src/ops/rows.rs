@@ -62,6 +62,28 @@ impl Gpu {
         }
     }
 
+    /// `to[i][to_first + j] = from[i][from_first + j]` for `count` columns.
+    pub fn copy_columns(
+        &self,
+        from: &DeviceMatrix,
+        from_first: usize,
+        to: &mut DeviceMatrix,
+        to_first: usize,
+        count: usize,
+    ) {
+        let (read, written) = (from.columns(), to.columns());
+        assert!(from.rows() == to.rows() && from_first + count <= read && to_first + count <= written);
+        let numbers = to.rows() * count;
+        // SAFETY: both matrices have all rows, and the columns are inside of them.
+        unsafe {
+            launch!(
+                self, "copy_columns", [blocks(numbers, 256), 1], [256, 1];
+                from.address() + (from_first * 4) as u64, to.address() + (to_first * 4) as u64, numbers as u64,
+                count as u32, read as u32, written as u32
+            )
+        }
+    }
+
     /// `to[i] = from[rows[i]]`, with `from` in pinned host memory that the GPU's threads read over the bus.
     pub fn gather_from_host(&self, from: &Pinned, rows: &[u32], to: &mut DeviceMatrix) {
         let columns = to.columns();

@@ -186,3 +186,33 @@ fn workers_in_turn_need_a_permit_each_beside_those_of_the_consumer() {
     let found = catch_unwind(AssertUnwindSafe(|| try_all(|| workers(2, 2, 1))));
     assert!(found.is_err(), "two permits are not enough for two workers and one batch in use");
 }
+
+/// A stage that takes the items of another pipeline. That one waits until what it passed on before is dropped, wherever it
+/// is. The consumer drops all after `received` items.
+fn nested(received: usize, with_stage: bool) {
+    let (mut number, mut before) = (0u64, None::<sync::Receiver<()>>);
+    let mut inner = Pipeline::<(u64, sync::Sender<()>), String>::start("read", 0, move |stage| {
+        if let Some(before) = before.take() {
+            stage.wait_for_drop(&before);
+        }
+        let (held, released) = sync::bounded(0);
+        (number, before) = (number + 1, Some(released));
+        Ok(Some((number, held)))
+    });
+    let next = move |stage: &pipeline::Stage| match with_stage {
+        true => inner.receive_for(stage).transpose(),
+        false => inner.receive().transpose(),
+    };
+    let line = Pipeline::start("sample", 1, next);
+    let mut line = line.then("gather", 0, |_, (number, _held)| Ok(Some(number)));
+    for expected in 1..=received as u64 {
+        assert_eq!(line.receive(), Some(Ok(expected)));
+    }
+}
+
+#[test]
+fn a_pipeline_inside_a_stage_ends_with_it() {
+    (0..3).for_each(|received| try_all(move || nested(received, true)));
+    // Without the stage, a queue keeps what the inner pipeline waits for. The model detects that.
+    assert!(catch_unwind(AssertUnwindSafe(|| try_all(|| nested(1, false)))).is_err());
+}

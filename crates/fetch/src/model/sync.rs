@@ -100,18 +100,19 @@ impl<T> Receiver<T> {
     }
 }
 
-/// Like crossbeam's `select!`: if both are ready, either may be taken.
+/// Like crossbeam's `select!`: if both are ready, either may be taken. Without capacity, an item that was sent was taken.
 pub(crate) fn receive_until<T>(items: &Receiver<T>, stop: &Receiver<()>) -> Option<T> {
+    items.0.state().waiting += 1;
     loop {
         point();
         let stopped = stop.0.state().senders == 0;
         let mut state = items.0.state();
         let ready = !state.items.is_empty() || state.senders == 0;
-        if stopped && (!ready || thread_rng().gen_bool(0.5)) {
-            return None;
-        }
-        if ready {
-            return state.items.pop_front();
+        let taken = items.0.capacity == 0 && !state.items.is_empty();
+        let stops = stopped && !taken && (!ready || thread_rng().gen_bool(0.5));
+        if stops || ready {
+            state.waiting -= 1;
+            return if stops { None } else { state.items.pop_front() };
         }
         drop(state);
         shuttle::thread::yield_now();
@@ -142,12 +143,7 @@ impl<T> Drop for Sender<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         point();
-        let mut state = self.0.state();
-        state.receivers -= 1;
-        // The last receiver drops the remaining items. Dropping them may send elsewhere, so the state is not locked
-        // then.
-        let left = if state.receivers == 0 { std::mem::take(&mut state.items) } else { VecDeque::new() };
-        drop(state);
-        drop(left);
+        // Items that wait stay until the last sender is gone, too: crossbeam drops them with the channel.
+        self.0.state().receivers -= 1;
     }
 }

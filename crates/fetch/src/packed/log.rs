@@ -5,12 +5,10 @@ use super::plain::Plain;
 use super::samples::{EpochSampled, Sampled, Samples, kind_of};
 use super::{Entry, Largest, file};
 use crate::{FetchError, Result, StoredRow};
-use esker_io::SequentialWriter;
 use esker_sample::trace::{RecordFormat, SampleRecords, TraceHeader};
 use esker_sample::{Position, Sample};
-use esker_store::{ArrayWriter, BlockArray, Dataset, Journal, PAYLOAD_OFFSET, Staging, StoreError};
+use esker_store::{ArrayWriter, Dataset, Journal, PAYLOAD_OFFSET, Staging, StoreError};
 use esker_types::Dtype;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -46,7 +44,6 @@ impl Arrays {
     /// Opens the arrays to append to what was logged.
     fn open<W>(directory: &Path, logged: &EpochSampled) -> Result<Arrays> {
         let resume = |name: &str, dtype: Dtype, columns: u64, rows: u64| -> Result<ArrayWriter> {
-            restore_sums(directory, name, rows * columns * dtype.bytes())?;
             Ok(ArrayWriter::resume(directory, name, dtype, columns, rows)?)
         };
         Ok(Arrays {
@@ -61,8 +58,8 @@ impl Arrays {
     }
 }
 
-/// The epochs of the log that are on disk. Opening an array cuts off its last block until the next sync. So a kill soon
-/// after leaves less than the journal records. The lost batches are sampled again.
+/// The epochs of the log that are on disk. Earlier versions cut off the last block of an array when they opened it, so a
+/// kill soon after left less than the journal records. The lost batches are sampled again.
 fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<EpochSampled>> {
     let logged = EpochSampled::sum(&epochs);
     if logged.batches == 0 {
@@ -105,27 +102,6 @@ fn whole<W>(directory: &Path, mut epochs: Vec<EpochSampled>) -> Result<Vec<Epoch
 /// The type of stored row ids.
 pub(crate) fn id_dtype<W>() -> Dtype {
     if size_of::<W>() == 8 { Dtype::U64 } else { Dtype::U32 }
-}
-
-/// Restores the checksums of an array. They are missing if the process ended while it closed the array.
-fn restore_sums(directory: &Path, name: &str, payload_bytes: u64) -> Result<()> {
-    let path = directory.join(format!("{name}.sums"));
-    let whole = payload_bytes / BlockArray::BLOCK_BYTES;
-    if std::fs::metadata(&path).map_or(0, |found| found.len()) >= whole * 8 {
-        return Ok(());
-    }
-    let content = Plain::<u8>::array(directory, name)?;
-    let (mut sums, mut block) = (Vec::new(), Vec::new());
-    for number in 0..whole {
-        content.read(number * BlockArray::BLOCK_BYTES, BlockArray::BLOCK_BYTES as usize, &mut block)?;
-        sums.push(BlockArray::sum(&block));
-    }
-    let written = SequentialWriter::create(&path).and_then(|mut file| {
-        file.write_all(bytemuck::cast_slice(&sums))?;
-        file.finish()
-    });
-    written.map_err(StoreError::io(&path))?;
-    Ok(())
 }
 
 impl<'a> SampleLog<'a> {

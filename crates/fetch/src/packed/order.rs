@@ -46,7 +46,7 @@ pub(crate) fn memory_bytes(nodes: u64, row_bytes: u64, blocks: u64, batches: u64
     fixed_bytes(blocks, parts, batches) + worker_bytes(nodes, row_bytes).max(sums_bytes(nodes, row_bytes))
 }
 
-/// Moves rows of caches and closes the array. Returns the array, and the entries with all their checksums.
+/// Moves rows of caches and closes the array, which begins the stage `finish`. Returns the array, and the entries with all their checksums.
 pub(crate) fn order<W: StoredRow>(
     writer: &PackWriter,
     laid: &Laid,
@@ -99,6 +99,8 @@ pub(crate) fn order<W: StoredRow>(
     if laid.shared > 0 {
         sum_shared(writer, laid, &mut queue, &mut entries, row_bytes, work)?;
     }
+    // What follows is all of closing the directory.
+    work.progress.stage("finish", None, Unit::Bytes);
     drop(queue);
     let all: Vec<u64> = sums.into_iter().map(AtomicU64::into_inner).collect();
     Ok((array.finish(&all)?, entries))

@@ -259,6 +259,8 @@ pub(crate) fn pack<W: StoredRow>(
     }
     let (folder, row_bytes) = (writer.work(), format.row_bytes() as u64);
     let outputs = Output::all(&folder, laid.outputs)?;
+    let bytes_of = |outputs: &[Output]| outputs.iter().map(|output| output.rows).sum::<u64>() * row_bytes;
+    work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
     let sums_path = folder.join("sums");
     let started: Option<Episode> = writer.journal.done("packing");
     let array = match started {
@@ -276,8 +278,6 @@ pub(crate) fn pack<W: StoredRow>(
     // At least a part per thread.
     let left = work.sizes.memory_bytes.saturating_sub(lasting).max(threads as u64 * PART_MEMORY);
     let mut first = started.map_or(0, |episode| episode.first);
-    let bytes_of = |outputs: &[Output]| outputs.iter().map(|output| output.rows).sum::<u64>() * row_bytes;
-    work.progress.stage("pack rows", Some(bytes_of(&outputs)), Unit::Bytes);
     work.progress.advance(bytes_of(&outputs[..first as usize]));
     while first < laid.outputs {
         // If an episode was started, finish it with the same parts, if memory has room for it.

@@ -33,6 +33,12 @@ impl<T: bytemuck::Pod> Plain<T> {
         &self.path
     }
 
+    /// Starts to read `count` elements from `first` on into the page cache, and does not wait.
+    pub fn read_ahead(&self, first: u64, count: u64) {
+        let width = size_of::<T>() as u64;
+        esker_io::read_ahead(&self.file, self.start + first * width, count * width);
+    }
+
     /// Replaces `out` by `count` elements from `first` on.
     pub fn read(&self, first: u64, count: usize, out: &mut Vec<T>) -> Result<()> {
         out.resize(count, T::zeroed());

@@ -88,6 +88,15 @@ impl Packed {
         FetchError::Damaged { path, what: format!("{what} of epoch {}, batch {}", entry.epoch, entry.batch) }
     }
 
+    /// Starts to read what [`PackReader::load`] will need of the batch at a position, if it is not in the page cache.
+    /// Records are megabytes, and the kernel's own read-ahead asks for little at a time.
+    pub fn read_ahead(&self, at: Position) {
+        let Some(entry) = self.number(at).map(|number| &self.entries[number]) else { return };
+        self.samples.read_ahead(entry.sample_at, entry.sample_bytes);
+        self.words.read_ahead(entry.words_at, entry.nodes);
+        self.shared.read_ahead(entry.shared_at, entry.shared_rows);
+    }
+
     /// Verifies the rows of a batch, with the threads of the current rayon pool.
     pub fn check_rows(&self, batch: &PackedBatch, rows: &mut [u8]) -> Result<()> {
         let entry = &self.entries[batch.number];

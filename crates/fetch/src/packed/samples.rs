@@ -177,6 +177,7 @@ impl Samples {
         let (counts, accesses) = (RowCounts::new(rows), self.accesses::<W>()?);
         progress.stage("count rows", Some(self.of_epochs(epochs).accesses), Unit::Count("rows"));
         let count = |nodes: &mut Vec<W>, entry: &Entry| -> Result<()> {
+            accesses.read_ahead(entry.words_at, entry.nodes);
             for first in (0..entry.nodes).step_by(COUNTED_AT_A_TIME as usize) {
                 if stop.is_asked() {
                     return Err(FetchError::Stopped);

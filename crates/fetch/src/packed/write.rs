@@ -9,7 +9,7 @@ use crate::{FetchError, Result, RowFormat, StoredRow};
 use esker_plan::{DiskNeeds, Hottest};
 use esker_sample::trace::TraceHeader;
 use esker_store::{ArrayWriter, BlockArray, Dataset, FileEntry, Journal, Staging, StoreError};
-use esker_types::{Dtype, Progress, StopSignal, Unit};
+use esker_types::{Dtype, Progress, StopSignal};
 use rayon::ThreadPool;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -150,6 +150,13 @@ impl<'a> PackWriter<'a> {
         self.journal.done::<Laid>("laid").map(|laid| laid.layout)
     }
 
+    /// What packed rows will be as they are laid out.
+    pub fn laid_packing(&self, samples: &Samples) -> Result<Option<Packing>> {
+        let row_bytes = RowFormat::of(self.dataset)?.row_bytes() as u64;
+        let laid = self.journal.done::<Laid>("laid");
+        Ok(laid.map(|laid| self.packing(samples, true, &laid, row_bytes)))
+    }
+
     /// Smallest memory of laying out, packing and ordering, whichever takes most, for packed rows of at most this many
     /// bytes.
     pub fn memory_bytes(
@@ -194,7 +201,6 @@ impl<'a> PackWriter<'a> {
         let (format, rows) = (RowFormat::of(self.dataset)?, features(self.dataset)?);
         pack::pack::<W>(&self, &laid, rows, &format, work)?;
         let (rows, entries) = order::order::<W>(&self, &laid, rows, &format, work)?;
-        work.progress.stage("finish", None, Unit::Bytes);
         let mut batches = ArrayWriter::create(self.directory(), file::BATCHES, Dtype::U64, Entry::COLUMNS)?;
         batches.write_elements(bytemuck::cast_slice::<Entry, u64>(&entries))?;
         let mut files = vec![rows, batches.finish()?];

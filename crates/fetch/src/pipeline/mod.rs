@@ -59,6 +59,12 @@ impl Stage {
         self.clock.blocked(|| from.take(count, &self.stopped))
     }
 
+    /// Waits until all senders of a channel are dropped, or until nobody waits for this stage any more. The time counts as
+    /// blocked.
+    pub fn wait_for_drop(&self, of: &Receiver<()>) {
+        let _: Option<()> = self.clock.blocked(|| sync::receive_until(of, &self.stopped));
+    }
+
     /// Its clock.
     pub fn clock(&self) -> &StageClock {
         &self.clock
@@ -183,17 +189,23 @@ impl<T: Send + 'static, E: From<StagePanicked> + Send + 'static> Pipeline<T, E> 
 impl<T, E> Pipeline<T, E> {
     /// The next item. `None` after the last item and after an error.
     pub fn receive(&mut self) -> Option<Result<T, E>> {
-        match self.next.as_ref()?.recv() {
-            Ok(Ok(item)) => Some(Ok(item)),
-            Ok(Err(error)) => {
-                self.end();
-                Some(Err(error))
-            }
-            Err(_) => {
-                self.end();
-                None
-            }
+        let found = self.next.as_ref()?.recv().ok();
+        self.received(found)
+    }
+
+    /// The same for a stage of another pipeline: `None`, and the end of this one, also once nobody waits for that stage any
+    /// more. What it passed on may still be in a queue then, and this pipeline may wait until that is dropped.
+    pub fn receive_for(&mut self, stage: &Stage) -> Option<Result<T, E>> {
+        let next = self.next.as_ref()?;
+        let found = stage.clock.starved(|| sync::receive_until(next, &stage.stopped));
+        self.received(found)
+    }
+
+    fn received(&mut self, found: Option<Result<T, E>>) -> Option<Result<T, E>> {
+        if !matches!(found, Some(Ok(_))) {
+            self.end();
         }
+        found
     }
 
     /// The times of each stage so far, first stage first. If threads share a stage, it is their mean.

@@ -117,8 +117,8 @@ impl Builder<'_> {
             edges: EdgeInfo {
                 count: topology.edges,
                 types: vec!["edge".into()],
-                undirected: (treatment.add_reverse && treatment.remove_duplicates)
-                    || held_out.is_some_and(|held_out| held_out.undirected),
+                // Each edge has its reverse, also where both occur more than once.
+                undirected: treatment.add_reverse || held_out.is_some_and(|held_out| held_out.undirected),
                 max_in_degree: topology.max_in_degree,
                 without_in_neighbours: topology.without_in_neighbours,
                 out_neighbours: request.out_neighbours,

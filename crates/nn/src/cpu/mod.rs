@@ -31,6 +31,7 @@ pub(crate) use matmul::packed_words;
 use crate::*;
 use buffer::MatrixPool;
 use esker_types::random::{Key, unit};
+use rayon::prelude::*;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -104,6 +105,8 @@ impl CpuBackend {
 
 /// Rows per parallel task of copies.
 const COPIED_ROWS: usize = 512;
+/// Numbers that one task swaps.
+const EXCHANGED_NUMBERS: usize = 1 << 16;
 
 /// A number that is already available.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -181,6 +184,13 @@ impl Device for CpuBackend {
         values.copy_from_slice(&matrix.values()[first * matrix.columns()..][..values.len()]);
     }
 
+    fn exchange(&self, matrix: &mut CpuMatrix, first: usize, values: &mut [f32]) {
+        let start = first * matrix.columns();
+        let held = matrix.values_mut()[start..][..values.len()].par_chunks_mut(EXCHANGED_NUMBERS);
+        let pairs = held.zip(values.par_chunks_mut(EXCHANGED_NUMBERS));
+        pairs.for_each(|(held, values)| held.swap_with_slice(values));
+    }
+
     fn fill(&self, matrix: &mut CpuMatrix, value: f32) {
         matrix.values_mut().fill(value);
     }
@@ -217,6 +227,26 @@ impl Device for CpuBackend {
             let to = &mut to.values_mut()[*row as usize * columns..][..columns];
             to.iter_mut().zip(from.row(index)).for_each(|(to, from)| *to += scale * from);
         }
+    }
+
+    fn copy_columns(
+        &self,
+        from: &CpuMatrix,
+        from_first: usize,
+        to: &mut CpuMatrix,
+        to_first: usize,
+        count: usize,
+    ) {
+        let (rows, columns) = (to.rows(), to.columns());
+        assert!(from.rows() == rows && from_first + count <= from.columns() && to_first + count <= columns);
+        let parts = buffer::Parts::new(to.values_mut());
+        affine::for_chunks(rows, COPIED_ROWS, |first, copied| {
+            // SAFETY: chunks do not overlap, and the matrix outlives the loop.
+            let to = unsafe { parts.part(first * columns, copied * columns) };
+            for (to, row) in to.chunks_exact_mut(columns.max(1)).zip(first..) {
+                to[to_first..][..count].copy_from_slice(&from.row(row)[from_first..][..count]);
+            }
+        });
     }
 
     fn stage_graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {
@@ -346,5 +376,28 @@ impl Backend for CpuBackend {
             update::update(update, scale, value, gradient, state);
         }
         Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_matrix_and_of_host_memory_change_places() {
+        let device = CpuBackend::new();
+        for (rows, columns, first, count) in [(5, 3, 1, 2), (3000, 100, 17, 2900), (4, 7, 4, 0)] {
+            let mut matrix = device.matrix(rows, columns);
+            let before: Vec<f32> = (0..rows * columns).map(|at| at as f32).collect();
+            device.write(&mut matrix, 0, &before);
+            let mut values: Vec<f32> = (0..count * columns).map(|at| -1.0 - at as f32).collect();
+            let expected = values.clone();
+            device.exchange(&mut matrix, first, &mut values);
+            let moved = first * columns..(first + count) * columns;
+            assert_eq!(values, before[moved.clone()]);
+            assert_eq!(matrix.values()[moved.clone()], expected);
+            let stayed = |at: &usize| !moved.contains(at);
+            assert!((0..before.len()).filter(stayed).all(|at| matrix.values()[at] == before[at]));
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Link prediction on a GPU.
 
 use super::{CudaBackend, CudaMatrix, CudaNumber, device_rule};
-use crate::link::assert_masks;
 use crate::*;
 use esker_cuda::{
-    DeviceCandidateGradients, DeviceDecoder, DeviceLinkLoss, DeviceMatrix, DevicePairs, DeviceQueries,
+    DeviceCandidateGradients, DeviceDecoder, DeviceEdges, DeviceLinkLoss, DeviceMatrix, DevicePairs,
+    DeviceQueries,
 };
 
 fn decoder(kind: DecoderKind) -> DeviceDecoder {
@@ -86,7 +86,6 @@ impl LinkMath for CudaBackend {
         into: LinkGradients<'_, Self>,
     ) -> Result<CudaNumber> {
         let pairs = pairs(call);
-        assert_masks(loss.masked, call.queries.rows(), pairs.each);
         let gradients = [&mut into.queries.0, &mut into.own.0];
         let candidates = match into.candidates {
             CandidateGradients::Rows(to) => DeviceCandidateGradients::Rows(&mut to.0),
@@ -94,8 +93,9 @@ impl LinkMath for CudaBackend {
                 DeviceCandidateGradients::ByNode { offsets, members, to: &mut to.0 }
             }
         };
-        let pending =
-            self.gpu.link_loss(&pairs, link_loss(loss), loss.own, loss.masked, gradients, candidates);
+        let masked = |edge: usize, take: &mut dyn FnMut(u32)| loss.masked.for_each(edge, take);
+        let edges = DeviceEdges { own: loss.own, weights: loss.weights, masked: &masked };
+        let pending = self.gpu.link_loss(&pairs, link_loss(loss), edges, gradients, candidates);
         self.gpu.check()?;
         Ok(CudaNumber { pending, what: "the loss" })
     }

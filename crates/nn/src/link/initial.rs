@@ -1,6 +1,7 @@
 //! Initial numbers of learned rows: a function of (seed, node, column), so that any part of a table can be made at any
 //! time, on any device, in any order.
 
+use esker_types::NodeId;
 use esker_types::random::{Key, normal, unit};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -30,16 +31,30 @@ pub fn initial_rows(key: Key, init: RowInit, first: u64, columns: usize, rows: &
     assert!(columns > 0 && rows.len().is_multiple_of(columns), "whole rows");
     rows.par_chunks_mut(ROWS * columns).enumerate().for_each(|(part, rows)| {
         for (index, row) in rows.chunks_exact_mut(columns).enumerate() {
-            let key = key.with(first + (part * ROWS + index) as u64);
-            for (column, number) in row.iter_mut().enumerate() {
-                let bits = key.at(column as u64);
-                *number = match init {
-                    RowInit::Uniform { bound } => (bound as f64 * (2.0 * unit(bits) - 1.0)) as f32,
-                    RowInit::Normal { deviation } => deviation * normal(bits),
-                };
-            }
+            initial_row(key.with(first + (part * ROWS + index) as u64), init, row);
         }
     });
+}
+
+/// Writes the initial rows of any nodes: the same as [`initial_rows`] writes for them.
+pub fn initial_rows_of(key: Key, init: RowInit, nodes: &[NodeId], columns: usize, rows: &mut [f32]) {
+    assert_eq!(rows.len(), nodes.len() * columns, "a row a node");
+    let pieces = rows.par_chunks_mut(ROWS * columns.max(1)).zip(nodes.par_chunks(ROWS));
+    pieces.for_each(|(rows, nodes)| {
+        for (node, row) in nodes.iter().zip(rows.chunks_exact_mut(columns.max(1))) {
+            initial_row(key.with(node.0), init, row);
+        }
+    });
+}
+
+fn initial_row(key: Key, init: RowInit, row: &mut [f32]) {
+    for (column, number) in row.iter_mut().enumerate() {
+        let bits = key.at(column as u64);
+        *number = match init {
+            RowInit::Uniform { bound } => (bound as f64 * (2.0 * unit(bits) - 1.0)) as f32,
+            RowInit::Normal { deviation } => deviation * normal(bits),
+        };
+    }
 }
 
 #[cfg(test)]
@@ -58,6 +73,9 @@ mod tests {
             let all = rows(init, 0, 1000);
             for first in [0, 1, 255, 256, 900] {
                 assert_eq!(rows(init, first, 30), all[first as usize * 7..][..210]);
+                let mut one = vec![0.0; 14];
+                initial_rows_of(Key::new(3), init, &[NodeId(first), NodeId(0)], 7, &mut one);
+                assert_eq!((&one[..7], &one[7..]), (&all[first as usize * 7..][..7], &all[..7]));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The operations of link prediction that a device must provide, beside those of [`Backend`].
 
 use crate::{Backend, DecoderKind, LinkLoss, Result, Update};
+use std::fmt;
 
 /// The end of an edge that candidates replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,10 +64,28 @@ pub struct LossCall<'a> {
     pub loss: LinkLoss,
     /// Factor of the summed losses and of the gradients: 1 for a sum, 1 / edges for a mean.
     pub scale: f32,
+    /// A factor for each edge; empty if all are 1.
+    pub weights: &'a [f32],
     /// The row of each edge's true end. With [`Candidates::All`] it is not a negative.
     pub own: &'a [u32],
-    /// Candidates that are not negatives: (edge, candidate in its chunk or row), ascending.
-    pub masked: &'a [(u32, u32)],
+    /// Candidates that are not negatives.
+    pub masked: &'a dyn MaskedCandidates,
+}
+
+/// Candidates that are not negatives of an edge. A loss asks for them when the edge's scores are there: with every node
+/// a candidate, a list for all edges has no bound but edges x nodes.
+pub trait MaskedCandidates: fmt::Debug + Sync {
+    /// Passes on those of an edge: candidates of its chunk, or rows of the nodes. One may come twice.
+    fn for_each(&self, edge: usize, take: &mut dyn FnMut(u32));
+}
+
+/// (edge, candidate), ascending.
+impl MaskedCandidates for Vec<(u32, u32)> {
+    fn for_each(&self, edge: usize, take: &mut dyn FnMut(u32)) {
+        let start = self.partition_point(|(of, _)| (*of as usize) < edge);
+        let of_edge = self[start..].iter().take_while(|(of, _)| *of as usize == edge);
+        of_edge.for_each(|(_, candidate)| take(*candidate));
+    }
 }
 
 /// Gradients of [`LinkMath::link_loss`], all overwritten.
@@ -209,13 +228,4 @@ impl Candidates<'_> {
             Candidates::All => CandidateShape { chunk_edges: queries.max(1), each: nodes, all: nodes },
         }
     }
-}
-
-/// Asserts that masks ascend and are inside.
-pub(crate) fn assert_masks(masked: &[(u32, u32)], queries: usize, each: usize) {
-    assert!(masked.is_sorted(), "masks ascend");
-    assert!(
-        masked.iter().all(|(edge, at)| (*edge as usize) < queries && (*at as usize) < each),
-        "masks are inside"
-    );
 }

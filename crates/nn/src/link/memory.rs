@@ -32,6 +32,11 @@ pub struct LinkBytes {
     pub ranking: u64,
 }
 
+/// Memory of a matrix that a step has for a while.
+pub fn matrix_bytes(rows: u64, columns: usize, memory: MemoryOf) -> u64 {
+    memory.pooled_bytes(pooled_words((rows as usize).saturating_mul(columns)))
+}
+
 /// Largest memory of one side of a batch of this shape.
 pub fn link_bytes(shape: &LinkShape, memory: MemoryOf) -> LinkBytes {
     let LinkShape { edges, chunk_edges, candidates, all_nodes, columns, relation_columns } = *shape;

@@ -11,9 +11,9 @@ mod initial;
 mod math;
 mod memory;
 
-pub use initial::{RowInit, initial_rows};
+pub use initial::{RowInit, initial_rows, initial_rows_of};
 pub use math::*;
-pub use memory::{LinkBytes, LinkShape, link_bytes};
+pub use memory::{LinkBytes, LinkShape, link_bytes, matrix_bytes};
 
 use crate::{NnError, Result};
 use serde::{Deserialize, Serialize};

@@ -11,6 +11,8 @@ pub struct LinkCase {
     pub replaced: ReplacedEnd,
     pub loss: LinkLoss,
     pub scale: f32,
+    /// A factor for each edge, or none.
+    pub weights: Vec<f32>,
     pub columns: usize,
     pub nodes: Vec<f32>,
     pub relations: Vec<f32>,
@@ -80,6 +82,11 @@ impl LinkCase {
             replaced,
             loss,
             scale: 0.3,
+            // Cases of odd seeds have weights.
+            weights: numbers(if seed % 2 == 1 { edges } else { 0 }, seed ^ 13)
+                .iter()
+                .map(|x| x.abs() + 0.1)
+                .collect(),
             columns,
             nodes: numbers(node_count * columns, seed ^ 11),
             relations: numbers(RELATIONS * wide, seed ^ 12),
@@ -98,6 +105,10 @@ impl LinkCase {
             }
             None => Candidates::All,
         }
+    }
+
+    fn weight(&self, edge: usize) -> f64 {
+        self.weights.get(edge).map_or(1.0, |weight| *weight as f64)
     }
 
     fn node_count(&self) -> usize {
@@ -144,7 +155,7 @@ impl LinkCase {
                 .filter(|(at, _)| !self.is_masked(edge, *at))
                 .map(|(_, end)| self.score(nodes, relations, edge, end))
                 .collect();
-            loss(self.loss, own, &negatives, &negatives)
+            loss(self.loss, own, &negatives, &negatives) * self.weight(edge)
         };
         (0..self.known.len()).map(of_edge).sum::<f64>() * self.scale as f64
     }
@@ -167,7 +178,8 @@ impl LinkCase {
                 let scores = |nodes: &[f64], relations: &[f64]| -> Vec<f64> {
                     ends.iter().map(|end| self.score(nodes, relations, edge, *end)).collect()
                 };
-                loss(self.loss, own, &scores(nodes, relations), &scores(&fixed.0, &fixed.1))
+                let negatives = scores(nodes, relations);
+                loss(self.loss, own, &negatives, &scores(&fixed.0, &fixed.1)) * self.weight(edge)
             };
             (0..self.known.len()).map(of_edge).sum::<f64>() * self.scale as f64
         };
@@ -211,16 +223,24 @@ impl LinkCase {
             let scores: Vec<f64> =
                 ends.iter().map(|end| self.score(&nodes, &relations, edge, *end)).collect();
             let (of_own, of_scores) = slopes(self.loss, own, &scores);
+            let weight = self.weight(edge);
             self.add_slope(
                 &nodes,
                 &relations,
                 edge,
                 self.own[edge],
-                of_own,
+                weight * of_own,
                 (&mut of_nodes, &mut of_relations),
             );
             for (end, slope) in ends.iter().zip(of_scores) {
-                self.add_slope(&nodes, &relations, edge, *end, slope, (&mut of_nodes, &mut of_relations));
+                self.add_slope(
+                    &nodes,
+                    &relations,
+                    edge,
+                    *end,
+                    weight * slope,
+                    (&mut of_nodes, &mut of_relations),
+                );
             }
         }
         let scale = |all: Vec<f64>| all.into_iter().map(|x| x * self.scale as f64).collect();
@@ -285,7 +305,8 @@ impl LinkCase {
             nodes: &node_rows,
             candidates: self.candidates(),
         };
-        let loss = LossCall { loss: self.loss, scale: self.scale, own: &self.own, masked: &self.masked };
+        let (scale, weights) = (self.scale, &self.weights[..]);
+        let loss = LossCall { loss: self.loss, scale, weights, own: &self.own, masked: &self.masked };
         let (mut of_known, mut of_own) = (backend.matrix(edges, columns), backend.matrix(edges, columns));
         let rows = if by_node { nodes } else { candidates.len() };
         let mut of_candidates = backend.matrix(rows, columns);

@@ -63,6 +63,7 @@ pub fn decoders_and_losses<B: LinkMath>(backend: &B, tolerance: f64) {
         let of = |part: &str| tensors[&format!("{}/{part}", case.name)].clone();
         let replaced = if case.replaced == "source" { ReplacedEnd::Source } else { ReplacedEnd::Target };
         let built = LinkCase {
+            weights: Vec::new(),
             decoder: decoder(&case.decoder),
             replaced,
             loss: loss(&case.loss),

@@ -111,3 +111,28 @@ pub fn configs() -> Vec<ModelConfig> {
         ModelConfig { norm: NormKind::Layer, activation: Activation::Elu, ..kind(Kind::Mlp) },
     ]
 }
+
+/// Columns of a matrix are copied where they belong, and nothing else changes.
+#[allow(dead_code, reason = "not every test copies columns")]
+pub fn columns_are_copied<B: Backend>(backend: &B) {
+    for (rows, read, written, [from, to, count]) in
+        [(5, 3, 7, [0, 4, 3]), (300, 70, 33, [37, 0, 33]), (4, 6, 6, [2, 1, 0]), (0, 2, 4, [0, 2, 2])]
+    {
+        let (source, before) = (numbers(rows * read, 1), numbers(rows * written, 2));
+        let matrix = |columns: usize, values: &[f32]| {
+            let mut matrix = backend.matrix(rows, columns);
+            backend.write(&mut matrix, 0, values);
+            matrix
+        };
+        let (source_matrix, mut found_matrix) = (matrix(read, &source), matrix(written, &before));
+        backend.copy_columns(&source_matrix, from, &mut found_matrix, to, count);
+        let (mut found, mut expected) = (vec![0.0; rows * written], before);
+        backend.read(&found_matrix, 0, &mut found);
+        for row in 0..rows {
+            for column in 0..count {
+                expected[row * written + to + column] = source[row * read + from + column];
+            }
+        }
+        assert_eq!(found, expected, "{rows} rows, {read} to {written} columns");
+    }
+}

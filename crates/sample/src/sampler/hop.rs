@@ -241,7 +241,7 @@ pub(super) fn expand_fetched<T: Topology, R: Relabel>(
     into.clear();
     let section = &mut *into.section;
     section.reserve(job.nodes.len(), 0, job.carry, into.ledger)?;
-    topology.degrees(job.nodes, &mut section.degrees)?;
+    topology.degrees(job.nodes, workspace, &mut section.degrees)?;
     let dropped =
         DroppedPositions::find(job, topology, &mut section.degrees, workspace, fetched, into.ledger)?;
     section.lengths.extend(section.degrees.iter().map(|degree| job.fanout.of(*degree)));
@@ -430,7 +430,7 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
     for nodes in job.nodes.chunks(WAVE_NODES) {
         degrees.clear();
         positions.clear();
-        topology.degrees(nodes, &mut degrees)?;
+        topology.degrees(nodes, workspace, &mut degrees)?;
         let entries: usize = degrees.iter().map(|degree| *degree as usize).sum();
         into.section.reserve(nodes.len(), entries, job.carry, into.ledger)?;
         into.ledger.reserve(&mut positions, entries)?;

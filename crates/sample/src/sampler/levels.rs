@@ -85,7 +85,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         let found = &mut scratch.found;
         let deepest = &found.nodes[found.hop_starts[layers] as usize..];
         ledger.reserve(&mut found.degrees, deepest.len() + scratch.frontier.len())?;
-        self.topology.degrees(deepest, &mut found.degrees)?;
-        self.topology.degrees(&scratch.frontier, &mut found.degrees)
+        self.topology.degrees(deepest, &scratch.workspace, &mut found.degrees)?;
+        self.topology.degrees(&scratch.frontier, &scratch.workspace, &mut found.degrees)
     }
 }

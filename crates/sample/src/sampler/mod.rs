@@ -382,7 +382,7 @@ impl<T: Topology> BatchSampling<'_, T> {
         } else if self.settings.carry.degrees {
             let deepest = &scratch.found.nodes[scratch.found.hop_starts[layers] as usize..];
             ledger.reserve(&mut scratch.found.degrees, deepest.len())?;
-            self.topology.degrees(deepest, &mut scratch.found.degrees)?;
+            self.topology.degrees(deepest, &scratch.workspace, &mut scratch.found.degrees)?;
         }
         Ok(())
     }
@@ -483,13 +483,11 @@ impl<T: Topology> BatchSampling<'_, T> {
             false => &mut found.sections[part.depth],
         };
         let mut into = hop::Into { table, new_nodes: &mut scratch.new_nodes, section, ledger };
-        match self.topology.hop_in_memory(job.nodes) {
-            Some(lists) => hop::expand(&job, &lists, &mut scratch.waves, &mut into),
-            None => {
-                let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
-                hop::expand_fetched(&job, self.topology, workspace, fetched, &mut into)
-            }
+        if let Some(lists) = self.topology.hop_in_memory(job.nodes, &scratch.workspace)? {
+            return hop::expand(&job, &lists, &mut scratch.waves, &mut into);
         }
+        let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
+        hop::expand_fetched(&job, self.topology, workspace, fetched, &mut into)
     }
 
     /// Takes the nodes that the last depth found as the next hop.
@@ -528,13 +526,12 @@ impl<T: Topology> BatchSampling<'_, T> {
         };
         let (new_nodes, section) = (&mut scratch.new_nodes, &mut scratch.found.sections[layers]);
         let mut into = hop::Into { table, new_nodes, section, ledger: &mut *ledger };
-        match self.topology.hop_in_memory(job.nodes) {
-            Some(lists) => hop::induce(&job, &lists, &mut scratch.waves, &mut into),
-            None => {
-                let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
-                hop::induce_fetched(&job, self.topology, workspace, fetched, &mut into)
-            }
-        }?;
+        if let Some(lists) = self.topology.hop_in_memory(job.nodes, &scratch.workspace)? {
+            hop::induce(&job, &lists, &mut scratch.waves, &mut into)?;
+        } else {
+            let (workspace, fetched) = (&mut scratch.workspace, &mut scratch.fetched);
+            hop::induce_fetched(&job, self.topology, workspace, fetched, &mut into)?;
+        }
         let found = &mut scratch.found;
         let deepest = found.nodes.len() - found.hop_starts[layers] as usize;
         ledger.reserve(&mut found.degrees, deepest)?;

@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// Words of the bitmap per running count of members.
 const BLOCK_WORDS: usize = 8;
+/// Nodes of a block of the bitmap.
+const BLOCK_NODES: u64 = 64 * BLOCK_WORDS as u64;
 /// Nodes between checks for a stop.
 const CHUNK: usize = 1 << 16;
 /// Entries read at a time.
@@ -111,6 +113,14 @@ impl CacheIndex {
     #[inline(always)]
     pub(super) fn prefetch(&self, node: NodeId) {
         prefetch(&self.members, node.index() / 64);
+    }
+
+    /// Entries of the members before a block of the bitmap.
+    fn entries_before(&self, block: u64) -> u64 {
+        match self.before.get(block as usize) {
+            Some(members) if *members < self.count => self.starts.pair(*members as usize).0,
+            _ => self.entries,
+        }
     }
 
     /// Start and end of a member's neighbours.
@@ -213,6 +223,16 @@ impl Iterator for CopyRanges<'_> {
         let (first, mut entries) = (self.next, 0);
         let end = (first + RANGE_NODES).min(self.nodes);
         while self.next < end && entries < self.entries {
+            // Whole blocks at a time: looking up every node takes longer than reading it.
+            if self.next.is_multiple_of(BLOCK_NODES) && self.next + BLOCK_NODES <= end {
+                let block = self.next / BLOCK_NODES;
+                let whole = self.index.entries_before(block + 1) - self.index.entries_before(block);
+                if entries + whole <= self.entries {
+                    entries += whole;
+                    self.next += BLOCK_NODES;
+                    continue;
+                }
+            }
             entries += self.index.range(NodeId(self.next)).map_or(0, |(start, end)| end - start);
             self.next += 1;
         }
@@ -259,5 +279,56 @@ impl<W: StoredId> NeighbourCache<W> {
     #[inline(always)]
     pub(super) fn prefetch(&self, node: NodeId) {
         self.index.prefetch(node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The index of the nodes with entries.
+    fn index_of(degrees: &[u64]) -> CacheIndex {
+        let mut members = vec![0u64; degrees.len().div_ceil(64)];
+        let count = degrees.iter().filter(|degree| **degree > 0).count() as u64;
+        let entries = degrees.iter().sum();
+        let mut starts = EliasFanoBuilder::new(count + 1, entries);
+        let (mut before, mut seen, mut start) = (Vec::new(), 0, 0);
+        for (node, degree) in degrees.iter().enumerate() {
+            if (node as u64).is_multiple_of(BLOCK_NODES) {
+                before.push(seen);
+            }
+            if *degree > 0 {
+                members[node / 64] |= 1 << (node % 64);
+                starts.push(start);
+                (start, seen) = (start + degree, seen + 1);
+            }
+        }
+        starts.push(start);
+        CacheIndex { members, before, starts: starts.finish(), entries, count }
+    }
+
+    proptest! {
+        /// Compares with the degrees themselves: every node is in one range, and a range ends with the node that fills it.
+        #[test]
+        fn ranges_have_every_node_once_and_about_as_many_entries(
+            degrees in prop::collection::vec(prop_oneof![3 => Just(0u64), 3 => 1u64..30, 1 => 30u64..2000], 1..3000), limit in 1u64..20_000,
+        ) {
+            let index = index_of(&degrees);
+            let nodes = degrees.len() as u64;
+            let mut next = 0;
+            for range in (CopyRanges { index: &index, next: 0, nodes, entries: limit }) {
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.end > range.start);
+                let own = &degrees[range.start as usize..range.end as usize];
+                // Without its last node that has any, it is not full.
+                let entries: u64 = own.iter().sum();
+                let last = own.iter().rev().find(|degree| **degree > 0).copied().unwrap_or(0);
+                prop_assert!(entries - last < limit, "{} of {}", entries, limit);
+                prop_assert!(entries >= limit || range.end == nodes, "{} of {}", entries, limit);
+                next = range.end;
+            }
+            prop_assert_eq!(next, nodes);
+        }
     }
 }

@@ -39,11 +39,21 @@ pub struct GraphWork<'a> {
     pub stop: &'a StopSignal,
     /// Gets stages.
     pub progress: &'a dyn Progress,
+    /// Bytes between two safe points of a sort, instead of the default: tests kill the process there.
+    pub safe_point_bytes: Option<u64>,
 }
 
+/// Bytes that a sort writes between two safe points.
+const SAFE_POINT_BYTES: u64 = 2 << 30;
+
 impl GraphWork<'_> {
+    /// Bytes that a sort writes between two safe points: what a kill costs.
+    pub fn safe_point_bytes(&self) -> u64 {
+        self.safe_point_bytes.unwrap_or(SAFE_POINT_BYTES)
+    }
+
     /// Fails if a stop was requested.
-    pub(super) fn check_stop(&self) -> Result<()> {
+    pub(crate) fn check_stop(&self) -> Result<()> {
         if self.stop.is_asked() { Err(SampleError::Stopped) } else { Ok(()) }
     }
 

@@ -445,11 +445,11 @@ impl<W: StoredId> Topology for OnDisk<W> {
         self.graph.relations.is_some()
     }
 
-    fn hop_in_memory(&self, _: &[NodeId]) -> Option<NotInMemory<W>> {
-        None
+    fn hop_in_memory(&self, _: &[NodeId], _: &DiskWorkspace<W>) -> Result<Option<NotInMemory<W>>> {
+        Ok(None)
     }
 
-    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+    fn degrees(&self, nodes: &[NodeId], _: &DiskWorkspace<W>, out: &mut Vec<u32>) -> Result<()> {
         out.extend(nodes.iter().enumerate().map(|(at, node)| {
             if let Some(soon) = nodes.get(at + PREFETCH_DISTANCE) {
                 self.graph.parts.iter().for_each(|part| part.offsets.prefetch(soon.index()));

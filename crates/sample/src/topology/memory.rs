@@ -304,6 +304,18 @@ impl<W: StoredId> InMemory<W> {
         lookup::target_of(edge, self.nodes, |node| self.first.offsets.get(node))
     }
 
+    /// Passes on every edge into a node, or out of it where only outgoing adjacency is loaded.
+    pub(super) fn each_edge_of(&self, node: NodeId, mut take: impl FnMut(EdgeId, Edge)) {
+        for (position, other) in self.first.list(node).iter().enumerate() {
+            let id = self.first.edge(node, position);
+            let (source, target) = match self.direction {
+                Direction::Outgoing => (node, other.node()),
+                Direction::Incoming | Direction::Both => (other.node(), node),
+            };
+            take(id, Edge { source, target, relation: self.kind(id) });
+        }
+    }
+
     fn kind(&self, edge: EdgeId) -> u32 {
         self.relations.as_ref().map_or(0, |kinds| kinds[edge.0 as usize])
     }
@@ -326,11 +338,11 @@ impl<W: StoredId> Topology for InMemory<W> {
         self.relations.is_some()
     }
 
-    fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<InMemoryHop<'a, W>> {
-        Some(InMemoryHop { graph: self, nodes })
+    fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId], (): &'a ()) -> Result<Option<InMemoryHop<'a, W>>> {
+        Ok(Some(InMemoryHop { graph: self, nodes }))
     }
 
-    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
+    fn degrees(&self, nodes: &[NodeId], (): &(), out: &mut Vec<u32>) -> Result<()> {
         let lists = InMemoryHop { graph: self, nodes };
         (0..PREFETCH_DEGREES).for_each(|at| lists.prefetch(at));
         out.extend((0..nodes.len()).map(|at| {
@@ -563,7 +575,7 @@ mod tests {
     fn check_adjacency(direction: Direction, node: u64, expected: &[(u64, u64, u32)]) {
         let graph = graph().in_direction(direction);
         let nodes = [NodeId(node)];
-        let hop = graph.hop_in_memory(&nodes).unwrap();
+        let hop = graph.hop_in_memory(&nodes, &()).unwrap().unwrap();
         let list = hop.list(0);
         let found: Vec<_> = (0..list.len())
             .map(|at| (list.at(at).node().0, hop.edge(0, at as u32).0, hop.relation(0, at as u32)))

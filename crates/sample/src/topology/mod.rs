@@ -3,6 +3,7 @@
 //! only their blocks.
 
 mod by_partition;
+mod by_step;
 mod cache;
 mod counts;
 mod disk;
@@ -11,8 +12,12 @@ mod group;
 mod in_order;
 pub(crate) mod lookup;
 mod memory;
+mod subgraph;
 
 pub use by_partition::{AdjacencyRequest, PartitionedAdjacency};
+pub use by_step::{
+    ByStep, ResidentPool, StepHop, StepSubgraphs, StepWorkspace, SubgraphsInMemory, resident_nodes,
+};
 pub use cache::{CacheIndex, NeighbourCache, NeighbourCacheFile};
 pub use counts::{CountStream, CountedNeighbours, EntryCounts, GraphWork};
 pub use disk::{DiskGraph, DiskWorkspace, NeighbourCounters, OnDisk};
@@ -20,6 +25,7 @@ pub use group::{GroupCache, GroupNeighbours, GroupRoom};
 pub(crate) use in_order::AdjacencyInOrder;
 pub use lookup::{EdgeLookup, IncomingNeighbours, Sources};
 pub use memory::{AnyTopology, InMemory};
+pub use subgraph::{Subgraph, SubgraphBuilder, SubgraphHop, SubgraphShape};
 
 use crate::{Batches, Position, Result};
 use esker_types::{EdgeId, NodeId};
@@ -166,13 +172,18 @@ pub trait Topology: Send + Sync {
     /// The neighbours of `nodes`, if adjacency is in memory. On `None` a sampler asks for
     /// [`degrees`](Topology::degrees), draws positions, and then [`fetch`](Topology::fetch)es the entries at those
     /// positions only.
-    fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<Self::HopInMemory<'a>>;
+    fn hop_in_memory<'a>(
+        &'a self,
+        nodes: &'a [NodeId],
+        workspace: &'a Self::Workspace,
+    ) -> Result<Option<Self::HopInMemory<'a>>>;
 
     /// Appends the degrees of `nodes`.
-    fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()>;
+    fn degrees(&self, nodes: &[NodeId], workspace: &Self::Workspace, out: &mut Vec<u32>) -> Result<()>;
 
     /// Prepares for a batch: whoever samples it calls this first. A topology that knows groups of partitions brings those
-    /// of the batch's group into memory. Samples do not depend on it.
+    /// of the batch's group into memory; samples do not depend on it. One that sees resident nodes only ([`ByStep`])
+    /// takes those of the batch's step.
     fn begin(&self, _batches: &dyn Batches, _at: Position, _: &mut Self::Workspace) -> Result<()> {
         Ok(())
     }
@@ -282,11 +293,15 @@ macro_rules! is_topology_too {
             fn has_relations(&self) -> bool {
                 (**self).has_relations()
             }
-            fn hop_in_memory<'a>(&'a self, nodes: &'a [NodeId]) -> Option<T::HopInMemory<'a>> {
-                (**self).hop_in_memory(nodes)
+            fn hop_in_memory<'a>(
+                &'a self,
+                nodes: &'a [NodeId],
+                work: &'a T::Workspace,
+            ) -> Result<Option<T::HopInMemory<'a>>> {
+                (**self).hop_in_memory(nodes, work)
             }
-            fn degrees(&self, nodes: &[NodeId], out: &mut Vec<u32>) -> Result<()> {
-                (**self).degrees(nodes, out)
+            fn degrees(&self, nodes: &[NodeId], work: &T::Workspace, out: &mut Vec<u32>) -> Result<()> {
+                (**self).degrees(nodes, work, out)
             }
             fn begin(&self, batches: &dyn Batches, at: Position, work: &mut T::Workspace) -> Result<()> {
                 (**self).begin(batches, at, work)

@@ -77,8 +77,10 @@ pub(super) fn prepare<W: StoredId + StoredRow>(
     sizes: &Sizes,
     reads: &Reads,
     training: Arc<Packed>,
+    hottest: Option<Hottest>,
 ) -> Result<PackedPhases> {
-    match Preparation::new(job, sizes, reads, training.clone()).all::<W>() {
+    let preparation = Preparation { job, sizes, reads, training: training.clone(), hottest };
+    match preparation.all::<W>() {
         Err(error) if error.kind() == ErrorKind::Asked || is_read_only(&error) => {
             job.progress.note(&format!("evaluation reads rows one by one: {error}"));
             Ok(PackedPhases::of_training(job, training))
@@ -96,11 +98,7 @@ struct Preparation<'a> {
     hottest: Option<Hottest>,
 }
 
-impl<'a> Preparation<'a> {
-    fn new(job: &'a Job, sizes: &'a Sizes, reads: &'a Reads, training: Arc<Packed>) -> Preparation<'a> {
-        Preparation { job, sizes, reads, training, hottest: None }
-    }
-
+impl Preparation<'_> {
     fn all<W: StoredId + StoredRow>(mut self) -> Result<PackedPhases> {
         let mut phases = PackedPhases::of_training(self.job, self.training.clone());
         let EvaluationSchedule { validation, last_validation, test, .. } = &self.job.schedule;
@@ -189,6 +187,10 @@ impl<'a> Preparation<'a> {
         writer: PackWriter,
         cached_by: &str,
     ) -> Result<()> {
+        // Sampling has memory for them only if the disk determines the number of epochs (`least_sampling`).
+        if self.job.epochs_sampled.is_some() || self.job.epochs <= 1 {
+            self.hottest = None;
+        }
         let (samples, epochs) = samples::<W>(job, self.sizes, self.reads, home, &writer.work())?;
         let sampled = samples.of_epochs(epochs);
         // At worst no row is cached.
@@ -211,11 +213,16 @@ impl<'a> Preparation<'a> {
             coverage: Vec::new(),
             cached_by: Some(cached_by.to_string()),
         };
-        let work = work(job, self.sizes, self.reads);
         if writer.laid().as_ref() != Some(&layout) {
-            writer.lay_out::<W>(&samples, self.hottest::<W>()?, &layout, &work)?;
+            let (sizes, reads) = (self.sizes, self.reads);
+            writer.lay_out::<W>(&samples, self.hottest::<W>()?, &layout, &work(job, sizes, reads, None))?;
         }
-        writer.finish::<W>(&samples, true, &work)?;
+        // Kept for the next evaluation, unless packing needs the memory.
+        let kept_bytes = Hottest::bytes_for(job.dataset.manifest().nodes.count);
+        if self.sizes.beside(kept_bytes).check_packing(job, &sampled, needed).is_err() {
+            self.hottest = None;
+        }
+        writer.finish::<W>(&samples, true, &work(job, self.sizes, self.reads, self.hottest.as_ref()))?;
         Ok(())
     }
 

@@ -94,6 +94,7 @@ pub fn needs(job: &JobOutline) -> Result<Needs> {
     Ok(Needs {
         host: sizes::memory(job),
         disk_bytes: sizes::most_on_disk(job),
+        samples_beforehand: job.largest_batch > 0,
         takes_the_rest: true,
         caches_on_device: true,
         ..Needs::default()
@@ -166,6 +167,7 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
         if job.largest_batch == 0 {
             let tier = RowTier::Host(Arc::new(HostCache::new(0, reads.rows.format())));
             let training = Training::default();
+            job.topology.take_lent();
             self.opened = Some(Opened { reads, packed: None, training, tier, epochs: 1 });
             return Ok(Prepared::default());
         }
@@ -175,13 +177,19 @@ impl<D: Device> Strategy<D> for DiskGnn<D> {
             false => format.stored_rows().rows_in(job.device_cache_bytes),
         };
         let sizes = Sizes::new(job, device_slots * format.row_bytes() as u64)?;
-        let packed = Arc::new(match job.dataset.manifest().id_dtype() {
+        if !sizes.neighbours.all {
+            job.topology.take_lent();
+        }
+        let (packed, hottest) = match job.dataset.manifest().id_dtype() {
             Dtype::U64 => prepare::prepare::<u64>(job, &sizes, &reads)?,
             _ => prepare::prepare::<u32>(job, &sizes, &reads)?,
-        });
+        };
+        let packed = Arc::new(packed);
+        // Rows may have been packed before, and then nothing was sampled.
+        job.topology.take_lent();
         let phases = match job.dataset.manifest().id_dtype() {
-            Dtype::U64 => evaluation::prepare::<u64>(job, &sizes, &reads, packed.clone())?,
-            _ => evaluation::prepare::<u32>(job, &sizes, &reads, packed.clone())?,
+            Dtype::U64 => evaluation::prepare::<u64>(job, &sizes, &reads, packed.clone(), hottest)?,
+            _ => evaluation::prepare::<u32>(job, &sizes, &reads, packed.clone(), hottest)?,
         };
         let evaluations: Vec<&Packing> = phases.evaluations().iter().map(|packed| packed.packing()).collect();
         let training = sizes.training(job, packed.packing(), &evaluations)?;

@@ -1,7 +1,7 @@
 //! Samples batches of some epochs to a log on disk. Every way to pack their rows uses the same log.
 
 use super::home::{DiskShare, Home};
-use super::sizes::Sizes;
+use super::sizes::{MissBound, Sizes};
 use crate::direct::Reads;
 use crate::neighbours::{LoadedNeighbours, NeighbourBudget, NeighbourPolicy, NeighbourStore};
 use crate::{Job, Result, StrategyError};
@@ -99,7 +99,8 @@ fn epochs_that_fit<W: StoredRow>(
     mut hottest: Hottest,
     disk: &DiskShare,
 ) -> Result<u64> {
-    hottest.choose(sizes.slots(job, &first.largest, first.batches)?);
+    let coverage = hottest.coverage();
+    hottest.choose(sizes.slots(job, &first.largest, first.batches, MissBound::ByCoverage(&coverage))?);
     let log_bytes = first.log_bytes(size_of::<W>() as u64);
     let bytes = PackedBytes::of::<W>(log_bytes, first, &hottest, job.row_bytes());
     let epoch = bytes.others + hottest.misses() * bytes.row;

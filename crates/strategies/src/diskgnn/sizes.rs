@@ -5,7 +5,7 @@ use crate::direct::{self, sampler_bytes};
 use crate::neighbours::NeighbourBudget;
 use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{EpochSampled, Largest, PackWriter, Packed, Packing};
-use esker_plan::Hottest;
+use esker_plan::{Coverage, Hottest};
 use esker_sample::{AnyTopology, Bound, DiskGraph};
 use esker_types::{ByteCount, NodeId};
 
@@ -19,6 +19,11 @@ pub(super) const WORKER_PREFETCH: usize = 3;
 /// cached rows.
 const MOST_WORKERS: usize = 12;
 const WORKERS_PART: u64 = 16;
+/// How often the number of cached rows is raised by what fewer misses leave.
+const SLOT_TURNS: usize = 4;
+/// A sampler with the whole adjacency in memory does the work of this many that read some of it from disk, and nothing
+/// has to be counted, chosen and copied for a cache before.
+const RESIDENT_SPEED: u64 = 4;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Assumed number of batches before it is known.
@@ -113,14 +118,27 @@ fn largest_of(bound: &Bound) -> Largest {
     Largest { nodes, sample_bytes, record_bytes: sample_bytes, packed_rows: nodes, shared_rows: 0 }
 }
 
+/// The largest batch, before any is known. A training batch misses no row if the device caches those of all nodes. An
+/// evaluation accesses rows that training does not: these are not cached.
+fn expected(job: &JobOutline) -> Largest {
+    let training = without_cached(job, largest_of(&job.training_bound()));
+    evaluated(job).map_or(training, |evaluated| training.max(&evaluated))
+}
+
+/// A training batch with the rows that it may miss: none, if the device caches those of all nodes.
+fn without_cached(job: &JobOutline, largest: Largest) -> Largest {
+    Largest { packed_rows: if job.caches_all_on_device() { 0 } else { largest.packed_rows }, ..largest }
+}
+
 /// The smallest memory of training: one batch in addition to those of steps in flight, none of whose rows are cached.
 /// If evaluations cannot be packed, they read rows one by one, in turn with training.
 fn least_training(job: &JobOutline) -> u64 {
     let bound = job.largest_bound();
     let batches = FEW_BATCHES.max(job.epoch_batches.saturating_mul(job.epochs_sampled.unwrap_or(1)));
     let blocks = batches.saturating_mul(bound.nodes.saturating_mul(job.row_bytes()) / BLOCK_BYTES + 2);
-    let least = Training::least(job);
-    let training = training_bytes(job, &largest_of(&bound), blocks, batches, least, false);
+    // A device that caches rows assembles batches, so that there are no assembled rows in host memory.
+    let (least, device) = (Training::least(job), job.device_cache_bytes > 0);
+    let training = training_bytes(job, &expected(job), blocks, batches, least, device);
     training.max(direct::memory_bytes(job))
 }
 
@@ -154,6 +172,43 @@ pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
     let evaluation = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.batches);
     let evaluated = job.evaluation_bound().map_or(0, |bound| batch(&bound).saturating_mul(evaluation));
     trained.saturating_add(evaluated).min(job.out_of_core.disk_bytes)
+}
+
+/// How many rows the largest batch reads at most, before it is known.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MissBound<'a> {
+    /// All of its rows.
+    All,
+    /// In proportion to the misses of all batches, with a margin. Rows that are laid out show whether it holds.
+    ByCoverage(&'a Coverage),
+}
+
+/// Batches differ: the largest one misses at most this many times the share that all of them miss. Those of evaluation
+/// have other seed nodes.
+const MORE_MISSES: u64 = 2;
+const MORE_EVALUATION_MISSES: u64 = 3;
+
+impl MissBound<'_> {
+    /// A batch of at most `largest.nodes` rows, if `slots` rows are cached.
+    fn of(&self, largest: &Largest, slots: u64, times: u64) -> Largest {
+        let nodes = largest.nodes;
+        let packed_rows = match self {
+            MissBound::All => nodes,
+            MissBound::ByCoverage(coverage) => {
+                let (misses, accesses) = (coverage.misses(slots), coverage.misses(0).max(1));
+                let share = nodes as u128 * misses as u128 * times as u128 / accesses as u128;
+                // Small batches differ more.
+                (share as u64).saturating_add(nodes / 32 + 64).min(nodes)
+            }
+        };
+        Largest { packed_rows, ..*largest }
+    }
+
+    /// Whether the batches of packed rows are within it.
+    pub fn holds(&self, packing: &Packing) -> bool {
+        let bound = self.of(&packing.largest, packing.slots, MORE_MISSES);
+        packing.largest.packed_rows.saturating_add(packing.largest.shared_rows) <= bound.packed_rows
+    }
 }
 
 /// How training uses memory.
@@ -208,7 +263,8 @@ impl Sizes {
         let worker_bytes = sampler_bytes(job, &bound, WORKER_SAMPLES);
         let left = preparing_bytes.saturating_sub(least_sampling(job) - worker_bytes);
         let samplers = (left / 2 / worker_bytes.max(1)).clamp(1, job.threads.max(1) as u64);
-        let resident = resident_samplers(job, left, &bound).filter(|resident| resident * 2 >= samplers);
+        let resident =
+            resident_samplers(job, left, &bound).filter(|resident| resident * RESIDENT_SPEED >= samplers);
         let (samplers, worker_bytes) = match resident {
             Some(resident) => (resident, bound.bytes(WORKER_SAMPLES)),
             None => (samplers, worker_bytes),
@@ -261,12 +317,26 @@ impl Sizes {
     }
 
     /// Rows to set aside for memory, when batches are known but not how many of their rows are on disk.
-    pub fn slots(&self, job: &JobOutline, largest: &Largest, batches: u64) -> Result<u64> {
-        // In the worst case, all of them. Batches of evaluation are sampled later.
-        let largest = Largest { packed_rows: largest.nodes, ..*largest };
-        let largest = evaluated(job).map_or(largest, |evaluated| largest.max(&evaluated));
+    pub fn slots(
+        &self,
+        job: &JobOutline,
+        largest: &Largest,
+        batches: u64,
+        bound: MissBound<'_>,
+    ) -> Result<u64> {
+        // Batches of evaluation are sampled later.
+        let at_most = |bound: MissBound<'_>, slots: u64| {
+            let trained = without_cached(job, bound.of(largest, slots, MORE_MISSES));
+            let evaluated = evaluated(job).map(|batch| {
+                let found = bound.of(&batch, slots, MORE_EVALUATION_MISSES);
+                // Rows that training does not access are not cached, however many others are.
+                Largest { packed_rows: found.packed_rows.max(batch.nodes / 4), ..found }
+            });
+            evaluated.map_or(trained, |evaluated| trained.max(&evaluated))
+        };
+        let worst = at_most(MissBound::All, 0);
         let row_bytes = job.row_bytes().max(1);
-        let blocks = batches * (largest.nodes * row_bytes / BLOCK_BYTES + 1);
+        let blocks = batches * (worst.nodes * row_bytes / BLOCK_BYTES + 1);
         // Prefetched batches take precedence over cached rows, as long as they leave a good part of the memory to the
         // cache.
         let asked = job.out_of_core.feature_cache_bytes;
@@ -275,12 +345,19 @@ impl Sizes {
             None => self.phase_bytes / 4 * 3,
         };
         let part = self.phase_bytes / WORKERS_PART;
-        let (_, needed) = self.shared_out(job, &largest, blocks, batches, room, part);
-        let needed = needed.max(direct::memory_bytes(job));
-        if needed > self.phase_bytes {
-            return Err(too_little(job, needed, self.phase_bytes));
+        let (training, _) = self.shared_out(job, &worst, blocks, batches, room, part);
+        let device = self.device_bytes > 0;
+        let needed = |largest: &Largest| {
+            training_bytes(job, largest, blocks, batches, training, device).max(direct::memory_bytes(job))
+        };
+        if needed(&worst) > self.phase_bytes {
+            return Err(too_little(job, needed(&worst), self.phase_bytes));
         }
-        let most = self.phase_bytes - needed + self.device_bytes;
+        // The more rows are cached, the fewer are read, which leaves memory to more. Every turn is within the memory.
+        let mut most = self.phase_bytes - needed(&worst) + self.device_bytes;
+        for _ in 0..SLOT_TURNS {
+            most = self.phase_bytes - needed(&at_most(bound, most / row_bytes)) + self.device_bytes;
+        }
         match asked {
             Some(asked) if asked > most => Err(StrategyError::Cache {
                 flag: "--feature-cache",
@@ -289,6 +366,11 @@ impl Sizes {
             }),
             asked => Ok(asked.unwrap_or(most) / row_bytes),
         }
+    }
+
+    /// What is left of the memory before training beside so many bytes.
+    pub fn beside(&self, bytes: u64) -> Sizes {
+        Sizes { preparing_bytes: self.preparing_bytes.saturating_sub(bytes), ..self.clone() }
     }
 
     /// Checks that laying out and packing these samples fit. The error names the size it needs.

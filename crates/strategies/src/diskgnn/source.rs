@@ -143,7 +143,13 @@ fn stages<D: Device>(
         let positions = run_positions(job, from);
         let yielded = move |at: &RunPosition| evaluates || matches!(at.phase, Phase::Train { .. });
         let mut positions = positions.filter(yielded).skip(number).step_by(training.workers);
-        let listed = Pipeline::start("list", 0, move |_| Ok::<_, StrategyError>(positions.next()));
+        let ahead = ReadAhead { phases: shared.phases.clone(), epochs, none: shared.sequential };
+        // A worker loads one batch while this stage has listed the next two: the disk reads their samples meanwhile.
+        let listed = Pipeline::start("list", 1, move |_| {
+            let next = positions.next();
+            next.into_iter().for_each(|at| ahead.read(at));
+            Ok::<_, StrategyError>(next)
+        });
         let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
         shared.read(shared.load(listed, job, epochs, samples), training.buffers, &reads.pool)
     });
@@ -179,6 +185,32 @@ fn stages<D: Device>(
             ..SourceCounters::default()
         }
     })
+}
+
+/// Reads samples into the page cache ahead of the workers that load them.
+struct ReadAhead {
+    phases: PackedPhases,
+    epochs: u64,
+    /// Whether nothing is prefetched.
+    none: bool,
+}
+
+impl ReadAhead {
+    fn read(&self, at: RunPosition) {
+        if !self.none {
+            let packed = &self.phases.all()[self.phases.index(at.phase)];
+            packed.read_ahead(sampled_at(at, self.epochs));
+        }
+    }
+}
+
+/// The position at which a batch was sampled. Later epochs of training repeat the sampled ones.
+fn sampled_at(at: RunPosition, epochs: u64) -> Position {
+    let position = at.position();
+    match at.phase {
+        Phase::Train { .. } => Position { epoch: position.epoch % epochs, ..position },
+        _ => position,
+    }
 }
 
 /// Readers of all packed rows, for one thread.
@@ -240,10 +272,11 @@ impl<D: Device> Shared<D> {
                 let Some(mut sample) = stage.take(&samples) else { return Ok(None) };
                 let Some(mut packed) = stage.take(&loads) else { return Ok(None) };
                 let (at, phase) = (run_at.position(), phases.index(run_at.phase));
-                let (sampled, batches) = match job.inference(run_at.phase) {
-                    None => (Position { epoch: at.epoch % epochs, ..at }, &job.batches),
-                    Some(over) => (at, &over.batches),
+                let batches = match job.inference(run_at.phase) {
+                    None => &job.batches,
+                    Some(over) => &over.batches,
                 };
+                let sampled = sampled_at(run_at, epochs);
                 let reader = &mut readers[phase];
                 reader.load(sampled, &mut sample, &mut packed)?;
                 counts[phase.min(1)].sample_bytes.fetch_add(reader.loaded_bytes(&packed), Ordering::Relaxed);

@@ -240,6 +240,7 @@ impl<D: Device, W: StoredId + StoredRow> PhaseSource<D> for Superbatches<D, W> {
         let looped =
             self.looped + self.main.as_ref().map_or(0.0, |main| main.started.elapsed().as_secs_f64());
         SourceCounters {
+            bytes_written: 0,
             stages,
             rows: get(&rows.rows),
             bytes_useful: get(&rows.rows) * self.opened.reads.rows.format().row_bytes() as u64,

@@ -209,7 +209,7 @@ impl<W: StoredId + StoredRow> Superbatch<W> {
             most_bytes: sizes.sampling_bytes,
         };
         // First hops, then what is pulled, then the rest: only the second goes batch by batch.
-        let decided = ahead.as_deref().map(|ahead| ahead.decide(&bulk, &positions)).transpose()?;
+        let decided = ahead.as_deref().map(|ahead| ahead.decide(&bulk, &positions, &job.stop)).transpose()?;
         let is_pulled = |at, hop, index, _: NodeId| {
             decided.as_ref().is_some_and(|decided| decided.is_pulled(at, hop, index))
         };

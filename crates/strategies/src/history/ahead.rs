@@ -1,12 +1,13 @@
 //! Decides pulls ahead of training, in the order of batches, hop by hop. The first hops of a batch are all that this needs:
 //! what is pulled at a hop depends on stamps of that hop, and on what is pulled at the hops before.
 
+use super::profile::stopped;
 use super::{BatchWork, History, PulledMarks, SharedStamps, Stamps, first_hops};
 use crate::job::run_positions;
 use crate::{Job, Phase, Result, RunPosition};
 use esker_sample::bulk::{BatchPulls, Bulk};
 use esker_sample::{Batches, Carry, Position, Sample, Sampler, Settings, Topology};
-use esker_types::NodeId;
+use esker_types::{NodeId, StopSignal};
 use std::collections::VecDeque;
 
 /// How the first hops are drawn, without what only later steps need.
@@ -107,11 +108,12 @@ impl PullsAhead {
 
     /// Decides training batches. First hops of all of them are drawn in parallel, then those up to the second with what is
     /// pulled at the first, and so on. Stamps are advanced by batches that are really sampled, later on: the disk budget
-    /// may end a superbatch before.
+    /// may end a superbatch before. So a stop loses nothing here: what was decided is decided again.
     pub fn decide<'a, T: Topology>(
         &self,
         bulk: &Bulk<'_, T, dyn Batches + '_>,
         positions: &'a [Position],
+        stop: &StopSignal,
     ) -> Result<DecidedBatches<'a>> {
         let mut decided = DecidedBatches { positions, marks: vec![PulledMarks::default(); positions.len()] };
         for hops in 1..=self.history.outline.hops {
@@ -126,11 +128,11 @@ impl PullsAhead {
                 let marks = marks.next().expect("marks for every batch");
                 self.history.decide(&mut stamps, sample, marks);
                 stamps.end_batch();
-                Ok::<(), crate::StrategyError>(())
+                stopped(stop)
             })?;
             decided.marks = next;
         }
-        self.compare(bulk, positions)?;
+        self.compare(bulk, positions, stop)?;
         Ok(decided)
     }
 
@@ -139,11 +141,12 @@ impl PullsAhead {
         &self,
         bulk: &Bulk<'_, T, dyn Batches + '_>,
         positions: &[Position],
+        stop: &StopSignal,
     ) -> Result<()> {
         let compared = positions.iter().copied().filter(|at| BatchWork::is_compared(*at));
         bulk.run_with(bulk.threads, compared, |at, sample| {
             self.applied.work.put(at, sample);
-            Ok(())
+            stopped(stop)
         })
     }
 }

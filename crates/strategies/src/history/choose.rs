@@ -33,6 +33,7 @@ fn counted<W: StoredId>(job: &Job, rows: u64) -> Result<NodeSet> {
         pool: &job.pool,
         stop: &job.stop,
         progress: &*job.progress,
+        safe_point_bytes: None,
     };
     let counts = EntryCounts::find_or_count::<W>(&graph, CountedNeighbours::All, true, &work)?;
     let (mut top, mut count) = (TopByScore::new(), counts.stream());

@@ -13,7 +13,7 @@ use crate::{Job, Phase, Result, StrategyError};
 use esker_plan::{CacheSplit, EpochWork, HistorySaving, SplitTask, WorkSeconds, splits};
 use esker_sample::bulk::Bulk;
 use esker_sample::{AnyTopology, Batches, DiskGraph, NodeSet, OnDisk, Position, Sample, Topology};
-use esker_types::{ByteCount, Dtype, Unit};
+use esker_types::{ByteCount, Dtype, StopSignal, Unit};
 use std::sync::Arc;
 
 /// Bytes per node: four counts and two stamps, two sorted counts, an index and sums over them, and a planner.
@@ -210,7 +210,7 @@ impl EpochCounting {
         if profiled > 0 {
             first_hops.run_with(threads, positions_of(job, 0).into_iter(), |_, sample| {
                 self.find_fresh(sample);
-                stopped(job)
+                stopped(&job.stop)
             })?;
         }
         let epoch = &mut self.profile.epoch;
@@ -220,7 +220,7 @@ impl EpochCounting {
         bulk.run_with(threads, positions.into_iter(), |_, sample| {
             self.count(sample);
             job.progress.advance(1);
-            stopped(job)
+            stopped(&job.stop)
         })?;
         job.progress.finish();
         Ok(self.profile)
@@ -296,8 +296,8 @@ impl EpochCounting {
 }
 
 /// Fails if a stop was requested.
-pub(super) fn stopped(job: &Job) -> Result<()> {
-    if job.stop.is_asked() { Err(StrategyError::Stopped) } else { Ok(()) }
+pub(super) fn stopped(stop: &StopSignal) -> Result<()> {
+    if stop.is_asked() { Err(StrategyError::Stopped) } else { Ok(()) }
 }
 
 #[cfg(test)]

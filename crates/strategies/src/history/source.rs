@@ -8,6 +8,7 @@ use crate::{
     Result, RunPosition, SavedState, SourceCounters, StrategyError,
 };
 use esker_device::{Device, HiddenRows, HiddenShape};
+use esker_fetch::pipeline::StageTimes;
 use esker_sample::Sample;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -135,9 +136,13 @@ impl<D: Device> PhaseSource<D> for HistorySource<D> {
     }
 
     fn counters(&self) -> SourceCounters {
-        // A device that has failed says so elsewhere.
+        // This waits for the steps in flight. A device that has failed says so elsewhere.
         let drift = self.opened.table.lock().drift().unwrap_or(0.0);
         SourceCounters { history: Some(HistoryCounters { drift, ..self.counted }), ..self.inner.counters() }
+    }
+
+    fn stages(&self) -> Vec<StageTimes> {
+        self.inner.stages()
     }
 
     fn apply(&mut self, mut feedback: Feedback<D>) -> Result<()> {

@@ -53,9 +53,11 @@ pub fn job(dataset: &Arc<Dataset>, seed: u64) -> Job {
         steps_in_flight: 0,
         strategy_bytes: 256 << 20,
         device_cache_bytes: 0,
+        embedding_device_bytes: u64::MAX,
         room: BatchRoom::default(),
         columns: Vec::new(),
         history: None,
+        residents: None,
         out_of_core: OutOfCore {
             scratch: dataset.directory().with_extension("scratch"),
             disk_bytes: 1 << 30,
@@ -98,6 +100,11 @@ pub fn batches(kind: StrategyKind, job: &Job, from: Position) -> (Vec<Batch>, So
         all.push((batch.at.position(), sample_of(&batch), rows_of(&mut batch)));
     }
     (all, source.counters())
+}
+
+/// Strategies whose batches are of the whole graph, in any order.
+pub fn whole_graph_strategies() -> impl Iterator<Item = StrategyKind> {
+    StrategyKind::ALL.into_iter().filter(|kind| *kind != StrategyKind::Marius)
 }
 
 /// The batches of `memory` and of another strategy from some positions, to the bit; returns what that one counted for the whole

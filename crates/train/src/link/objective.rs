@@ -1,17 +1,17 @@
 //! The objective of links: the score of each edge of a batch against those of its negatives, for both of its ends.
 
-use crate::link::{LinkConfig, LinkTask, LossReduction};
+use crate::link::{EdgeWeights, LinkConfig, LinkTask, LossReduction};
 use crate::metrics::Tally;
 use crate::objective::{BatchTargets, Losses, Objective, Picked};
 use crate::task::{LabelKind, SplitName};
 use crate::{Result, TrainError};
 use esker_nn::{Activation, Affine, Backend, Dropout, Model, Parameter, Post, Shape};
 use esker_nn::{
-    CandidateGradients, Candidates, DecoderKind, LinkGradients, LinkMath, LossCall, QueryCall, ReplacedEnd,
-    RowInit, ScoreCall, initial_rows,
+    CandidateGradients, Candidates, DecoderKind, LinkGradients, LinkMath, LossCall, MaskedCandidates,
+    QueryCall, ReplacedEnd, RowInit, ScoreCall, initial_rows,
 };
 use esker_sample::negatives::{Negatives, Side};
-use esker_sample::{LinkBatch, Targets};
+use esker_sample::{Edge, LinkBatch, Targets};
 use esker_types::random::Key;
 
 /// Streams of random numbers.
@@ -90,7 +90,8 @@ impl<B: Backend> LinkObjective<B> {
 }
 
 /// One side of a batch: which rows of the output its edges and negatives are.
-struct BatchSide {
+struct BatchSide<'a> {
+    side: Side,
     known: Vec<u32>,
     own: Vec<u32>,
     candidates: Vec<u32>,
@@ -100,9 +101,27 @@ struct BatchSide {
     all: bool,
     chunk_edges: usize,
     per_chunk: usize,
-    masked: Vec<(u32, u32)>,
+    masked: SideMasks<'a>,
     relation_of: Vec<u32>,
     replaced: ReplacedEnd,
+}
+
+/// The candidates of a side that are not negatives.
+#[derive(Debug)]
+struct SideMasks<'a> {
+    edges: &'a [Edge],
+    negatives: &'a Negatives,
+    /// The row of each node in the output, if every node is a negative.
+    of_node: Option<&'a [u32]>,
+}
+
+impl MaskedCandidates for SideMasks<'_> {
+    fn for_each(&self, edge: usize, take: &mut dyn FnMut(u32)) {
+        self.negatives.for_each_masked(edge, &self.edges[edge], &mut |negative| match self.of_node {
+            Some(rows) => take(rows[negative as usize]),
+            None => take(negative),
+        });
+    }
 }
 
 /// The gradients of a side: of known ends, true ends, candidates and relations.
@@ -114,7 +133,7 @@ struct SideGradients<M> {
 }
 
 impl<B: LinkMath> LinkObjective<B> {
-    fn side(&self, links: &LinkBatch, rows: &[u32], output: usize, side: Side) -> BatchSide {
+    fn side<'a>(&self, links: &'a LinkBatch, rows: &'a [u32], output: usize, side: Side) -> BatchSide<'a> {
         let (negatives, start) = match side {
             Side::Target => (&links.targets, links.targets_start),
             Side::Source => (&links.sources, links.sources_start),
@@ -130,16 +149,12 @@ impl<B: LinkMath> LinkObjective<B> {
             None => Vec::new(),
         };
         let Negatives { chunk_edges, per_chunk, all_nodes, .. } = *negatives;
-        let mut masked = negatives.masked.clone();
+        // All nodes follow the other seed nodes, and rows of the output are in an order of their own.
+        let of_node = all_nodes.then(|| &rows[links.sources_start + links.sources.nodes.len()..]);
+        let masked = SideMasks { edges: &links.edges, negatives, of_node };
         let candidates = match all_nodes {
             false => rows[start..start + negatives.nodes.len()].to_vec(),
-            true => {
-                // All nodes follow the other seed nodes, and rows of the output are in an order of their own.
-                let of_node = &rows[links.sources_start + links.sources.nodes.len()..];
-                masked.iter_mut().for_each(|(_, node)| *node = of_node[*node as usize]);
-                masked.sort_unstable();
-                (0..output as u32).collect()
-            }
+            true => (0..output as u32).collect(),
         };
         let (chunk_edges, replaced) = (chunk_edges.max(1), self.relation_of(0, side).1);
         // Candidates of every edge are too many for a row of gradients each.
@@ -148,6 +163,7 @@ impl<B: LinkMath> LinkObjective<B> {
             false => candidates.clone(),
         };
         BatchSide {
+            side,
             known,
             own,
             candidates,
@@ -164,14 +180,15 @@ impl<B: LinkMath> LinkObjective<B> {
     /// Losses and gradients of one side.
     fn one_side(
         &self,
-        side: &BatchSide,
+        side: &BatchSide<'_>,
+        weights: &[f32],
         output: &B::Matrix,
         step: u64,
         losses: &mut Losses<B>,
     ) -> Result<SideGradients<B::Matrix>> {
         let (backend, config) = (&self.backend, &self.config);
         let (edges, columns) = (side.known.len(), output.columns());
-        let dropped = self.dropped_relations(side, step);
+        let dropped = self.dropped_relations(side.side, &side.relation_of, step);
         let each: Vec<u32> = (0..edges as u32).collect();
         let (relations, relation_of) = match &dropped {
             Some((rows, _)) => (Some(rows), &each),
@@ -199,8 +216,8 @@ impl<B: LinkMath> LinkObjective<B> {
             false => Candidates::Chunks { chunk_edges, per_chunk, rows: &side.candidates },
         };
         let score = ScoreCall { decoder: config.decoder, queries: &queries, nodes: output, candidates };
-        let scale = self.scale(edges);
-        let loss = LossCall { loss: config.loss, scale, own: &side.own, masked: &side.masked };
+        let scale = self.weighted_scale(edges, weights);
+        let loss = LossCall { loss: config.loss, scale, weights, own: &side.own, masked: &side.masked };
         let to = &mut gradients.candidates;
         let by_node = (chunk_edges == 1 && !side.all)
             .then(|| members_of(output.rows(), std::iter::once(&side.candidates[..])));
@@ -221,6 +238,27 @@ impl<B: LinkMath> LinkObjective<B> {
         Ok(gradients)
     }
 
+    /// The weight of each edge of a batch; empty if all are 1.
+    fn weights(&self, links: &LinkBatch) -> Vec<f32> {
+        match self.config.edge_weights {
+            EdgeWeights::Equal => Vec::new(),
+            EdgeWeights::Subsampling => {
+                assert_eq!(links.frequencies.len(), links.edges.len(), "a batch that was counted");
+                links.frequencies.iter().map(|count| 1.0 / ((6 + *count) as f32).sqrt()).collect()
+            }
+        }
+    }
+
+    /// Factor of the losses of edges with these weights: a mean divides by their sum.
+    fn weighted_scale(&self, edges: usize, weights: &[f32]) -> f32 {
+        match self.config.reduction {
+            LossReduction::Mean if !weights.is_empty() => {
+                (1.0 / weights.iter().map(|weight| *weight as f64).sum::<f64>()) as f32
+            }
+            _ => self.scale(edges),
+        }
+    }
+
     /// Factor of the loss of an edge.
     fn scale(&self, edges: usize) -> f32 {
         match self.config.reduction {
@@ -229,44 +267,18 @@ impl<B: LinkMath> LinkObjective<B> {
         }
     }
 
-    /// The rows of each edge's relation after dropout, if there is any.
-    fn dropped_relations(&self, side: &BatchSide, step: u64) -> Option<(B::Matrix, Post)> {
+    /// The rows of each edge's relation after dropout, if there is any. Each side of an edge has a mask of its own.
+    fn dropped_relations(&self, side: Side, relation_of: &[u32], step: u64) -> Option<(B::Matrix, Post)> {
         let rows = self.relation_rows()?;
-        let key = self.dropout_key.with(step).with(u64::from(side.replaced == ReplacedEnd::Target));
+        let key = self.dropout_key.with(step).with(u64::from(side == Side::Target));
         let dropout = Dropout::new(self.config.relation_dropout, key)?;
-        let mut gathered = self.backend.matrix(side.relation_of.len(), rows.columns());
-        self.backend.gather_rows(rows, &side.relation_of, &mut gathered);
+        let mut gathered = self.backend.matrix(relation_of.len(), rows.columns());
+        self.backend.gather_rows(rows, relation_of, &mut gathered);
         let post = Post { activation: Activation::Identity, dropout: Some(dropout) };
         let mut dropped = self.backend.matrix(gathered.rows(), gathered.columns());
         let call = Affine { terms: Vec::new(), accumulate: false, bias: None, add: Some(&gathered), post };
         self.backend.affine(call, &mut dropped);
         Some((dropped, post))
-    }
-
-    /// Adds the penalty of both ends and of the relation of every query.
-    fn add_penalty(
-        &mut self,
-        sides: &[BatchSide],
-        output: &B::Matrix,
-        gradient: &mut B::Matrix,
-        losses: &mut Losses<B>,
-    ) -> Result<()> {
-        let Some(penalty) = self.config.penalty.filter(|penalty| penalty.weight > 0.0) else { return Ok(()) };
-        let kind = penalty.kind.kind(self.config.decoder);
-        let weight = penalty.weight * self.scale(sides.first().map_or(0, |side| side.known.len()));
-        let mut of_output = vec![0.0; output.rows()];
-        for row in sides.iter().flat_map(|side| side.known.iter().chain(&side.own)) {
-            of_output[*row as usize] += weight;
-        }
-        losses.push(self.backend.penalty(kind, &of_output, output, gradient)?);
-        if let Some(rows) = &mut self.rows {
-            let mut of_relations = vec![0.0; rows.value.rows()];
-            for row in sides.iter().flat_map(|side| &side.relation_of) {
-                of_relations[*row as usize] += weight;
-            }
-            losses.push(self.backend.penalty(kind, &of_relations, &rows.value, &mut rows.gradient)?);
-        }
-        Ok(())
     }
 }
 
@@ -294,10 +306,10 @@ impl<B: LinkMath> Objective<B> for LinkObjective<B> {
         let Picked::Links { rows, links } = picked else { return Err(TrainError::NodeBatch) };
         let mut losses: Losses<B> = Vec::new();
         let both = [Side::Target, Side::Source].map(|side| self.side(links, rows, output.rows(), side));
-        let sides: Vec<BatchSide> = both.into_iter().filter(|side| !side.candidates.is_empty()).collect();
-        let mut gradients = Vec::with_capacity(sides.len());
+        let sides: Vec<BatchSide<'_>> = both.into_iter().filter(|side| !side.candidates.is_empty()).collect();
+        let (weights, mut gradients) = (self.weights(links), Vec::with_capacity(sides.len()));
         for side in &sides {
-            gradients.push(self.one_side(side, output, step, &mut losses)?);
+            gradients.push(self.one_side(side, &weights, output, step, &mut losses)?);
         }
         let mut gradient = self.backend.matrix(output.rows(), output.columns());
         let targets = sides.iter().flat_map(|side| [&side.known[..], &side.own, &side.gradient_of]);
@@ -312,9 +324,41 @@ impl<B: LinkMath> Objective<B> for LinkObjective<B> {
                 gradients.iter().filter_map(|side| side.relations.as_ref()).collect();
             self.backend.sum_rows(&parts, &offsets, &members, &mut rows.gradient);
         }
-        drop(gradients);
-        self.add_penalty(&sides, output, &mut gradient, &mut losses)?;
         Ok((losses, gradient))
+    }
+
+    /// The penalty of both ends and of the relation of every query, if the relation has one. Those of relations are the
+    /// rows without dropout, too.
+    fn penalize(
+        &mut self,
+        picked: &Picked,
+        output: &B::Matrix,
+        gradient: &mut B::Matrix,
+        losses: &mut Losses<B>,
+    ) -> Result<()> {
+        let Picked::Links { rows, links } = picked else { return Err(TrainError::NodeBatch) };
+        let Some(penalty) = self.config.penalty.filter(|penalty| penalty.weight > 0.0) else { return Ok(()) };
+        let is_asked = |negatives: &Negatives| negatives.all_nodes || !negatives.nodes.is_empty();
+        let sides = [(Side::Target, &links.targets), (Side::Source, &links.sources)];
+        let sides: Vec<Side> =
+            sides.into_iter().filter(|(_, negatives)| is_asked(negatives)).map(|(side, _)| side).collect();
+        let weight = penalty.weight * self.scale(links.edges.len());
+        let mut of_output = vec![0.0; output.rows()];
+        for row in sides.iter().flat_map(|_| &rows[..2 * links.edges.len()]) {
+            of_output[*row as usize] += weight;
+        }
+        let kind = penalty.kind.of_nodes(self.config.decoder);
+        losses.push(self.backend.penalty(kind, &of_output, output, gradient)?);
+        let Some(kind) = penalty.kind.of_relations(self.config.decoder) else { return Ok(()) };
+        let mut of_relations = vec![0.0; self.rows.as_ref().map_or(0, |rows| rows.value.rows())];
+        let asked = sides.iter().flat_map(|side| links.edges.iter().map(move |edge| (edge.relation, *side)));
+        for (relation, side) in asked.filter(|_| self.rows.is_some()) {
+            of_relations[self.relation_of(relation, side).0 as usize] += weight;
+        }
+        if let Some(rows) = &mut self.rows {
+            losses.push(self.backend.penalty(kind, &of_relations, &rows.value, &mut rows.gradient)?);
+        }
+        Ok(())
     }
 
     fn tally(&self, _: SplitName) -> Tally {
@@ -359,9 +403,58 @@ pub(crate) fn begins_with_ones(decoder: DecoderKind) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 mod tests {
-    use super::members_of;
+    use super::*;
+    use crate::link::{NegativeCount, RankConfig, TargetEdges};
+    use esker_nn::{CpuBackend, Device, LinkLoss};
+    use esker_sample::negatives::NegativeMask;
     use proptest::prelude::*;
+    use std::sync::Arc;
+
+    /// Which numbers of 40 edges' relations stay, side by side.
+    fn masks(inverse: bool, step: u64) -> [Vec<bool>; 2] {
+        let config = LinkConfig {
+            decoder: DecoderKind::DistMult,
+            columns: 16,
+            loss: LinkLoss::Softmax,
+            reduction: LossReduction::Mean,
+            negatives: NegativeCount::All,
+            source_negatives: None,
+            mask: NegativeMask::None,
+            edge_weights: EdgeWeights::Equal,
+            relation_init: None,
+            inverse,
+            target_edges: TargetEdges::Keep,
+            relation_dropout: 0.5,
+            penalty: None,
+            ranks: RankConfig::default(),
+        };
+        let (valid, test) = (Arc::default(), Arc::default());
+        let task = LinkTask { nodes: 9, relations: 1, train: 40, valid, test };
+        let start = RelationStart { seed: 3, init: None };
+        let objective = LinkObjective::new(&CpuBackend::new(), &config, &task, start).unwrap();
+        [Side::Target, Side::Source].map(|side| {
+            let relation_of = vec![objective.relation_of(0, side).0; 40];
+            let (rows, _) = objective.dropped_relations(side, &relation_of, step).unwrap();
+            let mut values = vec![0.0; 40 * 16];
+            objective.backend.read(&rows, 0, &mut values);
+            values.iter().map(|value| *value != 0.0).collect()
+        })
+    }
+
+    #[test]
+    fn each_side_and_each_step_drops_other_numbers_of_relations() {
+        for inverse in [false, true] {
+            let ([targets, sources], [later, _]) = (masks(inverse, 1), masks(inverse, 2));
+            let alike = |one: &[bool], other: &[bool]| one.iter().zip(other).filter(|(a, b)| a == b).count();
+            // Of 640 numbers about half are alike by chance.
+            for (one, other) in [(&targets, &sources), (&targets, &later)] {
+                assert!((240..400).contains(&alike(one, other)), "{inverse}: {}", alike(one, other));
+            }
+            assert_eq!(masks(inverse, 1)[1], sources);
+        }
+    }
 
     proptest! {
         #[test]

@@ -3,7 +3,9 @@
 
 use crate::evaluate::Context;
 use crate::link::rank::Ranking;
+use crate::link::rows::{NodeRows, StoredNodes};
 use crate::link::split::Query;
+use crate::link::stream::Streaming;
 use crate::{EvaluationMode, OpenRun, Result, TrainError};
 use esker_nn::{Backend, Candidates, LinkMath, Shape};
 use esker_sample::Edge;
@@ -28,7 +30,7 @@ pub struct ScoredNode {
 /// A model of links with the representations of all nodes.
 pub struct LinkModel<'a, B: Backend> {
     context: Context<'a, B>,
-    nodes: B::Matrix,
+    rows: NodeRows<B>,
 }
 
 /// Does something with a model of links.
@@ -43,26 +45,41 @@ pub fn with_link_model<B: LinkMath, R, E: From<TrainError>>(
     if context.links.is_none() {
         return Err(TrainError::NodeBatch.into());
     }
-    let nodes = context.representations(mode, None)?;
-    work(&LinkModel { context, nodes })
+    let rows = context.node_rows(mode, None)?;
+    work(&LinkModel { context, rows })
 }
 
 impl<B: LinkMath> LinkModel<'_, B> {
-    fn ranking(&self) -> Result<Ranking<'_, B>> {
-        Ranking::new(self.context.learner, &self.nodes, self.context.config.seed)
+    fn ranking<'b>(&'b self, nodes: &'b B::Matrix) -> Result<Ranking<'b, B>> {
+        Ranking::new(self.context.learner, nodes, self.context.config.seed)
+    }
+
+    fn streaming<'b>(&'b self, rows: &'b StoredNodes) -> Result<Streaming<'b, B>> {
+        let Context { learner, config, stop, .. } = &self.context;
+        let settings = learner.objective().links().ok_or(TrainError::NodeBatch)?.config.ranks;
+        Ok(Streaming { learner, rows, seed: config.seed, settings, stop })
     }
 
     /// The scores of edges, in order.
     pub fn scores(&self, edges: &[Edge]) -> Result<Vec<f32>> {
-        let ranking = self.ranking()?;
-        self.context.learner.compute(|| ranking.edge_scores(edges))
+        match &self.rows {
+            NodeRows::Resident(nodes) => {
+                let ranking = self.ranking(nodes)?;
+                self.context.learner.compute(|| ranking.edge_scores(edges))
+            }
+            NodeRows::Stored(rows) => self.streaming(rows)?.edge_scores(edges),
+        }
     }
 
     /// The `count` candidates for one end of an edge with the greatest scores, best first; equal ones by node.
     pub fn best(&self, known: NodeId, relation: u32, side: Side, count: usize) -> Result<Vec<ScoredNode>> {
-        let ranking = self.ranking()?;
         let query = Query { known, relation, side, answer: known };
-        let mut scores = vec![0.0; self.nodes.rows()];
+        let nodes = match &self.rows {
+            NodeRows::Resident(nodes) => nodes,
+            NodeRows::Stored(rows) => return self.streaming(rows)?.best(&query, count),
+        };
+        let ranking = self.ranking(nodes)?;
+        let mut scores = vec![0.0; nodes.rows()];
         self.context.learner.compute(|| ranking.all_scores(&query, &mut scores))?;
         let mut order: Vec<u32> = (0..scores.len() as u32).collect();
         let by_score = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
@@ -78,17 +95,26 @@ impl<B: LinkMath> LinkModel<'_, B> {
 
     /// Number of nodes.
     pub fn nodes(&self) -> usize {
-        self.nodes.rows()
+        match &self.rows {
+            NodeRows::Resident(nodes) => nodes.rows(),
+            NodeRows::Stored(rows) => rows.nodes as usize,
+        }
     }
 
     /// Columns of a node's row.
     pub fn columns(&self) -> usize {
-        self.nodes.columns()
+        match &self.rows {
+            NodeRows::Resident(nodes) => nodes.columns(),
+            NodeRows::Stored(rows) => rows.table.columns,
+        }
     }
 
     /// Passes the rows of all nodes to `take`, some at a time and in order.
     pub fn each_node(&self, take: TakeLinkRows<'_>) -> Result<()> {
-        self.each_row(&self.nodes, take)
+        match &self.rows {
+            NodeRows::Resident(nodes) => self.each_row(nodes, take),
+            NodeRows::Stored(rows) => self.streaming(rows)?.each_node(take),
+        }
     }
 
     /// The same for the rows of relations, inverse ones last, if the decoder has any.

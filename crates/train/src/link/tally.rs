@@ -156,6 +156,23 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// OGB's MRR against each edge's own negatives: the mean of the ranks before and after equal scores.
+        #[test]
+        fn realistic_ranks_give_the_mrr_of_ogb(
+            edges in prop::collection::vec((0i8..6, prop::collection::vec(0i8..6, 1..40)), 1..20),
+        ) {
+            let (mut tally, mut sum) = (RankTally::default(), 0.0);
+            for (score, negatives) in &edges {
+                let count = |is: &dyn Fn(i8) -> bool| negatives.iter().filter(|other| is(**other)).count();
+                let (above, not_below) = (count(&|other| other > *score), count(&|other| other >= *score));
+                sum += 1.0 / (0.5 * (above + not_below) as f64 + 1.0);
+                tally.add(Ties::Realistic.rank(above as u64, (not_below - above) as u64));
+            }
+            prop_assert!((tally.finish().unwrap().mrr - sum / edges.len() as f64).abs() < 1e-12);
+        }
+    }
+
     #[test]
     fn metrics_are_means_of_ranks() {
         let mut tally = RankTally::default();

@@ -4,7 +4,11 @@ use crate::task::SplitName;
 use crate::{Result, TrainError};
 use esker_sample::{Edge, EdgeRows, HeldOut};
 use esker_store::{Dataset, SplitInfo, SplitOver};
+use std::path::Path;
 use std::sync::Arc;
+
+/// The row of an inverse relation has a number, too.
+const MOST_RELATIONS: u64 = 1 << 31;
 
 /// The edges of a dataset that are learned or held out.
 #[derive(Debug, Clone)]
@@ -27,13 +31,18 @@ impl LinkTask {
         let splits = dataset.manifest().splits.as_ref();
         match splits.filter(|splits| splits.over == SplitOver::Edges) {
             None => Err(TrainError::NoEdgeSplit { dataset: dataset.directory().to_path_buf() }),
-            Some(splits) => Ok(splits),
+            Some(splits) => {
+                let relations = dataset.manifest().edges.relations.as_ref();
+                check_relations(dataset.directory(), relations.map_or(1, |relations| relations.count))?;
+                Ok(splits)
+            }
         }
     }
 
-    /// Relations of a dataset, at least 1.
+    /// Relations of a dataset, at least 1. [`LinkTask::of`] refuses more than there are numbers for.
     pub fn relations_of(dataset: &Dataset) -> u32 {
-        dataset.manifest().edges.relations.as_ref().map_or(1, |relations| relations.count.max(1) as u32)
+        let relations = dataset.manifest().edges.relations.as_ref();
+        relations.map_or(1, |relations| u32::try_from(relations.count.max(1)).unwrap_or(u32::MAX))
     }
 
     /// Bytes that [`LinkTask::load`] will allocate.
@@ -69,6 +78,33 @@ impl LinkTask {
             SplitName::Train => None,
             SplitName::Valid => Some(&self.valid),
             SplitName::Test => Some(&self.test),
+        }
+    }
+}
+
+/// Refuses more relations than have numbers together with their inverses.
+fn check_relations(dataset: &Path, count: u64) -> Result<()> {
+    match count > MOST_RELATIONS {
+        true => Err(TrainError::TooManyRelations {
+            dataset: dataset.to_path_buf(),
+            found: count,
+            most: MOST_RELATIONS,
+        }),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relations_have_numbers_with_their_inverses() {
+        let check = |count| check_relations(Path::new("facts"), count);
+        assert!(check(0).is_ok() && check(1 << 31).is_ok());
+        for count in [(1 << 31) + 1, 1 << 32, (1 << 32) + 3, u64::MAX] {
+            let said = check(count).map_or_else(|error| error.to_string(), |()| "accepted".to_string());
+            assert!(said.contains("facts") && said.contains(&count.to_string()), "{said}");
         }
     }
 }

@@ -5,20 +5,22 @@
 
 mod larger;
 mod model;
+mod ranking;
 
 pub use larger::DeviceRoom;
 
-use crate::link::LinkTask;
+use crate::link::{LinkTask, RankRows};
 use crate::task::{LabelKind, Task};
 use crate::{EvaluationMode, Result, RunConfig, TrainError, metrics, whole};
 use esker_nn::{Backend, MemoryOf};
 use esker_sample::Bound;
+use esker_store::Dataset;
 use esker_strategies::{BatchRoom, Grant, JobOutline, MemoryTable, Others, StrategyNeeds, grant};
 use esker_types::ByteCount;
 
 /// Memory of the program that is not counted elsewhere: the allocator's and the I/O backend's. A run on a tiny graph takes
 /// 2 MiB. Code is page cache and not counted.
-pub(crate) const PROGRAM_BYTES: u64 = 4 << 20;
+const PROGRAM_BYTES: u64 = 4 << 20;
 /// Stacks and allocator memory of each computing thread, and of a stage beside it.
 const THREAD_BYTES: u64 = 512 << 10;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
@@ -35,9 +37,21 @@ const WHOLE_SLACK_PART: u64 = 8;
 
 /// Freed matrices that are kept for reuse take one part in this many of a step and its rows, if memory allows.
 const REUSED_PART: u64 = 4;
+/// The same where caches take the rest of the memory: what batches differ by, and no more.
+const REUSED_PART_BESIDE_CACHES: u64 = 16;
 
 /// Host memory of a GPU's driver and libraries (230 MiB measured with an H200), with some margin.
 const DRIVER_BYTES: u64 = 256 << 20;
+
+/// Host memory of the program and its threads.
+fn host_program_bytes(config: &RunConfig) -> u64 {
+    PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES
+}
+
+/// The same with what a device's driver takes.
+pub(crate) fn program_bytes(config: &RunConfig, device: DeviceProfile) -> u64 {
+    host_program_bytes(config) + if device.in_host_memory { 0 } else { DRIVER_BYTES }
+}
 
 /// What the memory is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +127,8 @@ pub struct Plan {
     pub cache_device_bytes: u64,
     /// Device memory for the rows of a history, as [`esker_strategies::HistoryOutline`] has it.
     pub history_device_bytes: u64,
+    /// The same for embeddings and the state of their optimizer.
+    pub embedding_device_bytes: u64,
     /// The smallest budget that works.
     pub smallest_bytes: u64,
     /// Total memory of the strategy.
@@ -129,6 +145,8 @@ pub struct Plan {
     pub disk_bytes: (u64, u64),
     /// Nodes and neighbours of the largest batches of training and evaluation.
     pub largest: PlannedBatches,
+    /// Where representations are while links are ranked.
+    pub ranking: RankRows,
 }
 
 /// The size of the largest batches.
@@ -161,12 +179,34 @@ struct Planned<'a> {
     /// Columns of the rows that the model reads and gives.
     inputs: usize,
     outputs: usize,
+    /// Columns of feature rows.
+    features: usize,
     purpose: Purpose,
     device: DeviceProfile,
+    ranking: RankRows,
+}
+
+/// A job as a device's memory leaves it.
+struct FittedDevice {
+    job: JobOutline,
+    step_bytes: u64,
+    /// The least memory of inference over the whole graph.
+    least: Bytes,
+    device_bytes: u64,
+    table: Option<MemoryTable>,
+    left: u64,
+    cache_device_bytes: u64,
+}
+
+/// A plan, and what it leaves of both memories.
+struct FittedPlan {
+    plan: Plan,
+    spare: Bytes,
 }
 
 impl Plan {
-    /// Fits the run into its budgets.
+    /// Fits the run into its budgets. Links are ranked with the representations of all nodes on the device, or, if there
+    /// is no room for them, with what is left.
     pub fn new(
         config: &RunConfig,
         strategy: StrategyNeeds<'_>,
@@ -175,19 +215,53 @@ impl Plan {
         purpose: Purpose,
         device: DeviceProfile,
     ) -> Result<Plan> {
-        let planned = Planned { config, strategy, inputs, outputs, purpose, device };
-        let step_bytes = planned.host_step_bytes(job)?;
+        let ranking = RankRows::Resident;
+        let features =
+            job.dataset.manifest().nodes.features.as_ref().map_or(0, |features| features.dim as usize);
+        let planned = Planned { config, strategy, inputs, outputs, features, purpose, device, ranking };
+        match planned.least_stream(job) {
+            None => Ok(planned.plan(job)?.plan),
+            Some(least) => planned.plan_ranking(job, least),
+        }
+    }
+}
+
+impl Planned<'_> {
+    /// What a device's memory leaves.
+    fn on_device(&self, job: &JobOutline) -> Result<FittedDevice> {
+        let step_bytes = self.host_step_bytes(job)?;
         let job = &JobOutline { room: BatchRoom { step_bytes, ..BatchRoom::default() }, ..job.clone() };
-        let least = planned.whole_least(job)?;
+        let least = self.whole_least(job)?;
         // A device without a memory limit takes what it needs.
-        let device_bytes = config.gpu_memory.or(device.memory_limit).unwrap_or(u64::MAX);
-        let job = &planned.with_history_beside(job, least, device_bytes)?;
-        let mut device_table = planned.device_table(job, least)?;
-        let device_total = fitting(&device_table, device_bytes)?;
-        let others = |outline: &JobOutline| planned.others(outline, least);
+        let device_bytes = self.config.gpu_memory.or(self.device.memory_limit).unwrap_or(u64::MAX);
+        let job = &self.with_history_beside(job, least, device_bytes)?;
+        let job = &self.with_embeddings_beside(job, least, device_bytes)?;
+        let table = self.device_table(job, least)?;
+        let left = device_bytes - fitting(&table, device_bytes)?;
+        let larger = if self.caches_rows(job)? { self.left_to_larger(job, left)? } else { 0 };
+        let cache_device_bytes = self.cache_bytes(job, left - larger, least)?;
+        // What is cached on the device need not be read, nor assembled in host memory.
+        let job = JobOutline { device_cache_bytes: cache_device_bytes, ..job.clone() };
+        Ok(FittedDevice { job, step_bytes, least, device_bytes, table, left, cache_device_bytes })
+    }
+
+    /// The smallest budget that works.
+    fn smallest(&self, job: &JobOutline) -> Result<u64> {
+        let FittedDevice { job, least, .. } = self.on_device(job)?;
+        grant_least(self.strategy, &job, &|outline: &JobOutline| self.others(outline, least))
+    }
+
+    /// Fits the run into its budgets with this ranking.
+    fn plan(&self, job: &JobOutline) -> Result<FittedPlan> {
+        let (config, strategy, purpose) = (self.config, self.strategy, self.purpose);
+        let on_device = self.on_device(job)?;
+        let FittedDevice { job, step_bytes, least, device_bytes, table: mut device_table, .. } = on_device;
+        let (job, left, cache_device_bytes) = (&job, on_device.left, on_device.cache_device_bytes);
+        let others = |outline: &JobOutline| self.others(outline, least);
         let granted = grant(strategy, job, config.memory, &others)?;
         let granted = granted.map_err(|table| too_little(table, config.memory))?;
-        let (reuse_bytes, granted) = planned.with_reuse(job, step_bytes, granted);
+        let left_over = Bytes { host: granted.spare, device: left - cache_device_bytes };
+        let (reuse_bytes, granted) = self.with_reuse(job, step_bytes, granted);
         let Grant { mut table, prefetch_depth, samplers, spare, takes_the_rest, .. } = granted;
         let mut strategy_bytes = granted.least_strategy_bytes;
         // Whole-graph inference takes turns with steps.
@@ -207,14 +281,11 @@ impl Plan {
             step_bytes,
             budget_bytes: config.memory,
         };
-        let left = device_bytes - device_total;
-        let larger = if planned.caches_rows(job)? { planned.left_to_larger(job, left)? } else { 0 };
-        let cache_device_bytes = planned.cache_bytes(job, left - larger, least)?;
-        let device_room = planned.device_room(job, left - cache_device_bytes, device_bytes)?;
+        let device_room = self.device_room(job, left - cache_device_bytes, device_bytes)?;
         if let Some(table) = device_table.as_mut().filter(|_| cache_device_bytes > 0) {
             table.add("rows cached for all batches", cache_device_bytes);
         }
-        Ok(Plan {
+        let plan = Plan {
             table,
             device_table,
             prefetch_depth,
@@ -224,6 +295,7 @@ impl Plan {
                 device: left + least.device - cache_device_bytes,
             },
             cache_device_bytes,
+            embedding_device_bytes: job.embedding_device_bytes,
             history_device_bytes: job.history.map_or(0, |history| history.device_bytes),
             smallest_bytes: grant_least(strategy, job, &others)?,
             strategy_bytes,
@@ -233,7 +305,9 @@ impl Plan {
             device_room,
             disk_bytes: (strategy(job)?.disk_bytes, job.out_of_core.disk_bytes),
             largest: PlannedBatches::of(job),
-        })
+            ranking: self.ranking,
+        };
+        Ok(FittedPlan { plan, spare: left_over })
     }
 }
 
@@ -254,6 +328,13 @@ fn host_of_whole(host: u64, least: Bytes) -> u64 {
     (host - host / WHOLE_SLACK_PART).max(least.host.min(host))
 }
 
+/// Memory for rows that are read before a device with its own memory is open: most of what the program, its libraries and
+/// labels leave. Inference over the whole graph has it later.
+pub(crate) fn early_bytes(config: &RunConfig, dataset: &Dataset) -> u64 {
+    let others = DRIVER_BYTES + host_program_bytes(config) + Task::bytes_for(dataset);
+    config.memory.saturating_sub(others) / 4 * 3
+}
+
 /// The refusal of a budget that is too small.
 pub(crate) fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
     TrainError::Memory { needed: ByteCount(table.total()), allowed: ByteCount(allowed), table }
@@ -269,6 +350,19 @@ fn fitting(table: &Option<MemoryTable>, allowed: u64) -> Result<u64> {
             Err(TrainError::DeviceMemory { needed, allowed, table })
         }
     }
+}
+
+/// Host memory that a run on links has before its job is known: what batches need of edges, beside the topology.
+pub(crate) fn loaded_links(config: &RunConfig, dataset: &Dataset, purpose: Purpose) -> MemoryTable {
+    let mut table = MemoryTable::default();
+    if config.link.is_some() {
+        table.add("held-out edges", LinkTask::bytes_for(dataset));
+        let masked = if purpose == Purpose::Train { model::masked_bytes(config, dataset) } else { 0 };
+        if masked > 0 {
+            table.add_from("true edges of every query", masked, "both sides of every edge");
+        }
+    }
+    table
 }
 
 /// Adds the memory of steps. Training and evaluation take turns.
@@ -315,14 +409,38 @@ impl Planned<'_> {
         Ok(job)
     }
 
+    /// Leaves embeddings to host memory that a device with its own has no room for beside all others.
+    fn with_embeddings_beside(
+        &self,
+        job: &JobOutline,
+        least: Bytes,
+        device_bytes: u64,
+    ) -> Result<JobOutline> {
+        let of = |bytes: u64| JobOutline { embedding_device_bytes: bytes, ..job.clone() };
+        let total = |job: &JobOutline| -> Result<u64> {
+            Ok(self.device_table(job, least)?.as_ref().map_or(0, MemoryTable::total))
+        };
+        let all = of(u64::MAX);
+        let whole = total(&all)?;
+        if self.device.in_host_memory || self.config.embeddings.is_none() || whole <= device_bytes {
+            return Ok(all);
+        }
+        // Rows of a batch are copied. Where batches have most nodes, that takes more than the whole table.
+        let others = total(&of(0))?;
+        Ok(if others < whole { of(device_bytes.saturating_sub(others)) } else { all })
+    }
+
     /// Host memory of freed matrices that are kept to be used again, and a grant without it.
     fn with_reuse(&self, job: &JobOutline, step_bytes: u64, mut grant: Grant) -> (u64, Grant) {
         if !self.device.in_host_memory {
             return (0, grant);
         }
         let rows = job.most_nodes().saturating_mul(job.dim() * 4);
-        let most = if grant.takes_the_rest { grant.spare / 2 } else { grant.spare };
-        let bytes = (rows.saturating_add(step_bytes) / REUSED_PART).min(most);
+        let (most, part) = match grant.takes_the_rest {
+            true => (grant.spare / 2, REUSED_PART_BESIDE_CACHES),
+            false => (grant.spare, REUSED_PART),
+        };
+        let bytes = (rows.saturating_add(step_bytes) / part).min(most);
         if bytes > 0 {
             grant.table.add_from("freed matrices, for reuse", bytes, "batches differ in size");
             grant.spare -= bytes;
@@ -336,7 +454,7 @@ impl Planned<'_> {
         let mut table = MemoryTable::default();
         let from =
             format!("{} + 2 x {} x {}", ByteCount(PROGRAM_BYTES), config.threads, ByteCount(THREAD_BYTES));
-        let program = PROGRAM_BYTES + config.threads as u64 * 2 * THREAD_BYTES;
+        let program = host_program_bytes(config);
         table.add_from("program and its threads", program, from);
         match config.link {
             None => table.add("splits and labels", Task::bytes_for(&job.dataset)),
@@ -344,15 +462,17 @@ impl Planned<'_> {
         }
         let masked = self.masked_bytes(job);
         if masked > 0 && self.purpose == Purpose::Train {
-            table.add_from("true edges, which are no negatives", masked, "both sides of every edge");
+            table.add_from("true edges of every query", masked, "both sides of every edge");
         }
+        self.add_targets(job, &mut table);
         let order = config.order_bytes(&job.dataset);
         if order > 0 && self.purpose == Purpose::Train {
-            table.add_from("order by groups", order, "training nodes by partition, groups of some epochs");
+            let (line, from) = config.order_line();
+            table.add_from(line, order, from);
         }
         if !self.device.in_host_memory {
             table.add("driver and its libraries", DRIVER_BYTES);
-            table.add("pinned memory beside rows", self.pinned_bytes(job));
+            table.add("pinned memory beside rows", self.pinned_bytes(job)?);
         }
         let (model, optimizer, step) = self.step_bytes(job)?;
         if self.device.in_host_memory {
@@ -367,7 +487,7 @@ impl Planned<'_> {
         if self.device.in_host_memory {
             let step = if self.purpose == Purpose::Train { step } else { 0 };
             let inference = self.inference_bytes(job)?.map_or(0, |(inference, _)| inference);
-            add_steps(&mut table, step, inference.max(whole_least.host));
+            add_steps(&mut table, step, inference.max(whole_least.host).max(self.read_bytes(job).host));
         }
         let splits = job.dataset.manifest().splits.as_ref();
         let evaluated = splits.map_or(0, |splits| match self.purpose {
@@ -380,13 +500,25 @@ impl Planned<'_> {
         let evaluates = [config.eval, config.final_eval].iter().any(|mode| *mode != EvaluationMode::None);
         match config.link {
             None if scores > 0 && evaluates => table.add("evaluation: scores", scores),
-            Some(_) if evaluates => self.add_ranking(job, &mut table),
+            Some(_) if evaluates || self.purpose == Purpose::Infer => self.add_ranking(job, &mut table),
             _ => {}
         }
-        if whole_least.host > 0 && !self.device.in_host_memory {
+        self.add_staged(job, whole_least, &mut table);
+        Ok(table)
+    }
+
+    /// Adds what evaluation has in host memory on its way to a device with its own.
+    fn add_staged(&self, job: &JobOutline, whole_least: Bytes, table: &mut MemoryTable) {
+        let read = self.read_bytes(job).host;
+        if self.device.in_host_memory {
+            return;
+        }
+        if whole_least.host > 0 {
             table.add("evaluation: all neighbours", whole_least.host);
         }
-        Ok(table)
+        if read > 0 {
+            table.add("evaluation: rows on their way to the device", read);
+        }
     }
 
     /// Device memory.
@@ -400,8 +532,10 @@ impl Planned<'_> {
         table.add("model and gradients", model);
         table.add("optimizer", optimizer);
         table.extend((self.strategy)(job)?.device);
-        if self.config.link.is_some() {
-            table.add("evaluation: representations of nodes", self.representation_bytes(job));
+        let modes = [self.config.eval, self.config.final_eval];
+        let evaluates = modes.iter().any(|mode| *mode != EvaluationMode::None);
+        if self.config.link.is_some() && (evaluates || self.purpose == Purpose::Infer) {
+            self.add_rank_rows(job, &mut table);
         }
         let (inference, evaluated_rows) = self.inference_bytes(job)?.unwrap_or_default();
         let trains = self.purpose == Purpose::Train;
@@ -419,7 +553,8 @@ impl Planned<'_> {
         if self.caches_rows(job)? {
             table.add("rows of a batch as stored", self.missed_bytes(job));
         }
-        add_steps(&mut table, if trains { step } else { 0 }, inference.max(whole_least.device));
+        let evaluation = inference.max(whole_least.device).max(self.read_bytes(job).device);
+        add_steps(&mut table, if trains { step } else { 0 }, evaluation);
         Ok(Some(table))
     }
 

@@ -52,6 +52,9 @@ pub struct HistorySplit {
     /// Whether it was found before, in the dataset.
     #[serde(default)]
     pub is_reused: bool,
+    /// Whether only what work takes was found there: of a job that differs in its history alone.
+    #[serde(default)]
+    pub seconds_are_reused: bool,
 }
 
 impl HistorySplit {
@@ -69,11 +72,17 @@ impl HistorySplit {
             work,
             seconds,
             is_reused: false,
+            seconds_are_reused: false,
         }
     }
 
     /// A readable description.
     pub fn note(&self) -> String {
+        let found = match (self.is_reused, self.seconds_are_reused) {
+            (true, _) => "; found in the dataset",
+            (false, true) => "; what work takes was measured for another history, and found in the dataset",
+            (false, false) => "",
+        };
         format!(
             "history: {:.0}% of the memory for rows, an epoch should take {:.2} s, {:.2} s without one (a row {:.1} us, a neighbour {:.3} us, beta {:.4}, a hidden row {:.2} us){}",
             self.share * 100.0,
@@ -83,7 +92,7 @@ impl HistorySplit {
             self.edge_seconds * 1e6,
             self.beta,
             self.computed_seconds * 1e6,
-            if self.is_reused { "; found in the dataset" } else { "" }
+            found
         )
     }
 }
@@ -142,7 +151,8 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
     fn find(&self, config: &RunConfig, job: &Job, store: &SplitStore<'_>) -> Result<(HistorySplit, NodeSet)> {
         let Some(history) = job.outline.history else { unreachable!("a history is chosen if there is one") };
         let weights = self.layer_weights(config);
-        let seconds = match store.seconds() {
+        let measured = store.seconds();
+        let seconds = match measured {
             Some(seconds) => seconds,
             None => {
                 if self.backend.in_host_memory() {
@@ -177,6 +187,7 @@ impl<B: Backend + Clone + 'static> Choosing<'_, B> {
         })?;
         let of = |rows: u64| works.iter().find(|(of, ..)| *of == rows).copied().unwrap_or_default();
         let split = HistorySplit::new(&best, of(0).2, of(best.history_rows).1, seconds);
+        let split = HistorySplit { seconds_are_reused: measured.is_some(), ..split };
         let nodes = profile.chosen(&order[..best.history_rows as usize]);
         self.kept(job, store.keep(replays, &split, &nodes))?;
         // Counts by node are gone, and training gets their memory.

@@ -3,6 +3,7 @@
 //! are in a journal, so that a killed process loses one at most.
 
 use super::HistorySplit;
+use crate::record::cpu;
 use crate::{Plan, Result, RunConfig, TrainError};
 use esker_plan::{EpochWork, WorkSeconds};
 use esker_sample::NodeSet;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 /// Kinds of derived data, and the version of both.
 const SECONDS: &str = "work-seconds";
 const SPLIT: &str = "history-split";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The array of nodes.
 const NODES: &str = "nodes";
 /// Bits of a size that count.
@@ -26,7 +27,7 @@ const HASH_CHARS: usize = 16;
 
 /// What a division depends on.
 pub(super) struct SplitRequest {
-    /// What measured seconds depend on.
+    /// What measured seconds depend on: the machine and its memory, too, because what is in memory takes less time.
     seconds: Value,
     /// What the division depends on in addition.
     split: Value,
@@ -34,11 +35,17 @@ pub(super) struct SplitRequest {
 
 impl SplitRequest {
     pub fn of(config: &RunConfig, job: &Job, plan: &Plan) -> SplitRequest {
+        let files = &job.out_of_core;
         let seconds = json!({
             "version": VERSION, "strategy": config.strategy, "batches": job.batches.identity(),
             "settings": job.settings, "direction": job.direction, "model": config.model,
             "optimizer": config.optimizer, "threads": config.threads, "device": config.device,
-            "precision": config.precision, "io_block": config.io_block,
+            "precision": config.precision, "io_block": config.io_block, "machine": cpu(),
+            "memory": rounded(config.memory), "strategy_bytes": rounded(plan.strategy_bytes),
+            "gpu_memory": config.gpu_memory.map(rounded), "cache": files.cache,
+            "neighbour_policy": files.neighbour_policy, "superbatch": config.superbatch,
+            "feature_cache": config.feature_cache, "neighbour_cache": config.neighbour_cache,
+            "disk_budget": config.disk_budget,
         });
         let history = job.outline.history;
         let split = json!({
@@ -46,10 +53,6 @@ impl SplitRequest {
             "columns": history.map(|history| history.columns), "layer": history.map(|history| history.layer),
             "hops": history.map(|history| history.hops), "dtype": history.map(|history| history.dtype),
             "profiled_epoch": u64::from(job.epochs > 1), "epochs_sampled": job.epochs_sampled,
-            "memory": rounded(config.memory), "strategy_bytes": rounded(plan.strategy_bytes),
-            "gpu_memory": config.gpu_memory.map(rounded),
-            "superbatch": config.superbatch, "feature_cache": config.feature_cache,
-            "neighbour_cache": config.neighbour_cache, "disk_budget": config.disk_budget,
         });
         SplitRequest { seconds, split }
     }

@@ -5,6 +5,7 @@ use super::TakeRows;
 use super::lists::{Degrees, ListPiece, ListReading};
 use super::scratch::{Scratch, output_name, projected_name};
 use super::sizes::{LayerShape, LayerSizes};
+use super::staged::{KeptTile, StagedTiles, narrowed};
 use super::stream::{BlockStream, ChunkPart, RowChunk};
 use super::table::{OPEN_REQUESTS, RowService, StoredTable, Table, TableWriter, Traffic, Wanted};
 use super::tiles::{TileNodes, Tiles};
@@ -47,6 +48,8 @@ pub struct WholeSeconds {
 pub struct WholeCounters {
     /// Bytes of rows read, as f32.
     pub row_bytes_read: u64,
+    /// How many of them were read before the run was opened.
+    pub row_bytes_early: u64,
     /// Bytes of hidden rows written.
     pub row_bytes_written: u64,
     /// Bytes of adjacency read.
@@ -93,12 +96,6 @@ pub(super) struct LayerJob<'a, B: Backend> {
     /// The adjacency of all tiles, if it stays on the device: empty before the first layer that reads it.
     pub adjacency: Option<&'a mut Vec<KeptTile<B>>>,
     pub counters: &'a mut WholeCounters,
-}
-
-/// The neighbours of a tile, on the device.
-pub(super) struct KeptTile<B: Backend> {
-    degrees: Vec<u32>,
-    graphs: Vec<B::Graph>,
 }
 
 /// A tile while its neighbours are added.
@@ -169,7 +166,6 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
 
     /// The same, with ids as they are stored.
     fn run_as<W: StoredId>(&mut self, input: Table<B>, sink: Sink<'_, B>) -> Result<Option<Table<B>>> {
-        let mut rows = self.rows(input)?;
         let (mut writer, done) = match &sink {
             Sink::Take(_) => (None, 0),
             Sink::Table => {
@@ -183,6 +179,14 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
             Sink::Table => None,
         };
         let learner = self.learner;
+        self.tiles.start_at(done);
+        if done > 0 {
+            // Other layers have other tiles.
+            self.adjacency = None;
+        }
+        // Adjacency is read while rows are loaded.
+        let staged = self.stage_adjacency::<W>()?;
+        let mut rows = self.rows(input)?;
         let (started, mut output_seconds) = (Instant::now(), 0.0);
         let mut emit = |nodes: &TileNodes, output: B::Matrix| {
             let started = Instant::now();
@@ -194,13 +198,15 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
             output_seconds += started.elapsed().as_secs_f64();
             done
         };
-        self.tiles.start_at(done);
         let name = format!("computing layer {}", self.layer + 1);
         self.progress.stage(&name, Some(self.tiles.targets()), Unit::Count("nodes"));
         self.progress.advance(done.min(self.tiles.targets()));
         let ended = match self.shape.needs.neighbours {
             false => self.alone(&mut rows, &mut emit),
-            true => self.with_neighbours::<W>(&mut rows, &mut emit),
+            true => match staged {
+                Some(staged) => self.with_staged(staged, &mut rows, &mut emit),
+                None => self.with_neighbours::<W>(&mut rows, &mut emit),
+            },
         };
         self.progress.finish();
         self.counters.seconds.layers.push(started.elapsed().as_secs_f64());
@@ -395,6 +401,26 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
         Ok(OpenTile { nodes, degrees, sums })
     }
 
+    /// How the adjacency of the tiles is read.
+    fn reading(&self) -> ListReading {
+        ListReading {
+            dataset: self.job.dataset.clone(),
+            direction: self.job.direction,
+            tiles: self.tiles.clone(),
+            skips_self: self.shape.needs.skips_self,
+            most_entries: self.sizes.entries as usize,
+        }
+    }
+
+    /// Starts to bring the adjacency to the device, if it stays there and is not there yet.
+    fn stage_adjacency<W: StoredId>(&self) -> Result<Option<StagedTiles<B>>> {
+        if !self.shape.needs.neighbours || self.adjacency.as_ref().is_none_or(|kept| !kept.is_empty()) {
+            return Ok(None);
+        }
+        let nodes = self.job.dataset.manifest().nodes.count as usize;
+        StagedTiles::start::<W>(self.reading(), self.learner.backend(), nodes).map(Some)
+    }
+
     fn with_neighbours<W: StoredId>(
         &mut self,
         rows: &mut LayerRows<B>,
@@ -403,14 +429,7 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
         if self.adjacency.as_ref().is_some_and(|kept| !kept.is_empty()) {
             return self.with_kept(rows, emit);
         }
-        let reading = ListReading {
-            dataset: self.job.dataset.clone(),
-            direction: self.job.direction,
-            tiles: self.tiles.clone(),
-            skips_self: self.shape.needs.skips_self,
-            most_entries: self.sizes.entries as usize,
-        };
-        let mut lists = reading.start::<W>();
+        let mut lists = self.reading().start::<W>();
         let mut waits = 0.0;
         let mut block = TileBlock { tiles: Vec::new(), pieces: Vec::new(), entries: 0 };
         loop {
@@ -424,9 +443,6 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
                 if !self.fits(&block, piece.nbrs.len(), 1) {
                     self.flush(rows, &mut block, emit)?;
                 }
-                if let Some(kept) = &mut self.adjacency {
-                    kept.push(KeptTile { degrees: degrees.clone(), graphs: Vec::new() });
-                }
                 let tile = self.open(rows, piece.tile, degrees)?;
                 block.tiles.push(tile);
             } else if !self.fits(&block, piece.nbrs.len(), 0) {
@@ -439,6 +455,24 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
         self.flush(rows, &mut block, emit)
     }
 
+    /// The same, with neighbours that are brought to the device meanwhile, and stay there.
+    fn with_staged(
+        &mut self,
+        mut staged: StagedTiles<B>,
+        rows: &mut LayerRows<B>,
+        emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
+    ) -> Result<()> {
+        let Some(kept) = self.adjacency.take() else { return Ok(()) };
+        loop {
+            let started = Instant::now();
+            let Some(tile) = staged.receive()? else { return Ok(()) };
+            self.counters.seconds.adjacency_waits += started.elapsed().as_secs_f64();
+            self.counters.adjacency_bytes_read += tile.bytes_read;
+            self.whole_tile(rows, kept.len() as u64, &tile, emit)?;
+            kept.push(tile);
+        }
+    }
+
     /// The same, with neighbours that an earlier layer left on the device.
     fn with_kept(
         &mut self,
@@ -446,21 +480,32 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
         emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
     ) -> Result<()> {
         let Some(kept) = self.adjacency.take() else { return Ok(()) };
-        let factors = rows.factors.take().expect("rows that stay have factors");
         for (number, tile) in kept.iter().enumerate() {
-            self.check_stop()?;
-            let mut open = self.open(rows, number as u64, tile.degrees.clone())?;
-            let TableRows::Resident(table) = rows.aggregated() else {
-                unreachable!("adjacency stays only if rows do")
-            };
-            let whole = self.whole();
-            self.learner.compute(|| {
-                tile.graphs.iter().for_each(|graph| whole.add(&mut open.sums, graph, table, &factors));
-            });
-            self.close(rows, open, emit)?;
+            self.whole_tile(rows, number as u64, tile, emit)?;
         }
-        rows.factors = Some(factors);
         Ok(())
+    }
+
+    /// Computes a tile whose neighbours are on the device, as all rows are.
+    fn whole_tile(
+        &mut self,
+        rows: &mut LayerRows<B>,
+        number: u64,
+        tile: &KeptTile<B>,
+        emit: &mut dyn FnMut(&TileNodes, B::Matrix) -> Result<()>,
+    ) -> Result<()> {
+        self.check_stop()?;
+        let mut open = self.open(rows, number, tile.degrees.clone())?;
+        let factors = rows.factors.take().expect("rows that stay have factors");
+        let TableRows::Resident(table) = rows.aggregated() else {
+            unreachable!("adjacency stays only if rows do")
+        };
+        let whole = self.whole();
+        self.learner.compute(|| {
+            tile.graphs.iter().for_each(|graph| whole.add(&mut open.sums, graph, table, &factors));
+        });
+        rows.factors = Some(factors);
+        self.close(rows, open, emit)
     }
 
     /// Whether a block has room for more. If rows stay, tiles are computed one at a time.
@@ -496,24 +541,11 @@ impl<'a, B: LinkMath> LayerJob<'a, B> {
         let added = match (rows.aggregated(), &factors) {
             (TableRows::Resident(table), Some(factors)) => {
                 for (tile, piece) in pieces {
-                    let narrow: Vec<u32>;
-                    // Rows that stay are counted in 32 bits.
-                    let nbrs = match bytemuck::try_cast_slice::<W, u32>(&piece.nbrs) {
-                        Ok(nbrs) if size_of::<W>() == 4 => nbrs,
-                        _ => {
-                            narrow = piece.nbrs.iter().map(|nbr| nbr.node().0 as u32).collect();
-                            &narrow
-                        }
-                    };
-                    let sums = &mut block.tiles[tile].sums;
-                    let graph = learner.compute(|| {
-                        let graph = learner.backend().part_graph(table.rows(), &piece.offsets, nbrs);
+                    let (nbrs, sums) = (narrowed(&piece.nbrs), &mut block.tiles[tile].sums);
+                    learner.compute(|| {
+                        let graph = learner.backend().part_graph(table.rows(), &piece.offsets, &nbrs);
                         whole.add(sums, &graph, table, factors);
-                        graph
                     });
-                    if let Some(tile) = self.adjacency.as_mut().and_then(|kept| kept.last_mut()) {
-                        tile.graphs.push(graph);
-                    }
                 }
                 Ok(())
             }

@@ -12,8 +12,9 @@ mod layer;
 mod lists;
 mod scratch;
 mod sizes;
+mod staged;
 mod stream;
-mod table;
+pub(crate) mod table;
 mod tiles;
 
 #[cfg(test)]
@@ -23,8 +24,9 @@ mod tests;
 pub use layer::{WholeCounters, WholeSeconds};
 pub use sizes::least_bytes;
 
+use crate::early::ReadEarly;
 use crate::evaluate::Context;
-use crate::memory::DeviceProfile;
+use crate::memory::{Bytes, DeviceProfile};
 use crate::{Result, TrainError};
 use esker_nn::LinkMath;
 use esker_sample::{Position, SampleError};
@@ -53,8 +55,9 @@ impl<B: LinkMath> Context<'_, B> {
         take: TakeRows<B>,
     ) -> Result<WholeCounters> {
         let shapes = self.shapes(layers)?;
-        let sizes = self.sizes(&shapes)?;
-        self.infer_sized(targets, shapes.into_iter().zip(sizes).collect(), source, take)
+        let mut sizes = self.sizes(&shapes)?;
+        let early = self.beside_early(&shapes, &mut sizes);
+        self.infer_sized(targets, shapes.into_iter().zip(sizes).collect(), source, early, take)
     }
 
     /// The same with these sizes.
@@ -63,15 +66,20 @@ impl<B: LinkMath> Context<'_, B> {
         targets: Option<&Arc<Vec<NodeId>>>,
         sizes: Vec<(LayerShape, LayerSizes)>,
         source: Option<&mut dyn BatchSource<B>>,
+        early: Option<ReadEarly>,
         take: TakeRows<B>,
     ) -> Result<WholeCounters> {
         let layers = sizes.len();
         // Steps and inference take turns with the same memory.
         self.give_back();
-        let input = self.input_rows(source)?;
+        let mut input = self.input_rows(source)?;
         let tile = sizes.first().map_or(0, |(shape, _)| shape.tile);
         let scratch = Scratch::new(self.scratch, self.fingerprint(layers, tile)?)?;
         let (traffic, mut counters) = (Arc::new(Traffic::default()), WholeCounters::default());
+        if let Some(early) = early {
+            counters.row_bytes_early = early.bytes();
+            input = early.before(input);
+        }
         let (mut first, mut table) = (0, Table::Stored(StoredTable::input(input)));
         if let Some((layer, found)) = scratch.last_output(layers)? {
             (first, table) = (layer, Table::Stored(found));
@@ -140,6 +148,39 @@ impl<B: LinkMath> Context<'_, B> {
         Ok(all)
     }
 
+    /// Takes rows that are read already, as many as leave the first layer the memory that it needs to do the same. All
+    /// rows are on the device before its first output, and these are freed then: they take turns with output that waits
+    /// to be written, and with the other layers.
+    fn beside_early(&mut self, shapes: &[LayerShape], sizes: &mut [LayerSizes]) -> Option<ReadEarly> {
+        let mut early = self.early_rows.take()?.take();
+        self.beside(shapes, sizes, &mut early).then_some(early)
+    }
+
+    /// Frees rows until the others leave that memory. `false` if none do.
+    fn beside(&self, shapes: &[LayerShape], sizes: &mut [LayerSizes], early: &mut ReadEarly) -> bool {
+        let (Some(shape), Some(before)) = (shapes.first(), sizes.first_mut()) else { return false };
+        // Otherwise rows are read while the layer is computed.
+        if !before.input_stays || shape.needs.projects || !shape.needs.neighbours {
+            return false;
+        }
+        let is_last = shapes.len() == 1;
+        while early.bytes() > 0 {
+            let taken = early.bytes().saturating_sub(self.output_bytes);
+            let within = Bytes { host: self.whole_bytes.host.saturating_sub(taken), ..self.whole_bytes };
+            if let Ok(mut now) = shape.sizes(within, is_last) {
+                now.output_stays &= before.output_stays;
+                now.adjacency_stays = shape.adjacency_fits(within, &now, is_last);
+                let stays = |of: &LayerSizes| (of.input_stays, of.output_stays, of.adjacency_stays);
+                if stays(&now) == stays(before) {
+                    *before = now;
+                    return true;
+                }
+            }
+            early.drop_last();
+        }
+        false
+    }
+
     /// The rows that the first layer reads: from `source`, or from the state that the model was saved with.
     pub(crate) fn input_rows(&mut self, source: Option<&mut dyn BatchSource<B>>) -> Result<InputTable> {
         let table = match source {
@@ -200,7 +241,7 @@ impl<B: LinkMath> Context<'_, B> {
 }
 
 /// No batches at all.
-struct NoBatches;
+pub(crate) struct NoBatches;
 
 impl esker_sample::Batches for NoBatches {
     fn count(&self, _: u64) -> u64 {
@@ -208,6 +249,11 @@ impl esker_sample::Batches for NoBatches {
     }
 
     fn seeds(&self, _: Position, out: &mut Vec<NodeId>) -> Result<(), SampleError> {
+        out.clear();
+        Ok(())
+    }
+
+    fn dropped(&self, _: Position, out: &mut Vec<esker_sample::Edge>) -> Result<(), SampleError> {
         out.clear();
         Ok(())
     }

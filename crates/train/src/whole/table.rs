@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 /// Rows of a file are written through a buffer of this size.
-pub(super) const COPY_BYTES: u64 = 1 << 20;
+pub(crate) const COPY_BYTES: u64 = 1 << 20;
 /// Requests that may be open at a time: two are read while the rows of another are in use.
 pub(super) const OPEN_REQUESTS: usize = 3;
 /// Readers, if memory allows. While the last reads of one end, the other keeps the disk busy.
@@ -25,7 +25,7 @@ const SAFE_BYTES: u64 = 1 << 30;
 
 /// Bytes that inference has read and written so far.
 #[derive(Debug, Default)]
-pub(super) struct Traffic {
+pub(crate) struct Traffic {
     /// Rows read, in bytes as f32.
     pub rows_read: AtomicU64,
     /// Rows written, in bytes.
@@ -42,7 +42,7 @@ pub(super) enum Table<B: Device> {
 
 /// Rows that are read when they are needed.
 #[derive(Clone)]
-pub(super) struct StoredTable {
+pub(crate) struct StoredTable {
     pub columns: usize,
     from: StoredIn,
 }
@@ -65,6 +65,33 @@ impl StoredTable {
         Ok(StoredTable { columns: entry.columns as usize, from: StoredIn::File(Arc::new(array)) })
     }
 
+    /// Whether rows are stored in the order of nodes.
+    pub fn is_by_node(&self) -> bool {
+        match &self.from {
+            StoredIn::Input(table) => table.is_by_node(),
+            StoredIn::File(_) => true,
+        }
+    }
+
+    /// The nodes whose rows are at `count` positions from `first` on, in the order in which they are stored.
+    pub fn nodes_at(&self, first: u64, count: u64, nodes: &mut Vec<NodeId>) {
+        match &self.from {
+            StoredIn::Input(table) => table.nodes_at(first, count, nodes),
+            StoredIn::File(_) => {
+                nodes.clear();
+                nodes.extend((first..first + count).map(NodeId));
+            }
+        }
+    }
+
+    /// The position of a node's row in this order.
+    pub fn position(&self, node: NodeId) -> u64 {
+        match &self.from {
+            StoredIn::Input(table) => table.position(node),
+            StoredIn::File(_) => node.0,
+        }
+    }
+
     /// Memory of reading this many rows at a time, apart from the rows.
     pub fn reader_bytes(rows: u64) -> u64 {
         // Ids of the rows that are read and of those that are next, pieces here and in the queue.
@@ -73,7 +100,7 @@ impl StoredTable {
 }
 
 /// The rows that are requested.
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// `count` rows from `first` on.
     Range { first: u64, count: usize },
     /// The rows of these nodes.
@@ -90,7 +117,7 @@ impl Wanted {
 }
 
 /// Reads rows on threads of its own. Readers take requests in turn, and rows come back in the order of requests.
-pub(super) struct RowService<B: Device> {
+pub(crate) struct RowService<B: Device> {
     readers: Vec<TableThread<B>>,
     columns: usize,
     /// Requests so far, and those whose rows were received.

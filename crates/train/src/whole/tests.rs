@@ -1,6 +1,7 @@
 //! Every way to compute a layer gives the same bits, and a run that was stopped continues.
 
 use super::sizes::{LayerShape, LayerSizes};
+use crate::early::{EarlyRows, ReadEarly};
 use crate::evaluate::Context;
 use crate::memory::Bytes;
 use crate::{EvaluationMode, OpenRun, Result, RunConfig, TrainError, WholeCounters};
@@ -9,6 +10,7 @@ use esker_import::generate::{GraphShape, generate};
 use esker_nn::{CpuBackend, CpuMatrix, Kind, ModelConfig, NeighbourAggregator, NormKind};
 use esker_sample::{Direction, Fanout};
 use esker_store::Dataset;
+use esker_strategies::StrategyKind;
 use esker_types::{Budget, Dtype, NodeId, Silent};
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -71,7 +73,7 @@ fn infer(
         .map(|(layer, (shape, sizes))| (shape, change(layer, sizes)))
         .collect();
     let (mut ids, mut found) = (Vec::new(), Vec::new());
-    let counters = context.infer_sized(targets, sizes, None, &mut |nodes, rows: &CpuMatrix| {
+    let counters = context.infer_sized(targets, sizes, None, None, &mut |nodes, rows: &CpuMatrix| {
         ids.extend_from_slice(nodes);
         found.extend_from_slice(rows.values());
         Ok(())
@@ -217,4 +219,104 @@ fn hidden_rows_of_another_model_are_not_used() {
     assert!(matches!(infer(&mut seeded(1), None, &on_disk, &stop), Err(TrainError::Stopped)));
     assert!(directory.path().join("scratch/inference/journal.json").exists());
     assert!(infer(&mut seeded(2), None, &on_disk, &never).unwrap().0 == expected);
+}
+
+/// A run from disk on f32 rows.
+fn from_disk(at: &Path, model: ModelConfig, direction: Direction) -> OpenRun<CpuBackend> {
+    let shape =
+        GraphShape { degree: 9.0, dim: 12, classes: 5, out_neighbours: true, ..GraphShape::plain(NODES) };
+    let (target, budget) = (at.join("f32"), Budget { host_bytes: 64 << 20 });
+    generate(&shape, &ImportJob { target: &target, budget, overwrite: true, progress: &Silent }).unwrap();
+    let config = RunConfig {
+        dataset_id: Dataset::open(&target).unwrap().manifest().id.clone(),
+        dataset: target,
+        strategy: StrategyKind::DiskGnn,
+        ..open(at, model, direction).config
+    };
+    OpenRun::new(CpuBackend::new(), config, at.join("scratch")).unwrap()
+}
+
+/// Infers with some rows read early.
+fn infer_early(run: &mut OpenRun<CpuBackend>, early: Option<ReadEarly>) -> (Vec<f32>, WholeCounters) {
+    let layers = run.config.model.layers;
+    let mut context: Context<CpuBackend> = run.context(&never);
+    let shapes = context.shapes(layers).unwrap();
+    let sizes = context.sizes(&shapes).unwrap();
+    let sizes = shapes.into_iter().zip(sizes).collect();
+    let mut found = Vec::new();
+    let counters = context.infer_sized(None, sizes, None, early, &mut |_, rows: &CpuMatrix| {
+        found.extend_from_slice(rows.values());
+        Ok(())
+    });
+    (found, counters.unwrap())
+}
+
+fn infer_whole(run: &mut OpenRun<CpuBackend>) -> (Vec<f32>, WholeCounters) {
+    let (layers, mut found) = (run.config.model.layers, Vec::new());
+    let counters = run.context(&never).infer_whole(None, layers, None, &mut |_, rows: &CpuMatrix| {
+        found.extend_from_slice(rows.values());
+        Ok(())
+    });
+    (found, counters.unwrap())
+}
+
+#[test]
+fn rows_that_are_read_early_give_the_same_bits() {
+    let directory = graph();
+    for (model, direction) in models() {
+        let mut run = from_disk(directory.path(), model.clone(), direction);
+        let (expected, without) = infer_early(&mut run, None);
+        assert_eq!(without.row_bytes_early, 0);
+        // All of them, all but the last, and those of one reader.
+        let all = EarlyRows::start(&run.config).unwrap().complete();
+        assert_eq!(all.bytes(), NODES * 12 * 4, "{model:?}");
+        let mut fewer = EarlyRows::start(&run.config).unwrap().complete();
+        fewer.drop_last();
+        let any = EarlyRows::start(&run.config).unwrap().take();
+        for early in [all, fewer, any] {
+            let bytes = early.bytes();
+            let (found, counters) = infer_early(&mut run, Some(early));
+            assert!(found == expected, "{model:?}");
+            assert_eq!((counters.row_bytes_early, counters.row_bytes_read), (bytes, without.row_bytes_read));
+        }
+        // As a run takes them.
+        run.early_rows = EarlyRows::start(&run.config);
+        assert!(infer_whole(&mut run).0 == expected, "{model:?}");
+    }
+}
+
+#[test]
+fn rows_are_read_early_only_if_they_leave_the_memory_of_the_first_layer() {
+    let directory = graph();
+    let model = ModelConfig { layers: 2, hidden: 16, ..ModelConfig::default() };
+    let mut run = from_disk(directory.path(), model, Direction::Incoming);
+    let whole = run.plan.whole_bytes.host;
+    let early = |run: &mut OpenRun<CpuBackend>| {
+        let started = EarlyRows::start(&run.config).unwrap();
+        run.early_rows = Some(started.clone());
+        let mut context: Context<CpuBackend> = run.context(&never);
+        let shapes = context.shapes(2).unwrap();
+        let mut sizes = context.sizes(&shapes).unwrap();
+        let before = sizes.clone();
+        context.early_rows.take();
+        let mut kept = started.complete();
+        let kept = context.beside(&shapes, &mut sizes, &mut kept).then(|| kept.bytes());
+        assert!(sizes.iter().zip(&before).all(|(now, before)| now.input_stays == before.input_stays));
+        kept
+    };
+    assert_eq!(early(&mut run), Some(NODES * 12 * 4));
+    // Memory in which rows stay, but little more.
+    let mut least = whole;
+    let stays = |run: &mut OpenRun<CpuBackend>, host: u64| {
+        run.plan.whole_bytes.host = host;
+        let context: Context<CpuBackend> = run.context(&never);
+        let shapes = context.shapes(2).unwrap();
+        context.sizes(&shapes).is_ok_and(|sizes| sizes[0].input_stays && sizes[0].output_stays)
+    };
+    while stays(&mut run, least - (8 << 10)) {
+        least -= 8 << 10;
+    }
+    run.plan.whole_bytes.host = least;
+    let kept = early(&mut run);
+    assert!(kept.is_none_or(|bytes| bytes < 16 << 10), "{kept:?}");
 }

@@ -1,12 +1,15 @@
 //! A small knowledge graph with a plan: relation `r` leads from a node of group `g` to nodes of group `g + r + 1`. Some
 //! of its edges are held out.
+#![allow(dead_code)]
 
 use esker_import::{ImportJob, Request, import};
 use esker_nn::{DecoderKind, LinkLoss, ModelConfig, OptimizerConfig, OptimizerKind, RowInit};
 use esker_sample::negatives::NegativeMask;
 use esker_store::Dataset;
-use esker_train::link::{LinkConfig, LossReduction, NegativeCount, RankConfig, TargetEdges};
-use esker_train::{EmbeddingConfig, EvaluationMode, InputRows, MetricName, RunConfig};
+use esker_train::link::{EdgeWeights, LinkConfig, LossReduction, NegativeCount, RankConfig, TargetEdges};
+use esker_train::{
+    Checkpoint, EmbeddingConfig, EvaluationMode, InputRows, MetricName, RunConfig, RunDirectory, Summary,
+};
 use esker_types::random::{Key, below};
 use esker_types::{Budget, Silent};
 use std::collections::BTreeSet;
@@ -76,7 +79,10 @@ pub fn config_of(path: &Path) -> RunConfig {
             loss: LinkLoss::Softmax,
             reduction: LossReduction::Sum,
             negatives: NegativeCount::Shared { uniform: 40, by_degree: 10, chunks: 4 },
+            source_negatives: None,
             mask: NegativeMask::Graph,
+            edge_weights: EdgeWeights::Equal,
+            relation_init: None,
             inverse: true,
             target_edges: TargetEdges::Drop,
             relation_dropout: 0.0,
@@ -106,4 +112,16 @@ pub fn config_of(path: &Path) -> RunConfig {
         checkpoint_seconds: 0,
         ..RunConfig::for_dataset(&dataset)
     }
+}
+
+/// Everything that must not depend on threads, blocks or interruptions: losses, metrics, weights, embeddings.
+pub fn result(summary: &Summary, out: &Path) -> (String, String, Checkpoint, Vec<Vec<u8>>) {
+    let metrics = format!("{:?} {:?}", summary.valid, summary.test);
+    let weights = Checkpoint::read(&out.join("last.safetensors")).unwrap();
+    let weights = Checkpoint { state: serde_json::Value::Null, ..weights };
+    let state = RunDirectory::open(out).unwrap().0.state_path();
+    let mut files: Vec<_> = std::fs::read_dir(state).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let bytes = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+    (summary.loss_digest.clone(), metrics, weights, bytes)
 }

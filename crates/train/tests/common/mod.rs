@@ -108,7 +108,7 @@ impl Bench {
 }
 
 /// A file of numbers as NumPy writes it.
-fn write_npy(path: &Path, descr: &str, shape: &str, data: &[u8]) -> PathBuf {
+pub fn write_npy(path: &Path, descr: &str, shape: &str, data: &[u8]) -> PathBuf {
     let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
     let header = format!("{header:<117}\n");
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();

@@ -147,6 +147,49 @@ fn attention<'a>(from: &Attention<'a, Lagging>) -> Attention<'a, CpuBackend> {
     Attention { graph, heads, average, hidden, source_vector, target_vector, slope, dropout }
 }
 
+/// Hidden rows whose numbers are looked at when every loss is known: to look earlier is to wait for the device.
+pub struct LaggingHidden {
+    cpu: CpuHidden,
+    late: Arc<AtomicUsize>,
+}
+
+impl LaggingHidden {
+    fn assert_known(&self) {
+        assert_eq!(self.late.load(SeqCst), 0, "hidden rows are looked at when every loss is known");
+    }
+}
+
+impl HiddenRows for LaggingHidden {
+    type Matrix = CpuMatrix;
+
+    fn shape(&self) -> HiddenShape {
+        self.cpu.shape()
+    }
+
+    fn pull(&self, slots: &[u32], to: &mut CpuMatrix) {
+        self.cpu.pull(slots, to)
+    }
+
+    fn push(&mut self, rows: &CpuMatrix, slots: &[u32], replaces: &[bool]) {
+        self.cpu.push(rows, slots, replaces)
+    }
+
+    fn drift(&self) -> Result<f64, DeviceError> {
+        self.assert_known();
+        self.cpu.drift()
+    }
+
+    fn read(&self, first: u64, stored: &mut [u8]) {
+        self.assert_known();
+        self.cpu.read(first, stored)
+    }
+
+    fn write(&mut self, first: u64, stored: &[u8]) {
+        self.assert_known();
+        self.cpu.write(first, stored)
+    }
+}
+
 impl Lagging {
     fn copy(&self, of: &CpuMatrix) -> CpuMatrix {
         let mut copy = self.cpu.matrix(of.rows(), of.columns());
@@ -167,7 +210,7 @@ impl Device for Lagging {
     type StagedGraph = CpuGraph;
     type HostRows = LaggingRows;
     type Cache = LaggingCache;
-    type Hidden = CpuHidden;
+    type Hidden = LaggingHidden;
     type Number = Late;
     const STEPS_IN_FLIGHT: usize = 2;
 
@@ -219,8 +262,8 @@ impl Device for Lagging {
         self.upload(LaggingRows(values), columns)
     }
 
-    fn hidden_rows(&self, shape: HiddenShape) -> Result<CpuHidden, DeviceError> {
-        self.cpu.hidden_rows(shape)
+    fn hidden_rows(&self, shape: HiddenShape) -> Result<LaggingHidden, DeviceError> {
+        Ok(LaggingHidden { cpu: self.cpu.hidden_rows(shape)?, late: self.late.clone() })
     }
 
     fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
@@ -250,6 +293,17 @@ impl Device for Lagging {
 
     fn add_rows(&self, from: &CpuMatrix, rows: &[u32], scale: f32, to: &mut CpuMatrix) {
         self.cpu.add_rows(from, rows, scale, to)
+    }
+
+    fn copy_columns(
+        &self,
+        from: &CpuMatrix,
+        from_first: usize,
+        to: &mut CpuMatrix,
+        to_first: usize,
+        count: usize,
+    ) {
+        self.cpu.copy_columns(from, from_first, to, to_first, count)
     }
 
     fn stage_graph(&self, adjacency: &Adjacency<'_>) -> CpuGraph {

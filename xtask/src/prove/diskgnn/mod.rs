@@ -1,6 +1,7 @@
-//! DiskGNN: the same losses as in memory, and killed preparation. `speed.rs` compares its speed with ginex, memory and
-//! the disk. `prepare.rs` measures the cost of preparation and what training depends on.
+//! DiskGNN: the same losses as in memory, and killed preparation. `evaluating.rs` kills whole runs. `speed.rs` compares
+//! its speed with ginex, memory and the disk. `prepare.rs` measures the cost of preparation and what training depends on.
 
+pub mod evaluating;
 mod prepare;
 mod speed;
 
@@ -106,8 +107,8 @@ pub fn same_losses(bench: &Bench, graph: &str, budgets: &[f64], batch: &str, epo
     Ok(Value::Array(rows))
 }
 
-/// A hash of every file of the only packed directory of a dataset, evaluations included, by name.
-fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
+/// A hash of every file below a folder, by name: of a packed directory, evaluations included, or of all derived data.
+pub(super) fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -237,5 +238,6 @@ pub(super) fn full_same(bench: &Bench) -> Result<Value> {
 
 pub(super) fn full_kill(bench: &Bench) -> Result<Value> {
     train::graph(bench, 200_000, 128)?;
-    killed(bench, "graph", 50, 7)
+    let preparing = killed(bench, "graph", 50, 7)?;
+    Ok(json!({ "preparing": preparing, "running": evaluating::killed(bench, "3", 20, 11)? }))
 }

@@ -9,7 +9,7 @@ use crate::cpu::buffer::{Buffer, Parts};
 use crate::cpu::matmul::{PackedPanels, add_transposed_strided, matmul_strided, packed_words};
 use crate::cpu::wide::wide;
 use crate::cpu::{CpuBackend, CpuMatrix};
-use crate::link::{CandidateShape, assert_masks};
+use crate::link::CandidateShape;
 use crate::{
     CandidateGradients, Candidates, DecoderKind, Device, DistanceNorm, LinkGradients, LinkMath, LossCall,
     ScoreCall, Shape,
@@ -122,7 +122,7 @@ impl CpuBackend {
         let shape = call.candidates.shape(edges, call.nodes.rows());
         assert!(columns > 0 && columns == call.nodes.columns() && loss.own.len() == edges);
         assert!([&*queries, &*own].iter().all(|to| (to.rows(), to.columns()) == (edges, columns)));
-        assert_masks(loss.masked, edges, shape.each);
+        assert!(loss.weights.is_empty() || loss.weights.len() == edges, "a weight for each edge");
         let mut losses = vec![0.0; edges];
         let step = LossStep {
             backend: self,
@@ -280,8 +280,6 @@ impl LossStep<'_> {
     /// Scores become their gradients. Writes losses, gradients of own rows, and their part of the queries' gradient.
     fn compare(&self, block: &EdgeBlock, scores: &mut [f32]) {
         let (columns, each, decoder) = (self.columns, self.shape.each, self.call.decoder);
-        let masked = self.loss.masked;
-        let mut at = masked.partition_point(|(edge, _)| (*edge as usize) < block.first);
         let is_l2 = decoder == DecoderKind::TransE { norm: DistanceNorm::L2 };
         let mut distances = self.backend.pool.take(if is_l2 { each } else { 0 });
         for (row, edge) in (block.first..block.first + block.count).enumerate() {
@@ -291,10 +289,7 @@ impl LossStep<'_> {
                 negatives -= (scores[candidate] != f32::NEG_INFINITY) as usize;
                 scores[candidate] = f32::NEG_INFINITY;
             };
-            while let Some((_, candidate)) = masked.get(at).filter(|(of, _)| *of as usize == edge) {
-                mask(*candidate as usize);
-                at += 1;
-            }
+            self.loss.masked.for_each(edge, &mut |candidate| mask(candidate as usize));
             let own_row = self.loss.own[edge] as usize;
             if let Candidates::All = self.call.candidates {
                 mask(own_row);
@@ -304,7 +299,8 @@ impl LossStep<'_> {
             }
             let (query, candidate) = (self.call.queries.row(edge), self.call.nodes.row(own_row));
             let own = pair_score(decoder, query, candidate);
-            let found = edge_loss(self.loss.loss, self.loss.scale, own, negatives, scores);
+            let scale = self.loss.scale * self.loss.weights.get(edge).copied().unwrap_or(1.0);
+            let found = edge_loss(self.loss.loss, scale, own, negatives, scores);
             if is_l2 {
                 over_distances(scores, distances.floats());
             }
