@@ -10,6 +10,8 @@ use std::process::Command;
 /// Smallest bytes per second that GPU threads must read from host memory, by bytes per row: rates of the reference
 /// machine.
 const HOST_READS: [(usize, f64); 3] = [(512, 20e9), (1024, 37e9), (4096, 51e9)];
+/// The tests of `gpu-tests` that need a GPU, by their modules.
+const GPU_TESTS: [&str; 2] = ["gpu::", "contract::"];
 /// Smallest ratio of PyG's device time per step to ours.
 const FASTER: [(&str, &str, f64); 3] = [("sage", "f32", 1.6), ("sage", "tf32", 2.2), ("gat", "f32", 3.0)];
 
@@ -28,7 +30,7 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
 
 /// Number of passed tests; none may fail or be skipped.
 fn passed(command: &mut Command) -> Result<Value> {
-    let output = succeed(command.args(["--test-threads", "2", "--nocapture"]))?;
+    let output = succeed(command.args(GPU_TESTS).args(["--test-threads", "2", "--nocapture"]))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(!text.contains("skipped:"), "a test was skipped:\n{text}");
     let line = text.lines().find(|line| line.contains("test result: ok")).context("no result of tests")?;
@@ -166,16 +168,8 @@ pub fn fill_folder() -> Result<PathBuf> {
     for name in ["esker", "xtask"] {
         std::fs::copy(root.join("target/stripped/release").join(name), folder.join(name))?;
     }
-    let built = cargo(&[
-        "test",
-        "--package",
-        "esker-train",
-        "--test",
-        "gpu",
-        "--no-run",
-        "--message-format",
-        "json",
-    ])?;
+    let built =
+        cargo(&["test", "--package", "esker-train", "--test", "it", "--no-run", "--message-format", "json"])?;
     let messages = String::from_utf8_lossy(&built.stdout).into_owned();
     let mut executables = messages.lines().rev().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;

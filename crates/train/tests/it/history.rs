@@ -1,11 +1,8 @@
 //! Runs with a history of hidden rows: the same losses whatever brings the rows, stopped anywhere; without a history,
 //! those of a run that never had one.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-mod lagging;
-
-use common::{Bench, StopAfter, batch_lines, finished, result};
+use crate::common::{Bench, StopAfter, batch_lines, finished, result};
+use crate::lagging::Lagging;
 use esker_nn::{CpuBackend, Kind, NormKind};
 use esker_sample::{Fanout, Form};
 use esker_strategies::{CachePolicy, MemoryTable, NeighbourPolicy, RunPosition, StrategyKind, WorkCounts};
@@ -14,7 +11,6 @@ use esker_train::{
     TrainError, Trainer, evaluate_run,
 };
 use esker_types::{Dtype, NodeId};
-use lagging::Lagging;
 use std::collections::HashMap;
 use std::path::Path;
 

@@ -1,11 +1,8 @@
 //! DiskGNN packs the rows of evaluations beside those of training: once, for the rows that training caches. They yield the
 //! batches and bytes of `memory`. Damage is found and named. If there is no room for them, evaluation reads rows one by
 //! one, and a note says so.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{dataset, job, rest, scheduled, strategy};
+use crate::common::{dataset, job, rest, scheduled, strategy};
 use esker_strategies::{Job, Phase, RunPosition, StrategyKind};
 use esker_types::{Dtype, Progress, Unit};
 use std::fs;

@@ -1,9 +1,6 @@
 //! Whole runs on small graphs: exact whatever carries them, stopped anywhere, inside their memory.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{Bench, StopAfter, batch_lines, finished, result};
+use crate::common::{Bench, StopAfter, batch_lines, finished, result};
 use esker_nn::{CpuBackend, Degree, Kind, ModelConfig, NormKind, Schedule};
 use esker_sample::{Direction, Fanout, Form};
 use esker_strategies::StrategyKind;

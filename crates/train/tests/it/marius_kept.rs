@@ -1,12 +1,8 @@
 //! What a run over partitions leaves on disk: at every moment the last checkpoint and the best model have all that they name,
 //! and a checkpoint writes no more than what changed.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{Bench, StopAfter, batch_lines, finished};
+use crate::common::{Bench, StopAfter, batch_lines, finished};
+use crate::facts::Facts;
 use esker_fetch::pipeline::StageTimes;
 use esker_nn::CpuBackend;
 use esker_plan::partition_orders::PartitionCounts;
@@ -19,7 +15,6 @@ use esker_train::{
     RunControl, RunDirectory, SplitName, Summary, TrainError, Trainer, Watcher, build_strategy, rank_run,
 };
 use esker_types::ByteCount;
-use facts::Facts;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

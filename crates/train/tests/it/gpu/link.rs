@@ -1,8 +1,8 @@
 //! Link prediction on a GPU: whole runs, with the table of embeddings and the state of its optimizer on the device.
 
-use super::common::{StopAfter, finished};
-use super::facts::{Facts, result};
 use super::{gpu, train};
+use crate::common::{StopAfter, finished};
+use crate::facts::{Facts, result};
 use esker_cuda::Gpu;
 use esker_nn::{CpuBackend, DecoderKind, DistanceNorm, Kind, LinkLoss, ModelConfig, OptimizerKind};
 use esker_sample::Fanout;

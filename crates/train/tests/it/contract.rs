@@ -1,11 +1,8 @@
 //! What the batch contract allows beyond rows in and loss out: rows that training changes, hidden rows that are pulled and
 //! pushed, graphs that are on the device already, state in checkpoints. Each against a naive twin.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-mod lagging;
-
-use common::{Bench, StopAfter, finished, result};
+use crate::common::{Bench, StopAfter, finished, result};
+use crate::lagging::Lagging;
 use esker_cuda::Gpu;
 use esker_fetch::FeatureRows;
 use esker_fetch::pipeline::{Permit, StageTimes};
@@ -25,7 +22,6 @@ use esker_train::{
     evaluate_run,
 };
 use esker_types::{DeviceName, Dtype, NodeId};
-use lagging::Lagging;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -227,7 +223,7 @@ fn losses_of(out: &Path) -> Vec<u64> {
         let value: serde_json::Value = serde_json::from_str(line).unwrap();
         value["loss"].as_f64().unwrap().to_bits()
     };
-    common::batch_lines(out).iter().map(number).collect()
+    crate::common::batch_lines(out).iter().map(number).collect()
 }
 
 #[test]

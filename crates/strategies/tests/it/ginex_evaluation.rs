@@ -1,10 +1,7 @@
 //! Ginex plans evaluations with training: it yields the batches and bytes of `memory` in every phase, whatever its
 //! superbatches and caches. Evaluations are sampled once, also by a resumed run, if the disk budget allows it.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{Found, dataset, job, rest, scheduled, strategy};
+use crate::common::{Found, dataset, job, rest, scheduled, strategy};
 use esker_sample::{Batches, Edge, Fanout, Position, SampleError};
 use esker_store::Dataset;
 use esker_strategies::{Inference, Job, Phase, RunPosition, StrategyKind};

@@ -1,6 +1,5 @@
 //! What GCN's sum over sampled neighbours estimates: its mean over many samples of the real sampler, beside the sum over all
 //! neighbours.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use esker_nn::{CpuBackend, Degree, Device, Kind, Model, ModelConfig, Shape};
 use esker_sample::{Carry, Fanout, Form, InMemory, Position, Sample, Sampler, Settings};

@@ -1,10 +1,7 @@
 //! Ginex yields the batches and bytes of `memory`, whatever its caches and superbatches; traces of earlier processes are
 //! used where they fit and removed where they do not; a full disk is named.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{batches, dataset, dataset_of, job, scheduled, strategy};
+use crate::common::{batches, dataset, dataset_of, job, scheduled, strategy};
 use esker_io::{Faults, SimulatedDisk};
 use esker_sample::order::{Grouping, Groups};
 use esker_sample::partition::{PartitionSource, PartitionWork, make};
@@ -30,7 +27,9 @@ fn traces(job: &Job) -> Vec<PathBuf> {
 
 /// The batches of `memory` and of ginex from some positions, and what ginex counted for the whole run.
 fn check(job: &Job) -> SourceCounters {
-    common::same_as_memory(StrategyKind::Ginex, job, || assert!(traces(job).is_empty(), "{:?}", traces(job)))
+    crate::common::same_as_memory(StrategyKind::Ginex, job, || {
+        assert!(traces(job).is_empty(), "{:?}", traces(job))
+    })
 }
 
 #[test]
@@ -206,7 +205,7 @@ fn caches_that_do_not_fit_are_refused_with_what_does() {
         .to_string();
     assert!(said.contains("--feature-cache") && said.contains("are left for it"), "{said}");
     job.out_of_core.neighbour_cache_bytes = Some(1 << 40);
-    let mut ginex = common::build(StrategyKind::Ginex);
+    let mut ginex = crate::common::build(StrategyKind::Ginex);
     let said = ginex.prepare(&job).err().unwrap().to_string();
     assert!(said.contains("--neighbour-cache"), "{said}");
 }
@@ -320,7 +319,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
     let mut source = strategy(StrategyKind::Ginex, &job).batches(&job, START.into(), None).unwrap();
     let mut kept = source.next().unwrap().unwrap();
     drop(source);
-    assert!(!common::rows_of(&mut kept).is_empty());
+    assert!(!crate::common::rows_of(&mut kept).is_empty());
 }
 
 #[test]
@@ -333,6 +332,6 @@ fn what_the_table_says_is_more_than_nothing_and_the_rest_goes_to_caches() {
     // With what the table says and nothing more, it works.
     job.strategy_bytes = table.total();
     check(&job);
-    let notes = common::build(StrategyKind::Ginex).prepare(&job).unwrap().notes;
+    let notes = crate::common::build(StrategyKind::Ginex).prepare(&job).unwrap().notes;
     assert!(notes[0].contains("superbatches of 24 batches") && notes.len() == 4, "{notes:?}");
 }

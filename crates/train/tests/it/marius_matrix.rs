@@ -1,11 +1,7 @@
 //! Random settings: a partition buffer has the losses, metrics and weights of the same residents in memory, to the bit.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{Bench, StopAfter, batch_lines, finished, write_npy};
+use crate::common::{Bench, StopAfter, batch_lines, finished, write_npy};
+use crate::facts::{Facts, config_of};
 use esker_import::{ImportJob, Request, import};
 use esker_nn::{CpuBackend, DecoderKind, Kind, ModelConfig, RowInit};
 use esker_plan::partition_orders::PartitionCounts;
@@ -16,7 +12,6 @@ use esker_train::{
 };
 use esker_types::random::{Key, below};
 use esker_types::{Budget, Silent};
-use facts::{Facts, config_of};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use std::path::{Path, PathBuf};

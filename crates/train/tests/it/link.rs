@@ -1,12 +1,8 @@
 //! Link prediction: what is learned, that it is the same to the bit however it is computed, and that ranks are those of
 //! a naive oracle.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{StopAfter, batch_lines, finished};
+use crate::common::{StopAfter, batch_lines, finished};
+use crate::facts::{Facts, NODES, result};
 use esker_nn::{CpuBackend, DecoderKind, Degree, Kind, ModelConfig, RowInit, Schedule, initial_rows};
 use esker_sample::{Edge, Fanout};
 use esker_store::Dataset;
@@ -20,7 +16,6 @@ use esker_train::{
 };
 use esker_types::NodeId;
 use esker_types::random::Key;
-use facts::{Facts, NODES, result};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -307,7 +302,7 @@ fn the_smallest_memory_is_enough_and_a_byte_less_is_not() {
 
 #[test]
 fn nodes_without_features_are_classified_by_embeddings() {
-    let bench = common::Bench::new();
+    let bench = crate::common::Bench::new();
     for inputs in [InputRows::Embeddings, InputRows::Concatenated, InputRows::Summed] {
         let plain = bench.config();
         let embeddings = EmbeddingConfig {

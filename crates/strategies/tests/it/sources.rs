@@ -1,8 +1,5 @@
 //! Every strategy yields the batches that sampling and looking rows up one by one would give, from any position, however
 //! many are held; a source that nobody reads to its end stops.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
-
-mod common;
 
 use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
@@ -116,7 +113,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                     assert!(
                         batch.at == (*at).into()
                             && batch.blocks.sample() == Some(sample)
-                            && common::rows_of(&mut batch) == *rows,
+                            && crate::common::rows_of(&mut batch) == *rows,
                         "{kind} {at:?}"
                     );
                 }
@@ -151,7 +148,7 @@ fn a_source_that_nobody_reads_to_its_end_stops() {
         let mut kept = source.next().unwrap().unwrap();
         drop(source);
         // A batch may outlive its source.
-        assert!(!common::rows_of(&mut kept).is_empty());
+        assert!(!crate::common::rows_of(&mut kept).is_empty());
     }
 }
 
@@ -198,7 +195,7 @@ fn batches_of_evaluation_come_with_or_without_rows() {
         let mut count = 0;
         while let Some(mut batch) = source.next().unwrap() {
             let nodes = batch.blocks.nodes() as usize;
-            assert_eq!(common::rows_of(&mut batch).len(), if rows { nodes * DIM } else { 0 });
+            assert_eq!(crate::common::rows_of(&mut batch).len(), if rows { nodes * DIM } else { 0 });
             count += 1;
         }
         assert_eq!(count, 8, "one epoch");

@@ -1,10 +1,7 @@
 //! Columns by name, for a loader: values of a batch's nodes and edges as stored, from every strategy, against a look into the
 //! whole array.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{build, job, sample_of, strategy, whole_graph_strategies};
+use crate::common::{build, job, sample_of, strategy, whole_graph_strategies};
 use esker_import::{ImportJob, Request, import};
 use esker_sample::Carry;
 use esker_store::Dataset;

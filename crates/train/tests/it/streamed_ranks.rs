@@ -1,9 +1,6 @@
 //! Ranks, scores and exports with rows that are read block by block are those of all rows in memory, to the bit.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-#[path = "common/facts.rs"]
-mod facts;
-
+use crate::facts::{Facts, NODES, config_of};
 use esker_import::{ImportJob, Request, import};
 use esker_nn::{CpuBackend, DecoderKind, DistanceNorm, Kind, ModelConfig, RowInit};
 use esker_plan::partition_orders::PartitionCounts;
@@ -19,7 +16,6 @@ use esker_train::{
 };
 use esker_types::random::{Key, below};
 use esker_types::{Budget, NodeId, Silent};
-use facts::{Facts, NODES, config_of};
 use std::fmt::Write;
 use std::path::Path;
 

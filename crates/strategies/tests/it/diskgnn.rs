@@ -1,11 +1,8 @@
 //! DiskGNN yields the batches and bytes of `memory`, whatever its caches, segments and row widths; what it reads is what its plan
 //! says; damage is found and named; a disk that is too small is refused with what would do; killed or not, the result is the
 //! same to the byte.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{batches, dataset, job, strategy};
+use crate::common::{batches, dataset, job, strategy};
 use esker_sample::order::{Batching, Shuffled};
 use esker_sample::{Form, NodeBatches, Position, Seeds};
 use esker_store::Dataset;
@@ -43,7 +40,7 @@ fn packing(job: &Job) -> Value {
 
 /// Compares with `memory` from some positions; returns what was counted for the whole run.
 fn check(job: &Job) -> esker_strategies::SourceCounters {
-    common::same_as_memory(StrategyKind::DiskGnn, job, || {})
+    crate::common::same_as_memory(StrategyKind::DiskGnn, job, || {})
 }
 
 #[test]
@@ -137,7 +134,7 @@ fn a_disk_too_small_makes_segments_and_one_far_too_small_is_refused_with_what_wo
         job
     };
     let refused = |job: &Job| {
-        let mut strategy = common::build(StrategyKind::DiskGnn);
+        let mut strategy = crate::common::build(StrategyKind::DiskGnn);
         strategy.prepare(job).err().map(|error| error.to_string())
     };
     // Refused once while it samples, and once when it is known what all samples need.
@@ -233,7 +230,7 @@ fn damage_each(job: &Job, at: &Path, named: &mut BTreeSet<String>) {
             let mut damaged = bytes.clone();
             damaged[place] ^= 0x10;
             fs::write(at.join(file), &damaged).unwrap();
-            let mut strategy = common::build(StrategyKind::DiskGnn);
+            let mut strategy = crate::common::build(StrategyKind::DiskGnn);
             let mut used = None;
             let outcome = strategy.prepare(job).and_then(|_| {
                 used = Some(());
@@ -389,7 +386,7 @@ fn memory_that_drifts_uses_what_is_packed_and_much_more_memory_says_why_it_packs
     // Memory that holds a few rows beside the batches.
     let least = (60..400).step_by(5).find(|mebibytes| {
         job.strategy_bytes = mebibytes << 20;
-        common::build(StrategyKind::DiskGnn).prepare(&job).is_ok()
+        crate::common::build(StrategyKind::DiskGnn).prepare(&job).is_ok()
     });
     let least = least.unwrap();
     for mebibytes in [least, least + 1, least] {
@@ -456,7 +453,7 @@ fn preparing_keeps_to_the_disk_budget_from_the_first_sample_on() {
         job.epochs_sampled = epochs;
         job.out_of_core.feature_cache_bytes = Some(20_000);
         (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (bytes, true);
-        common::build(StrategyKind::DiskGnn).prepare(&job).map(|_| packing(&job))
+        crate::common::build(StrategyKind::DiskGnn).prepare(&job).map(|_| packing(&job))
     };
     // Not even the samples: it ends while it samples.
     let most = most_bytes(&dataset, || {
@@ -520,9 +517,10 @@ fn segments_of_any_number_of_batches_are_counted_exactly() {
         (job.out_of_core.disk_bytes, job.out_of_core.disk_bytes_explicit) = (bytes, true);
         job
     };
-    let refused = common::build(StrategyKind::DiskGnn).prepare(&with(7, 4 << 20)).unwrap_err().to_string();
+    let refused =
+        crate::common::build(StrategyKind::DiskGnn).prepare(&with(7, 4 << 20)).unwrap_err().to_string();
     let least = said_to_do(&refused);
-    assert!(common::build(StrategyKind::DiskGnn).prepare(&with(7, least - 1)).is_err());
+    assert!(crate::common::build(StrategyKind::DiskGnn).prepare(&with(7, least - 1)).is_err());
     let most = most_bytes(&dataset, || drop(check(&with(7, least))));
     assert!(most <= least && packing(&with(7, least))["segment"] == 7, "{most} bytes in {least}");
     // More than there are: all of them; and they are found again.
@@ -545,7 +543,7 @@ fn a_wish_to_stop_ends_preparing_soon_and_the_next_run_goes_on_to_the_same_bytes
         stopped.stop = StopSignal::default();
         let ends = Some((stage, done, stopped.stop.clone()));
         stopped.progress = Arc::new(Watched { ends, ..Watched::default() });
-        let ended = common::build(StrategyKind::DiskGnn).prepare(&stopped);
+        let ended = crate::common::build(StrategyKind::DiskGnn).prepare(&stopped);
         // The last part of a cache may have been moved by then.
         let is_over = stage == "order caches" && ended.is_ok();
         assert!(is_over || matches!(ended, Err(StrategyError::Stopped)), "{stage}: {:?}", ended.err());
@@ -581,7 +579,7 @@ fn a_directory_that_holds_everything_keeps_its_samples_for_another_memory() {
     let names: Vec<String> = content(&at).into_keys().collect();
     assert!(names.iter().all(|name| name.ends_with(".bin") || name == "derived.json"), "{names:?}");
     job.settings.seed = 99;
-    let said = common::build(StrategyKind::DiskGnn).prepare(&job).unwrap_err().to_string();
+    let said = crate::common::build(StrategyKind::DiskGnn).prepare(&job).unwrap_err().to_string();
     assert!(said.contains("other batches"), "{said}");
 }
 

@@ -1,10 +1,7 @@
 //! A source goes through a whole run: training, validation after epochs, test. It can leave batches out, stops when it is asked
 //! to with nothing lost, and a stage that panics ends it with an error. Rows that nobody needs are not fetched.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{batches, build, dataset, job, rest, scheduled, strategy, whole_graph_strategies};
+use crate::common::{batches, build, dataset, job, rest, scheduled, strategy, whole_graph_strategies};
 use esker_fetch::FeatureRows;
 use esker_sample::{Batches, Edge, NodeSet, Position, SampleError};
 use esker_strategies::{HistoryOutline, Job, Phase, RunPosition, StrategyError, StrategyKind};

@@ -1,19 +1,11 @@
 //! All tests that need a GPU, in one binary that can be copied to a machine with one: `esker-nn`'s, and whole runs. Skipped,
 //! saying so, where there is none.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
-#![allow(clippy::duplicate_mod)]
 
-mod common;
-#[path = "contract.rs"]
-mod contract;
-#[path = "common/facts.rs"]
-mod facts;
-#[path = "gpu/link.rs"]
 mod link;
-#[path = "../../nn/tests/gpu.rs"]
+#[path = "../../../nn/tests/gpu.rs"]
 mod nn;
 
-use common::{
+use crate::common::{
     Bench, StopAfter, check_cached_rows, check_kept_rows, check_large_device_batch, finished, result,
 };
 use esker_cuda::{Gpu, Precision};

@@ -1,9 +1,6 @@
 //! A replay of an epoch with a history finds what a run of `outre` then does, row by row: the run is the oracle.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{dataset, job, strategy};
+use crate::common::{dataset, job, strategy};
 use esker_sample::{Fanout, NodeSet};
 use esker_strategies::{
     CachePolicy, HistoryOutline, HistoryProfile, Job, RunPosition, SourceCounters, StrategyKind,

@@ -2,7 +2,7 @@
 //! losses, with whatever is wrong with them, are known only when somebody waits. The CPU computes.
 
 mod link;
-#[path = "../../../nn/tests/common/stored.rs"]
+#[path = "../../../../nn/tests/common/stored.rs"]
 mod stored;
 
 use esker_nn::*;

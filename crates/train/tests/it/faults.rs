@@ -1,11 +1,8 @@
 //! Disks that fail while diskgnn trains: packed rows of an evaluation that cannot be read, a disk that is full while they are
 //! packed or while a checkpoint is written. The error names the file, the last checkpoint is what it was, and the resumed
 //! run ends as one that nothing disturbed.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{Bench, StopAfter, finished, result};
+use crate::common::{Bench, StopAfter, finished, result};
 use esker_io::{Access, Disk, Faults, Files, IoError, Layout, Options, SimulatedDisk, ThisMachine};
 use esker_nn::CpuBackend;
 use esker_store::Dataset;

@@ -1,12 +1,8 @@
 //! Partitions in a buffer, most of them on disk: the same losses, weights and learned rows as in memory, to the bit,
 //! whatever is resident, after interruptions too; what is damaged is named.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{Bench, StopAfter, batch_lines, finished};
+use crate::common::{Bench, StopAfter, batch_lines, finished};
+use crate::facts::Facts;
 use esker_nn::{CpuBackend, Kind, ModelConfig};
 use esker_plan::partition_orders::PartitionCounts;
 use esker_sample::{Direction, Fanout};
@@ -15,7 +11,6 @@ use esker_train::{
     EvaluationMode, InputRows, OpenRun, OrderName, Outcome, ResidentOnly, RunConfig, RunDirectory, SplitName,
     TrainError, Trainer, rank_run,
 };
-use facts::Facts;
 use std::path::Path;
 
 fn over(config: RunConfig, order: OrderName, (partitions, resident, logical): (u32, u32, u32)) -> RunConfig {

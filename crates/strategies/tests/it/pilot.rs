@@ -1,10 +1,7 @@
 //! The pilot samples some batches for their size. Memory follows from it, and a batch that is larger still waits or is
 //! refused with the budget that would do.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-
-use common::{dataset, job, rest, scheduled, strategy, whole_graph_strategies};
+use crate::common::{dataset, job, rest, scheduled, strategy, whole_graph_strategies};
 use esker_import::ImportJob;
 use esker_import::generate::{GraphShape, generate};
 use esker_sample::HopSizes;
@@ -30,7 +27,7 @@ fn sizes_bound_all_batches_and_are_below_what_fan_outs_allow() {
         strategy(StrategyKind::Memory, &found).batches(&found, RunPosition::START, None).unwrap();
     let (mut nodes, mut edges) = (0, 0);
     while let Some(batch) = source.next().unwrap() {
-        let sample = common::sample_of(&batch);
+        let sample = crate::common::sample_of(&batch);
         (nodes, edges) = (nodes.max(sample.node_ids.len() as u64), edges.max(sample.edge_count()));
     }
     assert!(nodes <= bound.nodes && nodes * 5 > bound.nodes * 4, "{nodes} {bound:?}");

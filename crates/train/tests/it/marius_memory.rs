@@ -1,12 +1,8 @@
 //! Memory of a partition buffer: it is planned before anything is sorted, for what steps really have; numbers of
 //! partitions that are not given follow from it.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{Bench, StopAfter, finished};
+use crate::common::{Bench, StopAfter, finished};
+use crate::facts::{Facts, config_of};
 use esker_import::ImportJob;
 use esker_import::generate::{FactShape, generate_facts};
 use esker_nn::CpuBackend;
@@ -17,7 +13,6 @@ use esker_train::{
     EvaluationMode, OpenRun, OrderName, RunConfig, RunControl, Summary, TrainError, Trainer, choose_buffer,
 };
 use esker_types::{Budget, Silent};
-use facts::{Facts, config_of};
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -1,16 +1,11 @@
 //! A processor that works on its own, behind the trainer's back: the same run as on the CPU, to the bit, and memory in two
 //! tables.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-mod lagging;
-
-use common::{
+use crate::common::{
     Bench, StopAfter, batch_lines, cache_bytes, check_cached_rows, check_kept_rows, check_large_device_batch,
     finished, result, row_format,
 };
+use crate::lagging::Lagging;
 use esker_nn::{CpuBackend, Device, Kind, LinkMath, NormKind, OptimizerKind};
 use esker_strategies::StrategyKind;
 use esker_train::link::NegativeCount;
@@ -18,7 +13,6 @@ use esker_train::{
     EvaluationMode, Metrics, OpenRun, Outcome, RunConfig, RunDirectory, SplitName, Summary, TrainError,
     Trainer, evaluate_run, predict,
 };
-use lagging::Lagging;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -277,7 +271,7 @@ fn a_model_without_neighbours_is_the_same_too() {
 /// of a run that was stopped and resumed, and what either memory takes is in its table.
 #[test]
 fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
-    let facts = facts::Facts::new();
+    let facts = crate::facts::Facts::new();
     for kind in [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::Adam] {
         // Batches have few of the nodes.
         let mut config = RunConfig { epochs: 2, batch: 5, checkpoint_batches: 50, ..facts.config() };
@@ -286,7 +280,7 @@ fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
         config.embeddings.as_mut().unwrap().optimizer.kind = kind;
         let path = |name: &str| facts.path(&format!("{kind:?}-{name}"));
         let roomy = train(CpuBackend::new(), &config, &path("cpu"));
-        let expected = facts::result(&roomy, &path("cpu"));
+        let expected = crate::facts::result(&roomy, &path("cpu"));
         let bytes = |table: &esker_strategies::MemoryTable, what: &str| -> Option<u64> {
             let mut lines = table.lines.iter().filter(|line| line.what.starts_with(what));
             lines.next().map(|line| line.bytes)
@@ -297,7 +291,7 @@ fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
         };
         let whole = plan(None).unwrap();
         let states = config.embeddings.as_ref().unwrap().optimizer.row_states().len() as u64;
-        let all = facts::NODES * 16 * 4 * (1 + states);
+        let all = crate::facts::NODES * 16 * 4 * (1 + states);
         assert_eq!(bytes(&whole.table, "embeddings"), None);
         let device = whole.device_table.unwrap();
         let found = bytes(&device, "embeddings").unwrap();
@@ -315,7 +309,7 @@ fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
                 RunConfig { gpu_memory: Some(gpu_memory), memory: found.smallest_bytes, ..config.clone() };
             let out = path(name);
             let summary = train(Lagging::default(), &tight, &out);
-            assert!(facts::result(&summary, &out) == expected, "{kind:?} {name}");
+            assert!(crate::facts::result(&summary, &out) == expected, "{kind:?} {name}");
             let out = path(&format!("{name}-parts"));
             let mut trainer = Trainer::create(Lagging::default(), tight.clone(), &out).unwrap();
             let summary = loop {
@@ -325,7 +319,7 @@ fn embeddings_that_a_device_has_no_room_for_are_in_host_memory() {
                 }
                 trainer = Trainer::resume(Lagging::default(), tight.clone(), &out).unwrap();
             };
-            let found = facts::result(&summary, &out);
+            let found = crate::facts::result(&summary, &out);
             // A best model that was not the last leaves files of other names.
             assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{kind:?} {name}");
             assert!(found.2 == expected.2, "{kind:?} {name}");

@@ -1,12 +1,8 @@
 //! Orders over partitions, and training that sees resident nodes only: with all partitions resident it is training on
 //! the whole graph, to the bit; with fewer it can be stopped, and does not depend on threads.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-mod common;
-#[path = "common/facts.rs"]
-mod facts;
-
-use common::{Bench, StopAfter, batch_lines, finished};
+use crate::common::{Bench, StopAfter, batch_lines, finished};
+use crate::facts::Facts;
 use esker_nn::{CpuBackend, Degree, Kind, ModelConfig};
 use esker_plan::partition_orders::{PartitionCounts, PartitionOrderKind};
 use esker_sample::{Fanout, Form};
@@ -16,7 +12,6 @@ use esker_train::{
     HistoryConfig, OpenRun, OrderName, Outcome, ResidentOnly, RunConfig, Summary, TrainError, Trainer,
     training_partitions,
 };
-use facts::Facts;
 use std::path::Path;
 
 fn train(config: &RunConfig, out: &Path) -> Summary {
@@ -199,7 +194,7 @@ fn what_cannot_be_trained_is_refused_by_name() {
     refused(steps(OrderName::TwoLevelBeta, (32, 8, 64)), &["64 logical partitions of 32"]);
     refused(
         steps(OrderName::Beta, (100_000, 1000, 100_000)),
-        &["100000 node partitions", &format!("{}", facts::NODES)],
+        &["100000 node partitions", &format!("{}", crate::facts::NODES)],
     );
     refused(steps(OrderName::Dispersed, (8, 4, 4)), &["dispersed", "task is links", "two-level-beta"]);
     refused(over(bench.config(), OrderName::Tour, (9, 2, 9)), &["tour", "task is node labels", "dispersed"]);

@@ -1,10 +1,7 @@
 //! Ranks against naive oracles where they are less usual: negatives that came with a benchmark, by OGB's rules; graphs
 //! with reverses; many drawn candidates. And what ends an evaluation early.
-#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
-#[path = "common/facts.rs"]
-mod facts;
-
+use crate::facts::{Facts, config_of};
 use esker_import::{ImportJob, Request, import};
 use esker_nn::{CpuBackend, DecoderKind, DistanceNorm, Kind, ModelConfig, OptimizerKind, initial_rows};
 use esker_sample::negatives::{NegativeMask, Side};
@@ -21,7 +18,6 @@ use esker_train::{
 };
 use esker_types::random::{Key, below};
 use esker_types::{Budget, NodeId, Recorded, Silent, StopSignal};
-use facts::{Facts, config_of};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -356,8 +352,8 @@ fn many_drawn_candidates_rank_as_all_nodes_do_on_average() {
         assert!((share - 1.0).abs() < tolerance, "{candidates} candidates: {} {expected}", found.mr);
     };
     // All queries of a side are ranked at a time, or some of them.
-    check(&facts.path("run"), facts::NODES, 10, 0.1);
-    check(&facts.path("run"), facts::NODES, 4000, 0.02);
+    check(&facts.path("run"), crate::facts::NODES, 10, 0.1);
+    check(&facts.path("run"), crate::facts::NODES, 4000, 0.02);
     // Not even the candidates of one query are listed at once.
     fs::write(facts.path("edges.csv"), lines(1, ",").concat()).unwrap();
     let (edges, hold_out) = (Some(facts.path("edges.csv")), Some("valid:2,test:3".parse().unwrap()));
@@ -537,9 +533,9 @@ fn every_decoder_has_every_penalty() {
                 initial_rows(key, init, 0, columns, &mut values);
                 values.chunks(columns).map(<[f32]>::to_vec).collect::<Vec<_>>()
             };
-            let nodes = rows(6, facts::NODES as usize, 18);
+            let nodes = rows(6, crate::facts::NODES as usize, 18);
             // Relations, then their inverses.
-            let relations = 2 * facts::RELATIONS as usize;
+            let relations = 2 * crate::facts::RELATIONS as usize;
             let relations = match decoder {
                 DecoderKind::Dot => vec![Vec::new(); relations],
                 DecoderKind::DistMult => vec![vec![1.0; 18]; relations],
@@ -554,7 +550,7 @@ fn every_decoder_has_every_penalty() {
             let of = |edge: &Edge| {
                 let ends =
                     [edge.source, edge.target].map(|node| naive_penalty(name, complex, &nodes[node.index()]));
-                let inverse = edge.relation as usize + facts::RELATIONS as usize;
+                let inverse = edge.relation as usize + crate::facts::RELATIONS as usize;
                 2.0 * (ends[0] + ends[1]) + of_relation(edge.relation as usize) + of_relation(inverse)
             };
             let expected = 0.5 * edges.iter().map(of).sum::<f64>();
@@ -585,7 +581,7 @@ fn rows_after_a_step(config: &RunConfig, out: &Path) -> Vec<f32> {
 #[test]
 fn penalties_pull_at_numbers_that_were_dropped() {
     let facts = Facts::new();
-    let mut degrees = vec![0.0f32; facts::NODES as usize];
+    let mut degrees = vec![0.0f32; crate::facts::NODES as usize];
     for_each_edge(&Dataset::open(&facts.path("g")).unwrap(), &mut |edge| {
         [edge.source, edge.target].into_iter().for_each(|node| degrees[node.index()] += 1.0);
     })
