@@ -127,6 +127,11 @@ impl<G: HopGraph> HopSampler<G> {
         self
     }
 
+    /// Draws with another seed from now on.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.settings.seed = seed;
+    }
+
     /// Its settings.
     pub fn settings(&self) -> &HopSettings {
         &self.settings
