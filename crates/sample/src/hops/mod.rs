@@ -89,6 +89,16 @@ pub enum NeighbourChoice {
 }
 
 impl NeighbourChoice {
+    /// Prefetches what a draw from a node reads first.
+    #[inline(always)]
+    fn prefetch<G: HopGraph>(&self, graph: &G, node: NodeId, degree: u32) {
+        match self {
+            NeighbourChoice::Uniform => {}
+            NeighbourChoice::Weighted(weights) => weights.prefetch(graph.start(node), degree),
+            NeighbourChoice::Temporal(times, _) => times.prefetch(graph.start(node), degree),
+        }
+    }
+
     /// Fails unless weights or times are of this graph.
     fn check<G: HopGraph>(&self, graph: &G) -> Result<()> {
         let fit = match self {

@@ -377,7 +377,11 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
         };
         let heads = |some: Range<usize>| {
             let nodes = nodes.get(some.start..some.end.min(range.end)).into_iter().flatten();
-            nodes.for_each(|node| ask_for_head(&self.graph.list(*node)));
+            nodes.for_each(|node| {
+                let list = self.graph.list(*node);
+                ask_for_head(&list);
+                self.draw.choice.prefetch(self.graph, *node, list.len() as u32);
+            });
         };
         if step == 0 {
             offsets(range.start..range.start + 2 * CLUSTER);

@@ -3,6 +3,7 @@
 use super::graph::HopGraph;
 use crate::draw::below;
 use crate::{Result, SampleError};
+use esker_io::prefetch;
 use esker_types::random::Key;
 use esker_types::{ByteCount, NodeId};
 use rayon::prelude::*;
@@ -82,10 +83,20 @@ impl EdgeWeights {
             for node in nodes {
                 let (sums, behind) = rest.split_at_mut(graph.list(node).len());
                 rest = behind;
-                sum_up(sums, |position| column.get(graph.edge(node, position as u32).0 as usize));
+                // Reads come before all arithmetic, so that they wait for memory together.
+                for (slot, position) in sums.iter_mut().zip(0..) {
+                    *slot = column.get(graph.edge(node, position).0 as usize).to_bits();
+                }
+                sum_up(sums);
             }
         });
         Ok(EdgeWeights { sums, nodes: graph.nodes() })
+    }
+
+    /// Prefetches what a draw from a node reads first.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, start: u64, degree: u32) {
+        prefetch_run(&self.sums, start, degree);
     }
 
     /// Allocated bytes.
@@ -125,27 +136,39 @@ pub(super) fn for_each_part<G: HopGraph, T: Send>(
     });
 }
 
-/// Fills the sums of a node. docs/sample.md defines the integers.
-fn sum_up(sums: &mut [u64], weight: impl Fn(usize) -> f64) {
-    let largest = (0..sums.len()).map(|position| exponent(weight(position))).max().flatten();
-    let Some(largest) = largest else { return };
+/// Prefetches a short run of 8-byte numbers, or of a long one the middle and the end, which a binary search reads first.
+#[inline(always)]
+pub(super) fn prefetch_run<T>(all: &[T], start: u64, degree: u32) {
+    let (start, degree) = (start as usize, degree as usize);
+    match degree <= 32 {
+        true => (0..degree).step_by(8).for_each(|position| prefetch(all, start + position)),
+        false => prefetch(all, start + degree / 2),
+    }
+    prefetch(all, (start + degree).wrapping_sub(1));
+}
+
+/// Turns the bits of a node's weights into sums. docs/sample.md defines the integers.
+fn sum_up(sums: &mut [u64]) {
+    let largest = sums.iter().map(|bits| exponent(*bits)).max().flatten();
+    let Some(largest) = largest else { return sums.fill(0) };
     let digits = usize::BITS - (sums.len() - 1).leading_zeros();
     let mut sum = 0;
-    for (position, slot) in sums.iter_mut().enumerate() {
-        sum += integer(weight(position), largest, digits);
+    for slot in sums {
+        sum += integer(*slot, largest, digits);
         *slot = sum;
     }
 }
 
 /// The exponent of the first binary digit of a weight, none for 0.
-fn exponent(weight: f64) -> Option<i32> {
-    let (significand, exponent) = parts(weight);
+fn exponent(bits: u64) -> Option<i32> {
+    let (significand, exponent) = parts(bits);
     (significand != 0).then(|| exponent + significand.ilog2() as i32)
 }
 
 /// A weight as an integer times a power of two.
-fn parts(weight: f64) -> (u64, i32) {
-    let bits = weight.to_bits() & (u64::MAX >> 1);
+fn parts(bits: u64) -> (u64, i32) {
+    // Zero may have a sign.
+    let bits = bits & (u64::MAX >> 1);
     let (fraction, biased) = (bits & ((1 << SIGNIFICAND_BITS) - 1), (bits >> SIGNIFICAND_BITS) as i32);
     match biased {
         0 => (fraction, -1074),
@@ -154,8 +177,8 @@ fn parts(weight: f64) -> (u64, i32) {
 }
 
 /// A weight times 2^(62 - digits - largest), rounded down, at least 1 unless it is 0.
-fn integer(weight: f64, largest: i32, digits: u32) -> u64 {
-    let (significand, exponent) = parts(weight);
+fn integer(bits: u64, largest: i32, digits: u32) -> u64 {
+    let (significand, exponent) = parts(bits);
     if significand == 0 {
         return 0;
     }
@@ -332,8 +355,8 @@ mod tests {
         /// The integer is the product with a power of two, which floating point computes exactly.
         #[test]
         fn integers_keep_the_proportions(weights in prop::collection::vec(1e-12f64..1e12, 1..40)) {
-            let mut sums = vec![0; weights.len()];
-            sum_up(&mut sums, |position| weights[position]);
+            let mut sums: Vec<u64> = weights.iter().map(|weight| weight.to_bits()).collect();
+            sum_up(&mut sums);
             let largest = weights.iter().copied().fold(0.0, f64::max).log2().floor() as i32;
             let digits = weights.len().next_power_of_two().ilog2() as i32;
             let mut before = 0;
@@ -348,12 +371,15 @@ mod tests {
 
     #[test]
     fn the_smallest_weight_beside_the_largest_is_not_lost() {
-        let weights = [f64::MAX, f64::from_bits(1), 0.0, f64::MAX];
-        let mut sums = [0; 4];
-        sum_up(&mut sums, |position| weights[position]);
+        let mut sums = [f64::MAX, f64::from_bits(1), -0.0, f64::MAX].map(f64::to_bits);
+        sum_up(&mut sums);
         assert_eq!((sums[1] - sums[0], sums[2] - sums[1]), (1, 0));
         assert!(sums[0] >= 1 << 60 && sums[3] < 1 << 63, "{sums:?}");
-        sum_up(&mut sums, |_| f64::from_bits(1));
+        let mut sums = [1; 4];
+        sum_up(&mut sums);
         assert_eq!(sums, [1 << 60, 2 << 60, 3 << 60, 4 << 60]);
+        let mut sums = [0f64, -0.0].map(f64::to_bits);
+        sum_up(&mut sums);
+        assert_eq!(sums, [0, 0]);
     }
 }
