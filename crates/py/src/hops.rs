@@ -3,13 +3,14 @@
 use crate::dlpack::{Borrowed, Column};
 use crate::error::of_sampling;
 use esker_sample::hops::{
-    BorrowedCsc, BorrowedId, BorrowedNumbers, HopEdges, HopSample, HopSampler, HopSettings, NeighbourChoice,
+    BorrowedCsc, BorrowedId, BorrowedNumbers, EdgeWeights, HopEdges, HopSample, HopSampler, HopSettings,
+    NeighbourChoice, NeighbourTimes, TemporalStrategy, WeightColumn,
 };
 use esker_sample::{Fanout, Position, SampleError};
 use esker_types::NodeId;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What a sampler may use: what the machine has. A loader over memory has no budget.
 const MOST_BYTES: u64 = 1 << 60;
@@ -67,15 +68,50 @@ fn numbers(tensor: &'static Borrowed) -> PyResult<BorrowedNumbers<'static>> {
     }
 }
 
+/// What neighbours are chosen by, while it is read.
+enum ChoiceColumn {
+    None,
+    Weights(Borrowed),
+    NodeTimes(Borrowed, TemporalStrategy),
+    EdgeTimes(Borrowed, TemporalStrategy),
+}
+
+impl ChoiceColumn {
+    fn choice<W: esker_sample::StoredId>(&self, graph: &BorrowedCsc<'_, W>) -> PyResult<NeighbourChoice> {
+        match self {
+            ChoiceColumn::None => Ok(NeighbourChoice::Uniform),
+            ChoiceColumn::Weights(weights) => {
+                let column = match weights.is::<f32>() {
+                    true => WeightColumn::F32(weights.slice()?),
+                    false => WeightColumn::F64(weights.slice()?),
+                };
+                let weights = with_threads(|| EdgeWeights::new(graph, column, MOST_BYTES))?;
+                Ok(NeighbourChoice::Weighted(Arc::new(weights.map_err(of_sampling)?)))
+            }
+            ChoiceColumn::NodeTimes(times, strategy) => {
+                let times = times.slice()?;
+                let times = with_threads(|| NeighbourTimes::of_nodes(graph, times, MOST_BYTES))?;
+                Ok(NeighbourChoice::Temporal(Arc::new(times.map_err(of_sampling)?), *strategy))
+            }
+            ChoiceColumn::EdgeTimes(times, strategy) => {
+                let times = times.slice()?;
+                let times = with_threads(|| NeighbourTimes::of_edges(graph, times, MOST_BYTES))?;
+                Ok(NeighbourChoice::Temporal(Arc::new(times.map_err(of_sampling)?), *strategy))
+            }
+        }
+    }
+}
+
 impl<W: esker_sample::StoredId> HopWorkspaces<W> {
     fn new<I: BorrowedId<Stored = W>>(
         offsets: BorrowedNumbers<'static>,
         sources: &'static [I],
         edges: Option<BorrowedNumbers<'static>>,
         settings: HopSettings,
+        column: &ChoiceColumn,
     ) -> PyResult<HopWorkspaces<W>> {
         let graph = with_threads(|| BorrowedCsc::new(offsets, sources, edges))?.map_err(of_sampling)?;
-        let choice = NeighbourChoice::Uniform;
+        let choice = column.choice(&graph)?;
         // Made now, so that what cannot be is refused now.
         let first =
             HopSampler::new(graph, settings.clone(), choice.clone(), MOST_BYTES).map_err(of_sampling)?;
@@ -92,8 +128,8 @@ impl<W: esker_sample::StoredId> HopWorkspaces<W> {
         times: Option<&[i64]>,
         take: impl FnOnce(&mut HopSample) -> T,
     ) -> Result<T, SampleError> {
-        let idle = || self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let found = idle().pop();
+        // Nobody waits here: in a forked process, who holds the lock may not exist.
+        let found = self.idle.try_lock().ok().and_then(|mut idle| idle.pop());
         let mut workspace = match found {
             Some(workspace) => workspace,
             None => {
@@ -106,7 +142,9 @@ impl<W: esker_sample::StoredId> HopWorkspaces<W> {
         // A sampler that panics is not used again.
         let result = workspace.sampler.sample(at, seeds, times, &mut workspace.sample);
         let taken = result.map(|()| take(&mut workspace.sample));
-        idle().push(workspace);
+        if let Ok(mut idle) = self.idle.try_lock() {
+            idle.push(workspace);
+        }
         taken
     }
 }
@@ -165,52 +203,84 @@ fn fanout(number: i64) -> PyResult<Fanout> {
     }
 }
 
+fn subgraph_edges(name: &str) -> PyResult<HopEdges> {
+    match name {
+        "directional" => Ok(HopEdges::Directional),
+        "bidirectional" => Ok(HopEdges::Bidirectional),
+        "induced" => Ok(HopEdges::Induced),
+        other => Err(PyValueError::new_err(format!(
+            "subgraph_type: expected directional, bidirectional or induced, found {other}"
+        ))),
+    }
+}
+
+fn strategy(name: &str) -> PyResult<TemporalStrategy> {
+    match name {
+        "uniform" => Ok(TemporalStrategy::Uniform),
+        "last" => Ok(TemporalStrategy::Last),
+        other => {
+            Err(PyValueError::new_err(format!("temporal_strategy: expected uniform or last, found {other}")))
+        }
+    }
+}
+
+/// Options of a sampler besides its graph.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct HopOptions {
+    num_neighbors: Vec<i64>,
+    replace: bool,
+    disjoint: bool,
+    subgraph_type: String,
+    temporal_strategy: String,
+}
+
+impl HopOptions {
+    fn settings(&self) -> PyResult<HopSettings> {
+        let fanouts = self.num_neighbors.iter().map(|number| fanout(*number)).collect::<PyResult<_>>()?;
+        let edges = subgraph_edges(&self.subgraph_type)?;
+        Ok(HopSettings { seed: 0, fanouts, replace: self.replace, disjoint: self.disjoint, edges })
+    }
+}
+
 #[pymethods]
 impl PyHops {
-    /// Checks the adjacency, once. `perm` has the number of the edge of each entry; without it, entries are numbered.
+    /// Checks the adjacency, once. `perm` has the number of the edge of each entry; without it, entries are numbered. At most
+    /// one of the last three is given: weights and times by edge, in the order of `edge_index`, or times by node.
     #[new]
-    #[pyo3(signature = (colptr, row, perm, num_neighbors, *, replace = false, disjoint = false, subgraph_type = "directional"))]
+    #[pyo3(signature = (colptr, row, perm, options, *, edge_weight = None, node_time = None, edge_time = None))]
     fn new(
+        py: Python<'_>,
         colptr: &Bound<'_, PyAny>,
         row: &Bound<'_, PyAny>,
         perm: Option<&Bound<'_, PyAny>>,
-        num_neighbors: Vec<i64>,
-        replace: bool,
-        disjoint: bool,
-        subgraph_type: &str,
+        options: HopOptions,
+        edge_weight: Option<&Bound<'_, PyAny>>,
+        node_time: Option<&Bound<'_, PyAny>>,
+        edge_time: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyHops> {
         let mut tensors = vec![Borrowed::take(colptr, "colptr")?, Borrowed::take(row, "row")?];
         if let Some(perm) = perm {
             tensors.push(Borrowed::take(perm, "perm")?);
         }
-        let edges = match subgraph_type {
-            "directional" => HopEdges::Directional,
-            other => {
-                return Err(PyValueError::new_err(format!(
-                    "subgraph_type: expected directional, bidirectional or induced, found {other}"
-                )));
+        let settings = options.settings()?;
+        let strategy = strategy(&options.temporal_strategy)?;
+        let column = match (edge_weight, node_time, edge_time) {
+            (None, None, None) => ChoiceColumn::None,
+            (Some(weight), None, None) => ChoiceColumn::Weights(Borrowed::take(weight, "edge weights")?),
+            (None, Some(times), None) => {
+                ChoiceColumn::NodeTimes(Borrowed::take(times, "node times")?, strategy)
+            }
+            (None, None, Some(times)) => {
+                ChoiceColumn::EdgeTimes(Borrowed::take(times, "edge times")?, strategy)
+            }
+            _ => {
+                return Err(PyValueError::new_err(
+                    "neighbours are drawn by weight or by time, not by both; leave out 'weight_attr' or 'time_attr'",
+                ));
             }
         };
-        let fanouts = num_neighbors.into_iter().map(fanout).collect::<PyResult<Vec<_>>>()?;
-        let settings = HopSettings { seed: 0, fanouts, replace, disjoint, edges };
-        // SAFETY: the tensors move into the object that is returned, behind a `Vec` that never changes, and are dropped
-        // after what reads them. If this fails, nothing that reads them is left.
-        let lasting: Vec<&'static Borrowed> =
-            tensors.iter().map(|tensor| unsafe { forever(tensor) }).collect();
-        let offsets = numbers(lasting[0])?;
-        let edges = lasting.get(2).map(|perm| numbers(perm)).transpose()?;
-        let hops = match lasting[1].is::<i32>() {
-            true => WideOrNarrow::Narrow(HopWorkspaces::new(
-                offsets,
-                lasting[1].slice::<i32>()?,
-                edges,
-                settings,
-            )?),
-            false => {
-                WideOrNarrow::Wide(HopWorkspaces::new(offsets, lasting[1].slice::<i64>()?, edges, settings)?)
-            }
-        };
-        Ok(PyHops { hops, _tensors: tensors })
+        py.detach(|| PyHops::over(tensors, settings, &column))
     }
 
     /// Samples a batch: a function of the graph, the options, `seed`, `epoch`, `batch` and the seeds.
@@ -240,6 +310,31 @@ impl PyHops {
             };
             sampled.map_err(of_sampling)
         })
+    }
+}
+
+impl PyHops {
+    fn over(tensors: Vec<Borrowed>, settings: HopSettings, column: &ChoiceColumn) -> PyResult<PyHops> {
+        // SAFETY: the tensors move into the object that is returned, behind a `Vec` that never changes, and are dropped
+        // after what reads them. If this fails, nothing that reads them is left.
+        let lasting: Vec<&'static Borrowed> =
+            tensors.iter().map(|tensor| unsafe { forever(tensor) }).collect();
+        let offsets = numbers(lasting[0])?;
+        let edges = lasting.get(2).map(|perm| numbers(perm)).transpose()?;
+        let row = lasting[1];
+        let hops = match row.is::<i32>() {
+            true => WideOrNarrow::Narrow(HopWorkspaces::new(
+                offsets,
+                row.slice::<i32>()?,
+                edges,
+                settings,
+                column,
+            )?),
+            false => {
+                WideOrNarrow::Wide(HopWorkspaces::new(offsets, row.slice::<i64>()?, edges, settings, column)?)
+            }
+        };
+        Ok(PyHops { hops, _tensors: tensors })
     }
 }
 

@@ -176,15 +176,15 @@ class NeighborSampler(PygNeighborSampler):
         options = self._options()
         made = self.__dict__.get("_made")
         if made is None or made[0] != options:
-            num_neighbors, replace, disjoint, subgraph_type, temporal_strategy = options
+            keys = ("num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy")
             hops = Hops(
                 self.colptr.contiguous(),
                 self.row.contiguous(),
                 None if self.perm is None else self.perm.contiguous(),
-                num_neighbors,
-                replace=replace,
-                disjoint=disjoint,
-                subgraph_type=subgraph_type,
+                dict(zip(keys, options)),
+                edge_weight=None if self.edge_weight is None else _weights(self.edge_weight),
+                node_time=None if self.node_time is None else _times(self.node_time, "node times"),
+                edge_time=None if self.edge_time is None else _times(self.edge_time, "edge times"),
             )
             self._made = made = (options, hops)
         return made[1]
@@ -196,16 +196,24 @@ class NeighborSampler(PygNeighborSampler):
         return state
 
 
+def _weights(weights: Tensor) -> Tensor:
+    """Weights as one of the two floats that the sampler reads."""
+    weights = weights.detach().to("cpu")
+    if weights.dtype not in (torch.float32, torch.float64):
+        weights = weights.to(torch.float64)
+    return weights.reshape(-1).contiguous()
+
+
 def _times(times: Tensor, what: str) -> Tensor:
     """Times as integers in the same order."""
     times = times.detach().to("cpu")
     if not times.is_floating_point():
-        return times.to(torch.int64).contiguous()
+        return times.to(torch.int64).reshape(-1).contiguous()
     times = times.to(torch.float64)
     if times.isnan().any():
         raise ValueError(f"{what}: expected numbers, found NaN; give every node or edge a time")
     # Bits of floats ascend as the floats do; those of negative ones descend. Adding 0 makes one zero of two.
-    bits = (times + 0.0).contiguous().view(torch.int64)
+    bits = (times + 0.0).reshape(-1).contiguous().view(torch.int64)
     return torch.where(bits < 0, bits ^ 0x7FFF_FFFF_FFFF_FFFF, bits)
 
 
