@@ -243,44 +243,49 @@ impl HopOptions {
     }
 }
 
-#[pymethods]
-impl PyHops {
-    /// Checks the adjacency, once. `perm` has the number of the edge of each entry; without it, entries are numbered. At most
-    /// one of the last three is given: weights and times by edge, in the order of `edge_index`, or times by node.
-    #[new]
-    #[pyo3(signature = (colptr, row, perm, options, *, edge_weight = None, node_time = None, edge_time = None))]
-    fn new(
-        py: Python<'_>,
-        colptr: &Bound<'_, PyAny>,
-        row: &Bound<'_, PyAny>,
-        perm: Option<&Bound<'_, PyAny>>,
-        options: HopOptions,
-        edge_weight: Option<&Bound<'_, PyAny>>,
-        node_time: Option<&Bound<'_, PyAny>>,
-        edge_time: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<PyHops> {
-        let mut tensors = vec![Borrowed::take(colptr, "colptr")?, Borrowed::take(row, "row")?];
-        if let Some(perm) = perm {
-            tensors.push(Borrowed::take(perm, "perm")?);
-        }
-        let settings = options.settings()?;
-        let strategy = strategy(&options.temporal_strategy)?;
-        let column = match (edge_weight, node_time, edge_time) {
-            (None, None, None) => ChoiceColumn::None,
-            (Some(weight), None, None) => ChoiceColumn::Weights(Borrowed::take(weight, "edge weights")?),
+/// What a sampler reads. At most one of the last three is given: weights and times by edge are in the order of `edge_index`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct HopTensors<'py> {
+    colptr: Bound<'py, PyAny>,
+    row: Bound<'py, PyAny>,
+    /// The edge of each entry; without it, entries are numbered.
+    perm: Option<Bound<'py, PyAny>>,
+    edge_weight: Option<Bound<'py, PyAny>>,
+    node_time: Option<Bound<'py, PyAny>>,
+    edge_time: Option<Bound<'py, PyAny>>,
+}
+
+impl HopTensors<'_> {
+    fn column(&self, strategy: TemporalStrategy) -> PyResult<ChoiceColumn> {
+        match (&self.edge_weight, &self.node_time, &self.edge_time) {
+            (None, None, None) => Ok(ChoiceColumn::None),
+            (Some(weight), None, None) => Ok(ChoiceColumn::Weights(Borrowed::take(weight, "edge weights")?)),
             (None, Some(times), None) => {
-                ChoiceColumn::NodeTimes(Borrowed::take(times, "node times")?, strategy)
+                Ok(ChoiceColumn::NodeTimes(Borrowed::take(times, "node times")?, strategy))
             }
             (None, None, Some(times)) => {
-                ChoiceColumn::EdgeTimes(Borrowed::take(times, "edge times")?, strategy)
+                Ok(ChoiceColumn::EdgeTimes(Borrowed::take(times, "edge times")?, strategy))
             }
-            _ => {
-                return Err(PyValueError::new_err(
-                    "neighbours are drawn by weight or by time, not by both; leave out 'weight_attr' or 'time_attr'",
-                ));
-            }
-        };
-        py.detach(|| PyHops::over(tensors, settings, &column))
+            _ => Err(PyValueError::new_err(
+                "neighbours are drawn by weight or by time, not by both; leave out 'weight_attr' or 'time_attr'",
+            )),
+        }
+    }
+}
+
+#[pymethods]
+impl PyHops {
+    /// Checks the adjacency, once.
+    #[new]
+    fn new(py: Python<'_>, tensors: HopTensors<'_>, options: HopOptions) -> PyResult<PyHops> {
+        let settings = options.settings()?;
+        let column = tensors.column(strategy(&options.temporal_strategy)?)?;
+        let mut read = vec![Borrowed::take(&tensors.colptr, "colptr")?, Borrowed::take(&tensors.row, "row")?];
+        if let Some(perm) = &tensors.perm {
+            read.push(Borrowed::take(perm, "perm")?);
+        }
+        py.detach(|| PyHops::over(read, settings, &column))
     }
 
     /// Samples a batch: a function of the graph, the options, `seed`, `epoch`, `batch` and the seeds.

@@ -3,6 +3,7 @@
 //! It knows tensors only as memory ([`dlpack`]), takes and gives plain values otherwise, and releases the interpreter lock
 //! while it works. What a PyG loader is, is Python's to know.
 
+mod csc;
 mod dlpack;
 mod error;
 mod hops;
@@ -13,5 +14,6 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    csc::register(module)?;
     hops::register(module)
 }

@@ -88,9 +88,8 @@ fn sampled<G: HopGraph>(
 
 /// The lists in any order, as a `Data` may have them.
 fn lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
-    (1u64..40).prop_flat_map(|nodes| {
-        prop::collection::vec(prop::collection::vec(0..nodes, 0..60), nodes as usize)
-    })
+    (1u64..40)
+        .prop_flat_map(|nodes| prop::collection::vec(prop::collection::vec(0..nodes, 0..60), nodes as usize))
 }
 
 fn fanouts(most: u32) -> impl Strategy<Value = Vec<Fanout>> {
@@ -276,16 +275,28 @@ fn large_uniform_samples_are_the_same_for_any_threads() {
     check_large(HopSettings { replace: true, ..of_fanouts(&[10, 70]) }, Choice::Uniform, false);
     check_large(HopSettings { disjoint: true, ..of_fanouts(&[6, 5]) }, Choice::Uniform, false);
     check_large(HopSettings { edges: HopEdges::Induced, ..of_fanouts(&[10, 8]) }, Choice::Uniform, false);
-    check_large(HopSettings { edges: HopEdges::Bidirectional, ..of_fanouts(&[10, 8]) }, Choice::Uniform, false);
+    check_large(
+        HopSettings { edges: HopEdges::Bidirectional, ..of_fanouts(&[10, 8]) },
+        Choice::Uniform,
+        false,
+    );
 }
 
 #[test]
 fn large_samples_by_weight_and_time_are_the_same_for_any_threads() {
     let arrays = Arrays::of(&large());
     let numbers = || (0..arrays.edges.len() as i64).map(|edge| edge * edge % 50);
-    check_large(of_fanouts(&[10, 8]), Choice::Weighted(numbers().map(|number| number as f64).collect()), false);
+    check_large(
+        of_fanouts(&[10, 8]),
+        Choice::Weighted(numbers().map(|number| number as f64).collect()),
+        false,
+    );
     // So many that draws by weight take their other way.
-    check_large(of_fanouts(&[300, 100]), Choice::Weighted(numbers().map(|number| number as f64).collect()), false);
+    check_large(
+        of_fanouts(&[300, 100]),
+        Choice::Weighted(numbers().map(|number| number as f64).collect()),
+        false,
+    );
     for strategy in [TemporalStrategy::Uniform, TemporalStrategy::Last] {
         check_large(of_fanouts(&[10, 8]), Choice::EdgeTimes(numbers().collect(), strategy), true);
     }
@@ -320,7 +331,8 @@ fn a_sampler_keeps_its_memory_or_says_what_would_do() {
         HopSettings { replace: true, ..of_fanouts(&[1000]) },
     ] {
         for most_bytes in (1..60).map(|size| size * 400_000) {
-            let sampler = HopSampler::new(arrays.csc(), settings.clone(), NeighbourChoice::Uniform, most_bytes);
+            let sampler =
+                HopSampler::new(arrays.csc(), settings.clone(), NeighbourChoice::Uniform, most_bytes);
             let (mut sampler, mut out) = (sampler.unwrap(), HopSample::default());
             match sampler.sample(AT, &seeds, None, &mut out) {
                 Ok(()) => kept += 1,
@@ -355,7 +367,10 @@ fn adjacency_that_is_none_is_refused_by_array_and_index() {
     check(csc_error(&[0, 1], &[0, 0], None), ["colptr", "from 0 to 2", "0 to 1"]);
     check(csc_error(&[0, 3, 2, 2], &[0, 0], None), ["colptr", "ascend", "3 and 2 at indices 1 and 2"]);
     check(csc_error(&[0, -5, 2], &[0, 0], None), ["colptr", "ascend", "0 and -5"]);
-    check(csc_error(&[0, i64::MAX, 2], &[0, 0], None), ["colptr", "less than 2^31", "0 and 9223372036854775807"]);
+    check(
+        csc_error(&[0, i64::MAX, 2], &[0, 0], None),
+        ["colptr", "less than 2^31", "0 and 9223372036854775807"],
+    );
     check(csc_error(&[0, i64::MIN, 2], &[0, 0], None), ["colptr", "ascend", "0 and -9223372036854775808"]);
     check(csc_error(&[0, 1, 2], &[0, 2], None), ["row", "0 to 1", "2 at index 1"]);
     check(csc_error(&[0, 1, 2], &[-1, 0], None), ["row", "0 to 1", "-1 at index 0"]);
@@ -380,7 +395,10 @@ fn columns_and_options_that_cannot_be_are_refused() {
     say(weights(&[1.0, 1.0, -0.5]).unwrap_err(), "-0.5 at edge 2");
     say(weights(&[f64::INFINITY, 1.0, 0.0]).unwrap_err(), "inf at edge 0");
     say(EdgeWeights::new(&graph, WeightColumn::F32(&[f32::NAN; 3]), PLENTY).unwrap_err(), "NaN at edge 0");
-    say(EdgeWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(), "sampling by weight needs 24");
+    say(
+        EdgeWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(),
+        "sampling by weight needs 24",
+    );
     say(NeighbourTimes::of_nodes(&graph, &[1, 2, 3], PLENTY).unwrap_err(), "2, one for each node");
     say(NeighbourTimes::of_edges(&graph, &[1, 2], PLENTY).unwrap_err(), "3, one for each edge");
     say(NeighbourTimes::of_edges(&graph, &[3, 1, 2], 30).unwrap_err(), "sampling by time needs 36");
@@ -413,8 +431,11 @@ fn columns_and_options_that_cannot_be_are_refused() {
 /// Compares counts with what is expected: chi-square with one degree of freedom less than there are counts, at most the
 /// 99.9% quantile by Wilson and Hilferty.
 fn check_counts(counts: &[u64], expected: &[f64]) {
-    let sum: f64 =
-        counts.iter().zip(expected).map(|(count, expected)| (*count as f64 - expected).powi(2) / expected).sum();
+    let sum: f64 = counts
+        .iter()
+        .zip(expected)
+        .map(|(count, expected)| (*count as f64 - expected).powi(2) / expected)
+        .sum();
     let freedom = counts.len() as f64 - 1.0;
     let spread = 2.0 / (9.0 * freedom);
     let most = freedom * (1.0 - spread + 3.09 * spread.sqrt()).powi(3);

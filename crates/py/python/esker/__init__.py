@@ -28,9 +28,10 @@ def __getattr__(name):
     try:
         module = importlib.import_module(_NEED_PYG[name])
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "torch_geometric"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("torch", "torch_geometric"):
             raise
-        raise ImportError(f"esker.{name} extends PyTorch Geometric, and {error.name} is not installed: pip install esker[pyg]") from error
+        raise ImportError(f"esker.{name} extends PyTorch Geometric, and {missing} is not installed: pip install esker[pyg]") from error
     value = getattr(module, name)
     globals()[name] = value
     return value

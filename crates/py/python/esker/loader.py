@@ -13,6 +13,12 @@ from esker.sampler import _HETERO, NeighborSampler
 class _Numbered:
     """What both loaders share: every batch knows its number."""
 
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        # `DataLoader` keeps this method, bound to the loader, in the loader: a cycle, whose tensors would stay until the next
+        # collection. The method is found without.
+        self.__dict__.pop("collate_fn", None)
+
     @property
     def _index_sampler(self):
         return draws.NumberedBatches(super()._index_sampler)

@@ -14,7 +14,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from torch_geometric.sampler.utils import to_csc
 
 from esker import draws
-from esker._esker import Hops
+from esker._esker import Hops, csc
 
 _HETERO = (
     "esker.{name} samples graphs with one type of nodes; this one has several types. Sampling by type is planned as the next "
@@ -98,9 +98,18 @@ class NeighborSampler(PygNeighborSampler):
                 raise ValueError(f"The time attribute '{time_attr}' is neither a node-level or edge-level attribute")
         if weight_attr is not None:
             self.edge_weight = data[weight_attr]
-        # Only then does PyG know the argument in every version.
-        transposed = {"to_transpose": True} if self.sample_direction == "backward" else {}
-        self.colptr, self.row, self.perm = to_csc(data, device="cpu", share_memory=share_memory, is_sorted=is_sorted, **transposed)
+        backward = self.sample_direction == "backward"
+        edge_index = None if hasattr(data, "adj") or hasattr(data, "adj_t") else data.edge_index
+        if edge_index is None or is_sorted:
+            # Only then does PyG know the argument in every version.
+            transposed = {"to_transpose": True} if backward else {}
+            self.colptr, self.row, self.perm = to_csc(data, device="cpu", share_memory=share_memory, is_sorted=is_sorted, **transposed)
+            return
+        # A plain tensor: subclasses, as PyG's `EdgeIndex` is one, do not take part in DLPack.
+        row, col = edge_index.detach().as_subclass(Tensor).to("cpu").contiguous()
+        if backward:
+            row, col = col, row
+        self.colptr, self.row, self.perm = map(torch.from_dlpack, csc(row, col, data.size(0) if backward else data.size(1)))
 
     def _take_stores(self, stores, time_attr, weight_attr) -> None:
         feature_store, graph_store = stores
@@ -173,19 +182,22 @@ class NeighborSampler(PygNeighborSampler):
         return tuple(self.num_neighbors.get_mapped_values()), self.replace, self.disjoint, subgraph_type, self.temporal_strategy
 
     def _native(self) -> Hops:
-        options = self._options()
+        # torch moves tensors when they are shared between processes: then they are read where they went.
+        tensors = (self.colptr, self.row, self.perm)
+        options = self._options(), tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
         made = self.__dict__.get("_made")
         if made is None or made[0] != options:
             keys = ("num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy")
-            hops = Hops(
-                self.colptr.contiguous(),
-                self.row.contiguous(),
-                None if self.perm is None else self.perm.contiguous(),
-                dict(zip(keys, options)),
-                edge_weight=None if self.edge_weight is None else _weights(self.edge_weight),
-                node_time=None if self.node_time is None else _times(self.node_time, "node times"),
-                edge_time=None if self.edge_time is None else _times(self.edge_time, "edge times"),
-            )
+            read = {
+                "colptr": self.colptr.contiguous(),
+                "row": self.row.contiguous(),
+                "perm": None if self.perm is None else self.perm.contiguous(),
+                "edge_weight": None if self.edge_weight is None else _weights(self.edge_weight),
+                "node_time": None if self.node_time is None else _times(self.node_time, "node times"),
+                "edge_time": None if self.edge_time is None else _times(self.edge_time, "edge times"),
+            }
+            hops = Hops(read, dict(zip(keys, options[0])))
+            # The native sampler keeps the first three alive.
             self._made = made = (options, hops)
         return made[1]
 

@@ -29,18 +29,13 @@ impl HopSample {
     /// Allocated bytes, including room for later batches.
     pub fn allocated_bytes(&self) -> u64 {
         let words = held(&self.trees) + held(&self.sources) + held(&self.targets);
-        words
-            + held(&self.nodes)
-            + held(&self.edges)
-            + held(&self.nodes_by_hop)
-            + held(&self.edges_by_hop)
+        words + held(&self.nodes) + held(&self.edges) + held(&self.nodes_by_hop) + held(&self.edges_by_hop)
     }
 
     /// Bytes of its arrays.
     pub fn bytes(&self) -> u64 {
         let words = self.trees.len() + self.sources.len() + self.targets.len();
-        let wide =
-            self.nodes.len() + self.edges.len() + self.nodes_by_hop.len() + self.edges_by_hop.len();
+        let wide = self.nodes.len() + self.edges.len() + self.nodes_by_hop.len() + self.edges_by_hop.len();
         words as u64 * 4 + wide as u64 * 8
     }
 

@@ -23,6 +23,7 @@ OTHERS = re.compile(r"_?Py|_Z(T[VTIS])?N?K?S[tsaiod]|_ZTVN10__cxxabi|_Z(nw|na|dl
 # Functions that return a reference, which is written to at start.
 REFERENCE = re.compile(r"get_gil_checker")
 GPU_LIBRARY = re.compile(r"torch/lib/lib(torch_cuda|torch_nvshmem|c10_cuda|caffe2_nvrtc|nvfuser|cu|nv)[^/]*$")
+GPU_PACKAGE = re.compile(r"Requires-Dist: *(nvidia|triton|cuda)")
 LEFT_OUT = re.compile(r"torch/(include/|bin/protoc|test/|share/)|\.a$|^(functorch|caffe2)/")
 
 
@@ -88,6 +89,10 @@ def unpack(wheel, target):
             if name.startswith(("torch/", "torchgen/", "torch-", "torch.libs/")) and not LEFT_OUT.search(name) and not GPU_LIBRARY.search(name):
                 path = archive.extract(member, target)
                 Path(path).chmod(member.external_attr >> 16 or 0o644)
+                if name.endswith(".dist-info/METADATA"):
+                    # pip would complain of what is left out.
+                    lines = Path(path).read_text().splitlines(keepends=True)
+                    Path(path).write_text("".join(line for line in lines if not GPU_PACKAGE.match(line)))
 
 
 def main(wheel, target):
