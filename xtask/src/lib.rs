@@ -6,6 +6,7 @@ pub mod bench;
 pub mod cgroup;
 pub mod dependencies;
 pub mod prove;
+pub mod python;
 pub mod tidy;
 
 use std::path::{Path, PathBuf};

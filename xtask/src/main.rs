@@ -11,6 +11,8 @@ cargo xtask tidy              the repository's own rules
 cargo xtask dependencies      licences and sources of everything the workspace depends on
 cargo xtask fixtures          write the files that later versions must open, as this version writes them
 cargo xtask kernels           compile every GPU kernel; NVRTC must be found
+cargo xtask wheel             build the Python package, with the release profile, into target/python/wheels/release
+cargo xtask python            its tests alone: an environment under target/python, the wheel, an example, pytest
 cargo xtask gpu               fill target/gpu with the program, the tests that need a GPU and xtask, to be
                               copied to a machine with one: gpu-tests, and xtask prove gpu, run there as they are
 cargo xtask prove ITEM|all    run a proof at full size, write bench/record/ITEM.json
@@ -31,6 +33,8 @@ fn main() -> ExitCode {
         ["dependencies"] => xtask::dependencies::check(),
         ["fixtures"] => make_fixtures(),
         ["kernels"] => compile_kernels(),
+        ["wheel"] => xtask::python::wheel(),
+        ["python"] => xtask::python::test(),
         ["gpu"] => xtask::prove::gpu::fill_folder().map(|folder| println!("filled {}", folder.display())),
         ["prove", "all"] => xtask::prove::ITEMS.iter().try_for_each(|item| xtask::prove::run(item.name, &[])),
         ["prove", item, ref rest @ ..] => xtask::prove::run(item, rest),
@@ -68,10 +72,8 @@ fn test() -> Result<()> {
     kernels()?;
     sanitized()?;
     cargo("documentation", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    println!(
-        "all good in {:.0} s (there is no Python module yet, so no Python tests)",
-        started.elapsed().as_secs_f64()
-    );
+    xtask::python::test()?;
+    println!("all good in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 

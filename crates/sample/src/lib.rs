@@ -80,6 +80,7 @@ mod node_set;
 #[cfg(test)]
 mod reference;
 
+pub mod hops;
 pub mod order;
 pub mod partition;
 mod relabel;
