@@ -88,9 +88,8 @@ fn sampled<G: HopGraph>(
 
 /// The lists in any order, as a `Data` may have them.
 fn lists() -> impl Strategy<Value = Vec<Vec<u64>>> {
-    (1u64..40).prop_flat_map(|nodes| {
-        prop::collection::vec(prop::collection::vec(0..nodes, 0..60), nodes as usize)
-    })
+    (1u64..40)
+        .prop_flat_map(|nodes| prop::collection::vec(prop::collection::vec(0..nodes, 0..60), nodes as usize))
 }
 
 fn fanouts(most: u32) -> impl Strategy<Value = Vec<Fanout>> {
@@ -195,13 +194,22 @@ proptest! {
         lists.iter_mut().for_each(|list| list.sort_unstable());
         let graph = InMemory::<u32>::from_adjacency(&lists, None).in_direction(direction);
         let mut seeds: Vec<NodeId> = picks.iter().map(|pick| NodeId(pick % lists.len() as u64)).collect();
-        seeds.sort_unstable();
-        seeds.dedup();
         let carry = Carry { edges: true, ..Carry::default() };
         let dense = Settings { seed, fanouts: fanouts.clone(), form: Form::Dense, carry };
         let mut sample = Sample::default();
-        Sampler::new(&graph, dense, PLENTY).unwrap().sample(AT, &seeds, &mut sample).unwrap();
+        let mut dense_sampler = Sampler::new(&graph, dense, PLENTY).unwrap();
+        dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let settings = HopSettings { seed, fanouts, ..HopSettings::default() };
+        let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
+        let (mut taken, mut rows) = (found.clone(), Vec::new());
+        taken.take_dense(&sample, &mut rows).unwrap();
+        prop_assert_eq!(&taken, &found);
+        let nodes: Vec<NodeId> = rows.iter().map(|row| sample.node_ids[row.0 as usize]).collect();
+        prop_assert_eq!(&nodes, &found.nodes);
+        // Without repeated seeds, hops are those of DENSE the other way round.
+        seeds.sort_unstable();
+        seeds.dedup();
+        dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
         prop_assert_eq!(found, hops_of_dense(&sample));
     }
@@ -276,16 +284,28 @@ fn large_uniform_samples_are_the_same_for_any_threads() {
     check_large(HopSettings { replace: true, ..of_fanouts(&[10, 70]) }, Choice::Uniform, false);
     check_large(HopSettings { disjoint: true, ..of_fanouts(&[6, 5]) }, Choice::Uniform, false);
     check_large(HopSettings { edges: HopEdges::Induced, ..of_fanouts(&[10, 8]) }, Choice::Uniform, false);
-    check_large(HopSettings { edges: HopEdges::Bidirectional, ..of_fanouts(&[10, 8]) }, Choice::Uniform, false);
+    check_large(
+        HopSettings { edges: HopEdges::Bidirectional, ..of_fanouts(&[10, 8]) },
+        Choice::Uniform,
+        false,
+    );
 }
 
 #[test]
 fn large_samples_by_weight_and_time_are_the_same_for_any_threads() {
     let arrays = Arrays::of(&large());
     let numbers = || (0..arrays.edges.len() as i64).map(|edge| edge * edge % 50);
-    check_large(of_fanouts(&[10, 8]), Choice::Weighted(numbers().map(|number| number as f64).collect()), false);
+    check_large(
+        of_fanouts(&[10, 8]),
+        Choice::Weighted(numbers().map(|number| number as f64).collect()),
+        false,
+    );
     // So many that draws by weight take their other way.
-    check_large(of_fanouts(&[300, 100]), Choice::Weighted(numbers().map(|number| number as f64).collect()), false);
+    check_large(
+        of_fanouts(&[300, 100]),
+        Choice::Weighted(numbers().map(|number| number as f64).collect()),
+        false,
+    );
     for strategy in [TemporalStrategy::Uniform, TemporalStrategy::Last] {
         check_large(of_fanouts(&[10, 8]), Choice::EdgeTimes(numbers().collect(), strategy), true);
     }
@@ -320,7 +340,8 @@ fn a_sampler_keeps_its_memory_or_says_what_would_do() {
         HopSettings { replace: true, ..of_fanouts(&[1000]) },
     ] {
         for most_bytes in (1..60).map(|size| size * 400_000) {
-            let sampler = HopSampler::new(arrays.csc(), settings.clone(), NeighbourChoice::Uniform, most_bytes);
+            let sampler =
+                HopSampler::new(arrays.csc(), settings.clone(), NeighbourChoice::Uniform, most_bytes);
             let (mut sampler, mut out) = (sampler.unwrap(), HopSample::default());
             match sampler.sample(AT, &seeds, None, &mut out) {
                 Ok(()) => kept += 1,
@@ -355,7 +376,10 @@ fn adjacency_that_is_none_is_refused_by_array_and_index() {
     check(csc_error(&[0, 1], &[0, 0], None), ["colptr", "from 0 to 2", "0 to 1"]);
     check(csc_error(&[0, 3, 2, 2], &[0, 0], None), ["colptr", "ascend", "3 and 2 at indices 1 and 2"]);
     check(csc_error(&[0, -5, 2], &[0, 0], None), ["colptr", "ascend", "0 and -5"]);
-    check(csc_error(&[0, i64::MAX, 2], &[0, 0], None), ["colptr", "less than 2^31", "0 and 9223372036854775807"]);
+    check(
+        csc_error(&[0, i64::MAX, 2], &[0, 0], None),
+        ["colptr", "less than 2^31", "0 and 9223372036854775807"],
+    );
     check(csc_error(&[0, i64::MIN, 2], &[0, 0], None), ["colptr", "ascend", "0 and -9223372036854775808"]);
     check(csc_error(&[0, 1, 2], &[0, 2], None), ["row", "0 to 1", "2 at index 1"]);
     check(csc_error(&[0, 1, 2], &[-1, 0], None), ["row", "0 to 1", "-1 at index 0"]);
@@ -380,7 +404,10 @@ fn columns_and_options_that_cannot_be_are_refused() {
     say(weights(&[1.0, 1.0, -0.5]).unwrap_err(), "-0.5 at edge 2");
     say(weights(&[f64::INFINITY, 1.0, 0.0]).unwrap_err(), "inf at edge 0");
     say(EdgeWeights::new(&graph, WeightColumn::F32(&[f32::NAN; 3]), PLENTY).unwrap_err(), "NaN at edge 0");
-    say(EdgeWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(), "sampling by weight needs 24");
+    say(
+        EdgeWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(),
+        "sampling by weight needs 24",
+    );
     say(NeighbourTimes::of_nodes(&graph, &[1, 2, 3], PLENTY).unwrap_err(), "2, one for each node");
     say(NeighbourTimes::of_edges(&graph, &[1, 2], PLENTY).unwrap_err(), "3, one for each edge");
     say(NeighbourTimes::of_edges(&graph, &[3, 1, 2], 30).unwrap_err(), "sampling by time needs 36");
@@ -396,6 +423,9 @@ fn columns_and_options_that_cannot_be_are_refused() {
     let other = Arrays::of(&[vec![1, 1], vec![0, 0]]);
     let foreign = EdgeWeights::new(&other.csc(), WeightColumn::F64(&[1.0; 4]), PLENTY).unwrap();
     say(refused(&of_fanouts(&[2]), &NeighbourChoice::Weighted(Arc::new(foreign))), "another graph");
+
+    let layered = Sample { form: Form::Layered, ..Sample::default() };
+    say(HopSample::default().take_dense(&layered, &mut Vec::new()).unwrap_err(), "form dense");
 
     let sample = |choice: &NeighbourChoice, seeds: &[u64], times: Option<&[i64]>| {
         let seeds: Vec<NodeId> = seeds.iter().map(|seed| NodeId(*seed)).collect();
@@ -413,8 +443,11 @@ fn columns_and_options_that_cannot_be_are_refused() {
 /// Compares counts with what is expected: chi-square with one degree of freedom less than there are counts, at most the
 /// 99.9% quantile by Wilson and Hilferty.
 fn check_counts(counts: &[u64], expected: &[f64]) {
-    let sum: f64 =
-        counts.iter().zip(expected).map(|(count, expected)| (*count as f64 - expected).powi(2) / expected).sum();
+    let sum: f64 = counts
+        .iter()
+        .zip(expected)
+        .map(|(count, expected)| (*count as f64 - expected).powi(2) / expected)
+        .sum();
     let freedom = counts.len() as f64 - 1.0;
     let spread = 2.0 / (9.0 * freedom);
     let most = freedom * (1.0 - spread + 3.09 * spread.sqrt()).powi(3);

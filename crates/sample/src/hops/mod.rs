@@ -41,8 +41,8 @@ use crate::topology::StoredId;
 use crate::{Result, SampleError};
 use draw::HopDraw;
 use esker_types::NodeId;
-use std::sync::Arc;
 use induced::induce;
+use std::sync::Arc;
 use wave::{ById, ByTree, HopInto, HopToExpand, HopWaves, Naming};
 
 /// How to sample hop by hop.
@@ -165,7 +165,8 @@ impl<G: HopGraph> HopSampler<G> {
         }
         choice.check(&graph)?;
         let direct = DirectTable::bytes_for(graph.nodes());
-        let is_direct = !settings.disjoint && graph.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART;
+        let is_direct =
+            !settings.disjoint && graph.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART;
         let table = match is_direct {
             true => RelabelTable::Direct(DirectTable::new(graph.nodes())),
             false => {
@@ -174,7 +175,16 @@ impl<G: HopGraph> HopSampler<G> {
             }
         };
         let scratch = HopScratch::default();
-        Ok(HopSampler { graph, settings, choice, threads: 1, most_bytes, table, scratch, seed_times: Vec::new() })
+        Ok(HopSampler {
+            graph,
+            settings,
+            choice,
+            threads: 1,
+            most_bytes,
+            table,
+            scratch,
+            seed_times: Vec::new(),
+        })
     }
 
     /// The same sampler, using this many threads of the current rayon pool.
@@ -228,7 +238,12 @@ impl<G: HopGraph> HopSampler<G> {
     }
 
     /// Notes the time of every seed, if there are times.
-    fn take_seed_times(&mut self, seeds: &[NodeId], given: Option<&[i64]>, ledger: &mut Ledger) -> Result<()> {
+    fn take_seed_times(
+        &mut self,
+        seeds: &[NodeId],
+        given: Option<&[i64]>,
+        ledger: &mut Ledger,
+    ) -> Result<()> {
         let wrong = |expected: String, found: String| Err(SampleError::SeedTimes { expected, found });
         self.seed_times.clear();
         let NeighbourChoice::Temporal(times, _) = &self.choice else {
@@ -309,8 +324,14 @@ impl<G: HopGraph> HopBatch<'_, G> {
                 choice: self.choice,
                 seed_times: self.seed_times,
             };
-            let job =
-                HopToExpand { graph: self.graph, naming, draw, nodes: first..known, most_nodes, threads: self.threads };
+            let job = HopToExpand {
+                graph: self.graph,
+                naming,
+                draw,
+                nodes: first..known,
+                most_nodes,
+                threads: self.threads,
+            };
             job.expand(waves, &mut HopInto { table, new_nodes, out, ledger })?;
             let found = new_nodes.nodes();
             ledger.reserve(&mut out.nodes, found.len())?;

@@ -170,7 +170,8 @@ mod tests {
 
     #[test]
     fn floats_keep_their_order_as_integers() {
-        let times = [f64::NEG_INFINITY, -1e300, -2.0, -f64::MIN_POSITIVE, 0.0, 1e-310, 1.5, 2.0, f64::INFINITY];
+        let times =
+            [f64::NEG_INFINITY, -1e300, -2.0, -f64::MIN_POSITIVE, 0.0, 1e-310, 1.5, 2.0, f64::INFINITY];
         let ordered: Vec<i64> = times.iter().map(|time| ordered_time(*time).unwrap()).collect();
         assert!(ordered.windows(2).all(|pair| pair[0] < pair[1]), "{ordered:?}");
         assert_eq!(ordered_time(-0.0), ordered_time(0.0));

@@ -57,7 +57,10 @@ impl ByTree {
     pub fn new(nodes: u64, seeds: usize) -> Result<ByTree> {
         let bits = |count: u64| u64::BITS - count.saturating_sub(1).leading_zeros();
         let node_bits = bits(nodes);
-        match node_bits + bits(seeds as u64) <= u64::BITS && seeds as u64 <= MOST_NODES && node_bits < u64::BITS {
+        match node_bits + bits(seeds as u64) <= u64::BITS
+            && seeds as u64 <= MOST_NODES
+            && node_bits < u64::BITS
+        {
             true => Ok(ByTree { node_bits }),
             false => Err(SampleError::TooManyTrees { seeds, nodes }),
         }
@@ -373,7 +376,11 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
     #[inline(always)]
     fn prefetch_next(&self, nodes: &[NodeId], range: &Range<usize>, step: usize) {
         let offsets = |some: Range<usize>| {
-            nodes.get(some.start..some.end.min(range.end)).into_iter().flatten().for_each(|node| self.graph.prefetch(*node));
+            nodes
+                .get(some.start..some.end.min(range.end))
+                .into_iter()
+                .flatten()
+                .for_each(|node| self.graph.prefetch(*node));
         };
         let heads = |some: Range<usize>| {
             let nodes = nodes.get(some.start..some.end.min(range.end)).into_iter().flatten();

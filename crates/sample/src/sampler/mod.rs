@@ -22,8 +22,8 @@ use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
 pub(crate) use hop::{
-    CLUSTER, FEW, LAG, PREFETCH_BOUNDS, SHARED_WAVE_NODES, WAVE_NODES, ask_for, ask_for_head, longest_drawn, ranges,
-    relabel, wave_entries_at_most, wave_nodes, waves_at_once,
+    CLUSTER, FEW, LAG, PREFETCH_BOUNDS, SHARED_WAVE_NODES, WAVE_NODES, ask_for, ask_for_head, longest_drawn,
+    ranges, relabel, wave_entries_at_most, wave_nodes, waves_at_once,
 };
 use std::fmt;
 use std::str::FromStr;
