@@ -4,7 +4,7 @@ use super::sample::{LineVariant, SampleArguments, WorkShare};
 use crate::exit::usage;
 use anyhow::bail;
 use esker_sample::hops::{
-    EdgeWeights, HopEdges, HopSample, HopSampler, HopSettings, NeighbourChoice, NeighbourTimes,
+    HopEdges, HopSample, HopSampler, HopSettings, NeighbourChoice, NeighbourTimes, NeighbourWeights,
     TemporalStrategy, WeightColumn,
 };
 use esker_sample::{Batches, InMemory, Position, StoredId};
@@ -101,7 +101,7 @@ impl<'a, W: StoredId> HopBench<'a, W> {
             (Some(name), _) => {
                 let column: Vec<f32> = column(dataset, name, Dtype::F32, most_bytes)?;
                 let left = most_bytes - column.len() as u64 * 4;
-                let weights = EdgeWeights::new(graph, WeightColumn::F32(&column), left)?;
+                let weights = NeighbourWeights::new(graph, WeightColumn::F32(&column), left)?;
                 let bytes = weights.bytes();
                 (NeighbourChoice::Weighted(Arc::new(weights)), None, bytes)
             }
