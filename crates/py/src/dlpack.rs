@@ -22,6 +22,7 @@ const DEVICE_CPU: i32 = 1;
 const DEVICE_PINNED: i32 = 3;
 
 const CODE_INT: u8 = 0;
+const CODE_UNSIGNED: u8 = 1;
 const CODE_FLOAT: u8 = 2;
 
 #[repr(C)]
@@ -89,6 +90,7 @@ macro_rules! elements {
 }
 
 elements! {
+    u8, CODE_UNSIGNED, "uint8";
     i32, CODE_INT, "int32";
     i64, CODE_INT, "int64";
     f32, CODE_FLOAT, "float32";
@@ -230,17 +232,26 @@ pub(crate) struct Column {
 
 impl Column {
     /// A tensor of this shape, row by row. There are as many numbers as it says.
-    pub fn new<T: TensorElement>(numbers: Vec<T>, shape: Vec<usize>) -> Column {
+    pub fn new<T: TensorElement>(mut numbers: Vec<T>, shape: Vec<usize>) -> Column {
         assert_eq!(numbers.len(), shape.iter().product::<usize>(), "the shape does not fit the numbers");
-        let mut numbers = numbers;
+        let start = numbers.as_mut_ptr();
+        // SAFETY: the vector has as many numbers as the shape says, and moves into the owner without moving them.
+        unsafe { Column::of_memory(start, shape, Box::new(numbers)) }
+    }
+
+    /// A tensor over memory of the CPU that `owner` keeps.
+    ///
+    /// # Safety
+    /// From `start` on there are as many initialised numbers as the shape says. Nobody else reads or writes them while `owner`
+    /// lives, and moving it does not move them.
+    pub unsafe fn of_memory<T: TensorElement>(
+        start: *mut T,
+        shape: Vec<usize>,
+        owner: Box<dyn Send>,
+    ) -> Column {
         let device = DlDevice { kind: DEVICE_CPU, index: 0 };
-        let memory = TensorMemory {
-            start: numbers.as_mut_ptr().cast(),
-            element: T::TYPE,
-            device,
-            shape: shape.into_iter().map(|extent| extent as i64).collect(),
-            _owner: Box::new(numbers),
-        };
+        let shape = shape.into_iter().map(|extent| extent as i64).collect();
+        let memory = TensorMemory { start: start.cast(), element: T::TYPE, device, shape, _owner: owner };
         Column { memory: Mutex::new(Some(memory)), device }
     }
 

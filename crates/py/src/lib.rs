@@ -7,6 +7,7 @@ mod csc;
 mod dlpack;
 mod error;
 mod hops;
+mod rows;
 
 use pyo3::prelude::*;
 
@@ -15,5 +16,6 @@ use pyo3::prelude::*;
 fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     csc::register(module)?;
-    hops::register(module)
+    hops::register(module)?;
+    rows::register(module)
 }

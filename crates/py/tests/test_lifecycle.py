@@ -135,8 +135,8 @@ import torch, esker
 from torch_geometric.data import Data
 data = Data(edge_index=torch.randint(20000, (2, 2000000)), num_nodes=20000)
 loader = esker.NeighborLoader(data, [20, 20], batch_size=100)
-print('begins', flush=True)
 try:
+    print('begins', flush=True)
     while True:
         for batch in loader:
             pass

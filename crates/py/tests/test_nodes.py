@@ -226,3 +226,69 @@ def test_replace_draws_exactly_as_many():
     batch = next(iter(NeighborLoader(data, [7], batch_size=100, replace=True)))
     drawn = batch.edge_index[1].bincount(minlength=100)
     assert torch.equal(drawn, torch.where(degree > 0, 7, 0))
+
+
+# Wide rows, which are gathered into memory that is used again ##################################################################
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(2000, 1001), (2000, 7, 143), (2000, 4096)])
+def test_wide_rows_are_those_of_the_ids(dtype, shape):
+    generator = torch.Generator().manual_seed(4)
+    wide = torch.randint(2 if dtype == torch.bool else 100, shape, generator=generator).to(dtype)
+    data = random_graph(2000, 20000, wide=wide, name="g")
+    kept = []
+    for batch in NeighborLoader(data, [10, 5], batch_size=400, shuffle=True):
+        assert batch.wide.dtype == dtype and torch.equal(batch.wide, wide[batch.n_id])
+        kept.append(batch)
+    # Nothing was written where an earlier batch still is.
+    assert all(torch.equal(batch.wide, wide[batch.n_id]) for batch in kept)
+
+
+def test_memory_of_dropped_batches_is_used_again():
+    data = Data(x=torch.randn(2000, 512), edge_index=random_graph(2000, 20000).edge_index)
+    loader, places = NeighborLoader(data, [10, 5], batch_size=500), []
+    for batch in loader:
+        places.append(batch.x.data_ptr())
+        del batch
+    assert len(places) == 4 and len(set(places)) < 4
+
+
+def test_a_batch_has_no_more_and_no_other_keys_if_rows_are_wide():
+    narrow = random_graph(2000, 20000)
+    wide = narrow.clone()
+    wide.feature, narrow.feature = torch.randn(2000, 300), torch.randn(2000)
+    wide.y, narrow.y = torch.arange(2000), torch.arange(2000)
+    first, second = (next(iter(NeighborLoader(data, [10, 5], batch_size=1000))) for data in (wide, narrow))
+    assert list(first.keys()) == list(second.keys()) and type(first) is Data
+    assert wide.feature.shape == (2000, 300)
+
+
+def test_columns_that_are_trained_keep_their_gradient():
+    x = torch.randn(2000, 300, requires_grad=True)
+    batch = next(iter(NeighborLoader(Data(x=x, edge_index=random_graph(2000, 20000).edge_index), [10, 5], batch_size=1000)))
+    batch.x.sum().backward()
+    assert torch.equal(x.grad[:, 0] > 0, torch.isin(torch.arange(2000), batch.n_id))
+
+
+def test_too_few_rows_are_refused():
+    data = Data(x=torch.randn(2000, 300), edge_index=random_graph(2000, 20000).edge_index)
+    loader = NeighborLoader(data, [10, 5], batch_size=1000)
+    with pytest.raises(IndexError, match="row 2000 is asked for, there are 2000"):
+        loader._gather(data.x, torch.tensor([0, 2000]))
+
+
+def test_transforms_see_whole_rows_once():
+    data = Data(x=torch.randn(2000, 300), edge_index=random_graph(2000, 20000).edge_index)
+    seen = []
+
+    def early(out):
+        out.metadata = (out.metadata[0] + 5000, out.metadata[1])
+        return out
+
+    def late(batch):
+        seen.append((batch.x.shape[1], int(batch.input_id.min())))
+        return batch
+
+    list(NeighborLoader(data, [10, 5], batch_size=1000, transform=late, transform_sampler_output=early))
+    assert seen == [(300, 5000), (300, 6000)]

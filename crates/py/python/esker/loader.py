@@ -3,15 +3,23 @@
 import copy
 from typing import Any, Callable, Dict, List, Optional, Union
 
+import torch
 import torch_geometric.loader as pyg
-from torch_geometric.data import HeteroData
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import SamplerOutput
 
 from esker import draws
+from esker._esker import Rows
 from esker.sampler import _HETERO, NeighborSampler
 
 
+# Rows of fewer bytes than this in a batch are gathered by torch: threads and kept memory do not pay.
+_FEW_BYTES = 1 << 20
+
+
 class _Numbered:
-    """What both loaders share: every batch knows its number."""
+    """What both loaders share: every batch knows its number, and wide rows are gathered into memory that is used again."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -41,6 +49,63 @@ class _Numbered:
         seeds = [index.index] if isinstance(index.index, int) else index.index
         with draws.of_batch(index.draws()):
             return super().collate_fn(seeds)
+
+
+    def filter_fn(self, out: Any) -> Any:
+        """Joins a sample with the rows of its nodes and edges."""
+        if torch.utils.data.get_worker_info() is not None or not isinstance(self.data, Data):
+            # A worker's rows go into shared memory, as PyG has it.
+            return super().filter_fn(out)
+        if self.transform_sampler_output:
+            out = self.transform_sampler_output(out)
+        # PyG's own code does everything but gather wide columns. It gathers none of their width, which keeps their place.
+        inner = copy.copy(self)
+        inner.transform = inner.transform_sampler_output = None
+        wide = _wide_columns(self.data, out.node.numel()) if isinstance(out, SamplerOutput) else {}
+        if wide:
+            inner.data = copy.copy(self.data)
+            for key, value in wide.items():
+                inner.data[key] = value.new_empty((value.size(0), 0))
+        batch = super(_Numbered, inner).filter_fn(out)
+        if wide:
+            index = out.node.to(torch.int64).contiguous()
+            for key, value in wide.items():
+                batch[key] = self._gather(value, index)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _gather(self, value: Tensor, index: Tensor) -> Tensor:
+        row = value[0]
+        source = value.detach().view(-1).view(torch.uint8)
+        threads = torch.get_num_threads()
+        rows = self._rows.gather(source, row.numel() * row.element_size(), index, threads)
+        return torch.from_dlpack(rows).view(value.dtype).view(index.numel(), *row.shape)
+
+    @property
+    def _rows(self) -> Rows:
+        rows = self.__dict__.get("_kept_rows")
+        if rows is None:
+            rows = self.__dict__["_kept_rows"] = Rows()
+        return rows
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_kept_rows", None)
+        return state
+
+
+def _wide_columns(data: Data, count: int) -> Dict[str, Tensor]:
+    """The node attributes whose rows of a batch are worth kept memory."""
+    wide = {}
+    for key, value in data._store.items():
+        # Columns that are trained stay torch's, which knows their gradient.
+        if type(value) is not Tensor or value.requires_grad or value.device.type != "cpu" or value.layout != torch.strided:
+            continue
+        if value.dim() < 2 or value.size(0) == 0 or not value.is_contiguous() or value.is_complex() or value.is_quantized:
+            continue
+        bytes_of_row = value.numel() // value.size(0) * value.element_size()
+        if bytes_of_row * count >= _FEW_BYTES and data._store.is_node_attr(key) and data.__cat_dim__(key, value, data._store) == 0:
+            wide[key] = value
+    return wide
 
 
 class NeighborLoader(_Numbered, pyg.NeighborLoader):
