@@ -35,6 +35,9 @@ fn prepare(directory: &Path) {
     fs::write(facts.join("test.txt"), "b\tlikes\ta\n").unwrap();
     let at = |name: &str| directory.join(name);
     integers(&at("edges.npy"), "(2, 10)", (0..10).chain((0..10).map(|node| (node + 1) % 10)));
+    integers(&at("times.npy"), "(10,)", (0..10).map(|edge| edge * 7 % 10));
+    let weights: Vec<u8> = (0..10).flat_map(|edge| (edge as f32 / 4.0).to_le_bytes()).collect();
+    npy(&at("weights.npy"), "<f4", "(10,)", &weights);
     integers(&at("labels.npy"), "(10,)", (0..10).map(|node| node % 2));
     integers(&at("train.npy"), "(4,)", 0..4);
     integers(&at("valid.npy"), "(3,)", 4..7);

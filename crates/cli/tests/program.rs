@@ -64,6 +64,62 @@ fn bench_sample_answers_line_by_line() {
     assert!(!refused.status.success() && said.contains("10 KiB"), "{said}");
 }
 
+#[test]
+fn bench_sample_measures_hop_samples_with_their_options() {
+    let directory = tempfile::tempdir().unwrap();
+    let edges: String = (0..300)
+        .map(|edge| format!("{},{},{}.5,{edge}\n", edge * 7 % 40, edge * edge % 40, edge % 3))
+        .collect();
+    std::fs::write(directory.path().join("edges.csv"), format!("source,target,w,t\n{edges}")).unwrap();
+    let import =
+        "import g --format csv --edges edges.csv --weight-column w --time-column t --as-stored --json";
+    json_of(directory.path(), import);
+    let rows = |options: &str| {
+        let words =
+            format!("bench sample g --fanout 4,3 --batch 8 --batches 7 --digest --json --form {options}");
+        json_of(directory.path(), words.trim())["rows"].as_array().unwrap().clone()
+    };
+    let number = |row: &serde_json::Value, key: &str| row[key].as_u64().unwrap();
+    let both = rows("dense,hops");
+    assert_eq!(both.len(), 2);
+    assert_eq!((&both[0]["form"], &both[1]["form"]), (&"dense".into(), &"hops".into()));
+    let modes = [
+        "",
+        "--replace",
+        "--disjoint",
+        "--subgraph induced",
+        "--weights edge-weight",
+        "--time edge-time --temporal last",
+    ];
+    for mode in modes {
+        let rows = rows(&format!("hops --share bulk,within --threads 1,2,3 {mode}"));
+        assert_eq!(rows.len(), 6, "{mode}");
+        assert!(
+            rows.iter().all(|row| row["digest"] == rows[0]["digest"]),
+            "{mode}: the same for any threads"
+        );
+        assert!(rows.iter().all(|row| row["edges_per_second"].as_f64().unwrap() > 0.0));
+        assert_eq!(mode.is_empty(), rows[0]["digest"] == both[1]["digest"], "{mode}");
+    }
+    let early =
+        |time: i64| number(&rows(&format!("hops --time edge-time --seed-time={time}"))[0], "edges_per_batch");
+    assert!(early(-1) == 0 && early(20) < early(300));
+    let refused = |options: &str, words: &[&str]| {
+        let output = esker(directory.path(), &format!("bench sample g {options}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && words.iter().all(|word| said.contains(word)),
+            "{options}: {said}"
+        );
+    };
+    refused("--form hops --weights edge-price", &["`edge-price`", "edge-weight"]);
+    refused("--form hops --weights edge-time", &["f32", "i64"]);
+    refused("--form dense,hops --replace", &["--replace", "--form hops"]);
+    refused("--form hops --skew", &["--skew", "--form hops"]);
+    refused("--form hops --disjoint --subgraph induced", &["induced", "disjoint"]);
+    refused("--form hops --weights edge-weight --memory 1KiB", &["KiB"]);
+}
+
 /// Runs a command that must succeed, and reads its JSON.
 fn json_of(directory: &Path, words: &str) -> serde_json::Value {
     let output = esker(directory, words);

@@ -3,8 +3,8 @@
 use crate::dlpack::{Borrowed, Column};
 use crate::error::of_sampling;
 use esker_sample::hops::{
-    BorrowedCsc, BorrowedId, BorrowedNumbers, EdgeWeights, HopEdges, HopSample, HopSampler, HopSettings,
-    NeighbourChoice, NeighbourTimes, TemporalStrategy, WeightColumn,
+    BorrowedCsc, BorrowedId, BorrowedNumbers, HopEdges, HopSample, HopSampler, HopSettings, NeighbourChoice,
+    NeighbourTimes, NeighbourWeights, TemporalStrategy, WeightColumn,
 };
 use esker_sample::{Fanout, Position, SampleError};
 use esker_types::NodeId;
@@ -85,7 +85,7 @@ impl ChoiceColumn {
                     true => WeightColumn::F32(weights.slice()?),
                     false => WeightColumn::F64(weights.slice()?),
                 };
-                let weights = with_threads(|| EdgeWeights::new(graph, column, MOST_BYTES))?;
+                let weights = with_threads(|| NeighbourWeights::new(graph, column, MOST_BYTES))?;
                 Ok(NeighbourChoice::Weighted(Arc::new(weights.map_err(of_sampling)?)))
             }
             ChoiceColumn::NodeTimes(times, strategy) => {

@@ -3,7 +3,8 @@
 //! [`order`] defines which seeds make up a batch. [`batches`] turns them into seed nodes, negatives included.
 //! [`Topology`] provides the neighbours of a whole hop at a time. [`EdgeLookup`] finds edges by id and by their ends,
 //! whether the graph is in memory or on disk. [`Sampler`] samples neighbours and relabels nodes, as DENSE (Marius++
-//! section 4), in the classic layered form, or as ShaDow's induced subgraph. [`bulk`] samples many batches on many
+//! section 4), in the classic layered form, or as ShaDow's induced subgraph. [`hops`] samples in the order of PyG's
+//! loaders, with their options. [`bulk`] samples many batches on many
 //! threads, in order. [`trace`] stores samples on disk. [`negatives`] corrupts edges for link prediction, [`EdgeRows`]
 //! are held-out edges, and [`TrueEnds`] knows every true end of a query. [`draw`]
 //! specifies the random draw so that any device can repeat it. [`partition`] divides the nodes of a graph, for an order

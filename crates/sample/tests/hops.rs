@@ -4,8 +4,8 @@
 mod naive_hops;
 
 use esker_sample::hops::{
-    BorrowedCsc, BorrowedNumbers, EdgeWeights, HopEdges, HopGraph, HopSample, HopSampler, HopSettings,
-    NeighbourChoice, NeighbourTimes, TemporalStrategy, WeightColumn,
+    BorrowedCsc, BorrowedNumbers, HopEdges, HopGraph, HopSample, HopSampler, HopSettings, NeighbourChoice,
+    NeighbourTimes, NeighbourWeights, TemporalStrategy, WeightColumn,
 };
 use esker_sample::{
     Carry, Direction, Fanout, Form, InMemory, Position, Sample, SampleError, Sampler, Settings,
@@ -58,7 +58,7 @@ fn choice_of<G: HopGraph>(graph: &G, choice: &Choice) -> NeighbourChoice {
     match choice {
         Choice::Uniform => NeighbourChoice::Uniform,
         Choice::Weighted(weights) => NeighbourChoice::Weighted(Arc::new(
-            EdgeWeights::new(graph, WeightColumn::F64(weights), PLENTY).unwrap(),
+            NeighbourWeights::new(graph, WeightColumn::F64(weights), PLENTY).unwrap(),
         )),
         Choice::NodeTimes(times, strategy) => NeighbourChoice::Temporal(
             Arc::new(NeighbourTimes::of_nodes(graph, times, PLENTY).unwrap()),
@@ -194,13 +194,22 @@ proptest! {
         lists.iter_mut().for_each(|list| list.sort_unstable());
         let graph = InMemory::<u32>::from_adjacency(&lists, None).in_direction(direction);
         let mut seeds: Vec<NodeId> = picks.iter().map(|pick| NodeId(pick % lists.len() as u64)).collect();
-        seeds.sort_unstable();
-        seeds.dedup();
         let carry = Carry { edges: true, ..Carry::default() };
         let dense = Settings { seed, fanouts: fanouts.clone(), form: Form::Dense, carry };
         let mut sample = Sample::default();
-        Sampler::new(&graph, dense, PLENTY).unwrap().sample(AT, &seeds, &mut sample).unwrap();
+        let mut dense_sampler = Sampler::new(&graph, dense, PLENTY).unwrap();
+        dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let settings = HopSettings { seed, fanouts, ..HopSettings::default() };
+        let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
+        let (mut taken, mut rows) = (found.clone(), Vec::new());
+        taken.take_dense(&sample, &mut rows).unwrap();
+        prop_assert_eq!(&taken, &found);
+        let nodes: Vec<NodeId> = rows.iter().map(|row| sample.node_ids[row.0 as usize]).collect();
+        prop_assert_eq!(&nodes, &found.nodes);
+        // Without repeated seeds, hops are those of DENSE the other way round.
+        seeds.sort_unstable();
+        seeds.dedup();
+        dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
         prop_assert_eq!(found, hops_of_dense(&sample));
     }
@@ -385,7 +394,7 @@ fn adjacency_that_is_none_is_refused_by_array_and_index() {
 fn columns_and_options_that_cannot_be_are_refused() {
     let arrays = Arrays::of(&[vec![1, 1], vec![0]]);
     let graph = arrays.csc();
-    let weights = |column: &[f64]| EdgeWeights::new(&graph, WeightColumn::F64(column), PLENTY);
+    let weights = |column: &[f64]| NeighbourWeights::new(&graph, WeightColumn::F64(column), PLENTY);
     let say = |error: SampleError, word: &str| {
         let error = error.to_string();
         assert!(error.contains(word), "{error}");
@@ -394,9 +403,12 @@ fn columns_and_options_that_cannot_be_are_refused() {
     say(weights(&[1.0, f64::NAN, 0.0]).unwrap_err(), "NaN at edge 1");
     say(weights(&[1.0, 1.0, -0.5]).unwrap_err(), "-0.5 at edge 2");
     say(weights(&[f64::INFINITY, 1.0, 0.0]).unwrap_err(), "inf at edge 0");
-    say(EdgeWeights::new(&graph, WeightColumn::F32(&[f32::NAN; 3]), PLENTY).unwrap_err(), "NaN at edge 0");
     say(
-        EdgeWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(),
+        NeighbourWeights::new(&graph, WeightColumn::F32(&[f32::NAN; 3]), PLENTY).unwrap_err(),
+        "NaN at edge 0",
+    );
+    say(
+        NeighbourWeights::new(&graph, WeightColumn::F32(&[1.0; 3]), 23).unwrap_err(),
         "sampling by weight needs 24",
     );
     say(NeighbourTimes::of_nodes(&graph, &[1, 2, 3], PLENTY).unwrap_err(), "2, one for each node");
@@ -412,8 +424,11 @@ fn columns_and_options_that_cannot_be_are_refused() {
     say(refused(&induced, &temporal), "induced");
     say(refused(&HopSettings { disjoint: true, ..induced }, &NeighbourChoice::Uniform), "induced");
     let other = Arrays::of(&[vec![1, 1], vec![0, 0]]);
-    let foreign = EdgeWeights::new(&other.csc(), WeightColumn::F64(&[1.0; 4]), PLENTY).unwrap();
+    let foreign = NeighbourWeights::new(&other.csc(), WeightColumn::F64(&[1.0; 4]), PLENTY).unwrap();
     say(refused(&of_fanouts(&[2]), &NeighbourChoice::Weighted(Arc::new(foreign))), "another graph");
+
+    let layered = Sample { form: Form::Layered, ..Sample::default() };
+    say(HopSample::default().take_dense(&layered, &mut Vec::new()).unwrap_err(), "form dense");
 
     let sample = |choice: &NeighbourChoice, seeds: &[u64], times: Option<&[i64]>| {
         let seeds: Vec<NodeId> = seeds.iter().map(|seed| NodeId(*seed)).collect();

@@ -2,6 +2,7 @@
 
 mod epoch;
 mod gpu;
+mod hops;
 mod io;
 mod io_workload;
 mod lines;

@@ -1,3 +1,4 @@
+use super::hops::{HopArguments, HopBench};
 use super::lines;
 use crate::exit::usage;
 use crate::output::{print, print_json};
@@ -28,6 +29,7 @@ Examples:
   esker bench sample g --form dense,layered,shadow              one draw a node, one a layer, induced subgraphs
   esker bench sample g --fanout 15,10,5 --skew                  how unevenly nodes are accessed
   esker bench sample g --fanout all,all --batch 100             full neighbourhoods
+  esker bench sample g --form hops --disjoint                   in the order of PyG's loaders, with their options
   esker bench sample g --bound                                  its share of the random cache lines that the machine can read
 
 Samples batches of the training nodes, in shuffled order, as training does. With `--share bulk` each thread samples its own batches; with `within` all threads work on one. The topology is in memory. Samples do not depend on threads or share: --digest shows it."
@@ -46,11 +48,11 @@ pub struct SampleArguments {
     batch: u64,
     /// Batches to measure per line
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    batches: u64,
+    pub(super) batches: u64,
     /// Numbers of threads to measure; default: all cores
     #[arg(long, value_delimiter = ',')]
     threads: Vec<u16>,
-    /// Forms to measure, as in `esker train --form`
+    /// Forms to measure: those of `esker train --form`, or hops
     #[arg(long, value_delimiter = ',', default_value = "dense")]
     form: Vec<FormName>,
     /// How threads share the work
@@ -61,7 +63,7 @@ pub struct SampleArguments {
     direction: DirectionName,
     /// Measure every line this many times, and show the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    repeat: u32,
+    pub(super) repeat: u32,
     /// Write the samples to a trace, read it back, and show its bytes per edge
     #[arg(long)]
     trace: Option<PathBuf>,
@@ -76,16 +78,18 @@ pub struct SampleArguments {
     bound: bool,
     /// Show a hash over the samples of the first batches
     #[arg(long)]
-    digest: bool,
+    pub(super) digest: bool,
     /// Random seed
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(super) seed: u64,
     /// Memory limit, as in 8GiB; default: four fifths of the available memory
     #[arg(long)]
     memory: Option<ByteCount>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pub(super) hops: HopArguments,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -93,10 +97,12 @@ enum FormName {
     Dense,
     Layered,
     Shadow,
+    /// In the order of PyG's loaders, with the options they have
+    Hops,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum WorkShare {
+pub(super) enum WorkShare {
     /// Each thread its own batches
     Bulk,
     /// All threads one batch
@@ -133,6 +139,13 @@ struct Line {
     share: WorkShare,
 }
 
+/// One line of hop samples to measure.
+pub(super) struct LineVariant {
+    pub fanouts: Vec<Fanout>,
+    pub threads: usize,
+    pub share: WorkShare,
+}
+
 /// What one line found.
 #[derive(Default)]
 struct SampledLine {
@@ -146,6 +159,7 @@ struct SampledLine {
 }
 
 pub fn run(arguments: &SampleArguments) -> anyhow::Result<ExitCode> {
+    check_form(arguments)?;
     let dataset = Dataset::open(&arguments.dataset)?;
     let budget = Budget::within_machine(arguments.memory).map_err(usage)?;
     let direction = match arguments.direction {
@@ -188,10 +202,16 @@ fn measure<W: StoredId>(
         most_bytes: budget.host_bytes.saturating_sub(graph.bytes()),
     };
     let mut rows = Vec::new();
-    for line in lines(arguments) {
-        rows.push(bench.row(&line)?);
+    let lines = lines(arguments);
+    for line in &lines {
+        rows.push(bench.row(line)?);
     }
-    let first = lines(arguments).remove(0);
+    if arguments.form.contains(&FormName::Hops) {
+        let hops = HopBench::new(arguments, dataset, graph, &*bench.batches, bench.most_bytes)?;
+        for variant in variants(arguments) {
+            rows.push(hops.row(&variant)?);
+        }
+    }
     let mut value = json!({
         "dataset": dataset.directory().to_string_lossy(), "id": dataset.manifest().id,
         "nodes": graph.nodes(), "edges": dataset.manifest().edges.count, "seeds": seed_count,
@@ -199,11 +219,11 @@ fn measure<W: StoredId>(
         "positions": arguments.positions, "seed": arguments.seed,
         "topology_bytes": graph.bytes(), "budget_host_bytes": budget.host_bytes, "rows": rows,
     });
-    if let Some(path) = &arguments.trace {
-        value["trace"] = bench.trace(path, dataset, &first)?;
+    if let (Some(path), Some(first)) = (&arguments.trace, lines.first()) {
+        value["trace"] = bench.trace(path, dataset, first)?;
     }
-    if arguments.skew {
-        value["skew"] = bench.skew(&first)?;
+    if let (true, Some(first)) = (arguments.skew, lines.first()) {
+        value["skew"] = bench.skew(first)?;
     }
     Ok(value)
 }
@@ -223,32 +243,58 @@ fn seeds_of(dataset: &Dataset) -> anyhow::Result<Seeds> {
     }
 }
 
+/// Lines of forms that `esker train` has.
 fn lines(arguments: &SampleArguments) -> Vec<Line> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads: Vec<usize> = match arguments.threads[..] {
-        [] => vec![cores],
-        ref given => given.iter().map(|threads| (*threads).max(1) as usize).collect(),
-    };
-    let layers = arguments.layers.as_ref().map_or(vec![arguments.fanout.len()], |layers| layers.0.clone());
     let mut lines = Vec::new();
     for form in &arguments.form {
         let form = match form {
             FormName::Dense => Form::Dense,
             FormName::Layered => Form::Layered,
             FormName::Shadow => Form::Shadow,
+            FormName::Hops => continue,
         };
-        for layers in &layers {
-            let last = arguments.fanout[arguments.fanout.len() - 1];
-            let fanouts: Vec<Fanout> =
-                arguments.fanout.iter().copied().chain(std::iter::repeat(last)).take(*layers).collect();
-            for share in &arguments.share {
-                for threads in &threads {
-                    lines.push(Line { form, fanouts: fanouts.clone(), threads: *threads, share: *share });
-                }
+        let line = |of: LineVariant| Line { form, fanouts: of.fanouts, threads: of.threads, share: of.share };
+        lines.extend(variants(arguments).into_iter().map(line));
+    }
+    lines
+}
+
+/// What is measured of every form.
+fn variants(arguments: &SampleArguments) -> Vec<LineVariant> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads: Vec<usize> = match arguments.threads[..] {
+        [] => vec![cores],
+        ref given => given.iter().map(|threads| (*threads).max(1) as usize).collect(),
+    };
+    let layers = arguments.layers.as_ref().map_or(vec![arguments.fanout.len()], |layers| layers.0.clone());
+    let mut variants = Vec::new();
+    for layers in &layers {
+        let last = arguments.fanout[arguments.fanout.len() - 1];
+        let fanouts: Vec<Fanout> =
+            arguments.fanout.iter().copied().chain(std::iter::repeat(last)).take(*layers).collect();
+        for share in &arguments.share {
+            for threads in &threads {
+                variants.push(LineVariant { fanouts: fanouts.clone(), threads: *threads, share: *share });
             }
         }
     }
-    lines
+    variants
+}
+
+/// Refuses flags that would have no effect.
+fn check_form(arguments: &SampleArguments) -> anyhow::Result<()> {
+    let others = arguments.form.iter().any(|form| *form != FormName::Hops);
+    if arguments.hops.any() && others {
+        return Err(usage(
+            "--replace, --disjoint, --subgraph, --weights and --time are options of --form hops; leave them out, or measure no other form",
+        ));
+    }
+    if !others && (arguments.trace.is_some() || arguments.skew || arguments.bound || arguments.positions) {
+        return Err(usage(
+            "--trace, --skew, --bound and --positions need --form dense, layered or shadow; leave them out of --form hops",
+        ));
+    }
+    Ok(())
 }
 
 struct SampleBench<'a, W> {
@@ -459,7 +505,7 @@ fn count<W: StoredId>(found: &mut SampledLine, sample: &Sample, sampler: &Sample
 
 fn as_text(value: &Value) -> String {
     let number = |value: &Value| grouped(value.as_f64().unwrap_or(0.0) as u64);
-    let bytes = |value: &Value| ByteCount(value.as_u64().unwrap_or(0)).to_string();
+    let bytes = |value: &Value| value.as_u64().map_or("".into(), |bytes| ByteCount(bytes).to_string());
     let word = |value: &Value| value.as_str().unwrap_or("").to_string();
     let name = word(&value["dataset"]);
     let mut text = format!(

@@ -1,7 +1,7 @@
 //! Which positions of its adjacency a node of a hop sample takes. docs/sample.md defines it.
 
 use super::times::NeighbourTimes;
-use super::weights::{EdgeWeights, WeightedDrawer};
+use super::weights::{NeighbourWeights, WeightedDrawer};
 use super::{HopGraph, NeighbourChoice, TemporalStrategy};
 use crate::Result;
 use crate::draw::{Drawer, below};
@@ -100,7 +100,7 @@ impl HopDrawer {
         &mut self,
         how: &HopDraw,
         of: &Expanded<F>,
-        weights: &EdgeWeights,
+        weights: &NeighbourWeights,
         slots: &mut [u32],
     ) -> usize {
         let Fanout::AtMost(take) = how.fanout else { return self.uniform(how, of, of.degree, slots) };

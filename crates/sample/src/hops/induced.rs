@@ -6,11 +6,14 @@ use super::wave::Naming;
 use crate::Result;
 use crate::memory::Ledger;
 use crate::relabel::Relabel;
-use crate::sampler::PREFETCH_BOUNDS;
+use crate::sampler::{PREFETCH_BOUNDS, ask_for};
 use crate::topology::StoredId;
 
 /// Neighbours looked up at a time. Their table entries are prefetched together.
 const LOOKED_UP: usize = 128;
+/// Nodes between prefetching adjacency and prefetching table entries of its neighbours, and from there to reading them.
+const LISTS_AHEAD: usize = 8;
+const WORDS_AHEAD: usize = 3;
 
 /// Replaces the edges of a sample by all that are between its nodes, by target, then by position.
 pub(super) fn induce<G: HopGraph, N: Naming<G::StoredId>, R: Relabel>(
@@ -26,12 +29,22 @@ pub(super) fn induce<G: HopGraph, N: Naming<G::StoredId>, R: Relabel>(
         if let Some(ahead) = out.nodes.get(target + PREFETCH_BOUNDS) {
             graph.prefetch(*ahead);
         }
+        if let Some(ahead) = out.nodes.get(target + LISTS_AHEAD) {
+            ask_for(&graph.list(*ahead), &[]);
+        }
+        if let Some(ahead) = out.nodes.get(target + WORDS_AHEAD) {
+            let (list, tree) = (graph.list(*ahead), naming.tree(out, target + WORDS_AHEAD));
+            let ids = list.first.iter().chain(list.second).take(LOOKED_UP);
+            ids.for_each(|id| table.prefetch(naming.word(*id, tree).node()));
+        }
         let (node, tree) = (out.nodes[target], naming.tree(out, target));
         let list = graph.list(node);
         let mut position = 0;
         for ids in list.first.chunks(LOOKED_UP).chain(list.second.chunks(LOOKED_UP)) {
             let words = || ids.iter().map(|id| naming.word(*id, tree).node());
-            words().for_each(|word| table.prefetch(word));
+            if position > 0 {
+                words().for_each(|word| table.prefetch(word));
+            }
             ledger.reserve(&mut out.sources, ids.len())?;
             ledger.reserve(&mut out.targets, ids.len())?;
             ledger.reserve(&mut out.edges, ids.len())?;

@@ -32,7 +32,7 @@ mod weights;
 pub use graph::{BorrowedCsc, BorrowedId, BorrowedNumbers, HopGraph};
 pub use sample::HopSample;
 pub use times::{NeighbourTimes, TemporalStrategy, ordered_time};
-pub use weights::{EdgeWeights, WeightColumn};
+pub use weights::{NeighbourWeights, WeightColumn};
 
 use crate::memory::{Ledger, held};
 use crate::relabel::{DirectTable, HashedTable, NewNodes, Relabel};
@@ -83,7 +83,7 @@ pub enum NeighbourChoice {
     Uniform,
     /// By weight: one after the other, each in proportion to its weight among those that remain. Without weight it is never
     /// drawn; a fan-out of all takes every neighbour.
-    Weighted(Arc<EdgeWeights>),
+    Weighted(Arc<NeighbourWeights>),
     /// Among those that are not later than the seed. Makes samples disjoint.
     Temporal(Arc<NeighbourTimes>, TemporalStrategy),
 }

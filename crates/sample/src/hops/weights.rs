@@ -60,17 +60,21 @@ impl WeightColumn<'_> {
 
 /// The weights of a graph's edges, in the order of its adjacency, summed up node by node: 8 bytes an entry.
 #[derive(Debug)]
-pub struct EdgeWeights {
+pub struct NeighbourWeights {
     /// By entry: the sum of the integer weights of the node's entries up to this one.
     sums: Vec<u64>,
     nodes: u64,
 }
 
-impl EdgeWeights {
+impl NeighbourWeights {
     /// Reads a column of weights by edge id, with the threads of the current rayon pool. Fails if the result does not fit
     /// `most_bytes`. Weights of a node keep 53 binary digits up to 1024 neighbours, and one digit less for every doubling
     /// of their number, counted from the digits of the largest.
-    pub fn new<G: HopGraph>(graph: &G, column: WeightColumn<'_>, most_bytes: u64) -> Result<EdgeWeights> {
+    pub fn new<G: HopGraph>(
+        graph: &G,
+        column: WeightColumn<'_>,
+        most_bytes: u64,
+    ) -> Result<NeighbourWeights> {
         column.check(graph.edges())?;
         let needed = graph.entries().saturating_mul(8);
         if needed > most_bytes {
@@ -90,7 +94,7 @@ impl EdgeWeights {
                 sum_up(sums);
             }
         });
-        Ok(EdgeWeights { sums, nodes: graph.nodes() })
+        Ok(NeighbourWeights { sums, nodes: graph.nodes() })
     }
 
     /// Prefetches what a draw from a node reads first.
