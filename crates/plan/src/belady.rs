@@ -27,7 +27,7 @@ const INTO: u32 = 1 << 31;
 const PREFETCH_DISTANCE: usize = 32;
 /// Laps that show which rows stay from one to the next. The first one begins with an empty cache, and keeps rows for longer
 /// than any later one can: those of its end are not typical.
-pub const LAPS: u32 = 4;
+pub const LAPS: u32 = 3;
 /// If a batch has fewer rows than one per this many later batches, sorting is faster than scanning all counts.
 const SPARSE: usize = 16;
 

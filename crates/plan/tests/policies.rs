@@ -362,6 +362,6 @@ fn laps_read_hardly_more_than_the_best_for_the_whole_run() {
         let (of_five, of_ten) = (best(5, slots), best(10, slots));
         assert!(five <= of_five + slots && ten <= of_ten + slots, "{slots}: {five} {of_five}, {ten} {of_ten}");
         let (more, least) = (ten - five, of_ten - of_five);
-        assert!(more as f64 <= least as f64 * 1.02, "{slots} slots: {more} rows read, {least} at best");
+        assert!(more as f64 <= least as f64 * 1.025, "{slots} slots: {more} rows read, {least} at best");
     }
 }
