@@ -313,7 +313,8 @@ impl NextUses for PlanUses<'_> {
         let bytes = bytemuck::cast_slice_mut(&mut self.narrow);
         self.plan.file.read_at(bytes, start * PlanFile::WORD).map_err(self.failed())?;
         let none = u16::MAX - 1;
-        let widened = |next: &u16| if *next >= none { u32::MAX - (u16::MAX - *next) as u32 } else { *next as u32 };
+        let widened =
+            |next: &u16| if *next >= none { u32::MAX - (u16::MAX - *next) as u32 } else { *next as u32 };
         next.clear();
         next.extend(self.narrow.iter().map(widened));
         Ok(())

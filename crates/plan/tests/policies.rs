@@ -1,7 +1,9 @@
 //! Planned misses against an exhaustive search, a naive Belady and the other policies; plans against a cache that carries
 //! them out; the speed that planning must have.
 
-use esker_plan::{AccessTrace, Belady, Fixed, LAPS, Lru, NextUses, Placement, Placements, PlanTally, RequestCount};
+use esker_plan::{
+    AccessTrace, Belady, Fixed, LAPS, Lru, NextUses, Placement, Placements, PlanTally, RequestCount,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -357,10 +359,12 @@ fn laps_read_hardly_more_than_the_best_for_the_whole_run() {
     let of = |count: usize| -> Trace { trace.iter().cycle().take(trace.len() * count).cloned().collect() };
     let best = |count: usize, slots: u64| plan(&of(count), 4000, slots).0.misses();
     for slots in [40, 200, 400, 1000, 2000] {
-        let (five, ten) =
-            (carried_around(&trace, 4000, slots, 5), carried_around(&trace, 4000, slots, 10));
+        let (five, ten) = (carried_around(&trace, 4000, slots, 5), carried_around(&trace, 4000, slots, 10));
         let (of_five, of_ten) = (best(5, slots), best(10, slots));
-        assert!(five <= of_five + slots && ten <= of_ten + slots, "{slots}: {five} {of_five}, {ten} {of_ten}");
+        assert!(
+            five <= of_five + slots && ten <= of_ten + slots,
+            "{slots}: {five} {of_five}, {ten} {of_ten}"
+        );
         let (more, least) = (ten - five, of_ten - of_five);
         assert!(more as f64 <= least as f64 * 1.025, "{slots} slots: {more} rows read, {least} at best");
     }
