@@ -1,4 +1,4 @@
-//! The order of a run's epochs and evaluations in laps, and the step of each of its batches.
+//! The order of a run's epochs and evaluations in laps, and the number of each of its batches.
 
 use crate::diskgnn::evaluation::job_over;
 use crate::{Inference, Job, Phase, RunPosition};
@@ -10,7 +10,7 @@ pub(super) struct Course {
     pub laps: Vec<LapLayout>,
     /// The jobs whose samples parts are made of: training, then evaluations that differ from each other.
     pub sources: Vec<Job>,
-    /// The first step of each part, over all laps.
+    /// The first batch of each part, over all laps.
     firsts: Vec<usize>,
     /// The parts of each sampled epoch: its training, and the validation after it.
     training: Vec<usize>,
@@ -23,8 +23,8 @@ pub(super) struct Course {
     run_epochs: u64,
     /// Whether evaluations are among its parts.
     pub evaluates: bool,
-    /// Steps so far, while it is made.
-    steps: usize,
+    /// Batches so far, while it is made.
+    count: usize,
 }
 
 impl Course {
@@ -45,7 +45,7 @@ impl Course {
             test: None,
             run_epochs: job.epochs,
             evaluates: evaluations.into_iter().flatten().all(|over| over.rows),
-            steps: 0,
+            count: 0,
         };
         let repeats = epochs < job.epochs;
         let mut lap = LapLayout { parts: Vec::new(), repeats };
@@ -84,8 +84,8 @@ impl Course {
     /// Adds a part to a lap. Parts are added in order. Returns its number.
     fn add(&mut self, lap: &mut LapLayout, part: PartOfLap) -> usize {
         lap.parts.push(part);
-        self.firsts.push(self.steps);
-        self.steps += self.sources[part.source].batches.count(part.epoch) as usize;
+        self.firsts.push(self.count);
+        self.count += self.sources[part.source].batches.count(part.epoch) as usize;
         self.firsts.len() - 1
     }
 
@@ -109,9 +109,9 @@ impl Course {
         self.training.len() as u64
     }
 
-    /// Number of steps of all laps.
-    pub fn steps(&self) -> u64 {
-        self.steps as u64
+    /// Number of batches of all laps.
+    pub fn batches(&self) -> u64 {
+        self.count as u64
     }
 
     /// Whether a lap repeats.
@@ -119,8 +119,8 @@ impl Course {
         self.laps.iter().any(|lap| lap.repeats)
     }
 
-    /// The step of a batch. A batch of an evaluation that has no part is a bug.
-    pub fn step(&self, at: RunPosition) -> usize {
+    /// The number of a batch. A batch of an evaluation that has no part is a bug.
+    pub fn number(&self, at: RunPosition) -> usize {
         let of_epoch = |epoch: u64| (epoch % self.epochs()) as usize;
         let part = match at.phase {
             Phase::Train { epoch } => Some(self.training[of_epoch(epoch)]),

@@ -15,7 +15,7 @@
 //! 2. `prepare.rs` searches packed rows that can be used. Otherwise it samples (all of it can be shared with diskgnn), plans
 //!    and packs. If the disk has no room, ginex's superbatches serve the run without packing, and a note says so.
 //! 3. `source.rs` has workers that take batches in turn, load them and read what they miss in one read. Then one stage
-//!    assembles them in order and keeps rows. What the cache has follows from plan and step: a run that begins elsewhere
+//!    assembles them in order and keeps rows. What the cache has follows from plan and batch: a run that begins elsewhere
 //!    restores it from the features.
 //!
 //! Batches are assembled in host memory on every device: there is no tier on a GPU.
@@ -37,7 +37,7 @@ use esker_device::Device;
 use esker_fetch::packed::RunRows;
 use esker_types::{ByteCount, Dtype, counted, grouped};
 use prepare::Made;
-use source::RunSourceStages;
+use source::PlannedBatches;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,7 +140,7 @@ impl<D: Device> Strategy<D> for Esker<D> {
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
         let Some(opened) = &self.opened else { return self.without_packing.batches(job, from, state) };
-        let training = RunSourceStages::open(opened, job, Phases::<D>::first_of(from), &self.device)?;
+        let training = PlannedBatches::open(opened, job, Phases::<D>::first_of(from), &self.device)?;
         Ok(Box::new(Phases::new(job, from, Box::new(training), opened.reads.on(&self.device))))
     }
 

@@ -163,7 +163,7 @@ impl Preparing<'_> {
 
     /// Slots of the cache for batches of at most this size.
     fn slots(&self, largest: &Largest) -> Result<u64> {
-        slots(self.sizes, self.job, largest, self.course.steps(), self.course.repeats())
+        slots(self.sizes, self.job, largest, self.course.batches(), self.course.repeats())
     }
 
     /// Samples, plans and packs.

@@ -9,15 +9,15 @@ use crate::{JobOutline, MemoryTable, Result, StrategyError};
 use esker_fetch::packed::{Largest, RunCache, RunPlan, RunWriter};
 use esker_types::{ByteCount, Dtype};
 
-/// Steps of a run whose number of epochs is not known to be small.
-const MANY_STEPS: u64 = 1 << 20;
+/// Batches of a run whose number of epochs is not known to be small.
+const MANY_BATCHES: u64 = 1 << 20;
 
 /// Memory of planning.
-fn planning_bytes(job: &JobOutline, slots: u64, steps: u64, largest: u64, repeats: bool) -> u64 {
+fn planning_bytes(job: &JobOutline, slots: u64, batches: u64, largest: u64, repeats: bool) -> u64 {
     let nodes = job.dataset.manifest().nodes.count;
     match job.dataset.manifest().id_dtype() {
-        Dtype::U64 => RunWriter::memory_bytes::<u64>(nodes, slots, steps, largest, repeats),
-        _ => RunWriter::memory_bytes::<u32>(nodes, slots, steps, largest, repeats),
+        Dtype::U64 => RunWriter::memory_bytes::<u64>(nodes, slots, batches, largest, repeats),
+        _ => RunWriter::memory_bytes::<u32>(nodes, slots, batches, largest, repeats),
     }
 }
 
@@ -36,8 +36,8 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     let nodes = job.largest_bound().nodes;
     let epochs = job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs);
     let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.batches);
-    let steps = job.epoch_batches.saturating_add(evaluated).saturating_mul(epochs).min(MANY_STEPS);
-    let planning = planning_bytes(job, 0, steps, nodes, repeats(job));
+    let batches = job.epoch_batches.saturating_add(evaluated).saturating_mul(epochs).min(MANY_BATCHES);
+    let planning = planning_bytes(job, 0, batches, nodes, repeats(job));
     let (sampling, packing) = (least_sampling(job), least_packing(job));
     let training = least_training(job).saturating_add(beside_bytes(job, 0, nodes, repeats(job)));
     let turns = format!(
@@ -52,19 +52,19 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
     table
 }
 
-/// Slots of the cache for steps of at most this size. Nothing is known of what they will miss, and the first ones miss
+/// Slots of the cache for batches of at most this size. Nothing is known of what they will miss, and the first ones miss
 /// everything.
 pub(super) fn slots(
     sizes: &Sizes,
     job: &JobOutline,
     largest: &Largest,
-    steps: u64,
+    batches: u64,
     repeats: bool,
 ) -> Result<u64> {
     let (nodes, row_bytes) = (job.dataset.manifest().nodes.count, job.row_bytes().max(1));
     let fixed = beside_bytes(job, 0, largest.nodes, repeats);
     let training = Sizes { phase_bytes: sizes.phase_bytes.saturating_sub(fixed), ..sizes.clone() };
-    let found = training.slots(job, largest, steps, MissBound::All)?;
+    let found = training.slots(job, largest, batches, MissBound::All)?;
     let explicit = job.out_of_core.feature_cache_bytes.is_some();
     // Each slot also takes part of a table.
     let more = |slots: u64| beside_bytes(job, slots, largest.nodes, repeats) - fixed;
@@ -74,8 +74,8 @@ pub(super) fn slots(
     };
     let found = found.min(nodes);
     let (least, all) = (
-        planning_bytes(job, 0, steps, largest.nodes, repeats),
-        planning_bytes(job, found, steps, largest.nodes, repeats),
+        planning_bytes(job, 0, batches, largest.nodes, repeats),
+        planning_bytes(job, found, batches, largest.nodes, repeats),
     );
     if all <= sizes.preparing_bytes {
         return Ok(found);

@@ -42,7 +42,7 @@ impl Counts {
 }
 
 /// A batch with its sample loaded.
-struct LoadedStep {
+struct LoadedRunBatch {
     at: RunPosition,
     sample: Recycled<Sample>,
     batch: Recycled<RunBatch>,
@@ -51,13 +51,13 @@ struct LoadedStep {
 }
 
 /// A batch with the rows read that it misses.
-struct ReadStep {
-    loaded: LoadedStep,
+struct ReadRunBatch {
+    loaded: LoadedRunBatch,
     missed: Recycled<Option<AlignedBuffer>>,
 }
 
 /// The batches of a run in one stream. Evaluations with packed rows are among them.
-pub(super) struct RunSourceStages<D: Device> {
+pub(super) struct PlannedBatches<D: Device> {
     /// `None` while an evaluation without packed rows has their memory.
     stages: Option<Stages<D>>,
     /// The counters when they ended.
@@ -67,9 +67,9 @@ pub(super) struct RunSourceStages<D: Device> {
     open: Box<dyn Fn(RunPosition) -> Result<Stages<D>> + Send>,
 }
 
-impl<D: Device> RunSourceStages<D> {
+impl<D: Device> PlannedBatches<D> {
     /// The batches of a run from a position on.
-    pub fn open(opened: &Opened, job: &Job, from: RunPosition, device: &D) -> Result<RunSourceStages<D>> {
+    pub fn open(opened: &Opened, job: &Job, from: RunPosition, device: &D) -> Result<PlannedBatches<D>> {
         let run = opened.run.clone().expect("rows are packed before batches are requested");
         let evaluates = run.course.evaluates;
         let (job, device, reads, training) =
@@ -87,11 +87,11 @@ impl<D: Device> RunSourceStages<D> {
             shared.stages(&job, from, training, &device)
         };
         let (stages, counted) = (Some(open(from)?), SourceCounters::default());
-        Ok(RunSourceStages { stages, counted, evaluates, open: Box::new(open) })
+        Ok(PlannedBatches { stages, counted, evaluates, open: Box::new(open) })
     }
 }
 
-impl<D: Device> PhaseSource<D> for RunSourceStages<D> {
+impl<D: Device> PhaseSource<D> for PlannedBatches<D> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
         self.stages.as_mut().map_or(Ok(None), Stages::next)
     }
@@ -147,8 +147,8 @@ impl Shared {
             // A worker loads one batch while this stage has listed the next two: the disk reads their samples meanwhile.
             let listed = Pipeline::start("list", 1, move |_| {
                 let next = positions.next();
-                let steps = next.into_iter().filter(|_| ahead).map(|at| run.course.step(at));
-                steps.for_each(|step| run.rows.read_ahead(step));
+                let numbers = next.into_iter().filter(|_| ahead).map(|at| run.course.number(at));
+                numbers.for_each(|number| run.rows.read_ahead(number));
                 Ok::<_, StrategyError>(next)
             });
             let samples = training.depth.div_ceil(training.workers) + WORKER_PREFETCH;
@@ -187,7 +187,7 @@ impl Shared {
         listed: Pipeline<RunPosition, StrategyError>,
         job: &Job,
         samples: usize,
-    ) -> Pipeline<LoadedStep, StrategyError> {
+    ) -> Pipeline<LoadedRunBatch, StrategyError> {
         let (shared, opening, job) = (self.clone(), self.run.rows.clone(), job.clone());
         let (samples, loads) = (Recycler::<Sample>::new(samples), Recycler::<RunBatch>::new(WORKER_PREFETCH));
         listed.then_with(
@@ -209,11 +209,11 @@ impl Shared {
                     Some(over) => &over.batches,
                 };
                 let course = &shared.run.course;
-                reader.load(course.step(at), &mut sample, &mut batch)?;
+                reader.load(course.number(at), &mut sample, &mut batch)?;
                 let bytes = &shared.counts_of(at).rows.sample_bytes;
                 bytes.fetch_add(reader.loaded_bytes(&batch), Ordering::Relaxed);
                 let targets = batches.targets(course.sampled_at(at))?;
-                Ok(Some(LoadedStep { at, sample, batch, targets, permit }))
+                Ok(Some(LoadedRunBatch { at, sample, batch, targets, permit }))
             },
         )
     }
@@ -221,9 +221,9 @@ impl Shared {
     /// Reads the rows that batches miss. That does not depend on the cache, so it runs ahead.
     fn read(
         &self,
-        loaded: Pipeline<LoadedStep, StrategyError>,
+        loaded: Pipeline<LoadedRunBatch, StrategyError>,
         buffers: usize,
-    ) -> Pipeline<ReadStep, StrategyError> {
+    ) -> Pipeline<ReadRunBatch, StrategyError> {
         let (shared, opening) = (self.clone(), self.run.rows.clone());
         let buffers = Recycler::<Option<AlignedBuffer>>::new(buffers);
         let most_bytes = self.run.rows.rows_bytes() as usize;
@@ -231,14 +231,14 @@ impl Shared {
             "read",
             0,
             move || Ok(opening.reader()),
-            move |stage, reader: &mut RunReader, loaded: LoadedStep| {
+            move |stage, reader: &mut RunReader, loaded: LoadedRunBatch| {
                 let Some(mut missed) = stage.take(&buffers) else { return Ok(None) };
                 if missed.is_none() {
                     reader.register(missed.insert(AlignedBuffer::new(most_bytes, DIRECT_ALIGN)))?;
                 }
                 let (counts, rows) = (shared.counts_of(loaded.at), missed.as_deref_mut().unwrap_or_default());
                 counts.read(counts.reading.busy(|| reader.read(&loaded.batch, rows))?);
-                Ok(Some(ReadStep { loaded, missed }))
+                Ok(Some(ReadRunBatch { loaded, missed }))
             },
         )
     }
@@ -248,16 +248,16 @@ impl Shared {
         &self,
         stage: &Stage,
         cache: &mut RunCache,
-        read: ReadStep,
+        read: ReadRunBatch,
         device: &D,
     ) -> Result<Option<Batch<D>>> {
-        let ReadStep { loaded: LoadedStep { at, sample, batch, targets, permit }, missed } = read;
+        let ReadRunBatch { loaded: LoadedRunBatch { at, sample, batch, targets, permit }, missed } = read;
         let Some(permit) = permit.or_else(|| stage.permit(&self.permits)) else { return Ok(None) };
         let (missed, pool) = (missed.as_deref().unwrap_or_default(), &self.reads.pool);
         let (placements, counts) = (&batch.placements, self.counts_of(at));
         pool.install(|| self.run.rows.check_rows(&batch, missed))?;
         let mut rows = device.host_rows(placements.words.len(), self.reads.rows.format().dim());
-        counts.read(cache.assemble(batch.step, placements, missed, rows.values_mut(), pool)?);
+        counts.read(cache.assemble(batch.number, placements, missed, rows.values_mut(), pool)?);
         counts.rows.placed(placements.counts());
         let (input, exchange) = (Input::fixed(FixedRows::Host(rows)), Exchange::none());
         Ok(Some(Batch { at, blocks: Blocks::Host(sample), input, targets, exchange, permit }))

@@ -1,4 +1,4 @@
-//! The cache of a run. It is what the plan says it is before a step: either because the step before it was assembled, or
+//! The cache of a run. It is what the plan says it is before a batch: either because the batch before it was assembled, or
 //! because it was restored from the plan and the features.
 
 use super::super::{PackCounters, file};
@@ -14,13 +14,13 @@ use xxhash_rust::xxh3::xxh3_64;
 const ROWS_AT_A_TIME: usize = 8192;
 const BYTES_AT_A_TIME: u64 = 8 << 20;
 
-/// Slots for feature rows, with the step that they are for.
+/// Slots for feature rows, with the batch that they are for.
 pub struct RunCache {
     run: Arc<RunRows>,
     cache: HostCache,
     features: Arc<DiskRows>,
     reader: RowReader,
-    /// The step that comes next, if any was assembled. After the last step of a lap it is the one after it.
+    /// The batch that comes next, if any was assembled. After the last one of a lap it is the one after it.
     next: Option<(usize, usize)>,
 }
 
@@ -54,31 +54,31 @@ impl RunCache {
         moving + restoring + DiskRows::reader_bytes(rows)
     }
 
-    /// Assembles the batch of a step as f32, with the threads of a pool, and keeps the rows that the plan keeps. Returns what had to be read to restore the cache, if this step does not follow the last one.
+    /// Assembles a batch as f32, with the threads of a pool, and keeps the rows that the plan keeps. Returns what had to be read to restore the cache, if this batch does not follow the last one.
     pub fn assemble(
         &mut self,
-        step: usize,
+        number: usize,
         placements: &Placements,
         missed: &[u8],
         values: &mut [f32],
         pool: &ThreadPool,
     ) -> Result<PackCounters> {
-        let read = self.go_to(step)?;
+        let read = self.go_to(number)?;
         let (format, cache) = (self.features.format(), &mut self.cache);
         pool.install(|| cache.assemble_and_keep(placements, Missed::Buffer(missed), format, values));
-        self.next = Some((self.run.entries[step].lap as usize, step + 1));
+        self.next = Some((self.run.entries[number].lap as usize, number + 1));
         Ok(read)
     }
 
-    /// Makes the cache what it is before a step.
-    fn go_to(&mut self, step: usize) -> Result<PackCounters> {
-        let lap = self.run.entries[step].lap as usize;
-        let LapEntry { first, steps, around, .. } = self.run.laps[lap];
-        if self.next == Some((lap, step)) {
+    /// Makes the cache what it is before a batch.
+    fn go_to(&mut self, number: usize) -> Result<PackCounters> {
+        let lap = self.run.entries[number].lap as usize;
+        let LapEntry { first, batches, around, .. } = self.run.laps[lap];
+        if self.next == Some((lap, number)) {
             return Ok(PackCounters::default());
         }
-        // The last step of a lap comes before its first one.
-        if step as u64 == first && self.next == Some((lap, (first + steps) as usize)) {
+        // The last batch of a lap comes before its first one.
+        if number as u64 == first && self.next == Some((lap, (first + batches) as usize)) {
             if around > 0 {
                 let ends = self.ends(lap)?;
                 self.cache.rearrange(&ends);
@@ -86,7 +86,7 @@ impl RunCache {
             return Ok(PackCounters::default());
         }
         let before = self.reader.counters();
-        self.restore(lap, step)?;
+        self.restore(lap, number)?;
         let after = self.reader.counters();
         Ok(PackCounters { reads: after.reads - before.reads, bytes: after.read_bytes - before.read_bytes })
     }
@@ -102,9 +102,9 @@ impl RunCache {
         }
     }
 
-    /// Reads every row that the plan has put in a slot before this step. A slot has the row that came last, so the steps
+    /// Reads every row that the plan has put in a slot before this batch. A slot has the row that came last, so batches
     /// are gone through backwards.
-    fn restore(&mut self, lap: usize, step: usize) -> Result<()> {
+    fn restore(&mut self, lap: usize, number: usize) -> Result<()> {
         let run = self.run.clone();
         let (entry, format) = (run.laps[lap], self.features.format());
         let slots = run.plan.layout.slots;
@@ -119,7 +119,7 @@ impl RunCache {
             values: Vec::new(),
         };
         let (mut kept, mut rows) = (Vec::new(), Vec::new());
-        for at in (entry.first as usize..step).rev() {
+        for at in (entry.first as usize..number).rev() {
             let entry = &run.entries[at];
             if restoring.left == 0 {
                 break;
@@ -133,7 +133,7 @@ impl RunCache {
             }
             restoring.add(rows.iter().copied().zip(kept.iter().copied()))?;
         }
-        // Before the first step there are the rows that stay from lap to lap.
+        // Before the first batch there are the rows that stay from lap to lap.
         if run.kept_rows(entry.around_at, entry.around, &mut rows)? != entry.around_sum {
             return Err(run.damaged_lap(lap, file::KEPT_ROWS));
         }

@@ -112,7 +112,7 @@ impl RunBytes {
 
 /// The accesses of the batches of a lap.
 struct LapTrace<'a, W> {
-    steps: &'a [RunEntry],
+    entries: &'a [RunEntry],
     accesses: &'a [Plain<W>],
     rows: u64,
 }
@@ -122,11 +122,11 @@ impl<W: StoredRow> AccessTrace for LapTrace<'_, W> {
     type Error = FetchError;
 
     fn batches(&self) -> u32 {
-        self.steps.len() as u32
+        self.entries.len() as u32
     }
 
     fn read(&mut self, batch: u32, rows: &mut Vec<W>) -> Result<()> {
-        let entry = &self.steps[batch as usize];
+        let entry = &self.entries[batch as usize];
         let accesses = &self.accesses[entry.source as usize];
         accesses.read(entry.accesses_at, entry.nodes as usize, rows)?;
         // The planner's tables have an element per row.
@@ -140,13 +140,13 @@ impl<W: StoredRow> AccessTrace for LapTrace<'_, W> {
     }
 }
 
-/// The steps of a lap.
-fn steps_of(layout: &LapLayout, lap: u64, samples: &[Samples]) -> Result<Vec<RunEntry>> {
-    let mut steps = Vec::new();
+/// The batches of a lap.
+fn entries_of(layout: &LapLayout, lap: u64, samples: &[Samples]) -> Result<Vec<RunEntry>> {
+    let mut entries = Vec::new();
     for part in &layout.parts {
         let all = samples[part.source].entries(part.epoch + 1)?;
         let some = all.iter().filter(|entry| entry.epoch == part.epoch);
-        steps.extend(some.map(|entry| RunEntry {
+        entries.extend(some.map(|entry| RunEntry {
             source: part.source as u64,
             epoch: entry.epoch,
             batch: entry.batch,
@@ -159,7 +159,7 @@ fn steps_of(layout: &LapLayout, lap: u64, samples: &[Samples]) -> Result<Vec<Run
             ..RunEntry::default()
         }));
     }
-    Ok(steps)
+    Ok(entries)
 }
 
 /// Plans and lays out all laps. `allowed` is the disk space for everything that is made.
@@ -173,9 +173,9 @@ pub(crate) fn lay_out<W: StoredRow>(
 ) -> Result<LaidRun> {
     let (directory, work_directory) = directories;
     let accesses = samples.iter().map(Samples::accesses).collect::<Result<Vec<Plain<W>>>>()?;
-    let laps = (0..).zip(&layout.laps).map(|(lap, one)| steps_of(one, lap, samples));
+    let laps = (0..).zip(&layout.laps).map(|(lap, one)| entries_of(one, lap, samples));
     let laps = laps.collect::<Result<Vec<Vec<RunEntry>>>>()?;
-    let batches: u64 = laps.iter().map(|steps| steps.len() as u64).sum();
+    let batches: u64 = laps.iter().map(|entries| entries.len() as u64).sum();
     let mut writing = Writing::<W>::create(directory, work_directory, row_bytes)?;
     for source in samples {
         let sampled = source.of_epochs(u64::MAX).largest;
@@ -184,15 +184,15 @@ pub(crate) fn lay_out<W: StoredRow>(
     writing.repeats = layout.laps.iter().any(|lap| lap.repeats);
     writing.allowed = allowed;
     work.progress.stage("plan", Some(batches), Unit::Count("batches"));
-    let mut entries = ArrayWriter::create(directory, file::BATCHES, Dtype::U64, RunEntry::COLUMNS)?;
-    for (mut steps, lap) in laps.into_iter().zip(&layout.laps) {
-        let trace = LapTrace { steps: &steps.clone(), accesses: &accesses, rows };
-        writing.lap(trace, &mut steps, layout.slots, lap.repeats, work)?;
-        entries.write_elements(bytemuck::cast_slice::<RunEntry, u64>(&steps))?;
+    let mut index = ArrayWriter::create(directory, file::BATCHES, Dtype::U64, RunEntry::COLUMNS)?;
+    for (mut entries, lap) in laps.into_iter().zip(&layout.laps) {
+        let trace = LapTrace { entries: &entries.clone(), accesses: &accesses, rows };
+        writing.lap(trace, &mut entries, layout.slots, lap.repeats, work)?;
+        index.write_elements(bytemuck::cast_slice::<RunEntry, u64>(&entries))?;
     }
     work.progress.finish();
-    let entries = entries.finish()?;
-    writing.finish(layout, entries)
+    let index = index.finish()?;
+    writing.finish(layout, index)
 }
 
 /// The arrays being written.
@@ -239,32 +239,32 @@ impl<'a, W: StoredRow> Writing<'a, W> {
     fn lap(
         &mut self,
         mut trace: LapTrace<'_, W>,
-        steps: &mut [RunEntry],
+        entries: &mut [RunEntry],
         slots: u64,
         repeats: bool,
         work: &PackWork,
     ) -> Result<()> {
-        let (first, count) = (self.made.batches, steps.len() as u32);
+        let (first, count) = (self.made.batches, entries.len() as u32);
         let planned = if repeats { count.saturating_mul(LAPS) } else { count };
         let mut planner = Belady::<W>::new(trace.rows, slots, planned);
         let around = match repeats && count > 0 {
-            true => planner.between_laps(&mut trace, &mut self.next_uses(steps, LAPS)?.uses()?)?,
+            true => planner.between_laps(&mut trace, &mut self.next_uses(entries, LAPS)?.uses()?)?,
             false => Vec::new(),
         };
-        let uses = self.next_uses(steps, 1)?;
+        let uses = self.next_uses(entries, 1)?;
         let mut nodes = Vec::new();
-        let mut again = LapTrace { steps: trace.steps, accesses: trace.accesses, rows: trace.rows };
-        let (_, ends) = planner.plan_lap(&mut trace, &mut uses.uses()?, &around, |step, placements| {
+        let mut again = LapTrace { entries: trace.entries, accesses: trace.accesses, rows: trace.rows };
+        let (_, ends) = planner.plan_lap(&mut trace, &mut uses.uses()?, &around, |number, placements| {
             work.check_stop()?;
-            again.read(step, &mut nodes)?;
-            self.step(&nodes, placements.clone(), &mut steps[step as usize])?;
+            again.read(number, &mut nodes)?;
+            self.batch(&nodes, placements.clone(), &mut entries[number as usize])?;
             work.progress.advance(1);
             Ok(())
         })?;
         let rows: Vec<W> = around.iter().map(|row| W::of(NodeId(*row))).collect();
         let entry = LapEntry {
             first,
-            steps: count as u64,
+            batches: count as u64,
             around_at: self.made.kept + self.around,
             around: rows.len() as u64,
             ends_sum: xxh3_64(bytemuck::cast_slice(&ends)),
@@ -277,14 +277,14 @@ impl<'a, W: StoredRow> Writing<'a, W> {
     }
 
     /// Room on disk for the next uses of a lap, several times.
-    fn next_uses(&self, steps: &[RunEntry], laps: u32) -> Result<LapUses> {
-        let rows = (0..laps).flat_map(|_| steps.iter().map(|step| step.nodes));
-        let batches = steps.len() as u32 * laps;
+    fn next_uses(&self, entries: &[RunEntry], laps: u32) -> Result<LapUses> {
+        let rows = (0..laps).flat_map(|_| entries.iter().map(|entry| entry.nodes));
+        let batches = entries.len() as u32 * laps;
         Ok(LapUses { file: PlanFile::for_batches(self.folder, rows)?, batches })
     }
 
     /// Writes what a batch does: its rows are read in ascending order.
-    fn step(&mut self, nodes: &[W], mut placements: Placements, entry: &mut RunEntry) -> Result<()> {
+    fn batch(&mut self, nodes: &[W], mut placements: Placements, entry: &mut RunEntry) -> Result<()> {
         self.reads.clear();
         self.rows.clear();
         for (at, (node, word)) in nodes.iter().zip(&placements.words).enumerate() {

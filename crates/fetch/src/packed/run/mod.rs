@@ -2,19 +2,15 @@
 //! by batch, as they are read. The cache changes from batch to batch, so that a batch also has the slots that keep some of
 //! its rows. `docs/format.md` specifies the directory.
 //!
-//! A run is one or more laps. A lap is a sequence of parts (an epoch, an evaluation) with a plan of its own. Its batches are
-//! its steps. One that repeats finds in the cache what the lap before it left for it. [`RunWriter`] plans and packs,
-//! [`RunReader`] reads what batches miss, and [`RunCache`] applies hits and keeps, in the order of steps. The content of the
-//! cache follows from the plan and a step, so it can be restored anywhere.
+//! A run is one or more laps. A lap is a sequence of parts (an epoch, an evaluation) with a plan of its own. One that repeats finds in the cache what the lap before it left for it. [`RunWriter`] plans and packs,
+//! [`RunReader`] reads what batches miss, and [`RunCache`] applies hits and keeps, in the order of batches. The content of the
+//! cache follows from the plan and a batch, so it can be restored anywhere.
 
 mod cache;
 mod layout;
 mod open;
 mod read;
 mod write;
-
-#[cfg(test)]
-mod tests;
 
 pub use cache::RunCache;
 pub use layout::{LapLayout, PartOfLap, RunLayout};
@@ -103,7 +99,7 @@ impl RunEntry {
 #[repr(C)]
 pub(crate) struct LapEntry {
     pub first: u64,
-    pub steps: u64,
+    pub batches: u64,
     /// Start of the rows that stay from its end to its start, and of their slots at its end, their number, and a checksum
     /// of each.
     pub around_at: u64,

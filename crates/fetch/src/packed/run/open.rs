@@ -111,7 +111,7 @@ impl RunRows {
                 && inside(entry.block, blocks_for(entry.packed_rows, row_bytes), self.sums.len() as u64)
         };
         let lap_fits = |lap: &LapEntry| {
-            inside(lap.first, lap.steps, self.entries.len() as u64)
+            inside(lap.first, lap.batches, self.entries.len() as u64)
                 && inside(lap.around_at, lap.around, all_kept)
                 && lap.around <= self.plan.layout.slots
         };
@@ -153,8 +153,8 @@ impl RunRows {
         Packed::rows_bytes_for(&self.plan.largest, self.plan.row_bytes)
     }
 
-    pub(super) fn damaged(&self, step: usize, name: &str, what: &str) -> FetchError {
-        let entry = &self.entries[step];
+    pub(super) fn damaged(&self, number: usize, name: &str, what: &str) -> FetchError {
+        let entry = &self.entries[number];
         let beside = self.samples[entry.source as usize].0.path().parent();
         let home = if name == file::SAMPLES { beside } else { None };
         let path = home.unwrap_or(&self.directory).join(format!("{name}.bin"));

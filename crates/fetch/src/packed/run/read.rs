@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// A batch that is loaded, except for its rows.
 #[derive(Debug, Default)]
 pub struct RunBatch {
-    /// Its step.
-    pub step: usize,
+    /// Its number in the directory.
+    pub number: usize,
     /// The source of each row: a slot of the cache, or the rows that are read. And the slots that keep some of them.
     pub placements: Placements,
 }
@@ -36,9 +36,9 @@ impl RunRows {
         RunReader { run: self.clone(), records, record: Vec::new(), queue: None }
     }
 
-    /// Starts to read what [`RunReader::load`] will need of a step, if it is not in the page cache.
-    pub fn read_ahead(&self, step: usize) {
-        let Some(entry) = self.entries.get(step) else { return };
+    /// Starts to read what [`RunReader::load`] will need of a batch, if it is not in the page cache.
+    pub fn read_ahead(&self, number: usize) {
+        let Some(entry) = self.entries.get(number) else { return };
         self.samples[entry.source as usize].0.read_ahead(entry.sample_at, entry.sample_bytes);
         self.words.read_ahead(entry.words_at, entry.nodes);
         self.kept.read_ahead(entry.kept_at, entry.kept);
@@ -46,13 +46,13 @@ impl RunRows {
 
     /// Verifies the rows of a batch, with the threads of the current rayon pool.
     pub fn check_rows(&self, batch: &RunBatch, rows: &[u8]) -> Result<()> {
-        let entry = &self.entries[batch.step];
+        let entry = &self.entries[batch.number];
         let row_bytes = self.plan.row_bytes;
         let blocks = blocks_for(entry.packed_rows, row_bytes);
         let known = &self.sums[entry.block as usize..(entry.block + blocks) as usize];
         match are_own_rows(rows, entry.packed_rows * row_bytes, known) {
             true => Ok(()),
-            false => Err(self.damaged(batch.step, file::ROWS, "rows")),
+            false => Err(self.damaged(batch.number, file::ROWS, "rows")),
         }
     }
 }
@@ -66,16 +66,16 @@ fn opened<'a>(queue: &'a mut Option<Queue>, run: &RunRows) -> Result<&'a mut Que
 }
 
 impl RunReader {
-    /// Loads the sample and the placements of a step.
-    pub fn load(&mut self, step: usize, sample: &mut Sample, batch: &mut RunBatch) -> Result<()> {
+    /// Loads the sample and the placements of a batch.
+    pub fn load(&mut self, number: usize, sample: &mut Sample, batch: &mut RunBatch) -> Result<()> {
         let run = &*self.run;
-        let entry = &run.entries[step];
-        batch.step = step;
+        let entry = &run.entries[number];
+        batch.number = number;
         let source = entry.source as usize;
         let samples = &run.samples[source].0;
         samples.read(entry.sample_at, entry.sample_bytes as usize, &mut self.record)?;
         if xxh3_64(&self.record) != entry.sample_sum {
-            return Err(run.damaged(step, file::SAMPLES, "sample"));
+            return Err(run.damaged(number, file::SAMPLES, "sample"));
         }
         let sampling = &run.plan.layout.sources[source].sampling;
         self.records[source].decode(sampling, &self.record, samples.path(), sample)?;
@@ -83,19 +83,19 @@ impl RunReader {
         run.words.read(entry.words_at, entry.nodes as usize, &mut placements.words)?;
         run.kept.read(entry.kept_at, entry.kept as usize, &mut placements.kept)?;
         if xxh3_64(bytemuck::cast_slice(&placements.kept)) != entry.kept_sum {
-            return Err(run.damaged(step, file::KEPT, "slots"));
+            return Err(run.damaged(number, file::KEPT, "slots"));
         }
         let whole = xxh3_64(bytemuck::cast_slice(&placements.words)) == entry.words_sum
             && placements.are_valid(run.plan.layout.slots, entry.packed_rows)
             && sample.node_ids.len() as u64 == entry.nodes;
         if !whole {
-            return Err(run.damaged(step, file::WORDS, "words"));
+            return Err(run.damaged(number, file::WORDS, "words"));
         }
         Ok(())
     }
 
     fn entry(&self, batch: &RunBatch) -> &RunEntry {
-        &self.run.entries[batch.step]
+        &self.run.entries[batch.number]
     }
 
     /// Bytes that were read to load a batch: its sample and its placements.
@@ -112,7 +112,7 @@ impl RunReader {
 
     /// Reads the rows of a loaded batch.
     pub fn read(&mut self, batch: &RunBatch, rows: &mut [u8]) -> Result<PackCounters> {
-        let entry = &self.run.entries[batch.step];
+        let entry = &self.run.entries[batch.number];
         // Whole pages, so that the kernel reads directly into `rows`.
         let bytes = (entry.packed_rows * self.run.plan.row_bytes).next_multiple_of(DIRECT_ALIGN as u64);
         if bytes == 0 {
