@@ -56,8 +56,8 @@ fn accesses_of(bench: &Bench, graph: &str) -> Result<Vec<Vec<u32>>> {
 /// the planner's counts.
 fn least_misses(trace: &[Vec<u32>], slots: usize) -> u64 {
     let mut uses: HashMap<u32, Vec<u32>> = HashMap::new();
-    for (batch, rows) in (0u32..).zip(trace).rev() {
-        rows.iter().for_each(|row| uses.entry(*row).or_default().push(batch));
+    for (batch, rows) in trace.iter().enumerate().rev() {
+        rows.iter().for_each(|row| uses.entry(*row).or_default().push(batch as u32));
     }
     let (mut cached, mut staying, mut misses) = (HashMap::<u32, u32>::new(), BTreeSet::new(), 0);
     for rows in trace {

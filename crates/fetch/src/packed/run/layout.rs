@@ -5,7 +5,7 @@ use super::super::outputs::{self, OutputRows, OutputSizes};
 use super::super::plain::Plain;
 use super::super::samples::Samples;
 use super::super::write::PackWork;
-use super::super::{Largest, blocks_for, file, log::id_dtype};
+use super::super::{Entry, Largest, blocks_for, file, log::id_dtype};
 use super::{LapEntry, RunEntry, RunSource};
 use crate::superbatch::PlanUses;
 use crate::{FetchError, PlanFile, Result, StoredRow};
@@ -75,12 +75,15 @@ pub(crate) fn memory_bytes<W: StoredRow>(
 ) -> u64 {
     let planned = if repeats { batches.saturating_mul(LAPS as u64) } else { batches };
     let laps = if repeats { Belady::<W>::lap_bytes_for(slots, planned) } else { 0 };
-    let index = planned.saturating_mul(PlanFile::bytes_per_batch() + 16 + size_of::<RunEntry>() as u64);
+    let index = planned.saturating_mul(PlanFile::bytes_per_batch() + 16);
+    // The batches of all laps, those of one twice; before, those of the samples.
+    let entries = batches.saturating_mul((2 * size_of::<RunEntry>() + size_of::<Entry>()) as u64);
     // Rows of a batch with their positions, sorted; kept rows; narrow next uses.
     let batch = largest.saturating_mul(2 * 16 + 8 + 4 + 8 + 2);
     Belady::<W>::bytes_for(nodes, slots, planned, largest)
         .saturating_add(laps)
         .saturating_add(index)
+        .saturating_add(entries)
         .saturating_add(batch)
         .saturating_add(outputs::memory_bytes(1, 1))
 }
@@ -140,14 +143,14 @@ impl<W: StoredRow> AccessTrace for LapTrace<'_, W> {
     }
 }
 
-/// The batches of a lap.
-fn entries_of(layout: &LapLayout, lap: u64, samples: &[Samples]) -> Result<Vec<RunEntry>> {
-    let mut entries = Vec::new();
-    for part in &layout.parts {
-        let all = samples[part.source].entries(part.epoch + 1)?;
-        let some = all.iter().filter(|entry| entry.epoch == part.epoch);
-        entries.extend(some.map(|entry| RunEntry {
-            source: part.source as u64,
+/// The batches of a lap. `samples` has those of each source, by epoch.
+fn entries_of(layout: &LapLayout, lap: u64, samples: &[Vec<Entry>]) -> Vec<RunEntry> {
+    let of_part = |part: &PartOfLap| {
+        let all = &samples[part.source];
+        let before = |epoch: u64| all.partition_point(|entry| entry.epoch < epoch);
+        let (source, some) = (part.source as u64, &all[before(part.epoch)..before(part.epoch + 1)]);
+        some.iter().map(move |entry| RunEntry {
+            source,
             epoch: entry.epoch,
             batch: entry.batch,
             nodes: entry.nodes,
@@ -157,9 +160,9 @@ fn entries_of(layout: &LapLayout, lap: u64, samples: &[Samples]) -> Result<Vec<R
             sample_sum: entry.sample_sum,
             lap,
             ..RunEntry::default()
-        }));
-    }
-    Ok(entries)
+        })
+    };
+    layout.parts.iter().flat_map(of_part).collect()
 }
 
 /// Plans and lays out all laps. `allowed` is the disk space for everything that is made.
@@ -173,8 +176,12 @@ pub(crate) fn lay_out<W: StoredRow>(
 ) -> Result<LaidRun> {
     let (directory, work_directory) = directories;
     let accesses = samples.iter().map(Samples::accesses).collect::<Result<Vec<Plain<W>>>>()?;
-    let laps = (0..).zip(&layout.laps).map(|(lap, one)| entries_of(one, lap, samples));
-    let laps = laps.collect::<Result<Vec<Vec<RunEntry>>>>()?;
+    let sources = layout.sources.iter().zip(samples);
+    let sampled = sources.map(|(source, samples)| samples.entries(source.epochs));
+    let sampled = sampled.collect::<Result<Vec<Vec<Entry>>>>()?;
+    let laps: Vec<Vec<RunEntry>> =
+        (0..).zip(&layout.laps).map(|(lap, one)| entries_of(one, lap, &sampled)).collect();
+    drop(sampled);
     let batches: u64 = laps.iter().map(|entries| entries.len() as u64).sum();
     let mut writing = Writing::<W>::create(directory, work_directory, row_bytes)?;
     for source in samples {
