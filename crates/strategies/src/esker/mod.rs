@@ -37,7 +37,7 @@ use esker_device::Device;
 use esker_fetch::packed::RunRows;
 use esker_types::{ByteCount, Dtype, counted, grouped};
 use prepare::Made;
-use source::PlannedBatches;
+use source::PlannedStages;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,7 +140,7 @@ impl<D: Device> Strategy<D> for Esker<D> {
         state: Option<&mut dyn CheckpointReader>,
     ) -> Result<Box<dyn BatchSource<D>>> {
         let Some(opened) = &self.opened else { return self.without_packing.batches(job, from, state) };
-        let training = PlannedBatches::open(opened, job, Phases::<D>::first_of(from), &self.device)?;
+        let training = PlannedStages::open(opened, job, Phases::<D>::first_of(from), &self.device)?;
         Ok(Box::new(Phases::new(job, from, Box::new(training), opened.reads.on(&self.device))))
     }
 

@@ -32,10 +32,11 @@ pub(super) enum Made {
 pub(super) fn prepare<W: StoredId + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Made> {
     let home = Home::of_run(job)?;
     let course = Course::of(job, most_epochs(job));
-    let sources = course.sources.iter().map(|job| Source::of(job)).collect::<Result<Vec<Source>>>()?;
-    let preparing = Preparing { job, sizes, reads, home: &home, course: &course, sources };
+    let sources =
+        course.sources.iter().map(|job| SampledPart::of(job)).collect::<Result<Vec<SampledPart>>>()?;
+    let preparing = RunPreparation { job, sizes, reads, home: &home, course: &course, sources };
     let rows = match preparing.find_or_make::<W>() {
-        // Without packing, no epoch can be repeated. Preparing alone has nothing else to do.
+        // Without packing, no epoch can be repeated. RunPreparation alone has nothing else to do.
         Err(error) if is_disk_too_small(&error) && !course.repeats() && !job.out_of_core.prepare_only => {
             preparing.remove_unused()?;
             return Ok(Made::NoRoom(error.to_string()));
@@ -46,18 +47,18 @@ pub(super) fn prepare<W: StoredId + StoredRow>(job: &Job, sizes: &Sizes, reads: 
 }
 
 /// Samples of a run's part.
-struct Source {
+struct SampledPart {
     job: Job,
     home: Home,
     /// Whether they were there before.
     was_there: bool,
 }
 
-impl Source {
-    fn of(job: &Job) -> Result<Source> {
+impl SampledPart {
+    fn of(job: &Job) -> Result<SampledPart> {
         let home = Home::of_run(job)?;
         let was_there = home.samples_directory(Path::new("")).exists();
-        Ok(Source { job: job.clone(), home, was_there })
+        Ok(SampledPart { job: job.clone(), home, was_there })
     }
 
     fn name(&self) -> String {
@@ -70,16 +71,16 @@ impl Source {
     }
 }
 
-struct Preparing<'a> {
+struct RunPreparation<'a> {
     job: &'a Job,
     sizes: &'a Sizes,
     reads: &'a Reads,
     home: &'a Home,
     course: &'a Course,
-    sources: Vec<Source>,
+    sources: Vec<SampledPart>,
 }
 
-impl Preparing<'_> {
+impl RunPreparation<'_> {
     fn find_or_make<W: StoredId + StoredRow>(&self) -> Result<RunRows> {
         loop {
             if let Some(found) = self.find()? {
@@ -126,7 +127,7 @@ impl Preparing<'_> {
 
     /// Whether a plan is one of this run: the same batches in the same order.
     fn is_this_run(&self, plan: &RunPlan) -> bool {
-        let same = |(source, found): (&Source, &RunSource)| {
+        let same = |(source, found): (&SampledPart, &RunSource)| {
             found.sampling == source.job.trace_header() && found.name == source.name()
         };
         plan.layout.laps == self.course.laps

@@ -23,13 +23,13 @@ use std::sync::atomic::Ordering;
 
 /// Counters of training or of evaluation.
 #[derive(Default)]
-struct Counts {
+struct ReadTally {
     rows: RowCounters,
     /// The time in which any worker reads.
     reading: AnyBusy,
 }
 
-impl Counts {
+impl ReadTally {
     fn read(&self, found: PackCounters) {
         self.rows.reads.fetch_add(found.reads, Ordering::Relaxed);
         self.rows.read_bytes.fetch_add(found.bytes, Ordering::Relaxed);
@@ -57,7 +57,7 @@ struct ReadRunBatch {
 }
 
 /// The batches of a run in one stream. Evaluations with packed rows are among them.
-pub(super) struct PlannedBatches<D: Device> {
+pub(super) struct PlannedStages<D: Device> {
     /// `None` while an evaluation without packed rows has their memory.
     stages: Option<Stages<D>>,
     /// The counters when they ended.
@@ -67,15 +67,15 @@ pub(super) struct PlannedBatches<D: Device> {
     open: Box<dyn Fn(RunPosition) -> Result<Stages<D>> + Send>,
 }
 
-impl<D: Device> PlannedBatches<D> {
+impl<D: Device> PlannedStages<D> {
     /// The batches of a run from a position on.
-    pub fn open(opened: &Opened, job: &Job, from: RunPosition, device: &D) -> Result<PlannedBatches<D>> {
+    pub fn open(opened: &Opened, job: &Job, from: RunPosition, device: &D) -> Result<PlannedStages<D>> {
         let run = opened.run.clone().expect("rows are packed before batches are requested");
         let evaluates = run.course.evaluates;
         let (job, device, reads, training) =
             (job.clone(), device.clone(), opened.reads.clone(), opened.training);
         // Counters continue if the stages are opened again.
-        let counts: Arc<[Counts; 2]> = Arc::default();
+        let counts: Arc<[ReadTally; 2]> = Arc::default();
         let open = move |from: RunPosition| {
             let shared = Shared {
                 permits: Permits::new(training.depth),
@@ -87,11 +87,11 @@ impl<D: Device> PlannedBatches<D> {
             shared.stages(&job, from, training, &device)
         };
         let (stages, counted) = (Some(open(from)?), SourceCounters::default());
-        Ok(PlannedBatches { stages, counted, evaluates, open: Box::new(open) })
+        Ok(PlannedStages { stages, counted, evaluates, open: Box::new(open) })
     }
 }
 
-impl<D: Device> PhaseSource<D> for PlannedBatches<D> {
+impl<D: Device> PhaseSource<D> for PlannedStages<D> {
     fn next(&mut self) -> Result<Option<Batch<D>>> {
         self.stages.as_mut().map_or(Ok(None), Stages::next)
     }
@@ -125,7 +125,7 @@ struct Shared {
     reads: Reads,
     permits: Permits,
     /// Those of training, and those of evaluations.
-    counts: Arc<[Counts; 2]>,
+    counts: Arc<[ReadTally; 2]>,
     /// No prefetching: a batch gets its permit before anything of it is loaded.
     sequential: bool,
 }
@@ -263,7 +263,7 @@ impl Shared {
         Ok(Some(Batch { at, blocks: Blocks::Host(sample), input, targets, exchange, permit }))
     }
 
-    fn counts_of(&self, at: RunPosition) -> &Counts {
+    fn counts_of(&self, at: RunPosition) -> &ReadTally {
         &self.counts[usize::from(!matches!(at.phase, Phase::Train { .. }))]
     }
 }

@@ -92,6 +92,31 @@ fn layered_and_shadow_batches_are_packed_too() {
     }
 }
 
+#[test]
+fn any_memory_that_is_granted_yields_the_same_batches_and_is_planned_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset(directory.path(), 64, Dtype::F32);
+    let with = |sampled: Option<u64>| {
+        let mut job = scheduled(job(&dataset, 5));
+        job.epochs_sampled = sampled;
+        job
+    };
+    for sampled in [None, Some(1)] {
+        let expected = whole(StrategyKind::Memory, &with(sampled)).0;
+        let least = StrategyKind::Esker.needs(&with(sampled)).unwrap().host.total();
+        let mut slots = Vec::new();
+        for (more, sequential) in [(0, false), (50 << 10, false), (400 << 10, true), (64 << 20, false)] {
+            let mut job = with(sampled);
+            job.strategy_bytes = least + more;
+            job.out_of_core.sequential = sequential;
+            assert!(whole(StrategyKind::Esker, &job).0 == expected, "{sampled:?} {more}");
+            slots.push(plan(&job)["layout"]["slots"].as_u64().unwrap());
+            fs::remove_dir_all(packed_at(&job)).unwrap();
+        }
+        assert!(slots.is_sorted() && slots[3] == 2000, "{slots:?}");
+    }
+}
+
 /// Laps find in the cache what the one before left, where a run resumes in any of them.
 #[test]
 fn epochs_that_repeat_yield_the_batches_that_memory_repeats() {
