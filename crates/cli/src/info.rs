@@ -1,7 +1,7 @@
 use crate::output::{TextTable, print, print_json};
 use crate::partition::partitions_text;
-use crate::prepare::packing_text;
-use esker_fetch::packed::Packed;
+use crate::prepare::{packing_text, run_text};
+use esker_fetch::packed::{Packed, RunRows};
 use esker_sample::partition::StoredPartitioning;
 use esker_sample::{AdjacencyRequest, PartitionedAdjacency};
 use esker_sample::{HeldOut, SplitLeaks};
@@ -283,6 +283,9 @@ fn derived_text(dataset: &Dataset, derived: &Derived) -> String {
             }
             None => format!("{kind}: {what}, stale: its partitions are gone, and it will be made again"),
         };
+    }
+    if let Some(plan) = RunRows::describe(derived) {
+        return format!("{kind}\n  {}", run_text(&plan, bytes).replace("\n  ", "\n    ").trim_end());
     }
     let table = match (Packed::describe(derived), StoredPartitioning::describe(derived)) {
         (Some(packing), _) => packing_text(&packing, bytes),

@@ -7,7 +7,7 @@ use crate::output::{TextTable, print, print_json};
 use crate::partition::choose_partitioning;
 use crate::progress::Shown;
 use crate::train::{Flags, note_buffer, stop_on_interrupt};
-use esker_fetch::packed::Packing;
+use esker_fetch::packed::{Packing, RunPlan};
 use esker_nn::LinkMath;
 use esker_store::Dataset;
 use esker_strategies::StrategyKind;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Do the work before training alone: with diskgnn sample batches and pack their feature rows, with outre choose the history, with marius sort edges and features by partition
+/// Do the work before training alone: with diskgnn or esker sample batches and pack their feature rows, with outre choose the history, with marius sort edges and features by partition
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -31,6 +31,8 @@ Examples:
   # into another directory than the dataset, and train on it
   esker prepare g --prepared /fast/disk/g --epochs 10
   esker train g --strategy diskgnn --prepared /fast/disk/g --epochs 10
+  # the cache planned for the whole run, and what it misses packed
+  esker prepare g --strategy esker --fanout 10,10,10 --batch 1000 --epochs 10 --memory 1GiB
   # measure, profile and divide memory for outre
   esker prepare g --strategy outre --memory 1GiB --staleness 20 --epochs 10
   # edges by pairs of 16 partitions, feature rows by partition
@@ -55,10 +57,11 @@ pub fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let mut config = flags.resolve(&dataset)?;
     flags.check_effect(&config)?;
     check_memory(config.memory)?;
-    if !matches!(config.strategy, StrategyKind::DiskGnn | StrategyKind::Outre | StrategyKind::Marius) {
+    let prepares = [StrategyKind::DiskGnn, StrategyKind::Esker, StrategyKind::Outre, StrategyKind::Marius];
+    if !prepares.contains(&config.strategy) {
         let strategy = config.strategy;
         return Err(usage(format!(
-            "{strategy} needs no preparation; use --strategy diskgnn, outre or marius"
+            "{strategy} needs no preparation; use --strategy diskgnn, esker, outre or marius"
         )));
     }
     flags.note_history(&config, &dataset);
@@ -143,6 +146,30 @@ fn stage_json(stage: &StageTaken, started: Instant) -> Value {
     json!({
         "name": stage.name, "began": stage.began.duration_since(started).as_secs_f64(), "seconds": stage.seconds(), "amount": stage.amount, "unit": stage.unit.name(),
     })
+}
+
+/// Rows packed for a run, for people.
+pub fn run_text(plan: &RunPlan, bytes: u64) -> String {
+    let mut table = TextTable::new();
+    let share = |part: u64| format!("{:.1}%", part as f64 / plan.accesses.max(1) as f64 * 100.0);
+    let epochs = plan.layout.sources.first().map_or(0, |training| training.epochs);
+    let laps = counted(plan.layout.laps.len() as u64, "lap", "laps");
+    table.row("on disk", ByteCount(bytes).to_string());
+    table.row(
+        "batches",
+        format!(
+            "{} of {} in {laps}, {} row accesses",
+            grouped(plan.batches),
+            counted(epochs, "epoch", "epochs"),
+            grouped(plan.accesses)
+        ),
+    );
+    let (slots, slot_bytes) = (plan.layout.slots, ByteCount(plan.layout.slots * plan.row_bytes));
+    let hits = share(plan.accesses - plan.misses);
+    table.row("in memory", format!("{} rows ({slot_bytes}), {hits} of row accesses", grouped(slots)));
+    table
+        .row("on disk for a batch", format!("packed, one read each: {} of row accesses", share(plan.misses)));
+    table.render()
 }
 
 /// Packed rows, for people.

@@ -4,10 +4,10 @@
 use std::path::Path;
 use xtask::cgroup::Group;
 use xtask::prove::{
-    Bench, accuracy, damage, diskgnn, gcn, ginex, import, inference, io, kill, link, link_budget, link_gpu,
-    link_inputs, link_peers, link_published, marius_bytes, marius_orders, marius_safe, marius_speed, outre,
-    outre_accuracy, outre_gpu, outre_history, outre_safe, outre_speed, outre_split, real, sample, skew,
-    stripe, threads, train, whole_run,
+    Bench, accuracy, damage, diskgnn, esker, gcn, ginex, import, inference, io, kill, link, link_budget,
+    link_gpu, link_inputs, link_peers, link_published, marius_bytes, marius_orders, marius_safe,
+    marius_speed, outre, outre_accuracy, outre_gpu, outre_history, outre_safe, outre_speed, outre_split,
+    real, sample, skew, stripe, threads, train, whole_run,
 };
 
 fn bench() -> Bench {
@@ -117,6 +117,7 @@ fn training_keeps_its_budget_inside_a_memory_group() {
             println!("{:#}", train::in_group(&bench, "ginex", "sampled", &[]).unwrap());
             println!("{:#}", train::in_group(&bench, "diskgnn", "sampled", &[]).unwrap());
             println!("{:#}", train::in_group(&bench, "diskgnn", "none", &["--segment", "4"]).unwrap());
+            println!("{:#}", train::in_group(&bench, "esker", "sampled", &[]).unwrap());
         }
         Err(error) => println!("skipped: {error:#}"),
     }
@@ -204,6 +205,30 @@ fn preparing_that_was_killed_goes_on_to_the_same_bytes() {
     let bench = bench();
     train::graph(&bench, 20_000, 128).unwrap();
     println!("{:#}", diskgnn::killed(&bench, "graph", 20, 3).unwrap());
+}
+
+#[test]
+fn esker_reads_what_the_best_cache_of_the_whole_run_misses() {
+    let bench = bench();
+    // Few batches of small graphs end in the middle of a page more often than the full proof's: rows of a KiB and more.
+    let small = |preset, scale, batch| esker::BytesCase {
+        preset,
+        scale,
+        batch,
+        fanout: "5,5",
+        epochs: "2",
+        percents: &[1.0, 10.0, 50.0],
+    };
+    for (preset, scale, batch) in [("igb", "0.0002", "60"), ("mag240m", "0.0001", "20")] {
+        println!("{:#}", esker::bytes(&bench, &small(preset, scale, batch), 1.02).unwrap());
+    }
+}
+
+#[test]
+fn esker_that_is_killed_while_it_prepares_makes_the_same_bytes() {
+    let bench = bench();
+    train::graph(&bench, 20_000, 16).unwrap();
+    println!("{:#}", esker::killed(&bench, "graph", 8, 3).unwrap());
 }
 
 #[test]

@@ -55,6 +55,36 @@ impl HostCache {
         to.zip(stored.par_chunks(FILLED_BYTES)).for_each(|(to, from)| to.copy_from_slice(from));
     }
 
+    /// Copies a row, as stored, into a slot.
+    pub fn put(&mut self, slot: u32, stored: &[u8]) {
+        let start = slot as usize * self.row_bytes;
+        self.rows[start..start + self.row_bytes].copy_from_slice(stored);
+    }
+
+    /// Moves rows between slots: slot `i` gets the row of slot `from[i]`. These slots differ from each other. What other
+    /// slots have afterwards is not specified.
+    pub fn rearrange(&mut self, from: &[u32]) {
+        let slots = self.rows.len().checked_div(self.row_bytes).unwrap_or(0);
+        let mut source = whole_permutation(from, slots);
+        let (mut first, bytes) = (vec![0; self.row_bytes], self.row_bytes);
+        for start in 0..source.len() {
+            if source[start] as usize == start {
+                continue;
+            }
+            first.copy_from_slice(self.slot(start));
+            let mut to = start;
+            loop {
+                let next = std::mem::replace(&mut source[to], to as u32) as usize;
+                if next == start {
+                    break;
+                }
+                self.rows.copy_within(next * bytes..(next + 1) * bytes, to * bytes);
+                to = next;
+            }
+            self.put(to as u32, &first);
+        }
+    }
+
     /// Assembles a batch as f32, with the threads of the current rayon pool. Panics if placements keep rows: the cache
     /// does not change here.
     pub fn assemble(&self, placements: &Placements, missed: Missed, format: &RowFormat, values: &mut [f32]) {
@@ -160,6 +190,34 @@ impl HostCache {
     }
 }
 
+/// A permutation of all slots that begins with the distinct slots of `from`. Slots keep their row where that is possible.
+fn whole_permutation(from: &[u32], slots: usize) -> Vec<u32> {
+    if slots == 0 {
+        return Vec::new();
+    }
+    let mut used = vec![0u64; slots.div_ceil(64)];
+    let mut take = |slot: usize| {
+        let (word, bit) = (&mut used[slot / 64], 1u64 << (slot % 64));
+        let is_free = *word & bit == 0;
+        *word |= bit;
+        is_free
+    };
+    let mut source = from.to_vec();
+    source.iter().for_each(|slot| assert!(take(*slot as usize), "a slot has one row"));
+    source.resize(slots, u32::MAX);
+    let rest = from.len()..slots;
+    for slot in rest.clone().filter(|slot| take(*slot)) {
+        source[slot] = slot as u32;
+    }
+    let mut free = (0..slots).filter(|slot| take(*slot));
+    for slot in rest {
+        if source[slot] == u32::MAX {
+            source[slot] = free.next().expect("as many slots as sources") as u32;
+        }
+    }
+    source
+}
+
 /// Converts stored rows at the start of their f32 rows to f32, in place.
 fn widen_in_place(words: &[u32], missed: Missed, format: &RowFormat, values: &mut [f32]) {
     if format.is_plain() || format.dim() == 0 || matches!(missed, Missed::Buffer(_)) {
@@ -171,4 +229,27 @@ fn widen_in_place(words: &[u32], missed: Missed, format: &RowFormat, values: &mu
         let rows = values.chunks_exact_mut(format.dim()).zip(words);
         rows.filter(|(_, word)| Placement::is_read(**word)).for_each(|(row, _)| widener.one(row));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Compares with a copy of all slots.
+        #[test]
+        fn rows_are_where_they_are_moved_to(order in Just((0..40u32).collect::<Vec<_>>()).prop_shuffle(), count in 0usize..=40) {
+            let rows: Vec<u8> = (0..40 * 3).map(|at| at as u8).collect();
+            let mut cache = HostCache { rows: rows.clone(), row_bytes: 3 };
+            let from = &order[..count];
+            cache.rearrange(from);
+            for (to, slot) in from.iter().enumerate() {
+                prop_assert_eq!(cache.slot(to), &rows[*slot as usize * 3..][..3]);
+            }
+            let mut all: Vec<&[u8]> = cache.rows.chunks(3).collect();
+            all.sort();
+            prop_assert_eq!(all, rows.chunks(3).collect::<Vec<_>>());
+        }
+    }
 }

@@ -165,10 +165,22 @@ impl PlanFile {
 
     /// Room for the placements of a file's accesses.
     pub fn create<R: StoredRow>(accesses: &AccessFile<R>) -> Result<PlanFile> {
-        let folder = accesses.file.folder();
+        PlanFile::with_ends(accesses.file.folder(), accesses.ends.clone())
+    }
+
+    /// Room for the placements of batches with these numbers of rows, on the disk of `folder`.
+    pub fn for_batches(folder: &Path, rows: impl Iterator<Item = u64>) -> Result<PlanFile> {
+        let ends = rows.scan(0, |end, rows| {
+            *end += rows;
+            Some(*end)
+        });
+        PlanFile::with_ends(folder, ends.collect())
+    }
+
+    fn with_ends(folder: &Path, ends: Vec<u64>) -> Result<PlanFile> {
         let file = ScratchFile::create(folder).map_err(StoreError::io(folder))?;
-        let batches = vec![KnownBatch::default(); accesses.ends.len()];
-        Ok(PlanFile { file, ends: accesses.ends.clone(), known: Mutex::new(Known { batches, kept: 0 }) })
+        let batches = vec![KnownBatch::default(); ends.len()];
+        Ok(PlanFile { file, ends, known: Mutex::new(Known { batches, kept: 0 }) })
     }
 
     /// Bytes of memory per batch.
@@ -285,7 +297,7 @@ impl NextUses for PlanUses<'_> {
         }
         let (start, count) = range(&self.plan.ends, self.first + batch);
         assert_eq!(count, next.len() as u64, "a next use an access");
-        // The number that means never stays the largest.
+        // The two numbers that are not batches stay the largest.
         self.narrow.clear();
         self.narrow.extend(next.iter().map(|next| *next as u16));
         let written = self.plan.file.write_at(bytemuck::cast_slice(&self.narrow), start * PlanFile::WORD);
@@ -300,7 +312,9 @@ impl NextUses for PlanUses<'_> {
         self.narrow.resize(count as usize, 0);
         let bytes = bytemuck::cast_slice_mut(&mut self.narrow);
         self.plan.file.read_at(bytes, start * PlanFile::WORD).map_err(self.failed())?;
-        let widened = |next: &u16| if *next == u16::MAX { u32::MAX } else { *next as u32 };
+        let none = u16::MAX - 1;
+        let widened =
+            |next: &u16| if *next >= none { u32::MAX - (u16::MAX - *next) as u32 } else { *next as u32 };
         next.clear();
         next.extend(self.narrow.iter().map(widened));
         Ok(())

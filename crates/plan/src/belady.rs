@@ -17,12 +17,17 @@ use std::marker::PhantomData;
 
 /// No slot; no further use; no limit.
 const NONE: u32 = u32::MAX;
+/// The next use of a row that stays to the end of a lap, and is used in the next one.
+const NEXT_LAP: u32 = u32::MAX - 1;
 /// While slots are assigned: the row is read and not kept.
 const READ: u32 = u32::MAX;
 /// While slots are assigned: the row is read and kept in the slot given by the other bits.
 const INTO: u32 = 1 << 31;
 /// How many rows ahead table entries are prefetched.
 const PREFETCH_DISTANCE: usize = 32;
+/// Laps that show which rows stay from one to the next. The first one begins with an empty cache, and keeps rows for longer
+/// than any later one can: those of its end are not typical.
+pub const LAPS: u32 = 3;
 /// If a batch has fewer rows than one per this many later batches, sorting is faster than scanning all counts.
 const SPARSE: usize = 16;
 
@@ -68,7 +73,8 @@ pub trait NextUses {
     /// The error of storing and reading.
     type Error;
 
-    /// Stores, for a batch, the next batch that accesses each of its rows (`u32::MAX` if none), and how many rows each
+    /// Stores, for a batch, the next batch that accesses each of its rows (`u32::MAX` if none, one less if the next lap
+    /// does), and how many rows each
     /// later batch accesses next, in order of batches. Batches come from the last to the first.
     fn put(&mut self, batch: u32, next: &[u32], accessed: &[RequestCount]) -> Result<(), Self::Error>;
 
@@ -95,6 +101,8 @@ pub struct Belady<R> {
     stays: Vec<Stay>,
     /// Batches that are the next use of some row.
     keys: HighestSet,
+    /// For each batch: rows that stay from lap to lap and are in the cache after it. Empty if none do.
+    lasting: Vec<u32>,
     /// Indices in the batch of rows that stay and have no slot yet.
     late: Vec<u32>,
     named: PhantomData<R>,
@@ -104,7 +112,7 @@ impl<R: Row> Belady<R> {
     /// A planner for a cache of `slots` of `rows` rows and traces of up to `batches` batches.
     pub fn new(rows: u64, slots: u64, batches: u32) -> Belady<R> {
         let slots = slots.min(rows).min(MOST_SLOTS as u64) as u32;
-        assert!(batches < NONE, "{batches} batches: one number means never");
+        assert!(batches < NEXT_LAP, "{batches} batches: two numbers mean none of them");
         // The table is accessed at random, where every small page would be a TLB miss.
         let mut by_row = Vec::with_capacity(rows as usize);
         prefer_large_pages(by_row.spare_capacity_mut());
@@ -118,9 +126,16 @@ impl<R: Row> Belady<R> {
             waiting: [counts(), counts()],
             stays: vec![Stay { before: NONE, at: 0 }; batches as usize],
             keys: HighestSet::new(batches as usize),
+            lasting: Vec::new(),
             late: Vec::new(),
             named: PhantomData,
         }
+    }
+
+    /// Bytes of a planner of laps, beyond those of one whose cache is empty at first.
+    pub fn lap_bytes_for(slots: u64, batches: u64) -> u64 {
+        // Rows that stay, twice while they are collected, and their slots.
+        slots * (2 * 8 + 4) + batches * 4
     }
 
     /// Bytes of a planner, including buffers for batches of up to `largest` rows.
@@ -140,10 +155,47 @@ impl<R: Row> Belady<R> {
         uses: &mut impl NextUses<Error = T::Error>,
         emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
     ) -> Result<PlanTally, T::Error> {
-        assert!(trace.batches() as usize <= self.stays.len(), "more batches than there is room for");
-        self.look_back(trace, uses)?;
+        Ok(self.plan_lap(trace, uses, &[], emit)?.0)
+    }
+
+    /// Plans a trace that is repeated, lap after lap. At the start of a lap, slot `i` has the row `around[i]`. At its end the
+    /// same rows are in the cache again, in the slots that are returned. Every row of `around` is in the trace.
+    pub fn plan_lap<T: AccessTrace<Row = R>>(
+        &mut self,
+        trace: &mut T,
+        uses: &mut impl NextUses<Error = T::Error>,
+        around: &[u64],
+        emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
+    ) -> Result<(PlanTally, Vec<u32>), T::Error> {
+        self.check(trace.batches());
+        assert!(around.len() <= self.slots as usize, "more rows stay than there are slots");
+        self.look_back(trace, uses, around)?;
         self.decide(trace.batches(), uses)?;
-        self.replay(trace, uses, emit)
+        let tally = self.replay(trace, trace.batches(), uses, around, emit)?;
+        let slots: Vec<u32> = around.iter().map(|row| self.by_row[*row as usize]).collect();
+        assert!(!slots.contains(&NONE), "a row that stays is there at the end");
+        Ok((tally, slots))
+    }
+
+    /// The rows that stay from the end of a lap to the beginning of the next one, ascending: what [`LAPS`] laps in a row, as
+    /// one trace, keep before the last of them. `trace` is one lap. The planner has room for the batches of all.
+    pub fn between_laps<T: AccessTrace<Row = R>>(
+        &mut self,
+        trace: &mut T,
+        uses: &mut impl NextUses<Error = T::Error>,
+    ) -> Result<Vec<u64>, T::Error> {
+        let lap = trace.batches();
+        let mut laps = Laps(trace);
+        self.check(laps.batches());
+        self.look_back(&mut laps, uses, &[])?;
+        self.decide(laps.batches(), uses)?;
+        self.replay(&mut laps, lap * (LAPS - 1), uses, &[], |_, _| Ok(()))?;
+        let staying = (0u64..).zip(&self.by_row).filter(|(_, slot)| **slot != NONE);
+        Ok(staying.map(|(row, _)| row).collect())
+    }
+
+    fn check(&self, batches: u32) {
+        assert!(batches as usize <= self.stays.len(), "more batches than there is room for");
     }
 
     /// Reads the trace backwards and finds for each access the next batch that accesses its row.
@@ -151,11 +203,12 @@ impl<R: Row> Belady<R> {
         &mut self,
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
+        around: &[u64],
     ) -> Result<(), T::Error> {
         // The table is accessed at random. Half the size makes it faster.
         match trace.batches() < u16::MAX as u32 {
-            true => self.look_back_by::<u16, T>(trace, uses),
-            false => self.look_back_by::<u32, T>(trace, uses),
+            true => self.look_back_by::<u16, T>(trace, uses, around),
+            false => self.look_back_by::<u32, T>(trace, uses, around),
         }
     }
 
@@ -163,10 +216,13 @@ impl<R: Row> Belady<R> {
         &mut self,
         trace: &mut T,
         uses: &mut impl NextUses<Error = T::Error>,
+        around: &[u64],
     ) -> Result<(), T::Error> {
         let row_count = self.by_row.len();
         let by_row = &mut bytemuck::cast_slice_mut::<u32, N>(&mut self.by_row)[..row_count];
         by_row.fill(N::NEVER);
+        around.iter().for_each(|row| by_row[*row as usize] = N::NEXT_LAP);
+        self.lasting = vec![0; if around.is_empty() { 0 } else { trace.batches() as usize }];
         self.waiting.iter_mut().for_each(|counts| counts.fill(0));
         let (mut rows, mut next, mut accessed, mut soonest) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -202,29 +258,39 @@ impl<R: Row> Belady<R> {
                 (batch + 1..never).for_each(&mut take);
             } else {
                 soonest.clone_from(&next);
-                soonest.retain(|next| *next != NONE);
+                soonest.retain(|next| *next < never);
                 soonest.sort_unstable();
                 soonest.iter().copied().for_each(take);
             }
             (even[never as usize], odd[never as usize]) = (0, 0);
+            if let Some(lasting) = self.lasting.get_mut(batch as usize) {
+                *lasting = next.iter().filter(|next| **next == NEXT_LAP).count() as u32;
+            }
             uses.put(batch, &next, &accessed)?;
         }
+        let firsts = around.iter().map(|row| by_row[*row as usize].number());
+        lasting_after(&mut self.lasting, firsts);
         Ok(())
     }
 
-    /// Reads the trace forwards and assigns slots.
+    /// Reads the first `batches` batches of the trace forwards and assigns slots.
     fn replay<T: AccessTrace<Row = R>>(
         &mut self,
         trace: &mut T,
+        batches: u32,
         uses: &mut impl NextUses<Error = T::Error>,
+        around: &[u64],
         mut emit: impl FnMut(u32, &Placements) -> Result<(), T::Error>,
     ) -> Result<PlanTally, T::Error> {
         let (mut rows, mut placements, mut tally) = (Vec::new(), Placements::default(), PlanTally::default());
         self.by_row.fill(NONE);
+        let taken = around.len() as u32;
+        around.iter().zip(0..).for_each(|(row, slot)| self.by_row[*row as usize] = slot);
         // Lower slots are taken first.
-        self.left = self.slots as usize;
-        self.free[1..=self.left].iter_mut().zip((0..self.slots).rev()).for_each(|(free, slot)| *free = slot);
-        for batch in 0..trace.batches() {
+        self.left = (self.slots - taken) as usize;
+        let free = self.free[1..=self.left].iter_mut();
+        free.zip((taken..self.slots).rev()).for_each(|(free, slot)| *free = slot);
+        for batch in 0..batches {
             trace.read(batch, &mut rows)?;
             uses.next(batch, &mut placements.words)?;
             assert_eq!(rows.len(), placements.words.len(), "a next use a row");
@@ -253,7 +319,8 @@ impl<R: Row> Belady<R> {
                 staying += *rows as usize;
                 self.keys.insert(*by as usize);
             }
-            let over = staying.saturating_sub(self.slots as usize);
+            let lasting = self.lasting.get(batch as usize).copied().unwrap_or(0);
+            let over = staying.saturating_sub((self.slots - lasting) as usize);
             staying -= over;
             self.stays[batch as usize] = self.give_up(over);
         }
@@ -312,7 +379,7 @@ impl<R: Row> Belady<R> {
             }
             let among = (*word == before) & (room > 0);
             room -= u32::from(among);
-            let stays = (*word < before) | among;
+            let stays = (*word < before) | among | (*word == NEXT_LAP);
             let home = &mut self.by_row[row.index()];
             let held = *home;
             let hit = held != NONE;
@@ -366,16 +433,48 @@ fn number_reads(placements: &mut Placements, kept: usize) {
     placements.kept.truncate(kept);
 }
 
+/// Turns how many rows each batch uses for the last time in a lap into how many of these rows are in the cache after it:
+/// those used for the last time so far, and those still waiting for their first use, in batches `firsts`.
+fn lasting_after(lasting: &mut [u32], firsts: impl ExactSizeIterator<Item = u32>) {
+    let mut waiting = firsts.len() as u32;
+    let mut first_used = vec![0u32; lasting.len()];
+    firsts.for_each(|batch| first_used[batch as usize] += 1);
+    let mut done = 0;
+    for (lasting, first) in lasting.iter_mut().zip(first_used) {
+        waiting -= first;
+        done += *lasting;
+        *lasting = waiting + done;
+    }
+}
+
+/// A trace several times, one after the other.
+struct Laps<'a, T>(&'a mut T);
+
+impl<T: AccessTrace> AccessTrace for Laps<'_, T> {
+    type Row = T::Row;
+    type Error = T::Error;
+
+    fn batches(&self) -> u32 {
+        self.0.batches() * LAPS
+    }
+
+    fn read(&mut self, batch: u32, rows: &mut Vec<T::Row>) -> Result<(), T::Error> {
+        self.0.read(batch % self.0.batches(), rows)
+    }
+}
+
 /// A batch number in the table by row.
 trait BatchNumber: bytemuck::Pod {
     const NEVER: Self;
+    const NEXT_LAP: Self;
     fn of(batch: u32) -> Self;
-    /// `u32::MAX` for never.
+    /// `u32::MAX` for never, one less for the next lap.
     fn number(self) -> u32;
 }
 
 impl BatchNumber for u32 {
     const NEVER: u32 = NONE;
+    const NEXT_LAP: u32 = NEXT_LAP;
     fn of(batch: u32) -> u32 {
         batch
     }
@@ -386,11 +485,12 @@ impl BatchNumber for u32 {
 
 impl BatchNumber for u16 {
     const NEVER: u16 = u16::MAX;
+    const NEXT_LAP: u16 = u16::MAX - 1;
     fn of(batch: u32) -> u16 {
         batch as u16
     }
     fn number(self) -> u32 {
-        if self == u16::MAX { NONE } else { self as u32 }
+        if self >= u16::NEXT_LAP { NONE - (u16::MAX - self) as u32 } else { self as u32 }
     }
 }
 

@@ -26,7 +26,7 @@ mod split;
 mod static_rows;
 
 pub use access::{AccessTrace, Row};
-pub use belady::{Belady, NextUses, PlanTally, RequestCount};
+pub use belady::{Belady, LAPS, NextUses, PlanTally, RequestCount};
 pub use coverage::Coverage;
 pub use hottest::{Hottest, RowCounts};
 pub use packing::{

@@ -1,7 +1,9 @@
 //! Planned misses against an exhaustive search, a naive Belady and the other policies; plans against a cache that carries
 //! them out; the speed that planning must have.
 
-use esker_plan::{AccessTrace, Belady, Fixed, Lru, NextUses, Placement, Placements, PlanTally, RequestCount};
+use esker_plan::{
+    AccessTrace, Belady, Fixed, LAPS, Lru, NextUses, Placement, Placements, PlanTally, RequestCount,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -279,4 +281,91 @@ fn memory_is_that_of_rows_and_slots() {
     let started = Instant::now();
     let Ok(tally) = planner.plan(&mut trace, &mut Kept::default(), |_, _| Ok(()));
     assert!(tally.hits > tally.accesses / 3 && started.elapsed().as_secs() < 60, "{tally:?}");
+}
+
+/// Plans a trace as a lap: the rows that stay from lap to lap, their slots at its end, the tally and the placements.
+fn plan_lap(trace: &Trace, rows: u64, slots: u64) -> (Vec<u64>, Vec<u32>, PlanTally, Vec<Placements>) {
+    let mut planner = Belady::new(rows, slots, LAPS * trace.len() as u32);
+    let Ok(around) = planner.between_laps(&mut &trace[..], &mut Kept::default());
+    let mut words = Vec::new();
+    let keep = |_: u32, found: &Placements| {
+        words.push(found.clone());
+        Ok(())
+    };
+    let Ok((tally, ends)) = planner.plan_lap(&mut &trace[..], &mut Kept::default(), &around, keep);
+    (around, ends, tally, words)
+}
+
+/// Carries out laps, one after the other, on a cache of row numbers. The rows that stay move between them.
+fn carried_around(trace: &Trace, rows: u64, slots: u64, laps: usize) -> u64 {
+    let (around, ends, tally, words) = plan_lap(trace, rows, slots);
+    let mut cache = vec![None; slots as usize];
+    around.iter().zip(&mut cache).for_each(|(row, slot)| *slot = Some(*row as u32));
+    let mut misses = around.len() as u64;
+    for _ in 0..laps {
+        let before = misses;
+        for (batch, placements) in trace.iter().zip(&words) {
+            let mut kept = Vec::new();
+            for (row, word) in batch.iter().zip(&placements.words) {
+                match Placement::decode(*word) {
+                    Placement::Hit(slot) => assert_eq!(cache[slot.index()], Some(*row)),
+                    Placement::Keep(_) => kept.push(*row),
+                    Placement::Read(_) => {}
+                    Placement::Skip => panic!("every row is needed"),
+                }
+                misses += u64::from(Placement::is_read(*word));
+            }
+            assert_eq!(kept.len(), placements.kept.len());
+            kept.iter().zip(&placements.kept).for_each(|(row, slot)| cache[*slot as usize] = Some(*row));
+        }
+        assert_eq!(misses - before, tally.misses());
+        let moved: Vec<Option<u32>> = ends.iter().map(|slot| cache[*slot as usize]).collect();
+        cache.fill(None);
+        moved.into_iter().zip(&mut cache).for_each(|(row, slot)| *slot = row);
+    }
+    misses
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// The rows that stay are where the next lap looks for them, and no way to run a cache misses less.
+    #[test]
+    fn a_lap_finds_what_the_one_before_it_left(trace in traces(60, 25, 12), slots in 0u64..64) {
+        let laps: Trace = trace.iter().cycle().take(trace.len() * 3).cloned().collect();
+        prop_assert!(carried_around(&trace, 60, slots, 3) >= naive_misses(&laps, slots as usize));
+    }
+
+    /// With room for everything nothing is read twice, however often it is used.
+    #[test]
+    fn laps_that_fit_read_every_row_once(trace in traces(30, 12, 8)) {
+        let all: BTreeSet<u32> = trace.iter().flatten().copied().collect();
+        prop_assert_eq!(carried_around(&trace, 30, 30, 4), all.len() as u64);
+    }
+}
+
+/// What a lap costs beside the best for all of them as one trace. The best for few laps reads less in the first and the
+/// last one, where it has more slots for rows that do not stay: at most the slots' rows, once.
+#[test]
+fn laps_read_hardly_more_than_the_best_for_the_whole_run() {
+    let mut made = Made { batches: 24, rows: 4000, batch_rows: 900, seen: vec![0; 4000] };
+    let trace: Trace = (0..24)
+        .map(|batch| {
+            let mut rows = Vec::new();
+            let Ok(()) = made.read(batch, &mut rows);
+            rows
+        })
+        .collect();
+    let of = |count: usize| -> Trace { trace.iter().cycle().take(trace.len() * count).cloned().collect() };
+    let best = |count: usize, slots: u64| plan(&of(count), 4000, slots).0.misses();
+    for slots in [40, 200, 400, 1000, 2000] {
+        let (five, ten) = (carried_around(&trace, 4000, slots, 5), carried_around(&trace, 4000, slots, 10));
+        let (of_five, of_ten) = (best(5, slots), best(10, slots));
+        assert!(
+            five <= of_five + slots && ten <= of_ten + slots,
+            "{slots}: {five} {of_five}, {ten} {of_ten}"
+        );
+        let (more, least) = (ten - five, of_ten - of_five);
+        assert!(more as f64 <= least as f64 * 1.025, "{slots} slots: {more} rows read, {least} at best");
+    }
 }

@@ -35,6 +35,7 @@ mod direct;
 mod diskgnn;
 mod embeddings;
 mod error;
+mod esker;
 mod ginex;
 mod history;
 mod input_table;
@@ -148,17 +149,20 @@ pub enum StrategyKind {
     Outre,
     /// Some node partitions in memory at a time, with their features, learned rows and the edges between them.
     Marius,
+    /// An optimal cache over the whole run, and what it misses packed on disk in access order.
+    Esker,
 }
 
 impl StrategyKind {
     /// All strategies.
-    pub const ALL: [StrategyKind; 6] = [
+    pub const ALL: [StrategyKind; 7] = [
         StrategyKind::Memory,
         StrategyKind::Mmap,
         StrategyKind::Ginex,
         StrategyKind::Outre,
         StrategyKind::DiskGnn,
         StrategyKind::Marius,
+        StrategyKind::Esker,
     ];
 
     /// The memory it needs. It does not require a device.
@@ -170,6 +174,7 @@ impl StrategyKind {
             StrategyKind::DiskGnn => diskgnn::needs(job),
             StrategyKind::Outre => outre::needs(job),
             StrategyKind::Marius => marius::needs(job),
+            StrategyKind::Esker => esker::needs(job),
         }
     }
 
@@ -182,6 +187,7 @@ impl StrategyKind {
             StrategyKind::DiskGnn => Box::new(diskgnn::strategy(device)),
             StrategyKind::Outre => Box::new(outre::strategy(device)),
             StrategyKind::Marius => Box::new(marius::strategy(device, None)),
+            StrategyKind::Esker => Box::new(esker::strategy(device)),
         }
     }
 
@@ -202,7 +208,7 @@ impl StrategyKind {
 
     /// Whether its files are next to the dataset, or in the directory of `--prepared`. Otherwise they are with the run.
     pub fn keeps_beside_dataset(self) -> bool {
-        self == StrategyKind::DiskGnn
+        matches!(self, StrategyKind::DiskGnn | StrategyKind::Esker)
     }
 }
 
@@ -215,6 +221,7 @@ impl fmt::Display for StrategyKind {
             StrategyKind::DiskGnn => "diskgnn",
             StrategyKind::Outre => "outre",
             StrategyKind::Marius => "marius",
+            StrategyKind::Esker => "esker",
         })
     }
 }

@@ -99,7 +99,7 @@ pub enum TrainError {
     },
     /// Repeated epochs with a strategy that cannot repeat them.
     #[error(
-        "{strategy} samples every epoch again; leave --epochs-sampled out, or take diskgnn, memory or mmap"
+        "{strategy} samples every epoch again; leave --epochs-sampled out, or take diskgnn, esker, memory or mmap"
     )]
     RepeatsNothing {
         /// The strategy.

@@ -3,6 +3,7 @@
 pub mod accuracy;
 pub mod damage;
 pub mod diskgnn;
+pub mod esker;
 pub mod gcn;
 pub mod ginex;
 pub mod gpu;
@@ -267,6 +268,21 @@ pub const ITEMS: &[Item] = &[
         name: "diskgnn-gpu",
         about: "diskgnn on a GPU with a tenth of the rows cached: epochs beside memory and the disk (see cargo xtask gpu)",
         run: diskgnn::full_gpu,
+    },
+    Item {
+        name: "esker-bytes",
+        about: "bytes that esker reads beside the least for the whole run, 1.02 times at most; ginex, diskgnn, a static cache and LRU beside them",
+        run: esker::full_bytes,
+    },
+    Item {
+        name: "esker-kill",
+        about: "SIGKILL at 50 random moments of preparing for esker: the re-run makes the same bytes",
+        run: esker::full_kill,
+    },
+    Item {
+        name: "esker-speed",
+        about: "the data path of esker beside those of diskgnn and ginex, a tenth of the rows cached",
+        run: esker::full_speed,
     },
     Item {
         name: "outre-redundancy",

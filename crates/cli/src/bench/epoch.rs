@@ -70,7 +70,7 @@ pub fn run(arguments: &EpochArguments) -> anyhow::Result<ExitCode> {
     // Enough for any number of batches. Nothing is evaluated.
     config.epochs = u64::MAX;
     (config.eval, config.final_eval) = (EvaluationMode::None, EvaluationMode::None);
-    if config.strategy == StrategyKind::DiskGnn {
+    if matches!(config.strategy, StrategyKind::DiskGnn | StrategyKind::Esker) {
         // As many epochs as are measured.
         let batches = arguments.warm + arguments.batches.unwrap_or(0);
         let train = dataset_train / config.batch.max(1);

@@ -205,28 +205,29 @@ impl Flags {
     fn of_strategies(&self, strategy: StrategyKind) -> Vec<FlagUse> {
         let ginex = matches!(strategy, StrategyKind::Ginex | StrategyKind::Outre);
         let (diskgnn, marius) = (strategy == StrategyKind::DiskGnn, strategy == StrategyKind::Marius);
-        let reads = "--strategy ginex, outre, diskgnn or marius";
+        let packs = diskgnn || strategy == StrategyKind::Esker;
+        let reads = "--strategy ginex, outre, diskgnn, esker or marius";
         let (one, other, both) = (
             "--strategy ginex or --strategy outre",
-            "--strategy diskgnn",
-            "--strategy ginex, outre or diskgnn",
+            "--strategy diskgnn or --strategy esker",
+            "--strategy ginex, outre, diskgnn or esker",
         );
         vec![
-            flag("--disk-budget", self.disk_budget.is_some(), ginex || diskgnn, both),
-            flag("--feature-cache", self.feature_cache.is_some(), ginex || diskgnn, both),
-            flag("--neighbour-cache", self.neighbour_cache.is_some(), ginex || diskgnn, both),
-            flag("--io-block", self.io_block.is_some(), ginex || diskgnn || marius, reads),
+            flag("--disk-budget", self.disk_budget.is_some(), ginex || packs, both),
+            flag("--feature-cache", self.feature_cache.is_some(), ginex || packs, both),
+            flag("--neighbour-cache", self.neighbour_cache.is_some(), ginex || packs, both),
+            flag("--io-block", self.io_block.is_some(), ginex || packs || marius, reads),
             flag("--superbatch", self.superbatch.is_some(), ginex, one),
             flag("--neighbour-policy", self.neighbour_policy.is_some(), ginex, one),
             flag("--cache", self.cache.is_some(), ginex, one),
-            flag("--prepared", self.prepared.is_some(), diskgnn, other),
-            flag("--segment", self.segment.is_some(), diskgnn, other),
-            flag("--no-prefetch", self.no_prefetch == Some(true), diskgnn, other),
+            flag("--prepared", self.prepared.is_some(), packs, other),
+            flag("--segment", self.segment.is_some(), diskgnn, "--strategy diskgnn"),
+            flag("--no-prefetch", self.no_prefetch == Some(true), packs, other),
             flag(
                 "--safe-point",
                 self.safe_point.is_some(),
-                diskgnn || strategy == StrategyKind::Marius,
-                "--strategy diskgnn or marius",
+                packs || strategy == StrategyKind::Marius,
+                "--strategy diskgnn, esker or marius",
             ),
         ]
     }

@@ -424,23 +424,24 @@ pub struct Flags {
     /// Where batches come from: memory (everything in RAM), mmap (features memory-mapped, a baseline), ginex (topology and
     /// features on disk, a Belady-optimal cache), outre (ginex with --order groups and a history of hidden rows, which
     /// changes training: fewer rows are read and computed), diskgnn (batches sampled before training, the feature rows
-    /// of each stored contiguously on disk) or marius (some of --partitions in memory at a time, with their features,
+    /// of each stored contiguously on disk), esker (the same, with a Belady-optimal cache over the whole run: only what it
+    /// misses is stored) or marius (some of --partitions in memory at a time, with their features,
     /// embeddings and the edges between them: training sees no others); default: memory
     #[arg(long, help_heading = "Machine")]
     pub strategy: Option<StrategyKind>,
     /// Memory limit of the run, page cache not counted: a run that cannot stay below it is refused with the size it needs; default: four fifths of the available memory or of the cgroup's limit, whichever is smaller
     #[arg(long, help_heading = "Machine")]
     pub memory: Option<ByteCount>,
-    /// ginex, outre, diskgnn: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
+    /// ginex, outre, diskgnn, esker: disk limit for traces and plans, or for samples and packed rows; default: half of the free space, at most 100 GB
     #[arg(long, help_heading = "Machine")]
     pub disk_budget: Option<ByteCount>,
     /// ginex, outre: batches that are sampled and planned together; default: an epoch and its validation, at least 64, fewer if --disk-budget is reached
     #[arg(long, value_parser = whole::<u64>, help_heading = "Machine")]
     pub superbatch: Option<u64>,
-    /// ginex, outre, diskgnn: memory for cached feature rows; default: the rest of --memory beside batches
+    /// ginex, outre, diskgnn, esker: memory for cached feature rows; default: the rest of --memory beside batches
     #[arg(long, help_heading = "Machine")]
     pub feature_cache: Option<ByteCount>,
-    /// ginex, outre, diskgnn: memory for cached neighbours; default: the rest of --memory during sampling
+    /// ginex, outre, diskgnn, esker: memory for cached neighbours; default: the rest of --memory during sampling
     #[arg(long, help_heading = "Machine")]
     pub neighbour_cache: Option<ByteCount>,
     /// ginex, outre: which feature rows are cached: belady (those that are accessed soonest, which reads least) or static (for the whole run, those that the first superbatch accesses most, as OUTRE does); default: belady
@@ -449,10 +450,10 @@ pub struct Flags {
     /// ginex, outre with --order groups: which neighbours are cached if not all fit: ginex (of nodes with the highest out-degree / in-degree), cross (counting only edges from other partitions) or group (those of the partitions of a batch's group, stored by partition on disk and read when the group begins; the rest by cross); default: group if at most 55% of the edges are between partitions, else ginex
     #[arg(long, value_parser = word::<NeighbourPolicy>, help_heading = "Machine")]
     pub neighbour_policy: Option<NeighbourPolicy>,
-    /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex or outre). auto: with diskgnn as many as fit --disk-budget, else all; default: auto
+    /// Number of epochs to sample; later epochs repeat their batches, which changes training (not with ginex or outre). auto: with diskgnn as many as fit --disk-budget, else all (esker then does without packing); default: auto
     #[arg(long, help_heading = "Machine")]
     pub epochs_sampled: Option<EpochsSampled>,
-    /// diskgnn: directory to read packed rows from, or to make them in; default: in the dataset
+    /// diskgnn, esker: directory to read packed rows from, or to make them in; default: in the dataset
     #[arg(long, help_heading = "Machine")]
     pub prepared: Option<PathBuf>,
     /// diskgnn: batches per segment, which stores rows that its batches share once; default: 1, or the fewest that fit --disk-budget
@@ -461,7 +462,7 @@ pub struct Flags {
     /// ginex, outre, and evaluation of diskgnn: smallest read of feature rows, such as 4KiB to imitate a disk with 4-KiB sectors; marius: the smallest read that is not slow, by which --partitions are chosen; default: the disk's own
     #[arg(long, help_heading = "Machine")]
     pub io_block: Option<ByteCount>,
-    /// diskgnn: read one batch at a time, nothing ahead, to measure what prefetching brings; default: false
+    /// diskgnn, esker: read one batch at a time, nothing ahead, to measure what prefetching brings; default: false
     #[arg(long, alias = "sequential", num_args = 0..=1, default_missing_value = "true", help_heading = "Machine")]
     #[serde(alias = "sequential")]
     pub no_prefetch: Option<bool>,

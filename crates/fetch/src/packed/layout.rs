@@ -1,7 +1,7 @@
 //! Lays out packed rows by a given layout: which rows a batch has to itself and in which order, which rows it shares
 //! with its segment, and the placement of each row of each batch.
 
-use super::outputs::{self, OutputRows};
+use super::outputs::{self, OutputRows, OutputSizes};
 use super::plain::Plain;
 use super::samples::Samples;
 use super::write::{PackWork, PackWriter};
@@ -51,6 +51,12 @@ pub(crate) struct Laid {
     pub blocks: u64,
     /// Finished arrays.
     pub files: Vec<FileEntry>,
+}
+
+impl Laid {
+    pub fn sizes(&self) -> OutputSizes {
+        OutputSizes { outputs: self.outputs, blocks: self.blocks }
+    }
 }
 
 /// Array of entries that are laid out.

@@ -22,6 +22,7 @@ mod outputs;
 mod pack;
 mod plain;
 mod read;
+mod run;
 mod samples;
 mod write;
 
@@ -32,6 +33,9 @@ pub use layout::PackLayout;
 pub use log::SampleLog;
 pub use open::Packed;
 pub use read::{PackCounters, PackReader, PackedBatch};
+pub use run::{
+    LapLayout, PartOfLap, RunBatch, RunCache, RunLayout, RunPlan, RunReader, RunRows, RunSource, RunWriter,
+};
 pub use samples::{EpochSampled, Sampled, Samples};
 pub use write::{PackSizes, PackWork, PackWriter, PackedBytes, SafePoints};
 
@@ -51,6 +55,9 @@ mod file {
     pub const ROWS: &str = "rows";
     pub const BATCHES: &str = "batches";
     pub const SEGMENTS: &str = "segments";
+    pub const KEPT: &str = "kept";
+    pub const KEPT_ROWS: &str = "kept-rows";
+    pub const LAPS: &str = "laps";
 }
 
 /// The parameters in a directory's manifest: what it was made with and what it contains.

@@ -106,6 +106,13 @@ pub(crate) fn order<W: StoredRow>(
     Ok((array.finish(&all)?, entries))
 }
 
+/// Closes an array of rows none of which are moved.
+pub(crate) fn close_rows(writer: &PackWriter, blocks: u64) -> Result<FileEntry> {
+    let sums = read_sums(&writer.work().join("sums"), blocks)?;
+    let sums: Vec<u64> = sums.into_iter().map(AtomicU64::into_inner).collect();
+    Ok(BlockArray::reopen(writer.directory(), file::ROWS, blocks).finish(&sums)?)
+}
+
 /// Number of workers that fit the memory.
 fn workers(laid: &Laid, format: &RowFormat, work: &PackWork) -> usize {
     let fixed = fixed_bytes(laid.blocks, laid.outputs, laid.batches);

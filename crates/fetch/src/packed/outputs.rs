@@ -47,6 +47,13 @@ impl Output {
     }
 }
 
+/// What was laid out: how many parts, and the blocks of all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct OutputSizes {
+    pub outputs: u64,
+    pub blocks: u64,
+}
+
 pub(crate) const WANTS: &str = "wants";
 pub(crate) const TARGETS: &str = "targets";
 const OUTPUTS: &str = "outputs";

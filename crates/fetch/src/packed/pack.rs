@@ -4,8 +4,7 @@
 //! is another are put in order at once, as far as memory has room for whole parts; the others are moved later. A safe
 //! point is written from time to time: synced data and the progress of each part, from which a later process resumes.
 
-use super::layout::Laid;
-use super::outputs::{Output, TARGETS, WANTS};
+use super::outputs::{Output, OutputSizes, TARGETS, WANTS};
 use super::plain::Plain;
 use super::write::{PackWork, PackWriter, remove};
 use super::{blocks_for, file};
@@ -249,7 +248,7 @@ enum WorkerOrder {
 /// Packs every part.
 pub(crate) fn pack<W: StoredRow>(
     writer: &PackWriter,
-    laid: &Laid,
+    laid: OutputSizes,
     features: &ArrayFile,
     format: &RowFormat,
     work: &PackWork,

@@ -101,20 +101,9 @@ impl Packed {
     pub fn check_rows(&self, batch: &PackedBatch, rows: &mut [u8]) -> Result<()> {
         let entry = &self.entries[batch.number];
         let row_bytes = self.packing.row_bytes;
-        let own = entry.packed_rows * row_bytes;
         let blocks = blocks_for(entry.packed_rows, row_bytes);
-        // The rest of the last block is zeros and need not be read. Rows of the segment may be in that memory.
-        let whole = (own / BLOCK) as usize;
         let known = &self.sums[entry.block as usize..(entry.block + blocks) as usize];
-        let fits = |(block, sum): (&[u8], &u64)| BlockArray::sum(block) == *sum;
-        let wholes = rows[..whole * BLOCK as usize].par_chunks_exact(BLOCK as usize);
-        let mut right = wholes.zip(&known[..whole]).all(fits);
-        if whole < known.len() {
-            let mut last = vec![0u8; BLOCK as usize];
-            let rest = &rows[whole * BLOCK as usize..own as usize];
-            last[..rest.len()].copy_from_slice(rest);
-            right &= fits((&last, &known[whole]));
-        }
+        let right = are_own_rows(rows, entry.packed_rows * row_bytes, known);
         if !right {
             return Err(self.damaged(batch.number, file::ROWS, "rows"));
         }
@@ -194,6 +183,23 @@ impl Packed {
             what: format!("the cache for memory, rows {first} to {}", first + rows - 1),
         })
     }
+}
+
+/// Whether the first `own` bytes of `rows` are a batch's own rows by the checksums of their blocks, with the threads of
+/// the current rayon pool.
+pub(crate) fn are_own_rows(rows: &[u8], own: u64, known: &[u64]) -> bool {
+    // The rest of the last block is zeros and need not be read. Rows of the segment may be in that memory.
+    let whole = (own / BLOCK) as usize;
+    let fits = |(block, sum): (&[u8], &u64)| BlockArray::sum(block) == *sum;
+    let wholes = rows[..whole * BLOCK as usize].par_chunks_exact(BLOCK as usize);
+    let right = wholes.zip(&known[..whole]).all(fits);
+    if whole == known.len() {
+        return right;
+    }
+    let mut last = vec![0u8; BLOCK as usize];
+    let rest = &rows[whole * BLOCK as usize..own as usize];
+    last[..rest.len()].copy_from_slice(rest);
+    right && fits((&last, &known[whole]))
 }
 
 /// Bytes of memory for a batch with this many own rows and shared rows.

@@ -136,6 +136,39 @@ impl<'a> PackWriter<'a> {
         Ok(Some(PackWriter { dataset, staging, journal, header }))
     }
 
+    /// A directory of packed rows of another kind, whose samples include those that `header` describes.
+    pub(crate) fn of(
+        dataset: &'a Dataset,
+        staging: Staging,
+        journal: Journal,
+        header: TraceHeader,
+    ) -> PackWriter<'a> {
+        PackWriter { dataset, staging, journal, header }
+    }
+
+    /// Drops every step, and the arrays of rows and placements.
+    pub(crate) fn start_again(&self, arrays: &[&str]) -> Result<()> {
+        for step in ["laid", "packing", "ordered", "packed", "touched", "moved"] {
+            self.journal.forget(step)?;
+        }
+        arrays.iter().try_for_each(|array| remove(&self.directory().join(format!("{array}.bin"))))
+    }
+
+    /// Removes the unfinished directory.
+    pub(crate) fn discard(self) -> Result<()> {
+        Ok(self.staging.discard()?)
+    }
+
+    /// Gives the directory its manifest and its final name.
+    pub(crate) fn publish(
+        self,
+        kind: &str,
+        parameters: serde_json::Value,
+        files: Vec<FileEntry>,
+    ) -> Result<()> {
+        Ok(self.staging.publish_derived(self.dataset, kind, parameters, files)?)
+    }
+
     pub(crate) fn directory(&self) -> &Path {
         self.staging.directory()
     }
@@ -182,12 +215,7 @@ impl<'a> PackWriter<'a> {
         layout: &PackLayout,
         work: &PackWork,
     ) -> Result<()> {
-        for step in ["laid", "packing", "ordered", "packed", "touched", "moved"] {
-            self.journal.forget(step)?;
-        }
-        for array in [file::ROWS, file::WORDS, file::SHARED, file::SEGMENTS] {
-            remove(&self.directory().join(format!("{array}.bin")))?;
-        }
+        self.start_again(&[file::ROWS, file::WORDS, file::SHARED, file::SEGMENTS])?;
         let format = RowFormat::of(self.dataset)?;
         let laid = layout::lay_out::<W>(self, samples, hottest, layout, &format, work)?;
         Ok(self.journal.record("laid", &laid)?)
@@ -199,7 +227,7 @@ impl<'a> PackWriter<'a> {
         let laid = self.journal.done::<Laid>("laid");
         let laid = laid.ok_or_else(|| StoreError::Missing { path: self.work() })?;
         let (format, rows) = (RowFormat::of(self.dataset)?, features(self.dataset)?);
-        pack::pack::<W>(&self, &laid, rows, &format, work)?;
+        pack::pack::<W>(&self, laid.sizes(), rows, &format, work)?;
         let (rows, entries) = order::order::<W>(&self, &laid, rows, &format, work)?;
         let mut batches = ArrayWriter::create(self.directory(), file::BATCHES, Dtype::U64, Entry::COLUMNS)?;
         batches.write_elements(bytemuck::cast_slice::<Entry, u64>(&entries))?;

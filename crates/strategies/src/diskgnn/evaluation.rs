@@ -89,6 +89,27 @@ pub(super) fn prepare<W: StoredId + StoredRow>(
     }
 }
 
+/// An evaluation as a job: one epoch of its batches. It may use the disk space that others leave, who take `taken` bytes.
+pub(crate) fn job_over(job: &Job, over: &Inference, taken: u64) -> Job {
+    let mut job = job.clone();
+    job.batches = over.batches.clone();
+    job.schedule = EvaluationSchedule::default();
+    let outline = &mut job.outline;
+    outline.largest_batch = over.largest_batch;
+    outline.settings = over.settings.clone();
+    (outline.epochs, outline.epochs_sampled) = (1, Some(1));
+    outline.epoch_batches = over.batches.count(0);
+    outline.evaluation = None;
+    let known = outline.known.take();
+    outline.known = known.map(|known| KnownSizes { training: known.evaluation, evaluation: None });
+    let out_of_core = &mut outline.out_of_core;
+    (out_of_core.segment, out_of_core.feature_cache_bytes) = (None, None);
+    if out_of_core.disk_bytes_explicit {
+        out_of_core.disk_bytes = out_of_core.disk_bytes.saturating_sub(taken);
+    }
+    job
+}
+
 struct Preparation<'a> {
     job: &'a Job,
     sizes: &'a Sizes,
@@ -130,24 +151,7 @@ impl Preparation<'_> {
 
     /// The evaluation as a job: one epoch of its batches. It may use the disk space that training leaves.
     fn job_of(&self, over: &Inference) -> Job {
-        let mut job = self.job.clone();
-        let taken = bytes_of(self.training.directory());
-        job.batches = over.batches.clone();
-        job.schedule = EvaluationSchedule::default();
-        let outline = &mut job.outline;
-        outline.largest_batch = over.largest_batch;
-        outline.settings = over.settings.clone();
-        (outline.epochs, outline.epochs_sampled) = (1, Some(1));
-        outline.epoch_batches = over.batches.count(0);
-        outline.evaluation = None;
-        let known = outline.known.take();
-        outline.known = known.map(|known| KnownSizes { training: known.evaluation, evaluation: None });
-        let out_of_core = &mut outline.out_of_core;
-        (out_of_core.segment, out_of_core.feature_cache_bytes) = (None, None);
-        if out_of_core.disk_bytes_explicit {
-            out_of_core.disk_bytes = out_of_core.disk_bytes.saturating_sub(taken);
-        }
-        job
+        job_over(self.job, over, bytes_of(self.training.directory()))
     }
 
     /// Finds or makes the packed rows of one evaluation.

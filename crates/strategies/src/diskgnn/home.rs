@@ -4,7 +4,7 @@
 
 use crate::{Job, Result, StrategyError};
 use esker_fetch::FetchError;
-use esker_fetch::packed::{Packed, Packing, Samples};
+use esker_fetch::packed::{Packed, Packing, RunRows, Samples};
 use esker_store::StoreError;
 use esker_types::ByteCount;
 use std::fs;
@@ -18,19 +18,38 @@ const NAME_DIGITS: usize = 12;
 const REMOVED: &str = ".removed.partial";
 
 /// The location of a job's samples and packed rows.
-pub(super) struct Home {
+pub(crate) struct Home {
     /// The directory that has everything, if one is given.
     prepared: Option<PathBuf>,
     derived: PathBuf,
+    /// Names of directories of packed rows begin with this.
+    kind: &'static str,
     /// These digits are in the names of all directories of these batches. A number may follow.
     digits: String,
 }
 
+/// Whose packed rows are in directories of this name.
+const DISKGNN: &str = "diskgnn";
+const ESKER: &str = "esker";
+
 impl Home {
-    /// The location for a job's batches. Finishes removals that a killed process left.
+    /// The location for a job's batches.
     pub fn of(job: &Job) -> Result<Home> {
         let derived = job.dataset.derived_path("");
-        let home = Home { prepared: job.out_of_core.prepared.clone(), derived, digits: digits_of(job) };
+        let prepared = job.out_of_core.prepared.clone();
+        Home { prepared, derived, kind: DISKGNN, digits: digits_of(job) }.tidy()
+    }
+
+    /// The location for the run that a job is of: samples and packed rows, each in a directory of its own, are in the
+    /// dataset, or together in another directory if one is given.
+    pub fn of_run(job: &Job) -> Result<Home> {
+        let derived = job.out_of_core.prepared.clone().unwrap_or_else(|| job.dataset.derived_path(""));
+        Home { prepared: None, derived, kind: ESKER, digits: digits_of(job) }.tidy()
+    }
+
+    /// Finishes removals that a killed process left.
+    fn tidy(self) -> Result<Home> {
+        let home = self;
         for path in home.all().iter().filter(|path| path.to_string_lossy().ends_with(REMOVED)) {
             fs::remove_dir_all(path).map_err(StoreError::io(path))?;
         }
@@ -41,7 +60,7 @@ impl Home {
     pub fn inside(training: &Path, job: &Job) -> Home {
         let digits = digits_of(job);
         let prepared = Some(training.join(format!("evaluation-{digits}")));
-        Home { prepared, derived: job.dataset.derived_path(""), digits }
+        Home { prepared, derived: job.dataset.derived_path(""), kind: DISKGNN, digits }
     }
 
     /// Whether one directory has everything.
@@ -65,7 +84,11 @@ impl Home {
 
     /// All paths with a name of these batches' packed rows.
     fn all(&self) -> Vec<PathBuf> {
-        let prefix = format!("diskgnn-{}-", self.digits);
+        self.all_of(self.kind)
+    }
+
+    fn all_of(&self, kind: &str) -> Vec<PathBuf> {
+        let prefix = format!("{kind}-{}-", self.digits);
         let entries = fs::read_dir(&self.derived).into_iter().flatten().flatten().map(|entry| entry.path());
         let mut all: Vec<PathBuf> = entries
             .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)))
@@ -76,13 +99,15 @@ impl Home {
 
     /// Directories with packed rows of these batches, most recently used first.
     pub fn packed(&self) -> Vec<PathBuf> {
-        let mut found = match &self.prepared {
+        finished(match &self.prepared {
             Some(directory) => vec![directory.clone()],
             None => self.all(),
-        };
-        found.retain(|path| path.join("derived.json").is_file() && !is_partial(path));
-        found.sort_by_key(|path| std::cmp::Reverse(used(path)));
-        found
+        })
+    }
+
+    /// Finished directories that count towards the disk budget of these batches.
+    fn stored(&self) -> Vec<PathBuf> {
+        finished([DISKGNN, ESKER].into_iter().flat_map(|kind| self.all_of(kind)).collect())
     }
 
     /// The directory for new packed rows: one with unfinished rows, else the first free number.
@@ -95,12 +120,20 @@ impl Home {
             return Ok(begun.with_extension(""));
         }
         for number in 1u64.. {
-            let path = self.derived.join(format!("diskgnn-{}-{number}", self.digits));
-            if !path.exists() || self.look(job, &path)?.is_none() {
+            let path = self.derived.join(format!("{}-{}-{number}", self.kind, self.digits));
+            if !path.exists() || self.is_unusable(job, &path)? {
                 return Ok(path);
             }
         }
         unreachable!("there are not so many directories")
+    }
+
+    /// Whether a directory can be replaced: no request can use it.
+    fn is_unusable(&self, job: &Job, directory: &Path) -> Result<bool> {
+        Ok(match self.kind {
+            ESKER => RunRows::open(&job.dataset, directory)?.is_none(),
+            _ => self.look(job, directory)?.is_none(),
+        })
     }
 
     /// A directory's parameters, and its bytes including samples. `None` if it cannot be used for any request.
@@ -145,8 +178,15 @@ impl Home {
     }
 }
 
+/// The finished ones of some directories, most recently used first.
+fn finished(mut found: Vec<PathBuf>) -> Vec<PathBuf> {
+    found.retain(|path| path.join("derived.json").is_file() && !is_partial(path));
+    found.sort_by_key(|path| std::cmp::Reverse(used(path)));
+    found
+}
+
 /// Marks packed rows as used. The least recently used ones are removed first if room is needed.
-pub(super) fn touch(directory: &Path) {
+pub(crate) fn touch(directory: &Path) {
     // If the dataset is not writable, nothing is removed either.
     let _ = fs::File::open(directory).and_then(|opened| opened.set_modified(SystemTime::now()));
 }
@@ -164,7 +204,7 @@ fn is_refused(source: &io::Error) -> bool {
 }
 
 /// Whether a directory could not be written.
-pub(super) fn is_read_only(error: &StrategyError) -> bool {
+pub(crate) fn is_read_only(error: &StrategyError) -> bool {
     match error {
         StrategyError::ReadOnly { .. } => true,
         StrategyError::Store(StoreError::Io { source, .. })
@@ -180,7 +220,7 @@ fn digits_of(job: &Job) -> String {
 }
 
 /// Bytes of the files of a directory.
-pub(super) fn bytes_of(directory: &Path) -> u64 {
+pub(crate) fn bytes_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .map(|entry| {
@@ -192,7 +232,7 @@ pub(super) fn bytes_of(directory: &Path) -> u64 {
 }
 
 /// The disk budget of a job's samples and packed rows, for all directories of these batches together.
-pub(super) struct DiskShare<'a> {
+pub(crate) struct DiskShare<'a> {
     job: &'a Job,
     /// The total. It includes what these directories take already.
     pub allowed: u64,
@@ -207,7 +247,7 @@ impl<'a> DiskShare<'a> {
             return DiskShare { job, allowed: asked.disk_bytes, others: Vec::new() };
         }
         let others: Vec<(PathBuf, u64)> =
-            home.packed().into_iter().map(|path| (path.clone(), bytes_of(&path))).collect();
+            home.stored().into_iter().map(|path| (path.clone(), bytes_of(&path))).collect();
         let there =
             samples.map_or(0, Samples::disk_bytes) + others.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let allowed =

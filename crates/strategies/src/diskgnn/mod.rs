@@ -25,11 +25,11 @@
 //! 4. `source.rs` has workers that take batches in turn and load and read them. Then one stage verifies and assembles
 //!    them. `esker prepare` ends after step 3.
 
-mod evaluation;
-mod home;
+pub(crate) mod evaluation;
+pub(crate) mod home;
 mod prepare;
-mod sampling;
-mod sizes;
+pub(crate) mod sampling;
+pub(crate) mod sizes;
 mod source;
 
 use crate::direct::Reads;
@@ -82,7 +82,7 @@ impl<D: Device> Clone for RowTier<D> {
 }
 
 /// How much work may be lost if preparing is killed.
-fn safe_points(job: &JobOutline) -> SafePoints {
+pub(crate) fn safe_points(job: &JobOutline) -> SafePoints {
     match job.out_of_core.safe_point_bytes {
         Some(bytes) => SafePoints { sample_bytes: bytes, packed_bytes: bytes },
         None => SafePoints::default(),

@@ -17,13 +17,13 @@ use std::path::Path;
 const NEIGHBOURS_SHARE: u64 = 4;
 
 /// Largest number of distinct epochs of a run.
-pub(super) fn most_epochs(job: &Job) -> u64 {
+pub(crate) fn most_epochs(job: &Job) -> u64 {
     job.epochs_sampled.unwrap_or(job.epochs).min(job.epochs).max(1)
 }
 
 /// Finds or makes samples, and returns them with their number of epochs. The number is the one that the job requests.
 /// If it requests none, it is as many as fit the disk. `work` is where packed rows are made.
-pub(super) fn samples<W: StoredId + StoredRow>(
+pub(crate) fn samples<W: StoredId + StoredRow>(
     job: &Job,
     sizes: &Sizes,
     reads: &Reads,

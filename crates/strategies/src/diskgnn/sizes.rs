@@ -14,7 +14,7 @@ const WORKER_SAMPLES: u64 = 4;
 /// Memory of the sample log apart from records: three arrays being written.
 const LOG_BYTES: u64 = 8 << 20;
 /// Samples per worker in addition to the batches in memory: being loaded, being read, waiting.
-pub(super) const WORKER_PREFETCH: usize = 3;
+pub(crate) const WORKER_PREFETCH: usize = 3;
 /// Most workers for a device with its own memory, and the part of a phase's memory that more than two may take from
 /// cached rows.
 const MOST_WORKERS: usize = 12;
@@ -25,11 +25,11 @@ const SLOT_TURNS: usize = 4;
 /// has to be counted, chosen and copied for a cache before.
 const RESIDENT_SPEED: u64 = 4;
 /// Bytes per block of packed rows. Each block has a checksum in memory.
-const BLOCK_BYTES: u64 = 64 << 10;
+pub(crate) const BLOCK_BYTES: u64 = 64 << 10;
 /// Assumed number of batches before it is known.
 const FEW_BATCHES: u64 = 1024;
 
-fn lasting(job: &JobOutline) -> MemoryTable {
+pub(crate) fn lasting(job: &JobOutline) -> MemoryTable {
     let mut table = MemoryTable::default();
     table.add("offsets of neighbours", DiskGraph::bytes_for(&job.dataset, job.direction));
     if job.largest_batch == 0 {
@@ -39,7 +39,7 @@ fn lasting(job: &JobOutline) -> MemoryTable {
 }
 
 /// Memory of one sampling thread and the log.
-fn least_sampling(job: &JobOutline) -> u64 {
+pub(crate) fn least_sampling(job: &JobOutline) -> u64 {
     let bound = job.largest_bound();
     let log = LOG_BYTES.saturating_add(bound.sample_bytes).saturating_add(bound.nodes.saturating_mul(8));
     // If the disk determines the number of epochs, accesses of the first epoch are counted while neighbours are in
@@ -50,7 +50,7 @@ fn least_sampling(job: &JobOutline) -> u64 {
 }
 
 /// Memory of laying out and packing.
-fn least_packing(job: &JobOutline) -> u64 {
+pub(crate) fn least_packing(job: &JobOutline) -> u64 {
     let bound = job.largest_bound();
     let nodes = job.dataset.manifest().nodes.count;
     // At least one epoch is packed. The size of further epochs is known, and checked, after they are sampled. The bound
@@ -132,7 +132,7 @@ fn without_cached(job: &JobOutline, largest: Largest) -> Largest {
 
 /// The smallest memory of training: one batch in addition to those of steps in flight, none of whose rows are cached.
 /// If evaluations cannot be packed, they read rows one by one, in turn with training.
-fn least_training(job: &JobOutline) -> u64 {
+pub(crate) fn least_training(job: &JobOutline) -> u64 {
     let bound = job.largest_bound();
     let batches = FEW_BATCHES.max(job.epoch_batches.saturating_mul(job.epochs_sampled.unwrap_or(1)));
     let blocks = batches.saturating_mul(bound.nodes.saturating_mul(job.row_bytes()) / BLOCK_BYTES + 2);
@@ -143,7 +143,7 @@ fn least_training(job: &JobOutline) -> u64 {
 }
 
 /// The smallest memory that diskgnn needs, line by line. Before the first step, the memory of steps is free.
-pub(super) fn memory(job: &JobOutline) -> MemoryTable {
+pub(crate) fn memory(job: &JobOutline) -> MemoryTable {
     let mut table = lasting(job);
     let (sampling, packing, training) = (least_sampling(job), least_packing(job), least_training(job));
     let turns = format!(
@@ -159,7 +159,7 @@ pub(super) fn memory(job: &JobOutline) -> MemoryTable {
 
 /// The most that samples and packed rows may take on disk: no row is cached. Without explicit epochs, the disk budget
 /// determines their number.
-pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
+pub(crate) fn most_on_disk(job: &JobOutline) -> u64 {
     if job.largest_batch == 0 {
         return 0;
     }
@@ -176,7 +176,7 @@ pub(super) fn most_on_disk(job: &JobOutline) -> u64 {
 
 /// How many rows the largest batch reads at most, before it is known.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum MissBound<'a> {
+pub(crate) enum MissBound<'a> {
     /// All of its rows.
     All,
     /// In proportion to the misses of all batches, with a margin. Rows that are laid out show whether it holds.
@@ -213,7 +213,7 @@ impl MissBound<'_> {
 
 /// How training uses memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Training {
+pub(crate) struct Training {
     /// Batches read at a time.
     pub workers: usize,
     /// Batches with rows in memory.
@@ -233,7 +233,7 @@ impl Training {
 
 /// How the granted memory is used.
 #[derive(Debug, Clone)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     /// Memory of training.
     pub phase_bytes: u64,
     /// Memory of each phase before training. Steps do not use theirs yet.
@@ -398,9 +398,21 @@ impl Sizes {
             blocks += packing.misses * packing.row_bytes / BLOCK_BYTES + packing.batches * 2;
             batches += packing.batches;
         }
+        self.training_beside(job, cached, &largest, blocks, batches)
+    }
+
+    /// The same for batches of this size, with this many bytes for cached rows.
+    pub fn training_beside(
+        &self,
+        job: &JobOutline,
+        cached: u64,
+        largest: &Largest,
+        blocks: u64,
+        batches: u64,
+    ) -> Result<Training> {
         let room = self.phase_bytes.saturating_sub(cached);
         // The cached rows are chosen, so nothing else needs what is left.
-        let (training, needed) = self.shared_out(job, &largest, blocks, batches, room, room);
+        let (training, needed) = self.shared_out(job, largest, blocks, batches, room, room);
         match needed <= room {
             true => Ok(training),
             false => Err(too_little(job, cached + needed, self.phase_bytes)),
@@ -409,7 +421,7 @@ impl Sizes {
 }
 
 /// The error for batches that turned out larger than the memory.
-fn too_little(job: &JobOutline, needed: u64, phase_bytes: u64) -> StrategyError {
+pub(crate) fn too_little(job: &JobOutline, needed: u64, phase_bytes: u64) -> StrategyError {
     let (batch, needed, left) = (job.largest_batch, ByteCount(needed), ByteCount(phase_bytes));
     StrategyError::BatchMemory { batch, needed, left }
 }

@@ -5,6 +5,7 @@
 mod columns;
 mod common;
 mod diskgnn;
+mod esker;
 mod evaluation;
 mod ginex;
 mod ginex_evaluation;

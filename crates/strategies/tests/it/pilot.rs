@@ -64,7 +64,7 @@ fn no_strategy_yields_other_batches_for_it() {
     let expected = all(&job, StrategyKind::Memory);
     let after = |kind| match kind {
         StrategyKind::Memory => AfterPilot::Kept,
-        StrategyKind::DiskGnn => AfterPilot::Lent,
+        StrategyKind::DiskGnn | StrategyKind::Esker => AfterPilot::Lent,
         _ => AfterPilot::Dropped,
     };
     for kind in whole_graph_strategies() {

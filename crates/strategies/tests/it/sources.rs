@@ -125,7 +125,7 @@ fn strategies_yield_the_batches_of_the_job_and_the_bytes_of_the_dataset() {
                     StrategyKind::Ginex | StrategyKind::Outre => {
                         &["sample", "plan", "load", "read", "assemble"]
                     }
-                    StrategyKind::DiskGnn => &["list", "load", "read", "assemble"],
+                    StrategyKind::DiskGnn | StrategyKind::Esker => &["list", "load", "read", "assemble"],
                     _ => &["sample", "gather"],
                 };
                 let names: Vec<&str> = counters.stages.iter().map(|stage| stage.name.as_str()).collect();

@@ -55,6 +55,7 @@ fn strategies_threads_and_runs_give_the_same_bits_on_the_gpu() {
             (StrategyKind::DiskGnn, 4),
             (StrategyKind::DiskGnn, 2),
             (StrategyKind::DiskGnn, 3),
+            (StrategyKind::Esker, 2),
         ];
         for (number, (strategy, threads)) in runs.into_iter().enumerate() {
             // Rows all on the GPU, then few of them anywhere, then some in caches of segments.

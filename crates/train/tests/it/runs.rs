@@ -47,6 +47,9 @@ fn strategies_threads_and_memory_do_not_change_a_bit() {
         (StrategyKind::Outre, 2, 160 << 20),
         (StrategyKind::DiskGnn, 1, 1 << 30),
         (StrategyKind::DiskGnn, 4, 160 << 20),
+        (StrategyKind::Esker, 1, 1 << 30),
+        (StrategyKind::Esker, 2, 1 << 30),
+        (StrategyKind::Esker, 4, 160 << 20),
     ]
     .into_iter()
     .enumerate()
@@ -86,7 +89,7 @@ fn strategies_train_by_groups_to_the_same_bit_and_epochs_differ_in_batches() {
     assert_ne!(train(&other, &bench.path("other")).loss_digest, seen[0].0);
     // Repeated epochs have the batches of those that they repeat, and as many.
     let mut repeated = Vec::new();
-    for strategy in [StrategyKind::Memory, StrategyKind::DiskGnn] {
+    for strategy in [StrategyKind::Memory, StrategyKind::DiskGnn, StrategyKind::Esker] {
         let out = bench.path(&format!("repeated-{strategy}"));
         let config = RunConfig { strategy, epochs_sampled: Some(2), ..config.clone() };
         let summary = train(&config, &out);
@@ -94,7 +97,7 @@ fn strategies_train_by_groups_to_the_same_bit_and_epochs_differ_in_batches() {
         assert_eq!(counts[2..], counts[..3]);
         repeated.push(result(&summary, &out));
     }
-    assert!(repeated[0] == repeated[1] && repeated[0].0 != seen[0].0);
+    assert!(repeated.iter().all(|one| *one == repeated[0]) && repeated[0].0 != seen[0].0);
 }
 
 #[test]
@@ -171,7 +174,8 @@ fn check_resume_of(bench: &Bench, config: RunConfig, every: u64) {
             Outcome::Stopped(_) => stops += 1,
         }
         // Another strategy and other threads may go on with it.
-        let strategy = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn][stops % 3];
+        let others = [StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn, StrategyKind::Esker];
+        let strategy = others[stops % others.len()];
         let config = RunConfig { strategy, threads: 1 + stops % 3, superbatch: Some(3), ..config.clone() };
         trainer = Trainer::resume(CpuBackend::new(), config, &out).unwrap();
     };

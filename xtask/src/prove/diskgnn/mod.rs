@@ -21,7 +21,7 @@ use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of all feature rows, and of one row.
-fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
+pub(super) fn feature_bytes(bench: &Bench, graph: &str) -> Result<(u64, u64)> {
     let info = bench.json(&["info", graph])?;
     let width = match info["feature_dtype"].as_str() {
         Some("f32") => 4,
@@ -128,7 +128,7 @@ pub(super) fn packed_files(folder: &Path) -> Result<BTreeMap<String, u64>> {
 }
 
 /// The smallest memory of a command, from its error if it gets next to none.
-fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
+pub(super) fn least_memory(bench: &Bench, words: &[&str]) -> Result<u64> {
     let refused = bench.esker(&[words, &["--memory", "1MiB"]].concat()).output().context("esker")?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     let found =
