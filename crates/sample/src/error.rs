@@ -366,6 +366,58 @@ pub enum SampleError {
         /// The partition of its target.
         to: u32,
     },
+    /// Borrowed adjacency that is none.
+    #[error(
+        "{what} of the adjacency: expected {expected}, found {found}; give the three arrays that PyG's `to_csc` makes of `edge_index`"
+    )]
+    Csc {
+        /// The array.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// More trees than can be told apart.
+    #[error(
+        "a disjoint batch of {seeds} seeds on {nodes} nodes has more pairs of tree and node than 64 bits number; take smaller batches"
+    )]
+    TooManyTrees {
+        /// Seeds of the batch.
+        seeds: usize,
+        /// Nodes of the graph.
+        nodes: u64,
+    },
+    /// Options that exclude each other.
+    #[error("{what}; {remedy}")]
+    HopOptions {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Times of seeds that do not fit the seeds.
+    #[error(
+        "times of seeds: expected {expected}, found {found}; give one time for each seed (`input_time`), and none to a sampler without times"
+    )]
+    SeedTimes {
+        /// What is needed.
+        expected: String,
+        /// What there is.
+        found: String,
+    },
+    /// Weights or times that cannot be.
+    #[error("{what}: expected {expected}, found {found}; give one such number for each {of}")]
+    HopColumn {
+        /// The column.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+        /// What each number belongs to.
+        of: &'static str,
+    },
     /// A stop was requested.
     #[error("stopped")]
     Stopped,

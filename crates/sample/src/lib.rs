@@ -81,6 +81,7 @@ mod node_set;
 #[cfg(test)]
 mod reference;
 
+pub mod hops;
 pub mod order;
 pub mod partition;
 mod ranks;

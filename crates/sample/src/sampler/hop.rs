@@ -17,21 +17,21 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Nodes per wave. Their samples fit the L2 cache.
-const WAVE_NODES: usize = 512;
+pub(crate) const WAVE_NODES: usize = 512;
 /// Nodes per wave with several threads. It is larger, so that handing a wave over costs little in comparison.
-const SHARED_WAVE_NODES: usize = 2048;
+pub(crate) const SHARED_WAVE_NODES: usize = 2048;
 /// Nodes between prefetching a cache line and reading it.
-const LAG: usize = 8;
+pub(crate) const LAG: usize = 8;
 /// Words between prefetching a table line and reading it, if nothing else is done in between.
-const PREFETCH_RELABEL: usize = 16;
+pub(crate) const PREFETCH_RELABEL: usize = 16;
 /// Nodes whose offsets, and then whose first neighbours, are prefetched together.
-const CLUSTER: usize = 16;
+pub(crate) const CLUSTER: usize = 16;
 /// Fan-outs up to this are assumed to be smaller than degrees when room is made.
-const FEW: u32 = 64;
+pub(crate) const FEW: u32 = 64;
 /// Fetched entries relabelled at a time.
 const FETCHED_WAVE: usize = 1 << 14;
 /// How far ahead offsets are prefetched if they are read one after the other.
-const PREFETCH_BOUNDS: usize = 16;
+pub(crate) const PREFETCH_BOUNDS: usize = 16;
 const LINE_BYTES: usize = 64;
 
 /// Nodes of the largest wave.
@@ -213,7 +213,7 @@ fn relabel_all<W: StoredId, R: Relabel>(
 }
 
 /// Relabels sampled words.
-fn relabel<W: StoredId, R: Relabel>(
+pub(crate) fn relabel<W: StoredId, R: Relabel>(
     words: &[W],
     first_local_index: u32,
     table: &mut R,
@@ -464,7 +464,7 @@ pub(super) fn induce_fetched<T: Topology, R: Relabel>(
     Ok(())
 }
 
-fn ranges(count: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn ranges(count: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(step).map(move |start| start..(start + step).min(count))
 }
 
@@ -716,7 +716,7 @@ fn ask_for_next<H: HopNeighbours>(lists: &H, range: &Range<usize>, step: usize) 
 }
 
 #[inline(always)]
-fn ask_for_head<W: StoredId>(list: &Neighbours<W>) {
+pub(crate) fn ask_for_head<W: StoredId>(list: &Neighbours<W>) {
     prefetch(list.first, 0);
     if !list.second.is_empty() {
         prefetch(list.second, 0);
@@ -725,7 +725,7 @@ fn ask_for_head<W: StoredId>(list: &Neighbours<W>) {
 
 /// Prefetches the cache lines that will be read: all of them if the adjacency is short, else those of the positions.
 #[inline(always)]
-fn ask_for<W: StoredId>(list: &Neighbours<W>, positions: &[u32]) {
+pub(crate) fn ask_for<W: StoredId>(list: &Neighbours<W>, positions: &[u32]) {
     ask_for_run(list.first, positions);
     if !list.second.is_empty() {
         ask_for_run(list.second, &[]);

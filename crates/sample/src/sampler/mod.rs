@@ -21,7 +21,10 @@ use dropped::{DroppedEdges, DroppedEntries};
 use esker_types::NodeId;
 use esker_types::random::Key;
 use hop::Waves;
-pub(crate) use hop::{longest_drawn, wave_entries_at_most, wave_nodes, waves_at_once};
+pub(crate) use hop::{
+    CLUSTER, FEW, LAG, PREFETCH_BOUNDS, SHARED_WAVE_NODES, WAVE_NODES, ask_for, ask_for_head, longest_drawn, ranges,
+    relabel, wave_entries_at_most, wave_nodes, waves_at_once,
+};
 use std::fmt;
 use std::str::FromStr;
 
@@ -130,7 +133,7 @@ pub struct Position {
 /// with the hop, from 1 to L - 1, and with each of its nodes and its index there, in order of first appearance.
 pub type Pulls<'a> = &'a mut dyn FnMut(usize, usize, NodeId) -> bool;
 
-enum RelabelTable {
+pub(crate) enum RelabelTable {
     Direct(DirectTable),
     Hashed(HashedTable),
 }
@@ -363,7 +366,7 @@ impl<T: Topology> SamplerScratch<T> {
 }
 
 /// The random key of a hop.
-fn hop_key(seed: u64, at: Position, hop: usize) -> Key {
+pub(crate) fn hop_key(seed: u64, at: Position, hop: usize) -> Key {
     Key::new(seed).with(PURPOSE_SAMPLE).with(at.epoch).with(at.batch).with(hop as u64)
 }
 

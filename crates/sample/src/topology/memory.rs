@@ -276,6 +276,44 @@ impl<W: StoredId> InMemory<W> {
         }
     }
 
+    /// The edge at a position in a node's adjacency.
+    #[inline(always)]
+    pub(crate) fn edge_at(&self, node: NodeId, position: u32) -> EdgeId {
+        let position = position as usize;
+        match &self.second {
+            None => self.first.edge(node, position),
+            Some(second) => match position.checked_sub(self.first.list(node).len()) {
+                Some(position) => second.edge(node, position),
+                None => self.first.edge(node, position),
+            },
+        }
+    }
+
+    /// Prefetches what [`InMemory::edge_at`] reads in addition to offsets.
+    #[inline(always)]
+    pub(crate) fn prefetch_edge_at(&self, node: NodeId, position: u32) {
+        // Edges of incoming adjacency are numbered as they are stored.
+        if let Some(edges) = &self.first.edges {
+            edges.prefetch(self.first.offsets.get(node.index()) as usize + position as usize);
+        }
+    }
+
+    /// Prefetches where a node's adjacency starts.
+    #[inline(always)]
+    pub(crate) fn prefetch_list(&self, node: NodeId) {
+        self.first.offsets.prefetch(node.index());
+        if let Some(second) = &self.second {
+            second.offsets.prefetch(node.index());
+        }
+    }
+
+    /// How many entries come before those of a node.
+    #[inline(always)]
+    pub(crate) fn start_of(&self, node: NodeId) -> u64 {
+        let of = |adjacency: &DirectedAdjacency<W>| adjacency.offsets.get(node.index());
+        of(&self.first) + self.second.as_ref().map_or(0, of)
+    }
+
     /// A node's degree in the whole graph.
     pub fn degree(&self, node: NodeId) -> u64 {
         self.list(node).len() as u64
@@ -434,10 +472,7 @@ impl<W: StoredId> HopNeighbours for InMemoryHop<'_, W> {
     #[inline(always)]
     fn prefetch(&self, at: usize) {
         if let Some(node) = self.nodes.get(at) {
-            self.graph.first.offsets.prefetch(node.index());
-            if let Some(second) = &self.graph.second {
-                second.offsets.prefetch(node.index());
-            }
+            self.graph.prefetch_list(*node);
         }
     }
 
@@ -447,12 +482,7 @@ impl<W: StoredId> HopNeighbours for InMemoryHop<'_, W> {
     }
 
     fn edge(&self, at: usize, position: u32) -> EdgeId {
-        let (node, position) = (self.nodes[at], position as usize);
-        let first = self.graph.first.list(node).len();
-        match &self.graph.second {
-            Some(second) if position >= first => second.edge(node, position - first),
-            _ => self.graph.first.edge(node, position),
-        }
+        self.graph.edge_at(self.nodes[at], position)
     }
 
     fn relation(&self, at: usize, position: u32) -> u32 {

@@ -1,0 +1,8 @@
+//! x
+use pyo3::prelude::*;
+
+/// The native half of `esker`.
+#[pymodule]
+fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
