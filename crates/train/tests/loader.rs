@@ -4,7 +4,7 @@
 mod common;
 
 use common::Bench;
-use esker_nn::{CpuBackend, HostRows};
+use esker_nn::CpuBackend;
 use esker_sample::order::{Batching, Order, Shuffled};
 use esker_sample::{Direction, Fanout, HopOrdered, Position, Rank, Seeds};
 use esker_store::{Dataset, file};
@@ -30,12 +30,12 @@ fn dataset(bench: &Bench) -> Arc<Dataset> {
 /// The loader of a run's batches.
 fn config(bench: &Bench, strategy: StrategyKind) -> LoaderConfig {
     let run = bench.config();
-    let seeds = Task::training_nodes(&dataset(bench)).unwrap();
+    let seeds = Task::load(&dataset(bench)).unwrap().train.nodes().to_vec();
     let scratch = bench.path("scratch");
     std::fs::create_dir_all(&scratch).unwrap();
     LoaderConfig {
         strategy,
-        seeds: Arc::new(Seeds::Nodes(seeds.to_vec())),
+        seeds: Arc::new(Seeds::Nodes(seeds)),
         fanouts: run.fanout.clone(),
         batch: run.batch,
         order: LoaderOrder::Planned {
@@ -183,7 +183,8 @@ fn ranks_have_the_epoch_of_one_process_between_them() {
         let of = |rank: Rank| {
             let mut config = config(&bench, strategy);
             let LoaderOrder::Planned { rank: own, .. } = &mut config.order else { panic!("planned") };
-            (*own, config.prepared) = (rank, Some(bench.path(&format!("packed-{strategy}-{}", rank.rank))));
+            (*own, config.prepared) =
+                (rank, Some(bench.path(&format!("packed-{strategy}-{}-{}", rank.rank, rank.world_size))));
             all(open(&bench, config).unwrap().run(START).unwrap())
         };
         let expected: Vec<_> = of(Rank::ALONE).iter().map(said).collect();
