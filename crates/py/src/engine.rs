@@ -21,14 +21,14 @@ use std::time::Duration;
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Adds what is defined here to the module.
-pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<arrays::Array>()?;
     module.add_class::<dataset::DiskDataset>()?;
     module.add_class::<dataset::DiskRowsOf>()?;
     module.add_class::<loader::Promise>()?;
     module.add_class::<loader::EngineLoader>()?;
     module.add_class::<loader::EngineBatch>()?;
-    verbs::add(module)
+    verbs::register(module)
 }
 
 /// A Python exception with the text of an error, of the type that fits it.

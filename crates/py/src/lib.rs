@@ -1,11 +1,19 @@
-//! x
+//! The native half of the Python package `esker`; the other half is `python/esker/`, which users see.
+//!
+//! It knows tensors only as memory ([`dlpack`]), takes and gives plain values otherwise, and releases the interpreter lock
+//! while it works. What a PyG loader is, is Python's to know.
+
+mod dlpack;
 mod engine;
+mod error;
+mod hops;
 
 use pyo3::prelude::*;
 
 /// The native half of `esker`.
 #[pymodule]
 fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    engine::add(module)?;
-    module.add("__version__", env!("CARGO_PKG_VERSION"))
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    engine::register(module)?;
+    hops::register(module)
 }

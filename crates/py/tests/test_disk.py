@@ -1,6 +1,7 @@
 """Datasets on disk as the `data` of PyTorch Geometric's loaders."""
 
 import copy
+import gc
 import json
 import os
 import pickle
@@ -15,11 +16,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from torch_geometric.data import Data  # noqa: E402
-from torch_geometric.loader import NeighborLoader as PygNodes  # noqa: E402
+from torch_geometric.loader.neighbor_loader import NeighborLoader as PygNodes  # noqa: E402
 
 import esker.engine as engine  # noqa: E402
-from esker import disk  # noqa: E402
-from esker.disk import LinkNeighborLoader, NeighborLoader  # noqa: E402
+from esker import LinkNeighborLoader, NeighborLoader, disk, spilled  # noqa: E402
 
 EXACT = ["memory", "mmap", "ginex", "diskgnn"]
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -207,25 +207,41 @@ def test_links(data, loaded, place, neg_sampling):
 def test_columns_that_were_spilled(source, tmp_path):
     half = copy.copy(source)
     half.h, half.many = source.x.half(), torch.arange(300)
-    spilled = disk.spill(half, str(tmp_path))
-    assert isinstance(spilled.x, disk.DiskColumn) and isinstance(spilled.edge_attr, disk.DiskColumn) and torch.is_tensor(spilled.many)
-    assert torch.is_tensor(half.x)
+    on_disk = spilled.spill(half, tmp_path)
+    assert isinstance(on_disk.x, spilled.SpilledColumn) and isinstance(on_disk.edge_attr, spilled.SpilledColumn)
+    assert torch.is_tensor(on_disk.many) and torch.is_tensor(half.x) and on_disk.x.shape == (300, 8)
     index = torch.tensor([5, 299, 5, 0])
-    assert torch.equal(spilled.x[index], source.x[index]) and torch.equal(spilled.h[index], half.h[index])
-    assert torch.equal(spilled.edge_attr[index], source.edge_attr[index]) and spilled.h[index].dtype == torch.float16
+    for key in ("x", "h", "edge_attr"):
+        assert torch.equal(on_disk[key][index], half[key][index]) and on_disk[key][index].dtype == half[key].dtype
+        assert np.array_equal(np.take(on_disk[key], index, axis=0), half[key][index].numpy())
+    with pytest.raises(TypeError):
+        on_disk.x + 1
     (directory, ) = os.listdir(tmp_path)
-    before = source.x.clone()
-    source.x.add_(1)  # A copy was spilled.
-    assert torch.equal(spilled.x[index], before[index])
-    source.x.copy_(before)
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(spilled.x[index], before[index]) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and os.listdir(tmp_path) == [directory]
-    del spilled
-    import gc
+        os._exit(0 if torch.equal(on_disk.x[index], source.x[index]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(pickle.loads(pickle.dumps(on_disk)).x[index], source.x[index]) and os.listdir(tmp_path) == [directory]
+    del on_disk
     gc.collect()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("loader", [NeighborLoader, LinkNeighborLoader])
+def test_a_loader_that_spills_has_the_same_batches(source, tmp_path, loader, num_workers, monkeypatch):
+    def batches(**more):
+        torch.manual_seed(2)
+        of = loader(source, [3, 2], batch_size=100, shuffle=True, num_workers=num_workers, **more)
+        assert of.data is source and (of._spilled is None) == (not more and "ESKER_SPILL" not in os.environ)
+        return list(of)
+
+    expected, found = batches(), batches(spill=tmp_path)
+    monkeypatch.setenv("ESKER_SPILL", "1")
+    for one, other, third in zip(expected, found, batches()):
+        assert type(other) is Data and torch.is_tensor(other.x)
+        same(one, other)
+        same(one, third)
 
 
 def accuracy(loader, data, epochs):

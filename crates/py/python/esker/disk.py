@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import shutil
 import tempfile
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -12,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import LinkNeighborLoader as _PygLinks
-from torch_geometric.loader import NeighborLoader as _PygNodes
 from torch_geometric.loader.link_loader import LinkLoader
 from torch_geometric.loader.node_loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
@@ -56,11 +53,10 @@ class DiskColumn:
     """
 
     def __init__(self, disk: "_esker.DiskDataset", name: str, shape: Tuple[int, ...], dtype: torch.dtype, labels: Optional[str] = None,
-                 threads: int = 1, directory: Optional["_Directory"] = None):
+                 threads: int = 1):
         self._disk, self._name, self._labels, self._threads = disk, name, labels, threads
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, torch.device("cpu")
-        # A temporary dataset lives as long as its columns.
-        self._directory, self._rows = directory, None
+        self._rows = None
 
     def gather(self, index) -> Tensor:
         """The rows with these ids."""
@@ -124,27 +120,6 @@ class DiskColumn:
 
     def __repr__(self) -> str:
         return f"DiskColumn({self._name}, shape={list(self.shape)}, dtype={self.dtype}, on disk in {self._disk.directory})"
-
-
-class _Directory:
-    """A directory that is removed when nobody needs it any more. Processes that get a copy do not remove it."""
-
-    def __init__(self, inside: Optional[str]):
-        self.path = tempfile.mkdtemp(prefix="esker-spill-", dir=inside)
-        self._end = weakref.finalize(self, _remove, self.path, os.getpid())
-
-    def __reduce__(self):
-        return (_BorrowedDirectory, (self.path, ))
-
-
-class _BorrowedDirectory:
-    def __init__(self, path: str):
-        self.path = path
-
-
-def _remove(path: str, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 class DiskEdges:
@@ -268,35 +243,6 @@ class DiskData(Data):
         return data
 
 
-def spill(data: Data, directory: Optional[str] = None) -> Data:
-    """A copy of `data` whose two-dimensional columns of float32, float16 and bfloat16 are on disk, in a temporary directory inside
-    `directory`. All else is shared. Columns are as they are now: later changes of the original do not show (copy on spill).
-    The directory is removed when no column of it is used any more.
-    """
-    copied, home = copy.copy(data), _Directory(os.fspath(directory) if directory else None)
-    for key, value in list(data._store.items()):
-        if isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.float32, torch.float16, torch.bfloat16) and value.numel():
-            if not (data.is_node_attr(key) or data.is_edge_attr(key)):
-                continue
-            path = os.path.join(home.path, key)
-            disk = _write_column(path, value.detach().cpu())
-            copied[key] = DiskColumn(disk, "node-features", tuple(value.shape), value.dtype, threads=os.cpu_count() or 1, directory=home)
-    return copied
-
-
-def _write_column(path: str, value: Tensor) -> "_esker.DiskDataset":
-    """A dataset with a node per row and no edges."""
-    dtype = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(value.dtype, "f32")
-    array = value.float().numpy() if dtype == "bf16" else value.numpy()
-    np.save(path + "-rows.npy", np.ascontiguousarray(array))
-    np.save(path + "-edges.npy", np.zeros((2, 0), dtype=np.int64))
-    request = {"format": "npy", "edges": path + "-edges.npy", "features": path + "-rows.npy", "nodes": len(array), "allow_nan": True, "dtype": dtype}
-    disk = _esker.import_(path, json.dumps(request), None, False)
-    os.remove(path + "-rows.npy")
-    os.remove(path + "-edges.npy")
-    return disk
-
-
 def from_pyg(data: Data, path, memory=None, overwrite: bool = False) -> DiskData:
     """Writes a `Data` as a dataset, and opens it. Edges are then sorted by target: `edge_index` of the result has another order.
 
@@ -410,7 +356,7 @@ class Feed:
         if not (order.resumes and order.given):
             index = iter(loader._index_sampler)
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-            batches = [np.asarray(batch, dtype=np.int64).reshape(-1) for batch in index]
+            batches = [_indices(batch) for batch in index]
             items = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
             order.given = (seed, items, np.array([len(batch) for batch in batches], dtype=np.int64))
             order.batch = 0
@@ -530,7 +476,7 @@ class LinkFeed(Feed):
         else:
             index = iter(loader._index_sampler)
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-            batches = [np.asarray(batch, dtype=np.int64).reshape(-1) for batch in index]
+            batches = [_indices(batch) for batch in index]
             items = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
             order.given, order.batch = (seed, items, np.array([len(batch) for batch in batches])), 0
         order.resumes = False
@@ -606,6 +552,11 @@ class LinkFeed(Feed):
                 data.edge_label = metadata[2]
         else:
             data.src_index, data.dst_pos_index, data.dst_neg_index = metadata[1:4]
+
+
+def _indices(batch) -> np.ndarray:
+    """The indices of a batch, which may be numbered (`esker.draws`)."""
+    return np.asarray(getattr(batch, "index", batch) if not isinstance(batch, list) else batch, dtype=np.int64).reshape(-1)
 
 
 class _Recorded(Exception):
@@ -701,16 +652,15 @@ def _batching(kwargs: Dict[str, Any], planned: bool) -> Tuple[int, bool, bool]:
     return batch_size or 1, bool(kwargs.get("shuffle")), bool(kwargs.get("drop_last"))
 
 
-def init_nodes(loader, node_loader, data: DiskData, num_neighbors, settings: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
-    """Makes `loader` a loader of nodes from disk. `node_loader` is PyTorch Geometric's `NodeLoader`; `settings` are arguments of
-    `NeighborLoader` by name, and `kwargs` all others."""
+def init_nodes(loader, data: DiskData, num_neighbors, settings: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
+    """Makes `loader` a loader of nodes from disk. `settings` are arguments of `NeighborLoader` by name, and `kwargs` all others."""
     unsupported(settings)
     engine, sampler = take_engine(kwargs), DiskSampler(num_neighbors)
     batching = _batching(kwargs, engine["seed"] is not None)
     kwargs.pop("num_workers", None)  # Threads of the engine take their place.
     for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn"):
         kwargs.pop(name, None)
-    node_loader.__init__(
+    NodeLoader.__init__(
         loader, data=data, node_sampler=sampler, input_nodes=settings.get("input_nodes"), transform=settings.get("transform"),
         transform_sampler_output=settings.get("transform_sampler_output"), filter_per_worker=settings.get("filter_per_worker"), **kwargs)
     loader._feed = Feed(loader, data, sampler.num_neighbors.values, engine)
@@ -718,7 +668,7 @@ def init_nodes(loader, node_loader, data: DiskData, num_neighbors, settings: Dic
     loader._feed.open(seeds, *batching)
 
 
-def init_links(loader, link_loader, data: DiskData, num_neighbors, settings: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
+def init_links(loader, data: DiskData, num_neighbors, settings: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
     """The same for links."""
     unsupported(settings)
     engine, sampler = take_engine(kwargs), DiskSampler(num_neighbors)
@@ -730,37 +680,7 @@ def init_links(loader, link_loader, data: DiskData, num_neighbors, settings: Dic
     if edges is None:  # All edges: their ends are in memory.
         edges = data.edge_index.load()
     names = ("edge_label", "neg_sampling", "neg_sampling_ratio", "transform", "transform_sampler_output", "filter_per_worker")
-    link_loader.__init__(loader, data=data, link_sampler=sampler, edge_label_index=edges, **{name: settings.get(name) for name in names}, **kwargs)
+    LinkLoader.__init__(loader, data=data, link_sampler=sampler, edge_label_index=edges, **{name: settings.get(name) for name in names}, **kwargs)
     loader._feed = LinkFeed(loader, data, sampler.num_neighbors.values, engine)
     loader._feed.open_links(*batching)
 
-
-class NeighborLoader(DiskMixin, _PygNodes):
-    """`torch_geometric.loader.NeighborLoader` over a dataset on disk, with the engine's keywords: `memory`, `strategy`, `seed`, `epochs`,
-    `device`, `rank`, `world_size`, `threads`, `scratch`, `prepared`, `disk_budget`, `epochs_sampled`.
-
-    With `seed=`, order and samples are Esker's own, those of `esker train` with this seed, and known before the first batch.
-    Without, the order is `DataLoader`'s. Each iteration is an epoch; one that is left early begins again.
-    """
-
-    def __init__(self, data: DiskData, num_neighbors, input_nodes=None, input_time=None, replace=False, subgraph_type="directional", disjoint=False,
-                 temporal_strategy="uniform", time_attr=None, weight_attr=None, transform=None, transform_sampler_output=None, is_sorted=False,
-                 filter_per_worker=None, neighbor_sampler=None, directed=True, **kwargs):
-        settings = dict(input_nodes=input_nodes, input_time=input_time, replace=replace, subgraph_type=subgraph_type if directed else "induced",
-                        disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr, transform=transform,
-                        transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker)
-        init_nodes(self, NodeLoader, data, num_neighbors, settings, kwargs)
-
-
-class LinkNeighborLoader(DiskMixin, _PygLinks):
-    """`torch_geometric.loader.LinkNeighborLoader` over a dataset on disk, with the engine's keywords but those of a planned order."""
-
-    def __init__(self, data: DiskData, num_neighbors, edge_label_index=None, edge_label=None, edge_label_time=None, replace=False,
-                 subgraph_type="directional", disjoint=False, temporal_strategy="uniform", neg_sampling=None, neg_sampling_ratio=None, time_attr=None,
-                 weight_attr=None, transform=None, transform_sampler_output=None, is_sorted=False, filter_per_worker=None, neighbor_sampler=None,
-                 directed=True, **kwargs):
-        settings = dict(edge_label_index=edge_label_index, edge_label=edge_label, edge_label_time=edge_label_time, replace=replace,
-                        subgraph_type=subgraph_type if directed else "induced", disjoint=disjoint, neg_sampling=neg_sampling,
-                        neg_sampling_ratio=neg_sampling_ratio, time_attr=time_attr, weight_attr=weight_attr, transform=transform,
-                        transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker)
-        init_links(self, LinkLoader, data, num_neighbors, settings, kwargs)

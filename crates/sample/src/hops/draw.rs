@@ -1,6 +1,8 @@
 //! Which positions of its adjacency a node of a hop sample takes. docs/sample.md defines it.
 
-use super::{HopGraph, NeighbourChoice};
+use super::times::NeighbourTimes;
+use super::weights::{EdgeWeights, WeightedDrawer};
+use super::{HopGraph, NeighbourChoice, TemporalStrategy};
 use crate::Result;
 use crate::draw::{Drawer, below};
 use crate::memory::Ledger;
@@ -61,18 +63,27 @@ impl HopDraw<'_> {
 #[derive(Debug, Default)]
 pub(super) struct HopDrawer {
     without_repeats: Drawer,
+    weighted: WeightedDrawer,
 }
 
 impl HopDrawer {
     pub fn bytes(&self) -> u64 {
-        self.without_repeats.bytes()
+        self.without_repeats.bytes() + self.weighted.bytes()
     }
 
     /// Makes room for draws from this many neighbours.
-    pub fn reserve(&mut self, _how: &HopDraw, longest: u32, ledger: &mut Ledger) -> Result<()> {
-        ledger.charge(self.without_repeats.more_bytes(longest))?;
-        self.without_repeats.reserve(longest);
-        Ok(())
+    pub fn reserve(&mut self, how: &HopDraw, longest: u32, ledger: &mut Ledger) -> Result<()> {
+        match (how.choice, how.fanout) {
+            (_, Fanout::All) => Ok(()),
+            (NeighbourChoice::Weighted(_), Fanout::AtMost(take)) if !how.replace => {
+                self.weighted.reserve(take as usize, longest, ledger)
+            }
+            _ => {
+                ledger.charge(self.without_repeats.more_bytes(longest))?;
+                self.without_repeats.reserve(longest);
+                Ok(())
+            }
+        }
     }
 
     /// Writes the positions that a node takes to the first slots, ascending. Returns their number.
@@ -80,7 +91,48 @@ impl HopDrawer {
     pub fn draw<F: Fn() -> u64>(&mut self, how: &HopDraw, of: Expanded<F>, slots: &mut [u32]) -> usize {
         match how.choice {
             NeighbourChoice::Uniform => self.uniform(how, &of, of.degree, slots),
+            NeighbourChoice::Weighted(weights) => self.by_weight(how, &of, weights, slots),
+            NeighbourChoice::Temporal(times, strategy) => self.by_time(how, &of, times, *strategy, slots),
         }
+    }
+
+    fn by_weight<F: Fn() -> u64>(
+        &mut self,
+        how: &HopDraw,
+        of: &Expanded<F>,
+        weights: &EdgeWeights,
+        slots: &mut [u32],
+    ) -> usize {
+        let Fanout::AtMost(take) = how.fanout else { return self.uniform(how, of, of.degree, slots) };
+        let sums = weights.of((of.start)(), of.degree);
+        match how.replace {
+            true => WeightedDrawer::with_replacement(how.key_of(of), sums, &mut slots[..take as usize]),
+            false => {
+                let take = (take as usize).min(sums.len());
+                self.weighted.without_replacement(how.key_of(of), sums, &mut slots[..take])
+            }
+        }
+    }
+
+    fn by_time<F: Fn() -> u64>(
+        &mut self,
+        how: &HopDraw,
+        of: &Expanded<F>,
+        times: &NeighbourTimes,
+        strategy: TemporalStrategy,
+        slots: &mut [u32],
+    ) -> usize {
+        let start = (of.start)();
+        let early = times.early(start, of.degree, how.seed_times[of.tree as usize]);
+        let first = match strategy {
+            TemporalStrategy::Uniform => 0,
+            TemporalStrategy::Last => early - how.fanout.of(early),
+        };
+        let taken = self.uniform(how, of, early - first, slots);
+        let slots = &mut slots[..taken];
+        slots.iter_mut().for_each(|slot| *slot += first);
+        times.positions(start, slots);
+        taken
     }
 
     /// Takes numbers below `count`.

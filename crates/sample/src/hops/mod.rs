@@ -23,19 +23,26 @@
 
 mod draw;
 mod graph;
+mod induced;
 mod sample;
+mod times;
 mod wave;
+mod weights;
 
 pub use graph::{BorrowedCsc, BorrowedId, BorrowedNumbers, HopGraph};
 pub use sample::HopSample;
+pub use times::{NeighbourTimes, TemporalStrategy, ordered_time};
+pub use weights::{EdgeWeights, WeightColumn};
 
-use crate::memory::Ledger;
+use crate::memory::{Ledger, held};
 use crate::relabel::{DirectTable, HashedTable, NewNodes, Relabel};
 use crate::sampler::{DIRECT_PART, Fanout, MOST_NODES, Position, RelabelTable, hop_key};
 use crate::topology::StoredId;
 use crate::{Result, SampleError};
 use draw::HopDraw;
 use esker_types::NodeId;
+use std::sync::Arc;
+use induced::induce;
 use wave::{ById, ByTree, HopInto, HopToExpand, HopWaves, Naming};
 
 /// How to sample hop by hop.
@@ -61,6 +68,11 @@ pub enum HopEdges {
     /// Those that were sampled.
     #[default]
     Directional,
+    /// Those that were sampled and the reverse of each, every pair of nodes once, by target, then by source. An edge and
+    /// the reverse of another may be between the same nodes: then the edge is taken.
+    Bidirectional,
+    /// All that the graph has, by target, then by position.
+    Induced,
 }
 
 /// How a node chooses among its neighbours.
@@ -69,6 +81,39 @@ pub enum NeighbourChoice {
     /// All alike.
     #[default]
     Uniform,
+    /// By weight: one after the other, each in proportion to its weight among those that remain. Without weight it is never
+    /// drawn; a fan-out of all takes every neighbour.
+    Weighted(Arc<EdgeWeights>),
+    /// Among those that are not later than the seed. Makes samples disjoint.
+    Temporal(Arc<NeighbourTimes>, TemporalStrategy),
+}
+
+impl NeighbourChoice {
+    /// Prefetches what a draw from a node reads first.
+    #[inline(always)]
+    fn prefetch<G: HopGraph>(&self, graph: &G, node: NodeId, degree: u32) {
+        match self {
+            NeighbourChoice::Uniform => {}
+            NeighbourChoice::Weighted(weights) => weights.prefetch(graph.start(node), degree),
+            NeighbourChoice::Temporal(times, _) => times.prefetch(graph.start(node), degree),
+        }
+    }
+
+    /// Fails unless weights or times are of this graph.
+    fn check<G: HopGraph>(&self, graph: &G) -> Result<()> {
+        let fit = match self {
+            NeighbourChoice::Uniform => true,
+            NeighbourChoice::Weighted(weights) => weights.fit(graph),
+            NeighbourChoice::Temporal(times, _) => times.fit(graph),
+        };
+        match fit {
+            true => Ok(()),
+            false => Err(SampleError::HopOptions {
+                what: "weights or times are those of another graph",
+                remedy: "make them from the graph that is sampled",
+            }),
+        }
+    }
 }
 
 /// Samples batches hop by hop, one after the other, with its own buffers.
@@ -80,6 +125,8 @@ pub struct HopSampler<G: HopGraph> {
     most_bytes: u64,
     table: RelabelTable,
     scratch: HopScratch<G::StoredId>,
+    /// The times of the batch's seeds.
+    seed_times: Vec<i64>,
 }
 
 /// The state of a batch while it is sampled.
@@ -105,10 +152,18 @@ impl<G: HopGraph> HopSampler<G> {
     /// shares with others. It uses the table per node of the graph if that leaves half of them free.
     pub fn new(
         graph: G,
-        settings: HopSettings,
+        mut settings: HopSettings,
         choice: NeighbourChoice,
         most_bytes: u64,
     ) -> Result<HopSampler<G>> {
+        settings.disjoint |= matches!(choice, NeighbourChoice::Temporal(..));
+        if settings.disjoint && settings.edges == HopEdges::Induced {
+            return Err(SampleError::HopOptions {
+                what: "induced edges are not sampled in disjoint trees, nor by time",
+                remedy: "leave out `disjoint` and times, or take the subgraph type `directional`",
+            });
+        }
+        choice.check(&graph)?;
         let direct = DirectTable::bytes_for(graph.nodes());
         let is_direct = !settings.disjoint && graph.nodes() <= MOST_NODES && direct <= most_bytes / DIRECT_PART;
         let table = match is_direct {
@@ -118,13 +173,19 @@ impl<G: HopGraph> HopSampler<G> {
                 RelabelTable::Hashed(HashedTable::new())
             }
         };
-        Ok(HopSampler { graph, settings, choice, threads: 1, most_bytes, table, scratch: HopScratch::default() })
+        let scratch = HopScratch::default();
+        Ok(HopSampler { graph, settings, choice, threads: 1, most_bytes, table, scratch, seed_times: Vec::new() })
     }
 
     /// The same sampler, using this many threads of the current rayon pool.
     pub fn with_threads(mut self, threads: usize) -> HopSampler<G> {
         self.threads = threads.max(1);
         self
+    }
+
+    /// Draws with another seed from now on.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.settings.seed = seed;
     }
 
     /// Its settings.
@@ -139,7 +200,7 @@ impl<G: HopGraph> HopSampler<G> {
             RelabelTable::Hashed(table) => table.bytes(),
         };
         let HopScratch { new_nodes, waves, tree_waves } = &self.scratch;
-        table + new_nodes.bytes() + waves.bytes() + tree_waves.bytes()
+        held(&self.seed_times) + table + new_nodes.bytes() + waves.bytes() + tree_waves.bytes()
     }
 
     /// Samples the neighbourhood of `seeds`, which may repeat. `seed_times` has the time of each seed. If memory is
@@ -155,7 +216,6 @@ impl<G: HopGraph> HopSampler<G> {
         if let Some(seed) = seeds.iter().find(|seed| seed.0 >= nodes) {
             return Err(SampleError::Seed { found: seed.0, last: nodes.saturating_sub(1) });
         }
-        self.check_seed_times(seeds, seed_times)?;
         for again in [false, true] {
             let mut ledger = Ledger::new(self.bytes() + out.allocated_bytes(), self.most_bytes);
             match self.sample_within(at, seeds, seed_times, out, &mut ledger) {
@@ -172,14 +232,28 @@ impl<G: HopGraph> HopSampler<G> {
         Ok(())
     }
 
-    fn check_seed_times(&self, _seeds: &[NodeId], seed_times: Option<&[i64]>) -> Result<()> {
-        match seed_times {
-            None => Ok(()),
-            Some(times) => {
-                let (expected, found) = ("none".into(), format!("{} of them", times.len()));
-                Err(SampleError::SeedTimes { expected, found })
+    /// Notes the time of every seed, if there are times.
+    fn take_seed_times(&mut self, seeds: &[NodeId], given: Option<&[i64]>, ledger: &mut Ledger) -> Result<()> {
+        let wrong = |expected: String, found: String| Err(SampleError::SeedTimes { expected, found });
+        self.seed_times.clear();
+        let NeighbourChoice::Temporal(times, _) = &self.choice else {
+            return match given {
+                None => Ok(()),
+                Some(given) => wrong("none".into(), format!("{} of them", given.len())),
+            };
+        };
+        ledger.reserve(&mut self.seed_times, seeds.len())?;
+        match given {
+            Some(given) if given.len() == seeds.len() => self.seed_times.extend_from_slice(given),
+            Some(given) => return wrong(format!("{} of them", seeds.len()), given.len().to_string()),
+            None => {
+                self.seed_times.extend(seeds.iter().filter_map(|seed| times.of_node(*seed)));
+                if self.seed_times.len() != seeds.len() {
+                    return wrong(format!("{}, as edges have times", seeds.len()), "none".into());
+                }
             }
         }
+        Ok(())
     }
 
     fn sample_within(
@@ -190,9 +264,9 @@ impl<G: HopGraph> HopSampler<G> {
         out: &mut HopSample,
         ledger: &mut Ledger,
     ) -> Result<()> {
-        let HopSampler { graph, settings, choice, threads, table, scratch, .. } = self;
+        self.take_seed_times(seeds, seed_times, ledger)?;
+        let HopSampler { graph, settings, choice, threads, table, scratch, seed_times, .. } = self;
         let HopScratch { new_nodes, waves, tree_waves } = scratch;
-        let seed_times = seed_times.unwrap_or(&[]);
         let batch = HopBatch { graph: &*graph, settings, choice, threads: *threads, at, seeds, seed_times };
         match (settings.disjoint, table) {
             (false, RelabelTable::Direct(table)) => batch.sample(ById, waves, table, new_nodes, out, ledger),
@@ -254,7 +328,11 @@ impl<G: HopGraph> HopBatch<'_, G> {
             out.edges_by_hop.push(out.sources.len() - sampled);
             first = known;
         }
-        Ok(())
+        match settings.edges {
+            HopEdges::Directional => Ok(()),
+            HopEdges::Bidirectional => out.make_bidirectional(ledger),
+            HopEdges::Induced => induce(self.graph, naming, table, out, ledger),
+        }
     }
 
     /// Takes the seeds as the first nodes. Returns the most nodes that the sample may have.

@@ -1,6 +1,7 @@
 //! A sample in the order of PyG's loaders.
 
-use crate::memory::held;
+use crate::Result;
+use crate::memory::{Ledger, held};
 use esker_types::{EdgeId, NodeId};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -61,13 +62,44 @@ impl HopSample {
         hash.digest()
     }
 
-    pub(super) fn clear(&mut self) {
-        self.nodes.clear();
-        self.trees.clear();
+    /// Adds the reverse of every edge, and takes every pair of nodes once: by target, then by source. Of equal pairs the
+    /// first stays, edges before those that are reversed. Then edges belong to no hop.
+    pub(super) fn make_bidirectional(&mut self, ledger: &mut Ledger) -> Result<()> {
+        let count = self.sources.len();
+        let mut pairs: Vec<(u64, EdgeId)> = Vec::new();
+        // Sorting takes as much again.
+        ledger.charge(2 * (2 * count * size_of::<(u64, EdgeId)>()) as u64)?;
+        pairs.reserve_exact(2 * count);
+        let pair = |target: u32, source: u32| (target as u64) << 32 | source as u64;
+        let edges = || self.sources.iter().zip(&self.targets).zip(&self.edges);
+        pairs.extend(edges().map(|((source, target), edge)| (pair(*target, *source), *edge)));
+        pairs.extend(edges().map(|((source, target), edge)| (pair(*source, *target), *edge)));
+        // It is stable.
+        radsort::sort_by_key(&mut pairs, |(pair, _)| *pair);
+        pairs.dedup_by_key(|(pair, _)| *pair);
+        self.clear_edges();
+        ledger.reserve(&mut self.sources, pairs.len())?;
+        ledger.reserve(&mut self.targets, pairs.len())?;
+        ledger.reserve(&mut self.edges, pairs.len())?;
+        self.sources.extend(pairs.iter().map(|(pair, _)| *pair as u32));
+        self.targets.extend(pairs.iter().map(|(pair, _)| (pair >> 32) as u32));
+        self.edges.extend(pairs.iter().map(|(_, edge)| *edge));
+        ledger.release(2 * (2 * count * size_of::<(u64, EdgeId)>()) as u64);
+        Ok(())
+    }
+
+    /// Forgets all edges.
+    pub(super) fn clear_edges(&mut self) {
         self.sources.clear();
         self.targets.clear();
         self.edges.clear();
-        self.nodes_by_hop.clear();
         self.edges_by_hop.clear();
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.nodes.clear();
+        self.trees.clear();
+        self.nodes_by_hop.clear();
+        self.clear_edges();
     }
 }

@@ -167,7 +167,7 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
             let wave = &mut waves.behind[0];
             for range in self.ranges(WAVE_NODES) {
                 let entries = self.make_room(wave, range.clone(), &into.out.nodes, false, into.ledger)?;
-                self.reserve(entries, into)?;
+                self.reserve(entries, into.out.nodes.len(), into)?;
                 self.draw_and_relabel(wave, range, into);
             }
             return Ok(());
@@ -182,22 +182,18 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
                 self.make_room(wave, range.clone(), &into.out.nodes, true, into.ledger)?;
             }
             let behind = &mut waves.behind[..drawn.len()];
-            for wave in &*behind {
-                self.reserve(wave.count, into)?;
-            }
             // Drawing reads the nodes of the sample, and relabelling appends to its edges.
             let nodes = std::mem::take(&mut into.out.nodes);
             let trees = std::mem::take(&mut into.out.trees);
             let frontier = HopSample { nodes, trees, ..HopSample::default() };
-            let result = rayon::join(
-                || self.relabel_all(behind, drawn, frontier.nodes.len(), into),
-                || {
-                    let each = ahead.par_iter_mut().zip(group);
-                    each.for_each(|(wave, range)| self.draw_all(wave, range.clone(), &frontier));
-                },
-            );
+            let draw = || {
+                let each = ahead.par_iter_mut().zip(group);
+                each.for_each(|(wave, range)| self.draw_all(wave, range.clone(), &frontier));
+            };
+            let relabel = || self.relabel_all(behind, drawn, frontier.nodes.len(), into);
+            let (result, ()) = rayon::join(relabel, draw);
             (into.out.nodes, into.out.trees) = (frontier.nodes, frontier.trees);
-            result.0?;
+            result?;
             std::mem::swap(&mut waves.ahead, &mut waves.behind);
             drawn = group;
         }
@@ -233,10 +229,10 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
         Ok(entries)
     }
 
-    /// Makes room for this many more edges.
-    fn reserve<R: Relabel>(&self, entries: usize, into: &mut HopInto<R>) -> Result<()> {
+    /// Makes room for this many more edges of a sample that has `known` nodes.
+    fn reserve<R: Relabel>(&self, entries: usize, known: usize, into: &mut HopInto<R>) -> Result<()> {
         let HopInto { table, new_nodes, out, ledger } = into;
-        let local_indices = out.nodes.len() as u64 + new_nodes.nodes().len() as u64;
+        let local_indices = known as u64 + new_nodes.nodes().len() as u64;
         let new = (entries as u64).min(self.most_nodes.saturating_sub(local_indices)) as usize;
         if local_indices + new as u64 > MOST_NODES {
             return Err(SampleError::TooManyNodes { nodes: local_indices });
@@ -313,17 +309,8 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
         into: &mut HopInto<R>,
     ) -> Result<()> {
         for (wave, range) in waves.iter_mut().zip(all) {
-            let HopInto { table, new_nodes, out, ledger } = &mut *into;
-            let local_indices = known as u64 + new_nodes.nodes().len() as u64;
-            let new = (wave.count as u64).min(self.most_nodes.saturating_sub(local_indices)) as usize;
-            if local_indices + new as u64 > MOST_NODES {
-                return Err(SampleError::TooManyNodes { nodes: local_indices });
-            }
-            table.reserve(local_indices as usize + new, ledger)?;
-            new_nodes.reserve(new, ledger)?;
-            ledger.reserve(&mut out.sources, wave.count)?;
-            ledger.reserve(&mut out.targets, wave.count)?;
-            ledger.reserve(&mut out.edges, wave.count)?;
+            self.reserve(wave.count, known, into)?;
+            let HopInto { table, new_nodes, out, .. } = &mut *into;
             let start = out.sources.len();
             out.sources.resize(start + wave.count, 0);
             let words = &wave.words[..wave.count];
@@ -390,7 +377,11 @@ impl<G: HopGraph, N: Naming<G::StoredId>> HopToExpand<'_, G, N> {
         };
         let heads = |some: Range<usize>| {
             let nodes = nodes.get(some.start..some.end.min(range.end)).into_iter().flatten();
-            nodes.for_each(|node| ask_for_head(&self.graph.list(*node)));
+            nodes.for_each(|node| {
+                let list = self.graph.list(*node);
+                ask_for_head(&list);
+                self.draw.choice.prefetch(self.graph, *node, list.len() as u32);
+            });
         };
         if step == 0 {
             offsets(range.start..range.start + 2 * CLUSTER);
