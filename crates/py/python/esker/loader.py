@@ -4,7 +4,7 @@ import copy
 from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch_geometric.loader as pyg
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
 from esker import disk, draws, spilled
 from esker.sampler import _HETERO, NeighborSampler
@@ -28,14 +28,6 @@ class _Numbered:
             base._index_sampler.seed = base._base_seed
         return iterator
 
-    def filter_fn(self, out: Any) -> Any:
-        """Joins what was sampled with the rows of its nodes and edges."""
-        if self._spilled is None:
-            return super().filter_fn(out)
-        inner = copy.copy(self)
-        inner.__dict__.update(data=self._spilled, _spilled=None)
-        return super(_Numbered, inner).filter_fn(out)
-
     def collate_fn(self, index: Any) -> Any:
         """Samples the neighbourhood of the seeds at these indices."""
         if not isinstance(index, draws.NumberedBatch):
@@ -45,7 +37,7 @@ class _Numbered:
             return super().collate_fn(seeds)
 
 
-class NeighborLoader(disk.DiskMixin, _Numbered, pyg.NeighborLoader):
+class NeighborLoader(disk.DiskMixin, spilled.SpillMixin, _Numbered, pyg.NeighborLoader):
     """Mini-batches of sampled neighbourhoods of nodes: :class:`torch_geometric.loader.NeighborLoader`, sampled by Esker.
 
     Parameters, attributes and batches are those of PyG's loader, which documents them. pyg-lib and torch-sparse are not needed.
@@ -129,7 +121,7 @@ class NeighborLoader(disk.DiskMixin, _Numbered, pyg.NeighborLoader):
         )
 
 
-class LinkNeighborLoader(disk.DiskMixin, _Numbered, pyg.LinkNeighborLoader):
+class LinkNeighborLoader(disk.DiskMixin, spilled.SpillMixin, _Numbered, pyg.LinkNeighborLoader):
     """Mini-batches of sampled neighbourhoods of edges and negatives: :class:`torch_geometric.loader.LinkNeighborLoader`, sampled by
     Esker.
 

@@ -107,6 +107,27 @@ def spill(data: Data, directory=None) -> Data:
     return copied
 
 
+class SpillMixin:
+    """What loaders do with `spill=directory`, or with ESKER_SPILL=1: features of their data leave memory, for them."""
+
+    #: The data with its features on disk, if they were spilled. `data` stays the caller's.
+    _spilled: Optional[Data] = None
+
+    def __init__(self, *arguments, **options):
+        spill_to = of_environment(options.pop("spill", None))
+        super().__init__(*arguments, **options)
+        if spill_to is not None and isinstance(self.data, Data):
+            self._spilled = spill(self.data, spill_to)
+
+    def filter_fn(self, out):
+        """Joins what was sampled with the rows of its nodes and edges."""
+        if self._spilled is None:
+            return super().filter_fn(out)
+        inner = copy.copy(self)
+        inner.__dict__.update(data=self._spilled, _spilled=None)
+        return super(SpillMixin, inner).filter_fn(out)
+
+
 def of_environment(spill_to):
     """Where to spill: as asked, or a temporary directory if ESKER_SPILL=1; `None` for not at all."""
     if spill_to is None and os.environ.get("ESKER_SPILL") == "1":
