@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 /// The native half of `esker`.
 #[pymodule]
 fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    esker_io::use_few_heaps();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     engine::register(module)?;
     hops::register(module)

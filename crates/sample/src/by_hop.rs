@@ -137,10 +137,11 @@ impl Places<'_> {
     fn convert(&self, indices: &[LocalIndex], out: &mut Vec<i64>) {
         let (start, offsets) = (out.len(), &self.sample.node_id_offsets);
         out.extend(indices.iter().map(|index| index.0 as i64 + self.shifts[0]));
-        for level in 1..=self.hops {
-            let (first, more) = (offsets[level], self.shifts[level] - self.shifts[level - 1]);
+        let levels = offsets[1..=self.hops].iter().zip(self.shifts.windows(2));
+        for (first, shifts) in levels {
+            let more = shifts[1] - shifts[0];
             for (place, index) in out[start..].iter_mut().zip(indices) {
-                *place += if index.0 >= first { more } else { 0 };
+                *place += if index.0 >= *first { more } else { 0 };
             }
         }
         let Some(repeated) = &self.repeated else { return };

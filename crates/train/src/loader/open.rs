@@ -22,6 +22,8 @@ const HANDED_OUT: u64 = 3;
 /// Of the memory that a strategy does not ask for, batches that are larger than expected get one part in this many of what
 /// it does.
 const SPARE_PART: u64 = 4;
+/// One part in this many of a loader's memory is left to the allocator, which shares its heaps with the caller's.
+const SLACK_PART: u64 = 8;
 /// Memory of the allocator and the I/O backend. The program itself is the caller's.
 const PROGRAM_BYTES: u64 = 4 << 20;
 
@@ -87,11 +89,11 @@ impl<D: Device> Loader<D> {
         job.pilot(share.bytes().saturating_sub(program).max(LEAST_PILOT_BYTES), after)?;
         job.room.step_bytes = handed_bytes(&config, &job);
         let others = |job: &JobOutline| Ok::<_, TrainError>(others(&config, job));
-        let granted = grant(&needs, &job, share.bytes(), &others)?;
+        let granted = grant(&needs, &job, share.bytes() - share.bytes() / SLACK_PART, &others)?;
         let granted = granted.map_err(|table| too_little(table, share.bytes()))?;
         let smallest_bytes = match grant(&needs, &job, 0, &others)? {
-            Ok(grant) => grant.table.total(),
-            Err(table) => table.total(),
+            Ok(grant) => with_slack(grant.table).total(),
+            Err(table) => with_slack(table).total(),
         };
         let disk_bytes = (needs(&job)?.disk_bytes, job.out_of_core.disk_bytes);
         let plan = take_grant(&mut job, granted, &mut share, smallest_bytes, disk_bytes);
@@ -282,6 +284,7 @@ fn take_grant(
     let spare = if takes_the_rest { spare } else { spare.min(table.total() / SPARE_PART) };
     let to_strategy = if takes_the_rest { spare } else { 0 };
     table.add(if takes_the_rest { "caches and prefetched batches" } else { "larger batches" }, spare);
+    let table = with_slack(table);
     share.keep(table.total());
     (job.prefetch_depth, job.samplers) = (prefetch_depth, samplers);
     job.strategy_bytes = least_strategy_bytes + to_strategy;
@@ -294,7 +297,15 @@ fn take_grant(
 
 /// The refusal of a loader that has too little memory.
 fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
+    let table = with_slack(table);
     TrainError::LoaderMemory { needed: ByteCount(table.total()), allowed: ByteCount(allowed), table }
+}
+
+/// A table with what is left to the allocator.
+fn with_slack(mut table: MemoryTable) -> MemoryTable {
+    let slack = table.total().div_ceil(SLACK_PART - 1);
+    table.add("left to the allocator", slack);
+    table
 }
 
 /// Less than this no loader takes: what it has in memory before its batches are known.
