@@ -41,9 +41,12 @@ def work(rank, world_size, options):
             optimizer.step()
             seen += batch.n_id[:batch.batch_size].tolist()
             loss_sum, batches = loss_sum + loss.item(), batches + 1
-        everyone = [None] * world_size
-        dist.all_gather_object(everyone, (seen, loss_sum / batches, batches))
+    # By files: collectives of Python objects may keep gloo from ending (torch 2.2).
+    with open(os.path.join(options.scratch, f"rank-{rank}.json"), "w") as file:
+        json.dump((seen, loss_sum / batches, batches), file)
+    dist.barrier()
     if rank == 0:
+        everyone = [json.load(open(os.path.join(options.scratch, f"rank-{other}.json"))) for other in range(world_size)]
         seeds = [seed for seen, _, _ in everyone for seed in seen]
         print(json.dumps({"processes": world_size, "seeds": len(set(seeds)), "repeated": len(seeds) - len(set(seeds)),
                           "batches": [count for _, _, count in everyone], "loss": sum(loss for _, loss, _ in everyone) / world_size}))

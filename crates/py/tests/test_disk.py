@@ -19,7 +19,7 @@ from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader.neighbor_loader import NeighborLoader as PygNodes  # noqa: E402
 
 import esker.engine as engine  # noqa: E402
-from esker import LinkNeighborLoader, NeighborLoader, disk, spilled  # noqa: E402
+from esker import FeatureStore, GraphStore, LinkNeighborLoader, NeighborLoader, disk, spilled  # noqa: E402
 
 EXACT = ["memory", "mmap", "ginex", "diskgnn"]
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -284,3 +284,27 @@ def test_two_processes_train_together(data, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads(done.stdout.strip().splitlines()[-1])
     assert record["processes"] == 2 and record["seeds"] == 100 and record["batches"] == [5, 5]
+
+
+def test_stores_of_pyg(data, loaded):
+    from torch_geometric.data import EdgeAttr, TensorAttr
+    features, graph = FeatureStore(data), GraphStore(data._disk.directory)
+    assert [attr.attr_name for attr in features.get_all_tensor_attrs()] == ["x", "y"]
+    index = torch.tensor([5, 0, 299])
+    assert torch.equal(features.get_tensor(TensorAttr(None, "x", index)), loaded.x[index])
+    assert torch.equal(features.get_tensor(TensorAttr(None, "y", None)), loaded.y)
+    assert features.get_tensor_size(TensorAttr(None, "x")) == (300, 8)
+    (attr, ) = graph.get_all_edge_attrs()
+    row, colptr = graph.get_edge_index(attr)
+    assert torch.equal(row, loaded.edge_index[0]) and torch.equal(colptr.diff(), loaded.edge_index[1].bincount(minlength=300))
+    with pytest.raises(NotImplementedError):
+        features.put_tensor(loaded.x, TensorAttr(None, "x", None))
+    assert graph.get_edge_index(EdgeAttr(None, "csc")) is not None
+
+
+def test_the_contract_holds_with_features_on_disk():
+    """All of it but that later changes of features show: they are copied."""
+    contract = Path(__file__).with_name("test_shared_contract.py")
+    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(contract), "-k", "not test_changes_to_features_are_seen"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "ESKER_SPILL": "1"}, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:]

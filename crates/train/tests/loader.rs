@@ -64,7 +64,7 @@ fn open(bench: &Bench, config: LoaderConfig) -> Result<Loader<CpuBackend>, Train
 }
 
 fn all(mut run: LoaderRun) -> Vec<LoadedBatch> {
-    std::iter::from_fn(|| run.next().unwrap()).collect()
+    std::iter::from_fn(|| run.next_batch().unwrap()).collect()
 }
 
 /// All that a batch says, with the bits of its rows.
@@ -250,7 +250,7 @@ fn given_batches_may_repeat_seeds_and_have_any_size() {
         let refused = loader.run_given(GivenEpoch { seed: 1, batches: vec![vec![0; 6]] }, 0);
         assert!(matches!(refused, Err(TrainError::LargeGivenBatch { seeds: 6, most: 5 })));
         let refused = loader.run_given(GivenEpoch { seed: 1, batches: vec![vec![u64::MAX]] }, 0);
-        assert!(refused.and_then(|mut run| run.next().map(|_| ())).is_err());
+        assert!(refused.and_then(|mut run| run.next_batch().map(|_| ())).is_err());
     }
 }
 
@@ -259,7 +259,7 @@ fn hops_after_a_fanout_of_none_are_empty() {
     let bench = Bench::new();
     let fanouts = vec![Fanout::AtMost(4), Fanout::AtMost(0), Fanout::AtMost(3)];
     let mut loader = open(&bench, LoaderConfig { fanouts, ..config(&bench, StrategyKind::Memory) }).unwrap();
-    let batch = loader.run(START).unwrap().next().unwrap().unwrap();
+    let batch = loader.run(START).unwrap().next_batch().unwrap().unwrap();
     assert_eq!(
         (batch.graph.nodes_by_hop[2..].to_vec(), batch.graph.edges_by_hop[1..].to_vec()),
         (vec![0; 2], vec![0; 2])
@@ -297,7 +297,7 @@ fn loaders_of_a_process_share_one_promise() {
     assert!(matches!(open(StrategyKind::Memory), Err(TrainError::LoaderMemory { .. })));
     let (mut one, mut other) = (first.run(START).unwrap(), second.run(START).unwrap());
     for _ in 0..18 {
-        assert_eq!(said(&one.next().unwrap().unwrap()), said(&other.next().unwrap().unwrap()));
+        assert_eq!(said(&one.next_batch().unwrap().unwrap()), said(&other.next_batch().unwrap().unwrap()));
     }
     drop((one, other, first, second));
     assert_eq!(shared.bytes().1, 0);
@@ -316,11 +316,11 @@ fn a_loader_that_is_dropped_midway_leaves_nothing() {
         let epoch = GivenEpoch { seed: 7, batches };
         for taken in 0..3 {
             let mut run = loader.run_given(epoch.clone(), 0).unwrap();
-            (0..taken).for_each(|_| assert!(run.next().unwrap().is_some()));
+            (0..taken).for_each(|_| assert!(run.next_batch().unwrap().is_some()));
             drop(run);
         }
         // A batch outlives its loader.
-        let batch = loader.run_given(epoch.clone(), 0).unwrap().next().unwrap().unwrap();
+        let batch = loader.run_given(epoch.clone(), 0).unwrap().next_batch().unwrap().unwrap();
         drop(loader);
         assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0, "{strategy}");
         assert_eq!(batch.rows.unwrap().len(), batch.graph.nodes.len() * 12);
@@ -339,7 +339,7 @@ fn a_run_that_is_stopped_ends_and_one_that_is_not_awaited_waits() {
     };
     assert_eq!(first.at, START);
     run.stop();
-    assert!(run.next().unwrap().is_none());
+    assert!(run.next_batch().unwrap().is_none());
     drop(run);
     let stop = StopSignal::default();
     stop.ask();
@@ -371,10 +371,10 @@ fn a_batch_that_turns_out_too_large_is_an_error_that_names_what_would_do() {
     let smallest = open(&bench, asked(1 << 30)).unwrap().plan.smallest_bytes;
     let mut loader = open(&bench, asked(smallest)).unwrap();
     let mut run = loader.run(START).unwrap();
-    assert_eq!(run.next().unwrap().unwrap().at, START);
-    let error = run.next().unwrap_err();
+    assert_eq!(run.next_batch().unwrap().unwrap().at, START);
+    let error = run.next_batch().unwrap_err();
     assert!(error.to_string().contains("larger than expected"), "{error}");
-    assert!(run.next().unwrap().is_none());
+    assert!(run.next_batch().unwrap().is_none());
 }
 
 #[test]

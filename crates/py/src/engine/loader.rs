@@ -45,6 +45,9 @@ impl Promise {
     }
 }
 
+/// (what, bytes) line by line, the smallest memory that works, and what was taken.
+type MemoryUse = (Vec<(String, u64)>, u64, u64);
+
 /// What a loader is asked for, as Python writes it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -181,7 +184,7 @@ impl EngineLoader {
     }
 
     /// How memory is used: (what, bytes) line by line, the smallest that works, and what was taken.
-    fn memory(&self) -> PyResult<(Vec<(String, u64)>, u64, u64)> {
+    fn memory(&self) -> PyResult<MemoryUse> {
         let loader = lock(&self.loader);
         let loader = loader.as_ref().ok_or_else(closed)?;
         let lines = loader.plan.table.lines.iter().map(|line| (line.what.clone(), line.bytes)).collect();

@@ -24,6 +24,8 @@ const HANDED_OUT: u64 = 3;
 const SPARE_PART: u64 = 4;
 /// One part in this many of a loader's memory is left to the allocator, which shares its heaps with the caller's.
 const SLACK_PART: u64 = 8;
+/// The line of it.
+const SLACK: &str = "left to the allocator";
 /// Memory of the allocator and the I/O backend. The program itself is the caller's.
 const PROGRAM_BYTES: u64 = 4 << 20;
 
@@ -284,7 +286,9 @@ fn take_grant(
     let spare = if takes_the_rest { spare } else { spare.min(table.total() / SPARE_PART) };
     let to_strategy = if takes_the_rest { spare } else { 0 };
     table.add(if takes_the_rest { "caches and prefetched batches" } else { "larger batches" }, spare);
-    let table = with_slack(table);
+    // What rounding leaves is the allocator's.
+    let slack = table.total().div_ceil(SLACK_PART - 1).min(share.bytes() - table.total());
+    table.add(SLACK, slack);
     share.keep(table.total());
     (job.prefetch_depth, job.samplers) = (prefetch_depth, samplers);
     job.strategy_bytes = least_strategy_bytes + to_strategy;
@@ -304,7 +308,7 @@ fn too_little(table: MemoryTable, allowed: u64) -> TrainError {
 /// A table with what is left to the allocator.
 fn with_slack(mut table: MemoryTable) -> MemoryTable {
     let slack = table.total().div_ceil(SLACK_PART - 1);
-    table.add("left to the allocator", slack);
+    table.add(SLACK, slack);
     table
 }
 

@@ -54,7 +54,7 @@ impl LoaderRun {
     }
 
     /// The next batch. `None` after the last, and after an error.
-    pub fn next(&mut self) -> Result<Option<LoadedBatch>> {
+    pub fn next_batch(&mut self) -> Result<Option<LoadedBatch>> {
         let Some(next) = &self.next else { return Ok(None) };
         let found = self.clock.starved(|| next.recv().ok());
         self.received(found)
@@ -117,7 +117,7 @@ fn hand_over<D: Device>(
             handover.take(batch, items)
         })?;
         *counters.lock().unwrap_or_else(PoisonError::into_inner) = source.counters();
-        if clock.blocked(|| send.send(Ok(handed))).is_err() || stop.is_asked() {
+        if clock.blocked(|| send.send(Ok(handed)).is_err()) || stop.is_asked() {
             break;
         }
     }
