@@ -60,7 +60,7 @@ pub use layout::{Layout, PartPosition};
 pub use map::{Map, Touch};
 pub use plan::Piece;
 pub use prefetch::{
-    gather_past_caches, prefer_large_pages, prefetch, return_freed_memory, trim_freed_memory,
+    gather_past_caches, prefer_large_pages, prefetch, return_freed_memory, trim_freed_memory, use_few_heaps,
 };
 pub use probe::{DirectIo, Refusal, available_bytes, direct_io, io_uring, locked_memory_limit};
 pub use queue::{Finished, Queue, Stop};

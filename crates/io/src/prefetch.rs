@@ -78,6 +78,16 @@ pub fn return_freed_memory() {
     }
 }
 
+/// Makes the allocator use few heaps: each thread's would keep blocks that others could have. For a library in somebody
+/// else's process, whose large blocks it leaves alone. Call it once, when the library is loaded.
+pub fn use_few_heaps() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes the allocator's lock and sets a number that later threads read when they choose a heap.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
 /// Returns freed memory to the kernel that the allocator has kept: blocks below its threshold stay in its heap. Call it
 /// where one phase ends and another takes its memory.
 pub fn trim_freed_memory() {

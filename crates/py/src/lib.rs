@@ -5,6 +5,7 @@
 
 mod csc;
 mod dlpack;
+mod engine;
 mod error;
 mod hops;
 mod rows;
@@ -14,8 +15,10 @@ use pyo3::prelude::*;
 /// The native half of `esker`.
 #[pymodule]
 fn _esker(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    esker_io::use_few_heaps();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     csc::register(module)?;
+    engine::register(module)?;
     hops::register(module)?;
     rows::register(module)
 }

@@ -30,6 +30,12 @@ pub trait Batches: Send + Sync {
     /// batches passes these on, too: without them a model sees what it is to predict.
     fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()>;
 
+    /// The position that the draws of a batch are keyed by: its own, unless these are some of the batches of others, which
+    /// must be sampled as there. [`crate::Sampler::begin`] asks for it.
+    fn drawn_at(&self, at: Position) -> Position {
+        at
+    }
+
     /// The group of partitions that a batch takes its seeds from, if the order has groups.
     fn group(&self, _: Position) -> Option<BatchGroup> {
         None
@@ -71,6 +77,10 @@ impl<B: Batches + ?Sized> Batches for &B {
         (**self).dropped(at, out)
     }
 
+    fn drawn_at(&self, at: Position) -> Position {
+        (**self).drawn_at(at)
+    }
+
     fn group(&self, at: Position) -> Option<BatchGroup> {
         (**self).group(at)
     }
@@ -99,6 +109,10 @@ impl<B: Batches + ?Sized> Batches for Arc<B> {
 
     fn dropped(&self, at: Position, out: &mut Vec<Edge>) -> Result<()> {
         (**self).dropped(at, out)
+    }
+
+    fn drawn_at(&self, at: Position) -> Position {
+        (**self).drawn_at(at)
     }
 
     fn group(&self, at: Position) -> Option<BatchGroup> {

@@ -55,6 +55,14 @@ pub enum SampleError {
         /// The epoch, from 0.
         epoch: u64,
     },
+    /// A process that is not one of those that train together.
+    #[error("rank {rank} of {world_size}; ranks count from 0, and there are {world_size} of them")]
+    Rank {
+        /// The given rank.
+        rank: u64,
+        /// How many there are.
+        world_size: u64,
+    },
     /// A hop that samples nothing.
     #[error("a fan-out of 0 samples nothing; leave the hop out")]
     ZeroFanout,

@@ -68,6 +68,7 @@
 pub mod batches;
 mod buckets;
 pub mod bulk;
+mod by_hop;
 pub mod draw;
 mod error;
 mod found;
@@ -84,6 +85,7 @@ mod reference;
 pub mod hops;
 pub mod order;
 pub mod partition;
+mod ranks;
 mod relabel;
 mod sample;
 mod sampler;
@@ -96,6 +98,7 @@ pub use buckets::{
     BucketCounts, BucketLinks, BucketPool, BucketReader, BucketSubgraphs, BucketTopology, BucketWords,
     BufferRows, CurrentSubgraph, EdgeBuckets, GraphSize, ResidentBuckets, ResidentEdges, StepGraphs,
 };
+pub use by_hop::HopOrdered;
 pub use error::{Result, SampleError};
 pub use held_out::{EdgeRows, FixedNegatives, HeldOut};
 pub use leaks::{SplitLeaks, unseen_node_bytes, unseen_nodes};
@@ -103,6 +106,7 @@ pub use memory::{Bound, HopSizes, Touched};
 pub use node_partitions::NodePartitions;
 pub use node_set::NodeSet;
 pub use order::{Order, Seeds};
+pub use ranks::{Rank, RankBatches};
 pub use sample::{Block, Form, LayerView, Sample};
 pub use sampler::{Carry, Fanout, Position, Pulls, Sampler, Settings};
 pub use topology::{

@@ -482,6 +482,70 @@ pub enum TrainError {
         /// The memory of the run, line by line.
         table: MemoryTable,
     },
+    /// A loader needs more memory than it may take.
+    #[error(
+        "this loader needs {needed} ({} bytes), and may take {allowed}:\n{table}\ngive it --memory {}, or a smaller --batch or --fanout{}",
+        needed.0, needed.flag_value(), strategy_text(table, *needed, *allowed)
+    )]
+    LoaderMemory {
+        /// The smallest budget that works.
+        needed: ByteCount,
+        /// What it may take.
+        allowed: ByteCount,
+        /// The memory of the loader, line by line.
+        table: MemoryTable,
+    },
+    /// The loaders of a process have taken the memory that they share.
+    #[error(
+        "a loader needs {needed}, and {left} are left: the other loaders of this process hold {others}; close one, give them less --memory, or allow all of them {all}"
+    )]
+    SharedMemory {
+        /// Bytes needed.
+        needed: ByteCount,
+        /// Bytes left.
+        left: ByteCount,
+        /// Bytes that others have taken.
+        others: ByteCount,
+        /// What would do for all.
+        all: ByteCount,
+    },
+    /// A strategy that a loader cannot have.
+    #[error(
+        "--strategy {strategy} changes what is trained, and needs Esker's own trainer; use memory, mmap, ginex or diskgnn"
+    )]
+    NoLoader {
+        /// The strategy.
+        strategy: StrategyKind,
+    },
+    /// A loader without seeds.
+    #[error("no seed nodes are given; a loader needs at least one")]
+    NoSeeds,
+    /// A loader without batches.
+    #[error(
+        "{seeds} seeds are no full batch of {batch} for every rank, and smaller batches are dropped; take a smaller --batch, or keep the last"
+    )]
+    NoLoadedBatch {
+        /// Seeds of a batch.
+        batch: u64,
+        /// Number of seeds.
+        seeds: u64,
+    },
+    /// A batch that is given, and larger than the loader was opened for.
+    #[error("a batch of {seeds} seeds, and the loader was opened for {most}; open it for {seeds}")]
+    LargeGivenBatch {
+        /// Seeds of the batch.
+        seeds: u64,
+        /// What the loader was opened for.
+        most: u64,
+    },
+    /// A loader whose order is given is asked for a planned one.
+    #[error("the loader has no order of its own; give each epoch's batches, or open it with a planned order")]
+    NoPlannedOrder,
+    /// Batches that a device is to assemble.
+    #[error(
+        "the device caches rows in memory of its own, which a loader cannot hand out; load batches on the CPU"
+    )]
+    LoaderDevice,
     /// The run needs more device memory than its budget.
     #[error(
         "this run needs {needed} ({} bytes) of the device's memory, and --gpu-memory allows {allowed}:\n{table}\nuse --gpu-memory {}, a smaller --batch, --fanout or --hidden, or --device cpu",

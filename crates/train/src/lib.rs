@@ -47,6 +47,7 @@ mod history;
 mod inputs;
 mod learner;
 pub mod link;
+mod loader;
 mod memory;
 mod metrics;
 mod npy;
@@ -74,6 +75,10 @@ pub use esker_strategies::adjacency;
 pub use evaluate::{evaluate_run, rank_run};
 pub use history::{HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
 pub use learner::Learner;
+pub use loader::{
+    GivenEpoch, LoadedBatch, LoadedColumn, LoadedRows, Loader, LoaderConfig, LoaderOrder, LoaderPlan,
+    LoaderRun, MemoryShare, SharedMemory,
+};
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};
 pub use metrics::{Metrics, Tally};
 pub use objective::{BatchTargets, Losses, Objective, Picked};

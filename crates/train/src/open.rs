@@ -40,7 +40,7 @@ const MOST_DISK_BYTES: u64 = 100_000_000_000;
 const MOST_SAMPLERS: usize = 8;
 
 /// The pilot may use this much in any case, so that a refusal names the smallest budget. A run needs more than a pilot.
-const LEAST_PILOT_BYTES: u64 = 64 << 20;
+pub(crate) const LEAST_PILOT_BYTES: u64 = 64 << 20;
 
 /// Epochs whose batches are counted one by one.
 const MOST_COUNTED_EPOCHS: u64 = 1000;
@@ -484,6 +484,10 @@ impl Batches for FirstBatches {
         self.all.dropped(at, out)
     }
 
+    fn drawn_at(&self, at: Position) -> Position {
+        self.all.drawn_at(at)
+    }
+
     fn group(&self, at: Position) -> Option<BatchGroup> {
         self.all.group(at)
     }
@@ -620,7 +624,7 @@ impl CheckedDataset {
 fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
     OutOfCore {
         scratch: scratch.to_path_buf(),
-        disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(config, scratch)),
+        disk_bytes: config.disk_budget.unwrap_or_else(|| default_disk_budget(disk_folder(config, scratch))),
         disk_bytes_explicit: config.disk_budget.is_some(),
         superbatch: config.superbatch,
         feature_cache_bytes: config.feature_cache,
@@ -647,13 +651,16 @@ fn out_of_core(config: &RunConfig, scratch: &Path) -> OutOfCore {
     }
 }
 
-/// Half of what is free on the disk of scratch files, and at most what Ginex takes in its paper.
-fn default_disk_budget(config: &RunConfig, scratch: &Path) -> u64 {
-    // Packed rows have another directory than traces.
-    let folder = match config.strategy.keeps_beside_dataset() {
+/// Where a run's files take most room. Packed rows have another directory than traces.
+fn disk_folder<'a>(config: &'a RunConfig, scratch: &'a Path) -> &'a Path {
+    match config.strategy.keeps_beside_dataset() {
         true => config.prepared.as_deref().unwrap_or(&config.dataset),
         false => scratch,
-    };
+    }
+}
+
+/// Half of what is free on the disk of a directory, and at most what Ginex takes in its paper.
+pub(crate) fn default_disk_budget(folder: &Path) -> u64 {
     let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
     let free = esker_io::available_bytes(there).unwrap_or(MOST_DISK_BYTES);
     (free / 2).min(MOST_DISK_BYTES)

@@ -9,11 +9,20 @@ neither pyg-lib nor torch-sparse. They are imported when they are first used, so
 """
 
 from esker._esker import __version__
+from esker.engine import evaluate, generate, import_, memory, numpy_loader, open, predict, set_memory, train
 
-__all__ = ["LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "__version__"]
+__all__ = [
+    "DiskData", "FeatureStore", "GraphStore", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "__version__", "evaluate", "from_pyg",
+    "generate", "import_", "memory", "numpy_loader", "open", "predict", "set_memory", "spill", "train",
+]
 
 # Names that need torch and torch_geometric, and where they are.
 _NEED_PYG = {
+    "DiskData": "esker.disk",
+    "FeatureStore": "esker.stores",
+    "GraphStore": "esker.stores",
+    "from_pyg": "esker.disk",
+    "spill": "esker.spilled",
     "LinkNeighborLoader": "esker.loader",
     "NeighborLoader": "esker.loader",
     "NeighborSampler": "esker.sampler",

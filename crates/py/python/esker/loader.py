@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import SamplerOutput
 
-from esker import draws
+from esker import disk, draws, spilled
 from esker._esker import Rows
 from esker.sampler import _HETERO, NeighborSampler
 
@@ -108,7 +108,7 @@ def _wide_columns(data: Data, count: int) -> Dict[str, Tensor]:
     return wide
 
 
-class NeighborLoader(_Numbered, pyg.NeighborLoader):
+class NeighborLoader(disk.DiskMixin, spilled.SpillMixin, _Numbered, pyg.NeighborLoader):
     """Mini-batches of sampled neighbourhoods of nodes: :class:`torch_geometric.loader.NeighborLoader`, sampled by Esker.
 
     Parameters, attributes and batches are those of PyG's loader, which documents them. pyg-lib and torch-sparse are not needed.
@@ -144,6 +144,20 @@ class NeighborLoader(_Numbered, pyg.NeighborLoader):
         directed: bool = True,
         **kwargs,
     ):
+        if isinstance(data, disk.DiskData):
+            settings = dict(
+                input_nodes=input_nodes,
+                input_time=input_time,
+                replace=replace,
+                subgraph_type=subgraph_type if directed else "induced",
+                disjoint=disjoint,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+            )
+            return disk.init_nodes(self, data, num_neighbors, settings, kwargs)
         if input_time is not None and time_attr is None:
             raise ValueError(
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
@@ -178,7 +192,7 @@ class NeighborLoader(_Numbered, pyg.NeighborLoader):
         )
 
 
-class LinkNeighborLoader(_Numbered, pyg.LinkNeighborLoader):
+class LinkNeighborLoader(disk.DiskMixin, spilled.SpillMixin, _Numbered, pyg.LinkNeighborLoader):
     """Mini-batches of sampled neighbourhoods of edges and negatives: :class:`torch_geometric.loader.LinkNeighborLoader`, sampled by
     Esker.
 
@@ -217,6 +231,23 @@ class LinkNeighborLoader(_Numbered, pyg.LinkNeighborLoader):
         directed: bool = True,
         **kwargs,
     ):
+        if isinstance(data, disk.DiskData):
+            settings = dict(
+                edge_label_index=edge_label_index,
+                edge_label=edge_label,
+                edge_label_time=edge_label_time,
+                replace=replace,
+                subgraph_type=subgraph_type if directed else "induced",
+                disjoint=disjoint,
+                neg_sampling=neg_sampling,
+                neg_sampling_ratio=neg_sampling_ratio,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+            )
+            return disk.init_links(self, data, num_neighbors, settings, kwargs)
         if (edge_label_time is not None) != (time_attr is not None):
             state = {True: "set", False: "not set"}
             raise ValueError(

@@ -158,6 +158,8 @@ pub struct Sampler<T: Topology> {
     table: RelabelTable,
     scratch: SamplerScratch<T>,
     dropped: DroppedEdges,
+    /// The batch that was begun, and the position that its draws are keyed by.
+    begun: Option<(Position, Position)>,
 }
 
 /// The state of a batch while it is sampled.
@@ -224,6 +226,7 @@ impl<T: Topology> Sampler<T> {
             table,
             scratch,
             dropped: DroppedEdges::default(),
+            begun: None,
         })
     }
 
@@ -247,7 +250,13 @@ impl<T: Topology> Sampler<T> {
         if self.settings.carry.positions && !self.dropped.of_batch(at).is_empty() {
             return Err(SampleError::PositionsOfDropped);
         }
+        self.begun = Some((at, batches.drawn_at(at)));
         self.topology.begin(batches, at, &mut self.scratch.workspace)
+    }
+
+    /// The position that the draws of a batch are keyed by.
+    fn drawn_at(&self, at: Position) -> Position {
+        self.begun.filter(|(begun, _)| *begun == at).map_or(at, |(_, drawn)| drawn)
     }
 
     /// Its settings.
@@ -257,10 +266,11 @@ impl<T: Topology> Sampler<T> {
 
     /// Samples the neighbourhood of `seeds`, which may repeat.
     pub fn sample(&mut self, at: Position, seeds: &[NodeId], out: &mut Sample) -> Result<()> {
+        let drawn = self.drawn_at(at);
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, dropped, .. } = sampler;
             let (threads, dropped) = (*threads, dropped.of_batch(at));
-            let batch = BatchSampling { topology: &*topology, settings, threads, at, seeds, dropped };
+            let batch = BatchSampling { topology: &*topology, settings, threads, at: drawn, seeds, dropped };
             match table {
                 RelabelTable::Direct(table) => batch.discover(table, scratch, None, ledger),
                 RelabelTable::Hashed(table) => batch.discover(table, scratch, None, ledger),
@@ -281,10 +291,11 @@ impl<T: Topology> Sampler<T> {
         out: &mut Sample,
     ) -> Result<()> {
         self.settings.check_pulls()?;
+        let drawn = self.drawn_at(at);
         self.within_memory(out, |sampler, ledger, out| {
             let Sampler { topology, settings, threads, table, scratch, dropped, .. } = sampler;
             let (threads, dropped) = (*threads, dropped.of_batch(at));
-            let batch = BatchSampling { topology: &*topology, settings, threads, at, seeds, dropped };
+            let batch = BatchSampling { topology: &*topology, settings, threads, at: drawn, seeds, dropped };
             match table {
                 RelabelTable::Direct(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),
                 RelabelTable::Hashed(table) => batch.discover(table, scratch, Some(&mut *pulls), ledger),

@@ -22,7 +22,7 @@ use esker_types::ByteCount;
 /// 2 MiB. Code is page cache and not counted.
 const PROGRAM_BYTES: u64 = 4 << 20;
 /// Stacks and allocator memory of each computing thread, and of a stage beside it.
-const THREAD_BYTES: u64 = 512 << 10;
+pub(crate) const THREAD_BYTES: u64 = 512 << 10;
 /// Batches with rows in device memory apart from those of steps in flight: being trained on, being uploaded.
 const UPLOADED: usize = 2;
 

@@ -13,6 +13,7 @@ mod history;
 mod lagging;
 mod link;
 mod link_evaluation;
+mod loader;
 mod marius;
 mod marius_kept;
 mod marius_matrix;
