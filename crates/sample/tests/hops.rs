@@ -8,7 +8,7 @@ use esker_sample::hops::{
     NeighbourTimes, NeighbourWeights, TemporalStrategy, WeightColumn,
 };
 use esker_sample::{
-    Carry, Direction, Fanout, Form, InMemory, Position, Sample, SampleError, Sampler, Settings,
+    Carry, Direction, Fanout, Form, HopOrdered, InMemory, Position, Sample, SampleError, Sampler, Settings,
 };
 use esker_types::{EdgeId, NodeId};
 use naive_hops::{Choice, HopReference};
@@ -201,17 +201,28 @@ proptest! {
         dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let settings = HopSettings { seed, fanouts, ..HopSettings::default() };
         let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
-        let (mut taken, mut rows) = (found.clone(), Vec::new());
-        taken.take_dense(&sample, &mut rows).unwrap();
-        prop_assert_eq!(&taken, &found);
-        let nodes: Vec<NodeId> = rows.iter().map(|row| sample.node_ids[row.0 as usize]).collect();
-        prop_assert_eq!(&nodes, &found.nodes);
+        prop_assert_eq!(ordered_by_hop(&sample), found);
         // Without repeated seeds, hops are those of DENSE the other way round.
         seeds.sort_unstable();
         seeds.dedup();
         dense_sampler.sample(AT, &seeds, &mut sample).unwrap();
         let found = sampled(&graph, &settings, &Choice::Uniform, &seeds, None);
         prop_assert_eq!(found, hops_of_dense(&sample));
+    }
+}
+
+/// What the engine's loaders make of a DENSE sample.
+fn ordered_by_hop(sample: &Sample) -> HopSample {
+    let ordered = HopOrdered::of(sample);
+    let local = |indices: &[i64]| indices.iter().map(|index| *index as u32).collect();
+    HopSample {
+        nodes: ordered.nodes.iter().map(|node| NodeId(*node as u64)).collect(),
+        sources: local(&ordered.sources),
+        targets: local(&ordered.targets),
+        edges: ordered.edges.iter().map(|edge| EdgeId(*edge as u64)).collect(),
+        nodes_by_hop: ordered.nodes_by_hop,
+        edges_by_hop: ordered.edges_by_hop,
+        ..HopSample::default()
     }
 }
 
@@ -426,9 +437,6 @@ fn columns_and_options_that_cannot_be_are_refused() {
     let other = Arrays::of(&[vec![1, 1], vec![0, 0]]);
     let foreign = NeighbourWeights::new(&other.csc(), WeightColumn::F64(&[1.0; 4]), PLENTY).unwrap();
     say(refused(&of_fanouts(&[2]), &NeighbourChoice::Weighted(Arc::new(foreign))), "another graph");
-
-    let layered = Sample { form: Form::Layered, ..Sample::default() };
-    say(HopSample::default().take_dense(&layered, &mut Vec::new()).unwrap_err(), "form dense");
 
     let sample = |choice: &NeighbourChoice, seeds: &[u64], times: Option<&[i64]>| {
         let seeds: Vec<NodeId> = seeds.iter().map(|seed| NodeId(*seed)).collect();

@@ -1,8 +1,8 @@
 //! A sample in the order of PyG's loaders.
 
+use crate::Result;
 use crate::memory::{Ledger, held};
-use crate::{Form, Result, Sample, SampleError};
-use esker_types::{EdgeId, LocalIndex, NodeId};
+use esker_types::{EdgeId, NodeId};
 use xxhash_rust::xxh3::Xxh3;
 
 /// A sampled neighbourhood in the order of hops. The next batch reuses its buffers.
@@ -55,46 +55,6 @@ impl HopSample {
             array(&mut counts.iter().map(|count| *count as u64));
         }
         hash.digest()
-    }
-
-    /// Replaces this by a DENSE sample that carries edges, in the order of hops; every occurrence of a repeated seed is
-    /// expanded. `rows` gets the index that each node has in the DENSE sample. Equal to what
-    /// [`HopSampler`](super::HopSampler) samples without options for the same random seed, epoch and batch.
-    pub fn take_dense(&mut self, sample: &Sample, rows: &mut Vec<LocalIndex>) -> Result<()> {
-        let block = sample.blocks.first().filter(|block| block.edges.len() == block.nbrs.len());
-        let Some(block) = block.filter(|_| sample.form == Form::Dense && !sample.has_pulled()) else {
-            return Err(SampleError::HopOptions {
-                what: "only a DENSE sample with edge ids and without pulled nodes has an order by hops",
-                remedy: "sample with form dense, carry edges, and use no history",
-            });
-        };
-        self.clear();
-        rows.clear();
-        let hops = sample.layers();
-        let range = |hop: usize| sample.node_id_offsets[hops - hop]..sample.node_id_offsets[hops - hop + 1];
-        rows.extend_from_slice(&sample.seeds);
-        rows.extend((1..=hops).flat_map(range).map(LocalIndex));
-        // Of repeated seeds the first is meant.
-        let mut order = vec![0u32; sample.node_ids.len()];
-        rows.iter().enumerate().rev().for_each(|(index, row)| order[row.0 as usize] = index as u32);
-        self.nodes.extend(rows.iter().map(|row| sample.node_ids[row.0 as usize]));
-        self.nodes_by_hop.push(sample.seeds.len());
-        self.nodes_by_hop.extend((1..=hops).map(|hop| range(hop).len()));
-        let mut target = 0;
-        for hop in 0..hops {
-            let before = self.edges.len();
-            for row in &rows[target..target + self.nodes_by_hop[hop]] {
-                let at = (row.0 - block.first) as usize;
-                let entries = block.nbr_offsets[at] as usize..block.nbr_offsets[at + 1] as usize;
-                let sources = block.nbrs[entries.clone()].iter().map(|nbr| order[nbr.0 as usize]);
-                self.sources.extend(sources);
-                self.targets.extend(std::iter::repeat_n(target as u32, entries.len()));
-                self.edges.extend_from_slice(&block.edges[entries]);
-                target += 1;
-            }
-            self.edges_by_hop.push(self.edges.len() - before);
-        }
-        Ok(())
     }
 
     /// Adds the reverse of every edge, and takes every pair of nodes once: by target, then by source. Of equal pairs the
