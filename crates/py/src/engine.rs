@@ -22,7 +22,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Adds what is defined here to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<arrays::Array>()?;
+    module.add_class::<arrays::NumpyArray>()?;
     module.add_class::<dataset::DiskDataset>()?;
     module.add_class::<dataset::DiskRowsOf>()?;
     module.add_class::<loader::Promise>()?;

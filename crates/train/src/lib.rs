@@ -76,7 +76,7 @@ pub use evaluate::{evaluate_run, rank_run};
 pub use history::{HistoryConfig, HistoryHop, LEAST_HISTORY_BATCHES, USUAL_STALENESS, usual_staleness};
 pub use learner::Learner;
 pub use loader::{
-    GivenEpoch, LoadedBatch, LoadedColumn, LoadedRows, Loader, LoaderConfig, LoaderOrder, LoaderPlan,
+    BatchValues, GivenEpoch, HandedColumn, LoadedBatch, Loader, LoaderConfig, LoaderOrder, LoaderPlan,
     LoaderRun, MemoryShare, SharedMemory,
 };
 pub use memory::{Bytes, DeviceProfile, Plan, PlannedBatches, Purpose};

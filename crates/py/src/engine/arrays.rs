@@ -1,6 +1,6 @@
 //! Arrays that cross to NumPy and back without a copy.
 
-use esker_train::LoadedRows;
+use esker_train::BatchValues;
 use esker_types::Dtype;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -8,56 +8,56 @@ use pyo3::types::PyDict;
 
 /// Numbers that Rust owns. `numpy.asarray` shares their memory, and keeps them as long as it needs them.
 #[pyclass(frozen, module = "esker._esker")]
-pub struct Array {
-    values: Values,
+pub struct NumpyArray {
+    values: ArrayValues,
     shape: Vec<usize>,
 }
 
 /// The memory of an array.
-enum Values {
-    Rows(LoadedRows),
+enum ArrayValues {
+    Rows(BatchValues),
     Floats(Vec<f32>),
     Integers(Vec<i64>),
     Stored(Vec<u8>, Dtype),
 }
 
-impl Array {
+impl NumpyArray {
     /// Feature rows of a batch.
-    pub fn rows(rows: LoadedRows) -> Array {
+    pub fn rows(rows: BatchValues) -> NumpyArray {
         let shape = vec![rows.len() / rows.dim.max(1), rows.dim];
-        Array { values: Values::Rows(rows), shape }
+        NumpyArray { values: ArrayValues::Rows(rows), shape }
     }
 
     /// Rows of f32.
-    pub fn floats(values: Vec<f32>, shape: Vec<usize>) -> Array {
+    pub fn floats(values: Vec<f32>, shape: Vec<usize>) -> NumpyArray {
         assert_eq!(values.len(), shape.iter().product::<usize>());
-        Array { values: Values::Floats(values), shape }
+        NumpyArray { values: ArrayValues::Floats(values), shape }
     }
 
     /// Ids.
-    pub fn integers(values: Vec<i64>, shape: Vec<usize>) -> Array {
+    pub fn integers(values: Vec<i64>, shape: Vec<usize>) -> NumpyArray {
         assert_eq!(values.len(), shape.iter().product::<usize>());
-        Array { values: Values::Integers(values), shape }
+        NumpyArray { values: ArrayValues::Integers(values), shape }
     }
 
     /// Rows of `width` numbers as a dataset stores them.
-    pub fn stored(bytes: Vec<u8>, dtype: Dtype, width: usize) -> Array {
+    pub fn stored(bytes: Vec<u8>, dtype: Dtype, width: usize) -> NumpyArray {
         let rows = bytes.len() / (width.max(1) * dtype.bytes() as usize);
         let shape = if width == 1 { vec![rows] } else { vec![rows, width] };
-        Array { values: Values::Stored(bytes, dtype), shape }
+        NumpyArray { values: ArrayValues::Stored(bytes, dtype), shape }
     }
 }
 
 #[pymethods]
-impl Array {
+impl NumpyArray {
     /// NumPy's array interface, version 3.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (address, kind) = match &self.values {
-            Values::Rows(rows) => (rows.as_ptr() as usize, "<f4"),
-            Values::Floats(values) => (values.as_ptr() as usize, "<f4"),
-            Values::Integers(values) => (values.as_ptr() as usize, "<i8"),
-            Values::Stored(bytes, dtype) => (bytes.as_ptr() as usize, kind_of(*dtype)),
+            ArrayValues::Rows(rows) => (rows.as_ptr() as usize, "<f4"),
+            ArrayValues::Floats(values) => (values.as_ptr() as usize, "<f4"),
+            ArrayValues::Integers(values) => (values.as_ptr() as usize, "<i8"),
+            ArrayValues::Stored(bytes, dtype) => (bytes.as_ptr() as usize, kind_of(*dtype)),
         };
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
@@ -72,9 +72,9 @@ impl Array {
     #[getter]
     fn dtype(&self) -> &'static str {
         match &self.values {
-            Values::Rows(_) | Values::Floats(_) => "f32",
-            Values::Integers(_) => "i64",
-            Values::Stored(_, dtype) => dtype.name(),
+            ArrayValues::Rows(_) | ArrayValues::Floats(_) => "f32",
+            ArrayValues::Integers(_) => "i64",
+            ArrayValues::Stored(_, dtype) => dtype.name(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Datasets on disk, and rows of them by id.
 
-use super::arrays::{Array, ids};
+use super::arrays::{NumpyArray, ids};
 use super::{exception, of_fetch, of_store};
 use esker_fetch::{ColumnFiles, FeatureRows};
 use esker_store::{Dataset, StoreError};
@@ -48,7 +48,7 @@ impl DiskDataset {
 
     /// Rows of an array as stored, from `first` on; all of them by default.
     #[pyo3(signature = (name, first = 0, count = None))]
-    fn read(&self, py: Python<'_>, name: &str, first: u64, count: Option<u64>) -> PyResult<Array> {
+    fn read(&self, py: Python<'_>, name: &str, first: u64, count: Option<u64>) -> PyResult<NumpyArray> {
         let array = self.dataset.array(name).ok_or_else(|| self.no_array(name))?;
         let entry = array.entry();
         let left = entry.rows.checked_sub(first);
@@ -60,18 +60,18 @@ impl DiskDataset {
         };
         let (width, dtype) = (entry.columns as usize, entry.dtype);
         let bytes = py.detach(|| read_bytes(array, first, count)).map_err(of_store)?;
-        Ok(Array::stored(bytes, dtype, width))
+        Ok(NumpyArray::stored(bytes, dtype, width))
     }
 
     /// The rows of an array with these ids, as stored.
-    fn gather(&self, py: Python<'_>, name: &str, ids_of: &Bound<'_, PyAny>) -> PyResult<Array> {
+    fn gather(&self, py: Python<'_>, name: &str, ids_of: &Bound<'_, PyAny>) -> PyResult<NumpyArray> {
         let asked = ids(ids_of)?;
         let (dataset, names) = (self.dataset.clone(), [name.to_string()]);
         py.detach(move || {
             let columns = ColumnFiles::open(&dataset, &names)?;
             let bytes = columns.reader()?.read(0, asked.into_iter())?;
             let entry = &columns.entries()[0];
-            Ok(Array::stored(bytes, entry.dtype, entry.columns as usize))
+            Ok(NumpyArray::stored(bytes, entry.dtype, entry.columns as usize))
         })
         .map_err(of_fetch)
     }
@@ -133,7 +133,7 @@ impl DiskRowsOf {
     }
 
     /// The rows with these ids.
-    fn gather(&self, py: Python<'_>, ids_of: &Bound<'_, PyAny>) -> PyResult<Array> {
+    fn gather(&self, py: Python<'_>, ids_of: &Bound<'_, PyAny>) -> PyResult<NumpyArray> {
         let asked = ids(ids_of)?;
         if let Some(id) = asked.iter().find(|id| **id >= self.rows.rows()) {
             let rows = self.rows.rows();
@@ -146,7 +146,7 @@ impl DiskRowsOf {
             let nodes: Vec<NodeId> = asked.into_iter().map(NodeId).collect();
             let mut values = vec![0f32; nodes.len() * dim];
             pool.install(|| self.rows.gather(&nodes, &[], &mut values)).map_err(of_fetch)?;
-            Ok(Array::floats(values, vec![nodes.len(), dim]))
+            Ok(NumpyArray::floats(values, vec![nodes.len(), dim]))
         })
     }
 }

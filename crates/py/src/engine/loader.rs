@@ -1,6 +1,6 @@
 //! Loaders over strategies.
 
-use super::arrays::{Array, ids, integers};
+use super::arrays::{NumpyArray, ids, integers};
 use super::dataset::DiskDataset;
 use super::{SIGNALS_EVERY, of_train, watched};
 use esker_nn::CpuBackend;
@@ -51,7 +51,7 @@ type MemoryUse = (Vec<(String, u64)>, u64, u64);
 /// What a loader is asked for, as Python writes it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct LoaderRequest {
     strategy: String,
     /// -1 for all neighbours.
     fanouts: Vec<i64>,
@@ -83,7 +83,7 @@ struct AskedOrder {
     world_size: u64,
 }
 
-impl Asked {
+impl LoaderRequest {
     fn resolve(self, seeds: Seeds) -> PyResult<LoaderConfig> {
         let strategy: StrategyKind = self.strategy.parse().map_err(PyValueError::new_err)?;
         let fanouts = self.fanouts.iter().map(|count| match u32::try_from(*count) {
@@ -156,7 +156,7 @@ impl EngineLoader {
             Some(seeds) => Seeds::Shared(Arc::new(ids(seeds)?.into_iter().map(NodeId).collect())),
             None => Seeds::AllNodes(dataset.dataset.manifest().nodes.count),
         };
-        let asked: Asked =
+        let asked: LoaderRequest =
             serde_json::from_str(asked).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let (config, stop) = (asked.resolve(seeds)?, StopSignal::default());
         let control = RunControl { stop: stop.clone(), ..RunControl::default() };
@@ -324,17 +324,17 @@ pub struct EngineBatch {
     /// Its epoch and its number there.
     at: (u64, u64),
     /// Its seeds, as indices of those that the loader was given.
-    items: Py<Array>,
+    items: Py<NumpyArray>,
     /// Node ids, seeds first.
-    n_id: Py<Array>,
+    n_id: Py<NumpyArray>,
     /// Neighbour and node of each edge, as indices of `n_id`.
-    edge_index: Py<Array>,
+    edge_index: Py<NumpyArray>,
     /// Edge ids, if they were asked for.
-    e_id: Option<Py<Array>>,
+    e_id: Option<Py<NumpyArray>>,
     /// Feature rows, if they were asked for.
-    x: Option<Py<Array>>,
+    x: Option<Py<NumpyArray>>,
     /// (name, whether by node, values) of the columns.
-    columns: Vec<(String, bool, Py<Array>)>,
+    columns: Vec<(String, bool, Py<NumpyArray>)>,
     /// Nodes and edges by hop.
     nodes_by_hop: Vec<usize>,
     edges_by_hop: Vec<usize>,
@@ -350,18 +350,19 @@ impl EngineBatch {
         let (item_count, nodes) = (items.len(), graph.nodes.len());
         let has_ids = graph.edges.len() == edges;
         Python::attach(|py| {
-            let array = |array: Array| Py::new(py, array).expect("the interpreter has memory for an object");
+            let array =
+                |array: NumpyArray| Py::new(py, array).expect("the interpreter has memory for an object");
             EngineBatch {
                 at: (at.epoch, at.batch),
-                items: array(Array::integers(items, vec![item_count])),
-                n_id: array(Array::integers(graph.nodes, vec![nodes])),
-                edge_index: array(Array::integers(edge_index, vec![2, edges])),
-                e_id: has_ids.then(|| array(Array::integers(graph.edges, vec![edges]))),
-                x: rows.map(|rows| array(Array::rows(rows))),
+                items: array(NumpyArray::integers(items, vec![item_count])),
+                n_id: array(NumpyArray::integers(graph.nodes, vec![nodes])),
+                edge_index: array(NumpyArray::integers(edge_index, vec![2, edges])),
+                e_id: has_ids.then(|| array(NumpyArray::integers(graph.edges, vec![edges]))),
+                x: rows.map(|rows| array(NumpyArray::rows(rows))),
                 columns: columns
                     .into_iter()
                     .map(|column| {
-                        let values = Array::stored(column.bytes, column.dtype, column.width);
+                        let values = NumpyArray::stored(column.bytes, column.dtype, column.width);
                         (column.name, column.by_node, array(values))
                     })
                     .collect(),

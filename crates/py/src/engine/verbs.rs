@@ -1,6 +1,6 @@
 //! The verbs of the program as functions. Requests and results are JSON here, and plain dicts in Python.
 
-use super::arrays::{Array, ids};
+use super::arrays::{NumpyArray, ids};
 use super::dataset::DiskDataset;
 use super::{of_import, of_store, of_train, watched};
 use esker_import::generate::{GraphShape, Preset, generate};
@@ -181,7 +181,7 @@ fn predict(
     nodes: Option<&Bound<'_, PyAny>>,
     mode: Option<&str>,
     memory: Option<u64>,
-) -> PyResult<(Array, Array)> {
+) -> PyResult<(NumpyArray, NumpyArray)> {
     let nodes =
         nodes.map(ids).transpose()?.map(|nodes| Arc::new(nodes.into_iter().map(NodeId).collect::<Vec<_>>()));
     if let Some(nodes) = &nodes
@@ -206,7 +206,7 @@ fn predict(
     let rows = classes.len().max(values.len() / values.len().max(1));
     let columns = values.len() / rows.max(1);
     let classes_shape = vec![classes.len()];
-    Ok((Array::integers(classes, classes_shape), Array::floats(values, vec![rows, columns])))
+    Ok((NumpyArray::integers(classes, classes_shape), NumpyArray::floats(values, vec![rows, columns])))
 }
 
 /// Imports a dataset. Returns its directory.

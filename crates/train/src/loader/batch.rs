@@ -21,23 +21,23 @@ pub struct LoadedBatch {
     /// Nodes and edges, by hop. Hops after a fan-out of 0 are there, and empty.
     pub graph: HopOrdered,
     /// Feature rows of its nodes, if the loader has any.
-    pub rows: Option<LoadedRows>,
+    pub rows: Option<BatchValues>,
     /// Values of its nodes and edges, in the order of both.
-    pub columns: Vec<LoadedColumn>,
+    pub columns: Vec<HandedColumn>,
 }
 
 /// Feature rows of a batch, row-major. Their memory serves a later batch, unless the loader is gone.
 #[derive(Debug)]
-pub struct LoadedRows {
+pub struct BatchValues {
     values: Vec<f32>,
     /// Numbers per row.
     pub dim: usize,
-    home: Weak<RowMemory>,
+    home: Weak<FreedRows>,
 }
 
 /// Values of nodes or edges, as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadedColumn {
+pub struct HandedColumn {
     /// Its name in the dataset.
     pub name: String,
     /// Whether there is a value per node. Otherwise there is one per edge.
@@ -52,9 +52,9 @@ pub struct LoadedColumn {
 
 /// Memory of rows that the caller has dropped.
 #[derive(Debug, Default)]
-pub(super) struct RowMemory(Mutex<Vec<Vec<f32>>>);
+pub(super) struct FreedRows(Mutex<Vec<Vec<f32>>>);
 
-impl RowMemory {
+impl FreedRows {
     /// Empty memory for this many numbers. Freed memory is used if it is large enough.
     fn take(&self, numbers: usize) -> Vec<f32> {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,14 +80,14 @@ impl RowMemory {
     }
 }
 
-impl Deref for LoadedRows {
+impl Deref for BatchValues {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
         &self.values
     }
 }
 
-impl Drop for LoadedRows {
+impl Drop for BatchValues {
     fn drop(&mut self) {
         if let Some(home) = self.home.upgrade() {
             home.put(std::mem::take(&mut self.values));
@@ -102,7 +102,7 @@ pub(super) struct Handover {
     /// Numbers per feature row.
     pub dim: usize,
     /// Memory that the caller returned.
-    pub memory: Arc<RowMemory>,
+    pub memory: Arc<FreedRows>,
 }
 
 impl Handover {
@@ -124,18 +124,18 @@ impl Handover {
         Ok(LoadedBatch { at, items, graph, rows, columns })
     }
 
-    fn rows(&self, sample: &Sample, rows: &[f32], graph: &HopOrdered) -> LoadedRows {
+    fn rows(&self, sample: &Sample, rows: &[f32], graph: &HopOrdered) -> BatchValues {
         assert_eq!(rows.len(), sample.node_ids.len() * self.dim, "a batch has a row per node");
         let mut values = self.memory.take(graph.nodes.len() * self.dim);
         for run in &graph.node_runs {
             values.extend_from_slice(&rows[run.start * self.dim..run.end * self.dim]);
         }
-        LoadedRows { values, dim: self.dim, home: Arc::downgrade(&self.memory) }
+        BatchValues { values, dim: self.dim, home: Arc::downgrade(&self.memory) }
     }
 }
 
 /// A column in the order of a batch that is handed out.
-fn moved(column: NamedColumn, graph: &HopOrdered) -> LoadedColumn {
+fn moved(column: NamedColumn, graph: &HopOrdered) -> HandedColumn {
     let NamedColumn { name, by_node, dtype, width, bytes } = column;
     let runs: &[Range<usize>] = if by_node { &graph.node_runs } else { &graph.edge_runs };
     let row = width * dtype.bytes() as usize;
@@ -144,5 +144,5 @@ fn moved(column: NamedColumn, graph: &HopOrdered) -> LoadedColumn {
     for run in runs {
         ordered.extend_from_slice(&bytes[run.start * row..run.end * row]);
     }
-    LoadedColumn { name, by_node, dtype, width, bytes: ordered }
+    HandedColumn { name, by_node, dtype, width, bytes: ordered }
 }

@@ -21,7 +21,7 @@ mod run;
 mod scratch;
 mod shared;
 
-pub use batch::{LoadedBatch, LoadedColumn, LoadedRows};
+pub use batch::{BatchValues, HandedColumn, LoadedBatch};
 pub use config::{GivenEpoch, LoaderConfig, LoaderOrder};
 pub use open::{Loader, LoaderPlan};
 pub use run::LoaderRun;

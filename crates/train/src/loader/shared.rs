@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Memory that several loaders share. Clones share it, too.
 #[derive(Debug, Clone)]
-pub struct SharedMemory(Arc<Mutex<Shared>>);
+pub struct SharedMemory(Arc<Mutex<SharedBytes>>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedBytes {
     allowed: u64,
     taken: u64,
 }
@@ -18,7 +18,7 @@ struct Shared {
 impl SharedMemory {
     /// `allowed` bytes for all loaders together.
     pub fn new(allowed: u64) -> SharedMemory {
-        SharedMemory(Arc::new(Mutex::new(Shared { allowed, taken: 0 })))
+        SharedMemory(Arc::new(Mutex::new(SharedBytes { allowed, taken: 0 })))
     }
 
     /// Changes what is allowed. Shares that are taken stay.
@@ -54,7 +54,7 @@ impl SharedMemory {
         Ok(MemoryShare { of: self.clone(), bytes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, SharedBytes> {
         // Every change leaves it consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

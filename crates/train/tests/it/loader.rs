@@ -1,5 +1,6 @@
 //! Batches without a trainer: those of `esker train`, from every exact strategy, for every rank, from any position, within
 //! the memory that was promised.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps says where it failed")]
 
 use crate::common::Bench;
 use esker_nn::CpuBackend;
