@@ -147,7 +147,9 @@ impl Course {
 fn is_validated(job: &Job, epochs: u64, epoch: u64) -> bool {
     let every = job.schedule.every;
     match epochs < job.epochs {
-        true => every == 1 || (every > 0 && epochs % every == 0 && (epoch + 1) % every == 0),
+        true => {
+            every == 1 || (every > 0 && epochs.is_multiple_of(every) && (epoch + 1).is_multiple_of(every))
+        }
         false => job.validates_after(epoch),
     }
 }
@@ -156,5 +158,5 @@ fn is_validated(job: &Job, epochs: u64, epoch: u64) -> bool {
 fn misses_some(job: &Job, epochs: u64) -> bool {
     let every = job.schedule.every;
     let last = job.epochs.saturating_sub(1) % epochs.max(1);
-    every > 0 && ((every > 1 && epochs % every != 0) || !is_validated(job, epochs, last))
+    every > 0 && ((every > 1 && !epochs.is_multiple_of(every)) || !is_validated(job, epochs, last))
 }

@@ -32,8 +32,7 @@ pub(super) enum Made {
 pub(super) fn prepare<W: StoredId + StoredRow>(job: &Job, sizes: &Sizes, reads: &Reads) -> Result<Made> {
     let home = Home::of_run(job)?;
     let course = Course::of(job, most_epochs(job));
-    let sources =
-        course.sources.iter().map(|job| SampledPart::of(job)).collect::<Result<Vec<SampledPart>>>()?;
+    let sources = course.sources.iter().map(SampledPart::of).collect::<Result<Vec<SampledPart>>>()?;
     let preparing = RunPreparation { job, sizes, reads, home: &home, course: &course, sources };
     let rows = match preparing.find_or_make::<W>() {
         // Without packing, no epoch can be repeated. RunPreparation alone has nothing else to do.
