@@ -173,13 +173,20 @@ fn a_run_stopped_while_it_prepares_goes_on_without_being_told_again() {
     let directory = with_larger_graph();
     let at = directory.path();
     let whole = json(at, &format!("train g {SAMPLED_LONG} --out whole"));
-    let command = esker(at, &format!("train g {SAMPLED_LONG} --strategy diskgnn --threads 1 --out run"));
-    let (said, code) = interrupted(command, || at.join("run/config.json").exists());
-    assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains("stopped before training; resume with `esker train --resume --out run`"), "{said}");
-    assert!(!at.join("run/metrics.jsonl").exists(), "it stopped before the first batch");
-    let found = json(at, "train --resume --out run");
-    assert_eq!((&found["loss_digest"], &found["strategy"]), (&whole["loss_digest"], &"diskgnn".into()));
+    for strategy in ["diskgnn", "esker"] {
+        // What one has sampled would serve the other.
+        let _ = fs::remove_dir_all(at.join("g/derived"));
+        let run = at.join(strategy);
+        let words = format!("train g {SAMPLED_LONG} --strategy {strategy} --threads 1 --out {strategy}");
+        let (said, code) = interrupted(esker(at, &words), || run.join("config.json").exists());
+        assert_eq!(code, Some(130), "{said}");
+        let expected =
+            format!("stopped before training; resume with `esker train --resume --out {strategy}`");
+        assert!(said.contains(&expected), "{said}");
+        assert!(!run.join("metrics.jsonl").exists(), "it stopped before the first batch");
+        let found = json(at, &format!("train --resume --out {strategy}"));
+        assert_eq!((&found["loss_digest"], &found["strategy"]), (&whole["loss_digest"], &strategy.into()));
+    }
 }
 
 #[test]
@@ -265,10 +272,11 @@ fn flags_that_change_nothing_are_refused_with_what_would_make_them_count() {
     for (flag, choice, counts_with) in [
         ("--superbatch 3", "--strategy memory", "--strategy ginex"),
         ("--superbatch 3 --strategy diskgnn", "--strategy diskgnn", "--strategy ginex"),
+        ("--segment 3 --strategy esker", "--strategy esker", "--strategy diskgnn"),
         ("--segment 3 --strategy ginex", "--strategy ginex", "--strategy diskgnn"),
         ("--prepared there", "--strategy memory", "--strategy diskgnn"),
         ("--no-prefetch", "--strategy memory", "--strategy diskgnn"),
-        ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex, outre or diskgnn"),
+        ("--feature-cache 1MiB", "--strategy memory", "--strategy ginex, outre, diskgnn or esker"),
         ("--neighbour-cache 1MiB", "--strategy memory", "--strategy ginex"),
         ("--disk-budget 1GiB --strategy mmap", "--strategy mmap", "--strategy ginex"),
         ("--io-block 4KiB", "--strategy memory", "--strategy ginex"),

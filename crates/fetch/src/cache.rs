@@ -11,6 +11,8 @@ use rayon::prelude::*;
 const CHUNK_ROWS: usize = 512;
 /// Bytes per task when slots are filled.
 const FILLED_BYTES: usize = 1 << 20;
+/// Fewest kept rows per task.
+const KEPT_ROWS: usize = 2048;
 /// Rows prefetched ahead, and cache lines per row.
 const PREFETCH_ROWS: usize = 8;
 const PREFETCH_LINES: usize = 4;
@@ -171,22 +173,32 @@ impl HostCache {
         &self.rows[slot * self.row_bytes..][..self.row_bytes]
     }
 
-    /// Copies rows that are kept to their slots. A slot may belong to a hit of the same batch.
+    /// Copies rows that are kept to their slots. A slot may belong to a hit of the same batch. Each task has some of the
+    /// slots, and goes through all rows.
     fn keep(&mut self, placements: &Placements, missed: Missed, dim: usize, values: &[f32]) {
-        let mut slots = placements.kept.iter();
-        if slots.len() == 0 || self.row_bytes == 0 {
+        let (row_bytes, kept) = (self.row_bytes, placements.kept.len());
+        if kept == 0 || row_bytes == 0 {
             return;
         }
         let stored = bytemuck::cast_slice::<f32, u8>(values);
-        for (word, own) in placements.words.iter().zip(stored.chunks_exact(dim * 4)) {
-            let Placement::Keep(index) = Placement::decode(*word) else { continue };
-            let slot = *slots.next().expect("a slot a row that is kept") as usize;
-            let row = match missed {
-                Missed::InPlace => &own[..self.row_bytes],
-                Missed::Buffer(read) => &read[index as usize * self.row_bytes..][..self.row_bytes],
-            };
-            self.rows[slot * self.row_bytes..][..self.row_bytes].copy_from_slice(row);
-        }
+        let tasks = (kept / KEPT_ROWS).clamp(1, rayon::current_num_threads());
+        let part = (self.rows.len() / row_bytes).div_ceil(tasks);
+        self.rows.par_chunks_mut(part * row_bytes).enumerate().for_each(|(number, slots)| {
+            let mine = number * part..(number + 1) * part;
+            let mut to = placements.kept.iter();
+            for (word, own) in placements.words.iter().zip(stored.chunks_exact(dim * 4)) {
+                let Placement::Keep(index) = Placement::decode(*word) else { continue };
+                let slot = *to.next().expect("a slot a row that is kept") as usize;
+                if !mine.contains(&slot) {
+                    continue;
+                }
+                let row = match missed {
+                    Missed::InPlace => &own[..row_bytes],
+                    Missed::Buffer(read) => &read[index as usize * row_bytes..][..row_bytes],
+                };
+                slots[(slot - mine.start) * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        });
     }
 }
 
@@ -235,6 +247,29 @@ fn widen_in_place(words: &[u32], missed: Missed, format: &RowFormat, values: &mu
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Compares with one row after the other.
+    #[test]
+    fn rows_are_kept_by_several_tasks_as_by_one() {
+        let slots: Vec<u32> =
+            (0..3 * KEPT_ROWS as u32).map(|at| at * 7919 % (4 * KEPT_ROWS as u32)).collect();
+        let mut placements = Placements::default();
+        let read: Vec<u8> = (0..slots.len() * 2 * 3).map(|at| (at * 31 % 251) as u8).collect();
+        for (at, slot) in slots.iter().enumerate() {
+            placements.words.push(Placement::Keep(2 * at as u32).encode());
+            placements.words.push(Placement::Read(2 * at as u32 + 1).encode());
+            placements.kept.push(*slot);
+        }
+        let rows = vec![0xEE; 4 * KEPT_ROWS * 3];
+        let (mut cache, mut expected) = (HostCache { rows: rows.clone(), row_bytes: 3 }, rows);
+        for (at, slot) in slots.iter().enumerate() {
+            expected[*slot as usize * 3..][..3].copy_from_slice(&read[2 * at * 3..][..3]);
+        }
+        let (pool, values) =
+            (rayon::ThreadPoolBuilder::new().num_threads(3).build(), vec![0.0; slots.len() * 2]);
+        pool.unwrap().install(|| cache.keep(&placements, Missed::Buffer(&read), 1, &values));
+        assert!(cache.rows == expected);
+    }
 
     proptest! {
         /// Compares with a copy of all slots.

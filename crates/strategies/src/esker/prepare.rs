@@ -105,8 +105,7 @@ impl RunPreparation<'_> {
             let Ok(found) = self.job.dataset.open_derived(&directory) else { continue };
             let plan = RunRows::describe(&found).filter(|_| self.job.dataset.is_current(&found));
             let Some(plan) = plan else { continue };
-            let bytes = found.manifest.files.iter().map(|entry| entry.bytes).sum();
-            match self.why_not(&plan, bytes)? {
+            match self.why_not(&plan, &directory)? {
                 Some(why) if self.is_this_run(&plan) => {
                     let directory = directory.display();
                     self.job.progress.note(&format!("packed rows in {directory} {why}: packing again"));
@@ -135,11 +134,15 @@ impl RunPreparation<'_> {
     }
 
     /// Why packed rows cannot be used. `None` if they can.
-    fn why_not(&self, plan: &RunPlan, disk_bytes: u64) -> Result<Option<String>> {
+    fn why_not(&self, plan: &RunPlan, directory: &Path) -> Result<Option<String>> {
         let asked = &self.job.out_of_core;
         if !self.is_this_run(plan) {
             return Ok(Some("are of another run".into()));
         }
+        let Some(rows) = RunRows::open(&self.job.dataset, directory)? else {
+            return Ok(Some("do not open".into()));
+        };
+        let disk_bytes = rows.disk_bytes();
         if asked.disk_bytes_explicit && disk_bytes > asked.disk_bytes {
             let (taken, allowed) = (ByteCount(disk_bytes), ByteCount(asked.disk_bytes));
             return Ok(Some(format!("take {taken}, and --disk-budget is {allowed}")));
