@@ -21,7 +21,7 @@ from torch_geometric.loader.neighbor_loader import NeighborLoader as PygNodes  #
 import esker.engine as engine  # noqa: E402
 from esker import FeatureStore, GraphStore, LinkNeighborLoader, NeighborLoader, disk, spilled  # noqa: E402
 
-EXACT = ["memory", "mmap", "ginex", "diskgnn"]
+EXACT = ["memory", "mmap", "ginex", "diskgnn", "esker"]
 CHECKOUT = Path(__file__).resolve().parents[3]
 #: Real data is beside the checkout.
 CORA = next((folder for folder in (CHECKOUT.parents[0] / "shared/data/cora", CHECKOUT.parents[1] / "shared/data/cora") if folder.exists()), CHECKOUT / "no-data")

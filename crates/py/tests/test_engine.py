@@ -17,7 +17,7 @@ import pytest
 import esker.engine as engine
 from esker import _esker
 
-EXACT = ["memory", "mmap", "ginex", "diskgnn"]
+EXACT = ["memory", "mmap", "ginex", "diskgnn", "esker"]
 
 
 @pytest.fixture(scope="module")

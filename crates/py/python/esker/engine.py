@@ -17,9 +17,9 @@ from esker import _esker
 Size = Union[int, str]
 
 #: Strategies that yield exactly the sampled batches. All of them yield the same ones.
-STRATEGIES = ("memory", "mmap", "ginex", "diskgnn")
+STRATEGIES = ("memory", "mmap", "ginex", "diskgnn", "esker")
 #: Those that use all the memory that they are given.
-_GREEDY = ("ginex", "diskgnn")
+_GREEDY = ("ginex", "diskgnn", "esker")
 #: More epochs than anybody trains.
 _ENDLESS = 1 << 31
 
@@ -354,8 +354,8 @@ def planned_order(seed: Optional[int], epochs: Optional[int], shuffle: bool, dro
         if epochs is not None or world_size != 1:
             raise ValueError("epochs= and world_size= belong to an order that is planned ahead; give seed=, too")
         return None
-    if epochs is None and strategy == "diskgnn":
-        raise ValueError('strategy="diskgnn" packs all epochs before the first batch; give epochs=')
+    if epochs is None and strategy in ("diskgnn", "esker"):
+        raise ValueError(f'strategy="{strategy}" packs all epochs before the first batch; give epochs=')
     return dict(seed=int(seed), epochs=_ENDLESS if epochs is None else int(epochs), shuffle=bool(shuffle), drop_last=bool(drop_last),
                 rank=int(rank), world_size=int(world_size))
 

@@ -12,7 +12,7 @@ use esker_sample::{Fanout, HopOrdered, Position, Seeds};
 use esker_store::Dataset;
 use esker_strategies::{
     AfterPilot, BatchRoom, Grant, Job, JobOutline, MemoryTable, Needs, OutOfCore, Phase, Prepared,
-    RunPosition, Strategy, StrategyKind, grant,
+    RunPosition, Strategy, grant,
 };
 use esker_types::{ByteCount, StopSignal};
 use std::sync::Arc;
@@ -194,7 +194,7 @@ impl<D: Device> Loader<D> {
     /// Whether the strategy's work on disk depends on the batches of an epoch, and is done again for each.
     fn packs_each_epoch(&self) -> bool {
         let is_given = matches!(self.config.order, LoaderOrder::Given { .. });
-        is_given && self.config.strategy == StrategyKind::DiskGnn
+        is_given && self.config.strategy.keeps_beside_dataset()
     }
 
     fn handover(&self) -> super::batch::Handover {

@@ -17,8 +17,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-const EXACT: [StrategyKind; 4] =
-    [StrategyKind::Memory, StrategyKind::Mmap, StrategyKind::Ginex, StrategyKind::DiskGnn];
+const EXACT: [StrategyKind; 5] = [
+    StrategyKind::Memory,
+    StrategyKind::Mmap,
+    StrategyKind::Ginex,
+    StrategyKind::DiskGnn,
+    StrategyKind::Esker,
+];
 
 const START: Position = Position { epoch: 0, batch: 0 };
 
