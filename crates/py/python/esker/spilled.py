@@ -71,6 +71,10 @@ class SpilledColumn(np.ndarray):
         return f"SpilledColumn(shape={list(self.shape)}, dtype={self.dtype}, on disk in {self._path})"
 
 
+#: Directories that were pickled: somebody may open them later, so they stay until this process ends.
+_pickled: list = []
+
+
 class _Directory:
     """A directory that is removed when nobody needs it any more. Processes that get a copy do not remove it."""
 
@@ -79,6 +83,8 @@ class _Directory:
         self._end = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def __reduce__(self):
+        if self not in _pickled:
+            _pickled.append(self)
         return (_BorrowedDirectory, (self.path, ))
 
 
