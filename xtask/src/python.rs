@@ -25,17 +25,16 @@ pub fn wheel() -> Result<()> {
 
 /// Builds a wheel, installs it into an environment with torch and PyG, and runs the example and the tests there.
 pub fn test() -> Result<()> {
+    if let Some(missing) = missing() {
+        println!("== Python: skipped, {missing}");
+        return Ok(());
+    }
     // The profile of the other tests: what they compiled serves here too.
     let Some(wheel) = built("dev")? else {
         println!("== Python: skipped, there is no python3 with its venv module");
         return Ok(());
     };
-    let Some(python) = test_environment()? else {
-        println!(
-            "== Python: skipped, torch {TORCH} has no wheel for this python3; ESKER_TEST_TORCH names another"
-        );
-        return Ok(());
-    };
+    let python = test_environment()?.context("python3 lost its venv module")?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--force-reinstall"];
     run("installing the wheel", Command::new(&python).args(install).arg(&wheel))?;
     let package = crate::root().join("crates/py");
@@ -78,7 +77,7 @@ fn environment(
     }
     let home = folder().join(name);
     let (python, stamp) = (home.join("bin/python"), home.join("packages.txt"));
-    let wanted = packages.join("\n");
+    let wanted = format!("{}\n{}", python_version().unwrap_or_default(), packages.join("\n"));
     if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
         return Ok(Some(python));
     }
@@ -107,23 +106,48 @@ fn test_environment() -> Result<Option<PathBuf>> {
     // Old versions of torch need the old numpy; new ones take either.
     let mut packages = vec![chosen.as_str()];
     packages.extend(PACKAGES);
-    if is_lean && !has_lean_torch()? {
-        return Ok(None);
-    }
     environment("test", &packages, |python| if is_lean { install_lean_torch(python) } else { Ok(()) })
 }
 
-/// Whether the index has [`TORCH`] for this Python: it has it for those of its time.
-fn has_lean_torch() -> Result<bool> {
-    let output = Command::new("python3").args(["-c", "import sys; print(sys.version_info[1])"]).output()?;
-    let minor: u32 =
-        String::from_utf8_lossy(&output.stdout).trim().parse().context("the version of python3")?;
-    Ok((8..=12).contains(&minor))
+/// What the tests lack on this machine, if anything.
+fn missing() -> Option<String> {
+    if std::env::var_os("ESKER_TEST_TORCH").is_some() {
+        return None;
+    }
+    // PyG begins at 3.10; the index has [`TORCH`] for Pythons of its time.
+    let minor: Option<u32> = python_version().and_then(|version| version.split('.').nth(1)?.parse().ok());
+    if !minor.is_some_and(|minor| (10..=12).contains(&minor)) {
+        let found = python_version().unwrap_or_else(|| "none".into());
+        return Some(format!(
+            "torch {TORCH} is for Python 3.10 to 3.12, found {found}; ESKER_TEST_TORCH names another"
+        ));
+    }
+    let has = |tool: &&str| {
+        Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    let tools = ["cc", "nm", "readelf"];
+    let absent = tools.iter().find(|tool| cfg!(target_arch = "x86_64") && !has(tool))?;
+    Some(format!(
+        "{absent} is not there, which leaves torch's GPU half out; ESKER_TEST_TORCH={TORCH} installs it whole"
+    ))
+}
+
+/// The version of python3, as it says it.
+fn python_version() -> Option<String> {
+    let output = Command::new("python3")
+        .args(["-c", "import platform; print(platform.python_version())"])
+        .output()
+        .ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
 /// Downloads torch, unpacks what the CPU needs, and deletes the download.
 fn install_lean_torch(python: &Path) -> Result<()> {
     let download = folder().join("download");
+    if download.exists() {
+        // An interrupted download left it.
+        fs::remove_dir_all(&download).with_context(|| format!("removing {}", download.display()))?;
+    }
     fs::create_dir_all(&download)?;
     let mut command = pip(python, "download");
     command.args(["--no-deps", "--only-binary", ":all:", "--dest"]).arg(&download);

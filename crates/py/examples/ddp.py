@@ -10,6 +10,7 @@ process would have. With `drop_last` ranks have equal numbers of them, as Distri
 import argparse
 import json
 import os
+import socket
 import tempfile
 
 import torch
@@ -66,5 +67,7 @@ if __name__ == "__main__":
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options)
     else:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29517")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
         torch.multiprocessing.spawn(work, (options.processes, options), options.processes)

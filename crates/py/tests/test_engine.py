@@ -170,7 +170,7 @@ def test_other_threads_run_while_batches_are_made(path, asked):
 
 def test_ctrl_c_ends_preparing(path, tmp_path):
     program = f"""
-import esker.engine as engine, os, signal, threading
+import esker.engine as engine, os, signal, threading, time
 of = engine.numpy_loader({path!r}, [20, 20, 20], batch_size=500, seed=1, epochs=100000, strategy="diskgnn", prepared={str(tmp_path / 'p')!r},
                          scratch={str(tmp_path)!r}, disk_budget="2GiB", epochs_sampled=100000)
 of.engine.native()
@@ -179,9 +179,16 @@ try:
     of.prepare()
 except KeyboardInterrupt:
     print("interrupted")
+# The next attempt goes on until it is interrupted itself.
+started = time.monotonic()
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    of.prepare()
+except KeyboardInterrupt:
+    print(time.monotonic() - started >= 0.5)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "interrupted\n", done.stderr
+    assert done.stdout == "interrupted\nTrue\n", done.stderr
 
 
 def test_a_forked_process_opens_its_own(path, asked):

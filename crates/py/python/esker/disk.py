@@ -466,6 +466,7 @@ class LinkFeed(Feed):
             raise ValueError("LinkNeighborLoader plans each epoch when it begins; leave seed= out, and use torch.manual_seed")
         amount = self.loader.neg_sampling.amount if self.loader.neg_sampling else 0
         most = int(2 * batch_size * (1 + np.ceil(amount)))
+        self.seeds_of_link = int(2 * (1 + np.ceil(amount)))
         self.open(None, most, shuffle, drop_last)
 
     def iterate(self) -> Iterator[Data]:
@@ -487,25 +488,28 @@ class LinkFeed(Feed):
         busy = self.engine.busy and self.engine.busy()
         engine = self.engine if busy is None or busy.done else self.engine.clone()
         at = order.batch
+        # Chunks begin at the same batches wherever an iteration begins: their draws depend on it.
+        planned = max(1, _PLANNED_SEEDS // (max(map(len, batches), default=1) * self.seeds_of_link))
         while at < len(batches):
-            seeds, first = [], at
-            while at < len(batches) and (at == first or sum(map(len, seeds)) < _PLANNED_SEEDS):
-                seeds.append(self.seeds_of(seed, at, batches[at]))
-                at += 1
+            begin = at - at % planned
+            chunk = range(begin, min(begin + planned, len(batches)))
+            seeds = [self.seeds_of(seed, number, batches[number]) for number in chunk]
             counts = np.array([len(nodes) for nodes in seeds])
             if counts.max() > engine.asked["batch"]:
                 engine.close()
                 engine.asked["batch"] = int(counts.max())
-            engine.start_given(seed ^ first, np.concatenate(seeds), counts, 0)
-            for number, found in enumerate(Epoch(engine, order.epoch, 0, len(seeds), engine.end)):
-                order.batch = first + number + 1
-                yield seed, first + number, batches[first + number], found
+            engine.start_given(seed ^ begin, np.concatenate(seeds), counts, at - begin)
+            for found in Epoch(engine, order.epoch, at - begin, len(seeds), engine.end):
+                at += 1
+                order.batch = at
+                yield seed, at - 1, batches[at - 1], found
         order.epoch, order.batch, order.given = order.epoch + 1, 0, None
 
     def _sample(self, seed: int, number: int, index: np.ndarray, sample) -> SamplerOutput:
         """PyTorch Geometric's links, whose negatives depend on the epoch and the batch alone."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((seed + number * 0x9E3779B97F4A7C15) % (1 << 63))
+            # Not `torch.manual_seed`, which reseeds other devices, too.
+            torch.default_generator.manual_seed((seed + number * 0x9E3779B97F4A7C15) % (1 << 63))
             return edge_sample(self.loader.input_data[torch.from_numpy(index)], sample, self.data.num_nodes, False, None, self.loader.neg_sampling)
 
     def seeds_of(self, seed: int, number: int, index: np.ndarray) -> np.ndarray:
@@ -607,6 +611,8 @@ class DiskMixin:
     def __setstate__(self, state):
         self.__dict__.update(state)
         if self._feed is not None:
+            # A copy of a loader has a feed of its own; that of the original stays with it.
+            self._feed = copy.copy(self._feed)
             self._feed._loader = weakref.ref(self)
 
     def _disk_feed(self) -> Feed:
@@ -627,12 +633,14 @@ class DiskMixin:
         self._disk_feed().set_epoch(epoch)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the next batch is (torchdata's protocol). It may be taken within an epoch."""
-        return self._disk_feed().order.state_dict()
+        """Where the next batch is (torchdata's protocol). It may be taken within an epoch. A loader of data in memory has no state."""
+        # Lightning asks every loader that has this method.
+        return {} if self._feed is None else self._feed.order.state_dict()
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """The next iteration goes on where `state_dict` was taken."""
-        self._disk_feed().order.load_state_dict(state)
+        if self._feed is not None or state:
+            self._disk_feed().order.load_state_dict(state)
 
     def close(self) -> None:
         """Returns the memory of the engine. The next iteration opens it again."""

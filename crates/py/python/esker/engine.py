@@ -24,6 +24,8 @@ _GREEDY = ("ginex", "diskgnn", "esker")
 _ENDLESS = 1 << 31
 
 _lock = threading.Lock()
+# Engines are opened one after the other: each looks at what the others left.
+_opening = threading.RLock()
 _process_promise: Optional["_esker.Promise"] = None
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -35,6 +37,15 @@ def bytes_of(size: Optional[Size]) -> Optional[int]:
     (2048, 5)
     """
     return _esker.parse_bytes(size) if isinstance(size, str) else size
+
+
+def _after_fork() -> None:
+    """New locks: a thread that is not in this process may hold the old ones."""
+    global _lock, _opening
+    _lock, _opening = threading.Lock(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _promise() -> "_esker.Promise":
@@ -195,6 +206,10 @@ class Engine:
 
     def native(self) -> "_esker.EngineLoader":
         """The engine, opened. Memory is taken from the promise, if need be from engines that nobody iterates over."""
+        with _opening:
+            return self._opened()
+
+    def _opened(self) -> "_esker.EngineLoader":
         if self._native is not None and self._process == os.getpid():
             return self._native
         self._reset()
@@ -215,7 +230,8 @@ class Engine:
                         break
 
     def _open(self, strategy):
-        left = _promise().bytes[0] - _promise().bytes[1]
+        allowed, taken = _promise().bytes
+        left = max(0, allowed - taken)
         if self.memory is not None:
             shares = [self.memory]
         else:  # Of what is left, half: another loader may come.
@@ -235,22 +251,31 @@ class Engine:
 
     def prepare(self) -> List[str]:
         """Does the work before the first batch. Returns how memory and disk are used, as readable lines."""
-        return self.native().prepare()
+        return self._undisturbed(lambda native: native.prepare())
 
     def batches_of(self, epoch: int) -> int:
         return self.native().batches_of(epoch)
 
     def start(self, epoch: int, batch: int) -> None:
         """Continues at a batch of a planned order. What is ready is used if it is the next."""
-        native = self.native()
+        self.native()
         if self._at != (epoch, batch):
             self._at = None
-            native.start(epoch, batch)
+            self._undisturbed(lambda native: native.start(epoch, batch))
             self._at = (epoch, batch)
 
     def start_given(self, seed: int, items: np.ndarray, counts: np.ndarray, batch: int) -> None:
-        native, self._at = self.native(), None
-        native.start_given(seed, _ids(items), _ids(counts), batch)
+        self._at = None
+        self._undisturbed(lambda native: native.start_given(seed, _ids(items), _ids(counts), batch))
+
+    def _undisturbed(self, work):
+        """Work that may take long. If it is interrupted, the engine is opened again when it is needed: its request to stop cannot be
+        withdrawn, and what it did on disk is found again."""
+        try:
+            return work(self.native())
+        except BaseException:
+            self.close()
+            raise
 
     def next(self) -> Optional[Batch]:
         try:
@@ -302,7 +327,11 @@ class Epoch:
     def __next__(self) -> Batch:
         if self.done:
             raise StopIteration
-        found = self.engine.next()
+        try:
+            found = self.engine.next()
+        except BaseException:
+            self.done = True
+            raise
         if found is None:
             self.done = True
             raise RuntimeError(f"the batches ended before batch {self.batch} of {self.count}; another iteration began on this loader")

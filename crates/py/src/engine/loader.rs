@@ -179,16 +179,19 @@ impl EngineLoader {
     }
 
     /// Number of batches in an epoch of a planned order.
-    fn batches_of(&self, epoch: u64) -> PyResult<u64> {
-        lock(&self.loader).as_ref().map(|loader| loader.batches_of(epoch)).ok_or_else(closed)
+    fn batches_of(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
+        // Another thread may prepare, and keep the loader for long.
+        py.detach(|| lock(&self.loader).as_ref().map(|loader| loader.batches_of(epoch)).ok_or_else(closed))
     }
 
     /// How memory is used: (what, bytes) line by line, the smallest that works, and what was taken.
-    fn memory(&self) -> PyResult<MemoryUse> {
-        let loader = lock(&self.loader);
-        let loader = loader.as_ref().ok_or_else(closed)?;
-        let lines = loader.plan.table.lines.iter().map(|line| (line.what.clone(), line.bytes)).collect();
-        Ok((lines, loader.plan.smallest_bytes, loader.share().bytes()))
+    fn memory(&self, py: Python<'_>) -> PyResult<MemoryUse> {
+        py.detach(|| {
+            let loader = lock(&self.loader);
+            let loader = loader.as_ref().ok_or_else(closed)?;
+            let lines = loader.plan.table.lines.iter().map(|line| (line.what.clone(), line.bytes)).collect();
+            Ok((lines, loader.plan.smallest_bytes, loader.share().bytes()))
+        })
     }
 
     /// Begins with a batch of a planned order.

@@ -110,7 +110,10 @@ fn hand_over<D: Device>(
     counters: &Mutex<SourceCounters>,
     clock: &StageClock,
 ) -> Result<()> {
-    let RunStart { mut source, handover, order, stop, files, .. } = start;
+    // Threads that read the files end first: what is bound last is dropped first, also after an error.
+    let RunStart { source, handover, order, stop, files, .. } = start;
+    let _files = files;
+    let mut source = source;
     while let Some(batch) = source.next()? {
         let handed = clock.busy(|| {
             let items = order.items(batch.at.position())?;
@@ -121,8 +124,5 @@ fn hand_over<D: Device>(
             break;
         }
     }
-    // Threads that read the files end first.
-    drop(source);
-    drop(files);
     Ok(())
 }

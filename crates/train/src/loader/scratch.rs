@@ -13,10 +13,17 @@ pub(super) struct ScratchFolder(PathBuf);
 impl ScratchFolder {
     /// Creates one inside `parent`.
     pub fn inside(parent: &Path) -> Result<ScratchFolder> {
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("esker-loader-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(TrainError::io(&path))?;
-        Ok(ScratchFolder(path))
+        std::fs::create_dir_all(parent).map_err(TrainError::io(parent))?;
+        loop {
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("esker-loader-{}-{number}", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Ok(ScratchFolder(path)),
+                // Of a process of another machine or container with the same number, or of one that was killed.
+                Err(found) if found.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(found) => return Err(TrainError::io(&path)(found)),
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {
