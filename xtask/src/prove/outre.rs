@@ -217,7 +217,6 @@ pub fn partitioner(bench: &Bench, sizes: &[u64], counts: &[&str]) -> Result<Valu
                 "{nodes} nodes, {count} partitions: {:.0} M edges/s, {bytes_per_node:.1} bytes a node",
                 rate / 1e6
             );
-            ensure!(rate >= 20e6, "{:.1} M edges/s with {count} partitions of {nodes} nodes", rate / 1e6);
             ensure!(bytes_per_node <= 8.0, "{bytes_per_node:.1} bytes a node with {count} partitions");
             let mut row = quality(&made);
             (row["nodes"], row["peak_host_bytes"]) = ((*nodes).into(), made["peak_host_bytes"].clone());
@@ -248,6 +247,11 @@ pub(super) fn full(bench: &Bench) -> Result<Value> {
         std::fs::remove_dir_all(bench.path(name))?;
     }
     let partitioner = partitioner(bench, &[2_500_000, 10_000_000, 40_000_000], &["1000", "10000"])?;
+    // Here, and not in what tests run small: a busy machine is not a defect.
+    for row in partitioner["table"].as_array().context("rows")? {
+        let rate = number(row, "edges_per_second")?;
+        ensure!(rate >= 20e6, "{:.1} M edges/s with partitions of {} nodes", rate / 1e6, row["nodes"]);
+    }
     Ok(json!({
         "wordnet": wordnet, "generated": generated, "graph_m": shapes, "neighbour_caches": caches,
         "partitioner": partitioner, "paper": PAPER,
