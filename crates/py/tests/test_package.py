@@ -29,3 +29,12 @@ def test_native_names_have_stubs():
     stubs = Path(esker.__file__).with_name("_esker.pyi").read_text()
     for name in dir(esker._esker):
         assert name.startswith("__") and name != "__version__" or f" {name}" in stubs or f"{name}:" in stubs, name
+
+
+def test_public_names_have_stubs():
+    from pathlib import Path
+
+    stubs = Path(esker.__file__).with_name("__init__.pyi").read_text()
+    for name in esker.__all__:
+        assert f" as {name}\n" in stubs or f"{name}: " in stubs, name
+        assert getattr(esker, name) is not None
