@@ -124,6 +124,10 @@ def test_loaders_share_a_promise_and_take_turns(path, asked):
         del first  # Nobody iterates over it: it makes room.
         assert len(list(other)) == 40 and engine.memory()[1] <= need + need // 2
         assert len(list(one)) == 40
+        one.engine.close(), other.engine.close()
+        engine.set_memory(need // 4)
+        with pytest.raises(MemoryError, match="set_memory"):
+            loader(path, asked, strategy="memory", memory=need).prepare()
     finally:
         engine.set_memory(before[0])
     with pytest.raises(MemoryError, match='memory="[0-9.]+MiB"'):

@@ -240,9 +240,14 @@ class Engine:
             asked = json.dumps({**self.asked, "strategy": strategy, "memory": share})
             try:
                 return _esker.EngineLoader(self.dataset, asked, self.seeds, _promise())
-            except MemoryError:
-                if share is shares[-1]:
+            except MemoryError as error:
+                if share is not shares[-1]:
+                    continue
+                if self.memory is None or self.memory <= left:
                     raise
+                raise MemoryError(
+                    f"{error}\nAll loaders of this process together may take {allowed} bytes, and {taken} are taken: "
+                    "esker.set_memory() allows more") from None
 
     def is_idle(self) -> bool:
         """Whether it holds memory and nobody iterates over it."""
