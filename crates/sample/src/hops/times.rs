@@ -158,7 +158,7 @@ fn check_count(times: &[i64], expected: u64, of: &'static str) -> Result<()> {
     Err(SampleError::HopColumn { what: "times", expected, found, of })
 }
 
-/// A floating-point time as an integer in the same order; none if it is no number. Both zeros are the same time.
+/// A floating-point time as an integer in the same order; none if it is not a number. Both zeros are the same time.
 pub fn ordered_time(time: f64) -> Option<i64> {
     let bits = (time + 0.0).to_bits() as i64;
     (!time.is_nan()).then_some(bits ^ ((bits >> 63) as u64 >> 1) as i64)
